@@ -1,5 +1,5 @@
-//! libfabric unloads a provider when the program ends (`dlclose`), at a time when our threads and
-//! thread-local destructors may still have code to run: the library stays mapped.
+//! Keeps the library mapped after `dlclose`: libfabric unloads a provider when the program ends, at
+//! a time when thread-local destructors of threads may still run code of the library.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

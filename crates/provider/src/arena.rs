@@ -1,10 +1,9 @@
-//! Where all of the provider's memory lies: one stretch of addresses, reserved when the library is
-//! loaded.
+//! All memory of the provider: one range of addresses, reserved when the library is loaded.
 //!
-//! A rank that is replayed must see the same addresses, and what the network does must not move
-//! them. So nothing of ours ever comes from the program's heap or from a fresh place in its address
-//! space: the first half of the stretch is our heap, the second half holds shared mappings (rings).
-//! Pages are made usable in steps inside it, which changes no address of anybody.
+//! A replayed rank must see the same addresses, and network events must not change them. So no
+//! memory of the provider comes from the program's heap or from a new mapping in its address space:
+//! the first half of the range is the provider's heap, the second half holds shared mappings
+//! (rings). Pages become usable in steps inside the range, which changes no address of the program.
 //!
 //! ```text
 //! |<------------------- heap ------------------>|<------------- shared mappings ------------->|
@@ -28,31 +27,32 @@ use talc::source::Source;
 use crate::abi::Errno;
 use crate::sync::RawSpinLock;
 
-/// Sizes tried for the whole stretch, largest first. Address space costs nothing; under a limit
-/// (`ulimit -v`) a smaller one must do, of which the rest of the process has room as well.
+/// Sizes tried for the whole range, largest first. Address space costs nothing; under a limit
+/// (`ulimit -v`) a smaller size leaves address space for the rest of the process.
 const RESERVATION_SIZES: [usize; 6] = [64 << 30, 16 << 30, 4 << 30, 1 << 30, 256 << 20, 64 << 20];
-/// Of a limited address space one part in so many is ours at most: libraries and the program need the rest.
+/// The provider reserves at most this part of a limited address space: libraries and the program
+/// need the rest.
 const LIMIT_SHARE: usize = 4;
-/// The heap grows by at least this: few system calls, little unused.
+/// The heap grows by at least this number of bytes: few system calls, little unused memory.
 const GROWTH: usize = 4 << 20;
-/// A freed block of at least this size is given back to the system at once.
+/// Pages of a freed block of at least this size are returned to the system at once.
 const GIVE_BACK: usize = 4 << 20;
-/// Pages of every machine we run on divide this.
+/// The page size of every supported machine divides this size.
 const PAGE: usize = 64 << 10;
 
 #[global_allocator]
 static HEAP: Heap = Heap(TalcLock::new(Grow { end: None }));
 
-/// Reserves the stretch. Called when the library is loaded, so that its place depends on nothing
-/// that happens later; whoever allocates earlier does the same.
+/// Reserves the range. The library calls this when it is loaded, so that the address depends on
+/// nothing that happens later; an earlier allocation reserves the range in the same way.
 pub fn reserve() {
     reservation();
 }
 
-/// Maps the first `len` bytes of a file, shared and writable, at a place of our own.
+/// Maps the first `len` bytes of a file, shared and writable, into the range.
 pub fn map_fd(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, Errno> {
     let place = SLOTS.lock().take(len)?;
-    // SAFETY: the place is inside our reservation and belongs to this slot alone.
+    // SAFETY: the addresses lie inside the reservation and belong to this slot alone.
     let mapped = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
@@ -73,11 +73,12 @@ pub fn map_fd(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(mapped.cast()).ok_or(Errno::ENOMEM)
 }
 
-/// Puts the file's first bytes, shared and writable, in the place of what `map_fd` has mapped; without a file, memory of this
-/// process's own. False: there is no memory, and nothing has changed.
+/// Replaces a mapping of `map_fd` by the first bytes of `file`, shared and writable, or by private
+/// memory of this process without a file. False: no memory is available, and nothing has changed.
 ///
 /// # Safety
-/// `start` came from `map_fd` with this length, and was not unmapped since; what was there may be gone.
+/// `start` was returned by `map_fd` for this length, and was not unmapped since; no code needs the
+/// old content.
 pub unsafe fn replace(start: NonNull<u8>, len: usize, file: Option<BorrowedFd<'_>>) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let (flags, fd) = match file {
@@ -85,23 +86,24 @@ pub unsafe fn replace(start: NonNull<u8>, len: usize, file: Option<BorrowedFd<'_
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
     };
     let place = start.as_ptr().cast();
-    // SAFETY: the caller's promise: the place is that slot's alone.
+    // SAFETY: the caller guarantees that the addresses belong to this slot alone.
     unsafe { libc::mmap(place, len, protection, flags | libc::MAP_FIXED, fd, 0) == place }
 }
 
 /// Ends a mapping made by `map_fd`. The addresses stay reserved.
 ///
 /// # Safety
-/// `start` came from `map_fd`, was not unmapped since, and nothing refers to the mapping any more.
+/// `start` was returned by `map_fd`, was not unmapped since, and no reference to the mapping is
+/// left.
 pub unsafe fn unmap(start: NonNull<u8>) {
     let place = start.as_ptr().expose_provenance();
     let Some(len) = SLOTS.lock().len_of(place) else { return };
-    // SAFETY: exactly the slot is covered; the caller has no use for it any more.
+    // SAFETY: the range is exactly the slot, which the caller does not use any more.
     unsafe { map_nothing(place, len) };
     SLOTS.lock().release(place);
 }
 
-/// Whether an address is one of ours.
+/// Whether an address lies in the provider's range.
 #[cfg(test)]
 fn contains(address: *const u8) -> bool {
     let Reservation { start, len, .. } = *reservation();
@@ -128,13 +130,13 @@ fn reservation() -> &'static Reservation {
     RESERVATION.get_or_init(|| {
         let mut sizes = sizes(address_space());
         let largest = sizes.find_map(|len| Some((try_reserve(len)?, len)));
-        // With nothing reserved every allocation fails, and says so in the usual way.
+        // With nothing reserved every allocation fails, and reports that in the usual way.
         let (start, len) = largest.unwrap_or((PAGE, 0));
         Reservation { start, len }
     })
 }
 
-/// What may be reserved under a limit of address space, largest first.
+/// The sizes that may be reserved under a limit of address space, largest first.
 fn sizes(limit: Option<usize>) -> impl Iterator<Item = usize> {
     let most = limit.map_or(usize::MAX, |limit| limit / LIMIT_SHARE);
     let smallest = RESERVATION_SIZES[RESERVATION_SIZES.len() - 1];
@@ -147,7 +149,8 @@ fn address_space() -> Option<usize> {
     usize::try_from(limit).ok()
 }
 
-/// There is no memory for this library: most allocations cannot fail, so the process is about to end. Nothing here allocates.
+/// Reports that no memory is available for this library. Most allocations cannot fail, so the
+/// process is about to end. This function allocates nothing.
 #[cold]
 fn report_out_of_memory() {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
@@ -164,11 +167,11 @@ fn report_out_of_memory() {
         ),
         None => writeln!(line, "landbridge: no memory for the provider: this machine has no more"),
     };
-    // SAFETY: writes bytes that are there.
+    // SAFETY: the call writes initialised bytes.
     unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
 }
 
-/// A line of text that is made without memory of the heap. What does not fit is left out.
+/// A line of text that needs no heap memory. Text beyond 256 bytes is cut off.
 struct FixedText {
     bytes: [u8; 256],
     length: usize,
@@ -186,8 +189,7 @@ impl Write for FixedText {
 
 fn try_reserve(len: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // One page more, so that the start can be rounded up.
-    // SAFETY: a new mapping wherever there is room.
+    // One additional page allows the start to be rounded up.
     let start = unsafe { libc::mmap(ptr::null_mut(), len + PAGE, libc::PROT_NONE, flags, -1, 0) };
     (start != libc::MAP_FAILED).then(|| start.expose_provenance().next_multiple_of(PAGE))
 }
@@ -196,13 +198,14 @@ fn try_reserve(len: usize) -> Option<usize> {
 /// The range is inside the reservation and unused.
 unsafe fn map_nothing(place: usize, len: usize) {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the caller's promise. A failure leaves the old mapping, which nobody uses.
+    // SAFETY: the caller guarantees an unused range. A failure leaves the old mapping, which is
+    // unused.
     unsafe {
         libc::mmap(ptr::with_exposed_provenance_mut(place), len, libc::PROT_NONE, flags, -1, 0)
     };
 }
 
-/// The shared mappings: start to length, every length a whole number of pages.
+/// The shared mappings: start and length, every length a multiple of [`PAGE`].
 static SLOTS: crate::sync::SpinLock<Slots> =
     crate::sync::SpinLock::new(Slots { used: BTreeMap::new() });
 
@@ -211,7 +214,7 @@ struct Slots {
 }
 
 impl Slots {
-    /// The first gap that is wide enough.
+    /// Takes the first gap that is wide enough.
     fn take(&mut self, len: usize) -> Result<usize, Errno> {
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
         let room = reservation().slots();
@@ -238,19 +241,19 @@ impl Slots {
     }
 }
 
-/// The allocator of everything in this library.
+/// The allocator of this library.
 struct Heap(TalcLock<RawSpinLock, Grow>);
 
-// SAFETY: talc's allocator, unchanged; before a large block goes back its pages are emptied, while
-// it is still the caller's.
+// SAFETY: talc's allocator, unchanged; the pages of a large block are emptied before the block is
+// returned, while the block still belongs to the caller.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's guarantee, passed on.
         unsafe { self.0.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's guarantee, passed on.
         unsafe {
             if layout.size() >= GIVE_BACK {
                 empty_pages(start, layout.size());
@@ -260,35 +263,35 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's guarantee, passed on.
         unsafe { self.0.realloc(start, layout, size) }
     }
 }
 
 /// # Safety
-/// The block is the caller's, and its content is of no use any more.
+/// The block belongs to the caller, who does not need its content any more.
 unsafe fn empty_pages(start: *mut u8, len: usize) {
     let first = start.addr().next_multiple_of(PAGE);
     let end = (start.addr() + len) / PAGE * PAGE;
     if first < end {
-        // SAFETY: whole pages inside the block.
+        // SAFETY: the range consists of whole pages inside the block.
         unsafe {
             libc::madvise(start.with_addr(first).cast(), end - first, libc::MADV_DONTNEED);
         }
     }
 }
 
-/// Makes more of the heap's half usable when talc runs out.
+/// Makes more of the heap usable when talc has no memory left.
 #[derive(Debug)]
 struct Grow {
-    /// The end of what is usable; `None`: nothing yet.
+    /// The end of the usable part; `None`: nothing is usable yet.
     end: Option<NonNull<u8>>,
 }
 
 // SAFETY: the pointer is only used under the allocator's lock.
 unsafe impl Send for Grow {}
 
-// SAFETY: nothing in here allocates: one `mprotect`, and the reservation's `mmap`.
+// SAFETY: no allocation happens here: one `mprotect`, and the reservation's `mmap`.
 unsafe impl Source for Grow {
     fn acquire<B: Binning>(talc: &mut Talc<Self, B>, layout: Layout) -> Result<(), ()> {
         let room = reservation();
@@ -301,7 +304,8 @@ unsafe impl Source for Grow {
             return Err(());
         }
         let start: *mut u8 = ptr::with_exposed_provenance_mut(room.start + used);
-        // SAFETY: inside the reservation, not usable before, and from now on talc's alone.
+        // SAFETY: the range lies inside the reservation, was not usable before, and belongs to talc
+        // from now on.
         unsafe {
             if libc::mprotect(start.cast(), grown, libc::PROT_READ | libc::PROT_WRITE) != 0 {
                 report_out_of_memory();
@@ -317,7 +321,7 @@ unsafe impl Source for Grow {
     }
 }
 
-// SAFETY: the spin lock below excludes.
+// SAFETY: the spin lock below excludes other threads.
 unsafe impl lock_api::RawMutex for RawSpinLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: Self = RawSpinLock::new();
@@ -332,7 +336,7 @@ unsafe impl lock_api::RawMutex for RawSpinLock {
     }
 
     unsafe fn unlock(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee, passed on.
         unsafe { RawSpinLock::unlock(self) }
     }
 }
@@ -359,7 +363,7 @@ mod tests {
         assert_eq!(largest(Some(5 << 30)), Some(1 << 30));
     }
 
-    /// A process of its own, which needs memory of this library before it can do anything.
+    /// Runs in a process of its own, which needs memory of this library before it can do anything.
     #[test]
     fn where_there_is_no_room_at_all_it_says_so() {
         let mut command = std::process::Command::new("sh");
@@ -375,7 +379,7 @@ mod tests {
 
     #[test]
     fn libc_memory_is_elsewhere() {
-        // SAFETY: allocated and freed at once.
+        // SAFETY: the block is allocated and freed at once.
         unsafe {
             let block = libc::malloc(100);
             assert!(!contains(block.cast()));
@@ -435,7 +439,7 @@ mod tests {
     }
 
     fn memory_file(len: usize) -> OwnedFd {
-        // SAFETY: a new descriptor, owned by nobody else.
+        // SAFETY: the descriptor is new, and has no other owner.
         unsafe {
             let fd = libc::memfd_create(c"arena-test".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0 && libc::ftruncate(fd, len as i64) == 0);
@@ -445,7 +449,7 @@ mod tests {
 
     fn is_resident(page: *mut u8) -> bool {
         let mut state = 0u8;
-        // SAFETY: one page of ours is asked about, one byte is written.
+        // SAFETY: the call queries one page of this process, and writes one byte.
         unsafe { assert_eq!(libc::mincore(page.cast(), 4096, &mut state), 0) };
         state & 1 != 0
     }

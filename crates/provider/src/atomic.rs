@@ -1,22 +1,24 @@
-//! The arithmetic of remote atomics, on the target's memory.
+//! Executes remote atomic operations on the target's memory.
 //!
-//! Pure apart from that memory: operands and results come as bytes, in the machine's own order and
-//! at any alignment. Which operation exists for which type is asked of the same code that does it,
-//! so the two cannot disagree. All atomics of this process exclude each other, whichever endpoint
-//! they came in by; plain loads and stores of the program are not excluded (libfabric's contract).
+//! Apart from this memory the functions are pure: operands and results are bytes, in the machine's
+//! byte order and at any alignment. The function that executes an operation also decides which
+//! operations a type has, so both always agree. All atomic operations of this process exclude each
+//! other, whichever endpoint received them; plain loads and stores of the program are not excluded
+//! (libfabric's contract).
 
 use crate::abi::*;
 use crate::engine::request::AtomicKind;
 use crate::info::INJECT_SIZE;
 use crate::sync::SpinLock;
 
-/// The most bytes one call changes: what one frame carries, and fits an inject.
+/// Maximum number of bytes that a call changes: the operands of one frame, which also fit an
+/// inject.
 pub const BYTES_MAX: usize = landbridge_proto::limit::ATOMIC_BYTES_MAX;
 const _: () = assert!(BYTES_MAX <= INJECT_SIZE);
 
 static SERIAL: SpinLock<()> = SpinLock::new(());
 
-/// Bytes of one element; `None`: not a type we know.
+/// Size of an element in bytes; `None` for an unknown type.
 pub fn element_bytes(datatype: u32) -> Option<usize> {
     dispatch(datatype, Size)
 }
@@ -31,14 +33,15 @@ pub fn supports(kind: AtomicKind, datatype: u32, op: u32) -> bool {
     fits && dispatch(datatype, SupportCheck { op }).unwrap_or(false)
 }
 
-/// Applies `op` to `count` elements at `target`. `result`, if not empty, gets the values found
-/// there before. `operand` is empty for FI_ATOMIC_READ, `compare` for all but the swaps.
+/// Applies `op` to `count` elements at `target`. `result`, unless empty, receives the previous
+/// values. `operand` is empty for FI_ATOMIC_READ, `compare` for all operations but the swaps.
 ///
-/// An element that keeps its value is not stored: a read works on memory that cannot be written, and what the program itself
-/// stores meanwhile stays.
+/// An element that keeps its value is not stored: a read works on read-only memory, and does not
+/// overwrite what the program itself stores meanwhile.
 ///
 /// # Safety
-/// `target` points to `count` elements of memory that may be read, and written unless the operation leaves it as it is.
+/// `target` points to `count` elements of readable memory, which is also writable unless the
+/// operation keeps all values.
 pub unsafe fn apply(
     op: u32,
     datatype: u32,
@@ -62,7 +65,7 @@ pub unsafe fn apply(
         .unwrap_or(Err(Errno::EOPNOTSUPP))
 }
 
-/// Something to do for an element type known only at run time.
+/// An operation on an element type that is known only at run time.
 trait Visit {
     type Output;
     fn visit<T: Element>(self) -> Self::Output;
@@ -126,8 +129,8 @@ impl Visit for Apply<'_> {
 
     fn visit<T: Element>(self) -> Result<(), Errno> {
         for index in 0..self.count {
-            // SAFETY: `apply`'s caller vouches for `count` elements at the target; the slices were
-            // measured, and an empty one is not touched. No alignment is assumed.
+            // SAFETY: the caller of `apply` guarantees `count` elements at the target; the slices
+            // have been measured, and an empty slice is not touched. No alignment is assumed.
             unsafe {
                 let target = self.target.cast::<T>().add(index);
                 let old = target.read_unaligned();
@@ -146,7 +149,7 @@ impl Visit for Apply<'_> {
     }
 }
 
-/// The bits of a value, which say more than `==` does of numbers (0 and -0, or what is none).
+/// The bits of a value, which distinguish more than `==` does (0 and -0, or NaN values).
 fn bytes_of<T: Element>(value: &T) -> &[u8] {
     // SAFETY: elements are numbers without padding.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
@@ -158,15 +161,15 @@ unsafe fn element<T: Element>(bytes: &[u8], index: usize) -> T {
     if bytes.is_empty() {
         return T::ZERO;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the element.
     unsafe { bytes.as_ptr().cast::<T>().add(index).read_unaligned() }
 }
 
-/// A type atomics work on. Every bit pattern is a value.
+/// A type on which atomic operations work. Every bit pattern is a value.
 trait Element: Copy {
     const ZERO: Self;
 
-    /// The new value; `None`: there is no such operation on this type.
+    /// The new value; `None`: the type does not have this operation.
     fn combine(op: u32, old: Self, operand: Self, compare: Self) -> Option<Self>;
 }
 
@@ -198,7 +201,7 @@ macro_rules! integers {
 
 integers!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128);
 
-/// The operations that need nothing but an order.
+/// The operations that need only an order.
 fn ordered<T: PartialOrd + Copy>(op: u32, old: T, operand: T, compare: T) -> Option<T> {
     let swap_if = |condition: bool| Some(if condition { operand } else { old });
     match op {
@@ -212,7 +215,7 @@ fn ordered<T: PartialOrd + Copy>(op: u32, old: T, operand: T, compare: T) -> Opt
     }
 }
 
-/// The operations that need nothing but equality.
+/// The operations that need only equality.
 fn equated<T: PartialEq + Copy>(op: u32, old: T, operand: T, compare: T) -> Option<T> {
     let swap_if = |condition: bool| Some(if condition { operand } else { old });
     match op {
@@ -310,7 +313,7 @@ impl<T: Real> Element for Complex<T> {
     }
 }
 
-/// C's `long double` on x86-64: ten bytes of x87 extended precision in sixteen.
+/// C's `long double` on x86-64: ten bytes of x87 extended precision in sixteen bytes.
 #[cfg(target_arch = "x86_64")]
 mod x87 {
     use std::arch::asm;
@@ -326,7 +329,8 @@ mod x87 {
         #[cfg(test)]
         pub fn of(value: f64) -> LongDouble {
             let mut wide = LongDouble([0; 16]);
-            // SAFETY: loads eight bytes, stores ten; the x87 stack is left as it was.
+            // SAFETY: the instructions load eight bytes and store ten; the x87 stack is unchanged
+            // afterwards.
             unsafe {
                 asm!(
                     "fld qword ptr [{value}]", "fstp tbyte ptr [{wide}]",
@@ -343,10 +347,10 @@ mod x87 {
             self.0
         }
 
-        /// `first > second`; false if either is not a number.
+        /// `first > second`; false if either is NaN.
         fn exceeds(first: &Self, second: &Self) -> bool {
             let above: u8;
-            // SAFETY: loads ten bytes each; the x87 stack is left as it was.
+            // SAFETY: the instructions load ten bytes each; the x87 stack is unchanged afterwards.
             unsafe {
                 asm!(
                     "fld tbyte ptr [{second}]", "fld tbyte ptr [{first}]",
@@ -360,10 +364,10 @@ mod x87 {
             above != 0
         }
 
-        /// Neither is not a number.
+        /// Whether neither value is NaN.
         fn comparable(first: &Self, second: &Self) -> bool {
             let ordered: u8;
-            // SAFETY: as above.
+            // SAFETY: the instructions load ten bytes each; the x87 stack is unchanged afterwards.
             unsafe {
                 asm!(
                     "fld tbyte ptr [{second}]", "fld tbyte ptr [{first}]",
@@ -382,7 +386,8 @@ mod x87 {
         ($name:ident, $instruction:literal) => {
             fn $name(self, other: Self) -> Self {
                 let mut result = LongDouble([0; 16]);
-                // SAFETY: loads ten bytes each, stores ten; the x87 stack is left as it was.
+                // SAFETY: the instructions load ten bytes each and store ten; the x87 stack is
+                // unchanged afterwards.
                 unsafe {
                     asm!(
                         "fld tbyte ptr [{first}]", "fld tbyte ptr [{second}]",
@@ -444,7 +449,7 @@ mod tests {
     const INTEGERS: std::ops::RangeInclusive<u32> = INT8..=UINT64;
     const COMPLEX: [u32; 3] = [FLOAT_COMPLEX, DOUBLE_COMPLEX, LONG_DOUBLE_COMPLEX];
 
-    /// The whole table, from the rules alone: 14 types times 19 operations in three kinds of call.
+    /// Verifies the whole table by rules: 14 types times 19 operations in three kinds of call.
     #[test]
     fn exactly_the_operations_that_make_sense_are_offered() {
         for datatype in 0..DATATYPES {
@@ -469,7 +474,7 @@ mod tests {
         assert!(!supports(AtomicKind::Update, INT32, OPS), "FI_DIFF");
     }
 
-    /// Every offered combination can be carried out, and the others change nothing.
+    /// Every offered combination can be executed, and the others change nothing.
     #[test]
     fn what_is_offered_works_and_what_is_not_is_refused() {
         for datatype in 0..DATATYPES {
@@ -478,7 +483,7 @@ mod tests {
                 let mut target = vec![0u8; 3 * size];
                 let mut found = vec![0xEEu8; 3 * size];
                 let zeros = vec![0u8; 3 * size];
-                // SAFETY: three elements are there.
+                // SAFETY: the buffers hold three elements.
                 let done = unsafe {
                     apply(op, datatype, target.as_mut_ptr(), &zeros, &zeros, &mut found, 3)
                 };
@@ -511,7 +516,7 @@ mod tests {
         check(UINT8, OP_MSWAP, [0xF0u8, 0], [0x0F, 0xFF], [0x3C, 0x81], [0xCC, 0x81]);
     }
 
-    /// The compare value stands on the left: FI_CSWAP_LT writes if compare < target.
+    /// The compare value is the left operand: FI_CSWAP_LT writes if compare < target.
     #[test]
     fn swaps_compare_the_given_value_with_the_target() {
         check(INT32, OP_CSWAP, [1, 2], [9, 9], [1, 1], [9, 2]);
@@ -561,26 +566,26 @@ mod tests {
         let (old, new) = (of([1.5, f64::NAN]), of([9.0, 9.0]));
         check(LONG_DOUBLE, OP_CSWAP, old, new, of([1.5, f64::NAN]), [new[0], old[1]]);
         check(LONG_DOUBLE, OP_CSWAP_GE, old, new, of([2.0, 0.0]), [new[0], old[1]]);
-        // More precise than a double: 1 + 2^-60 is not 1.
+        // The type is more precise than a double: 1 + 2^-60 is not 1.
         let tiny = of([(-60f64).exp2(), 0.0]);
         let mut sum = of([1.0, 0.0]);
         sum[0][0] = 8;
         check(LONG_DOUBLE, OP_SUM, of([1.0, 0.0]), tiny, zeros, sum);
     }
 
-    /// Memory that cannot be written, so that a store would end the test.
+    /// The memory is read-only, so that a store would end the test.
     #[test]
     fn what_changes_nothing_stores_nothing() {
         const PAGE: usize = 4096;
         let protection = rustix::mm::ProtFlags::READ;
         let flags = rustix::mm::MapFlags::PRIVATE;
-        // SAFETY: a mapping of its own, all zeros, given back below.
+        // SAFETY: the mapping is new, zeroed, and unmapped below.
         let page =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE, protection, flags) };
         let page = page.unwrap();
         let (one, zero) = (1u64.to_ne_bytes(), [0; 8]);
         let mut old = [0xEE; 8];
-        // SAFETY: there is room for an element, which none of the calls changes.
+        // SAFETY: the mapping holds an element, which none of the calls changes.
         unsafe {
             assert_eq!(apply(OP_READ, UINT64, page.cast(), &[], &[], &mut old, 1), Ok(()));
             assert_eq!(old, zero);
@@ -601,7 +606,7 @@ mod tests {
     fn short_operands_are_refused() {
         let mut target = [0u8; 8];
         let eight = [0u8; 8];
-        // SAFETY: one element is there; every call is refused.
+        // SAFETY: the buffer holds one element; every call is refused.
         unsafe {
             let mut call = |operand: &[u8], compare: &[u8], result: &mut [u8], op| {
                 apply(op, INT64, target.as_mut_ptr(), operand, compare, result, 1)
@@ -621,7 +626,7 @@ mod tests {
         }
     }
 
-    /// Two elements, at an address no type is aligned to.
+    /// Applies `op` to two elements, at an address that is aligned for no type.
     fn check<T: Copy + Debug>(
         datatype: u32,
         op: u32,
@@ -634,7 +639,7 @@ mod tests {
         let mut target = [vec![0xAA], raw(&old)].concat();
         let mut found = vec![0; bytes];
         let (operand, compare) = (raw(&operand), raw(&compare));
-        // SAFETY: two elements are there, one byte in.
+        // SAFETY: the buffer holds two elements behind its first byte.
         let done = unsafe {
             apply(op, datatype, target[1..].as_mut_ptr(), &operand, &compare, &mut found, 2)
         };
@@ -644,7 +649,7 @@ mod tests {
     }
 
     fn raw<T>(values: &[T; 2]) -> Vec<u8> {
-        // SAFETY: numbers without padding.
+        // SAFETY: the values are numbers without padding.
         unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of::<[T; 2]>()).to_vec() }
     }
 }

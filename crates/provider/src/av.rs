@@ -1,16 +1,17 @@
-//! The address vector: peers' names under the small numbers (`fi_addr_t`) operations use.
+//! The address vector: peers' names, indexed by the small numbers (`fi_addr_t`) that operations
+//! use.
 //!
-//! A number is given once and keeps its meaning for the life of the vector: removing a name never
-//! moves another, and a removed number is not given again, so an engine may keep what it knows by
-//! number. Inserting a name twice yields the same number, and then it takes two removals.
+//! A number keeps its meaning for the life of the vector. Removing a name never moves another name,
+//! and a removed number is not reused, so an engine may cache data by number. Inserting a name
+//! twice returns the same number, and the name then needs two removals.
 
 use std::collections::BTreeMap;
 
 use crate::abi::{Errno, FiAddr};
 use crate::sync::SpinLock;
 
-/// Every name is stored in this many bytes. A Landbridge address fills them; a `sockaddr_in` (16
-/// bytes) is followed by zeros.
+/// Storage for a name in bytes. A Landbridge address fills all of them; zeros follow a
+/// `sockaddr_in` (16 bytes).
 pub const NAME_BYTES: usize = 48;
 
 pub type AvName = [u8; NAME_BYTES];
@@ -28,14 +29,14 @@ struct AvTable {
 
 struct AvEntry {
     name: AvName,
-    /// How often it was inserted.
+    /// Number of insertions that have not been removed.
     holders: usize,
 }
 
 impl Av {
-    /// Room for `count` names is taken at once; more may follow.
+    /// Allocates memory for `count` names at once; the vector grows on demand.
     pub fn with_capacity(count: usize) -> Av {
-        /// A wish beyond this is met by growing.
+        /// Largest number of names for which memory is allocated at once.
         const RESERVE_MAX: usize = 65_536;
         let count = count.min(RESERVE_MAX);
         Av {
@@ -74,7 +75,7 @@ impl Av {
         Ok(())
     }
 
-    /// The name under a number.
+    /// The name with this number.
     pub fn name_of(&self, number: FiAddr) -> Option<AvName> {
         let table = self.table.lock();
         let index = usize::try_from(number).ok()?;

@@ -1,4 +1,4 @@
-//! A completion counter: successes and errors, counted by the engines, read by the program.
+//! A completion counter: successes and errors, counted by the engines and read by the program.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use crate::engine_set::EngineSet;
 pub struct Counter {
     successes: AtomicU64,
     errors: AtomicU64,
-    /// It counts more than one-sided operations of this process.
+    /// The counter counts more than one-sided operations of this process.
     counts_messages: AtomicBool,
     pub engines: EngineSet,
 }
@@ -22,7 +22,8 @@ impl Counter {
         self.errors.load(Ordering::Acquire)
     }
 
-    /// From now on it counts messages, or what peers do to this process's memory.
+    /// Declares that the counter counts messages, or remote operations of peers on this process's
+    /// memory.
     pub fn set_counts_messages(&self) {
         self.counts_messages.store(true, Ordering::Relaxed);
     }

@@ -1,32 +1,36 @@
-//! A processor for each process of a node: where its waiting thread goes when it finds that it shares one.
+//! Places the waiting thread of each process of a node on a processor of its own.
 //!
-//! Schedulers put whoever wakes up beside whoever woke it, and leave two threads that offer each other their processor
-//! where they are, though another one idles: messages between them then take two to four times as long, for seconds.
-//! Processes of a job have numbers, so each can go to a processor of its own without asking anybody.
+//! Schedulers place a thread that wakes up near the thread that woke it, and leave two threads that
+//! yield to each other on one processor although another processor is idle. Messages between such
+//! threads take two to four times as long, for seconds. The processes of a job have numbers, so
+//! each process can move to a processor of its own without negotiation.
 //!
-//! What enters: how long a thread that waits is away between its polls. What leaves: nothing; the thread runs on
-//! the processor of its number and may run wherever it might before. What may never happen: a thread is bound, or moved
-//! over and over to where it is not left alone: every move that did not last makes the next one wait longer.
+//! What enters: the time between the polls of a waiting thread. What leaves: nothing; the thread
+//! continues on the processor of its number, and its affinity stays as it was. What may never
+//! happen: a thread is bound to a processor, or is moved over and over to a processor that it has
+//! to share: every move that did not last makes the pause before the next move longer.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// Of the time between two polls, more than this went to others, or to the program.
+/// A longer time between two polls, in microseconds, went to other threads or to the program.
 const AWAY_MICROS: u64 = 3;
-/// So much waiting is looked at together.
+/// Waiting time that is evaluated together.
 const WINDOW_MICROS: u64 = 2_000;
-/// The first pause between two moves, and the longest.
+/// First pause between two moves.
 const PAUSE_MICROS: u64 = 10_000;
+/// Longest pause between two moves.
 const PAUSE_MICROS_MAX: u64 = 10_000_000;
 
-/// What a thread knows about having a processor for itself. Times are in microseconds but for those of polls, which are in
-/// the clock's ticks.
+/// What a thread knows about having a processor of its own. Times are in microseconds, except the
+/// times of polls, which are in ticks of the clock.
 pub struct CpuPlacement {
     ticks_per_micro: u64,
-    /// Time in which it waited, as far as it has had the processor, and as far as not.
+    /// Waiting time during which the thread had the processor, in ticks.
     polled: u64,
+    /// Waiting time during which the thread did not have the processor, in ticks.
     away: u64,
     should_move: bool,
-    /// No move before this.
+    /// Time before which the thread does not move, in microseconds.
     not_before: u64,
     pause: u64,
 }
@@ -43,7 +47,7 @@ impl CpuPlacement {
         }
     }
 
-    /// The thread polled in vain, may have offered its processor, and had it back `ticks` later.
+    /// Records a poll without result: the thread had its processor back `ticks` later.
     #[inline]
     pub fn note_gap(&mut self, ticks: u64, now: u64) {
         if ticks < AWAY_MICROS * self.ticks_per_micro {
@@ -60,7 +64,7 @@ impl CpuPlacement {
         }
     }
 
-    /// Whether it is time to go. Said once.
+    /// Whether the thread should move now. Returns true once for each recommended move.
     #[inline]
     pub fn should_move(&mut self) -> bool {
         std::mem::take(&mut self.should_move)
@@ -78,7 +82,8 @@ impl CpuPlacement {
     }
 }
 
-/// Takes this thread to the processor of process `index`, among those where it may run. False: it was there, or stays.
+/// Moves this thread to the processor of process `index`, among the processors of its affinity.
+/// Returns false if the thread was there already, or stays where it is.
 #[cold]
 pub fn move_thread_to(index: u32) -> bool {
     let Ok(allowed) = sched_getaffinity(None) else { return false };
@@ -122,7 +127,7 @@ mod tests {
     #[test]
     fn moves_that_do_not_last_become_rare_and_those_that_did_are_forgotten() {
         let mut home = CpuPlacement::new(TICKS);
-        // In a minute in which others always have the processor.
+        // One minute during which other threads always have the processor.
         let minute = 60_000_000;
         let moves = (0..minute).step_by(100).filter(|&now| gap(&mut home, 50, now)).count();
         assert!((10..20).contains(&moves), "{moves}");

@@ -1,11 +1,11 @@
-//! The ports that a completion queue or counter drives when it is read.
+//! The engines that a completion queue or counter drives when it is read.
 
 use std::sync::Arc;
 
 use crate::parking::{self, SharedEngine};
 use crate::sync::{Sleep, SpinLock};
 
-/// The ports a queue or counter drives.
+/// The engines that a queue or counter drives.
 pub struct EngineSet {
     list: SpinLock<Vec<Arc<SharedEngine>>>,
 }
@@ -15,7 +15,7 @@ impl EngineSet {
         EngineSet { list: SpinLock::new(Vec::new()) }
     }
 
-    /// Adds a port, once.
+    /// Adds an engine, once.
     pub fn add(&self, port: &Arc<SharedEngine>) {
         let mut list = self.list.lock();
         if !list.iter().any(|known| Arc::ptr_eq(known, port)) {
@@ -23,16 +23,16 @@ impl EngineSet {
         }
     }
 
-    /// When this returns, nobody drives the port through this list any more.
+    /// Removes an engine. After the return no thread drives the engine through this list.
     pub fn remove(&self, port: &Arc<SharedEngine>) {
         self.list.lock().retain(|known| !Arc::ptr_eq(known, port));
     }
 
-    /// Lets every engine work. One that another thread is in is passed over: that thread is making
-    /// the progress already.
+    /// Lets every engine make progress. An engine that another thread uses is skipped: the other
+    /// thread makes the progress already.
     ///
-    /// Where a thread waits for a lock, it comes first: whoever polls would take the lock again before the other
-    /// has seen it free.
+    /// A thread that waits for a lock goes first: otherwise a polling thread would take the lock
+    /// again before the waiting thread has seen it free.
     #[inline]
     pub fn progress(&self) {
         if Sleep::is_contended() {
@@ -47,7 +47,8 @@ impl EngineSet {
         }
     }
 
-    /// The same for a program that reads a counter of its one-sided operations, and waits only if one is in flight.
+    /// Lets every engine make progress for a program that reads a counter of its one-sided
+    /// operations. The program waits only if such an operation is in flight.
     pub fn progress_for_counter(&self) {
         if Sleep::is_contended() {
             return std::thread::yield_now();
@@ -63,10 +64,10 @@ impl EngineSet {
         }
     }
 
-    /// Parks in one of the engines, and all others of this thread, for at most `slice_ms`. False: there is no engine to park
-    /// in.
+    /// Parks in one engine, and in all other engines of this thread, for at most `slice_ms`
+    /// milliseconds. False: the set is empty.
     pub fn wait(&self, slice_ms: i32) -> bool {
-        // The list is copied so that a wait does not keep others from driving.
+        // The list is copied so that a wait does not keep other threads from driving the engines.
         let ports = self.list.lock().clone();
         for port in &ports {
             if Sleep::is_contended() {
@@ -76,13 +77,13 @@ impl EngineSet {
                 return true;
             }
         }
-        // Other threads are in all of them, and make the progress.
+        // Other threads use all engines, and make the progress.
         std::thread::yield_now();
         !ports.is_empty()
     }
 
-    /// Waits until no engine is in the middle of a step: whatever it had looked up before is done
-    /// with.
+    /// Waits until no engine executes a call: every lookup that an engine made before has been
+    /// used.
     pub fn fence(&self) {
         for port in self.list.lock().iter() {
             port.with(|_| ());

@@ -1,7 +1,8 @@
-//! The libfabric that loaded us: found at run time, never linked.
+//! The libfabric that has loaded this provider: found at run time, never linked.
 //!
-//! Its symbol versions differ between releases and it may be loaded privately (MPI under Python), so
-//! it is looked up by its SONAME among what is loaded already, and every symbol may be missing.
+//! Its symbol versions differ between releases, and libfabric may be loaded privately (MPI under
+//! Python). So the provider looks for libfabric by its SONAME among the loaded libraries, and every
+//! symbol may be missing.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -13,8 +14,8 @@ use landbridge_proto::id::{EXIT_LINE, LINE_TAG};
 use crate::abi::{self, Provider};
 use crate::param;
 
-/// How much a message matters. Per packet: trace; per state change: debug or info; something the
-/// user should know: warn.
+/// Level of a log message. Trace: one packet; debug or info: one state change; warn: something that
+/// the user should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
     Warn,
@@ -23,7 +24,7 @@ pub enum LogLevel {
     Trace,
 }
 
-/// Says something in libfabric's log (`FI_LOG_LEVEL`) and, with `LANDBRIDGE_LOG`, on stderr.
+/// Writes to libfabric's log (`FI_LOG_LEVEL`) and, with `LANDBRIDGE_LOG`, to stderr. Example:
 /// `log!(Info, "path to {}: {}", peer, path)`
 #[macro_export]
 macro_rules! log {
@@ -53,26 +54,27 @@ struct Host {
     version: Option<Version>,
     log_enabled: Option<LogEnabled>,
     log: Option<Log>,
-    /// From `LANDBRIDGE_LOG`.
+    /// Level for stderr, from `LANDBRIDGE_LOG`.
     stderr: Option<LogLevel>,
-    /// This process may be restarted: its lines on stderr are marked.
+    /// This process may be restarted: its lines on stderr carry a tag.
     is_tagged: bool,
 }
 
 static HOST: OnceLock<Host> = OnceLock::new();
-/// What identifies us in the host's log, once registered.
+/// The provider in the host's log, once registered.
 static PROVIDER: AtomicPtr<Provider> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The host's version, or the one our layouts are from if the host cannot be found (a test).
+/// The host's version, or the version of the provider's layouts if the host cannot be found (a
+/// test).
 pub fn version() -> u32 {
     match host().version {
-        // SAFETY: `fi_version` takes nothing and only returns a constant.
+        // SAFETY: `fi_version` takes no arguments and only returns a constant.
         Some(version) => unsafe { version() },
         None => abi::LAYOUT_VERSION,
     }
 }
 
-/// From now on messages go to the host's log under this provider.
+/// Sends later messages to the host's log under this provider.
 pub fn register(provider: *mut Provider) {
     PROVIDER.store(provider, Ordering::Release);
 }
@@ -103,14 +105,15 @@ pub fn write(level: LogLevel, module: &CStr, line: u32, text: fmt::Arguments<'_>
     }
 }
 
-/// A line on stderr, but for how lines of ours begin.
+/// Writes a line to stderr; `rest` follows the common beginning of the provider's lines.
 fn write_stderr(rest: &str) {
     let name = if host().is_tagged { LINE_TAG } else { "landbridge" };
-    // One write, so that lines of several ranks do not mix.
+    // A single write keeps lines of several ranks apart.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{name}{rest}").as_bytes());
 }
 
-/// Tells whoever started this process that it ends because it must, and not by a code of the program's.
+/// Reports to the rank supervisor that the provider ends this process, and that the exit code is
+/// not the program's.
 pub fn report_forced_exit() {
     if host().is_tagged {
         write_stderr(&format!("{EXIT_LINE}\n"));
@@ -120,7 +123,7 @@ pub fn report_forced_exit() {
 fn enabled_in_host(level: LogLevel) -> Option<(Log, *mut Provider)> {
     let provider = PROVIDER.load(Ordering::Acquire);
     let (enabled, log) = (host().log_enabled?, host().log?);
-    // SAFETY: `provider` is our static, which the host has registered.
+    // SAFETY: `provider` is the provider's static, which the host has registered.
     let yes = !provider.is_null() && unsafe { enabled(provider, level.code(), abi::LOG_CORE) } != 0;
     yes.then_some((log, provider))
 }
@@ -151,17 +154,18 @@ fn host() -> &'static Host {
 }
 
 fn find() -> Host {
-    // SAFETY: RTLD_NOLOAD only looks; it loads and runs nothing.
+    // SAFETY: RTLD_NOLOAD only looks for the library; the call loads and runs nothing.
     let library =
         unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let library = if library.is_null() { libc::RTLD_DEFAULT } else { library };
     let is_tagged = param::INCARNATION.text().is_some();
-    // Why a rank cannot go on must be seen, also where the host's own log is off or goes elsewhere.
+    // A rank's reason for a forced exit must be visible, also where the host's log is off or goes
+    // elsewhere.
     let level = match param::LOG.text() {
         Some(text) => LogLevel::parse(&text),
         None => is_tagged.then_some(LogLevel::Warn),
     };
-    // SAFETY: the names are libfabric's, the types are those of its headers.
+    // SAFETY: the names are libfabric's, and the types are those of its headers.
     unsafe {
         Host {
             version: symbol(library, c"fi_version"),
@@ -177,9 +181,9 @@ fn find() -> Host {
 /// `F` is the function pointer type of `name`.
 unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a lookup; it runs no code of ours.
+    // SAFETY: dlsym only looks up a symbol.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    // SAFETY: not null, of pointer size, and of the caller's type.
+    // SAFETY: the address is not null, has pointer size, and has the caller's type.
     (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
 }
 

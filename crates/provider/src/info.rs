@@ -1,8 +1,8 @@
-//! `fi_getinfo`: what we offer, and whether it is what the caller asks for.
+//! `fi_getinfo`: what the provider offers, and whether the offer meets the caller's hints.
 //!
-//! One entry at most comes back. What a caller may choose freely (threading, progress, address
-//! vector type, operation flags) is echoed; what it asks beyond our ability means "not us"
-//! (`ENODATA`). The entry is libc memory: the host frees it.
+//! The result has at most one entry. The offer echoes what a caller may choose freely (threading,
+//! progress, address vector type, operation flags). Hints beyond the provider's abilities get
+//! `ENODATA`. The entry is libc memory, which the host frees.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
@@ -17,44 +17,46 @@ use crate::resolve::{self, ResolveHints, SOCKADDR_BYTES};
 
 pub const NAME: &CStr = c"landbridge";
 
-/// Bytes an inject call takes: they go out, or are copied, before it returns. As much as the least credit a peer has.
+/// Maximum number of bytes of an inject call: the bytes are sent or copied before the call returns.
+/// The value is the least credit of a peer.
 pub const INJECT_SIZE: usize = 16_384;
-/// No message is too long; long ones are cut inside. It is this large so that MPICH never does its
-/// own cutting.
+/// Maximum size of a message in bytes; the engine cuts long messages. The value is so large that
+/// MPICH never cuts messages itself.
 pub const MESSAGE_SIZE_MAX: usize = 1 << 62;
-/// Pieces of local memory in one call. Arrays of this length live on the caller's stack.
+/// Maximum number of local pieces in a call. Arrays of this length live on the caller's stack.
 pub const IOV_MAX: usize = 8;
-/// Pieces of remote memory in one call. No MPI library gathers there; several would be several operations.
+/// Maximum number of remote pieces in a call. No MPI library uses several, and several pieces would
+/// be several operations.
 pub const RMA_IOV_MAX: usize = 1;
-/// Operations in flight a program may count on; more are accepted.
+/// Number of operations in flight that a program may count on; more are accepted.
 const QUEUE_DEPTH: usize = 1024;
-/// A caller's wish for depth is granted up to here.
+/// Largest queue depth that a caller may request.
 const QUEUE_DEPTH_MAX: usize = 1 << 20;
-/// Objects of one kind per domain: a limit of honesty, nothing is sized by it.
+/// Maximum number of objects of one kind per domain; no table has this size.
 const OBJECTS_MAX: usize = 65_536;
-/// Remote CQ data MPI libraries use (MPICH changes its protocol if it is offered 8).
+/// Bytes of remote CQ data that MPI libraries use; MPICH changes its protocol if 8 are offered.
 const CQ_DATA_BYTES: usize = 4;
-/// What is carried if the caller asks for more.
+/// Largest number of bytes of remote CQ data that a caller may request.
 const CQ_DATA_BYTES_MAX: usize = 8;
 const MR_KEY_BYTES: usize = 8;
-/// One piece per registration.
+/// Maximum number of pieces per registration.
 pub const MR_IOV_MAX: usize = 1;
-/// All 64 bits of a tag are the caller's.
+/// Tag format: all 64 bits of a tag belong to the caller.
 const TAG_FORMAT: u64 = 0xAAAA_AAAA_AAAA_AAAA;
-/// The protocol between our endpoints, a number of our own.
+/// Number of the protocol between Landbridge endpoints.
 const PROTOCOL: u32 = 0x8000_1b01;
 const PROTOCOL_VERSION: u32 = 1;
-/// `fi_info.addr_format` of a Landbridge address (the top bit: provider specific).
+/// `fi_info.addr_format` of a Landbridge address; the top bit means provider specific.
 pub const FORMAT_LANDBRIDGE: u32 = 0x8000_1b01;
 
 const PRIMARY_CAPS: u64 = MSG | RMA | TAGGED | ATOMIC;
 const MESSAGE_CAPS: u64 = SEND | RECV;
 const REMOTE_CAPS: u64 = READ | WRITE | REMOTE_READ | REMOTE_WRITE;
-/// Given whether asked for or not: they cost nothing.
+/// Capabilities granted in any case, since they cost nothing.
 const FREE_CAPS: u64 = MULTI_RECV | LOCAL_COMM | REMOTE_COMM;
-/// What is offered to a caller without wishes.
+/// Capabilities offered to a caller without hints.
 const OFFERED_CAPS: u64 = PRIMARY_CAPS | MESSAGE_CAPS | REMOTE_CAPS | FREE_CAPS | DIRECTED_RECV;
-/// Given only when asked for by name: finding the sender's number costs a look-up per message.
+/// Capabilities granted only on request: finding the sender's number costs a look-up per message.
 const SPECIAL_CAPS: u64 = SOURCE | TAGGED_DIRECTED_RECV;
 const DOMAIN_CAPS: u64 = LOCAL_COMM | REMOTE_COMM;
 const TX_CAPS: u64 = PRIMARY_CAPS | READ | WRITE | SEND;
@@ -64,14 +66,14 @@ const RX_CAPS: u64 =
 const TX_OP_FLAGS: u64 =
     COMPLETION | INJECT | INJECT_COMPLETE | TRANSMIT_COMPLETE | DELIVERY_COMPLETE | REMOTE_CQ_DATA;
 const RX_OP_FLAGS: u64 = COMPLETION | abi::MULTI_RECV;
-/// Messages match in the order they were sent; atomics on one target happen in order.
+/// Messages match in the order in which they were sent; atomics on one target execute in order.
 const MESSAGE_ORDER: u64 =
     ORDER_SAS | ORDER_ATOMIC_RAR | ORDER_ATOMIC_RAW | ORDER_ATOMIC_WAR | ORDER_ATOMIC_WAW;
 
-/// How endpoints are named.
+/// The format of endpoint names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressFormat {
-    /// Our own: 48 bytes that say process, job and ways to reach it.
+    /// A Landbridge name: 48 bytes with the process, the job and the addresses of the endpoint.
     Landbridge,
     /// `sockaddr_in`
     Socket,
@@ -85,7 +87,7 @@ impl AddressFormat {
         }
     }
 
-    /// The length of an address.
+    /// Length of an address in bytes.
     pub fn bytes(self) -> usize {
         match self {
             AddressFormat::Landbridge => NAME_BYTES,
@@ -104,7 +106,8 @@ impl AddressFormat {
 /// The provider's `getinfo`.
 ///
 /// # Safety
-/// As for `fi_getinfo`: strings end with NUL or are null, hints are null or made by this host.
+/// The contract of `fi_getinfo` holds: strings end with NUL or are null, hints are null or made by
+/// this host.
 pub unsafe extern "C" fn getinfo(
     version: u32,
     node: *const c_char,
@@ -113,11 +116,11 @@ pub unsafe extern "C" fn getinfo(
     hints: *const Info,
     info: *mut *mut Info,
 ) -> c_int {
-    // SAFETY: the caller's promise, passed on piece by piece.
+    // SAFETY: the caller upholds this function's safety contract.
     let request = unsafe { InfoRequest::read(version, node, service, flags, hints) };
     match offer(&request) {
         Ok(list) => {
-            // SAFETY: `info` is where the caller wants the list.
+            // SAFETY: `info` points to the caller's variable for the list.
             unsafe { *info = list };
             0
         }
@@ -141,7 +144,7 @@ fn require(met: bool, why: &'static str) -> Result<(), HintsMismatch> {
     if met { Ok(()) } else { refuse(why) }
 }
 
-/// The question, as references. Absent parts wish for nothing.
+/// The caller's request, as references. Absent parts request nothing.
 struct InfoRequest<'a> {
     version: u32,
     node: Option<&'a CStr>,
@@ -157,7 +160,7 @@ struct InfoRequest<'a> {
 
 impl<'a> InfoRequest<'a> {
     /// # Safety
-    /// As for `getinfo`.
+    /// The safety contract of `getinfo` holds.
     unsafe fn read(
         version: u32,
         node: *const c_char,
@@ -165,8 +168,8 @@ impl<'a> InfoRequest<'a> {
         flags: u64,
         hints: *const Info,
     ) -> InfoRequest<'a> {
-        // SAFETY: null or valid, by the caller's promise; the domain's attributes are read only as
-        // far as the oldest host has them.
+        // SAFETY: the pointers are null or valid by the caller's contract; the domain's attributes
+        // are read only as far as the oldest host has them.
         unsafe {
             let hints = hints.as_ref();
             InfoRequest {
@@ -244,11 +247,11 @@ fn check_transfers(request: &InfoRequest) -> Result<(), HintsMismatch> {
 
 fn check_domain(request: &InfoRequest) -> Result<(), HintsMismatch> {
     if let Some(fabric) = request.fabric {
-        // SAFETY: hints' strings end with NUL.
+        // SAFETY: strings in hints end with NUL.
         require(unsafe { named_like_us(fabric.name) }, "another fabric")?;
     }
     let Some(domain) = request.domain else { return Ok(()) };
-    // SAFETY: hints' strings end with NUL.
+    // SAFETY: strings in hints end with NUL.
     require(unsafe { named_like_us(domain.name) }, "another domain")?;
     require(domain.threading <= THREAD_LAST, "an unknown threading model")?;
     require(domain.control_progress <= PROGRESS_CONTROL_UNIFIED, "an unknown control progress")?;
@@ -270,7 +273,8 @@ fn check_domain(request: &InfoRequest) -> Result<(), HintsMismatch> {
     require(domain.auth_key_size == 0, "authorization keys")
 }
 
-/// Our own format, unless the caller speaks in socket addresses or in node and service strings.
+/// Chooses the Landbridge format, unless the caller uses socket addresses or node and service
+/// strings.
 fn choose_format(request: &InfoRequest) -> Result<AddressFormat, HintsMismatch> {
     let strings = request.node.is_some() || request.service.is_some();
     match request.hints.map_or(FORMAT_UNSPEC, |h| h.addr_format) {
@@ -285,11 +289,11 @@ fn choose_format(request: &InfoRequest) -> Result<AddressFormat, HintsMismatch> 
 
 type Addresses = (Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Source and destination: from the strings, else from the hints.
+/// Source and destination address, from the strings or else from the hints.
 fn addresses(request: &InfoRequest, format: AddressFormat) -> Result<Addresses, HintsMismatch> {
     let (mut source, mut target) = (None, None);
     if let Some(hints) = request.hints {
-        // SAFETY: hints' addresses are as long as they say.
+        // SAFETY: addresses in hints have the length that the hints give.
         unsafe {
             source = hinted(hints.src_addr, hints.src_addrlen, format)?;
             target = hinted(hints.dest_addr, hints.dest_addrlen, format)?;
@@ -308,7 +312,7 @@ fn addresses(request: &InfoRequest, format: AddressFormat) -> Result<Addresses, 
     Ok((source, target))
 }
 
-/// The source of an endpoint that is bound nowhere yet: its kind is known, callers look at that.
+/// The source address of an unbound endpoint: callers read the format from this address.
 fn anywhere(format: AddressFormat) -> Vec<u8> {
     match format {
         AddressFormat::Socket => {
@@ -341,7 +345,7 @@ unsafe fn hinted(
         return Ok(None);
     }
     require(len >= format.bytes(), "an address too short for its format")?;
-    // SAFETY: at least `format.bytes()` bytes are there.
+    // SAFETY: the address has at least `format.bytes()` bytes.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), format.bytes()) };
     if format == AddressFormat::Socket {
         // SAFETY: a socket address has this many bytes.
@@ -351,7 +355,7 @@ unsafe fn hinted(
     Ok(Some(bytes.to_vec()))
 }
 
-/// What the caller gets: what it asked for, completed, or everything if it asked for nothing.
+/// The granted capabilities: the completed request, or everything for an empty request.
 fn granted_caps(asked: u64) -> u64 {
     if asked == 0 {
         return OFFERED_CAPS;
@@ -483,7 +487,8 @@ fn domain_attr(request: &InfoRequest) -> Option<DomainAttr> {
     })
 }
 
-/// We need no mode bit. Before 1.5 "none" was spelled MR_SCALABLE, and some callers still do.
+/// The registration mode: the provider needs no mode bit. Before 1.5 "none" was MR_SCALABLE, which
+/// some callers still use.
 fn granted_mr_mode(request: &InfoRequest) -> i32 {
     let asked = request.domain.map_or(0, |d| d.mr_mode);
     let old = request.version != 0 && request.version < abi::version(1, 5);
@@ -494,14 +499,14 @@ fn fabric_attr(request: &InfoRequest) -> Option<FabricAttr> {
     Some(FabricAttr {
         fabric: request.fabric.map_or(std::ptr::null_mut(), |h| h.fabric),
         name: c_text(NAME)?,
-        // The host writes both.
+        // The host writes both fields.
         prov_name: std::ptr::null_mut(),
         prov_version: 0,
         api_version: 0,
     })
 }
 
-/// The caller's wish where it has one (0 is "unspecified" in every enumeration here).
+/// The hint if it is set, else `otherwise` (0 means "unspecified" in every enumeration here).
 fn hint_or<T: Default + PartialEq>(asked: Option<T>, otherwise: T) -> T {
     asked.filter(|asked| *asked != T::default()).unwrap_or(otherwise)
 }
@@ -509,21 +514,21 @@ fn hint_or<T: Default + PartialEq>(asked: Option<T>, otherwise: T) -> T {
 /// # Safety
 /// `name` is null or ends with NUL.
 unsafe fn named_like_us(name: *const c_char) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { text(name) }.is_none_or(|name| name == NAME)
 }
 
 /// # Safety
 /// `text` is null or ends with NUL, and lives for `'a`.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: not null, and the caller's promise.
+    // SAFETY: the pointer is not null, and the caller guarantees the NUL.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// Moves a value into libc memory. `None`: there is none left.
+/// Moves a value into libc memory. `None`: no memory is left.
 fn c_box<T>(value: T) -> Option<*mut T> {
-    // SAFETY: malloc's memory is aligned for every type libfabric has, and written before it is
-    // given out.
+    // SAFETY: memory of malloc is aligned for every libfabric type, and is written before it is
+    // returned.
     unsafe {
         let target = libc::malloc(size_of::<T>()).cast::<T>();
         (!target.is_null()).then(|| {
@@ -551,16 +556,16 @@ fn c_bytes(bytes: Option<Vec<u8>>) -> Option<(*mut c_void, usize)> {
     }
 }
 
-/// Where an endpoint of this info is to accept connections, if its source address says so ("any" does
-/// not).
+/// The address at which an endpoint of this info accepts connections, if the source address is not
+/// a wildcard.
 ///
 /// # Safety
-/// `info`'s source address is as long as it says.
+/// `info`'s source address has the length that `info` gives.
 pub unsafe fn bind_address(info: &Info) -> Option<SocketAddrV4> {
     let usable = AddressFormat::of_code(info.addr_format) == AddressFormat::Socket
         && !info.src_addr.is_null()
         && info.src_addrlen >= SOCKADDR_BYTES;
-    // SAFETY: the length was just looked at.
+    // SAFETY: the condition above has verified the length.
     let address = usable.then(|| unsafe { resolve::read_sockaddr(info.src_addr) }).flatten();
     address.filter(|address| address.port() != 0 || !address.ip().is_unspecified())
 }

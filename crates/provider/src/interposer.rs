@@ -1,8 +1,11 @@
-//! The library that records what the program reads of clocks and chance (`crates/interpose`), where it is loaded.
+//! Calls into the interposer (`crates/interpose`), the preloaded library that records the clocks
+//! and random numbers that the program reads.
 //!
-//! It keeps how often the program has looked for messages, in memory that outlives this process: whoever looked without
-//! finding anything does so again, however much there is by then. Otherwise it would go another way than before, and
-//! read other clocks. (What this library reads itself it does not record: our time is not the program's.)
+//! The interposer counts the polls of the program in memory that outlives this process. After a
+//! restart, a poll that found nothing in an earlier incarnation finds nothing again, whatever has
+//! arrived by then. Otherwise the program would diverge from its earlier incarnation, and read
+//! other clocks. The interposer does not record reads by this library: the provider's time is not
+//! the program's time.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
@@ -18,40 +21,40 @@ use landbridge_proto::recent_determinants::{
 
 use crate::param;
 
-/// What the library has kept, if this process is recorded.
+/// The interposer's record, if this process is recorded.
 static INTERPOSER: OnceLock<Interposer> = OnceLock::new();
 
 struct Interposer {
     polls: &'static Polls,
-    /// Of whichever start came furthest before this one.
+    /// Number of polls of the earlier incarnation that polled most.
     before: AtomicU64,
-    /// Images of this process that it has made way for.
+    /// Value of `checkpoints_requested` at the last checkpoint for which this process quiesced.
     checkpoints: AtomicU64,
 }
 
 type PollsFn = unsafe extern "C" fn() -> *const Polls;
 type IsRecordedFn = unsafe extern "C" fn() -> c_int;
 type QuiesceFn = unsafe extern "C" fn() -> c_int;
-/// What the last one says of a descriptor that must stay open.
+/// Result of [`ResumeFn`] for a descriptor that must stay open.
 const TAKES_DESCRIPTOR: c_int = 2;
 type ResumeFn = unsafe extern "C" fn(c_int, u64) -> c_int;
 
-/// The library's function, if it is loaded.
+/// The interposer's function that returns the poll counters, if the interposer is loaded.
 fn library() -> Option<PollsFn> {
-    // SAFETY: the function is that library's, of this type.
+    // SAFETY: the interposer defines the function with this type.
     symbol(c"landbridge_interpose_polls")
         .map(|found| unsafe { std::mem::transmute::<NonNull<c_void>, PollsFn>(found) })
 }
 
 fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: a lookup.
+    // SAFETY: dlsym only looks up a symbol.
     NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }
 
-/// Called once, before anything else of the provider runs.
+/// Finds the interposer. The provider calls this once, before any of its other functions runs.
 pub fn init() {
     let Some(find) = library() else { return };
-    // SAFETY: it gives null or a place that stays.
+    // SAFETY: the function returns null, or a pointer that stays valid.
     if let Some(polls) = unsafe { find().as_ref() } {
         let before = AtomicU64::new(polls.furthest.load(Relaxed));
         let checkpoints = AtomicU64::new(polls.checkpoints_requested.load(Relaxed));
@@ -61,7 +64,8 @@ pub fn init() {
 
 type SelectorFn = unsafe extern "C" fn() -> *mut u8;
 
-/// While it lives, the system calls of this thread are not recorded: they are ours, not the program's.
+/// While a value of this type lives, the interposer does not record the system calls of this
+/// thread: they are calls of the provider, not of the program.
 pub struct UnrecordedCalls(Option<(NonNull<u8>, u8)>);
 
 impl UnrecordedCalls {
@@ -71,16 +75,18 @@ impl UnrecordedCalls {
     pub fn begin() -> Self {
         static FOUND: OnceLock<Option<SelectorFn>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
-            // SAFETY: the function is that library's, of this type.
+            // SAFETY: the interposer defines the function with this type.
             symbol(c"landbridge_interpose_selector")
                 .map(|found| unsafe { std::mem::transmute::<NonNull<c_void>, SelectorFn>(found) })
         });
-        // SAFETY: it gives null or a byte that stays, and that is this thread's alone.
+        // SAFETY: the function returns null, or a byte that stays valid and belongs to this thread
+        // alone.
         let selector = found.and_then(|find| NonNull::new(unsafe { find() }));
         Self(selector.map(|selector| {
-            // SAFETY: as above. The kernel reads it at each system call of this thread.
+            // SAFETY: the byte is valid. The kernel reads the byte at each system call of this
+            // thread.
             let before = unsafe { selector.read_volatile() };
-            // SAFETY: as above.
+            // SAFETY: the byte is valid and belongs to this thread.
             unsafe { selector.write_volatile(Self::ALLOW) };
             (selector, before)
         }))
@@ -91,29 +97,32 @@ impl Drop for UnrecordedCalls {
     #[inline]
     fn drop(&mut self) {
         if let Some((selector, before)) = self.0 {
-            // SAFETY: as in `begin`.
+            // SAFETY: the byte is valid and belongs to this thread, as in `begin`.
             unsafe { selector.write_volatile(before) };
         }
     }
 }
 
-/// Whether the library says that this process is a child of one that is recorded: a `fork` leaves the environment as it was.
+/// Whether this process is a child of a recorded process, according to the interposer. After a
+/// `fork` the environment is the same.
 fn is_child() -> bool {
     symbol(c"landbridge_interpose_is_child").is_some_and(|found| {
-        // SAFETY: the function is that library's, of this type.
+        // SAFETY: the interposer defines the function with this type.
         unsafe {
             std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn() -> c_int>(found)() != 0
         }
     })
 }
 
-/// Why nothing is recorded of what this process reads, if it should be.
+/// The reason why clocks and random numbers of this process are not recorded, although they should
+/// be.
 pub fn missing_reason() -> Option<&'static str> {
     let is_on = param::RECOVER_CLOCKS.is_on() == Ok(true);
     if INTERPOSER.get().is_some() || !is_on || param::INCARNATION.text().is_none() {
         return None;
     }
-    // The agent says where the record is; the library takes that away from whoever has none.
+    // The agent passes the record in the environment; the interposer removes the variable from
+    // processes without a record.
     let is_told = std::env::var_os("LANDBRIDGE_RECORD").is_some() && !is_child();
     Some(match (library().is_some(), is_told) {
         (true, true) => {
@@ -131,74 +140,79 @@ pub fn missing_reason() -> Option<&'static str> {
     })
 }
 
-/// Whether clocks that this thread reads are recorded, or nobody's are.
+/// Whether clock reads of this thread are recorded, or clock reads of no thread are.
 pub fn is_of_recorded_thread() -> bool {
     let Some((_, found)) = INTERPOSER.get().zip(symbol(c"landbridge_interpose_is_recorded_thread"))
     else {
         return true;
     };
-    // SAFETY: the function is that library's, of this type.
+    // SAFETY: the interposer defines the function with this type.
     let is_recorded = unsafe { std::mem::transmute::<NonNull<c_void>, IsRecordedFn>(found) };
-    // SAFETY: as above.
+    // SAFETY: the interposer defines the function with this type.
     unsafe { is_recorded() != 0 }
 }
 
-/// The last determinants of this process, if it has a record.
+/// The last determinants of this process, if this process has a record.
 fn recent() -> Option<&'static RecentDeterminants> {
     let polls: *const Polls = INTERPOSER.get()?.polls;
-    // SAFETY: the place is one in the record, of which all is mapped, and whose end is so used.
+    // SAFETY: the counters are a part of the record, which is mapped whole, and whose end holds the
+    // determinants.
     Some(unsafe {
         &*polls.byte_sub(POLLS_AT).byte_add(RECENT_DETERMINANTS_AT).cast::<RecentDeterminants>()
     })
 }
 
-/// The whole record.
+/// The head of the record.
 fn head() -> Option<&'static RecordHead> {
     let polls: *const Polls = INTERPOSER.get()?.polls;
-    // SAFETY: they are a part of it, and it stays mapped; nobody asks while it is aside.
+    // SAFETY: the counters are a part of the record, which stays mapped; no caller asks while the
+    // record is released for a checkpoint.
     Some(unsafe { &*polls.byte_sub(POLLS_AT).cast::<RecordHead>() })
 }
 
-/// What there is of its record for the present start. Nothing without one.
+/// The extent of the record for this incarnation; empty without a record.
 #[inline]
 pub fn extent() -> Extent {
     head().map_or(Extent::default(), RecordHead::extent)
 }
 
-/// The bytes of it from one place to another, or to one in between: neither is beyond what was told, nor before what is needed.
+/// The bytes of the record between the positions `from` and `to`, or fewer if the record's buffer
+/// wraps around between them. Neither position may lie beyond the valid end or before the base of
+/// the record.
 pub fn entries(from: u64, to: u64) -> &'static [u8] {
     let Some(head) = head() else { return &[] };
     let start: *const RecordHead = head;
     let offset = from as usize % RECORD_ENTRIES_BYTES;
     let count = (to.saturating_sub(from) as usize).min(RECORD_ENTRIES_BYTES - offset);
-    // SAFETY: entries lie behind the head, and those that were told and are needed do not change.
+    // SAFETY: entries lie behind the head, and entries between the base and the valid end do not
+    // change.
     unsafe { std::slice::from_raw_parts(start.cast::<u8>().add(RECORD_HEAD_BYTES + offset), count) }
 }
 
-/// Determinants that were noted on this node; 0 without a record.
+/// Number of determinants that were recorded on this node; 0 without a record.
 pub fn determinant_count() -> u64 {
     recent().map_or(0, RecentDeterminants::count)
 }
 
-/// One of the last of them.
+/// The determinant of this number, if it is among the last ones that this node keeps.
 pub fn determinant(number: u64) -> Option<[u64; 3]> {
     recent()?.get(number)
 }
 
-/// The determinant of this number is made: a new start on this node must know.
+/// Records a determinant on this node, for the next incarnation on this node.
 pub fn note_determinant(number: u64, determinant: [u64; 3]) {
     if let Some(recent) = recent() {
         recent.note(number, determinant);
     }
 }
 
-/// The program looks for messages. Whether an earlier start of it has done so.
+/// Counts a poll of the program. Returns whether an earlier incarnation has made this poll, too.
 #[inline]
 pub fn count_poll() -> bool {
     INTERPOSER.get().is_some_and(Interposer::count)
 }
 
-/// Whether an earlier start has looked more often than this one has so far.
+/// Whether an earlier incarnation has polled more often than this incarnation has so far.
 #[inline]
 pub fn has_earlier_polls() -> bool {
     INTERPOSER.get().is_some_and(|interposer| {
@@ -206,7 +220,7 @@ pub fn has_earlier_polls() -> bool {
     })
 }
 
-/// Whether an image of this process is to be taken.
+/// Whether a checkpoint of this process is requested.
 #[inline]
 pub fn is_checkpoint_wanted() -> bool {
     INTERPOSER.get().is_some_and(|interposer| {
@@ -214,54 +228,59 @@ pub fn is_checkpoint_wanted() -> bool {
     })
 }
 
-/// How many have ever been wanted.
+/// Number of checkpoints requested so far.
 pub fn checkpoints_wanted() -> u64 {
     INTERPOSER.get().map_or(0, |interposer| interposer.polls.checkpoints_requested.load(Relaxed))
 }
 
-/// So many frames more were taken in again.
+/// Adds to the number of frames delivered during replay.
 pub fn note_replayed(frames: u64) {
     if let Some(interposer) = INTERPOSER.get() {
         interposer.polls.redelivered.fetch_add(frames, Relaxed);
     }
 }
 
-/// How often the program has looked for messages.
+/// Number of polls of the program.
 pub fn polls() -> u64 {
     INTERPOSER.get().map_or(0, |interposer| interposer.polls.present.load(Relaxed))
 }
 
-/// Lets go of the record; see the library. False: nothing has changed.
+/// Releases the record for a checkpoint; see `landbridge_interpose_quiesce`. False: nothing has
+/// changed.
 pub fn quiesce() -> bool {
     let Some((interposer, found)) = INTERPOSER.get().zip(symbol(c"landbridge_interpose_quiesce"))
     else {
         return false;
     };
-    // SAFETY: the function is that library's, of this type; nobody looks at polls before `resume`.
+    // SAFETY: the interposer defines the function with this type; no code reads polls before
+    // `resume`.
     let quiesce = unsafe { std::mem::transmute::<NonNull<c_void>, QuiesceFn>(found) };
-    // SAFETY: as above.
+    // SAFETY: the interposer defines the function with this type.
     interposer.quiesce_with(|| unsafe { quiesce() != 0 })
 }
 
-/// Takes hold of the record again, as incarnation `incarnation` of the process, the same as before or another one. False: that cannot be.
+/// Maps the record again, as incarnation `incarnation` of the process. `is_same`: this process is
+/// the one that quiesced, not one that was restored. False: the record cannot be used.
 pub fn resume(record: OwnedFd, incarnation: u32, is_same: bool) -> bool {
     let Some((interposer, found)) = INTERPOSER.get().zip(symbol(c"landbridge_interpose_resume"))
     else {
         return false;
     };
-    // SAFETY: as above.
+    // SAFETY: the interposer defines the function with this type.
     let resume_record = unsafe { std::mem::transmute::<NonNull<c_void>, ResumeFn>(found) };
     // SAFETY: the descriptor is open.
     let outcome = unsafe { resume_record(record.as_raw_fd(), incarnation.into()) };
     if outcome == TAKES_DESCRIPTOR {
-        // It has come under the very number that the record had, and belongs to the library now.
+        // The descriptor has the number that the record's descriptor had before, and now belongs to
+        // the interposer.
         let _ = record.into_raw_fd();
     }
     let is_resumed = outcome != 0;
     if is_resumed {
         interposer.before.store(interposer.polls.furthest.load(Relaxed), Relaxed);
     }
-    // What earlier starts were asked for since is nothing to another one; the same may have been asked again already.
+    // Earlier requests do not concern a restored process; the process that quiesced may have been
+    // asked again already.
     if is_resumed && !is_same {
         interposer.checkpoints.store(interposer.polls.checkpoints_requested.load(Relaxed), Relaxed);
     }
@@ -269,7 +288,8 @@ pub fn resume(record: OwnedFd, incarnation: u32, is_same: bool) -> bool {
 }
 
 impl Interposer {
-    /// An image counts as made way for only if nobody refuses: otherwise it is wanted still. Afterwards nobody can look.
+    /// Counts a checkpoint as served only if `quiesce` succeeds; otherwise the checkpoint is still
+    /// requested. After success no code may read the counters.
     fn quiesce_with(&self, quiesce: impl FnOnce() -> bool) -> bool {
         let wanted = self.polls.checkpoints_requested.load(Relaxed);
         let is_quiesced = quiesce();
@@ -306,7 +326,7 @@ mod tests {
             Interposer { polls: &POLLS, before: AtomicU64::new(0), checkpoints: AtomicU64::new(2) };
         assert!(!interposer.quiesce_with(|| false));
         assert_eq!(interposer.checkpoints.load(Relaxed), 2);
-        // What is wanted cannot be read while it is aside.
+        // The counter of requests cannot be read while the record is released.
         assert!(interposer.quiesce_with(|| {
             POLLS.checkpoints_requested.store(9, Relaxed);
             true

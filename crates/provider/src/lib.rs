@@ -1,11 +1,14 @@
-//! The libfabric provider `landbridge`: the face the MPI libraries see, and the engine behind it.
+//! The libfabric provider `landbridge`: the functions that MPI libraries call, and the engine
+//! behind them.
 //!
-//! `ffi` translates libfabric's calls into `engine` requests and is the only place with raw object
-//! pointers; `engine` knows no `fid`. Between them lie the small shared parts: `av` (names by
-//! number), `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (which of
-//! them an endpoint uses), `engine_set` (the engines a queue drives); and what a thread that waits does:
-//! `poll_policy` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it); `stack` is what
-//! the engine of a process works on that may be restarted; `threads`: which threads call there.
+//! `ffi` translates libfabric's calls into `engine` requests and is the only module with raw object
+//! pointers; `engine` knows no `fid`. The modules between them are small: `av` (names by number),
+//! `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (queues and counters
+//! of an endpoint), `engine_set` (the engines that a queue drives). Three modules decide what a
+//! waiting thread does: `poll_policy` (how long it polls), `parking` (an engine behind its lock,
+//! and how a thread sleeps in it) and `cpu_placement` (on which processor it waits). Two modules
+//! serve recorded processes: `stack` (the stack of the engine) and `threads` (which threads call
+//! MPI).
 
 pub mod abi;
 pub mod arena;
@@ -34,14 +37,14 @@ pub mod threads;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 
-/// Our own version: of two providers of this name the host keeps the newer.
+/// The provider's version: of two providers with this name the host keeps the newer.
 const PROVIDER_VERSION: u32 = abi::version(0, 1);
 
-/// What the host gets. It writes to `context`, and to nothing else.
+/// The structure that the host receives. The host writes to `context`, and to nothing else.
 struct Exported(UnsafeCell<abi::Provider>);
 
-// SAFETY: written by `fi_prov_ini`, which the host calls once under its lock, and then by the host
-// alone.
+// SAFETY: `fi_prov_ini`, which the host calls once under its lock, writes the structure; afterwards
+// only the host writes to it.
 unsafe impl Sync for Exported {}
 
 static PROVIDER: Exported = Exported(UnsafeCell::new(abi::Provider {
@@ -54,18 +57,19 @@ static PROVIDER: Exported = Exported(UnsafeCell::new(abi::Provider {
     cleanup: Some(cleanup),
 }));
 
-/// The entry point libfabric looks for in a file `*-fi.so`.
+/// The entry point that libfabric looks for in a file `*-fi.so`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut abi::Provider {
     arena::reserve();
     interposer::init();
     let provider = PROVIDER.0.get();
-    // SAFETY: see `Exported`. We follow whatever version has loaded us.
+    // SAFETY: only `fi_prov_ini` writes, once. The provider adopts the version of the libfabric
+    // that has loaded it.
     unsafe { (*provider).fi_version = host::version() };
     host::register(provider);
     provider
 }
 
-/// The host is about to end. There is nothing to give back: engines end with their endpoints, and
-/// the library stays mapped (`nodelete`).
+/// Called when the host ends. Nothing has to be released: engines end with their endpoints, and the
+/// library stays mapped (`nodelete`).
 extern "C" fn cleanup() {}

@@ -1,8 +1,8 @@
-//! Registered memory: what peers may reach by key.
+//! Registered memory: what peers may access by key.
 //!
-//! Keys are the caller's, any 64-bit number; a peer's address is an offset from the start of the
-//! region. Nothing outside a registered range, or without the access it was registered for, is ever
-//! turned into a pointer.
+//! The caller chooses the keys, which may be any 64-bit numbers; a peer's address is an offset from
+//! the start of the region. A range outside of a region, or an access for which the region was not
+//! registered, never becomes a pointer.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,16 +17,16 @@ pub struct MrTable {
 
 #[derive(Clone, Copy)]
 pub struct Region {
-    /// May be 0 with `len` `usize::MAX`: the whole address space, offsets are addresses (dynamic
-    /// windows).
+    /// Start address of the region. A base of 0 with `len` `usize::MAX` is the whole address space;
+    /// offsets are then addresses (dynamic windows).
     pub base: usize,
     pub len: usize,
-    /// `abi::REMOTE_READ`, `abi::REMOTE_WRITE` and their local kin.
+    /// Allowed accesses: `abi::REMOTE_READ`, `abi::REMOTE_WRITE` and the local accesses.
     pub access: u64,
 }
 
 impl MrTable {
-    /// `ENOKEY`: the key is in use.
+    /// Adds a region. Returns `ENOKEY` if the key is in use.
     pub fn insert(&self, key: u64, region: Region) -> Result<(), Errno> {
         match self.regions.lock().entry(key) {
             Entry::Occupied(_) => Err(Errno::ENOKEY),
@@ -41,11 +41,11 @@ impl MrTable {
         self.regions.lock().remove(&key);
     }
 
-    /// Where `len` bytes at `offset` of region `key` lie, if all of them are in it and were
-    /// registered for every kind of `access` (`abi::REMOTE_READ | abi::REMOTE_WRITE`).
+    /// The address of `len` bytes at `offset` of region `key`, if the region contains all of them
+    /// and was registered for every kind of `access` (`abi::REMOTE_READ | abi::REMOTE_WRITE`).
     ///
-    /// The pointer is good until the region is forgotten, which the caller's own step excludes: a region is only forgotten
-    /// when no engine of the domain is in one.
+    /// The pointer is valid until the region is removed. A region is removed only while no engine
+    /// of the domain executes a call, so the pointer is valid for the rest of the caller's call.
     pub fn resolve(
         &self,
         key: u64,
@@ -67,7 +67,7 @@ impl MrTable {
     }
 }
 
-/// What a registration asked for, completed: an empty wish means everything.
+/// The accesses of a registration; a request of 0 means all accesses.
 pub fn access_of(requested: u64) -> u64 {
     if requested == 0 {
         return abi::SEND

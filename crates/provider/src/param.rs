@@ -1,8 +1,8 @@
-//! What can be set from outside, as this process finds it: the rows of [`landbridge_proto::setting`]
-//! that processes read, each from its variable `LANDBRIDGE_<NAME>`.
+//! Settings of this process: the rows of [`landbridge_proto::setting`] that processes read, each
+//! from its variable `LANDBRIDGE_<NAME>`.
 //!
-//! The provider runs inside other people's programs, so it opens no settings file: the launcher reads
-//! that and hands on what it says as variables. A variable that is empty counts as not set.
+//! The provider runs inside other programs, so it opens no settings file: the launcher reads the
+//! file and passes its content on as variables. An empty variable counts as not set.
 //!
 //! ```text
 //! let wait: Duration = param::PEER_TIMEOUT.duration()?;   // the default if it is not set
@@ -14,19 +14,20 @@ use std::time::Duration;
 
 use landbridge_proto::setting::{self, Network, Setting, Value};
 
-/// A row, and its variable in this process's environment. Every error says what to correct.
+/// A row of the settings, and its variable in this process's environment. Every error says what to
+/// correct.
 #[derive(Debug, Clone, Copy)]
 pub struct Knob(&'static Setting);
 
 pub const LOG: Knob = Knob(&setting::LOG);
 pub const PATHS: Knob = Knob(&setting::PATHS);
-/// `off` or `on`.
+/// Values: `off` or `on`.
 pub const UDP: Knob = Knob(&setting::UDP);
-/// `cubic` or `bbr`.
+/// Values: `cubic` or `bbr`.
 pub const CONGESTION: Knob = Knob(&setting::CONGESTION);
 /// Networks that hold the local addresses for direct paths; by default every address.
 pub const RAILS: Knob = Knob(&setting::RAILS);
-/// Networks; by default none.
+/// Networks that hold no local addresses for direct paths; by default none.
 pub const RAILS_EXCLUDE: Knob = Knob(&setting::RAILS_EXCLUDE);
 /// A duration.
 pub const PEER_TIMEOUT: Knob = Knob(&setting::PEER_TIMEOUT);
@@ -34,13 +35,13 @@ pub const PEER_TIMEOUT: Knob = Knob(&setting::PEER_TIMEOUT);
 pub const SUSPECT_AFTER: Knob = Knob(&setting::SUSPECT_AFTER);
 /// A duration.
 pub const REDIAL_MAX: Knob = Knob(&setting::REDIAL_MAX);
-/// `crc32c`, `sum` or `off`.
+/// Values: `crc32c`, `sum` or `off`.
 pub const INTEGRITY: Knob = Knob(&setting::INTEGRITY);
 /// A switch.
 pub const INTEGRITY_SHM: Knob = Knob(&setting::INTEGRITY_SHM);
-/// Bytes.
+/// A number of bytes.
 pub const RETAIN: Knob = Knob(&setting::RETAIN);
-/// Bytes.
+/// A number of bytes.
 pub const COPY_MAX: Knob = Knob(&setting::COPY_MAX);
 
 pub const JOB: Knob = Knob(&setting::JOB);
@@ -63,43 +64,43 @@ impl Knob {
         self.0.variable()
     }
 
-    /// The text, if it is set and not empty. Bytes that are not UTF-8 count as not set.
+    /// The text, if the variable is set and not empty. Bytes that are not UTF-8 count as not set.
     pub fn text(self) -> Option<String> {
         env::var(self.variable()).ok().filter(|value| !value.is_empty())
     }
 
-    /// The number of a row whose default is no value.
+    /// The number of a row without a default value; `None` if the variable is not set.
     pub fn number(self) -> Result<Option<u64>, String> {
         let Some(text) = self.text() else { return Ok(None) };
         self.read(Some(&text))?.number().map(Some).ok_or_else(|| self.other_kind())
     }
 
-    /// Of a time.
+    /// The value of a row that holds a duration.
     pub fn duration(self) -> Result<Duration, String> {
         self.value()?.duration().ok_or_else(|| self.other_kind())
     }
 
-    /// Of a size.
+    /// The value of a row that holds a number of bytes.
     pub fn bytes(self) -> Result<u64, String> {
         self.value()?.number().ok_or_else(|| self.other_kind())
     }
 
-    /// Of a switch.
+    /// The value of a row that holds a switch.
     pub fn is_on(self) -> Result<bool, String> {
         self.value()?.is_on().ok_or_else(|| self.other_kind())
     }
 
-    /// Of one word: one of those in the row.
+    /// The value of a row that holds one of its words.
     pub fn word(self) -> Result<&'static str, String> {
         self.value()?.word().ok_or_else(|| self.other_kind())
     }
 
-    /// Of several words, in the order of the row.
+    /// The values of a row that holds several words, in the order of the row.
     pub fn words(self) -> Result<Vec<&'static str>, String> {
         self.value()?.words().ok_or_else(|| self.other_kind())
     }
 
-    /// Of a list of addresses and prefixes.
+    /// The value of a row that holds a list of addresses and prefixes.
     pub fn networks(self) -> Result<Vec<Network>, String> {
         self.value()?.networks().ok_or_else(|| self.other_kind())
     }
@@ -113,7 +114,7 @@ impl Knob {
         self.0.parse(text).map_err(|error| format!("{}: {error}", self.variable()))
     }
 
-    /// The code has asked for something that the row does not hold.
+    /// The error for code that asks for another kind of value than the row holds.
     fn other_kind(self) -> String {
         format!("{} is of another kind than was asked for: {}", self.0.name, self.0.unit)
     }
@@ -125,7 +126,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Nothing of this is set where tests run; each default stands in its row as text.
+    /// None of the variables is set where tests run; the default of each row is text.
     #[test]
     fn what_is_not_set_has_its_default() {
         assert_eq!(PEER_TIMEOUT.duration(), Ok(Duration::from_secs(60)));
@@ -149,7 +150,7 @@ mod tests {
         assert!(PEER_TIMEOUT.word().unwrap_err().contains("another kind"));
     }
 
-    /// A row without a constant here could not be read by the engine.
+    /// The engine could not read a row without a constant in this module.
     #[test]
     fn every_row_for_processes_is_here() {
         let here = [

@@ -1,12 +1,13 @@
-//! How a thread of the program sleeps until one of the process's engines has something to do.
+//! Sleeping of program threads until an engine of the process has work.
 //!
-//! What enters: the engine whose poll was in vain, locked, and what its thread's patience advises. What leaves: the
-//! thread, after it has yielded or slept for a bounded time.
+//! What enters: the locked engine whose poll had no result, and the advice of the thread's
+//! [`PollPolicy`]. What leaves: the thread, after it has yielded or slept for a bounded time.
 //!
-//! A library with several endpoints polls them in turn, all from one loop: whoever slept in one of them would be deaf to
-//! the others. So a thread sleeps at once in all engines that it drives (was the last to poll), and those that nobody does.
-//! It holds their locks meanwhile. Another thread that wants one rings a bell of the process, and for a moment
-//! nobody parks.
+//! A library with several endpoints polls the endpoints in turn, from one loop. A thread that slept
+//! in only one engine would miss the events of the others. So a thread sleeps in all engines that
+//! it drives (was the last to poll) and in all engines that no thread drives, and holds the locks
+//! of these engines meanwhile. Another thread that wants such a lock writes to an eventfd of the
+//! process, and for a moment no thread parks.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -20,18 +21,18 @@ use crate::stack::{Stack, Top};
 use crate::sync::{Sleep, SpinLock};
 use crate::threads;
 
-/// One enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and by the queues and counters bound
-/// to it (which drive it when they are read).
+/// The engine of an enabled endpoint behind its lock. The endpoint posts operations to the engine;
+/// the queues and counters bound to the endpoint drive the engine when they are read.
 pub struct SharedEngine {
     engine: SpinLock<Engine>,
-    /// What it works on, if that is not the stack of whoever calls.
+    /// Top of the engine's own stack; `None` if the engine works on the caller's stack.
     top: Option<Top>,
-    /// And the memory of that.
+    /// The memory of the engine's own stack.
     _stack: Option<Stack>,
 }
 
 impl SharedEngine {
-    /// `stack`: for an engine that must leave nothing on that of the program.
+    /// `stack` is for an engine that must leave nothing on the program's stack.
     pub fn new(engine: Engine, mut stack: Option<Stack>) -> Arc<Self> {
         let top = stack.as_mut().map(Stack::top);
         let port = Arc::new(Self { engine: SpinLock::new(engine), top, _stack: stack });
@@ -39,14 +40,14 @@ impl SharedEngine {
         port
     }
 
-    /// Has the engine do something.
+    /// Locks the engine, and calls `work` with it.
     #[inline]
     pub fn with<R>(&self, work: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.engine.lock();
         self.work(&mut engine, work)
     }
 
-    /// The same if nobody else is in it.
+    /// Calls `work` with the engine unless another thread holds the lock.
     #[inline]
     pub fn try_with<R>(&self, work: impl FnOnce(&mut Engine) -> R) -> Option<R> {
         let mut engine = self.engine.try_lock()?;
@@ -57,7 +58,8 @@ impl SharedEngine {
     fn work<R>(&self, engine: &mut Engine, work: impl FnOnce(&mut Engine) -> R) -> R {
         match self.top {
             None => work(engine),
-            // SAFETY: the stack lives as long as the port, and is that of whoever holds the engine's lock.
+            // SAFETY: the stack lives as long as `self`, and only the holder of the engine's lock
+            // uses it.
             Some(top) => unsafe {
                 let _own = UnrecordedCalls::begin();
                 top.run(|| {
@@ -68,8 +70,9 @@ impl SharedEngine {
         }
     }
 
-    /// Drains the engine and ends its use: from here on nobody gets its lock. (Another thread may hold the port for a moment
-    /// longer, and must not touch memory that the program has back.)
+    /// Closes the engine and keeps its lock for ever, so that no thread can use the engine any
+    /// more. Another thread may hold a reference for a moment longer, and must not touch memory
+    /// that belongs to the program again.
     pub fn close(&self) {
         let mut engine = self.engine.lock();
         engine.close();
@@ -79,32 +82,32 @@ impl SharedEngine {
     }
 }
 
-// SAFETY: an engine holds pointers to the program's buffers, which belong to no thread; it is only
+// SAFETY: an engine holds pointers to the program's buffers, which belong to no thread, and is only
 // reached through its lock.
 unsafe impl Sync for SharedEngine {}
-// SAFETY: as above.
+// SAFETY: an engine's pointers belong to no thread, and its lock guards every use.
 unsafe impl Send for SharedEngine {}
 
-/// All ports of the process.
+/// All engines of the process.
 static SHARED_ENGINES: SpinLock<Vec<Weak<SharedEngine>>> = SpinLock::new(Vec::new());
-/// What a thread sleeps on where there are several: the descriptor of each engine, and the bell. `None`: no
-/// descriptor was left for it, and each engine is slept in alone.
+/// Epoll set in which a thread with several engines sleeps: the descriptor of each engine, and the
+/// eventfd. `None`: no descriptor was available, and a thread sleeps in one engine only.
 static PROCESS_EPOLL: OnceLock<Option<OwnedFd>> = OnceLock::new();
-/// Events taken at once; which they are does not matter.
+/// Events taken by one epoll call; the events are only counted as a wake-up.
 const EVENTS: usize = 4;
 
-/// From now on whoever parks is woken for this port too.
+/// Makes a sleeping thread wake for events of this engine, too.
 fn register(port: &Arc<SharedEngine>) {
     if let Some(process_epoll) = PROCESS_EPOLL.get_or_init(open) {
         let engine = port.engine.lock();
-        // An engine that cannot be watched is late by one nap at most.
+        // A thread notices an engine that epoll cannot watch at most one sleep later.
         let _ =
             epoll::add(process_epoll, engine.descriptor(), EventData::new_u64(0), EventFlags::IN);
     }
     SHARED_ENGINES.lock().push(Arc::downgrade(port));
 }
 
-/// Undoes [`register`] for the port of this engine.
+/// Undoes [`register`] for this engine.
 fn unregister(port: &SharedEngine, engine: &Engine) {
     if let Some(Some(process_epoll)) = PROCESS_EPOLL.get() {
         let _ = epoll::delete(process_epoll, engine.descriptor());
@@ -114,14 +117,14 @@ fn unregister(port: &SharedEngine, engine: &Engine) {
 
 fn open() -> Option<OwnedFd> {
     let fd = epoll::create(CreateFlags::CLOEXEC).ok()?;
-    // Away from the numbers that programs see.
+    // Numbers from 512 on do not change the numbers that programs see.
     let fd = rustix::io::fcntl_dupfd_cloexec(&fd, 512).unwrap_or(fd);
     let wakeup_fd = Sleep::wakeup_fd()?;
     epoll::add(&fd, wakeup_fd, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
     Some(fd)
 }
 
-/// Does as advised after a poll of `engine` in vain.
+/// Follows the advice after a poll of `engine` without result.
 #[inline]
 pub fn follow_advice(engine: &mut Engine, advice: Advice) {
     match advice {
@@ -134,19 +137,19 @@ pub fn follow_advice(engine: &mut Engine, advice: Advice) {
     }
 }
 
-/// For a thread that has nothing else to do: parks at once if there is nothing.
+/// Parks a thread that has nothing else to do, unless a poll finds work.
 pub fn wait(engine: &mut Engine, millis: i32) {
     if engine.poll() == 0 {
         park(engine, millis);
     }
 }
 
-/// Sleeps until something arrives or a full ring has room, in any engine that this thread drives, at most `millis`;
-/// takes it in.
+/// Sleeps until something arrives or a full ring has free space, in any engine that this thread
+/// drives, for at most `millis` milliseconds; then handles the events.
 fn park(engine: &mut Engine, millis: i32) {
     let me = PollPolicy::of_this_thread(|policy| policy.token()).unwrap_or(0);
     let ports: Vec<_> = SHARED_ENGINES.lock().iter().filter_map(Weak::upgrade).collect();
-    // This engine's own lock is held: that it is passed over here is right.
+    // The lock of `engine` itself is held, so this search rightly skips `engine`.
     let free = ports.iter().filter_map(|port| port.engine.try_lock());
     let mut others: Vec<_> = free.filter(|engine| engine.is_driven_by(me)).collect();
     let mut all: Vec<&mut Engine> = others.iter_mut().map(|other| &mut **other).collect();
@@ -174,7 +177,7 @@ fn sleep_in_all(process_epoll: &OwnedFd, engines: &mut [&mut Engine], millis: i3
         let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let _ = epoll::wait(process_epoll, &mut [nothing; EVENTS][..], Some(&timeout));
     }
-    // The kernel wakes one of those that sleep here.
+    // The kernel wakes only one of the threads that sleep here.
     Sleep::pass_wakeup_on();
     for engine in engines {
         engine.unpark();

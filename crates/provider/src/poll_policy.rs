@@ -1,17 +1,18 @@
-//! How long a thread of the program has polled in vain, and what its next poll should do about it.
+//! Decides what a thread of the program does after polls without result.
 //!
-//! What enters: each poll of any endpoint by this thread, whether it brought something, and the time. What leaves:
-//! advice: go on, yield the processor, or park until something arrives. Nothing here sleeps or touches the network.
+//! What enters: each poll of any endpoint by this thread, whether the poll brought something, and
+//! the time. What leaves: advice to go on, to yield the processor, or to park until something
+//! arrives. This module neither sleeps nor touches the network.
 //!
-//! Libraries poll in a loop until something comes. As long as that may be soon, polling is answered at once; when
-//! a loop has gone on without result for longer than a message takes, the processor is better given to whoever
-//! will send it.
+//! MPI libraries poll in a loop until a message arrives. While a message may arrive soon, a poll
+//! returns at once. When a loop has run without result for longer than a message takes, the
+//! processor is better used by the process that sends the message.
 //!
-//! A loop belongs to a thread, not to an endpoint: a library with several endpoints polls them in turn, and what one of
-//! them brings ends the waiting for all.
+//! A waiting loop belongs to a thread, not to an endpoint. A library with several endpoints polls
+//! the endpoints in turn, and an event of any endpoint ends the waiting of the thread.
 //!
-//! A program that computes between polls must never be put to sleep: only polls that follow each other without a gap
-//! make a streak, and only a long streak parks.
+//! What may never happen: a program that computes between polls sleeps. Only polls that follow each
+//! other without a gap form a streak, and only a long streak parks.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -20,73 +21,78 @@ use std::time::{Duration, Instant};
 
 use crate::cpu_placement::CpuPlacement;
 
-/// Polls further apart than this do not belong to one waiting loop.
+/// Polls that are further apart than this do not belong to the same waiting loop.
 const GAP_MICROS: u64 = 20;
-/// How long a loop with a processor for itself spins before its polls park: longer than most messages take, shorter than
-/// anybody notices.
+/// Time that a loop with a processor of its own spins before its polls park: longer than most
+/// messages take, and too short to be noticed by a user.
 const SPIN_MICROS: u64 = 2_000;
-/// After so long a spin, the processor is offered to others at every poll: more may run here than anybody has counted.
+/// Time of pure spinning. After this time every poll yields the processor, since more processes may
+/// run on this node than the launcher counted.
 const PURE_SPIN_MICROS: u64 = 10;
-/// How long a loop that shares its processor yields before its polls park, while yielding is cheap.
+/// Time that a loop on a shared processor yields before its polls park, while yielding is cheap.
 const YIELD_MICROS: u64 = 2_000;
-/// Who gets the processor back so late has given it to somebody who computes, for a slice of the scheduler's: yielding is
-/// not cheap. Others that wait too give it back within microseconds.
+/// A yield that takes longer than this gave the processor to a computing thread for a scheduler
+/// slice: yielding is not cheap. Threads that only wait return the processor within microseconds.
 const SLICE_MICROS: u64 = 1000;
-/// Of the streaks without trust, one in so many yields all the same, to see whether it pays by now.
+/// While yielding is considered expensive, one of this many streaks yields all the same, to find
+/// out whether yielding has become cheap.
 const STREAKS_PER_TRIAL: u32 = 32;
-/// Polls of a loop, where processors are shared, before one of them yields or parks: a few microseconds.
+/// Polls of a loop on a shared processor before the loop yields or parks for the first time: a few
+/// microseconds.
 const POLLS_MIN: u32 = 16;
-/// Of these, the one from which on the thread's processor time is watched.
+/// Number of the poll in a streak from which on the thread's processor time is measured.
 const POLLS_UNSAMPLED: u32 = 8;
-/// How long polls neither park nor yield after another thread has wanted the endpoint: it will want it again soon.
+/// Time during which polls neither park nor yield after another thread has wanted the endpoint: the
+/// other thread will soon want the endpoint again.
 const CONTENDED_MICROS: u64 = 1_000;
 
-/// What a poll in vain should do.
+/// Advice to a thread after a poll without result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Return at once.
+    /// The poll returns at once.
     GoOn,
-    /// Offer the processor to others, then return.
+    /// The thread yields the processor, then returns.
     Yield,
-    /// Sleep until something arrives.
+    /// The thread sleeps until something arrives.
     Park,
 }
 
-/// What is known about the processors when a poll was in vain.
+/// Load on the processors at the time of a poll without result.
 #[derive(Clone, Copy)]
 pub struct PollContext {
-    /// Nobody else wants this processor.
+    /// No other thread wants this processor, as far as is known.
     pub has_own_processor: bool,
-    /// A process of this node must work before anything can come.
+    /// A relay of this node must run before anything can arrive.
     pub waits_for_relay: bool,
-    /// The program has done something else than wait since its last poll.
+    /// The program has done something other than polling since its last poll.
     pub has_posted: bool,
 }
 
 /// The waiting loop of one thread.
 pub struct PollPolicy {
     clock: Clock,
-    /// Polls in vain, one after the other.
+    /// The current run of consecutive polls without result.
     streak: Option<Streak>,
     last_poll: u64,
-    /// Other threads wanted what this one slept in: it does not sleep again until then.
+    /// Time until which this thread does not sleep, because another thread wanted an endpoint in
+    /// which this thread slept.
     contended_until: u64,
-    /// Which endpoint brought something last, by its descriptor.
+    /// Descriptor of the endpoint that brought the last event.
     most_recent: Option<RawFd>,
     non_waiting: NonWaitingPolls,
     yielding: YieldPolicy,
     placement: CpuPlacement,
 }
 
-/// Polls in vain of a program that does not wait.
+/// Polls without result of a program that acts between its polls.
 #[derive(Default)]
 struct NonWaitingPolls {
     polls: u32,
-    /// When others were given the processor last, in the clock's ticks.
+    /// Time of the last yield, in ticks of the clock.
     last_yield: u64,
 }
 
-/// A waiting loop since its last message. Times are in the clock's ticks.
+/// A waiting loop since its last event. Times are in ticks of the clock.
 struct Streak {
     since: u64,
     polls: u32,
@@ -98,7 +104,8 @@ thread_local! {
 }
 
 impl PollPolicy {
-    /// Hands out what belongs to this thread. `None` where it is being ended, or while it is handed out already.
+    /// Calls `body` with the policy of this thread. Returns `None` while the thread is being
+    /// destroyed, and for a nested call.
     #[inline]
     pub fn of_this_thread<R>(body: impl FnOnce(&mut PollPolicy) -> R) -> Option<R> {
         let take = |mine: &RefCell<Option<PollPolicy>>| {
@@ -126,7 +133,7 @@ impl PollPolicy {
         }
     }
 
-    /// A poll of the endpoint with this descriptor brought something.
+    /// Records that a poll of the endpoint with this descriptor brought something.
     #[inline]
     pub fn note_event(&mut self, now: u64, endpoint: RawFd) {
         self.most_recent = Some(endpoint);
@@ -137,13 +144,13 @@ impl PollPolicy {
         self.last_poll = now;
     }
 
-    /// Whether no other endpoint of the thread's has brought something since this one did.
+    /// Whether no other endpoint of this thread has brought something since this endpoint did.
     #[inline]
     pub fn is_most_recent(&self, endpoint: RawFd) -> bool {
         self.most_recent.is_none_or(|most_recent| most_recent == endpoint)
     }
 
-    /// A poll brought nothing.
+    /// Records a poll without result, and returns the advice for the thread.
     #[inline]
     pub fn note_nothing(&mut self, now: u64, around: PollContext) -> Advice {
         let gap = self.clock.micros(now.wrapping_sub(self.last_poll));
@@ -152,7 +159,8 @@ impl PollPolicy {
         if around.has_posted {
             return self.note_posted(now, around);
         }
-        // Where processors are shared, a gap may have gone to others: that is found out when it matters.
+        // On a shared processor, another thread may have caused the gap. The processor time of this
+        // thread decides later.
         let Some(streak) =
             self.streak.as_mut().filter(|_| gap <= GAP_MICROS || !around.has_own_processor)
         else {
@@ -162,7 +170,7 @@ impl PollPolicy {
         streak.polls = streak.polls.saturating_add(1);
         streak.note_gap(gap);
         if gap > GAP_MICROS && streak.polls < POLLS_UNSAMPLED {
-            // Perhaps the program computed before it began to wait.
+            // The program may have computed before it began to wait.
             streak.since = now;
         }
         if now < self.contended_until {
@@ -175,10 +183,12 @@ impl PollPolicy {
         }
     }
 
-    /// Whoever does something between polls does not wait, and never sleeps: what it does may be of its own, such as
-    /// operations on its own window, of which a library tells the provider nothing. Others get the processor now and then,
-    /// for a program may also do something until another process has changed its memory: at every few polls where yielding
-    /// is cheap, elsewhere as often as a loop that waits would park for the first time.
+    /// Advises a program that acts between its polls. Such a program never sleeps: its operations
+    /// may be local, such as operations on its own window, which the library does not pass to the
+    /// provider. The program yields now and then, because it may wait in this way until another
+    /// process has changed its memory. Where yielding is cheap, every [`POLLS_MIN`] polls yield
+    /// once. On a shared processor where yielding is expensive, the program yields once in
+    /// [`YIELD_MICROS`], the time after which a waiting loop parks for the first time.
     fn note_posted(&mut self, now: u64, around: PollContext) -> Advice {
         self.streak = None;
         self.non_waiting.polls = self.non_waiting.polls.wrapping_add(1);
@@ -205,7 +215,7 @@ impl PollPolicy {
         if waited >= SPIN_MICROS {
             Advice::Park
         } else if waits_for_relay || waited > PURE_SPIN_MICROS {
-            // Whoever waits for a relay of this node must let it work.
+            // A relay of this node needs a processor to deliver what this thread waits for.
             Advice::Yield
         } else {
             Advice::GoOn
@@ -218,14 +228,14 @@ impl PollPolicy {
             streak.watch = Some(ProcessorTimeSample::begin(now));
         }
         if streak.polls < POLLS_MIN {
-            // A few looks that the program takes on its way are no waiting.
+            // A few polls between other work are not a waiting loop.
             return Advice::GoOn;
         }
         if gap > SLICE_MICROS {
             self.yielding.note_failure();
         }
         let yields = self.yielding.is_on && waited < YIELD_MICROS;
-        // Before a loop gives the processor away for the first time, and before each sleep.
+        // This check runs before the first yield of a loop, and before each sleep.
         if (streak.polls == POLLS_MIN || !yields) && streak.has_computed(now, self.clock) {
             self.begin(now);
             return Advice::GoOn;
@@ -237,7 +247,8 @@ impl PollPolicy {
         Advice::Park
     }
 
-    /// The thread has done as advised, which is no gap between polls.
+    /// Records that the thread has followed the advice at time `now`. The time that the advice took
+    /// is not a gap between polls.
     #[inline]
     pub fn note_advice_taken(&mut self, advice: Advice, now: u64) {
         let took = self.clock.micros(now.wrapping_sub(self.last_poll));
@@ -257,13 +268,15 @@ impl PollPolicy {
         self.last_poll = now;
     }
 
-    /// Whether the thread should go to a processor of its own, where there is one: see [`CpuPlacement`]. Said once.
+    /// Whether the thread should move to another processor; see [`CpuPlacement`]. Returns true once
+    /// for each recommended move.
     #[inline]
     pub fn should_move(&mut self) -> bool {
         self.placement.should_move()
     }
 
-    /// The thread polls again after a poll in vain: the library may have offered the processor in between.
+    /// Reports the time between two polls without result to the placement: the library may have
+    /// yielded the processor between the polls.
     #[inline]
     fn note_gap(&mut self, now: u64) {
         if self.streak.is_some() {
@@ -271,35 +284,36 @@ impl PollPolicy {
         }
     }
 
-    /// The endpoint with this descriptor is closed.
+    /// Forgets the closed endpoint with this descriptor.
     pub fn forget(&mut self, endpoint: RawFd) {
         self.most_recent = self.most_recent.filter(|&most_recent| most_recent != endpoint);
     }
 
-    /// Tells this thread from others; never 0.
+    /// Identifies this thread among the threads of the process; never 0.
     pub fn token(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Another thread wants what this one slept in.
+    /// Records that another thread wants an endpoint in which this thread slept.
     pub fn note_contended(&mut self) {
         self.contended_until = self.clock.now() + CONTENDED_MICROS * self.clock.ticks_per_micro;
     }
 }
 
-/// Whether offering the processor brings the awaited message, or only hands it around among processes that wait too.
-/// The second costs a slice of the scheduler's for each of them, a thousand times what parking costs.
+/// Whether yielding brings the awaited message, or only passes the processor around among waiting
+/// processes. In the second case each of them pays for a scheduler slice, a thousand times the cost
+/// of parking.
 struct YieldPolicy {
     is_effective: bool,
     streaks: u32,
-    /// The streak at hand may yield.
+    /// The current streak may yield.
     is_on: bool,
-    /// And has.
+    /// The current streak has yielded.
     has_yielded: bool,
 }
 
 impl YieldPolicy {
-    /// A streak begins.
+    /// Begins a streak.
     fn begin(&mut self) {
         self.streaks = self.streaks.wrapping_add(1);
         self.is_on = self.is_effective || self.streaks.is_multiple_of(STREAKS_PER_TRIAL);
@@ -310,12 +324,13 @@ impl YieldPolicy {
         self.has_yielded = true;
     }
 
-    /// What was waited for came while yielding.
+    /// The awaited event came while the streak yielded.
     fn note_success(&mut self) {
         self.is_effective |= std::mem::take(&mut self.is_on) && self.has_yielded;
     }
 
-    /// It took a slice. (One of those costs as much as a hundred yields can save.)
+    /// A yield took a scheduler slice. One such yield costs as much as a hundred cheap yields can
+    /// save.
     fn note_failure(&mut self) {
         if std::mem::take(&mut self.is_on) {
             self.is_effective = false;
@@ -334,7 +349,7 @@ impl Streak {
         }
     }
 
-    /// Whether the thread has computed between polls since the last time this was asked.
+    /// Whether the thread has computed between polls since the previous call of this function.
     #[cold]
     fn has_computed(&mut self, now: u64, clock: Clock) -> bool {
         let next = ProcessorTimeSample::begin(now);
@@ -342,14 +357,16 @@ impl Streak {
     }
 }
 
-/// Tells a loop that waits, and whose processor others have between its polls, from one that computes there.
-/// (Reading a thread's processor time is a system call: so it is done now and then, not at every gap.)
+/// A sample of a thread's processor time. Two samples distinguish a loop that waits while other
+/// threads use its processor from a program that computes between its polls. Reading the processor
+/// time is a system call, so the policy takes a sample now and then, not at every gap.
 #[derive(Clone, Copy)]
 struct ProcessorTimeSample {
     since: u64,
     processor_time: Duration,
-    /// Gaps between polls since then, and how long they were together.
+    /// Number of gaps between polls since the sample.
     gaps: u32,
+    /// Total length of these gaps, in microseconds.
     gap_micros: u64,
 }
 
@@ -359,8 +376,8 @@ impl ProcessorTimeSample {
         Self { since: now, processor_time: processor_time(), gaps: 0, gap_micros: 0 }
     }
 
-    /// Whether until `next` the thread has had the processor during gaps too, for longer than a look at the network
-    /// takes it.
+    /// Whether the thread has used the processor during gaps before `next`, for longer than looking
+    /// at the network takes.
     fn has_seen_computing(&self, next: &Self, clock: Clock) -> bool {
         let wall = clock.micros(next.since.wrapping_sub(self.since));
         let polling = wall.saturating_sub(self.gap_micros);
@@ -369,20 +386,20 @@ impl ProcessorTimeSample {
     }
 }
 
-/// Processor time this thread has used.
+/// Processor time that this thread has used.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// A clock that costs a few nanoseconds: the processor's own counter where there is one.
+/// A clock that costs a few nanoseconds: the time-stamp counter where the processor has one.
 #[derive(Clone, Copy)]
 pub struct Clock {
     pub ticks_per_micro: u64,
 }
 
 impl Clock {
-    /// The first call takes [`CALIBRATION`] to find out how fast the counter runs.
+    /// Returns the clock. The first call takes 100 microseconds, to measure the counter's rate.
     pub fn get() -> Self {
         const CALIBRATION: Duration = Duration::from_micros(100);
         static TICKS_PER_MICRO: AtomicU64 = AtomicU64::new(0);
@@ -405,7 +422,7 @@ impl Clock {
         ticks()
     }
 
-    /// Nanoseconds since some start, as exact as a microsecond.
+    /// Nanoseconds since an arbitrary origin, with a resolution of one microsecond.
     #[inline]
     pub fn nanos(self) -> u64 {
         self.now() / self.ticks_per_micro * 1_000
@@ -413,7 +430,7 @@ impl Clock {
 
     #[inline]
     pub fn micros(self, ticks: u64) -> u64 {
-        // Counters of two processors may differ by a little: never negative.
+        // Counters of two processors may differ slightly: a negative span counts as zero.
         if ticks > u64::MAX / 2 { 0 } else { ticks / self.ticks_per_micro }
     }
 }
@@ -421,7 +438,7 @@ impl Clock {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction.
+    // SAFETY: every x86-64 processor has this instruction.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
@@ -440,7 +457,7 @@ mod tests {
         PollContext { has_own_processor: true, waits_for_relay: false, has_posted: false };
     const CROWD: PollContext = PollContext { has_own_processor: false, ..ALONE };
 
-    /// What polls in vain are told, one a microsecond, from microsecond `from` on.
+    /// Advice for `count` polls without result, one per microsecond, from microsecond `from` on.
     fn poll(policy: &mut PollPolicy, from: u64, count: u64, around: PollContext) -> Vec<Advice> {
         (from..from + count).map(|now| policy.note_nothing(now, around)).collect()
     }
@@ -460,7 +477,8 @@ mod tests {
     fn a_program_that_acts_between_polls_never_parks() {
         for around in [ALONE, CROWD, PollContext { waits_for_relay: true, ..ALONE }] {
             let mut policy = PollPolicy::new(CLOCK);
-            // An operation, and then more polls than one, for longer than any loop spins or yields.
+            // Each turn is an operation and more than one poll, and the turns last longer than any
+            // loop spins or yields.
             for turn in 0..3 * SPIN_MICROS {
                 let now = 100 + 4 * turn;
                 let acted = PollContext { has_posted: true, ..around };
@@ -567,7 +585,8 @@ mod tests {
     fn in_a_crowd_polls_park_early_where_yielding_costs_slices() {
         let mut policy = PollPolicy::new(CLOCK);
         let mut now = 100;
-        // Polls until the first park, and yields among them.
+        // Returns the number of polls before the first park, and the number of yields among these
+        // polls.
         let mut streak = |policy: &mut PollPolicy| {
             policy.note_event(now, 1);
             let mut yields = 0;
@@ -607,7 +626,7 @@ mod tests {
         trial(&mut yielding, false);
         let tried = (0..10 * STREAKS_PER_TRIAL).filter(|_| trial(&mut yielding, false)).count();
         assert_eq!(tried, 10, "only trials yield now");
-        // One trial that pays brings the trust back.
+        // A single successful trial makes yielding effective again.
         while !trial(&mut yielding, true) {}
         assert!(trial(&mut yielding, true));
     }

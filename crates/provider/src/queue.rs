@@ -1,10 +1,10 @@
-//! A completion queue's ring: finished operations go in from the engine, entries come out in the
-//! caller's format.
+//! A completion queue's ring: the engine adds finished operations, and the program reads entries in
+//! its format.
 //!
-//! Successes and errors share one order: an error is seen (as `EAVAIL`) when everything before it
-//! has been read, and nothing behind it is seen before it was taken by `read_error`. The ring is
-//! sized when the queue is opened and grows when it must; it never refuses an entry, because every
-//! operation that was accepted owes exactly one.
+//! Successes and errors share one order. A read returns `EAVAIL` at an error when all earlier
+//! entries have been read, and returns later entries only after `read_error` has taken the error.
+//! The ring gets its size when the queue is opened and grows when it must. The ring never refuses
+//! an entry, because every accepted operation owes exactly one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,17 +13,18 @@ use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr};
 use crate::engine_set::EngineSet;
 use crate::sync::SpinLock;
 
-/// Entries a queue has room for from the start: enough for what a polling MPI library leaves
-/// unread, so that the fast path never allocates.
+/// Initial capacity in entries: enough for what a polling MPI library leaves unread, so that the
+/// fast path never allocates.
 const CAPACITY_MIN: usize = 1024;
-/// A caller's wish for more is honoured up to here (3.5 MiB); beyond it the ring grows on demand.
+/// Largest requested capacity in entries that is allocated at once (3.5 MiB); beyond it the ring
+/// grows on demand.
 const CAPACITY_MAX: usize = 65_536;
 
-/// Marks, in a ring entry's flags, that the entry stands for the first of the waiting errors. Bit
-/// 63 is the provider's own (libfabric reserves 60 to 63 for providers).
+/// Flag of a ring entry that stands for the first waiting error. Bit 63 belongs to the provider
+/// (libfabric reserves bits 60 to 63 for providers).
 const ERROR_MARK: u64 = 1 << 63;
 
-/// How entries are laid out for the caller: how many leading bytes of `CqTaggedEntry`.
+/// Layout of entries for the caller, given by the number of leading bytes of `CqTaggedEntry`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryFormat {
     Context,
@@ -45,14 +46,14 @@ impl EntryFormat {
 
 pub struct Queue {
     format: EntryFormat,
-    /// Entries in the ring, readable without the lock: an idle poll touches nothing else.
+    /// Number of entries in the ring, readable without the lock: an idle poll touches nothing else.
     waiting: AtomicUsize,
-    /// Calls of the program that have read this queue, in vain or not.
+    /// Number of calls of the program that have read this queue, with or without result.
     reads: AtomicU64,
     ring: SpinLock<Ring>,
     /// Set by `fi_cq_signal`: the next blocking read returns.
     signaled: AtomicBool,
-    /// The endpoints whose progress feeds this queue.
+    /// The engines whose progress feeds this queue.
     pub engines: EngineSet,
 }
 
@@ -67,8 +68,8 @@ struct RingEntry {
     source: FiAddr,
 }
 
-// SAFETY: the pointers in the entries are values handed from one caller to another; the queue
-// never follows them.
+// SAFETY: the queue passes the pointers in the entries from one caller to another, and never
+// dereferences them.
 unsafe impl Send for Ring {}
 
 impl Queue {
@@ -115,22 +116,24 @@ impl Queue {
         self.waiting.load(Ordering::Acquire) == 0
     }
 
-    /// The program reads this queue. (Two threads that read at once may count as one: the number only has to change.)
+    /// Counts a read of this queue by the program. Two simultaneous reads may count as one: the
+    /// number only has to change.
     #[inline]
     pub fn note_read(&self) {
         self.reads.store(self.reads.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Changes whenever the program reads this queue.
+    /// A number that changes with every read of this queue by the program.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// Takes up to `count` entries into `target` (and their senders into `sources`, if not null).
-    /// `EAGAIN`: nothing there. `EAVAIL`: an error is next.
+    /// Moves up to `count` entries to `target`, and their senders to `sources` unless `sources` is
+    /// null. Returns `EAGAIN` if the queue is empty, and `EAVAIL` if an error is next.
     ///
     /// # Safety
-    /// `target` has room for `count` entries of the queue's format, `sources` for `count` addresses.
+    /// `target` has space for `count` entries of the queue's format, `sources` for `count`
+    /// addresses.
     #[inline]
     pub unsafe fn read(
         &self,
@@ -166,7 +169,7 @@ impl Queue {
         }
     }
 
-    /// Takes the error that is next, if an error is next.
+    /// Takes the next entry if it is an error.
     pub fn read_error(&self) -> Option<CqErrEntry> {
         let mut ring = self.ring.lock();
         if ring.entries.front()?.entry.flags & ERROR_MARK == 0 {
@@ -177,7 +180,7 @@ impl Queue {
         ring.errors.pop_front()
     }
 
-    /// Makes a blocking read return, now or at its next look.
+    /// Makes a blocking read return, now or at its next check.
     pub fn signal(&self) {
         self.signaled.store(true, Ordering::Release);
     }
@@ -188,12 +191,12 @@ impl Queue {
 }
 
 /// # Safety
-/// `target` has room for `index + 1` entries of `format`.
+/// `target` has space for `index + 1` entries of `format`.
 #[inline]
 unsafe fn copy_entry(entry: &CqTaggedEntry, target: *mut u8, index: usize, format: EntryFormat) {
     let from = std::ptr::from_ref(entry).cast::<u8>();
-    // SAFETY: every format is a prefix of the tagged entry; constant lengths, so that each arm is a
-    // few moves.
+    // SAFETY: every format is a prefix of the tagged entry. Constant lengths make each arm a few
+    // moves.
     unsafe {
         match format {
             EntryFormat::Tagged => target.add(index * 48).copy_from_nonoverlapping(from, 48),
@@ -295,7 +298,7 @@ mod tests {
     fn read(queue: &Queue, count: usize) -> (Result<Vec<CqTaggedEntry>, Errno>, [FiAddr; 8]) {
         let mut entries = vec![entry(0); 8];
         let mut sources = [0; 8];
-        // SAFETY: both buffers hold eight, and no test asks for more.
+        // SAFETY: both buffers hold eight entries, and no test asks for more.
         let taken = unsafe { queue.read(entries.as_mut_ptr().cast(), count, sources.as_mut_ptr()) };
         (taken.map(|n| entries[..n].to_vec()), sources)
     }

@@ -1,23 +1,23 @@
-//! Node and service strings, and socket addresses in C's form.
+//! Resolves node and service strings, and converts socket addresses from and to C.
 
 use std::ffi::{CStr, c_void};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::abi::Errno;
 
-/// `sizeof(struct sockaddr_in)`
+/// Size of `struct sockaddr_in`.
 pub const SOCKADDR_BYTES: usize = size_of::<libc::sockaddr_in>();
 
-/// How strings are to be understood.
+/// How strings are interpreted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResolveHints {
-    /// The result is to be bound: no node means every interface, not this host.
+    /// The result is for binding: without a node the result is the wildcard address, not this host.
     pub passive: bool,
-    /// The node is an address in digits; no name service is asked.
+    /// The node is a numeric address; no name service is used.
     pub numeric: bool,
 }
 
-/// The first IPv4 address the strings stand for. A missing service is port 0.
+/// The first IPv4 address of node and service. A missing service is port 0.
 pub fn resolve(
     node: Option<&CStr>,
     service: Option<&CStr>,
@@ -26,19 +26,19 @@ pub fn resolve(
     if node.is_none() && service.is_none() {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: all-zero is a valid addrinfo (no flags, no pointers).
+    // SAFETY: an all-zero addrinfo is valid (no flags, no pointers).
     let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
     hints.ai_family = libc::AF_INET;
     hints.ai_socktype = libc::SOCK_STREAM;
     hints.ai_flags |= if how.passive { libc::AI_PASSIVE } else { 0 };
     hints.ai_flags |= if how.numeric { libc::AI_NUMERICHOST } else { 0 };
     let mut list = std::ptr::null_mut();
-    // SAFETY: the strings end with NUL or are null, and `list` is ours to be written.
+    // SAFETY: the strings end with NUL or are null, and `list` may be written.
     let status = unsafe { libc::getaddrinfo(pointer(node), pointer(service), &hints, &mut list) };
     if status != 0 || list.is_null() {
         return Err(Errno::ENODATA);
     }
-    // SAFETY: a successful lookup gives a list whose first address is of the family asked for.
+    // SAFETY: a successful look-up returns a list whose first address has the requested family.
     let address = unsafe {
         let address = read_sockaddr((*list).ai_addr.cast());
         libc::freeaddrinfo(list);
@@ -54,7 +54,7 @@ fn pointer(text: Option<&CStr>) -> *const libc::c_char {
 /// # Safety
 /// `address` points to `SOCKADDR_BYTES` readable bytes.
 pub unsafe fn read_sockaddr(address: *const c_void) -> Option<SocketAddrV4> {
-    // SAFETY: as promised by the caller; C's alignment is not assumed.
+    // SAFETY: the caller guarantees readable bytes; no alignment is assumed.
     let address: libc::sockaddr_in =
         unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
     let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
@@ -91,9 +91,9 @@ mod tests {
     fn socket_addresses_survive_the_round_trip() {
         let address = "10.1.2.3:7710".parse().unwrap();
         let bytes = sockaddr_bytes(address);
-        // SAFETY: sixteen bytes, as asked for.
+        // SAFETY: the array has sixteen bytes, as required.
         assert_eq!(unsafe { read_sockaddr(bytes.as_ptr().cast()) }, Some(address));
-        // SAFETY: sixteen bytes, as asked for.
+        // SAFETY: the array has sixteen bytes, as required.
         assert_eq!(unsafe { read_sockaddr([0xffu8; 16].as_ptr().cast()) }, None);
     }
 }

@@ -1,6 +1,6 @@
-//! Where an endpoint's finished operations go: its two completion queues and its counters.
+//! Destination of an endpoint's finished operations: its two completion queues and its counters.
 //!
-//! The engine calls `complete` with its lock held; nothing here calls back into an engine.
+//! The engine calls `complete` with its lock held; the sink never calls an engine.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::engine::request::{Completion, OperationKind};
 use crate::engine_set::EngineSet;
 use crate::queue::Queue;
 
-/// What is bound to an endpoint. An operation whose queue or counter is absent is simply not told
-/// there.
+/// The queues and counters bound to an endpoint. Without a queue or counter the operation is not
+/// reported there.
 #[derive(Clone, Default)]
 pub struct Sink {
     pub transmit: Option<Arc<Queue>>,
@@ -30,8 +30,8 @@ pub struct Counters {
 }
 
 impl Sink {
-    /// Tells counter and queue. An atomic that brings something back says so with `abi::READ` in
-    /// its flags; it then counts as a read, otherwise as a write.
+    /// Updates counter and queue. An atomic operation that returns a result carries `abi::READ` in
+    /// its flags, and then counts as a read, otherwise as a write.
     #[inline]
     pub fn complete(&self, completion: Completion) {
         let flags = base_flags(completion.kind, completion.flags) | completion.flags;
@@ -48,7 +48,7 @@ impl Sink {
         }
     }
 
-    /// Every list of ports that is driven when something bound here is read.
+    /// Calls `action` for each engine set that is driven when a bound queue or counter is read.
     pub fn each_engine_set(&self, mut action: impl FnMut(&EngineSet)) {
         [&self.transmit, &self.receive].into_iter().flatten().for_each(|q| action(&q.engines));
         let c = &self.counters;
@@ -212,7 +212,7 @@ mod tests {
     fn next(queue: &Option<Arc<Queue>>) -> Result<CqTaggedEntry, Errno> {
         let mut entry = std::mem::MaybeUninit::<CqTaggedEntry>::uninit();
         let queue = queue.as_ref().unwrap();
-        // SAFETY: room for the one entry asked for.
+        // SAFETY: the buffer holds the one requested entry.
         unsafe {
             queue.read(entry.as_mut_ptr().cast(), 1, std::ptr::null_mut())?;
             Ok(entry.assume_init())

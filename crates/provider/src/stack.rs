@@ -1,27 +1,30 @@
-//! A stack of the provider's own.
+//! A stack of the provider.
 //!
-//! What a call leaves below the program's stack pointer stays there, and MPI libraries send such leavings: fields of their
-//! messages that they never set (MPICH does with each fetching one-sided operation). A new start of a killed process goes
-//! other ways through the provider than the one before, so it would leave something else there, and send it: another
-//! message than before. So where a process is recorded the engine works on a stack that the program never sees.
+//! The bytes that a call leaves below the program's stack pointer stay there, and MPI libraries
+//! send such bytes: fields of their messages that they never set (MPICH does so with each fetching
+//! one-sided operation). After a restart a process takes other code paths through the provider than
+//! its earlier incarnation, so it would leave and send other bytes, and its messages would differ.
+//! So the engine of a recorded process works on a stack that the program never sees.
 //!
-//! What may never happen: two calls are on it at once (whoever is holds the lock of the engine whose it is).
+//! What may never happen: two calls use the stack at the same time. The holder of the engine's lock
+//! uses the stack of the engine.
 
 use std::arch::asm;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-/// Enough for the deepest call, several times over; pages that nobody gets to are never touched.
+/// Several times the size of the deepest call; unused pages are never touched.
 const STACK_BYTES: usize = 1 << 20;
-/// At its lower end: whoever gets there ends the process instead of spoiling other memory. No machine's pages are larger.
+/// Inaccessible memory at the lower end: an overflow ends the process, and does not corrupt other
+/// memory. No machine has larger pages.
 const GUARD_BYTES: usize = 64 << 10;
-/// Both processors want the stack pointer at a multiple of this.
+/// Alignment of the stack pointer, which both processor architectures require.
 const ALIGNMENT: usize = 16;
 
-/// See the module head.
+/// Memory of a stack for the engine of a recorded process.
 pub struct Stack(Box<[MaybeUninit<u8>]>);
 
-/// Where a stack begins: it grows downwards.
+/// The upper end of a stack, where use begins: a stack grows downwards.
 #[derive(Clone, Copy)]
 pub struct Top(*mut u8);
 
@@ -33,18 +36,18 @@ struct Call<W, R> {
 impl Stack {
     pub fn new() -> Self {
         let mut stack = Self(Box::new_uninit_slice(STACK_BYTES + 2 * GUARD_BYTES));
-        // Without a guard it works as well.
+        // The stack works without a guard, too, so an error is ignored.
         stack.protect(libc::PROT_NONE);
         stack
     }
 
     fn protect(&mut self, protection: i32) {
         let start = self.0.as_mut_ptr().map_addr(|start| start.next_multiple_of(GUARD_BYTES));
-        // SAFETY: these pages are ours alone, and nobody works below them.
+        // SAFETY: these pages belong to the stack alone, and no code uses bytes below them.
         unsafe { libc::mprotect(start.cast(), GUARD_BYTES, protection) };
     }
 
-    /// Where whoever works on it begins.
+    /// The top of the stack, aligned for a call.
     pub fn top(&mut self) -> Top {
         let end = self.0.as_mut_ptr_range().end.cast::<u8>();
         Top(end.map_addr(|address| address & !(ALIGNMENT - 1)))
@@ -64,20 +67,21 @@ impl Default for Stack {
 }
 
 impl Top {
-    /// Does `work` there.
+    /// Runs `work` on the stack.
     ///
     /// # Safety
-    /// The stack lives until this returns, and nobody else is on it.
+    /// The stack lives until the function returns, and nothing else uses the stack.
     #[inline(never)]
     pub unsafe fn run<R>(self, work: impl FnOnce() -> R) -> R {
         let mut call = Call { work: Some(work), result: None };
-        // SAFETY: the caller's promise; `begin` gets the call that it was made for. A panic ends the process (`panic = "abort"`).
+        // SAFETY: the caller guarantees the stack; `begin` gets the call for which it was made. A
+        // panic ends the process (`panic = "abort"`).
         unsafe { switch(self.0, begin_of(&call), (&raw mut call).cast()) };
         call.result.expect("the work is done")
     }
 }
 
-/// What begins on the other stack.
+/// The function that begins on the other stack.
 type Begin = unsafe extern "C" fn(*mut c_void);
 
 fn begin_of<W: FnOnce() -> R, R>(_: &Call<W, R>) -> Begin {
@@ -85,18 +89,19 @@ fn begin_of<W: FnOnce() -> R, R>(_: &Call<W, R>) -> Begin {
 }
 
 /// # Safety
-/// `call` is a `Call<W, R>` that nobody else looks at.
+/// `call` is a `Call<W, R>` that nothing else uses.
 unsafe extern "C" fn begin<W: FnOnce() -> R, R>(call: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the type and exclusive use.
     let call = unsafe { &mut *call.cast::<Call<W, R>>() };
     call.result = call.work.take().map(|work| work());
 }
 
 /// # Safety
-/// Below `top` is a stack that nobody else is on; `begin` may be called with `call`.
+/// Below `top` is a stack that nothing else uses; `begin` may be called with `call`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn switch(top: *mut u8, begin: Begin, call: *mut c_void) {
-    // SAFETY: the caller's promise; the register that keeps the old stack is one that calls preserve.
+    // SAFETY: the caller guarantees the stack; the register with the old stack pointer survives
+    // calls.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -113,10 +118,11 @@ unsafe fn switch(top: *mut u8, begin: Begin, call: *mut c_void) {
 }
 
 /// # Safety
-/// As above.
+/// Below `top` is a stack that nothing else uses; `begin` may be called with `call`.
 #[cfg(target_arch = "aarch64")]
 unsafe fn switch(top: *mut u8, begin: Begin, call: *mut c_void) {
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees the stack; the register with the old stack pointer survives
+    // calls.
     unsafe {
         asm!(
             "mov x20, sp",
@@ -136,7 +142,7 @@ unsafe fn switch(top: *mut u8, begin: Begin, call: *mut c_void) {
 mod tests {
     use super::*;
 
-    /// Uses some stack, and says where.
+    /// Writes to some stack memory, and returns its address.
     #[inline(never)]
     fn leave_something(secret: u8) -> usize {
         let mut room = [0_u8; 4096];
@@ -152,16 +158,16 @@ mod tests {
         let top = stack.top();
         let text = String::from("kept");
         for round in 0..3 {
-            // SAFETY: the stack is this test's own.
+            // SAFETY: the stack belongs to this test.
             let (place, told) = unsafe { top.run(|| (leave_something(round), text.clone())) };
             assert!((first..last).contains(&place) && told == "kept");
         }
         let here = leave_something(1);
         assert!(!(first..last).contains(&here));
-        // One within the other, on another stack.
+        // A call on one stack contains a call on another stack.
         let mut other = Stack::new();
         let inner = other.top();
-        // SAFETY: as above.
+        // SAFETY: both stacks belong to this test.
         let sum = unsafe { top.run(|| 1 + inner.run(|| 2.5_f64 as i32 * 4)) };
         assert_eq!(sum, 9);
     }

@@ -1,8 +1,10 @@
-//! This process's board: shared memory on which endpoints say how their paths are when somebody asks (`landbridge ps
-//! --paths`). The layout is [`landbridge_proto::statistics_page`]'s.
+//! The statistics page of this process: shared memory in which endpoints report the state of their
+//! paths on request (`landbridge ps --paths`). [`landbridge_proto::statistics_page`] defines the
+//! layout.
 //!
-//! What enters: a descriptor from whoever has started the process. What leaves: the account of each endpoint, written when
-//! a new question stands on the board. A process without a board, or with more endpoints than it has slots, says nothing.
+//! What enters: a descriptor from the rank supervisor. What leaves: the report of each endpoint,
+//! written when the page holds a new request. A process without a page, or an endpoint for which
+//! the page has no free slot, reports nothing.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -22,34 +24,34 @@ struct StatisticsPage {
     start: NonNull<u8>,
 }
 
-// SAFETY: words are atomic, and the text of a slot belongs to the one endpoint that has taken it.
+// SAFETY: words are atomic, and the text of a slot belongs to the endpoint that has taken the slot.
 unsafe impl Send for StatisticsPage {}
-// SAFETY: as above.
+// SAFETY: words are atomic, and the text of a slot belongs to the endpoint that has taken the slot.
 unsafe impl Sync for StatisticsPage {}
 
 static PAGE: OnceLock<Option<StatisticsPage>> = OnceLock::new();
 
-/// Puts memory of this process's own in the place of the board, so that an image of the process is none of the board. Whether
-/// there is one.
+/// Replaces the page by private memory of this process, so that a checkpoint image does not contain
+/// the page. Returns whether there is a page.
 pub fn quiesce() -> bool {
     let Some(Some(page)) = PAGE.get() else { return false };
-    // SAFETY: the board's own place; what is written there meanwhile nobody reads.
+    // SAFETY: the range is the page's own; what is written to it meanwhile is never read.
     unsafe { arena::replace(page.start, STATISTICS_PAGE_BYTES, None) }
 }
 
-/// Maps the board again. False: there is no board in that file.
+/// Maps the page again. False: the file does not hold a statistics page.
 pub fn resume(file: BorrowedFd<'_>) -> bool {
     let is_whole =
         rustix::fs::fstat(file).is_ok_and(|data| data.st_size == STATISTICS_PAGE_BYTES as i64);
     let Some(Some(page)) = PAGE.get().filter(|_| is_whole) else { return false };
-    // SAFETY: as above.
+    // SAFETY: the range is the page's own.
     let is_resumed = unsafe { arena::replace(page.start, STATISTICS_PAGE_BYTES, Some(file)) };
-    // It may be another file than the one before.
+    // The file may be another one than before the checkpoint.
     page.word(OPENED_AT).store(1, Ordering::Relaxed);
     is_resumed
 }
 
-/// An endpoint's place on the board.
+/// An endpoint's slot of the statistics page.
 pub struct StatisticsSlot {
     page: &'static StatisticsPage,
     at: usize,
@@ -57,7 +59,7 @@ pub struct StatisticsSlot {
 }
 
 impl StatisticsSlot {
-    /// A free place, if there is a board.
+    /// Takes a free slot, if there is a page with a free slot.
     pub fn take() -> Option<StatisticsSlot> {
         StatisticsSlot::take_slot_of(PAGE.get_or_init(open).as_ref()?)
     }
@@ -72,22 +74,23 @@ impl StatisticsSlot {
         Some(StatisticsSlot { page, at, answered: 0 })
     }
 
-    /// Whether a question stands there that has not been answered.
+    /// Whether the page holds a request that this slot has not answered.
     #[inline]
     pub fn is_requested(&self) -> bool {
         self.page.word(REQUEST_AT).load(Ordering::Relaxed) != self.answered
     }
 
-    /// Answers it. Of a text that is too long the rest is left out.
+    /// Answers the request. A text beyond [`TEXT_BYTES_MAX`] bytes is cut off.
     #[cold]
     pub fn write(&mut self, text: &str) {
         let bytes = &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)];
         self.answered = self.page.word(REQUEST_AT).load(Ordering::Acquire);
         let version = self.page.word(self.at + VERSION_AT);
-        // Odd for as long as it is being written.
+        // The version is odd while the text is being written.
         version.fetch_add(1, Ordering::AcqRel);
         std::sync::atomic::fence(Ordering::Release);
-        // SAFETY: the text lies inside the board, and is this slot's alone; readers look at the version.
+        // SAFETY: the text lies inside the page, and belongs to this slot; readers verify the
+        // version.
         unsafe {
             let text = self.page.start.as_ptr().add(self.at + TEXT_AT);
             bytes.as_ptr().copy_to_nonoverlapping(text, bytes.len());
@@ -108,20 +111,22 @@ impl Drop for StatisticsSlot {
 impl StatisticsPage {
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at + 8 <= STATISTICS_PAGE_BYTES && at.is_multiple_of(8));
-        // SAFETY: inside the mapping, which stays, and aligned; every side takes these words for atomic ones.
+        // SAFETY: the word lies inside the mapping, which stays, and is aligned; all sides use
+        // these words as atomics.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 }
 
-/// Maps the board that whoever has started this process has handed on; the descriptor is not needed any more.
+/// Maps the page that the rank supervisor has passed to this process; afterwards the descriptor is
+/// closed.
 fn open() -> Option<StatisticsPage> {
     let number = param::STATISTICS_PAGE.number().ok().flatten()?;
     let number = i32::try_from(number).ok().filter(|&number| number > 2)?;
-    // SAFETY: a question about a number.
+    // SAFETY: fcntl only queries a number.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
         return None;
     }
-    // SAFETY: it is open; whether it is ours is seen before it is changed or closed.
+    // SAFETY: the descriptor is open; its content is verified before it is changed or closed.
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
     let mut magic = [0; MAGIC.len()];
     file.read_exact_at(&mut magic, 0).ok()?;
@@ -132,7 +137,7 @@ fn open() -> Option<StatisticsPage> {
     let file = OwnedFd::from(std::mem::ManuallyDrop::into_inner(file));
     let start = arena::map_fd(file.as_fd(), STATISTICS_PAGE_BYTES).ok()?;
     let page = StatisticsPage { start };
-    // An earlier start of this process may have been killed while it had some.
+    // An earlier incarnation of this process may have been killed while it held slots.
     (0..SLOTS).map(slot_at).for_each(|at| page.word(at + IN_USE_AT).store(0, Ordering::Relaxed));
     Some(page)
 }

@@ -1,9 +1,11 @@
-//! The provider's lock: a word that spins and then yields.
+//! The provider's lock: a word that a waiting thread polls, first spinning and then yielding.
 //!
-//! It is nearly always free (MPI libraries serialise their calls), so what counts is that taking it
-//! is one exchange and giving it back one store. It never sleeps in the kernel and never allocates.
+//! The lock is nearly always free, because MPI libraries serialise their calls. So taking the lock
+//! is one exchange, and releasing it is one store. Waiting for the lock never sleeps in the kernel
+//! and never allocates.
 //!
-//! A holder may sleep, for something else ([`Sleep`]): whoever wants its lock meanwhile wakes it.
+//! The holder of a lock may sleep for another reason ([`Sleep`]); a thread that wants the lock
+//! wakes the holder.
 
 use std::cell::UnsafeCell;
 use std::hint;
@@ -12,8 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
-/// Rounds of spinning before the processor is given away: about a microsecond. A holder that was
-/// descheduled (more threads than cores) is waited for by yielding.
+/// Rounds of spinning before a waiting thread yields: about a microsecond. Yielding lets a holder
+/// run that was descheduled, where there are more threads than cores.
 const SPINS_BEFORE_YIELD: u32 = 64;
 
 /// The lock without a value.
@@ -65,11 +67,11 @@ impl RawSpinLock {
     }
 }
 
-/// Threads that wait for a lock, of any object of this process,
+/// Number of threads that wait for a lock of any object of this process.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-/// and threads that sleep and may hold one.
+/// Number of threads that sleep and may hold a lock.
 static ASLEEP: AtomicU32 = AtomicU32::new(0);
-/// What wakes those: an eventfd. It is only ever written.
+/// The eventfd that wakes sleeping threads. The eventfd is only written, never read.
 static WAKEUP_FD: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
 /// A thread waits for a lock, whose holder is awake or has been woken.
@@ -78,7 +80,8 @@ struct Waiting;
 impl Waiting {
     fn begin() -> Self {
         WAITING.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `Sleep::begin`: either we see that it sleeps, or it sees that we wait.
+        // Pairs with the fence in `Sleep::begin`: either this thread sees the sleeper, or the
+        // sleeper sees this waiting thread.
         fence(Ordering::SeqCst);
         if ASLEEP.load(Ordering::Relaxed) > 0 {
             Sleep::ring();
@@ -93,11 +96,12 @@ impl Drop for Waiting {
     }
 }
 
-/// A sleep of a thread that may hold locks: it must end when [`Sleep::wakeup_fd`] rings.
+/// A sleep of a thread that may hold locks. The sleep must end when [`Sleep::wakeup_fd`] becomes
+/// readable.
 pub struct Sleep;
 
 impl Sleep {
-    /// `None`: somebody waits for a lock, do not sleep.
+    /// Returns `None` if a thread waits for a lock: the caller must not sleep.
     pub fn begin() -> Option<Self> {
         ASLEEP.fetch_add(1, Ordering::Relaxed);
         let sleep = Sleep;
@@ -105,7 +109,8 @@ impl Sleep {
         (WAITING.load(Ordering::Relaxed) == 0).then_some(sleep)
     }
 
-    /// For a bell that only one sleeper has heard: rings it for the next, if somebody waits still.
+    /// Wakes the next sleeping thread if a thread still waits, since the eventfd wakes one sleeper
+    /// only.
     pub fn pass_wakeup_on() {
         if Self::is_contended() && ASLEEP.load(Ordering::Relaxed) > 0 {
             Self::ring();
@@ -118,17 +123,18 @@ impl Sleep {
         }
     }
 
-    /// Whether somebody waits for a lock now.
+    /// Whether a thread waits for a lock now.
     pub fn is_contended() -> bool {
         WAITING.load(Ordering::Relaxed) > 0
     }
 
-    /// Becomes readable anew (edge-triggered) whenever sleepers are to wake. `None`: no descriptor was left for it.
+    /// The eventfd that becomes readable, edge-triggered, each time that sleeping threads have to
+    /// wake. `None`: no descriptor was available.
     pub fn wakeup_fd() -> Option<BorrowedFd<'static>> {
         use rustix::event::{EventfdFlags, eventfd};
         let open = || {
             let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-            // Away from the numbers that programs see.
+            // Numbers from 512 on do not change the numbers that programs see.
             Some(rustix::io::fcntl_dupfd_cloexec(&fd, 512).unwrap_or(fd))
         };
         WAKEUP_FD.get_or_init(open).as_ref().map(AsFd::as_fd)
@@ -152,7 +158,7 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached through a guard, and there is one guard at a time.
+// SAFETY: only a guard reaches the value, and there is one guard at a time.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 // SAFETY: moving the lock moves the value.
 unsafe impl<T: Send> Send for SpinLock<T> {}
@@ -196,7 +202,7 @@ impl<T> Deref for SpinGuard<'_, T> {
 impl<T> DerefMut for SpinGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and `&mut self` makes the borrow unique.
+        // SAFETY: this thread holds the lock, and `&mut self` makes the borrow unique.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -204,7 +210,7 @@ impl<T> DerefMut for SpinGuard<'_, T> {
 impl<T> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the guard is the proof of holding it.
+        // SAFETY: the guard proves that this thread holds the lock.
         unsafe { self.lock.raw.unlock() };
     }
 }

@@ -1,26 +1,28 @@
-//! Which threads of a recorded process call MPI.
+//! Observes which threads of a recorded process call MPI.
 //!
-//! The provider records at which poll a message was delivered, and the interposer records what one thread reads of clocks and
-//! random numbers: the thread that begins the program. Nothing records in which order several threads call. So the user hears
-//! it at the first call of another thread, not when the process is killed.
+//! The provider records at which poll a message was delivered. The interposer records which clocks
+//! and random numbers one thread reads: the thread that begins the program. No record holds the
+//! order in which several threads call MPI. So the user is warned at the first call of another
+//! thread, and not when the process is killed.
 //!
-//! In: the thread of each call. Out: what is to be said, each of it once in a process. `MPI_THREAD_MULTIPLE` that is asked for
-//! and never used is not seen here, and costs nothing.
+//! In: the thread of each call. Out: warnings, each of them once in a process. A program that
+//! requests `MPI_THREAD_MULTIPLE` and calls from one thread only gets no warning, and costs
+//! nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::{interposer, log};
 
-/// What a call tells of the threads of this process.
+/// What a call reveals about the threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ThreadingProblem {
-    /// MPI is called by one thread, and that is not the one whose clocks are recorded.
+    /// One thread calls MPI, but the clocks of another thread are recorded.
     OtherThread,
-    /// MPI is called by more than one thread.
+    /// More than one thread calls MPI.
     SeveralThreads,
 }
 
-/// The threads that have called so far. A thread is told by the address of its control block.
+/// The threads that have called so far. The address of its control block identifies a thread.
 struct Callers {
     first: AtomicUsize,
     are_several: AtomicBool,
@@ -33,7 +35,7 @@ impl Callers {
         Callers { first: AtomicUsize::new(0), are_several: AtomicBool::new(false) }
     }
 
-    /// `is_recorded`: whether clocks that this thread reads are recorded, if any are.
+    /// `is_recorded`: whether clock reads of this thread are recorded, if any clock reads are.
     #[inline]
     fn note(&self, thread: usize, is_recorded: impl FnOnce() -> bool) -> Option<ThreadingProblem> {
         if self.first.load(Relaxed) == thread {
@@ -55,7 +57,7 @@ impl Callers {
     }
 }
 
-/// A thread calls, in a process that is recorded.
+/// Records a call of this thread, in a process that is recorded.
 #[inline]
 pub fn note_call() {
     if let Some(problem) = CALLERS.note(this_thread(), interposer::is_of_recorded_thread) {
@@ -80,12 +82,12 @@ fn warn_user(problem: ThreadingProblem) {
     }
 }
 
-/// The address of this thread's control block, read without a call.
+/// The address of this thread's control block, read without a function call.
 #[inline]
 fn this_thread() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word of a thread's control block is its address.
+    // SAFETY: the first word of a thread's control block holds the address of the block.
     unsafe {
         std::arch::asm!(
             "mov {}, fs:0",
@@ -94,7 +96,7 @@ fn this_thread() -> usize {
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads a register.
+    // SAFETY: the instruction reads a register.
     unsafe {
         std::arch::asm!(
             "mrs {}, tpidr_el0",

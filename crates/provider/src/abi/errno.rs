@@ -1,8 +1,8 @@
-//! Error numbers: the system's, and libfabric's own from 256 on.
+//! Error numbers: numbers of the system, and numbers of libfabric from 256 on.
 
 use std::fmt;
 
-/// A positive error number. libfabric's calls return its negative.
+/// A positive error number. libfabric's calls return the negative number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -42,7 +42,7 @@ impl Errno {
     pub const ENOKEY: Errno = Errno(266);
     pub const ENOAV: Errno = Errno(267);
 
-    /// What a C call returns for it.
+    /// The value that a C call returns for the error.
     pub const fn negative(self) -> i32 {
         -self.0
     }

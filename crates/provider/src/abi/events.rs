@@ -1,4 +1,4 @@
-//! Entries of completion and event queues, and the attributes objects are opened with.
+//! Entries of completion and event queues, and the attributes with which objects are opened.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -15,8 +15,8 @@ pub struct CqAttr {
     pub wait_set: *mut c_void,
 }
 
-/// The longest completion format. The shorter ones are its beginnings, so an entry in any format is
-/// a prefix of this one: 8 (context), 24 (msg), 40 (data) or 48 (tagged) bytes.
+/// The longest completion format. An entry in any format is a prefix of this entry: 8 (context), 24
+/// (msg), 40 (data) or 48 (tagged) bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CqTaggedEntry {
@@ -41,9 +41,9 @@ pub struct CqErrEntry {
     pub err: c_int,
     pub prov_errno: c_int,
     pub err_data: *mut c_void,
-    /// From 1.5 on.
+    /// Present from 1.5 on.
     pub err_data_size: usize,
-    /// From 1.20 on.
+    /// Present from 1.20 on.
     pub src_addr: u64,
 }
 

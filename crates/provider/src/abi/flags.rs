@@ -8,7 +8,7 @@ pub const ATOMIC: u64 = 1 << 4;
 pub const READ: u64 = 1 << 8;
 pub const WRITE: u64 = 1 << 9;
 pub const RECV: u64 = 1 << 10;
-/// Also FI_TRANSMIT.
+/// The flag is also FI_TRANSMIT.
 pub const SEND: u64 = 1 << 11;
 pub const REMOTE_READ: u64 = 1 << 12;
 pub const REMOTE_WRITE: u64 = 1 << 13;
@@ -24,7 +24,7 @@ pub const INJECT_COMPLETE: u64 = 1 << 26;
 pub const TRANSMIT_COMPLETE: u64 = 1 << 27;
 pub const DELIVERY_COMPLETE: u64 = 1 << 28;
 pub const PEER: u64 = 1 << 43;
-/// From 2.x on; the bit had no meaning before.
+/// Defined from 2.x on; the bit had no meaning before.
 pub const TAGGED_DIRECTED_RECV: u64 = 1 << 45;
 pub const HMEM: u64 = 1 << 47;
 pub const LOCAL_COMM: u64 = 1 << 51;
@@ -41,8 +41,8 @@ pub const COMPARE_ATOMIC: u64 = 1 << 59;
 pub const SELECTIVE_COMPLETION: u64 = 1 << 59;
 pub const AV_SYNC_ERR: u64 = 1 << 58;
 pub const AV_SYMMETRIC: u64 = 1 << 59;
-/// Internal to libfabric: "only a provider that does not layer over others may answer". Set when a
-/// utility provider looks for something to sit on.
+/// Internal flag of libfabric: only a provider that is not layered over others may answer. Set when
+/// a utility provider looks for a provider below it.
 pub const CORE_PROV_ONLY: u64 = 1 << 59;
 
 // Ordering.
@@ -60,7 +60,7 @@ pub const ORDER_ATOMIC_WAW: u64 = 1 << 39;
 pub const FORMAT_UNSPEC: u32 = 0;
 pub const FORMAT_SOCKADDR: u32 = 1;
 pub const FORMAT_SOCKADDR_IN: u32 = 2;
-/// SOCKADDR_IN or SOCKADDR_IN6, from 2.x on.
+/// SOCKADDR_IN or SOCKADDR_IN6, defined from 2.x on.
 pub const FORMAT_SOCKADDR_IP: u32 = 17;
 
 // Enumerations of fi_info.

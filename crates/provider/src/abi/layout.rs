@@ -1,4 +1,4 @@
-//! The layouts above, against numbers written down and against the headers of this machine.
+//! Tests of the layouts of `abi`, against written numbers and against the headers of this machine.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::*;
 
-/// What is compared with C: a C expression, and its value here.
+/// A C expression, and its value in this crate.
 type Fact = (&'static str, usize);
 
 const HEADERS: &str = "/usr/include/rdma/fabric.h";
@@ -37,7 +37,7 @@ fn sizes_are_as_written_down() {
     assert_eq!(size_of::<OpsAv>(), 11 * 8);
 }
 
-/// The newer fields of a domain's attributes follow the 1.17 ones as they do in C.
+/// The newer fields of a domain's attributes follow the fields of 1.17 as in C.
 #[test]
 fn the_newest_domain_attributes_extend_the_oldest() {
     assert_eq!(offset_of!(DomainAttr, max_ep_auth_key), size_of::<DomainAttrBase>());
@@ -203,7 +203,7 @@ fn program() -> String {
     text + "return 0; }\n"
 }
 
-/// What the program prints; `None` if there is no compiler.
+/// The output of the program; `None` if there is no compiler.
 fn compile_and_run(program: &str) -> Option<String> {
     let folder = Folder::new();
     let (source, binary) = (folder.0.join("facts.c"), folder.0.join("facts"));
@@ -215,7 +215,7 @@ fn compile_and_run(program: &str) -> Option<String> {
     Some(String::from_utf8(run.stdout).expect("digits"))
 }
 
-/// A temporary folder that goes away.
+/// A temporary folder that is deleted when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -1,14 +1,14 @@
-//! libfabric's binary interface as a provider sees it, written from the facts of the public
-//! headers (newest layout: 2.5). Nothing here acts; every size is asserted in `layout`.
+//! libfabric's binary interface as a provider sees it, written from the facts of the public headers
+//! (newest layout: 2.5). The module contains no behaviour; `layout` asserts every size.
 //!
-//! One binary serves every libfabric from 1.17 on. Structures grew at their ends only:
+//! One binary works with every libfabric from 1.17 on. Structures have grown at their ends only:
 //!
 //! | structure | newer fields | rule |
 //! |---|---|---|
-//! | `DomainAttr` | `max_ep_auth_key` and on | the newest size is allocated and written; hints are read as `DomainAttrBase` |
+//! | `DomainAttr` | from `max_ep_auth_key` | newest size written; hints read as `DomainAttrBase` |
 //! | `CqErrEntry` | `src_addr` (1.20) | copied out by the caller's version |
 //! | `OpsAv` | the auth-key calls | guarded by `size` |
-//! | `MrAttr` | `hmem_data` and on | never read |
+//! | `MrAttr` | from `hmem_data` | never read |
 
 mod errno;
 mod events;
@@ -27,7 +27,7 @@ pub use tables::*;
 /// An index in an address vector (`fi_addr_t`).
 pub type FiAddr = u64;
 
-/// A receive from anyone.
+/// A receive accepts messages from any peer.
 pub const ADDR_UNSPEC: FiAddr = u64::MAX;
 /// The sender is not in the address vector.
 pub const ADDR_NOTAVAIL: FiAddr = u64::MAX;
@@ -37,5 +37,5 @@ pub const fn version(major: u32, minor: u32) -> u32 {
     (major << 16) | minor
 }
 
-/// The libfabric whose layouts are written down here.
+/// The libfabric version whose layouts this module contains.
 pub const LAYOUT_VERSION: u32 = version(2, 5);

@@ -1,10 +1,10 @@
-//! Objects (`fid_*`), `fi_info` with its attributes, and the provider itself.
+//! Objects (`fid_*`), `fi_info` with its attributes, and the provider structure.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use super::tables::*;
 
-/// The start of every object. The tables are never written by anyone.
+/// The beginning of every object. The tables are read-only.
 #[repr(C)]
 pub struct Fid {
     pub class: usize,
@@ -16,7 +16,7 @@ pub struct Fid {
 pub struct FidFabric {
     pub fid: Fid,
     pub ops: *const OpsFabric,
-    /// Written by the host after `fabric()` has returned.
+    /// The host writes the version after `fabric()` has returned.
     pub api_version: u32,
 }
 
@@ -119,7 +119,7 @@ pub struct EpAttr {
     pub auth_key: *mut u8,
 }
 
-/// `fi_domain_attr` as far as every host has it (all of it on 1.17).
+/// The part of `fi_domain_attr` that every host has (all of it on 1.17).
 #[repr(C)]
 pub struct DomainAttrBase {
     pub domain: *mut FidDomain,
@@ -151,7 +151,7 @@ pub struct DomainAttrBase {
     pub tclass: u32,
 }
 
-/// The newest `fi_domain_attr`: what we allocate. In hints only the base may be read.
+/// The newest `fi_domain_attr`, which the provider allocates. In hints only the base may be read.
 #[repr(C)]
 pub struct DomainAttr {
     pub base: DomainAttrBase,
@@ -184,13 +184,13 @@ pub struct Info {
     pub tx_attr: *mut TxAttr,
     pub rx_attr: *mut RxAttr,
     pub ep_attr: *mut EpAttr,
-    /// Points to a whole `DomainAttr` where we made it.
+    /// Points to a whole `DomainAttr` in an info of this provider.
     pub domain_attr: *mut DomainAttrBase,
     pub fabric_attr: *mut FabricAttr,
     pub nic: *mut c_void,
 }
 
-/// What `fi_prov_ini` returns. `context` belongs to the host, which writes to it.
+/// The structure that `fi_prov_ini` returns. `context` belongs to the host, which writes to it.
 #[repr(C)]
 pub struct Provider {
     pub version: u32,

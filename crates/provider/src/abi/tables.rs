@@ -1,6 +1,6 @@
 //! Operation tables and the argument structures of the `*msg` calls.
 //!
-//! libfabric calls through these without looking for null pointers, so no slot is optional here.
+//! libfabric calls these entries without a check for null pointers, so no entry is optional here.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -54,14 +54,14 @@ pub struct MsgRma {
     pub data: u64,
 }
 
-/// Local memory of an atomic, counted in elements.
+/// Local memory of an atomic operation, counted in elements.
 #[repr(C)]
 pub struct Ioc {
     pub addr: Void,
     pub count: usize,
 }
 
-/// Remote memory of an atomic, counted in elements.
+/// Remote memory of an atomic operation, counted in elements.
 #[repr(C)]
 pub struct RmaIoc {
     pub addr: u64,

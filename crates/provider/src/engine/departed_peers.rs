@@ -1,7 +1,8 @@
-//! Receives that wait for a peer which has left.
+//! Warns about receives that wait for a peer which has left.
 //!
-//! Such a receive is no error: it may be meant to be cancelled, and a message that was sent before may be on its way. But whoever
-//! waits for nothing else waits for ever. So it is said, once for each peer, when it has waited for a while.
+//! Such a receive is no error: the program may intend to cancel the receive, and an earlier message
+//! of the peer may still be under way. But a program that waits for this receive alone waits for
+//! ever. So a log line warns once for each peer, after the receive has waited for [`WARN_AFTER`].
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,15 +12,15 @@ use landbridge_proto::endpoint::Peer;
 use super::Engine;
 use crate::log;
 
-/// Between two looks.
+/// Time between two checks.
 const CHECK_GAP: Duration = Duration::from_secs(1);
-/// More than what is on its way takes, and less than a user's patience.
+/// Longer than a message in flight takes, and shorter than a user's patience.
 const WARN_AFTER: Duration = Duration::from_secs(5);
 
-/// See the module head.
+/// The peers that have left and are still awaited.
 pub struct DepartedPeers {
     next: Instant,
-    /// Since when somebody is waited for in vain; `None`: that was said.
+    /// Time since when a receive waits for the peer; `None` after the warning.
     since: BTreeMap<Peer, Option<Instant>>,
 }
 
@@ -28,7 +29,7 @@ impl DepartedPeers {
         Self { next: Instant::now() + CHECK_GAP, since: BTreeMap::new() }
     }
 
-    /// The peers of which it is time to say so. `awaited`: those that are waited for now.
+    /// The peers for which a warning is due. `awaited`: peers that receives wait for now.
     fn due(&mut self, awaited: &[Peer], now: Instant) -> Vec<Peer> {
         self.since.retain(|peer, since| since.is_none() || awaited.contains(peer));
         for &peer in awaited {
@@ -41,7 +42,7 @@ impl DepartedPeers {
 }
 
 impl Engine {
-    /// To be called every few milliseconds.
+    /// Warns when it is time. The engine calls this every few milliseconds.
     pub(super) fn check_departed_peers(&mut self) {
         let now = Instant::now();
         if now < self.departed_peers.next {

@@ -1,9 +1,10 @@
-//! The way to each peer, and the hellos on new connections.
+//! Path candidates of each peer, and the hellos on new connections.
 //!
-//! A way is chosen when something is first sent: shared memory on the same node, TCP inside the cluster, the cluster's
-//! relay otherwise; a way that fails makes room for the next. A connection that the peer makes meanwhile is as
-//! good as our own. Either begins with a hello; when that has ended well there is a link, and what
-//! waited for it goes out.
+//! The engine chooses a candidate when the first frame for a peer is to be sent: shared memory on
+//! the same node, TCP inside the cluster, the cluster's relay otherwise. A candidate that fails is
+//! followed by the next one. A connection that the peer dials meanwhile is equally good. Every
+//! connection begins with a hello; when the hello has succeeded, the link is up, and waiting frames
+//! are sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,31 +36,31 @@ use super::reconnect::Reconnect;
 use crate::arena;
 use crate::log;
 
-/// Our own dials under way; further peers wait for their turn. Fewer than a door of a peer has room for, so that two
-/// diallers at once find room.
+/// Maximum number of dials under way; further peers wait for their turn. A peer's listener has
+/// slots for twice as many pending connections, so that two dialling processes find free slots.
 const DIALS_MAX: usize = 128;
 
-/// A way to reach a peer.
+/// A candidate path to a peer.
 #[derive(Clone, Debug)]
 pub enum PathCandidate {
     Loopback,
     Shm(String),
     Tcp(SocketAddr),
-    /// A further address, for when nobody answers at that one.
+    /// A further address, for the case that the first TCP address does not answer.
     Further(SocketAddr),
     Relay,
 }
 
-/// Where a name says its endpoint is, without a relay.
+/// The addresses of an endpoint without a relay, according to the endpoint's name.
 struct DirectAddresses {
     address: SocketAddr,
     further: Vec<SocketAddr>,
     unix: String,
-    /// Whether that is on this node.
+    /// Whether the endpoint is on this node.
     is_on_this_node: bool,
 }
 
-/// A hello under way, and what it is for.
+/// A hello under way, and its purpose.
 pub struct Hello {
     pub handshake: Handshake,
     pub(super) purpose: HelloPurpose,
@@ -70,15 +71,15 @@ pub struct Hello {
 pub struct Hellos {
     pub(super) slots: Vec<Option<Hello>>,
     pub(super) pending: usize,
-    /// Ours, also to the relay.
+    /// Number of hellos that this process has dialled, including dials to the relay.
     dials: usize,
-    /// Peers to be dialled when one of those has ended.
+    /// Peers to be dialled when another dial has ended.
     waiting: VecDeque<Peer>,
-    /// TCP, Unix.
+    /// Whether the TCP listener and the Unix listener are paused.
     pub(super) paused_listeners: [bool; 2],
-    /// The user has been told that a door is at rest for want of descriptors.
+    /// A log line has reported that a listener is paused for want of descriptors.
     pub(super) has_warned: bool,
-    /// Of connections that others have made: what the log says of them.
+    /// Refused connections of other processes, for the log.
     pub(super) refusals: Refusals,
 }
 
@@ -94,20 +95,20 @@ impl Hellos {
 #[derive(Clone, Copy)]
 pub enum HelloPurpose {
     Peer(Peer),
-    /// A further address of a peer that is linked already.
+    /// A further address of a peer that has a link already.
     Rail(Peer, SocketAddr),
     Relay,
     Accepted,
 }
 
-/// What epoll tells an event by.
+/// The token that epoll returns with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventToken {
     Listener,
     UnixListener,
     Hello(usize),
     Link(usize),
-    /// A socket for datagrams.
+    /// A UDP socket.
     Datagrams(usize),
 }
 
@@ -135,7 +136,7 @@ impl EventToken {
 }
 
 impl Engine {
-    /// Tries the next way to `peer`.
+    /// Dials the next candidate for `peer`.
     #[cold]
     pub(super) fn dial(&mut self, peer: Peer) {
         let candidates = match self.peer_states[peer.0 as usize].candidates.take() {
@@ -153,7 +154,7 @@ impl Engine {
                     return self.reconnect_later(peer);
                 }
                 if !peer_state.open_paths.is_empty() {
-                    // The peer has come to us meanwhile.
+                    // The peer has connected to this process meanwhile.
                     return;
                 }
                 let (address, ip) = (self.core.address(peer), self.identity.ip);
@@ -161,7 +162,8 @@ impl Engine {
                 return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
             if matches!(candidate, PathCandidate::Further(_)) && !peer_state.open_paths.is_empty() {
-                // The peer has come to us meanwhile, and tells us itself where else it is.
+                // The peer has connected to this process meanwhile, and advertises its further
+                // addresses itself.
                 continue;
             }
             peer_state.is_further_address = matches!(candidate, PathCandidate::Further(_));
@@ -201,7 +203,7 @@ impl Engine {
         )
     }
 
-    /// Notes what keeps frames for `peer` waiting, unless they go out by some path.
+    /// Sets the state of frames for `peer`, unless an open path sends them.
     pub(super) fn set_send_state(&mut self, peer: Peer, out: SendState) {
         let peer_state = &mut self.peer_states[peer.0 as usize];
         if !matches!(peer_state.send_state, SendState::Up(_)) {
@@ -209,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Too many dials are under way: `peer` is dialled when one has ended.
+    /// Queues `peer` for a dial when another dial has ended, because too many dials are under way.
     fn queue_dial(&mut self, peer: Peer, candidate: &PathCandidate) {
         self.set_send_state(peer, SendState::DialQueued);
         let peer_state = &mut self.peer_states[peer.0 as usize];
@@ -217,9 +219,10 @@ impl Engine {
         self.hellos.waiting.push_back(peer);
     }
 
-    /// Dials peers that wait for their turn, as far as there is room. Some have come to us meanwhile.
+    /// Dials queued peers while fewer than [`DIALS_MAX`] dials are under way. Some of these peers
+    /// have connected to this process meanwhile.
     fn dial_waiting(&mut self) {
-        // A dial may end within the call and come here again: then there is nothing more to take.
+        // A dial may end within the call and enter this function again; the queue is then empty.
         let mut waiting = std::mem::take(&mut self.hellos.waiting);
         while self.hellos.dials < DIALS_MAX
             && let Some(peer) = waiting.pop_front()
@@ -232,13 +235,14 @@ impl Engine {
         self.hellos.waiting = waiting;
     }
 
-    /// The ways to a peer, the best last.
+    /// The candidates for a peer, in reverse order: the best is the last.
     fn candidates_for(&self, peer: Peer) -> Vec<PathCandidate> {
         let identity = self.identity;
         let paths = identity.paths;
         let mut candidates = Vec::new();
         let is_addressed = self.core.address(peer) != Address::ANONYMOUS;
-        // Nobody needs the relay who has another path, and who has it needs it once.
+        // The relay is a candidate only for a peer without any other usable path, and is needed
+        // once.
         let open_paths = &self.peer_states[peer.0 as usize].open_paths;
         let has_path = open_paths.iter().any(|open_path| self.may_carry(open_path.link));
         if paths.relay && !identity.relays.is_empty() && is_addressed && !has_path {
@@ -270,8 +274,9 @@ impl Engine {
         candidates
     }
 
-    /// Whether a further address of `peer`, which is on another node, is worth trying as that of a peer without a path: it is
-    /// allowed, not our own as well (bridges of containers), and not tried for itself already.
+    /// Whether a further address of `peer`, a peer on another node without a path, is worth
+    /// dialling. The address must be allowed, must not be an address of this node as well (bridges
+    /// of containers), and must not be tried as an advertised rail already.
     pub(super) fn is_worth_dialling(&self, peer: Peer, address: &SocketAddr) -> bool {
         let (identity, ip) = (self.identity, address.ip());
         identity.rail_networks.iter().any(|network| network.contains(ip))
@@ -334,7 +339,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The pause until the next attempt, if this is one of many.
+    /// The pause until the next attempt, if this hello is one of several attempts.
     fn pause_after(&self, purpose: HelloPurpose) -> Option<Duration> {
         match purpose {
             HelloPurpose::Rail(peer, address) => Some(self.rail_pause(peer, address)),
@@ -351,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// Something happened on the socket of hello `id`.
+    /// Continues hello `id` after an event on its socket.
     pub(super) fn handle_hello(&mut self, id: usize) {
         let Some(mut hello) = self.hellos.slots.get_mut(id).and_then(Option::take) else {
             return;
@@ -370,7 +375,7 @@ impl Engine {
         }
         let purpose = hello.purpose;
         let remote = hello.handshake.remote();
-        // Its socket must be gone before another takes its place.
+        // The hello's socket must be closed before another hello takes its slot.
         drop(hello);
         self.hello_closed(purpose);
         let outcome = match outcome {
@@ -390,7 +395,7 @@ impl Engine {
         self.resume_listeners();
     }
 
-    /// Looks at doors that rest, and gives up hellos that take too long.
+    /// Resumes paused listeners, and ends hellos that take too long.
     pub(super) fn check_hellos(&mut self) {
         self.resume_listeners();
         self.log_refusals(now_millis());
@@ -421,7 +426,8 @@ impl Engine {
         };
         if let Some(peer) = peer {
             self.recognise(peer, &introduction)?;
-            // Worlds that meet later need not be of one size, and share their memory out accordingly.
+            // Jobs that connect later may differ in size, and so in the eager credit that they
+            // give.
             self.core.set_eager_window(peer, introduction.eager_window);
         }
         if let Carrier::Shm(link) = &mut carrier
@@ -432,7 +438,7 @@ impl Engine {
             self.peer_states[peer.0 as usize].readable = Some(pid);
         }
         let is_accepted = matches!(purpose, HelloPurpose::Accepted);
-        // Wherever it was that it answered: the call has ended.
+        // The dial has ended, at whichever address the peer answered.
         self.set_dialling(purpose, false);
         let id = match self.link_up(peer, carrier, introduction.pid, is_accepted) {
             Ok(id) => id,
@@ -458,11 +464,12 @@ impl Engine {
         }
     }
 
-    /// Whether whoever answered is the one that was called. Addresses are used again: those of IP and port when a process has
-    /// ended, and all processes that no launcher of ours has started may be of one job.
+    /// Whether the process that answered is the dialled peer. Addresses are reused: an IP address
+    /// and port after the end of a process; and processes without the Landbridge launcher may all
+    /// belong to one job.
     fn is_expected_peer(&self, peer: Peer, introduction: &Introduction) -> bool {
         let name = self.peer_states[peer.0 as usize].name;
-        // A socket address says less, and the same endpoint may have several.
+        // A socket address says less than a name, and the same endpoint may have several.
         let is_named = !self.own.own_format || name.is_none_or(|name| name == introduction.name);
         introduction.address == self.core.address(peer) && is_named
     }
@@ -481,7 +488,8 @@ impl Engine {
                 let peer_state = &mut self.peer_states[peer.0 as usize];
                 if peer_state.is_dialling {
                     if error.kind() == io::ErrorKind::UnexpectedEof && peer_state.retries > 0 {
-                        // It was there and let go of us, perhaps because too many came at once.
+                        // The listener closed the connection, perhaps because too many connections
+                        // arrived at once.
                         peer_state.retries -= 1;
                         peer_state.candidates = None;
                     }
@@ -498,7 +506,7 @@ impl Engine {
         }
     }
 
-    /// A link is ready: peers that wait for it go on.
+    /// Puts an established link into use: peers that wait for the link continue.
     pub(super) fn link_up(
         &mut self,
         peer: Option<Peer>,
@@ -508,7 +516,7 @@ impl Engine {
     ) -> io::Result<usize> {
         let mut link = Link::new(carrier, peer);
         link.sum = match &link.carrier {
-            // What goes to the relay goes on over networks.
+            // Frames to the relay continue over networks.
             Carrier::Shm(_) if peer.is_some() => self.identity.integrity_shm,
             Carrier::Shm(_) => self.identity.integrity,
             Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => {
@@ -540,14 +548,15 @@ impl Engine {
             self.close_link(id);
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "enough paths lead there"));
         }
-        // What is dialled again is the peer's own address: a further one that comes back sooner does not stand in for it.
+        // The engine redials the peer's first address. A connection to a further address does not
+        // replace it.
         if !self.is_rail(peer, ends, is_dialled_by_peer) {
             let peer_state = &mut self.peer_states[peer.0 as usize];
             peer_state.is_dialling &= is_dialled_by_peer;
             peer_state.reconnect = None;
         }
-        // If both sides dialled, one connection serves both directions better (confirmations travel with data): the one
-        // whose dialler has the smaller name.
+        // If both sides have dialled, a single connection serves both directions better, because
+        // confirmations travel with data: the connection whose dialler has the smaller name.
         let is_smaller = Some(self.own.name) < self.peer_states[peer.0 as usize].name;
         let has_duplicate = self.drop_broken_duplicates(peer, id);
         let is_up = matches!(self.peer_states[peer.0 as usize].send_state, SendState::Up(_));
@@ -560,7 +569,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Sends to `peer` over link `id` from now on.
+    /// Makes link `id` the sending path of `peer`.
     pub(super) fn use_link(&mut self, peer: Peer, id: usize) {
         if self.add_path(peer, id) {
             self.peer_states[peer.0 as usize].send_state = SendState::Up(id);
@@ -568,7 +577,8 @@ impl Engine {
         }
     }
 
-    /// Link `id` is one of the peer's paths from now on; false if it is gone, or there are too many.
+    /// Adds link `id` to the peer's paths; returns false if the link is closed, or the peer has too
+    /// many paths.
     pub(super) fn add_path(&mut self, peer: Peer, id: usize) -> bool {
         let peer_state = &mut self.peer_states[peer.0 as usize];
         if peer_state.open_paths.iter().any(|open_path| open_path.link == id) {
@@ -595,7 +605,7 @@ impl Engine {
     }
 }
 
-/// The index of an empty place.
+/// The index of an empty slot.
 pub fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
     slots.iter().position(Option::is_none).unwrap_or_else(|| {
         slots.push(None);
@@ -603,7 +613,7 @@ pub fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
     })
 }
 
-/// Watches `fd` for `interest`; replaces what was watched on it before.
+/// Watches `fd` for `interest`; replaces an earlier registration of `fd`.
 pub fn watch(
     epoll: &OwnedFd,
     fd: impl AsFd,
@@ -618,7 +628,7 @@ pub fn watch(
     Ok(())
 }
 
-/// The path of frames through shared memory.
+/// The properties of a path through shared memory.
 pub fn ring_path(may_pull: bool) -> PathProperties {
     let payload_max = (links::RING_PAYLOAD_MAX) as u32;
     let eager_max = if may_pull { links::RING_EAGER_MAX } else { payload_max };
@@ -641,11 +651,11 @@ pub fn ring_path(may_pull: bool) -> PathProperties {
 
 const _: () = assert!(links::RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);
 
-/// Rings lie in the provider's own stretch of addresses (decision 8).
+/// Maps rings into the provider's range of addresses (decision 5 in docs/ARCHITECTURE.md).
 const MAPPER: Mapper = Mapper {
     map: |file, size| {
         arena::map_fd(file, size).map_err(|errno| io::Error::from_raw_os_error(errno.0))
     },
-    // SAFETY: called once by the link that mapped it, when it is dropped.
+    // SAFETY: the link that has mapped the ring calls this once, when the link is dropped.
     unmap: |start, _| unsafe { arena::unmap(start) },
 };

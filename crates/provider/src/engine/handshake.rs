@@ -1,8 +1,8 @@
-//! The hello on a new connection, step by step, never waiting.
+//! The hello on a new connection, step by step, without waiting.
 //!
-//! Enters: a connected (or connecting) socket. Leaves: the socket with a proven peer, or an error that
-//! names the reason. What may never happen: a stranger makes this process wait, or hold more than
-//! the bytes of one hello.
+//! Enters: a connected (or connecting) socket. Leaves: the socket with an authenticated peer, or an
+//! error that names the reason. What may never happen: an unauthenticated connection makes this
+//! process wait, or hold more than the bytes of one hello.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,50 +29,53 @@ pub struct Handshake {
     filled: usize,
     since: Instant,
     is_to_relay: bool,
-    /// How long the connection may take to be there.
+    /// Longest time for the connection to be established.
     connect_max: Duration,
 }
 
-/// How long a connection to where there was one before may take, at least. TCP tries again after a second only, and its
-/// next attempts are further apart than ours.
+/// Shortest limit for establishing a connection to an address that was connected before. TCP
+/// repeats a lost SYN only after a second, and its further attempts are further apart than the
+/// engine's own dials.
 const CONNECT_TIME_MIN: Duration = Duration::from_millis(500);
-/// How long a stranger who has said the right first word may take for the second. It is a process of the job, which
-/// computes and does not look at its network meanwhile; or it is not. (If places get scarce, it must go sooner.)
+/// Longest time that an accepted connection with a valid first message may take for its next
+/// message. Such a connection is usually from a process of the job that computes and does not poll
+/// meanwhile. If slots become scarce, the connection is closed earlier.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(600);
-/// How long a relay may take to answer. It attends to its network; but its machine may be very busy.
+/// Longest time that a relay may take to answer. A relay always serves its network, but its machine
+/// may be very busy.
 const RELAY_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long any other step may take.
+/// Longest time of any other step.
 const STEP_TIME_MAX: Duration = Duration::from_millis(HELLO_MILLIS_MAX);
 
 enum HandshakeStep {
-    /// Dialled; the connection may not be there yet.
+    /// Dialled; the connection may not be established yet.
     Dialled(Dialler),
-    /// Our first message is out.
+    /// The dialler's first message is sent.
     AwaitReply(Dialler),
-    /// Accepted; nothing has come yet.
+    /// Accepted; no message has arrived yet.
     AwaitOpen(Box<Introduction>),
-    /// Our answer is out.
+    /// The listener's answer is sent.
     AwaitClose(Listener),
-    /// The other side has proven itself and will pass the memory of the link.
+    /// The dialler is authenticated, and will pass the shared memory of the link.
     AwaitMemory(Box<Introduction>),
     Over,
 }
 
-/// A link that is up.
+/// An established link.
 pub struct EstablishedLink {
     pub introduction: Introduction,
     pub carrier: Carrier,
 }
 
-/// What carries frames.
+/// The transport of a link.
 pub enum Carrier {
     Shm(Box<ShmLink>),
     Stream(Box<StreamLink>),
-    /// To the relay of another node, of a process that is recorded.
+    /// A recorded link of this process to a relay on another node.
     Recorded(Box<RecordedLink>),
-    /// In datagrams, beside a stream between the same addresses.
+    /// A UDP path, which joins the same addresses as a stream.
     Datagram(Box<UdpPath>),
-    /// To this endpoint itself.
+    /// A link of the endpoint to itself.
     Loopback,
 }
 
@@ -93,7 +96,7 @@ impl Handshake {
         Self { is_to_relay: true, ..Self::dial(socket, is_unix, identity, own) }
     }
 
-    /// Begins a hello on a socket that a stranger connected.
+    /// Begins a hello on an accepted socket.
     pub fn accept(socket: OwnedFd, is_unix: bool, own: Introduction) -> Self {
         Self::new(socket, is_unix, HandshakeStep::AwaitOpen(Box::new(own)))
     }
@@ -111,7 +114,8 @@ impl Handshake {
         }
     }
 
-    /// The connection is one of many attempts: when it is not there after `pause`, another one is better.
+    /// Limits the time for establishing the connection: `pause` is the time until the next attempt,
+    /// and a new connection is then better than a late one.
     pub fn with_connect_time(self, pause: Duration) -> Self {
         Self { connect_max: pause.clamp(CONNECT_TIME_MIN, STEP_TIME_MAX), ..self }
     }
@@ -124,23 +128,24 @@ impl Handshake {
         self.socket.as_ref().expect("a hello under way").as_fd()
     }
 
-    /// Where the other side of a network connection is, as long as the hello has the socket.
+    /// Address of the other side of a network connection, as long as the hello owns the socket.
     pub fn remote(&self) -> Option<SocketAddr> {
         rustix::net::getpeername(self.socket.as_ref()?).ok()??.try_into().ok()
     }
 
-    /// Whether it waits to write (a connection being made).
+    /// Whether the hello waits for the socket to become writable: the connection is being
+    /// established.
     pub fn wants_write(&self) -> bool {
         matches!(self.step, HandshakeStep::Dialled(_))
     }
 
-    /// Whether it should be given up.
+    /// Whether the current step has exceeded its time limit.
     pub fn is_overdue(&self) -> bool {
         self.time_max().is_some_and(|most| self.since.elapsed() > most)
     }
 
-    /// How long it may take. A peer that owes the answer may compute for as long as it likes: if it dies, its socket
-    /// says so.
+    /// The time limit of the current step. A peer that owes the answer may compute without end: if
+    /// the peer ends, its kernel closes the connection.
     fn time_max(&self) -> Option<Duration> {
         match self.step {
             HandshakeStep::AwaitReply(_) if self.is_to_relay => Some(RELAY_TIME_MAX),
@@ -151,15 +156,15 @@ impl Handshake {
         }
     }
 
-    /// Whether it has taken longer than a hello between two sides that attend to it.
+    /// Whether the hello has taken longer than a hello between two sides that serve their network.
     pub fn is_slow(&self) -> bool {
         self.since.elapsed() > STEP_TIME_MAX
     }
 
-    /// Goes as far as possible. `Ok(None)`: not ended yet.
+    /// Continues as far as possible. `Ok(None)`: the hello has not ended yet.
     ///
     /// # Errors
-    /// The other side is not there, or not one of us; the text says why.
+    /// The other side cannot be reached, or does not belong to the job; the text gives the reason.
     pub fn advance(
         &mut self,
         identity: &Identity,
@@ -258,7 +263,7 @@ impl Handshake {
     fn is_connected(&self) -> io::Result<bool> {
         let mut poll =
             libc::pollfd { fd: self.fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one pollfd of ours.
+        // SAFETY: the array is one local pollfd.
         let ready = unsafe { libc::poll(&mut poll, 1, 0) };
         if ready == 0 {
             return Ok(false);
@@ -269,7 +274,8 @@ impl Handshake {
         }
     }
 
-    /// A hello's messages are small and come one at a time, so a fresh socket takes them whole.
+    /// Writes a message of the hello. The messages are small and follow each other one at a time,
+    /// so a fresh socket takes each of them whole.
     fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
         match rustix::net::send(self.fd(), bytes, flags)? {
@@ -282,7 +288,8 @@ impl Handshake {
         while self.filled < N {
             let room = self.buffer.as_mut_ptr().wrapping_add(self.filled).cast();
             let fd = self.fd().as_raw_fd();
-            // SAFETY: N is at most the buffer's size (the largest message), `filled` below N.
+            // SAFETY: N is at most the size of the buffer (the largest message), and `filled` is
+            // below N.
             let got = unsafe { libc::recv(fd, room, N - self.filled, libc::MSG_DONTWAIT) };
             match got {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -304,10 +311,12 @@ impl Handshake {
     }
 }
 
-/// Between processes of one machine a connection has no delay to cover, and what it holds should be in the caches when it
-/// is copied out again. (The kernel's own sizing lets several megabytes gather.)
+/// Limits the send buffer of a connection within one machine. Such a connection has no delay to
+/// cover, and its buffered bytes should still be in the processor's caches when they are copied
+/// out. The kernel's automatic sizing would let several megabytes gather.
 fn keep_in_cache(socket: &OwnedFd) -> io::Result<()> {
-    /// Half a megabyte: 1.2 to 1.4 times the bandwidth at 4 MiB of what the kernel's sizing gave, the same below.
+    /// 512 KiB. At 4 MiB messages the measured bandwidth is 1.2 to 1.4 times that of the kernel's
+    /// sizing; for smaller messages it is equal.
     const SEND_BYTES: usize = 512 << 10;
     let ip = |address: rustix::net::SocketAddrAny| {
         std::net::SocketAddr::try_from(address).ok().map(|address| address.ip())
@@ -334,7 +343,7 @@ mod tests {
     const NO_MEMORY: Mapper =
         Mapper { map: |_, _| Err(io::ErrorKind::Unsupported.into()), unmap: |_, _| () };
 
-    /// Only a peer's answer is waited for without end, for it may compute.
+    /// Only a peer's answer has no time limit, since the peer may compute.
     #[test]
     fn every_other_step_has_an_end() {
         let identity = Identity::current().unwrap();

@@ -1,7 +1,8 @@
-//! Who this process is, from what the launcher put into its environment (or from nothing).
+//! Identity and settings of this process, from the environment that the launcher sets, or from
+//! defaults.
 //!
-//! Without a launcher of ours a process belongs to the *user's job*: all processes of one user know one key, kept in a
-//! file that only the user can read.
+//! Without the Landbridge launcher a process belongs to the *user's job*: all processes of one user
+//! share one key, kept in a file that only the user can read.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -21,54 +22,58 @@ use landbridge_proto::wire::name::FURTHER_MAX;
 
 use crate::param;
 
-/// What holds for every endpoint of the process.
+/// What all endpoints of the process have in common.
 pub struct Identity {
     pub job: JobId,
     pub key: JobKey,
     pub index: Option<u32>,
-    /// Processes in the job; 1 if unknown.
+    /// Number of processes in the job; 1 if unknown.
     pub size: u32,
     pub cluster: ClusterId,
     pub node: u64,
     pub ip: IpAddr,
     pub relays: Vec<RelayAddress>,
     pub paths: Paths,
-    /// Processes on this node, as far as known.
+    /// Number of processes on this node, if known.
     pub local_size: Option<u32>,
-    /// Tells it from those, as far as known.
+    /// Number that distinguishes this process from other processes of this node, if known.
     pub placement_index: Option<u32>,
-    /// How frames are checked that go over a network, and through shared memory.
+    /// Checksum of frames that cross a network.
     pub integrity: Checksum,
+    /// Checksum of frames through shared memory.
     pub integrity_shm: Checksum,
-    /// How long a peer that no path reaches is waited for.
+    /// Longest time that operations wait for an unreachable peer.
     pub peer_timeout: Duration,
-    /// Longest pause between attempts to reach it.
+    /// Longest pause between attempts to reach a peer.
     pub redial_max: Duration,
-    /// How long a path may be silent while there is another.
+    /// Longest time without confirmation for a path while another path works.
     pub suspect_after: Duration,
-    /// This node's addresses for direct paths, and which networks may be used for them.
+    /// This node's addresses for direct paths.
     pub rails: Vec<IpAddr>,
+    /// Networks whose addresses may be used for direct paths.
     pub rail_networks: Vec<Network>,
-    /// Messages up to this are copied, so that they can be sent again.
+    /// Messages of up to this many bytes are copied for retransmission.
     pub copy_max: u32,
+    /// Bytes of retained copies beyond which nothing more is copied.
     pub retain: u64,
-    /// Whether direct paths go over UDP too, and what decides how fast they send.
+    /// Congestion control of direct UDP paths; `None` if UDP is off.
     pub datagrams: Option<congestion::CongestionAlgorithm>,
-    /// It may be killed and come back: all goes through the relay, and is recorded there.
+    /// This process may be restarted after a failure: all frames go through the relay, and are
+    /// recorded there.
     pub recovers: bool,
-    /// How often it has been started before.
+    /// Number of earlier starts of this process.
     pub incarnation: u32,
 }
 
-/// A way to this cluster's relay.
+/// An address of this cluster's relay.
 #[derive(Clone, Debug)]
 pub enum RelayAddress {
-    /// Abstract Unix socket; then shared memory.
+    /// Name of an abstract Unix socket, over which shared memory is set up.
     Unix(String),
     Tcp(SocketAddr),
 }
 
-/// The paths that may be used.
+/// The kinds of paths that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paths {
     pub shm: bool,
@@ -80,7 +85,7 @@ static IDENTITY: OnceLock<Result<Identity, String>> = OnceLock::new();
 static ENDPOINTS: AtomicU32 = AtomicU32::new(0);
 
 impl Identity {
-    /// This process's identity, read once.
+    /// This process's identity, read from the environment once.
     pub fn current() -> Result<&'static Identity, &'static str> {
         IDENTITY.get_or_init(Identity::read).as_ref().map_err(String::as_str)
     }
@@ -95,6 +100,8 @@ impl Identity {
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         let recovers = param::RECOVER.is_on()?;
+        // Relays recognise replayed frames by their checksums. A sum does not detect words
+        // that have changed places, so a recorded job needs CRC32C.
         let integrity = Checksum::of_job(param::INTEGRITY.word()?, recovers);
         let relays = relays()?;
         Ok(Identity {
@@ -103,7 +110,8 @@ impl Identity {
             index,
             size: size.unwrap_or(1).clamp(1, u32::MAX as u64) as u32,
             cluster: ClusterId(number(&param::CLUSTER)?.unwrap_or(0) as u16),
-            // Where it runs decides nothing, and a new start may be elsewhere: its name must be the same.
+            // For a recorded process the node and the address are constants, because the next
+            // incarnation may run elsewhere and must have the same name.
             node: if recovers { 0 } else { node() },
             ip: if recovers { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { own_ip(&relays)? },
             relays,
@@ -129,7 +137,8 @@ impl Identity {
     pub fn next_endpoint(&self) -> (Address, u64) {
         let number = ENDPOINTS.fetch_add(1, Ordering::Relaxed);
         match self.index {
-            // The same in every run, so that what MPI libraries exchange does not depend on chance.
+            // The numbers are the same in every run, so that the data which MPI libraries exchange
+            // is reproducible.
             Some(index) if number < 256 => {
                 let address = Address::new(index, number as u8);
                 (address, hash(&[&self.job.0, &address.0.to_le_bytes()]))
@@ -138,8 +147,8 @@ impl Identity {
         }
     }
 
-    /// The node's addresses beside [`Identity::ip`], as far as a name has room for them. A node that is known by its loopback
-    /// has none.
+    /// The node's further addresses besides [`Identity::ip`], at most [`FURTHER_MAX`]. A node that
+    /// is known by its loopback address has none.
     pub fn further(&self) -> [[u8; 4]; FURTHER_MAX] {
         let mut further = [[0; 4]; FURTHER_MAX];
         let others = self.rails.iter().filter(|&&ip| ip != self.ip && !self.ip.is_loopback());
@@ -162,7 +171,7 @@ pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;
     while filled < N {
-        // SAFETY: the rest of the array is ours to be written.
+        // SAFETY: the rest of the array may be written.
         let got = unsafe { libc::getrandom(bytes[filled..].as_mut_ptr().cast(), N - filled, 0) };
         filled += usize::try_from(got).unwrap_or(0);
     }
@@ -186,7 +195,8 @@ fn job_and_key() -> Result<(JobId, JobKey), String> {
     Ok((job, key))
 }
 
-/// The key that all processes of a user share: read from, or first put into, a file of the user's own.
+/// The key that all processes of a user share, read from a file of the user. The first process
+/// writes the file.
 fn user_key(uid: u32) -> Result<JobKey, String> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir());
     let folder = match runtime {
@@ -211,7 +221,8 @@ fn user_key(uid: u32) -> Result<JobKey, String> {
     Ok(JobKey(key))
 }
 
-/// Puts a new key in place unless there is one: written whole under another name first, so nobody reads half a key.
+/// Writes a new key file unless there is one. The key is written under another name first, so that
+/// no process reads half a key.
 fn make_key(folder: &std::path::Path, file: &std::path::Path) -> io::Result<()> {
     if file.exists() {
         return Ok(());
@@ -236,7 +247,8 @@ fn check_private(path: &std::path::Path, uid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Equal for processes that share memory: one boot, one network namespace (abstract sockets live in it), one node name.
+/// Hash that is equal for processes that can share memory: one boot, one network namespace (where
+/// abstract sockets live), one node name.
 fn node() -> u64 {
     let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let net = fs::metadata("/proc/self/ns/net").map_or(0, |meta| meta.ino());
@@ -244,7 +256,7 @@ fn node() -> u64 {
     hash(&[&boot, &net.to_le_bytes(), name.trim_end().as_bytes()])
 }
 
-/// FNV-1a, 64 bits: for names, not for secrets.
+/// FNV-1a with 64 bits: for names, not for secrets.
 pub fn hash(parts: &[&[u8]]) -> u64 {
     let mut state = 0xcbf2_9ce4_8422_2325_u64;
     for byte in parts.iter().flat_map(|part| part.iter().chain(&[0xff])) {
@@ -253,10 +265,11 @@ pub fn hash(parts: &[&[u8]]) -> u64 {
     state
 }
 
-/// The address by which this node is called first: as told, or that from which the relay is reached, or any that is up.
-/// Others are tried when nobody answers there.
+/// The address of this node that peers dial first: the configured address, else the local address
+/// of the connection to the relay, else the address of the first interface that is up. Peers try
+/// the further addresses when this address does not answer.
 fn own_ip(relays: &[RelayAddress]) -> Result<IpAddr, String> {
-    // It may have been made as long as all others.
+    // The variable may be padded to a fixed length.
     let told = param::ADDRESS.text().map(|text| text.trim_end().to_string());
     let Some(text) = told.filter(|text| !text.is_empty()) else {
         let own = towards_relay(relays).or_else(|| first_ip(&interfaces()));
@@ -265,7 +278,8 @@ fn own_ip(relays: &[RelayAddress]) -> Result<IpAddr, String> {
     text.parse().map_err(|_| format!("LANDBRIDGE_ADDRESS={text} is not an IP address"))
 }
 
-/// Addresses of interfaces that are up and may be used. Whether they lead to a peer is found out by trying.
+/// Addresses of interfaces that are up and allowed. Whether an address leads to a peer shows when
+/// it is dialled.
 fn rails() -> Result<Vec<IpAddr>, String> {
     let (wanted, excluded) = (param::RAILS.networks()?, param::RAILS_EXCLUDE.networks()?);
     let is_in = |list: &[Network], ip| list.iter().any(|network| network.contains(ip));
@@ -278,7 +292,8 @@ fn rails() -> Result<Vec<IpAddr>, String> {
         .collect())
 }
 
-/// Our end of the way to the first relay that the kernel knows a way to, unless it is on this node. Nothing is sent.
+/// The local address towards the first relay to which the kernel has a route, unless that relay is
+/// on this node. Nothing is sent.
 fn towards_relay(relays: &[RelayAddress]) -> Option<IpAddr> {
     let reached = |relay: &RelayAddress| match relay {
         RelayAddress::Unix(_) => None,
@@ -292,13 +307,13 @@ fn towards_relay(relays: &[RelayAddress]) -> Option<IpAddr> {
     relays.iter().find_map(reached)
 }
 
-/// An interface's IPv4 address, and what is known of it.
+/// IPv4 address and flags of an interface.
 struct Interface {
     ip: Ipv4Addr,
     flags: i32,
 }
 
-/// The first that is up, has a carrier and is not the loopback.
+/// The first interface that is up, has a carrier and is not the loopback.
 fn first_ip(interfaces: &[Interface]) -> Option<IpAddr> {
     const ALIVE: i32 = libc::IFF_UP | libc::IFF_RUNNING;
     let first = interfaces.iter().find(|it| it.flags & (ALIVE | libc::IFF_LOOPBACK) == ALIVE)?;
@@ -307,19 +322,19 @@ fn first_ip(interfaces: &[Interface]) -> Option<IpAddr> {
 
 fn interfaces() -> Vec<Interface> {
     let mut list = std::ptr::null_mut();
-    // SAFETY: `list` is ours to be written; it is given back below.
+    // SAFETY: `list` is a local variable that may be written; the list is freed below.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
         return Vec::new();
     }
     let mut found = Vec::new();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: the list is linked until freed.
+        // SAFETY: the list is linked until it is freed.
         let entry = unsafe { &*next };
         found.extend(interface(entry));
         next = entry.ifa_next;
     }
-    // SAFETY: given by getifaddrs, freed once.
+    // SAFETY: getifaddrs has allocated the list, which is freed once.
     unsafe { libc::freeifaddrs(list) };
     found
 }
@@ -328,7 +343,7 @@ fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
     if entry.ifa_addr.is_null() {
         return None;
     }
-    // SAFETY: not null; sockaddr_in if the family says so.
+    // SAFETY: the pointer is not null, and points to a sockaddr_in if the family says so.
     unsafe {
         if i32::from((*entry.ifa_addr).sa_family) != libc::AF_INET {
             return None;
@@ -393,8 +408,7 @@ fn number_in_any(names: &[&str]) -> Option<u64> {
     names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
-/// By a sum relays would not tell a payload from one whose words have changed places, and they know by the check what a process that
-/// comes back sends again.
+/// The tests of parsing and address selection.
 #[cfg(test)]
 mod tests {
     use super::*;

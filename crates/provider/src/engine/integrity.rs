@@ -1,8 +1,10 @@
-//! Checks of what goes over a network: filled in when a frame leaves, looked at when it arrives.
+//! Checksums of frames that cross a network: filled in when a frame is sent, verified when it
+//! arrives.
 //!
-//! The header's check stands for header and head, with zeroes for what relays change and for itself; a payload's stands
-//! before it. A frame whose header does not pass is not understood any further: in a stream even its length is in
-//! doubt, so the stream is given up and made anew. A corrupt payload is asked for again.
+//! The header's checksum covers header and kind header, with zeroes in place of the fields that
+//! relays change and of the checksum itself. The payload's checksum lies in front of the payload. A
+//! frame with a corrupt header is not processed any further: on a stream even its length is
+//! unreliable, so the stream is closed and dialled again. A corrupt payload is retransmitted.
 
 use std::io;
 
@@ -17,23 +19,23 @@ use landbridge_proto::wire::kind_header::KindHeader;
 use super::links::Link;
 use super::memory::Bytes;
 
-/// A payload that is arriving in pieces.
+/// The checksum of a payload that arrives in pieces.
 pub struct IncomingChecksum {
     expected: u32,
     running: RunningChecksum,
-    /// Where it arrives.
+    /// Destination of the payload.
     pieces: Vec<Piece>,
-    /// Bytes of it that have been summed.
+    /// Bytes that have been summed.
     done: usize,
-    /// Room for what fits nowhere else, so that it can be summed.
+    /// Memory for the part of the payload without a destination, so that this part can be summed.
     _excess: Vec<u8>,
 }
 
 // SAFETY: the pieces are memory of operations in flight, whatever thread drives the engine.
 unsafe impl Send for IncomingChecksum {}
 
-/// Fills in the checks of a frame with `payload`: which memory, from where, how many bytes. Gives the copy of it that the
-/// frame wants, made in the same pass.
+/// Fills in the checksums of a frame with `payload`: memory, offset and length in bytes. Returns
+/// the copy of the payload that the frame wants, made in the same pass.
 ///
 /// # Safety
 /// The payload's memory is valid.
@@ -46,11 +48,14 @@ pub unsafe fn fill_in(
     if sum == Checksum::Off && !frame.wants_copy {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees valid memory.
     unsafe { fill_in_all(sum, frame, payload) }
 }
 
-/// As [`fill_in`].
+/// Fills in the checksums, and makes the copy.
+///
+/// # Safety
+/// The payload's memory is valid.
 unsafe fn fill_in_all(
     sum: Checksum,
     frame: &mut OutgoingFrame<'_, Bytes>,
@@ -62,7 +67,7 @@ unsafe fn fill_in_all(
     if let Some(at) = checksum_at {
         running.update(&front[at + CHECKSUM_BYTES..]);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees valid memory.
     let copy = payload.and_then(|(memory, at, len)| unsafe {
         if wants_copy {
             return Some(memory.keep(at, len, &mut running));
@@ -82,7 +87,8 @@ unsafe fn fill_in_all(
     copy
 }
 
-/// Fills in the check of header and head alone: the payload's comes with its copy.
+/// Fills in the checksum of header and kind header only: the payload's checksum is computed when
+/// the payload is copied.
 #[inline]
 pub fn fill_in_front<M>(sum: Checksum, frame: &mut OutgoingFrame<'_, M>) {
     if sum == Checksum::Off {
@@ -94,16 +100,17 @@ pub fn fill_in_front<M>(sum: Checksum, frame: &mut OutgoingFrame<'_, M>) {
     front[CHECKSUM_AT..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
 }
 
-/// Reads a header.
+/// Parses a header.
 ///
 /// # Errors
-/// If it is none: whoever sent it breaks the protocol, unless it can have been corrupted on the way.
+/// The bytes are no valid header: the sender breaks the protocol, unless the bytes may have been
+/// corrupted on the network.
 #[inline(always)]
 pub fn parse(sum: Checksum, frame: &[u8]) -> io::Result<Header> {
     Header::parse(frame).map_err(|bad| malformed(sum, bad))
 }
 
-/// What cannot be, in a header that has not been verified.
+/// The error for an invalid header that has not been verified.
 #[cold]
 pub fn malformed(sum: Checksum, bad: Malformed) -> io::Error {
     match sum {
@@ -112,34 +119,34 @@ pub fn malformed(sum: Checksum, bad: Malformed) -> io::Error {
     }
 }
 
-/// Whether header and head, at the front of `frame`, are what was sent.
+/// Verifies the checksum of header and kind header at the front of `frame`.
 ///
 /// # Errors
-/// If not.
+/// The checksum does not match.
 #[inline]
 pub fn verify_front(sum: Checksum, header: &Header, frame: &[u8]) -> io::Result<()> {
     let size = HEADER_BYTES + KindHeader::size(header.kind, header.flags);
     header.verify(&frame[..size], |bytes| sum.of(bytes)).map_err(|bad| corrupt(bad.0))
 }
 
-/// The check of the payload, behind a head of `head` bytes.
+/// The payload's checksum, behind a kind header of `head` bytes.
 #[inline]
 pub fn check_in(body: &[u8], head: usize) -> u32 {
     u32::from_le_bytes(body[head..head + CHECKSUM_BYTES].try_into().unwrap_or_default())
 }
 
-/// What arrives by a path is not what was sent: the path is better made anew.
+/// The error for corrupt bytes on a path, which should be closed and dialled again.
 #[cold]
 pub fn corrupt(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, CorruptFrame(why))
 }
 
-/// Whether an error is one of [`corrupt`].
+/// Whether an error was made by [`corrupt`].
 pub fn was_corrupt(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<CorruptFrame>())
 }
 
-/// The reason of such an error.
+/// The reason of a [`corrupt`] error.
 #[derive(Debug)]
 struct CorruptFrame(&'static str);
 
@@ -152,14 +159,15 @@ impl std::fmt::Display for CorruptFrame {
 impl std::error::Error for CorruptFrame {}
 
 impl IncomingChecksum {
-    /// Whether the whole payload is what was sent.
+    /// Whether the checksum of the whole payload matches.
     pub fn is_valid(&self) -> bool {
         self.running.value() == self.expected
     }
 }
 
 impl Link {
-    /// A payload begins to arrive in `pieces`, which are lengthened by what would go nowhere.
+    /// Begins the checksum of a payload that arrives in `pieces`. The `skip` bytes without a
+    /// destination get a piece of their own.
     pub fn begin_sum(&mut self, expected: u32, pieces: &mut Vec<Piece>, skip: &mut usize) {
         let mut excess = vec![0; std::mem::take(skip)];
         if !excess.is_empty() {
@@ -170,7 +178,7 @@ impl Link {
             Some(IncomingChecksum { expected, running, pieces, done: 0, _excess: excess });
     }
 
-    /// Sums what has arrived since, while it is in the caches.
+    /// Sums the bytes that have arrived since the last call, while they are in the caches.
     #[inline]
     pub fn sum_arrived(&mut self) {
         let Some(summing) = &mut self.summing else {
@@ -185,7 +193,8 @@ impl Link {
         for piece in &summing.pieces {
             let (from, to) = (summing.done.max(at), arrived.min(at + piece.len));
             if from < to {
-                // SAFETY: the stream has written these bytes of memory that is ours until the payload is complete.
+                // SAFETY: the stream has written these bytes, in memory that belongs to the engine
+                // until the payload is complete.
                 let bytes =
                     unsafe { std::slice::from_raw_parts(piece.base.add(from - at), to - from) };
                 summing.running.update(bytes);
@@ -195,7 +204,7 @@ impl Link {
         summing.done = arrived;
     }
 
-    /// What is arriving goes nowhere from now on.
+    /// Discards the rest of the arriving payload.
     pub fn discard_rest(&mut self) {
         self.summing = None;
         if let super::handshake::Carrier::Stream(stream) = &mut self.carrier {

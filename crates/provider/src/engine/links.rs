@@ -1,7 +1,7 @@
-//! The links of an engine: what each is, whom it leads to, and its end.
+//! The links of an engine: transport, peer and state of each link, and the end of a link.
 //!
-//! Frames go out in `transmit` and come in in `receive`. What may never happen: a link touches memory of an operation that
-//! has ended.
+//! Frames are sent in `transmit` and received in `receive`. What may never happen: a link touches
+//! memory of an operation that has ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,59 +26,59 @@ use super::integrity::{self, IncomingChecksum};
 use super::peer_state::SendState;
 use crate::log;
 
-/// Payload of one frame in a ring.
+/// Maximum payload of one frame in a ring.
 pub const RING_PAYLOAD_MAX: usize =
     shm::FRAME_BYTES_MAX - HEADER_BYTES - limit::KIND_HEADER_BYTES_MAX - limit::CHECKSUM_BYTES;
-/// Messages beyond this are read out of the sender's memory where that is allowed: one copy and a system call
-/// instead of two copies.
+/// Messages of more bytes are read out of the sender's memory where that is allowed: one copy and a
+/// system call instead of two copies.
 pub const RING_EAGER_MAX: u32 = 16 << 10;
-/// Payload of one frame over a direct TCP connection.
+/// Maximum payload of one frame over a direct TCP connection.
 const TCP_PAYLOAD_MAX: u32 = 1 << 20;
-/// Messages up to this go out whole over TCP.
+/// Messages of up to this many bytes are sent in one frame over TCP.
 const TCP_EAGER_MAX: u32 = 1 << 20;
-/// First piece of longer ones: the receiver's grant arrives while it is under way.
+/// First piece of a longer message: the receiver's grant arrives while this piece is under way.
 const TCP_FIRST_PIECE: u32 = 256 << 10;
 
-/// The number of the path through the relay, for every peer. Direct ones come after it.
+/// The number of the path through the relay, for every peer. Direct paths have higher numbers.
 pub const RELAY_PATH: PathId = PathId(0);
 
 pub struct Link {
     pub(super) carrier: Carrier,
-    /// Whom it leads to; `None`: the relay.
+    /// The peer at the other end; `None`: the relay.
     pub(super) peer: Option<Peer>,
-    /// The number of the path that it is for its peers.
+    /// The number of the path that this link is for its peers.
     pub(super) path: PathId,
-    /// The addresses that it joins, if it is a direct stream: ours and the peer's.
+    /// The addresses that a direct stream or UDP path joins: the local address and the peer's.
     pub(super) ends: Option<(IpAddr, IpAddr)>,
-    /// The peer has dialled.
+    /// The peer has dialled this connection.
     pub(super) is_accepted: bool,
-    /// It has sent something that may not be confirmed yet.
+    /// The link has sent bytes that may not be confirmed yet.
     pub(super) has_sent: bool,
-    /// Since when something that it has sent was unconfirmed at each look.
+    /// Time since when every check has found unconfirmed bytes.
     pub(super) unacked_since: Option<Instant>,
-    /// For how long nothing was confirmed while something could have been, as of the last look.
+    /// Time without confirmation, while confirmations were possible, as of the last check.
     pub(super) unacked_for: Duration,
-    /// So long that nothing goes out by it while there is another.
+    /// Nothing is sent over this link while there is another one: confirmations are missing.
     pub(super) is_suspected: bool,
-    /// For so long that another connection is tried beside it.
+    /// Confirmations have been missing for so long that another connection is dialled in addition.
     pub(super) is_unresponsive: bool,
-    /// When it came up.
+    /// When the link came up.
     pub(super) since: Instant,
-    /// When something came by it; kept only while there are lines of datagrams.
+    /// When something was received over the link; kept only while UDP paths are in use.
     pub(super) last_received: Time,
-    /// Frames are summed this way.
+    /// The checksum of frames on this link.
     pub(super) sum: Checksum,
-    /// The payload that is arriving, as far as it has been summed.
+    /// The arriving payload, as far as it has been summed.
     pub(super) summing: Option<IncomingChecksum>,
-    /// Peers that have frames for which it had no room.
+    /// Peers with frames for which the link had no free space.
     pub(super) blocked: VecDeque<Peer>,
-    /// Whose frame it has sent only in part.
+    /// The peer whose frame the link has sent only in part.
     pub(super) holding: Option<Peer>,
-    /// Whose payload is arriving.
+    /// The peer whose payload is arriving, and the destination of the payload.
     pub(super) inside: Option<(Peer, PayloadDestination)>,
-    /// Its sender is to be given up with this errno, as soon as that has arrived.
+    /// The errno with which the sender is given up, as soon as its payload has arrived.
     pub(super) fail_after_payload: Option<i32>,
-    /// Operands that are arriving.
+    /// Operands of an atomic operation that are arriving.
     pub(super) scratch: Vec<u8>,
 }
 
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// Has epoll tell of it.
+    /// Adds the link to the epoll set, for incoming data.
     pub fn watch(&self, epoll: &OwnedFd, id: usize) -> io::Result<()> {
         self.set_interest(epoll, id, EventFlags::IN)
     }
@@ -122,7 +122,7 @@ impl Link {
             Carrier::Shm(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
             Carrier::Stream(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
             Carrier::Recorded(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
-            // Their socket is watched.
+            // The engine watches the socket that UDP paths share.
             Carrier::Datagram(_) | Carrier::Loopback => Ok(()),
         }
     }
@@ -131,7 +131,7 @@ impl Link {
         matches!(self.carrier, Carrier::Stream(_))
     }
 
-    /// The number of the socket that a line of datagrams shares with others.
+    /// The number of the socket that a UDP path shares with other UDP paths.
     #[inline]
     pub fn socket(&self) -> Option<usize> {
         match &self.carrier {
@@ -140,14 +140,15 @@ impl Link {
         }
     }
 
-    /// It has no room, and says when it has: there is no use in trying before.
+    /// Whether the link has no free space. Epoll reports when there is space again; earlier
+    /// attempts are useless.
     #[inline]
     pub fn is_full(&self) -> bool {
         matches!(&self.carrier, Carrier::Stream(stream) if stream.is_holding())
             || (self.is_stream() && !self.blocked.is_empty())
     }
 
-    /// `peer` has frames for when it has room.
+    /// Records that `peer` has frames for this link, which has no free space.
     #[cold]
     pub(super) fn await_room(&mut self, peer: Peer) {
         if !self.blocked.contains(&peer) {
@@ -164,8 +165,10 @@ impl Link {
         }
     }
 
-    /// The stream has sent only a part of a frame of `peer`, which may lie in memory that is given back before
-    /// the rest has left ([`OutgoingFrame::must_release_memory`](landbridge_proto::endpoint::OutgoingFrame)).
+    /// Handles a stream that has sent only a part of a frame of `peer`. If the frame's memory may
+    /// be released before the rest has left
+    /// ([`OutgoingFrame::must_release_memory`](landbridge_proto::endpoint::OutgoingFrame)), the
+    /// stream copies the rest.
     pub(super) fn hold(&mut self, peer: Peer, must_release_memory: bool) {
         match &mut self.carrier {
             Carrier::Stream(stream) if must_release_memory => {
@@ -176,7 +179,7 @@ impl Link {
         }
     }
 
-    /// What the path can do, for peers behind it.
+    /// The properties of this path, for the peers that the link reaches.
     pub fn traits(&self, may_pull: bool, copy_max: u32) -> PathProperties {
         let checked = self.sum != Checksum::Off;
         if self.peer.is_none() {
@@ -207,7 +210,7 @@ impl Link {
 }
 
 impl Engine {
-    /// Has epoll tell of stream `id` or not; false if that cannot be had.
+    /// Lets epoll watch stream `id` or not; returns false if that is impossible.
     pub(super) fn set_watched(&mut self, id: usize, watched: bool) -> bool {
         let Some(link) = self.links.get(id).and_then(Option::as_ref) else {
             return false;
@@ -226,7 +229,7 @@ impl Engine {
         changed.is_ok()
     }
 
-    /// Gives up those for whom reading a link brought the reason.
+    /// Gives up the peers whose failure was found while a link was being read.
     #[cold]
     pub(super) fn fail_pending_peers(&mut self) {
         for peer in std::mem::take(&mut self.dropped) {
@@ -237,9 +240,11 @@ impl Engine {
         }
     }
 
-    /// Gives up `peer`: its operations end, and their memory is the application's again. So no link may touch it any more.
-    /// Those to the peer alone are closed. The relay's, which others use too, gets a copy of what it has begun to send; and
-    /// if it is in the middle of a payload from the peer, the rest of that is taken in first.
+    /// Gives up `peer`: its operations end, and their memory belongs to the application again, so
+    /// no link may touch this memory any more. Links to the peer alone are closed. The relay's
+    /// link, which other peers use too, copies the rest of a frame that it has begun to send. If a
+    /// payload from the peer is arriving on the relay's link, the peer fails only after the rest of
+    /// this payload.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
         self.finish_all_statistics(peer);
@@ -286,7 +291,7 @@ impl Engine {
         Some(link)
     }
 
-    /// Link `id` is broken or has ended.
+    /// Handles the end or failure of link `id`.
     #[cold]
     pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
         if self.is_recorded() && self.uplink.link() == Some(id) {
@@ -303,7 +308,8 @@ impl Engine {
             }
             return self.relay_lost(id, &link, integrity::was_corrupt(error));
         };
-        // What a ring holds outlives neither of its processes, nor does it break; and who breaks the protocol breaks it again.
+        // The end of a shared-memory link is the end of a process, and a peer that has broken the
+        // protocol would break it again.
         let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loopback)
             || error.kind() == io::ErrorKind::InvalidData;
         let ends = link.ends;
@@ -328,8 +334,8 @@ impl Engine {
         self.fail_peer(peer, libc::ECONNRESET);
     }
 
-    /// Takes in what the other links of `peer` brought: when both sides dialled there are two, and what it sent on
-    /// one may be the answer to what went out on the other.
+    /// Receives what the other links of `peer` have brought. When both sides have dialled there are
+    /// two links, and the peer's frames on one of them may answer frames on the other.
     fn drain_links_of(&mut self, peer: Peer) {
         for id in 0..self.links.len() {
             if self.links[id].as_ref().is_some_and(|link| link.peer == Some(peer)) {

@@ -1,12 +1,14 @@
-//! Paths that have fallen silent.
+//! Detects paths without confirmations.
 //!
-//! A connection whose bytes the other node's kernel does not confirm is suspected: the cable, the interface or the node is
-//! gone, and TCP itself would go on trying for minutes. (A peer that only computes is no reason: its kernel confirms.)
-//! While another path of the peer goes on it is first *doubted*: what it carried goes by that one, as far as it has not
-//! arrived, and so does everything else, until something is confirmed again. That costs little if the doubt is wrong. A
-//! little later it is given up, with another path at hand, and is dialled again until it heals. The only path is kept, and
-//! another connection is tried beside it after a while: one that was cut for long sends again much later than a
-//! new one would.
+//! A connection whose bytes the other node's kernel does not confirm may have lost its cable, its
+//! interface or its other node; TCP itself would retry for minutes. A peer that only computes is
+//! not affected: its kernel confirms. While another path of the peer works, the silent path is
+//! first *suspected*: the bytes that it carried are retransmitted over the other path, as far as
+//! they have not arrived, and all new frames use the other path, until the silent path confirms
+//! something. A wrong suspicion costs little. A little later the silent path is closed, if another
+//! path works, and is dialled until it recovers. The only path of a peer is kept, and after
+//! [`SOLE_PATH_TIMEOUT`] another connection is dialled in addition: a connection that was
+//! interrupted for long retransmits much later than a new connection would.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,18 +20,20 @@ use super::handshake::Carrier;
 use super::links::Link;
 use crate::log;
 
-/// Between two looks,
+/// Usual time between two checks.
 const CHECK_GAP: Duration = Duration::from_millis(20);
-/// and when some link has been silent for so long.
+/// Time between two checks while some link has no confirmations.
 const CHECK_GAP_SHORT: Duration = Duration::from_millis(5);
-/// How long the only path may be silent before another is tried beside it.
+/// Time without confirmation after which another connection is dialled in addition to the only
+/// path.
 const SOLE_PATH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Round trips beyond that, in which a confirmation may be on its way, lost and repeated.
+/// Number of round trips added to each limit, in which a confirmation may be lost and repeated.
 const ROUND_TRIPS: u32 = 4;
-/// The part of `suspect_after` after which a path is doubted: more than the 40 ms that TCP may wait with a confirmation.
+/// Divisor of `suspect_after`: a path is suspected after this part of the time. The default leaves
+/// more than the 40 ms for which TCP may delay a confirmation.
 const SUSPECT_SHARE: u32 = 2;
 
-/// When the connections were looked at last.
+/// State of the regular check of connections.
 pub struct LivenessCheck {
     last_check: Instant,
     gap: Duration,
@@ -42,8 +46,8 @@ impl LivenessCheck {
 }
 
 impl Link {
-    /// Notes for how long the bytes on their way have not been confirmed. `None`: there are none, or it says nothing of the
-    /// kind. Otherwise the round trip.
+    /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
+    /// time, or `None` if no bytes are in flight or the link is not a stream.
     fn update_liveness(&mut self) -> Option<Duration> {
         self.unacked_for = Duration::ZERO;
         let Carrier::Stream(stream) = &self.carrier else {
@@ -57,7 +61,7 @@ impl Link {
             (self.unacked_since, self.has_sent) = (None, false);
             return None;
         }
-        // What was confirmed last may be long ago, because nothing was sent.
+        // The last confirmation may be long ago because nothing was sent.
         let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
         self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
         Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
@@ -65,7 +69,7 @@ impl Link {
 }
 
 impl Engine {
-    /// Looks for connections that have fallen silent. To be called often.
+    /// Checks the connections when a check is due. The engine calls this often.
     #[inline]
     pub(super) fn check_liveness(&mut self) {
         if (self.streams > 0 || self.datagrams.is_some())
@@ -98,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// Link `id` has healed by itself.
+    /// Ends the suspicion of link `id`, which works again.
     #[cold]
     pub(super) fn clear_suspicion(&mut self, id: usize) {
         let Some(link) = self.links[id].as_mut() else {
@@ -110,7 +114,7 @@ impl Engine {
             return;
         };
         if was_suspect {
-            // Unless another path has been lost meanwhile.
+            // The reconnect continues if another path has been lost meanwhile.
             self.peer_states[peer.0 as usize].reconnect.take_if(|reconnect| !reconnect.has_lost);
         }
         self.core.suspect_path(peer, path, false);
@@ -128,7 +132,7 @@ impl Engine {
             links.filter(|other| other.ends != ends)
         });
         let has_other = others.clone().any(|other| other.works());
-        // With all of them silent it is the other node, or this one, that is busy.
+        // If all paths are silent, the other node or this node is busy.
         let goes_on = others.any(|other| other.works() && other.unacked_for < CHECK_GAP);
         let suspect_after = self.identity.suspect_after;
         let failover_after = (suspect_after / SUSPECT_SHARE).max(slack);
@@ -138,7 +142,7 @@ impl Engine {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "nothing is confirmed any more");
         match link.peer {
             Some(peer) if has_other && unacked_for > suspect_after + slack => {
-                // Another connection between the same two addresses shares its fate.
+                // Another connection between the same two addresses fails for the same reason.
                 self.link_down(id, &late());
                 if let Some(duplicate) = self.duplicate_link(peer, ends) {
                     self.link_down(duplicate, &late());
@@ -160,7 +164,8 @@ impl Engine {
         }
     }
 
-    /// What link `id` carried goes by another, as far as it has not arrived.
+    /// Suspects link `id`: the bytes that the link carried are retransmitted over another path, as
+    /// far as they have not arrived.
     #[cold]
     fn suspect(&mut self, id: usize) {
         let Some(link) = self.links[id].as_mut() else {
@@ -174,7 +179,7 @@ impl Engine {
         if let Carrier::Stream(stream) = &mut link.carrier
             && link.holding.take_if(|holder| *holder == peer).is_some()
         {
-            // The frame that it holds may arrive by another path, and its memory be given back.
+            // The held frame may arrive over another path, and its memory may then be released.
             stream.copy_held();
             link.blocked.push_back(peer);
             self.core.handle_flushed(peer, path);

@@ -1,7 +1,8 @@
-//! Where others find this endpoint, and how it knocks at theirs: sockets and the names they go by.
+//! Sockets and names of this endpoint, and dials to other endpoints.
 //!
-//! An endpoint listens on a TCP port and, where memory may be shared, on an abstract Unix socket. Nothing here waits:
-//! a socket that connects is given out at once.
+//! An endpoint listens on a TCP port and, where memory may be shared, on an abstract Unix socket.
+//! No function here waits: a socket whose connection is still being established is returned at
+//! once.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
@@ -27,24 +28,24 @@ use super::identity::{Identity, hash, random};
 
 pub type NameBytes = [u8; NAME_BYTES];
 
-/// Connections that may wait to be accepted: a whole large node connecting at once.
+/// Length of the accept queue: all processes of a large node may connect at once.
 const BACKLOG: i32 = 1024;
 
-/// This endpoint, as others see it.
+/// This endpoint, as other endpoints see it.
 pub struct LocalEndpoint {
     pub address: Address,
     pub name: NameBytes,
     pub own_format: bool,
     tcp: Option<OwnedFd>,
     unix: Option<OwnedFd>,
-    /// What it says of itself in a hello.
+    /// The introduction of this endpoint in a hello.
     pub introduction: Introduction,
-    /// Peers try to read this to find out whether they may.
+    /// Peers try to read this value, to find out whether they may read this process's memory.
     _cookie: Box<u64>,
 }
 
 impl LocalEndpoint {
-    /// Opens the doors of a new endpoint, and the epoll that watches them.
+    /// Opens the listeners of a new endpoint, and the epoll set that watches them.
     pub fn open(
         identity: &Identity,
         own_format: bool,
@@ -92,10 +93,10 @@ impl LocalEndpoint {
         Ok((own, epoll))
     }
 
-    /// Whoever knocks next at a door; `None` if nobody does.
+    /// Accepts the next pending connection of a listener; `None` if no connection is pending.
     ///
     /// # Errors
-    /// As accept(2), which leaves him knocking: there may be no descriptor for him.
+    /// See accept(2). The connection stays pending, for example if no descriptor is available.
     pub fn accept(&self, is_unix: bool) -> io::Result<Option<OwnedFd>> {
         let Some(listener) = self.listener(is_unix) else {
             return Ok(None);
@@ -109,7 +110,7 @@ impl LocalEndpoint {
                     }
                     return high_fd(socket).map(Some);
                 }
-                // He went away again, or a signal came.
+                // The pending connection was closed again, or a signal interrupted the call.
                 Err(Errno::CONNABORTED | Errno::INTR) => (),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -117,10 +118,10 @@ impl LocalEndpoint {
         }
     }
 
-    /// Whether `epoll` tells of who knocks at a door.
+    /// Lets `epoll` watch a listener for pending connections, or not.
     ///
     /// # Errors
-    /// As epoll_ctl(2).
+    /// See epoll_ctl(2).
     pub fn set_watched(&self, epoll: &OwnedFd, is_unix: bool, watched: bool) -> io::Result<()> {
         let Some(listener) = self.listener(is_unix) else {
             return Ok(());
@@ -132,7 +133,7 @@ impl LocalEndpoint {
         Ok(epoll::delete(epoll, listener)?)
     }
 
-    /// The TCP port at which it takes connections on every address, if it does.
+    /// The TCP port at which the endpoint accepts connections on every address, if it does.
     pub fn port(&self) -> Option<u16> {
         let local: SocketAddr =
             rustix::net::getsockname(self.tcp.as_ref()?).ok()?.try_into().ok()?;
@@ -143,34 +144,37 @@ impl LocalEndpoint {
         if is_unix { self.unix.as_ref() } else { self.tcp.as_ref() }
     }
 
-    /// The endpoint's address: a Landbridge name, or a `sockaddr_in`.
+    /// The endpoint's name: a Landbridge name, or a `sockaddr_in`.
     pub fn name(&self) -> &[u8] {
         let size = if self.own_format { NAME_BYTES } else { size_of::<libc::sockaddr_in>() };
         &self.name[..size]
     }
 }
 
-/// Open files this process may need: two for each of very many peers.
+/// Number of open files that this process may need: two for each of very many peers.
 const OPEN_FILES_WANTED: u64 = 1 << 16;
 
-/// Lets this process have as many open files as it may need, as far as the system allows.
+/// Raises this process's limit of open files, as far as the system allows.
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.map_or(OPEN_FILES_WANTED, |most| most.min(OPEN_FILES_WANTED));
     if limit.current.is_some_and(|current| current < most) {
-        // Without it there is room for fewer peers, and the log will say so.
+        // With a lower limit fewer peers are possible, and the log reports connections that have to
+        // wait.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit });
     }
 }
 
-/// Lowest number of a descriptor that depends on the network.
+/// Lowest number of a descriptor whose number depends on the network.
 const LOWEST: i32 = 512;
 
-/// Descriptors whose numbers depend on the network stay away from the low numbers, which programs see.
+/// Moves a descriptor whose number depends on the network to a high number, away from the low
+/// numbers that programs see.
 fn high_fd(fd: OwnedFd) -> io::Result<OwnedFd> {
     match rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST) {
         Ok(high) => Ok(high),
-        // The limit of open files is lower than that, or all up to it are taken: keep the number.
+        // The limit of open files is lower, or all higher numbers are taken: the descriptor keeps
+        // its number.
         Err(Errno::INVAL | Errno::MFILE) => Ok(fd),
         Err(error) => Err(error.into()),
     }
@@ -198,8 +202,8 @@ fn open_tcp(
     Ok((Some(socket), ip, local.port()))
 }
 
-/// Where an endpoint listens that is called at `ip`. One that is called at the loopback is in a job of one host, or on a
-/// host without a network: nobody else has to reach it.
+/// The address at which an endpoint listens that peers dial at `ip`. A loopback address means a job
+/// of one host, or a host without a network: no other host has to reach the endpoint.
 fn listening_address(ip: IpAddr) -> SocketAddr {
     match ip {
         loopback if loopback.is_loopback() => SocketAddr::from((loopback, 0)),
@@ -212,7 +216,8 @@ pub fn dial_tcp(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = high_fd(socket_with(family, SocketType::STREAM, flags, None)?)?;
-    // From the start: a node that loses its power in the middle of the hello must be noticed, too.
+    // The socket options apply from here on: a node that loses its power during the hello must be
+    // noticed, too.
     tune_link(&socket);
     match connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
@@ -232,7 +237,7 @@ pub fn dial_unix(name: &str) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = high_fd(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    // Anybody may take an abstract name, and then never say a word.
+    // Any process may take an abstract name, and then never answer.
     let (theirs, ours) = (rustix::net::sockopt::socket_peercred(&socket)?.uid, getuid());
     if theirs != ours && !theirs.is_root() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another user has taken the name"));
@@ -240,7 +245,7 @@ pub fn dial_unix(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The abstract Unix socket of an endpoint: found by whoever knows its name.
+/// The name of an endpoint's abstract Unix socket, which peers compute from the endpoint's name.
 pub fn unix_name(identity: &Identity, own_format: bool, unique: u64, port: u16) -> String {
     let job = hash(&[&identity.job.0]);
     if own_format {
@@ -272,7 +277,7 @@ mod tests {
 
     use super::*;
 
-    /// In a process of its own, whose table of open files can be filled.
+    /// Runs in a process of its own, whose table of open files can be filled.
     #[test]
     fn a_number_is_kept_where_the_high_ones_are_taken() {
         const CHILD: &str = "LANDBRIDGE_TEST_FULL_TABLE";
@@ -299,7 +304,7 @@ mod tests {
         assert_eq!([at("10.1.2.3"), at("2001:db8::1")], ["0.0.0.0:0", "[::]:0"]);
     }
 
-    /// Otherwise a node that loses its power is waited for without end.
+    /// Without keep-alive the engine would wait for ever for a node that loses its power.
     #[test]
     fn a_silent_peer_is_asked_whether_it_lives() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
-//! Where bytes lie: the engine's handle to memory of the application, or to a copy of its own; and another process's
-//! memory, where it may be read.
+//! Memory of operations: handles to the application's memory or to copies of the engine, and reads
+//! of another process's memory where these are allowed.
 
 use std::io;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use landbridge_proto::wire::hello::Introduction;
 
 use super::request::Iov;
 
-/// Bytes somewhere. Cloning copies the handle, never the bytes.
+/// A handle to bytes. Cloning copies the handle, never the bytes.
 #[derive(Clone)]
 pub enum Bytes {
     /// One piece of the application's memory.
     One(Piece),
-    /// Several.
+    /// Several pieces of the application's memory, and their size together.
     Many(Arc<[Piece]>, usize),
-    /// Our own copy.
+    /// A copy of the engine.
     Owned(Arc<Copied>),
 }
 
-/// A copy of our own, counted as long as somebody holds it.
+/// A copy of the engine, which [`copied_bytes`] counts as long as a handle exists.
 pub struct Copied(Box<[u8]>);
 
 /// Bytes in copies of this process, over all endpoints.
@@ -35,16 +35,18 @@ impl Drop for Copied {
     }
 }
 
-/// How many bytes this process holds in copies.
+/// Number of bytes in copies of this process.
 #[inline]
 pub fn copied_bytes() -> u64 {
     COPIED_BYTES.load(Ordering::Relaxed) as u64
 }
 
-// SAFETY: the pieces are the application's until their operation completes, whatever thread drives the engine.
+// SAFETY: the pieces belong to the application until their operation completes, whatever thread
+// drives the engine.
 unsafe impl Send for Bytes {}
 
-/// At most so many pieces of one payload go to the kernel at a time; the rest is a further frame's.
+/// Pieces of one payload for one system call, at most [`PIECES_MAX`]; further pieces need another
+/// frame.
 pub struct Pieces {
     list: [Piece; PIECES_MAX],
     count: usize,
@@ -69,7 +71,7 @@ impl Bytes {
         Bytes::Many(pieces, size)
     }
 
-    /// These bytes, which are ours from now on.
+    /// A handle that owns `bytes`.
     pub fn own(bytes: Vec<u8>) -> Self {
         COPIED_BYTES.fetch_add(bytes.len(), Ordering::Relaxed);
         Bytes::Owned(Arc::new(Copied(bytes.into())))
@@ -80,11 +82,12 @@ impl Bytes {
     /// # Safety
     /// The memory is valid.
     pub unsafe fn to_owned(&self) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees valid memory.
         Bytes::own(unsafe { self.copy() })
     }
 
-    /// Bytes `at..at + len`, to be kept beyond their operation: a copy, or the handle of one. `running` goes on with them.
+    /// A handle to bytes `at..at + len` that outlives their operation: a new copy, or another
+    /// handle of an existing copy. Updates `running` with the bytes.
     ///
     /// # Safety
     /// The memory is valid.
@@ -98,46 +101,47 @@ impl Bytes {
         let mut copy = Vec::<u8>::with_capacity(len as usize);
         let mut end = copy.as_mut_ptr();
         for piece in self.range(at, len).as_slice() {
-            // SAFETY: the caller's promise; the pieces are `len` bytes together, for which there is room.
+            // SAFETY: the caller guarantees valid memory; the pieces are `len` bytes together, for
+            // which `copy` has capacity.
             unsafe {
                 running.copy_raw(piece.base, end, piece.len);
                 end = end.add(piece.len);
             }
         }
-        // SAFETY: they have been written.
+        // SAFETY: the bytes have been written.
         unsafe { copy.set_len(len as usize) };
         Bytes::own(copy)
     }
 
-    /// `running` goes on with bytes `at..at + len`.
+    /// Updates `running` with bytes `at..at + len`.
     ///
     /// # Safety
     /// The memory is valid.
     #[inline]
     pub unsafe fn sum(&self, at: u64, len: u64, running: &mut RunningChecksum) {
         for piece in self.range(at, len).as_slice() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees valid memory.
             running.update(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
         }
     }
 
-    /// The bytes.
+    /// A vector with all bytes.
     ///
     /// # Safety
     /// The memory is valid.
     pub unsafe fn copy(&self) -> Vec<u8> {
         let mut copy = Vec::with_capacity(self.size() as usize);
         for piece in self.range(0, self.size()).as_slice() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees valid memory.
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
         }
         copy
     }
 
-    /// The pieces of `at..at + len`.
+    /// The pieces of bytes `at..at + len`.
     ///
     /// # Panics
-    /// If the range lies outside, or spans more pieces than an operation may have.
+    /// The range lies outside of the memory, or spans more pieces than an operation may have.
     #[inline]
     pub fn range(&self, at: u64, len: u64) -> Pieces {
         let (mut at, mut len) = (at as usize, len as usize);
@@ -169,21 +173,21 @@ impl Bytes {
         pieces
     }
 
-    /// Copies `from` to `at..`; stops where either ends.
+    /// Copies `from` to the bytes from `at` on; stops at the end of either.
     ///
     /// # Safety
-    /// The memory is valid and nobody else's.
+    /// The memory is valid, and nothing else uses it.
     #[inline]
     pub unsafe fn fill(&self, at: u64, from: &[u8]) {
         if let Bytes::One(piece) = self {
             let (at, len) = (at as usize, from.len().min(piece.len - at as usize));
-            // SAFETY: the caller's promise; the range lies inside the piece.
+            // SAFETY: the caller guarantees valid memory; the range lies inside the piece.
             return unsafe { from.as_ptr().copy_to_nonoverlapping(piece.base.add(at), len) };
         }
         let len = (from.len() as u64).min(self.size() - at);
         let mut done = 0;
         for piece in self.range(at, len).as_slice() {
-            // SAFETY: the caller's promise; the range is as long as what is copied.
+            // SAFETY: the caller guarantees valid memory; the range is as long as the copied bytes.
             unsafe { from[done..].as_ptr().copy_to_nonoverlapping(piece.base, piece.len) };
             done += piece.len;
         }
@@ -217,11 +221,12 @@ impl Pieces {
     }
 }
 
-/// Whether this process may read the memory of process `pid`: it tries with the number it was told.
+/// Whether this process may read the memory of process `pid`: tries to read the cookie that the
+/// peer has introduced.
 pub fn may_read(pid: i32, introduction: &Introduction) -> bool {
     let mut seen = 0u64;
     let piece = Piece { base: (&raw mut seen).cast(), len: 8 };
-    // SAFETY: eight bytes of our own.
+    // SAFETY: the piece is eight bytes of a local variable.
     let read = unsafe { read_process(pid, introduction.cookie_address, &[piece]) };
     read.is_ok() && seen == introduction.cookie
 }
@@ -229,7 +234,7 @@ pub fn may_read(pid: i32, introduction: &Introduction) -> bool {
 /// Reads another process's memory at `address` into `pieces`.
 ///
 /// # Safety
-/// The pieces are valid memory of ours.
+/// The pieces are valid memory of this process.
 pub unsafe fn read_process(pid: i32, mut address: u64, pieces: &[Piece]) -> io::Result<()> {
     for piece in pieces {
         let mut done = 0;
@@ -241,7 +246,8 @@ pub unsafe fn read_process(pid: i32, mut address: u64, pieces: &[Piece]) -> io::
                 iov_base: std::ptr::with_exposed_provenance_mut(address as usize),
                 iov_len: local.iov_len,
             };
-            // SAFETY: writes only to `local`; the other process's address is checked by the kernel.
+            // SAFETY: the call writes only to `local`; the kernel checks the other process's
+            // address.
             let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
             if got <= 0 {
                 return Err(io::Error::last_os_error());
@@ -262,10 +268,10 @@ mod tests {
         let (mut a, mut b) = ([0u8; 3], [0u8; 5]);
         let iov = |bytes: &mut [u8]| Iov { base: bytes.as_mut_ptr(), len: bytes.len() };
         let bytes = Bytes::borrow(&[iov(&mut a), iov(&mut b)]);
-        // SAFETY: the arrays live here.
+        // SAFETY: the arrays live in this function.
         unsafe { bytes.fill(2, &[1, 2, 3, 4]) };
         assert_eq!((a, b), ([0, 0, 1], [2, 3, 4, 0, 0]));
-        // SAFETY: as above.
+        // SAFETY: the arrays live in this function.
         assert_eq!(unsafe { bytes.copy() }, [0, 0, 1, 2, 3, 4, 0, 0]);
         assert_eq!(bytes.range(2, 2).as_slice().len(), 2);
         assert_eq!((bytes.size(), bytes.address()), (8, 0));

@@ -1,39 +1,40 @@
-//! The engine behind one libfabric endpoint: it joins the pure protocol (`landbridge_proto::endpoint`) to links.
+//! The engine of one libfabric endpoint: joins the pure protocol (`landbridge_proto::endpoint`) to
+//! links.
 //!
-//! What enters: requests of the libfabric face, and the network whenever the MPI library polls. What
-//! leaves: completions to the [`Sink`], and frames. It starts no thread: everything happens inside
-//! calls of the MPI library, under the endpoint's lock.
+//! What enters: requests from the libfabric functions, and frames from the network whenever the MPI
+//! library polls. What leaves: completions to the [`Sink`], and frames. The engine starts no
+//! thread: all work happens inside calls of the MPI library, under the endpoint's lock.
 //!
 //! | file | does |
 //! |---|---|
-//! | `request` | what the face asks |
-//! | `identity` | who this process is |
-//! | `memory` | where bytes lie |
-//! | `local_endpoint` | sockets, and the names they go by |
-//! | `peer_state` | who the others are |
-//! | `dialling` | the way to each, and hellos |
+//! | `request` | requests from the libfabric functions |
+//! | `identity` | job, rank, node and settings of this process |
+//! | `memory` | application memory and owned copies |
+//! | `local_endpoint` | listeners of the endpoint, and its names |
+//! | `peer_state` | state of each peer |
+//! | `dialling` | path candidates of each peer, and dials |
 //! | `handshake` | one hello, step by step |
 //! | `uplink` | the connection to the relay |
-//! | `links` | what leads to peers, and its end |
-//! | `transmit` | frames out |
-//! | `receive` | frames in |
-//! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
-//! | `integrity` | checks of what goes over a network |
-//! | `reconnect` | paths that broke, and how they come back |
-//! | `replay` | what is taken in, so that it can be done again |
-//! | `quiesce` | a process of which an image is taken |
+//! | `links` | links to peers, and their end |
+//! | `transmit` | outgoing frames |
+//! | `receive` | incoming frames |
+//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
+//! | `integrity` | checksums of frames that cross a network |
+//! | `reconnect` | repair of broken paths |
+//! | `replay` | determinants of message delivery, and their replay |
+//! | `quiesce` | preparing the process for a checkpoint |
 //! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
-//! | `departed_peers` | receives that wait for who has left |
+//! | `departed_peers` | receives that wait for a peer that has left |
 //! | `rails` | several interfaces as several paths |
-//! | `datagrams` | paths over UDP |
-//! | `liveness` | paths that have fallen silent |
+//! | `datagrams` | UDP paths |
+//! | `liveness` | connections without confirmations |
 //! | `wait` | polling and parking |
 //!
-//! Only opening and closing wait for the network, for a bounded time: opening for the relay, closing for peers to take
-//! what was sent.
+//! Only opening and closing wait for the network, for a bounded time: opening for the relay,
+//! closing for peers to receive what was sent.
 //!
-//! What may never happen: any other request waits for the network; a frame's bytes are touched before its
-//! link's hello has ended; a link of one peer keeps another from progress.
+//! What may never happen: any other request waits for the network; a frame is read before its
+//! link's hello has ended; a link of one peer keeps another peer from progress.
 
 mod datagrams;
 mod departed_peers;
@@ -96,33 +97,36 @@ use uplink::Uplink;
 use wait::PollState;
 pub use wait::{PARK_MILLIS, timespec};
 
-/// What an endpoint is opened with.
+/// Arguments for opening an endpoint.
 pub struct Setup {
     pub domain_mr: Arc<mr::MrTable>,
     pub av: Arc<Av>,
     pub sink: Sink,
-    /// The endpoint's name is a Landbridge address; otherwise a `sockaddr_in`.
+    /// The endpoint's name is a Landbridge address; otherwise the name is a `sockaddr_in`.
     pub own_format: bool,
-    /// Where to accept connections, if the program has said so.
+    /// Address at which the endpoint accepts connections, if the program has set one.
     pub bind: Option<SocketAddrV4>,
     pub min_multi_recv: usize,
-    /// FI_SOURCE: completions of receives carry the sender's number.
+    /// FI_SOURCE: completions of receives carry the sender's address-vector number.
     pub source_wanted: bool,
 }
 
-/// Operations in flight towards all peers of an endpoint; beyond it the face says EAGAIN. Far more than MPI libraries
-/// post without polling, and at some 200 bytes each still little memory.
+/// Maximum number of operations in flight towards all peers of an endpoint; beyond this number the
+/// libfabric functions return EAGAIN. The bound is far more than MPI libraries post without
+/// polling, and at some 200 bytes each operation costs little memory.
 const OPERATIONS_MAX: usize = 1 << 16;
 
-/// How long closing waits for living peers to take what was sent. The program believes it sent, and what nobody has
-/// taken ends with us: so longer than a peer computes without polling.
+/// Longest time that closing waits for living peers to receive what was sent. The program believes
+/// the data sent, and data that no peer has received is lost when this process ends. So the time is
+/// longer than a peer computes without polling.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(600);
-/// After this long the user is told what closing waits for.
+/// Time after which a log line reports what closing waits for.
 const FLUSH_TIME_USUAL: Duration = Duration::from_secs(10);
-/// How long closing then waits for peers to confirm it, where that matters.
+/// Longest time that closing then waits for peers to confirm what they have received, where this
+/// matters.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Bytes read from a stream at once, for all streams of the endpoint together.
+/// Bytes read from a stream at once. All streams of the endpoint share the buffer.
 const STAGE_BYTES: usize = 64 << 10;
 
 pub struct Engine {
@@ -133,60 +137,63 @@ pub struct Engine {
     sink: Sink,
     source_wanted: bool,
     core: Endpoint<Bytes>,
-    /// By the numbers the protocol gives peers.
+    /// Indexed by the peer numbers of the protocol.
     peer_states: Vec<PeerState>,
     by_name: BTreeMap<local_endpoint::NameBytes, Peer>,
-    /// Peers by address-vector number; `u32::MAX` is unknown.
+    /// Peers by address-vector number; `u32::MAX` marks an unknown peer.
     by_number: Vec<u32>,
     uplink: Uplink,
     links: Vec<Option<Box<Link>>>,
     /// Links through shared memory, polled in turn.
     rings: Vec<usize>,
-    /// Rings that were full when somebody wanted to send.
+    /// Rings that were full when a frame was to be sent.
     full_rings: Vec<usize>,
     streams: usize,
-    /// The stream that is read directly; epoll does not watch it.
+    /// The stream that polls read directly; epoll does not watch this stream.
     hot_stream: Option<usize>,
     hellos: dialling::Hellos,
-    /// Hellos under way and doors at rest: there is something to look after.
+    /// Number of hellos under way and paused listeners, which need regular checks.
     hellos_open: usize,
     epoll: OwnedFd,
-    /// Peers to be failed, and why, once the link that is being read is in its place again.
+    /// Peers to be failed, with the errno, once the link that is being read is back in `links`.
     failed_peers: Vec<(Peer, i32)>,
-    /// Frames that came early, by the number of their first byte: head and payload, as far as they are there.
+    /// Frames that arrived before their turn, by the number of their first byte: head and payload,
+    /// as far as they have arrived.
     early: BTreeMap<(Peer, u64), Box<[u8]>>,
     liveness: liveness::LivenessCheck,
     peeks: peeks::Peeks,
     departed_peers: departed_peers::DepartedPeers,
-    /// Some peer has several paths: the protocol wants to know the time.
+    /// Some peer has several paths: the protocol needs the time.
     has_several: bool,
-    /// Paths over UDP, if they are wanted.
+    /// UDP paths, if the setting `udp` is on.
     datagrams: Option<Box<datagrams::Datagrams>>,
     /// Further addresses of peers.
     rails: Vec<rails::Rail>,
-    /// Peers of which a path is to be had again.
+    /// Peers with a lost path that the engine reopens.
     reconnects: Vec<Peer>,
-    /// Peers to which the relay leads no longer, as above.
+    /// Peers that the relay cannot reach any more; their relay paths are closed once the link that
+    /// is being read is back in `links`.
     dropped: Vec<Peer>,
-    /// Unexpected payload, by place of the number the protocol gives it.
+    /// Unexpected payloads, indexed by the number that the protocol gives each of them.
     stores: Vec<Option<Box<[u8]>>>,
     stage: Vec<u8>,
     /// One-sided operations of this process that are in flight.
     one_sided: usize,
-    /// What is taken in is recorded.
+    /// State of recording and replay, if this process is recorded.
     replay: Option<replay::Replay>,
-    /// Of one ring, before others get their turn.
+    /// Frames received from one ring before the other rings get their turn.
     frames_per_turn: usize,
-    /// Operands of the atomic operation at hand.
+    /// Operands of the current atomic operation.
     scratch: Vec<u8>,
-    /// Bytes in copies beyond which nothing more is copied.
+    /// Bytes in retained copies beyond which nothing more is copied.
     retain: u64,
-    /// Where it is said how the paths are.
+    /// Slot of the statistics page for this endpoint's paths.
     statistics_slot: Option<StatisticsSlot>,
     poll_state: PollState,
 }
 
-// SAFETY: the raw pointers in it are the application's memory, valid until completion in whatever thread drives.
+// SAFETY: the raw pointers in the engine point to the application's memory, which is valid until
+// completion, in whatever thread calls the engine.
 unsafe impl Send for Engine {}
 
 impl Engine {
@@ -259,7 +266,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The endpoint's address: 48 bytes, or a `sockaddr_in`.
+    /// The endpoint's name: 48 bytes, or a `sockaddr_in`.
     pub fn name(&self) -> &[u8] {
         self.own.name()
     }
@@ -286,8 +293,9 @@ impl Engine {
         Ok(())
     }
 
-    /// What is injected counts as sent when the call returns, and the program may never call again: it is taken only when
-    /// there is a way to the peer, which is made by asking often enough.
+    /// Refuses an injected request with EAGAIN until a path to the peer is open. An injected
+    /// request counts as sent when the call returns, and the program may never call again. Repeated
+    /// requests make the engine open the path.
     #[inline]
     fn require_path(&mut self, peer: Peer, inject: bool) -> Result<(), Errno> {
         let has_path = |engine: &Self| {
@@ -304,8 +312,9 @@ impl Engine {
         if has_path(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
 
-    /// What is copied while the copies that are kept have reached their bound has to wait until some are confirmed. Not if
-    /// none of them is for this peer: one that takes nothing must not keep others from progress.
+    /// Refuses a request that needs a copy with EAGAIN while the retained copies have reached their
+    /// bound, until peers confirm some of them. The first copy for a peer is always allowed: a peer
+    /// that confirms nothing must not stop the requests for other peers.
     #[inline]
     fn require_copy_space(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
         let has_room =
@@ -318,8 +327,8 @@ impl Engine {
         if has_room(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
 
-    /// After the protocol was given something to do: what it wants done now, and its frames. (An operation for a peer that
-    /// is gone is done at once, and has no frame.)
+    /// Executes the protocol's actions and sends its frames after a new operation. An operation for
+    /// a lost peer completes at once, without a frame.
     #[inline]
     fn submit(&mut self) {
         self.note_posted();
@@ -332,13 +341,14 @@ impl Engine {
         self.flush();
     }
 
-    /// The memory of a request: the caller's, or a copy if the caller has it back when the call returns. (A copy from the
-    /// start: a peer may be told where the bytes lie before they have left.)
+    /// The memory of a request: the caller's memory, or a copy if the caller may reuse the memory
+    /// when the call returns. The copy exists from the beginning, because a peer may learn the
+    /// address of the bytes before the bytes have left.
     #[inline]
     fn memory(payload: &[Iov], inject: bool) -> Bytes {
         let memory = Bytes::borrow(payload);
         if inject {
-            // SAFETY: the caller's memory is valid during its call, which is still on the stack.
+            // SAFETY: the caller's memory is valid during the call, which is still on the stack.
             return unsafe { memory.to_owned() };
         }
         memory
@@ -408,7 +418,7 @@ impl Engine {
         };
         self.require_path(peer, request.inject)?;
         self.require_copy_space(peer, true)?;
-        // SAFETY: the caller's memory is valid during its call.
+        // SAFETY: the caller's memory is valid during the call.
         let operands = unsafe {
             let mut bytes = Bytes::borrow(request.operand).copy();
             bytes.extend(Bytes::borrow(request.compare).copy());
@@ -433,14 +443,15 @@ impl Engine {
         self.core.set_min_multi_recv(bytes as u64);
     }
 
-    /// Hands everything to the paths, and gives peers a moment to take it in.
+    /// Sends everything, and waits a bounded time for peers to receive it.
     pub fn close(&mut self) {
         self.log_paths();
         self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
         for peer in self.active_peers() {
             self.core.goodbye(peer);
         }
-        // What a relay has taken may yet be lost between relays, and nobody sends it again when we are gone.
+        // A relay may lose what it has accepted, and no process retransmits the data after this
+        // process has ended.
         self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_safe);
         if !self.core.is_safe() {
             log!(Warn, "closing waits for a peer to take what it was sent");
@@ -450,10 +461,11 @@ impl Engine {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
         if self.has_udp_paths() && !self.core.is_drained() {
-            // What is in a datagram and is lost, nobody sends again when we are gone.
+            // No process retransmits a lost datagram after this process has ended.
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_drained);
         }
-        // What is in a ring outlives us; what is in a socket does unless the peer's own last words are left unread.
+        // Frames in a ring outlive this process. Bytes in a socket also do, unless the peer's
+        // Goodbye is left unread.
         if self.streams > 0 {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_drained);
         } else {

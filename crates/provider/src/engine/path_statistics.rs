@@ -1,8 +1,9 @@
-//! What the paths of each peer have carried and how they are, those that are gone included.
+//! Statistics of each peer's paths, including closed paths.
 //!
-//! A path stands here for all connections of one kind that have followed each other between the same two addresses. What
-//! enters: links that end, and what arrives corrupt. What leaves: entries, for the log as the endpoint closes and for whoever
-//! asks how the job goes (`board`). Nothing here decides anything, and nothing is done per frame.
+//! A path in the statistics stands for all consecutive connections of one kind between the same two
+//! addresses. What enters: links that end, and frames that arrive corrupt. What leaves: entries for
+//! the log when the endpoint closes, and for the statistics page (`statistics_page`) on request.
+//! The statistics decide nothing, and cost nothing per frame.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,29 +19,30 @@ use super::handshake::Carrier;
 use super::links::{Link, RELAY_PATH};
 use crate::log;
 
-/// A path that has carried less than this, a few headers, is told of only if its peer has no other: a connection that stood
-/// by beside another one between the same addresses.
+/// A path with fewer bytes than this, a few headers, is logged only if its peer has no other path:
+/// it was a spare connection between the same addresses as another one.
 const LOGGED_BYTES_MIN: u64 = 256;
-/// Peers whose paths are told one by one as an endpoint closes; those with trouble come first, the rest is summed up.
+/// Maximum number of peers whose paths are logged one by one when an endpoint closes. Paths with
+/// trouble come first; the others are summed up.
 const LOGGED_PEERS_MAX: usize = 64;
-/// Paths of a peer that are gone and remembered; what is beyond counts with the last.
+/// Maximum number of entries per peer; further paths count with the last entry.
 const CLOSED_PATHS_MAX: usize = 16;
 
-/// How a path is, the best first.
+/// State of a path, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathState {
     Up,
-    /// It carries frames only while no other does.
+    /// Frames use the path only while no other path works.
     Spare,
-    /// It is silent: frames go by others, if there are any.
+    /// Confirmations are missing: frames use other paths, if there are any.
     Suspected,
-    /// A line of datagrams that has not shown yet that anything gets through, or not any more.
+    /// A UDP path in validation.
     Probing,
     Down,
 }
 
 impl PathState {
-    /// In one word.
+    /// The state as a word.
     pub fn word(self) -> &'static str {
         match self {
             PathState::Up => "up",
@@ -52,19 +54,19 @@ impl PathState {
     }
 }
 
-/// See the module head.
+/// Statistics of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathStatistics {
     pub what: &'static str,
-    /// Our address and the peer's.
+    /// The local address and the peer's.
     pub ends: Option<(IpAddr, IpAddr)>,
     pub state: PathState,
     pub bytes: u64,
-    /// Of those, sent again.
+    /// Retransmitted bytes, which `bytes` includes.
     pub retransmitted_bytes: u64,
     /// Frames that arrived corrupt.
     pub corrupt: u64,
-    /// How often it was lost.
+    /// Number of times that the path was lost.
     pub losses: u64,
     pub bytes_per_second: Option<u64>,
     pub round_trip_nanos: Option<u64>,
@@ -85,7 +87,7 @@ impl PathStatistics {
         }
     }
 
-    /// Its kind in one word.
+    /// The kind of the path as a word.
     fn word(&self) -> &'static str {
         match self.what {
             "shared memory" => "shm",
@@ -98,7 +100,7 @@ impl PathStatistics {
         statistics_page::PathCounters { bytes, retransmitted_bytes, corrupt, losses }
     }
 
-    /// As it stands on the board.
+    /// The row of the path on the statistics page.
     fn row(&self, peer: Option<u32>) -> statistics_page::PathRow<'static> {
         statistics_page::PathRow {
             peer,
@@ -111,14 +113,14 @@ impl PathStatistics {
         }
     }
 
-    /// Whether somebody who looks for trouble wants to see it.
+    /// Whether the path is down, suspected or in validation, or has had losses or corrupt frames.
     pub fn has_trouble(&self) -> bool {
         let is_well = matches!(self.state, PathState::Up | PathState::Spare);
         !is_well || (self.corrupt, self.losses, self.retransmitted_bytes) != (0, 0, 0)
     }
 }
 
-/// As the log has it, without its peer.
+/// The log line of the path, without its peer.
 impl fmt::Display for PathStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.what)?;
@@ -145,7 +147,7 @@ impl fmt::Display for PathStatistics {
 }
 
 impl Link {
-    /// What a path by it is called.
+    /// The kind of a path over this link.
     pub(super) fn what(&self) -> &'static str {
         if self.peer.is_none() { "relay" } else { self.describe() }
     }
@@ -161,14 +163,14 @@ impl Link {
 }
 
 impl Engine {
-    /// A frame of `peer` has arrived corrupt by `path`, which is up.
+    /// Counts a frame of `peer` that arrived corrupt by the open path `path`.
     #[cold]
     pub(super) fn count_corrupt(&mut self, peer: Peer, path: PathId) {
         self.peer_states[peer.0 as usize].corrupt[path.0 as usize] += 1;
     }
 
-    /// Path `path` of `peer` over `link` ends; it `is_lost` unless nobody wants it any more. To be called while the protocol
-    /// still knows it.
+    /// Adds the counters of path `path` of `peer` over `link` to the closed paths. `is_lost`: the
+    /// path failed, and was still wanted. The protocol must still know the path.
     #[cold]
     pub(super) fn finish_statistics(
         &mut self,
@@ -189,18 +191,19 @@ impl Engine {
         }
     }
 
-    /// The same for all paths of a peer that is given up, or has left.
+    /// Adds the counters of all open paths of a peer that is given up, or has left.
     #[cold]
     pub(super) fn finish_all_statistics(&mut self, peer: Peer) {
         for open_path in self.peer_states[peer.0 as usize].open_paths.clone() {
-            // Out of its place: it is being read, and whoever does so has seen to it.
+            // A link that is being read is not in `links`; the function that reads the link has
+            // handled its statistics.
             let Some(link) = self.links[open_path.link].take() else { continue };
             self.finish_statistics(peer, open_path.path, &link, false);
             self.links[open_path.link] = Some(link);
         }
     }
 
-    /// All paths that `peer` has or has had.
+    /// The statistics of all paths that `peer` has or had.
     pub(super) fn paths_of(&self, peer: Peer) -> Vec<PathStatistics> {
         let peer_state = &self.peer_states[peer.0 as usize];
         let mut entries = peer_state.closed_paths.clone();
@@ -232,7 +235,7 @@ impl Engine {
         entries
     }
 
-    /// Lines of datagrams that carry nothing, as nobody knows whether anything would get through.
+    /// Adds UDP paths in validation, which carry no frames.
     fn add_unvalidated_udp_paths(&self, peer: Peer, entries: &mut Vec<PathStatistics>) {
         let is_it = |link: &&Link| link.peer == Some(peer) && link.socket().is_some();
         let udp_paths = self.links.iter().flatten().map(|link| &**link).filter(is_it);
@@ -242,7 +245,7 @@ impl Engine {
         }
     }
 
-    /// Says on the board how all paths are, those with trouble first.
+    /// Writes the statistics of all paths to the statistics page, paths with trouble first.
     #[cold]
     pub(super) fn write_statistics(&mut self) {
         let peers = (0..self.peer_states.len() as u32).map(Peer);
@@ -275,7 +278,7 @@ impl Engine {
         }
     }
 
-    /// Tells what the paths of every peer have carried.
+    /// Logs the statistics of each peer's paths.
     pub(super) fn log_paths(&self) {
         let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
         if let Some((unknown, corrupt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
@@ -307,7 +310,8 @@ fn entry_of<'a>(
     &mut entries[place]
 }
 
-/// The lines of the log: each peer's paths, those with trouble first if there are many peers, and the sum of the rest.
+/// The log lines: the paths of each peer, peers with trouble first if there are many peers, and the
+/// sum of the others.
 fn summary(all: Vec<(Peer, Vec<PathStatistics>)>, name: impl Fn(Peer) -> String) -> Vec<String> {
     let mut peers: Vec<_> = all.into_iter().filter(|(_, entries)| !entries.is_empty()).collect();
     if peers.len() > LOGGED_PEERS_MAX {
@@ -332,7 +336,7 @@ fn summary(all: Vec<(Peer, Vec<PathStatistics>)>, name: impl Fn(Peer) -> String)
     lines
 }
 
-/// Of each kind of path what all have done, how many there are, and how many with trouble.
+/// For each kind of path: the summed counters, the number of paths, and the number with trouble.
 fn sums<'a>(entries: impl Iterator<Item = &'a PathStatistics>) -> Vec<(PathStatistics, u64, u64)> {
     let mut sums: Vec<(PathStatistics, u64, u64)> = Vec::new();
     for entry in entries {

@@ -1,23 +1,24 @@
-//! Peeks at unexpected messages, and the order between a peer's messages and those that the MPI
+//! Peeks at unexpected messages, and the order between a peer's messages and messages that the MPI
 //! library delivers itself.
 //!
-//! MPICH hands what a process sends to itself to a queue of its own, also where its shared memory
-//! is switched off. A probe for any source looks for such a message among those that MPICH has
-//! taken from that queue, and peeks at ours only if there is none; but MPICH takes messages from
-//! its queue only when it makes progress. So a probe could find a peer's message before an own one
-//! that was sent earlier, and the receive that follows, which comes after some progress, would take
-//! the own one: `MPI_Dist_graph_create` takes the length from the probe and the message from the
-//! receive, and counts wrong.
+//! MPICH puts a message that a process sends to itself into a queue of its own, also where MPICH's
+//! shared memory is switched off. A probe for any source looks for such a message among those that
+//! MPICH has taken from its queue, and peeks at the provider only if there is none. But MPICH takes
+//! messages from its queue only when it makes progress. So a probe could find a peer's message
+//! although an own message was sent earlier, and the following receive, which comes after some
+//! progress, would get the own message. `MPI_Dist_graph_create` takes the length from the probe and
+//! the message from the receive, and would count wrong.
 //!
-//! The engine cannot see that queue. It sees whether MPICH has emptied it: a peek for any source
-//! that would find something is told to try again. MPICH then makes progress, at its own queue
-//! first, and reads our completion queue only if its own was empty. If the completion queue was
-//! read, the peek that is tried again is answered; if not, an own message is on its way to its
-//! receiver, and the peek finds nothing: the next probe sees both.
+//! The engine cannot see MPICH's queue, but sees whether MPICH has emptied it: a peek for any
+//! source that would find something returns `EAGAIN`. MPICH then makes progress, at its own queue
+//! first, and reads the provider's completion queue only if its own queue was empty. If the
+//! completion queue was read, the engine answers the repeated peek. If not, an own message is under
+//! way to its receiver, and the peek finds nothing: the next probe sees both messages.
 //!
-//! MPICH makes such progress before its first new try if [`RETRIES`] says so, which the launcher
-//! and `landbridge env` set. Without it every peek is answered at once. Open MPI and Intel MPI send
-//! to themselves through the provider, where such a message is delivered inside the call.
+//! MPICH makes such progress before its first retry if the variable in [`RETRIES`] says so, which
+//! the launcher and `landbridge env` set. Without the variable every peek is answered at once. Open
+//! MPI and Intel MPI send messages to the same process through the provider, which delivers such a
+//! message inside the call.
 
 use landbridge_proto::endpoint::Peek;
 
@@ -26,22 +27,23 @@ use crate::abi::Errno;
 use super::Engine;
 use super::request::PeekRequest;
 
-/// How often MPICH tries again what was refused with `EAGAIN`. Its count goes down before each try,
-/// and it makes progress at all queues, its own ones first, when the count is a multiple of 256; at
-/// other tries (since 4.3, and always by default) it only reads our completion queue.
+/// Environment variable with the number of times that MPICH retries a call that returned `EAGAIN`.
+/// MPICH counts down before each retry, and makes progress at all queues, its own queues first,
+/// when the count is a multiple of 256. At other retries (since 4.3, and always by default) MPICH
+/// only reads the provider's completion queue.
 const RETRIES: &str = "MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY";
 
-/// Whether MPICH looks into its own queue before it repeats a peek.
+/// Whether MPICH reads its own queue before it repeats a peek.
 pub fn library_repeats_peeks() -> bool {
     std::env::var(RETRIES).is_ok_and(|retries| looks_first(&retries))
 }
 
-/// Whether the first new try of so many is one before which MPICH looks into its own queue.
+/// Whether MPICH, with `retries` retries, reads its own queue before the first retry.
 pub(super) fn looks_first(retries: &str) -> bool {
     retries.parse::<u32>().is_ok_and(|retries| retries > 1 && retries % 256 == 1)
 }
 
-/// The peek that was told to try again, if that was the last thing a peek was told.
+/// The last peek that returned `EAGAIN`, unless another peek was answered since.
 #[derive(Default)]
 pub(super) struct Peeks {
     pending: Option<Pending>,
@@ -49,18 +51,18 @@ pub(super) struct Peeks {
 
 struct Pending {
     context: usize,
-    /// Reads of the completion queue when the peek was told so.
+    /// Number of reads of the completion queue when the peek returned `EAGAIN`.
     reads: u64,
 }
 
 /// What is known of messages that the MPI library delivers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SelfMessages {
-    /// Nothing: it was not asked yet.
+    /// Nothing is known: the library was not asked yet.
     Unknown,
-    /// There are none.
+    /// The library has delivered all of them.
     Delivered,
-    /// The library has had some to deliver since it was asked.
+    /// The library has had messages to deliver since it was asked.
     UnderWay,
 }
 
@@ -102,8 +104,9 @@ impl Engine {
         Ok(())
     }
 
-    /// A program that peeks in a loop always has an answer in its completion queue, whose reading
-    /// then looks at nothing else: the looking at the network must be done with the peek.
+    /// Polls the network for a peek. A program that peeks in a loop always has an answer in its
+    /// completion queue, and reading this queue then polls nothing else, so the peek itself must
+    /// poll.
     fn poll_to_peek(&mut self) {
         if self.is_recorded() {
             self.poll_recorded();

@@ -1,8 +1,9 @@
-//! Who the others are.
+//! State of each peer.
 //!
-//! A peer is known by the name in the address vector or by the address in its frames, whichever comes first. It is
-//! the endpoint that introduced itself first: another one that goes by the same socket address later is another
-//! peer, and one that goes by the same place in the job is refused.
+//! The engine knows a peer by its name in the address vector or by the address in its frames,
+//! whichever comes first. A peer is the endpoint that introduced itself first. An endpoint that
+//! uses the same socket address later is another peer. An endpoint that uses the same rank address
+//! is refused.
 
 use std::io;
 
@@ -19,34 +20,36 @@ use super::path_statistics;
 use super::reconnect::Reconnect;
 use crate::abi::{Errno, FiAddr};
 
-/// How often a peer that answers the call and hangs up is called again.
+/// Number of times that a peer is dialled again after it accepted a connection and closed it at
+/// once.
 const DIAL_RETRIES: u8 = 5;
 
 /// A peer, as this endpoint sees it.
 pub struct PeerState {
     pub name: Option<NameBytes>,
     pub send_state: SendState,
-    /// The paths that are open, also those by which only the peer sends.
+    /// The open paths, including paths by which only the peer sends.
     pub open_paths: Vec<OpenPath>,
-    /// A way to it is being tried.
+    /// A candidate path is being tried.
     pub is_dialling: bool,
-    /// And that way is a further address: whether anybody is there says little about the peer.
+    /// The candidate is a further address, whose failure says little about the peer.
     pub is_further_address: bool,
-    /// A path has been lost, and is to be had again.
+    /// Attempts to reopen a lost path.
     pub reconnect: Option<Reconnect>,
-    /// How often all ways may be tried again.
+    /// Number of times that all candidates may still be tried again.
     pub retries: u8,
-    /// Unlike that of any other endpoint which has had its name.
+    /// The cookie of the endpoint, which differs from that of any earlier endpoint with the same
+    /// name.
     instance: Option<u64>,
-    /// Ways not yet tried, the best last.
+    /// Candidates not yet tried; the best is the last.
     pub candidates: Option<Vec<PathCandidate>>,
-    /// Its process id, if its memory may be read.
+    /// The peer's process id, if the peer's memory may be read.
     pub readable: Option<i32>,
-    /// Its number in the address vector, once looked up.
+    /// The peer's address-vector number, once looked up.
     pub number: Option<FiAddr>,
-    /// What its paths have carried that are gone: see `path_statistics`.
+    /// Statistics of the peer's closed paths: see `path_statistics`.
     pub closed_paths: Vec<path_statistics::PathStatistics>,
-    /// Frames that have arrived corrupt by those that are open.
+    /// Frames that arrived corrupt, for each open path.
     pub corrupt: [u32; PATHS_MAX],
 }
 
@@ -57,21 +60,21 @@ pub struct OpenPath {
     pub link: usize,
 }
 
-/// The state of the way to a peer.
+/// State of sending to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendState {
     Unknown,
-    /// A connection is being made.
+    /// A connection is being dialled.
     Dialling,
-    /// Waits until fewer others are being dialled.
+    /// The dial waits until fewer other dials are under way.
     DialQueued,
-    /// Waits for the relay's connection.
+    /// Frames wait for the relay's connection.
     AwaitRelay,
-    /// Frames go out on this link.
+    /// Frames are sent on this link.
     Up(usize),
-    /// Every path is lost: it is being repaired.
+    /// Every path is lost, and the engine is reopening a path.
     Reconnecting,
-    /// It said goodbye, or broke off.
+    /// The peer has left, or is given up.
     Closed,
 }
 
@@ -117,7 +120,7 @@ impl Engine {
         Ok(peer)
     }
 
-    /// The peer with this name; `None` if it is no name.
+    /// The peer with this name; `None` if the bytes are no valid name.
     fn peer_named(&mut self, name: &NameBytes) -> Option<Peer> {
         let address =
             if self.own.own_format { Name::parse(name).ok()?.address } else { Address::ANONYMOUS };
@@ -131,7 +134,7 @@ impl Engine {
         Some(peer)
     }
 
-    /// The node of a peer, if its name tells.
+    /// The node of a peer, if its name contains the node.
     pub(super) fn node_of(&self, peer: Peer) -> Option<u64> {
         let name = self.peer_states[peer.0 as usize].name.filter(|_| self.own.own_format)?;
         Name::parse(&name).ok().map(|name| name.node)
@@ -154,7 +157,7 @@ impl Engine {
         &mut self.peer_states[index]
     }
 
-    /// The peer's number in the address vector, if it has one.
+    /// The peer's address-vector number, if it has one.
     pub(super) fn number_of(&mut self, peer: Peer) -> Option<FiAddr> {
         let peer_state = &mut self.peer_states[peer.0 as usize];
         if peer_state.number.is_none() {
@@ -163,11 +166,13 @@ impl Engine {
         peer_state.number
     }
 
-    /// Peers to which there is a link or soon will be, and those that have sent something.
+    /// Peers with a link, peers whose link is being established, and peers that have sent
+    /// something.
     pub(super) fn active_peers(&self) -> Vec<Peer> {
         let all = self.peer_states.iter().enumerate();
         let is_in_touch = |&(peer, out): &(Peer, SendState)| match out {
-            // Who has only been listened to so far must hear of our leaving too: it may have something for us.
+            // A peer that has only sent so far must receive the Goodbye, too: it may have more
+            // frames for this endpoint.
             SendState::Unknown => self.core.has_been_heard(peer),
             SendState::Closed => false,
             _ => true,
@@ -193,11 +198,11 @@ impl Engine {
         Some(peer)
     }
 
-    /// Once a peer has introduced itself, nobody else is taken for it.
+    /// Binds a peer to the endpoint that has introduced itself first.
     ///
     /// # Errors
-    /// Another endpoint goes by its address. What was sent and received so far was with the first one, so this one
-    /// cannot go on with it.
+    /// Another endpoint uses the peer's address. All data so far was exchanged with the first
+    /// endpoint, so the other endpoint cannot continue.
     pub(super) fn recognise(&mut self, peer: Peer, introduction: &Introduction) -> io::Result<()> {
         let peer_state = &mut self.peer_states[peer.0 as usize];
         if *peer_state.instance.get_or_insert(introduction.cookie) == introduction.cookie {
@@ -206,8 +211,8 @@ impl Engine {
         Err(io::Error::new(io::ErrorKind::AddrInUse, "another endpoint goes by the peer's address"))
     }
 
-    /// The endpoint that had this name is gone and another has it now (an address of IP and port can be used again):
-    /// from now on the name means the new one.
+    /// Removes the name of an endpoint that has ended, because another endpoint uses the name now
+    /// (an IP address and port can be reused). From now on the name means the new endpoint.
     fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
         self.fail_peer(peer, libc::ECONNRESET);
         self.by_name.remove(name);

@@ -1,8 +1,9 @@
-//! Connections that others make: who is let in to say hello, and what the log says of those who are refused.
+//! Accepts connections of other processes for a hello, and logs refused connections.
 //!
-//! Anybody on the network may connect to the port of an endpoint. A stranger holds one of [`PENDING_CONNECTIONS_MAX`] places for as
-//! long as a hello may take, and a descriptor. Refusals for the same reason share one log line a second, so that nobody
-//! fills the log by connecting again and again.
+//! Any process on the network may connect to the port of an endpoint. A pending connection holds
+//! one of [`PENDING_CONNECTIONS_MAX`] slots and a descriptor, for as long as a hello may take.
+//! Refusals for the same reason share one log line a second, so that repeated connections cannot
+//! fill the log.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,12 +14,13 @@ use super::Engine;
 use super::dialling::{Hello, HelloPurpose};
 use crate::log;
 
-/// Strangers whose hello is under way; more wait in the listening queue. Our own dials do not count: everybody may be
-/// dialling everybody, and somebody has to answer.
+/// Maximum number of accepted connections whose hello is under way; further connections wait in the
+/// listening queue. Dials of this process do not count: all processes may dial each other at once,
+/// and some of them have to answer.
 const PENDING_CONNECTIONS_MAX: usize = 256;
 
 impl Engine {
-    /// Accepts whoever waits at a door.
+    /// Accepts all connections that wait at a listener.
     pub(super) fn accept_pending(&mut self, is_unix: bool) {
         while self.hellos.pending < PENDING_CONNECTIONS_MAX || self.evict_pending() {
             let socket = match self.own.accept(is_unix) {
@@ -42,8 +44,9 @@ impl Engine {
         self.pause_listener(is_unix);
     }
 
-    /// Nobody can be let in for now, and those who knock must not keep us busy: the door is looked at again when a stranger
-    /// has gone or become a peer, or with the next check.
+    /// Stops watching a listener while no connection can be accepted, so that waiting connections
+    /// cause no load. The listener is watched again when a pending connection ends, or at the next
+    /// regular check.
     fn pause_listener(&mut self, is_unix: bool) {
         let is_paused = &mut self.hellos.paused_listeners[is_unix as usize];
         if !*is_paused && self.own.set_watched(&self.epoll, is_unix, false).is_ok() {
@@ -62,7 +65,8 @@ impl Engine {
         }
     }
 
-    /// Drops a stranger whose hello has taken long, to make room for another; false if there is none.
+    /// Closes the first pending connection whose hello takes longer than `is_slow` allows, to free
+    /// its slot. Returns false if there is none.
     fn evict_pending(&mut self) -> bool {
         let is_idle = |hello: &Hello| {
             matches!(hello.purpose, HelloPurpose::Accepted) && hello.handshake.is_slow()
@@ -71,7 +75,7 @@ impl Engine {
         let Some(id) = slots.position(|slot| slot.as_ref().is_some_and(is_idle)) else {
             return false;
         };
-        // What we waited for may be there by now, unread.
+        // The expected bytes may have arrived, unread.
         self.handle_hello(id);
         if let Some(hello) = self.hellos.slots[id].take() {
             let remote = hello.handshake.remote();
@@ -83,7 +87,8 @@ impl Engine {
         true
     }
 
-    /// Logs who is refused and why, or counts that if a line has just given the same reason.
+    /// Logs a refused connection with the reason, or counts the refusal if a recent log line has
+    /// given the same reason.
     #[cold]
     pub(super) fn refuse_connection(&mut self, remote: Option<SocketAddr>, error: &io::Error) {
         if self.hellos.refusals.note(&error.to_string(), now_millis()) {
@@ -92,12 +97,12 @@ impl Engine {
         }
     }
 
-    /// Whether the log owes a count of refusals.
+    /// Whether counted refusals have not been logged yet.
     pub(super) fn has_unlogged_refusals(&self) -> bool {
         self.hellos.refusals.needs_clock()
     }
 
-    /// Logs how many connections were refused since the last line for the same reason.
+    /// Logs how many connections were refused since the last log line for the same reason.
     #[cold]
     pub(super) fn log_refusals(&mut self, now_millis: u64) {
         while let Some((count, why)) = self.hellos.refusals.poll(now_millis) {

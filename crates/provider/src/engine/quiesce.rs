@@ -1,17 +1,25 @@
-//! An image of this process is taken (a checkpoint), while it waits, between two polls of its program.
+//! Quiesces this process for a checkpoint, between two polls of its program.
 //!
-//! An image has nothing of other processes in it: not the ring or the stream to the relay, nor memory that whoever has started this
-//! process shares with it. So all that is let go of, a stream when the relay has taken all that was sent; the starter hears where the process stands, and then an image can be
-//! taken. Whoever goes on from here hears so from the starter: the process itself, or one that was made of the image later and
-//! is another incarnation of it. Both are given the same descriptors, find their shared memory where it was, and attach to the relay
-//! as one that stands there. Nothing of all this is seen by the program, nor by its peers.
+//! A checkpoint image contains nothing of other processes: neither the ring or stream to the relay,
+//! nor memory that the rank supervisor shares with this process. So the process releases both, a
+//! stream only after the relay has read everything. The process then reports its position to the
+//! supervisor, and the supervisor takes the image. The supervisor also says which process continues
+//! from here: this process, or a process that was restored from the image later, as another
+//! incarnation. Both receive the same descriptors, map their shared memory at its old addresses,
+//! and attach to the relay at the reported position. Neither the program nor its peers notice the
+//! checkpoint.
 //!
-//! | word on the socket | bytes | what |
+//! | message on the socket | bytes | content |
 //! |---|---|---|
-//! | to the starter | 32 | number of the image; determinants, frames sent, looks for messages |
-//! | from the starter | 24, with descriptors | the same number, which incarnation this is, determinants before which none will ever stand; the record of clocks, the statistics page if there is one |
+//! | to the supervisor | 32 | number of the checkpoint; determinants, frames sent, polls |
+//! | from the supervisor | 24 | number of the checkpoint, incarnation, base determinant |
 //!
-//! What may never happen: the process goes on without its record; an image is taken of one that repeats what was before.
+//! The base determinant is the number of determinants before which no incarnation will ever begin.
+//! The supervisor's message carries the descriptor of the nondeterminism record, and the descriptor
+//! of the statistics page if there is one.
+//!
+//! What may never happen: the process continues without its record; a checkpoint is taken during
+//! replay.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,7 +31,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use super::Engine;
 use crate::{interposer, log, param, statistics_page};
 
-/// What the starter says.
+/// The supervisor's message that lets this process continue.
 struct ResumeMessage {
     number: u64,
     incarnation: u32,
@@ -32,7 +40,8 @@ struct ResumeMessage {
 }
 
 impl Engine {
-    /// Waits while an image is taken, if this is a moment for it.
+    /// Quiesces, and waits while the checkpoint is taken, unless the process closes, replays, has a
+    /// hello under way or has no relay.
     #[cold]
     pub(super) fn quiesce_for_checkpoint(&mut self) {
         let is_closing = self.replay.as_ref().is_none_or(|replay| replay.is_closing);
@@ -44,12 +53,12 @@ impl Engine {
         let Some(standing) = self.replay.as_ref().map(|replay| replay.standing(0)) else { return };
         let Some(link) = self.uplink.link() else { return };
         self.send_nondeterminism_for_checkpoint();
-        // The new link must have the number of this one.
+        // The new link to the relay must get the number of this link.
         if self.links[..link].iter().any(Option::is_none) || !interposer::quiesce() {
             return;
         }
         let has_page = statistics_page::quiesce();
-        // What the relay has sent and nobody has taken in is told again.
+        // The relay sends again the frames that this process has not read.
         self.finish_for_checkpoint();
         drop(self.close_link(link));
         self.uplink.reset();
@@ -84,15 +93,17 @@ impl Engine {
     }
 }
 
-/// The socket to whoever has started this process, if images are taken of it.
+/// The socket to the rank supervisor, if checkpoints are taken of this process.
 fn supervisor_socket() -> Option<BorrowedFd<'static>> {
     let number = param::QUIESCE_SOCKET.number().ok().flatten()?;
     let number = i32::try_from(number).ok()?;
-    // SAFETY: it is open for as long as this process lives; one that is not is refused by the kernel.
+    // SAFETY: the socket is open for as long as this process lives; the kernel refuses a closed
+    // descriptor.
     Some(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
-/// Says that an image can be taken, and waits until it is said who goes on. An image is taken in here.
+/// Reports that a checkpoint can be taken, and waits for the message that says which process
+/// continues. The supervisor takes the image during this call.
 fn await_checkpoint(socket: BorrowedFd<'_>, numbers: [u64; 4]) -> io::Result<ResumeMessage> {
     let mut word = [0; 32];
     for (place, number) in word.chunks_exact_mut(8).zip(numbers) {

@@ -1,18 +1,20 @@
 //! Several interfaces of a node as several paths to a peer.
 //!
-//! Once two endpoints have a direct connection, each tells the other at which further addresses it takes connections;
-//! the one with the smaller name tries them. When such a connection is lost, each side tries, for the other may not have
-//! noticed: it may have nothing to send, and who only listens hears no difference. Which local interface leads there is the kernel's business, and whether
-//! it does is found out by trying: an address that nobody reaches costs attempts with growing pauses, and nothing else.
-//! A connection between the same two addresses as one that stands already is kept for what the peer sends by it.
+//! Once two endpoints have a direct connection, each advertises its further addresses to the other;
+//! the side with the smaller name dials them. When such a connection is lost, each side dials,
+//! because the other side may not have noticed the loss: a side with nothing to send sees no
+//! difference. The kernel chooses the local interface. Whether an address can be reached shows when
+//! it is dialled: an address that does not answer costs attempts with growing pauses, and nothing
+//! else. A second connection between the same two addresses is kept for what the peer sends over
+//! it.
 //!
-//! | state of an address | it is told | its time has come | the attempt fails | connection `id` stands | connection `id` is lost |
+//! | state of an address | advertised | attempt due | attempt fails | connected | connection lost |
 //! |---|---|---|---|---|---|
-//! | (none) | Waiting, or PeerDials | | | | |
-//! | PeerDials: the peer tries ours | | | | Up | Waiting, at once |
+//! | (none) | Waiting or PeerDials | | | | |
+//! | PeerDials: the peer dials our address | | | | Up | Waiting, due at once |
 //! | Waiting | | Dialling | | Up | |
 //! | Dialling | | | Waiting, for the pause | Up | |
-//! | Up, over its connection | | | | Up, over that one | Waiting, at once, if it was the one |
+//! | Up, over a link | | | | Up, over the new link | Waiting, at once, if it was this link |
 //!
 //! What may never happen: a job waits for an interface that leads nowhere.
 
@@ -32,13 +34,15 @@ use super::local_endpoint::dial_tcp;
 use super::peer_state::{OpenPath, SendState};
 use crate::log;
 
-/// Further addresses of one peer that are tried.
+/// Maximum number of further addresses of one peer that are tried.
 const RAILS_MAX: usize = 6;
-/// First pause between two attempts; doubled each time.
+/// First pause between two attempts; each further pause is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// While there are several rails, what is sent by one at a time: at 1 Gb/s half a millisecond, so that they end together.
+/// Size of a piece while there are several rails: half a millisecond at 1 Gbit/s, so that all rails
+/// finish at about the same time.
 const PIECE_BYTES: u32 = 64 << 10;
-/// And what a socket may hold that has not left: more would be promised to a slow rail while a quick one is idle.
+/// Maximum number of unsent bytes in a socket while there are several rails: a larger bound would
+/// bind bytes to a slow rail while a fast rail is idle.
 const UNSENT_BYTES: u32 = 128 << 10;
 
 /// A further address of a peer, and the attempts to reach it.
@@ -52,19 +56,19 @@ pub struct Rail {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CandidateState {
-    /// The peer tries ours.
+    /// The peer dials the address of this side.
     PeerDials,
-    /// To be tried when it is time.
+    /// The address is dialled when the next attempt is due.
     Waiting,
     Dialling,
-    /// Over this link.
+    /// A connection to the address is open, over this link.
     Up(usize),
 }
 
-/// What happens to a further address: see the table in the module head.
+/// An event for a further address; the table in the module head gives the transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CandidateEvent {
-    /// Time has passed. The longest pause between attempts.
+    /// Time has passed; the argument is the longest pause between attempts.
     Tick(Duration),
     Failed,
     Connected(usize),
@@ -77,7 +81,7 @@ impl Rail {
         Self { peer, address, state, next: now, pause: PAUSE_MIN }
     }
 
-    /// Goes on as the table says. True if the address is to be tried now.
+    /// Handles an event by the table. Returns true if the address is to be dialled now.
     fn handle(&mut self, event: CandidateEvent, now: Instant) -> bool {
         match (self.state, event) {
             (CandidateState::Waiting, CandidateEvent::Tick(pause_max)) if now >= self.next => {
@@ -85,7 +89,7 @@ impl Rail {
                 self.pause = (self.pause * 2).min(pause_max);
                 return true;
             }
-            // Otherwise the peer has come to us meanwhile.
+            // In any other state the peer has connected to this side meanwhile.
             (CandidateState::Dialling, CandidateEvent::Failed) => {
                 self.state = CandidateState::Waiting
             }
@@ -104,7 +108,7 @@ impl Rail {
     }
 }
 
-/// The two addresses that a connection joins: ours and the peer's.
+/// The two addresses that a connection joins: the local address and the peer's.
 pub fn ends_of(socket: BorrowedFd<'_>) -> Option<(IpAddr, IpAddr)> {
     let ip = |address: rustix::net::SocketAddrAny| {
         SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())
@@ -115,7 +119,7 @@ pub fn ends_of(socket: BorrowedFd<'_>) -> Option<(IpAddr, IpAddr)> {
 }
 
 impl Engine {
-    /// A direct connection to `peer` is up: it is told where else we are.
+    /// Advertises the further addresses of this side to `peer` over a new direct connection.
     pub(super) fn advertise_rails(&mut self, peer: Peer, link: usize) {
         let Some(port) = self.own.port().filter(|_| self.own.own_format) else {
             return;
@@ -129,7 +133,7 @@ impl Engine {
         }
     }
 
-    /// `peer` takes connections at a further address.
+    /// Handles the advertisement of a further address of `peer`.
     pub(super) fn handle_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
         if advertisement.token != 0 {
             return self.handle_udp_advertisement(peer, advertisement);
@@ -139,7 +143,8 @@ impl Engine {
         let ip = address.ip();
         let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
         let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
-        // An address that both nodes have leads to ourselves: containers hang on bridges that are alike everywhere.
+        // An address that both nodes have leads to this node itself: bridges of containers have the
+        // same address on every host.
         let is_elsewhere = Some(self.identity.node) != self.node_of(peer);
         if !is_allowed
             || (is_elsewhere && self.identity.rails.contains(&ip))
@@ -152,12 +157,14 @@ impl Engine {
         self.check_rails();
     }
 
-    /// Whether `peer` has told of this address over a connection: it is tried for itself.
+    /// Whether `peer` has advertised this address over a connection; the address is then tried as a
+    /// rail.
     pub(super) fn is_rail_advertised(&self, peer: Peer, address: SocketAddr) -> bool {
         self.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
     }
 
-    /// Tries the addresses for which it is time. To be called every few milliseconds while there are any to be tried.
+    /// Dials the addresses whose next attempt is due. The engine calls this every few milliseconds
+    /// while an address is to be tried.
     #[cold]
     pub(super) fn check_rails(&mut self) {
         let now = Instant::now();
@@ -178,7 +185,7 @@ impl Engine {
         }
     }
 
-    /// The pause after the attempt that is under way to a further address.
+    /// The pause after the current attempt at a further address.
     pub(super) fn rail_pause(&self, peer: Peer, address: SocketAddr) -> Duration {
         let found = self.rails.iter().find(|rail| (rail.peer, rail.address) == (peer, address));
         found.map_or(PAUSE_MIN, |rail| rail.pause)
@@ -201,19 +208,21 @@ impl Engine {
         self.handle_rail_event(peer, address, CandidateEvent::Failed);
     }
 
-    /// A connection to a further address is up as link `id`.
+    /// Records that link `id` connects to a further address.
     pub(super) fn rail_up(&mut self, peer: Peer, address: SocketAddr, id: usize) {
         self.handle_rail_event(peer, address, CandidateEvent::Connected(id));
     }
 
-    /// The peer has connected to us, between the addresses `ends`, as link `id`: there is no need to try the other way round.
+    /// Records that the peer has connected to this side, between the addresses `ends`, as link
+    /// `id`. The attempt in the other direction is unnecessary.
     pub(super) fn rail_accepted(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
         if let Some(rail) = self.rail_between(peer, ends) {
             rail.handle(CandidateEvent::Connected(id), Instant::now());
         }
     }
 
-    /// Link `id` of `peer`, which joined the addresses `ends`, is lost: if it was to a further address, that is tried again.
+    /// Handles the loss of link `id` of `peer`, which joined the addresses `ends`. Returns true if
+    /// the link led to a further address, which is then dialled again.
     pub(super) fn rail_lost(
         &mut self,
         peer: Peer,
@@ -232,7 +241,8 @@ impl Engine {
         true
     }
 
-    /// Whether a connection between `ends` leads to a further address: of the peer, or of ours if it `is_accepted`.
+    /// Whether a connection between `ends` leads to a further address of the peer, or to a further
+    /// address of this side if `is_accepted`.
     pub(super) fn is_rail(
         &mut self,
         peer: Peer,
@@ -254,7 +264,8 @@ impl Engine {
         self.rails.iter_mut().find(|rail| rail.peer == peer && rail.address.ip() == ip)
     }
 
-    /// Whether a direct path of `peer` joins the same two addresses as `ends`, and over which link.
+    /// The link of another direct path of `peer` between the same two addresses `ends`, if there is
+    /// one.
     pub(super) fn duplicate_link(
         &self,
         peer: Peer,
@@ -268,7 +279,8 @@ impl Engine {
         })
     }
 
-    /// The direct paths of `peer` have changed: several share the work in small pieces, a single one takes all.
+    /// Adapts the paths of `peer` after a change of its direct paths: several paths share messages
+    /// in small pieces, a single path takes whole messages.
     pub(super) fn restripe(&mut self, peer: Peer) {
         let peer_state = &mut self.peer_states[peer.0 as usize];
         let may_pull = peer_state.readable.is_some();
@@ -332,13 +344,13 @@ impl Engine {
     }
 }
 
-/// Where an address advertisement points.
+/// The socket address of an address advertisement.
 pub fn advertised_address(advertisement: &AdvertisedAddress) -> SocketAddr {
     let ip = Ipv6Addr::from(advertisement.ip);
     SocketAddr::new(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4), advertisement.port)
 }
 
-/// The advertisement of an address of ours.
+/// The advertisement of an address of this side.
 pub fn advertisement_of(ip: IpAddr, port: u16, token: u64) -> AdvertisedAddress {
     let ip = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -365,13 +377,13 @@ mod tests {
         let states = [PeerDials, Waiting, Dialling, Up(7)];
         let rows = [
             (look, true, [PeerDials, Dialling, Dialling, Up(7)]),
-            // Its time has not come.
+            // The next attempt is not due yet.
             (look, false, [PeerDials, Waiting, Dialling, Up(7)]),
             (CandidateEvent::Failed, true, [PeerDials, Waiting, Waiting, Up(7)]),
             (CandidateEvent::Connected(7), true, [Up(7); 4]),
             (CandidateEvent::Connected(8), true, [Up(8); 4]),
             (CandidateEvent::Lost(7), true, [Waiting, Waiting, Dialling, Waiting]),
-            // Another connection between the same two addresses.
+            // The lost link is another connection between the same two addresses.
             (CandidateEvent::Lost(8), true, [Waiting, Waiting, Dialling, Up(7)]),
         ];
         let start = Instant::now();

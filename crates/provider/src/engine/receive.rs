@@ -1,5 +1,5 @@
-//! Frames in: a frame's header and head are shown to the protocol, which says where the payload belongs; the
-//! payload goes there directly.
+//! Incoming frames: the protocol gets a frame's header and kind header, and returns the destination
+//! of the payload; the engine writes the payload there directly.
 
 use std::io;
 
@@ -17,19 +17,19 @@ use super::links::{Link, RELAY_PATH};
 use crate::abi;
 use crate::log;
 
-/// Reads of one stream before others get their turn.
+/// Reads of one stream before other streams get their turn.
 const READS_PER_TURN: usize = 8;
-/// Frames of one ring before others get their turn.
+/// Frames of one ring before other rings get their turn.
 pub(super) const FRAMES_PER_TURN: usize = 32;
 
 impl Engine {
-    /// Takes in what has arrived in the ring of link `id`; the number of frames.
+    /// Receives what has arrived in the ring of link `id`; returns the number of frames.
     #[inline]
     pub(super) fn poll_ring(&mut self, id: usize) -> usize {
         let Some(link) = self.links[id].as_mut() else {
             return 0;
         };
-        // The usual case, kept short: nothing there.
+        // The usual case is kept short: the ring is empty.
         let is_empty = match &mut link.carrier {
             Carrier::Shm(ring) => matches!(ring.peek(), Ok(None)),
             Carrier::Recorded(stream) => matches!(stream.peek(), Ok(None)),
@@ -87,7 +87,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes in a whole frame that came by `path`.
+    /// Delivers a whole frame that has arrived by `path`.
     #[inline]
     pub(super) fn take_frame(
         &mut self,
@@ -129,7 +129,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A payload is not what was sent, and is asked for again.
+    /// Handles a corrupt payload, which the sender retransmits.
     #[cold]
     fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
         log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
@@ -138,7 +138,7 @@ impl Engine {
         if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
 
-    /// Keeps a frame that came early, or a fragment of one.
+    /// Keeps a frame, or a fragment of a frame, that arrived before its turn.
     #[cold]
     fn keep_early(
         &mut self,
@@ -152,7 +152,8 @@ impl Engine {
         bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
     }
 
-    /// The buffer for a frame that comes early, with its head if that has come.
+    /// The buffer for a frame that arrived before its turn, with the frame's kind header if it has
+    /// arrived.
     #[cold]
     fn early_bytes(
         &mut self,
@@ -170,7 +171,7 @@ impl Engine {
         bytes
     }
 
-    /// Takes in frames that came early and whose turn has come.
+    /// Delivers early frames whose turn has come.
     #[cold]
     fn take_early(&mut self, peer: Peer) {
         while let Some(frame) = self.core.next_reassembled(peer) {
@@ -192,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// The peer a frame is from; `None` if it needs no further treatment.
+    /// The sender of a frame; `None` if the frame needs no further treatment.
     #[inline(always)]
     fn sender(&mut self, from: Option<Peer>, header: &Header) -> io::Result<Option<Peer>> {
         if let Some(peer) = from {
@@ -205,7 +206,7 @@ impl Engine {
             return Err(fault("the relay refuses what this process has sent"));
         }
         if header.kind.reports_undeliverable() && !self.core.is_known(header.source) {
-            // The target of a frame of ours was damaged on its way to the relay.
+            // The target of a frame of this process was corrupted on the network before the relay.
             return Ok(None);
         }
         let peer = self.peer_addressed(header.source);
@@ -217,14 +218,14 @@ impl Engine {
         Ok(None)
     }
 
-    /// The relay could not deliver a frame. For a peer that has left in good order that is no news: it was the last
-    /// confirmation, which nobody needs any more.
+    /// Handles the relay's report that a frame could not be delivered. For a peer that has left in
+    /// good order the frame was the last confirmation, which no process needs any more.
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
         let peer_state = &self.peer_states[peer.0 as usize];
         let has_hope = peer_state.reconnect.is_some() || peer_state.open_paths.len() > 1;
         if has_hope && !self.core.has_left(peer) {
-            // It may have lost its relay, as we may have lost it; the direct ways to it are being tried.
+            // The peer may have lost its relay, or this process; direct paths are being dialled.
             log!(Info, "the relay cannot reach {}", self.core.address(peer));
             return self.dropped.push(peer);
         }
@@ -243,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// Copies a whole payload to its place.
+    /// Copies a whole payload to its destination.
     #[inline(always)]
     fn put(&mut self, peer: Peer, place: PayloadDestination, payload: &[u8]) {
         match place {
@@ -251,7 +252,8 @@ impl Engine {
             PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
                 if let Some((memory, at, take)) = self.core.place_memory(place) {
                     let take = payload.len().min(take.min(payload.len() as u64) as usize);
-                    // SAFETY: the application's memory until the completion, which comes later.
+                    // SAFETY: the application's memory is valid until the completion, which comes
+                    // later.
                     unsafe { memory.fill(at, &payload[..take]) };
                 }
             }
@@ -262,12 +264,13 @@ impl Engine {
             }
             PayloadDestination::NewUnexpected { .. } | PayloadDestination::Unexpected { .. } => {
                 let base = self.store_memory(place);
-                // SAFETY: the store holds what its message announced, of which the protocol places each byte once.
+                // SAFETY: the store has the size that its message announced, and the protocol
+                // assigns each byte once.
                 unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
             }
             PayloadDestination::Region { op, key, offset } => {
                 if let Some(base) = self.region(peer, op, key, offset, payload.len()) {
-                    // SAFETY: `region` found all of it inside a registered region.
+                    // SAFETY: `region` has verified that the range lies inside a registered region.
                     unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
                 }
             }
@@ -279,7 +282,7 @@ impl Engine {
         }
     }
 
-    /// Where a payload for `place` begins in its store, which is made if it is new.
+    /// The destination of a payload in its store; makes the store if it is new.
     fn store_memory(&mut self, place: PayloadDestination) -> *mut u8 {
         match place {
             PayloadDestination::NewUnexpected { store, size } => {
@@ -290,7 +293,7 @@ impl Engine {
         }
     }
 
-    /// Registered memory for a peer's write; if there is none, the peer is told.
+    /// The registered memory for a peer's write; without such memory the write is refused.
     fn region(
         &mut self,
         peer: Peer,
@@ -308,7 +311,8 @@ impl Engine {
         }
     }
 
-    /// Where a payload of `len` bytes goes that has not arrived whole: pieces of memory, then bytes to skip.
+    /// The destination of a payload of `len` bytes that has not arrived whole: pieces of memory,
+    /// and the number of bytes to skip.
     fn target(
         &mut self,
         link: &mut Link,
@@ -358,7 +362,7 @@ impl Engine {
         (target, len - taken)
     }
 
-    /// Reads what has arrived on stream `id`; the number of reads that brought something.
+    /// Reads what has arrived on stream `id`; returns the number of reads that brought something.
     pub(super) fn read_stream(&mut self, id: usize) -> usize {
         let Some(mut link) = self.links.get_mut(id).and_then(Option::take) else {
             return 0;
@@ -462,7 +466,8 @@ impl Engine {
             }
             let front = front + check;
             if let Carrier::Stream(stream) = &mut link.carrier {
-                // SAFETY: the protocol keeps the place until the payload is complete or the link is dropped.
+                // SAFETY: the protocol keeps the destination until the payload is complete or the
+                // link is dropped.
                 unsafe { stream.begin(target.as_slice(), skip, &staged[front..]) };
             }
             link.sum_arrived();

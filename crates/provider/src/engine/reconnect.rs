@@ -1,22 +1,26 @@
-//! Paths that broke, and how they come back.
+//! Repairs broken paths, and decides when a peer is given up.
 //!
-//! When a path is lost, frames go on by another if there is one; what it may have lost goes again (the protocol sees to
-//! that). All the same it is dialled again, at once and then with longer and longer pauses. When no path is left by which
-//! anything gets through, the peer is *unreachable* ([`Engine::is_unreachable`]): its operations wait, quietly, up to the
-//! `peer_timeout`; only then, or when whoever answers in its place says that nobody is there, it is given up.
+//! When a path is lost, frames continue on another path if there is one, and the protocol
+//! retransmits what the lost path may have lost. The engine dials the lost path again, at once and
+//! then with growing pauses. When no path is left that delivers anything, the peer is *unreachable*
+//! ([`Engine::is_unreachable`]). Operations for an unreachable peer wait, without an error, for up
+//! to `peer_timeout`. The peer is given up after this time, or earlier when its addresses refuse
+//! every connection.
 //!
-//! A reconnect goes in rounds, in each of which every way is tried. What each answers, and the time, decide:
+//! A reconnect proceeds in rounds, and each round tries every candidate. The answers of the
+//! candidates and the time decide:
 //!
 //! | what happens | while the peer is unreachable | otherwise |
 //! |---|---|---|
-//! | a way is refused | the round counts as refused, if all are | |
-//! | somebody denies that we belong to the job | the same; more such rounds are borne | |
-//! | anything else goes wrong | there is hope: rounds count anew | |
-//! | a round was refused | again after a pause; after some in a row the peer is gone | again after a pause |
-//! | it is unreachable now, and was not | pauses and refusals count anew | |
-//! | `peer_timeout` has passed since it was unreachable | it is given up | |
+//! | a candidate is refused | the round counts as refused, if all candidates are | |
+//! | the other side denies that we are of the job | as refused; more rounds are allowed | |
+//! | a candidate fails for another reason | the count of refused rounds returns to zero | |
+//! | a round was refused | retry after a pause; the last refusal fails the peer | retry later |
+//! | the peer becomes unreachable | pauses and refusals count from zero | |
+//! | `peer_timeout` has passed since | the peer is given up | |
 //!
-//! What may never happen: a peer that is unreachable is waited for without end, whatever paths still stand.
+//! What may never happen: operations wait without end for an unreachable peer, whatever paths are
+//! open.
 
 use std::io;
 use std::net::IpAddr;
@@ -31,36 +35,38 @@ use super::links::{Link, RELAY_PATH};
 use super::peer_state::{OpenPath, SendState};
 use crate::log;
 
-/// First pause between two attempts; doubled each time.
+/// First pause between two attempts; each further pause is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// So many rounds of attempts that were all refused in a row show that nobody is there. (One may be a door that is full.)
+/// Number of consecutive refused rounds after which the peer counts as ended. A single refusal may
+/// come from a full listener.
 const REFUSALS_MAX: u32 = 4;
-/// So many when somebody answered who did not seem to belong to the job: what was said may have been damaged on its way,
-/// and a hello has no other checksum than its proof.
+/// Number of consecutive refused rounds after which the peer counts as ended, if an answer denied
+/// that this process belongs to the job. The hello may have been corrupted on the network: its
+/// proof is its only checksum.
 pub(super) const DENIALS_MAX: u32 = 10;
-/// A connection that has stood for so long was not made at the same time as another one between the same two: that one
-/// has been made because this one is broken.
+/// Age from which on an open connection is not the result of a simultaneous dial. A newer
+/// connection between the same two addresses then shows that the older connection is broken.
 const DUPLICATE_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// Attempts to have a path again.
+/// State of the attempts to reopen a path of one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reconnect {
-    /// Since when the peer is unreachable, if it is.
+    /// Time since when the peer is unreachable; `None` if the peer is reachable.
     unreachable_since: Option<Instant>,
     next: Instant,
     pause: Duration,
-    /// Rounds in a row in which every way was refused, since it is unreachable.
+    /// Consecutive rounds in which every candidate was refused since the peer became unreachable.
     refusals: u32,
-    /// Some way of this round was not refused, but led nowhere.
+    /// Some candidate of this round failed for another reason than a refusal.
     has_unrefused: bool,
-    /// On some way of this round somebody answered who did not seem to belong to the job.
+    /// An answer in this round denied that this process belongs to the job.
     is_denied: bool,
-    /// A path has been lost, and not only fallen silent.
+    /// A path was lost, and not only suspected.
     pub has_lost: bool,
 }
 
 impl Reconnect {
-    /// The pause after the attempt that is under way.
+    /// The pause after the current attempt.
     pub fn pause(&self) -> Duration {
         self.pause
     }
@@ -78,26 +84,28 @@ impl Reconnect {
         }
     }
 
-    /// Every way is tried once more.
+    /// Begins a round, in which every candidate is tried once more.
     fn begin_round(&mut self) {
         (self.has_unrefused, self.is_denied) = (false, false);
     }
 
-    /// A way has led nowhere.
+    /// Records that a candidate has failed.
     fn note(&mut self, error: &io::Error) {
-        // Nobody is there, or somebody else.
+        // No listener is at this address, or the listener belongs to another process.
         let is_refused =
             matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
         self.has_unrefused |= !is_refused && !is_denied(error);
         self.is_denied |= is_denied(error);
     }
 
-    /// Whether the peer is unreachable now. Says since when, if it is.
+    /// Records whether the peer is unreachable now. Returns the time since when the peer is
+    /// unreachable.
     fn note_unreachable(&mut self, is_unreachable: bool, now: Instant) -> Option<Instant> {
         match self.unreachable_since {
             _ if !is_unreachable => self.unreachable_since = None,
             Some(_) => (),
-            // Only now does a refusal say much, and there is reason for haste.
+            // Refusals count, and pauses are short, only from the moment when the peer becomes
+            // unreachable.
             None => {
                 let Reconnect { has_unrefused, is_denied, has_lost, .. } = *self;
                 let fresh = Reconnect::new(has_lost, now);
@@ -108,7 +116,8 @@ impl Reconnect {
         self.unreachable_since
     }
 
-    /// No way has led to the peer this time. True: nor will any, for it is gone.
+    /// Ends a round in which no candidate reached the peer. Returns true if the peer counts as
+    /// ended, and no further round is due.
     fn end_round(&mut self, pause_max: Duration, now: Instant) -> bool {
         let is_refused = self.unreachable_since.is_some() && !self.has_unrefused;
         self.refusals = if is_refused { self.refusals + 1 } else { 0 };
@@ -123,8 +132,8 @@ impl Reconnect {
 }
 
 impl Link {
-    /// Whether anything gets through by it, as far as is known: it is no line that is doubted, and no connection that has
-    /// been silent for so long that another is tried beside it.
+    /// Whether the link delivers frames, as far as is known: the link is neither a suspected UDP
+    /// path nor a connection without confirmations for so long that another connection is dialled.
     pub(super) fn works(&self) -> bool {
         match &self.carrier {
             Carrier::Datagram(udp_path) => udp_path.is_open() && !udp_path.is_suspected(),
@@ -133,26 +142,27 @@ impl Link {
     }
 }
 
-/// Whether it is the network that is in the way, and may be there again.
+/// Whether the error is a failure of the network, which may recover.
 pub(super) fn is_network_down(error: &io::Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
 }
 
-/// Whether somebody was there, and the hello went wrong: another may go right.
+/// Whether a process answered, and the hello failed: another attempt may succeed.
 pub(super) fn is_handshake_failure(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionReset, UnexpectedEof};
     is_denied(error) || matches!(error.kind(), ConnectionReset | UnexpectedEof)
 }
 
-/// Whether who is there does not seem to belong to the job.
+/// Whether the process that answered denies that this process belongs to the job.
 pub(super) fn is_denied(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
 
 impl Engine {
-    /// The path of `peer` over link `id`, which joined the addresses `ends`, is lost, for a reason that need not be final. It is
-    /// to be had again, unless there is another connection between the same addresses.
+    /// Closes the path of `peer` over link `id`, which joined the addresses `ends`, after an error
+    /// that need not be final. The engine dials the path again, unless another connection joins the
+    /// same addresses.
     #[cold]
     pub(super) fn lose_path(
         &mut self,
@@ -166,7 +176,7 @@ impl Engine {
         let Some(place) = open_paths.iter().position(|open_path| open_path.link == id) else {
             return;
         };
-        // A link that has ended has had its account settled.
+        // The statistics of a closed link are final already.
         let path = open_paths[place].path;
         if let Some(link) = self.links[id].take() {
             self.finish_statistics(peer, path, &link, true);
@@ -186,22 +196,22 @@ impl Engine {
         self.drain_actions();
         let is_rail = self.rail_lost(peer, ends, id);
         let is_needed = self.duplicate_link(peer, ends).is_none() && !is_rail;
-        // Datagrams alone do not show that a peer has died.
+        // UDP paths alone do not show that a peer has ended.
         if is_needed || !self.has_connection(peer) {
             self.begin_reconnect(peer, true);
         }
     }
 
-    /// Whether nothing gets through to `peer` any more, as far as is known.
+    /// Whether no path to `peer` delivers frames any more, as far as is known.
     pub(super) fn is_unreachable(&self, peer: Peer) -> bool {
         let open_paths = &self.peer_states[peer.0 as usize].open_paths;
-        // A link that is in use just now is not in its place.
+        // A link in use has been taken out of `links`, and counts as working.
         !open_paths
             .iter()
             .any(|open_path| self.links[open_path.link].as_ref().is_none_or(|link| link.works()))
     }
 
-    /// Whether `peer` has a path that is no line of datagrams.
+    /// Whether `peer` has a path that is not a UDP path.
     fn has_connection(&self, peer: Peer) -> bool {
         let is_udp_path = |link: &Link| link.socket().is_some();
         let open_paths = &self.peer_states[peer.0 as usize].open_paths;
@@ -210,14 +220,15 @@ impl Engine {
             .any(|open_path| !self.links[open_path.link].as_deref().is_some_and(is_udp_path))
     }
 
-    /// Since when `peer`, of which a path is to be had again, is unreachable, if it is.
+    /// Time since when `peer` is unreachable; `None` if `peer` is reachable or has no reconnect
+    /// under way.
     fn unreachable_since(&mut self, peer: Peer) -> Option<Instant> {
         let is_unreachable = self.is_unreachable(peer);
         let reconnect = self.peer_states[peer.0 as usize].reconnect.as_mut()?;
         reconnect.note_unreachable(is_unreachable, Instant::now())
     }
 
-    /// The relay does not lead to `peer`, at least not now.
+    /// Closes the path of `peer` through the relay, which cannot reach `peer` at the moment.
     pub(super) fn drop_relay_path(&mut self, peer: Peer) {
         let open_paths = &self.peer_states[peer.0 as usize].open_paths;
         let through_relay = open_paths.iter().find(|open_path| open_path.path == RELAY_PATH);
@@ -229,8 +240,8 @@ impl Engine {
         }
     }
 
-    /// The relay's link, which goes on for others, touches no memory for `peer` any more: what it holds of a frame is
-    /// copied, and what is arriving goes nowhere.
+    /// Detaches `peer` from the relay's link, which other peers still use: the link copies what it
+    /// holds of a frame for `peer`, and discards the rest of a payload that arrives from `peer`.
     fn leave_relay_link(&mut self, peer: Peer, id: usize, path: PathId) {
         let Some(link) = self.links[id].as_mut() else {
             return;
@@ -273,18 +284,20 @@ impl Engine {
         self.dial(peer);
     }
 
-    /// An attempt to reach `peer` has failed.
+    /// Records that an attempt to reach `peer` has failed.
     pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
         let peer_state = &mut self.peer_states[peer.0 as usize];
         let is_further_address = peer_state.is_further_address;
         let may_come = is_network_down(error) || is_handshake_failure(error);
         if peer_state.reconnect.is_none() && may_come && peer_state.open_paths.is_empty() {
-            // The network fails before there has been any path: that is waited for as at any other time.
+            // The network fails before the first path to this peer was open. The engine waits for
+            // the network as after the loss of a path.
             peer_state.reconnect = Some(Reconnect::new(true, Instant::now()));
             self.reconnects.push(peer);
         }
         if is_further_address {
-            // Nobody need ever have been there.
+            // A further address may never have had a listener, so its failure says nothing about
+            // the peer.
             return;
         }
         if let Some(reconnect) = &mut self.peer_states[peer.0 as usize].reconnect {
@@ -292,7 +305,7 @@ impl Engine {
         }
     }
 
-    /// No way to `peer` has led to it this time.
+    /// Ends a round in which no candidate reached `peer`, and schedules the next round.
     pub(super) fn reconnect_later(&mut self, peer: Peer) {
         let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
         self.unreachable_since(peer);
@@ -307,7 +320,7 @@ impl Engine {
         self.set_send_state(peer, SendState::Reconnecting);
     }
 
-    /// Looks after the paths that are to be had again. To be called every few milliseconds while there are any.
+    /// Continues all reconnects. The engine calls this every few milliseconds while there are any.
     #[cold]
     pub(super) fn check_reconnects(&mut self) {
         let now = Instant::now();
@@ -319,7 +332,7 @@ impl Engine {
             };
             let (address, peer_timeout) = (self.core.address(peer), self.identity.peer_timeout);
             if unreachable_since.is_some() && self.core.has_left(peer) {
-                // Its goodbye came later than the end of its connection.
+                // The peer's Goodbye arrived after the end of its connection.
                 log!(Debug, "{address} has left");
                 self.fail_peer(peer, libc::ECONNRESET);
                 continue;
@@ -337,9 +350,11 @@ impl Engine {
         }
     }
 
-    /// Connection `new` of a peer has come up. Others between the same addresses are broken, though this side may not have
-    /// noticed, if the same side has dialled them (it dials again when it has lost one), or have stood for long, or are
-    /// suspected. Whether one is left that need not be.
+    /// Closes older connections between the same addresses as the new connection `new` of `peer`.
+    /// An older connection is broken, though this side may not have noticed, in three cases: the
+    /// same side has dialled both connections (a side dials again only after a loss), the older
+    /// connection has been open for [`DUPLICATE_AGE_MAX`], or the older connection is unresponsive.
+    /// Returns whether an older connection remains.
     pub(super) fn drop_broken_duplicates(&mut self, peer: Peer, new: usize) -> bool {
         let Some(link) = self.links[new].as_ref() else {
             return false;
@@ -379,27 +394,29 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Event {
-        /// A way leads nowhere.
+        /// A candidate fails.
         Fails(io::ErrorKind),
-        /// Nothing gets through any more.
+        /// No path delivers frames any more.
         Cut,
-        /// Something gets through again.
+        /// Some path delivers frames again.
         Open,
         BeginRound,
         EndRound,
     }
 
-    /// Hopeful, corrupt, refusals so far, pause in milliseconds, time to the next attempt; since when it is unreachable. Or the
-    /// peer is gone.
+    /// `has_unrefused`, `is_denied`, refused rounds so far, pause and time to the next attempt in
+    /// milliseconds; then the time since when the peer is unreachable. `None`: the peer is given
+    /// up.
     type State = Option<((bool, bool, u32, u64, u64), Option<u64>)>;
 
-    /// It is this time now, in milliseconds.
+    /// The current time, in milliseconds.
     const NOW: u64 = 1_000;
 
     #[test]
     fn a_repair_in_every_state_under_every_event() {
-        // A path is left; unreachable; unreachable with hope; refused so often that once more is enough; the same, if nobody had
-        // denied us; denied so often.
+        // The states in order: another path is open; unreachable; unreachable after a failure that
+        // was not a refusal; one refusal before the limit; the same number of refusals after a
+        // denial; one denial before the limit.
         let (open, cut) = (None, Some(10));
         let states: [State; 6] = [
             Some(((false, false, 0, 40, 0), open)),
@@ -416,7 +433,7 @@ mod tests {
         }
     }
 
-    /// What becomes of each of the states under each event.
+    /// Expected state after each event, for each of the states.
     fn rows(states: [State; 6], cut: Option<u64>) -> [(Event, [State; 6]); 9] {
         use Event::{BeginRound, Cut, EndRound, Fails, Open};
         use io::ErrorKind::{
@@ -464,7 +481,7 @@ mod tests {
             (
                 EndRound,
                 [
-                    // Others carry what there is.
+                    // Other paths are open, so the refusal does not count.
                     again(false, false, 0, None),
                     again(false, false, 1, cut),
                     again(true, false, 0, cut),

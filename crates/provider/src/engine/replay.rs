@@ -1,21 +1,27 @@
-//! Taking in what the network brings so that it can be done again: by a new start of this process, should it be killed.
+//! Records determinants of message delivery, and replays them after a restart of this process.
 //!
-//! All that this process gets comes through its relay, in one order, and enters at *polls*: calls of the program that look
-//! for it. How many frames each poll has taken in, and how late it is then, is all that chance decides; the relay hears it
-//! before anything that follows from it ([`Kind::Determinant`]). A new start is told all of it, each determinant and then the frames it
-//! took in, and takes in the same frames at the same polls and the same times; then it is live. It reads on as it needs to, so
-//! what it has not come to yet is the relay's.
+//! All frames for this process arrive through its relay, in one order. The engine delivers frames
+//! only at *polls*: calls of the program that look for messages. Two things are nondeterministic:
+//! how many frames each poll delivers, and which time the protocol sees at that poll. The engine
+//! sends both to the relay as a determinant ([`Kind::Determinant`]), before any frame that may
+//! depend on them. After a restart the relay sends each logged determinant, followed by the frames
+//! that the determinant covers. The new incarnation delivers the same frames at the same polls and
+//! at the same protocol times. When no determinant is left, the process is live. The process reads
+//! the log only as replay proceeds; frames beyond the replay position stay with the relay.
 //!
-//! **A relay on another node** hears it over TCP, and the end of that is lost with this process. So what it may not have heard
-//! of is kept on this node as well ([`landbridge_proto::recent_determinants`]): a new start here does that again after what the relay tells,
-//! and tells the relay. If the connection breaks, nothing more can be recorded: this start ends, and the next one goes on.
+//! **A relay on another node** receives determinants over TCP, and the last ones are lost with this
+//! process. Therefore this node also keeps the determinants that the relay may lack
+//! ([`landbridge_proto::recent_determinants`]). An incarnation on this node replays these
+//! determinants after the relay's, and sends them to the relay. If the connection breaks, nothing
+//! more can be recorded: this incarnation ends, and the next incarnation continues.
 //!
-//! **Time.** The protocol sees a time of this process's own ([`ProtocolClock`]). It stands still, but for polls that take something in
-//! and polls at which something is due by the real clock: there it catches up. So polls at which nothing comes to pass
-//! need no record, and what is asked after because of the time alone is asked after again at the same poll.
+//! **Time.** The protocol sees a clock of this process ([`ProtocolClock`]). The clock stands still,
+//! except at polls that deliver frames and at polls at which a protocol timer is due by the real
+//! clock: at these polls the clock catches up with the real clock. Polls without events therefore
+//! need no record, and a status request that a timer causes happens again at the same poll.
 //!
-//! What may never happen: a frame is taken in anywhere else, or the time goes on; whether a frame goes out depends on how
-//! full a ring is.
+//! What may never happen: a frame is delivered, or the protocol clock advances, outside of a poll;
+//! whether a frame is sent depends on how full a ring is.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -32,13 +38,14 @@ use super::handshake::Carrier;
 use super::sent_nondeterminism::SentNondeterminism;
 use crate::{host, interposer, log};
 
-/// How long the relay may take to begin with telling what was.
+/// Longest time that the relay may take to begin sending the log for replay.
 pub(super) const REPLAY_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Frames of which is known when they were sent: more than a ring holds, so that it is known of any that the relay refuses.
+/// Number of latest frames whose sending poll is remembered. The number exceeds what a ring holds,
+/// so the sending poll is known for every frame that the relay may refuse.
 const SENT_POLLS_KEPT: usize = 4096;
 
-/// What leads to the relay.
+/// The link that carries frames to and from the relay.
 pub(super) enum RecordedCarrier<'a> {
     Ring(&'a mut ShmLink),
     Stream(&'a mut RecordedLink),
@@ -59,7 +66,8 @@ impl RecordedCarrier<'_> {
         }
     }
 
-    /// Whether the relay has not closed it. (A stream says so itself when it is looked at.)
+    /// Whether the relay has not closed the connection. A stream always returns true: reading the
+    /// stream reports its end.
     fn is_open(&mut self) -> bool {
         match self {
             RecordedCarrier::Ring(ring) => ring.drain_doorbell(),
@@ -68,40 +76,46 @@ impl RecordedCarrier<'_> {
     }
 }
 
-/// See the module head.
+/// State of recording and replay for one endpoint; the module head describes the protocol.
 #[derive(Default)]
 pub struct Replay {
     now: ProtocolClock,
-    /// Determinants, those that were done again too, and the bytes of their frames.
+    /// Determinants recorded or replayed so far.
     determinants: u64,
+    /// Bytes of the frames that these determinants have delivered.
     pub(super) taken: u64,
-    /// Polls since the last one.
+    /// Polls since the last determinant.
     polls: u64,
-    /// What is to be done again next,
+    /// The determinant that replay executes next.
     next: Option<Determinant>,
-    /// and how many more of them the relay is to tell,
+    /// Determinants that the relay has still to send.
     awaited_count: u64,
-    /// and how many there are on this node, with those that the relay may not have heard of.
+    /// Determinants recorded on this node, including determinants that the relay may lack.
     local_count: u64,
-    /// Determinants that the relay has on record.
+    /// Determinants in the relay's message log.
     relay_count: u64,
-    /// Frames that this process has sent, and an earlier start of it.
+    /// Frames that this incarnation has sent.
     sent: u64,
+    /// Frames that earlier incarnations have sent, according to the relay.
     sent_before: u64,
-    /// Polls since the process began,
+    /// Polls since the process began.
     polls_total: u64,
-    /// and how many it were when each of the last frames was sent.
+    /// The value of `polls_total` at which each of the last [`SENT_POLLS_KEPT`] frames was sent.
     sent_at_poll: Box<[u64]>,
-    /// Of what the program has read of clocks the relay knows this, if it keeps that.
+    /// The part of the nondeterminism record (clocks and random numbers) that the relay has; `None`
+    /// if the relay does not store this record.
     nondeterminism_sent: Option<SentNondeterminism>,
-    /// It has begun to take its leave: a relay takes the end of its connection for its own end.
+    /// Closing has begun. No checkpoint is taken from here on: a relay takes the end of the
+    /// connection for the end of the process.
     pub(super) is_closing: bool,
-    /// Frames taken in again, and polls at which time alone went on.
+    /// Frames delivered during replay.
     replayed_frames: u64,
+    /// Replayed polls that delivered nothing and only advanced the clock.
     timer_polls: u64,
 }
 
-/// At the poll of this number since the one before: so many frames, after so much time.
+/// The `polls`-th poll since the previous determinant delivered `frames` frames, after the protocol
+/// clock had advanced by `micros` microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Determinant {
     polls: u64,
@@ -109,14 +123,14 @@ struct Determinant {
     micros: u64,
 }
 
-/// What a poll has to do.
+/// The action of a poll.
 #[derive(Debug, PartialEq, Eq)]
 enum PollAction {
-    /// Nothing, as before.
+    /// The poll delivers nothing, as in the earlier incarnation.
     Nothing,
-    /// What was done at this poll before.
+    /// The poll repeats this determinant.
     Replay(Determinant),
-    /// What there is.
+    /// The poll delivers the frames that have arrived, and records them.
     Live,
 }
 
@@ -124,12 +138,13 @@ enum PollAction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ProtocolClock {
     micros: u64,
-    /// What the real clock showed when it was set last. (That of an earlier start may have been another clock's.)
+    /// Reading of the real clock, in microseconds, when `micros` was set last. After a restart this
+    /// may be the reading of another clock.
     real: u64,
 }
 
 impl ProtocolClock {
-    /// By how much it has fallen behind the real clock.
+    /// Microseconds by which this clock is behind the real clock.
     fn lag(self, real: Time) -> u64 {
         (real.0 / MICROSECOND).saturating_sub(self.real)
     }
@@ -145,30 +160,31 @@ impl ProtocolClock {
 }
 
 impl Replay {
-    /// Before the first poll.
+    /// The state before the first poll.
     pub fn new(real: Time) -> Self {
         let now = ProtocolClock { micros: 0, real: real.0 / MICROSECOND };
         let sent_at_poll = vec![0; SENT_POLLS_KEPT].into_boxed_slice();
         Self { now, sent_at_poll, ..Self::default() }
     }
 
-    /// Where it is in what its relay has on record.
+    /// The position of this process in its message log, for the hello to the relay.
     pub(super) fn standing(&self, kept: u64) -> LogPosition {
         LogPosition { determinants: self.determinants, taken: self.taken, sent: self.sent, kept }
     }
 
-    /// The time goes on from here: this process was an image until now.
+    /// Continues the clock from here after a restore: this process was a checkpoint image until
+    /// now.
     pub(super) fn resume_clock(&mut self, real: Time) {
         self.now.real = real.0 / MICROSECOND;
     }
 
-    /// As if so much more had passed by the real clock.
+    /// Lets the real clock appear to have advanced by `micros` microseconds more.
     #[cfg(test)]
     pub(super) fn pass_time(&mut self, micros: u64) {
         self.now.real -= micros;
     }
 
-    /// Another poll.
+    /// Counts a poll, and returns what the poll has to do.
     fn poll(&mut self) -> PollAction {
         self.polls += 1;
         self.polls_total += 1;
@@ -183,13 +199,14 @@ impl Replay {
                 self.timer_polls += (next.frames == 0) as u64;
                 PollAction::Replay(next)
             }
-            // What was sent or looked for after the last determinant was so by who had taken in nothing more.
+            // The earlier incarnation made this poll, or sent this frame, after its last
+            // determinant: it delivered nothing at this poll.
             None if has_polled_before || self.sent < self.sent_before => PollAction::Nothing,
             None => PollAction::Live,
         }
     }
 
-    /// A frame has gone to the relay.
+    /// Counts a frame that was sent to the relay.
     #[inline]
     fn note_sent(&mut self) {
         if let Some(poll) = self.sent_at_poll.get_mut(self.sent as usize % SENT_POLLS_KEPT) {
@@ -198,12 +215,13 @@ impl Replay {
         self.sent += 1;
     }
 
-    /// What ends it, and where it is.
+    /// The text `why` with the current poll and the number of sent frames.
     pub(super) fn at_position(&self, why: &str) -> String {
         format!("{why}, at poll {}, after {} frames", self.polls_total, self.sent)
     }
 
-    /// What is to be said when the relay says that this frame is not what an earlier start has sent.
+    /// The error text for a frame that differs from the frame which an earlier incarnation sent at
+    /// the same position.
     fn divergence(&self, frame: u64) -> String {
         let is_known = frame < self.sent && self.sent - frame <= SENT_POLLS_KEPT as u64;
         let poll = self.sent_at_poll.get(frame as usize % SENT_POLLS_KEPT).filter(|_| is_known);
@@ -214,7 +232,8 @@ impl Replay {
         format!("its frame {frame}, sent {when}, is not what it sent there before")
     }
 
-    /// What the program has read of clocks since the last time goes to the relay in front of what may follow from it.
+    /// Sends new entries of the nondeterminism record to the relay, in front of the next frame,
+    /// which may depend on these entries.
     #[inline]
     pub(super) fn send_nondeterminism(
         &mut self,
@@ -227,37 +246,39 @@ impl Replay {
         }
     }
 
-    /// Whether the relay must be heard before it is known what the next poll has to do.
+    /// Whether the next poll needs a determinant that has not been read yet.
     fn needs_determinant(&self) -> bool {
         self.next.is_none() && (self.awaited_count > 0 || self.determinants < self.local_count)
     }
 
-    /// Whether nothing is left that was taken in before.
+    /// Whether nothing is left to replay.
     fn is_complete(&self) -> bool {
         self.next.is_none() && self.awaited_count == 0 && self.determinants >= self.local_count
     }
 }
 
-/// Whether the relay says, with a frame's number as `delivered`, that an earlier start has sent another one. Polls are counted
-/// from 1, and the opening comes before everything else.
+/// Whether the relay reports that a frame differs from the frame of an earlier incarnation.
+/// `delivered` holds the number of the frame. `sequence` is 0, which no determinant has: polls are
+/// counted from 1, and the opening frame of the log comes before all others.
 pub(super) fn is_divergence_report(header: &Header) -> bool {
     header.kind == Kind::Determinant && header.sequence == 0
 }
 
 impl Engine {
-    /// Whether what is taken in is recorded.
+    /// Whether deliveries of this process are recorded.
     #[inline]
     pub fn is_recorded(&self) -> bool {
         self.replay.is_some()
     }
 
-    /// Whether it does again what was done before.
+    /// Whether this process still replays.
     pub(super) fn is_replaying(&self) -> bool {
         let is_behind = |replay: &Replay| !replay.is_complete() || replay.sent < replay.sent_before;
         self.replay.as_ref().is_some_and(is_behind) || interposer::has_earlier_polls()
     }
 
-    /// Hears from the relay how much an earlier start of this process has taken in and sent.
+    /// Receives from the relay how many determinants and sent frames of earlier incarnations the
+    /// log holds.
     pub(super) fn begin_replay(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + REPLAY_TIME_MAX;
         let other = io::Error::other;
@@ -313,11 +334,11 @@ impl Engine {
         Ok(())
     }
 
-    /// What the relay says next of what was taken in, if it is there.
+    /// Reads the next frame of the log from the relay, if the frame has arrived.
     fn receive_determinant(&mut self) -> io::Result<Option<Header>> {
         let Some(mut record) = self.recorded_carrier() else { return Ok(None) };
         let Some(frame) = record.peek()? else { return Ok(None) };
-        // That may have come to it on the way.
+        // The frame may have been corrupted on the network.
         let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let header = Header::parse(frame).map_err(|malformed| bad(malformed.0))?;
         if !matches!(header.kind, Kind::Determinant | Kind::Nondeterminism) {
@@ -327,8 +348,9 @@ impl Engine {
         Ok(Some(header))
     }
 
-    /// The connection to the relay is of no use any more. If that is because a frame of this process was another one before,
-    /// the relay has said so last: this process ends.
+    /// Ends the process if the relay has closed the connection because a sent frame differs from
+    /// the frame of an earlier incarnation. The relay's report is then the last frame on the
+    /// connection.
     #[cold]
     pub(super) fn end_if_refused(&mut self) {
         if let Some(RecordedCarrier::Ring(ring)) = self.recorded_carrier()
@@ -352,12 +374,13 @@ impl Engine {
         self.end_process(&why.unwrap_or_default())
     }
 
-    /// Waits until it is known what the next poll has to do.
+    /// Waits until the determinant of the next poll is known.
     #[cold]
     fn await_determinant(&mut self) {
         if let Some(replay) = self.replay.as_mut().filter(|replay| replay.awaited_count == 0) {
             let determinant = interposer::determinant(replay.determinants);
-            // It was there when this start began, and nothing is noted while what was is repeated.
+            // The determinant existed when this incarnation began, and replay records no
+            // determinants on this node.
             replay.next = determinant.map(|[polls, frames, micros]| Determinant {
                 polls,
                 frames: frames as u32,
@@ -391,7 +414,8 @@ impl Engine {
         }
     }
 
-    /// A poll of the program: takes in what it did before, or what there is, and does what is due. The number of frames.
+    /// Executes a poll of the program: delivers the frames that replay prescribes, or the frames
+    /// that have arrived, and runs timers that are due. Returns the number of frames.
     pub(super) fn poll_recorded(&mut self) -> usize {
         if interposer::is_checkpoint_wanted() {
             self.quiesce_for_checkpoint();
@@ -399,7 +423,7 @@ impl Engine {
         self.core.flush_deferred_acks();
         let real = self.poll_state.time();
         if self.poll_state.is_epoll_overdue(self.poll_state.clock.now()) {
-            // It brings nothing but the end of the relay, after which nothing goes on.
+            // Events can only report the end of the relay connection, which ends this process.
             self.poll_epoll(0);
         }
         if self.replay.as_ref().is_some_and(Replay::needs_determinant) {
@@ -436,7 +460,7 @@ impl Engine {
         frames
     }
 
-    /// Whether something has come, or is due by the real clock.
+    /// Whether a frame has arrived, or a timer is due by the real clock.
     #[inline]
     fn has_cause(&mut self, id: usize, real: Time) -> bool {
         let is_due = |replay: &Replay| {
@@ -447,7 +471,7 @@ impl Engine {
         self.replay.as_ref().is_some_and(is_due) || self.has_frame(id)
     }
 
-    /// Whether anything waits in the ring of link `id`, or it has ended.
+    /// Whether the ring or stream of link `id` holds a frame, or has ended.
     #[inline]
     fn has_frame(&mut self, id: usize) -> bool {
         match self.links[id].as_mut().map(|link| &mut link.carrier) {
@@ -457,7 +481,8 @@ impl Engine {
         }
     }
 
-    /// The protocol's time goes on.
+    /// Advances the protocol clock by `micros` microseconds, and passes the new time to the
+    /// protocol.
     fn advance_time(&mut self, micros: u64, real: Time) -> Time {
         let Some(replay) = &mut self.replay else { return real };
         replay.now.advance(micros, real);
@@ -466,7 +491,7 @@ impl Engine {
         now
     }
 
-    /// How long until something is due of which no frame tells, if ever.
+    /// Nanoseconds until the next protocol timer is due; `None` without a timer.
     pub(super) fn nanos_to_wake(&self) -> Option<u64> {
         let wake = self.core.next_wake()?;
         let real = self.poll_state.time();
@@ -496,7 +521,8 @@ impl Engine {
         wanted as usize
     }
 
-    /// The relay must do something before anything else can happen; this process ends if it is gone.
+    /// Yields while the relay has to act before this process can continue. Ends this process if the
+    /// relay has closed the connection.
     fn wait_for_relay(&mut self) {
         if !self.recorded_carrier().is_some_and(|mut record| record.is_open()) {
             self.end_relay_lost("its relay has closed the connection");
@@ -504,8 +530,9 @@ impl Engine {
         std::thread::yield_now();
     }
 
-    /// Whoever is recorded cannot go on without: what it took in and sent would be in no record, and what it did might be
-    /// something else than before. Ends the process, which ends the job.
+    /// Ends this process, and thereby the job. A recorded process cannot continue without
+    /// recording: its deliveries and sends would be missing in the log, and a restart might
+    /// diverge.
     #[cold]
     pub(super) fn end_process(&self, why: &str) -> ! {
         self.end_with(EXIT_UNRECOVERABLE, &format!("this process cannot go on: {why}"))
@@ -515,11 +542,12 @@ impl Engine {
     pub(super) fn end_with(&self, code: i32, why: &str) -> ! {
         log!(Warn, "{why}");
         host::report_forced_exit();
-        // SAFETY: ends the process at once; nothing of it may run any more.
+        // SAFETY: ends the process at once; no code of the process runs afterwards.
         unsafe { libc::_exit(code) }
     }
 
-    /// All that the program has read of clocks goes to a relay on another node, so that an image on any node goes on from there.
+    /// Sends all new entries of the nondeterminism record to a relay on another node, so that the
+    /// checkpoint can be restored on any node.
     pub(super) fn send_nondeterminism_for_checkpoint(&mut self) {
         let link = self.uplink.link().and_then(|id| self.links[id].as_mut());
         let (Some(link), Some(replay)) = (link, &mut self.replay) else { return };
@@ -530,7 +558,8 @@ impl Engine {
         }
     }
 
-    /// To the relay, behind what the program has read of clocks. Whether it was sent; a ring may have no room.
+    /// Sends `bytes` to the relay, behind new entries of the nondeterminism record. Returns false
+    /// if the ring is full.
     fn send_recorded(&mut self, bytes: &[u8]) -> io::Result<bool> {
         let Some(link) = self.uplink.link().and_then(|id| self.links[id].as_mut()) else {
             return Ok(true);
@@ -547,7 +576,7 @@ impl Engine {
         }
     }
 
-    /// A frame has gone to the relay.
+    /// Counts a frame that was sent to the relay.
     #[inline]
     pub(super) fn note_sent(&mut self) {
         if let Some(replay) = &mut self.replay {
@@ -555,7 +584,8 @@ impl Engine {
         }
     }
 
-    /// Tells the relay, before anything follows from it.
+    /// Records a poll that delivered frames or advanced the clock, and sends the determinant to the
+    /// relay before any frame that may depend on the poll.
     fn record_determinant(&mut self, frames: u32, micros: u64) {
         if frames == 0 && micros == 0 {
             return;
@@ -657,7 +687,7 @@ mod tests {
         assert_eq!(now.time(), Time(0));
         assert_eq!(now.lag(real(5_040)), 40);
         now.advance(40, real(5_040));
-        // Another start, whose clock shows less.
+        // The clock of the next incarnation shows less.
         let mut again = Replay::new(real(10)).now;
         again.advance(40, real(15));
         assert_eq!(again.time(), now.time());

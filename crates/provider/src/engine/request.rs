@@ -1,8 +1,10 @@
-//! What the libfabric face (`ffi`) asks of the engine, and what it gets back.
+//! Requests of the libfabric functions (`ffi`) to the engine, and the completions that the engine
+//! returns.
 //!
-//! The face translates C structures into these; the engine never sees a `fid`. Addresses are plain
-//! pointers because the memory is the MPI library's: it stays valid from the post until the
-//! completion (libfabric's contract), or only during the call where `inject` is set.
+//! The functions in `ffi` translate C structures into these requests; the engine never sees a
+//! `fid`. Addresses are plain pointers because the memory belongs to the MPI library: it stays
+//! valid from the post until the completion (libfabric's contract), or only during the call where
+//! `inject` is set.
 
 use crate::abi::FiAddr;
 
@@ -22,14 +24,14 @@ pub struct RemoteIov {
     pub key: u64,
 }
 
-/// When an operation may report success (fi_cq(3), "completion semantics").
+/// The moment at which an operation may report success (fi_cq(3), "completion semantics").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CompletionLevel {
     /// The buffer may be reused.
     Inject,
-    /// The bytes left this process for good.
+    /// The bytes have left this process for good.
     Transmit,
-    /// The peer's provider has taken them in (messages), or they are visible there (RMA).
+    /// The peer's provider has received the message, or an RMA operation is visible at the peer.
     Delivery,
 }
 
@@ -41,7 +43,7 @@ pub struct SendRequest<'a> {
     /// Remote CQ data.
     pub data: Option<u64>,
     pub context: usize,
-    /// The payload is taken before the call returns.
+    /// The payload is copied or sent before the call returns.
     pub inject: bool,
     /// Whether success is written to the completion queue. Errors always are.
     pub notify: bool,
@@ -49,33 +51,35 @@ pub struct SendRequest<'a> {
 }
 
 pub struct RecvRequest<'a> {
-    /// `FI_ADDR_UNSPEC`: from anyone.
+    /// `FI_ADDR_UNSPEC`: messages from any peer match.
     pub source: FiAddr,
     pub payload: &'a [Iov],
     /// `(tag, ignore)`; `None`: an untagged receive.
     pub tag: Option<(u64, u64)>,
     pub context: usize,
     pub notify: bool,
-    /// FI_MULTI_RECV: untagged, one iov, consumed by several messages.
+    /// FI_MULTI_RECV: an untagged receive with one iov that several messages consume.
     pub multi: bool,
 }
 
-/// FI_PEEK: look at the queue of unexpected tagged messages. Answered by exactly one completion (a match, or an error
-/// entry FI_ENOMSG), unless the call returns `EAGAIN`.
+/// FI_PEEK: a look at the queue of unexpected tagged messages. Exactly one completion answers the
+/// request (a match, or an error entry FI_ENOMSG), unless the call returns `EAGAIN`.
 pub struct PeekRequest {
     pub source: FiAddr,
     pub tag: u64,
     pub ignore: u64,
     pub context: usize,
-    /// FI_CLAIM: the message found is set aside for `context`.
+    /// FI_CLAIM: the matching message is reserved for `context`.
     pub claim: bool,
-    /// FI_DISCARD: the message found is dropped.
+    /// FI_DISCARD: the matching message is dropped.
     pub discard: bool,
-    /// The caller asks for a message of any source, and makes progress before it repeats a call that returns `EAGAIN`.
+    /// The caller peeks for a message of any source, and makes progress before it repeats a call
+    /// that returned `EAGAIN`.
     pub repeats: bool,
 }
 
-/// FI_CLAIM without FI_PEEK: receive the message set aside for `context`. Only the context counts.
+/// FI_CLAIM without FI_PEEK: a receive of the message that is reserved for `context`. Only the
+/// context matters.
 pub struct ClaimRequest<'a> {
     pub payload: &'a [Iov],
     pub context: usize,
@@ -89,7 +93,8 @@ pub enum RmaKind {
     Write,
 }
 
-/// Complete when the peer has done it, whatever level was asked for.
+/// A remote read or write. The request is complete when the peer has executed it, whatever
+/// completion level was requested.
 pub struct RmaRequest<'a> {
     pub kind: RmaKind,
     pub target: FiAddr,
@@ -104,7 +109,7 @@ pub struct RmaRequest<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
-    /// `fi_atomic`: nothing comes back.
+    /// `fi_atomic`: no result is returned.
     Update,
     /// `fi_fetch_atomic`
     Fetch,
@@ -112,7 +117,8 @@ pub enum AtomicKind {
     Compare,
 }
 
-/// Complete when the peer has done it. Operands are taken before the call returns, with or without inject.
+/// An atomic operation. The request is complete when the peer has executed it. Operands are copied
+/// before the call returns, with or without inject.
 pub struct AtomicRequest<'a> {
     pub kind: AtomicKind,
     pub target: FiAddr,
@@ -120,18 +126,19 @@ pub struct AtomicRequest<'a> {
     pub op: u32,
     /// `enum fi_datatype`
     pub datatype: u32,
-    /// Operands, lengths in bytes (empty for FI_ATOMIC_READ).
+    /// Operands, with lengths in bytes; empty for FI_ATOMIC_READ.
     pub operand: &'a [Iov],
     pub compare: &'a [Iov],
     pub result: &'a [Iov],
     pub remote: RemoteIov,
     pub context: usize,
-    /// The program may never call again: taken only when there is a way to the peer.
+    /// The program may never call again, so the request is accepted only when a path to the peer is
+    /// open.
     pub inject: bool,
     pub notify: bool,
 }
 
-/// What an operation was, for the choice of queue, counter and completion flags.
+/// The kind of an operation, for the choice of queue, counter and completion flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationKind {
     Send,
@@ -145,29 +152,30 @@ pub enum OperationKind {
     RemoteWrite,
 }
 
-/// One finished operation, on its way to a completion queue and the counters.
+/// One finished operation, for a completion queue and the counters.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
     pub kind: OperationKind,
-    /// False: only counters are told (unless `error` is set).
+    /// False: only counters count the operation, unless `error` is set.
     pub notify: bool,
     pub context: usize,
-    /// FI_REMOTE_CQ_DATA, FI_MULTI_RECV and the like, to be or-ed to the flags of `kind`.
+    /// FI_REMOTE_CQ_DATA, FI_MULTI_RECV and similar flags, to be or-ed to the flags of `kind`.
     pub flags: u64,
     /// Bytes received (receives, peeks).
     pub len: usize,
-    /// Where the message lies (multi-receive).
+    /// Address of the message (multi-receive).
     pub buf: *mut u8,
     pub data: u64,
     pub tag: u64,
-    /// The sender as the address vector knows it, or `FI_ADDR_NOTAVAIL`.
+    /// The sender's address-vector number, or `FI_ADDR_NOTAVAIL`.
     pub source: FiAddr,
-    /// `Some((errno, olen))`: an error entry; errno positive, `olen` the bytes that did not fit.
+    /// `Some((errno, olen))`: an error entry; errno is positive, `olen` is the number of bytes that
+    /// did not fit.
     pub error: Option<(i32, usize)>,
 }
 
 impl Completion {
-    /// Success that only counters are told.
+    /// A successful completion for counters only.
     #[inline]
     pub fn quiet(kind: OperationKind, context: usize) -> Self {
         Completion {

@@ -1,13 +1,15 @@
-//! What the program has read of clocks, told to a relay on another node: if this node is lost, a start on a third one is told it.
+//! Sends the nondeterminism record (clocks and random numbers) of a process to a relay on another
+//! node. If this node is lost, an incarnation on a third node replays the record from the relay.
 //!
-//! In: the record of clocks. Out: what of it the relay does not know, in front of the next frame; and from where on it is needed,
-//! since images of the process have been taken.
+//! In: the record. Out: the entries that the relay lacks, in front of the next frame; and the
+//! position before which the relay may trim the record, since checkpoints of the process cover it.
 //!
-//! Much goes in several pieces, which cut entries of the record; each says whether more of what is told at once follows. What this start
-//! has been told, or has made, ends where an entry ends, and so does the last piece.
+//! A large record travels in several pieces, which may cut entries; each piece says whether another
+//! piece follows. The end of the record, and thereby the last piece, is the end of an entry.
 //!
-//! What may never happen: a frame goes to the relay before what it may follow from; bytes are told that lie where others are
-//! written; a piece counts as the last one that is not.
+//! What may never happen: a frame reaches the relay before the entries on which the frame may
+//! depend; bytes are sent that lie where entries are being written; a piece that is not the last
+//! one is marked as the last one.
 
 use std::io;
 
@@ -18,15 +20,16 @@ use landbridge_proto::wire::nondeterminism_frame::{self, NondeterminismFrame};
 
 use crate::interposer::{self, Extent};
 
-/// Most that is told at once.
+/// Maximum number of bytes in one piece.
 const READS_BYTES_MAX: u64 = 16 << 10;
 
-/// What the relay knows of the record.
+/// The part of the record that the relay has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SentNondeterminism(Extent);
 
 impl SentNondeterminism {
-    /// The bytes before this place, which may be more than this start has been told.
+    /// The relay has the bytes before position `end`, which may be more than this incarnation has
+    /// replayed.
     pub fn before(end: u64) -> Self {
         Self(Extent { end, ..Extent::default() })
     }
@@ -36,7 +39,7 @@ impl SentNondeterminism {
         self.0 != interposer::extent()
     }
 
-    /// All that the relay lacks goes in front of the next frame.
+    /// Sends all entries that the relay lacks, in front of the next frame.
     #[cold]
     pub fn catch_up(&mut self, own: Address, stream: &mut RecordedLink) -> io::Result<()> {
         let now = interposer::extent();
@@ -44,7 +47,8 @@ impl SentNondeterminism {
             put(NondeterminismFrame::Trim(now.base), own, stream)?;
             self.0.base = now.base;
         }
-        // A start that does again what was before comes to where the relay is.
+        // During replay this incarnation is behind the relay, and sends nothing until it has caught
+        // up.
         let mut from = self.0.end.max(now.base);
         while from < now.end || (now.is_full && !self.0.is_full) {
             let bytes = interposer::entries(from, now.end.min(from + READS_BYTES_MAX));
@@ -58,10 +62,10 @@ impl SentNondeterminism {
     }
 }
 
-/// The bytes from there on, of a record of which so much is told at once.
+/// A piece of the record that begins at `from`; `now` is the extent of the whole record.
 fn piece<'a>(from: u64, bytes: &'a [u8], now: &Extent) -> NondeterminismFrame<'a> {
     let has_more = from + (bytes.len() as u64) < now.end;
-    // All that came with the bytes holds from the last of them on.
+    // The state in `now` applies only from the last byte of the record on.
     NondeterminismFrame::Append { from, bytes, is_full: now.is_full && !has_more, has_more }
 }
 
@@ -91,7 +95,7 @@ mod tests {
         let now = Extent { base: 5, end: 100 + 2 * READS_BYTES_MAX + 1, is_full: true };
         let (mut from, mut count) = (100, 0);
         while from < now.end {
-            // The room may end before a piece does.
+            // The buffer may end before a piece is complete.
             let length = if count == 1 { 9 } else { READS_BYTES_MAX };
             let length = length.min(now.end - from);
             let said = piece(from, &bytes[..length as usize], &now);
@@ -104,13 +108,13 @@ mod tests {
             (from, count) = (from + length, count + 1);
         }
         assert_eq!(count, 3);
-        // Nothing was read, and there was no room for what came then.
+        // The program has read nothing more, and the record had no space for the next entry.
         let said = piece(now.end, &[], &now);
         assert!(
             matches!(said, NondeterminismFrame::Append { is_full: true, has_more: false, .. }),
             "{said:?}"
         );
-        // A start that does again what was before is not where the relay is.
+        // During replay the position of this incarnation differs from the position of the relay.
         let said = piece(now.end + 9, &[], &now);
         assert!(
             matches!(said, NondeterminismFrame::Append { is_full: true, has_more: false, .. }),

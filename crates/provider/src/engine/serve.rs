@@ -1,4 +1,4 @@
-//! What the protocol wants done: completions told, bytes moved, registered memory touched.
+//! Executes the protocol's actions: reports completions, moves bytes, accesses registered memory.
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
@@ -12,11 +12,11 @@ use crate::abi::{self, Errno};
 use crate::atomic;
 use landbridge_drive::link::stream::Piece;
 
-/// Bits of a protocol number that are a place (see `landbridge_proto::slab`).
+/// The bits of a protocol number that hold a slot (see `landbridge_proto::slab`).
 const SLOT_MASK: u32 = 0x00ff_ffff;
 
 impl Engine {
-    /// Does everything the protocol has asked for so far.
+    /// Executes all pending actions of the protocol.
     #[inline]
     pub(super) fn drain_actions(&mut self) {
         while let Some(action) = self.core.poll_action() {
@@ -24,7 +24,7 @@ impl Engine {
                 Action::Complete(done) => self.complete(&done),
                 Action::CopyUnexpected { store, memory, at, length } => {
                     if let Some(bytes) = self.take_store(store) {
-                        // SAFETY: the receive's memory, whose completion comes later.
+                        // SAFETY: the memory belongs to the receive, whose completion comes later.
                         unsafe { memory.fill(at, &bytes[..length as usize]) };
                     }
                 }
@@ -46,15 +46,16 @@ impl Engine {
         }
     }
 
-    /// What is arriving by `path` has come another way: the rest of it goes nowhere.
+    /// Discards the rest of a payload that is arriving by `path`, because it has arrived by another
+    /// path.
     #[cold]
     fn discard_rest(&mut self, peer: Peer, path: PathId) {
         let open_paths = &self.peer_states[peer.0 as usize].open_paths;
         let Some(open_path) = open_paths.iter().find(|open_path| open_path.path == path) else {
             return;
         };
-        // The link that is being read is out of its place, but then it is not the one that is to be diverted: what was
-        // arriving there has ended.
+        // The link that is being read is not in `links`. That link needs no change here: its
+        // arriving payload has ended.
         if let Some(link) = self.links[open_path.link].as_mut()
             && link.inside.is_some_and(|(from, _)| from == peer)
         {
@@ -99,7 +100,8 @@ impl Engine {
         });
     }
 
-    /// Keeps unexpected payload under the protocol's number for it; gives where it lies.
+    /// Keeps unexpected payload under the protocol's number for it; returns the address of the
+    /// payload.
     pub(super) fn keep_store(&mut self, store: u32, bytes: Box<[u8]>) -> *mut u8 {
         let place = (store & SLOT_MASK) as usize;
         if self.stores.len() <= place {
@@ -108,10 +110,11 @@ impl Engine {
         self.stores[place].insert(bytes).as_mut_ptr()
     }
 
-    /// Byte `at` of the payload kept under `store`.
+    /// The address of byte `at` of the payload kept under `store`.
     pub(super) fn stored_at(&mut self, store: u32, at: u64) -> *mut u8 {
         let kept = self.stores.get_mut((store & SLOT_MASK) as usize).and_then(Option::as_mut);
-        // The protocol names a store only between opening and forgetting it, and no byte beyond its size.
+        // The protocol uses a store only between opening and dropping it, and no byte beyond its
+        // size.
         let bytes = kept.expect("an open store");
         bytes[at as usize..].as_mut_ptr()
     }
@@ -129,7 +132,7 @@ impl Engine {
         length: u64,
     ) -> Result<(), ()> {
         let pid = self.readable(peer).ok_or(())?;
-        // SAFETY: the receive's memory, whose completion comes later.
+        // SAFETY: the memory belongs to the receive, whose completion comes later.
         unsafe { read_process(pid, address, memory.range(at, length).as_slice()) }.map_err(|_| ())
     }
 
@@ -146,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Performs a peer's atomic operation; its operands are in `scratch`.
+    /// Executes a peer's atomic operation; its operands are in `scratch`.
     fn perform(&mut self, peer: Peer, request: &AtomicRequest) {
         match self.apply(request) {
             Ok(old) if request.fetch => self.core.answer(peer, request.op, Bytes::own(old)),
@@ -163,14 +166,14 @@ impl Engine {
             (false, _) => abi::REMOTE_WRITE,
         };
         let target = self.mr.resolve(request.key, request.offset, length, access)?;
-        // The operand may be missing (FI_ATOMIC_READ), the compare bytes then come first.
+        // The operand may be missing (FI_ATOMIC_READ); the compare bytes then come first.
         let halves = if request.compare { 2 } else { 1 };
         let operand_bytes = self.scratch.len() / halves;
         let (operand, compare) = self.scratch.split_at(operand_bytes);
         let mut old = vec![0; if request.fetch { length } else { 0 }];
         let (op, datatype) = (u32::from(request.operation), u32::from(request.datatype));
         let count = length / atomic::element_bytes(datatype).ok_or(Errno::EOPNOTSUPP)?;
-        // SAFETY: `resolve` found all of the target inside a registered region.
+        // SAFETY: `resolve` has verified that the target lies inside a registered region.
         unsafe { atomic::apply(op, datatype, target, operand, compare, &mut old, count) }?;
         Ok(old)
     }

@@ -1,4 +1,4 @@
-//! Two engines of one process that talk to each other.
+//! Tests of two engines of one process that communicate with each other.
 
 mod acting;
 mod beside;
@@ -31,7 +31,7 @@ use super::*;
 use crate::abi::CqTaggedEntry;
 use crate::queue::{EntryFormat, Queue};
 
-/// Far more than two idle engines need; a loaded machine may need a lot.
+/// Far more time than two idle engines need; a loaded machine may need a lot.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
@@ -51,7 +51,8 @@ fn peeking_alone_finds_a_message_in_the_end() {
     one.engine.send(&SendRequest { tag: Some(7), ..empty_message(number) }).unwrap();
     until(|| {
         one.engine.progress();
-        // As Open MPI probes: a peek, and then its answer, with no other look at the network.
+        // Open MPI probes in this way: a peek, and then its answer, without another poll of the
+        // network.
         other.peek(7).unwrap();
         other.next().expect("an answer to each peek").is_ok()
     });
@@ -62,7 +63,7 @@ fn whoever_polls_rarely_opens_its_door_all_the_same() {
     let (mut one, mut other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
     one.send(number).unwrap();
-    // Each poll comes long after the one before; a hello takes few of them.
+    // The polls are far apart; a hello takes few of them.
     let polls = (0..30).take_while(|_| {
         let moment = Instant::now();
         while moment.elapsed() < Duration::from_millis(5) {
@@ -112,7 +113,7 @@ fn an_address_means_one_endpoint_only() {
 fn a_dialler_of_very_many_still_answers() {
     const MANY: u64 = 300;
     let (mut one, mut other) = (Party::open(), Party::open());
-    // It takes connections, and never says a word.
+    // The listener accepts connections, and never answers.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     for unique in 0..MANY {
         let number = one.av.insert(name_at(mute.local_addr().unwrap(), unique));
@@ -138,7 +139,7 @@ fn a_dialler_of_very_many_still_answers() {
 fn who_answers_in_the_place_of_another_gets_nothing() {
     let (mut one, mut other) = (Party::open(), Party::open());
     let name = Name::parse(&other.name()).unwrap();
-    // One that had its socket address before: a process of an earlier job, say.
+    // Another endpoint had the same socket address before, for example a process of an earlier job.
     let earlier = Name { unique: name.unique ^ 1, ..name }.emit();
     let number = one.av.insert(earlier);
     one.send(number).unwrap();
@@ -156,7 +157,7 @@ fn who_answers_in_the_place_of_another_gets_nothing() {
 fn a_peer_with_less_room_is_sent_less() {
     const ROOM: u32 = 100;
     let (mut one, mut other) = (Party::open(), Party::open());
-    // It comes from a larger world, whose processes have less memory for each other.
+    // The peer comes from a larger world, whose processes give each other less eager credit.
     other.engine.own.introduction.eager_window = ROOM;
     other.engine.core = Endpoint::new(Config {
         address: other.engine.own.address,
@@ -195,7 +196,8 @@ fn without_a_name_for_shared_memory_tcp_is_left() {
     assert_eq!(local_endpoint::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
 }
 
-/// As when a relay, whose connection all share, reports that one peer cannot be reached.
+/// A relay, whose connection all peers share, reports in the same way that one peer cannot be
+/// reached.
 #[test]
 fn memory_that_was_given_back_is_not_sent() {
     let mut party = Party::open();
@@ -210,7 +212,7 @@ fn memory_that_was_given_back_is_not_sent() {
         Carrier::Stream(stream) => stream.is_holding(),
         _ => false,
     };
-    // The connection takes less than a message; read from a little, it takes a frame in part.
+    // The connection buffers less than a message; after a short read it sends a frame in part.
     let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     until(|| {
         party.engine.progress();
@@ -242,8 +244,8 @@ fn memory_that_was_given_back_is_not_sent() {
     }
 }
 
-/// Through a relay frames come from peers to which no way has been looked for.
-/// A frame is summed before it is offered, and every further message asks for it to be offered again.
+/// A frame is summed before it is offered to the link, and every further message makes the engine
+/// offer the frame again.
 #[test]
 fn what_has_no_room_is_offered_to_nobody_until_there_is() {
     let mut party = Party::open();
@@ -263,6 +265,7 @@ fn what_has_no_room_is_offered_to_nobody_until_there_is() {
     party.engine.fail_peer(peer, libc::EHOSTUNREACH);
 }
 
+/// Through a relay, frames arrive from peers that this endpoint has not dialled.
 #[test]
 fn whoever_was_only_heard_is_told_of_our_leaving() {
     let (mut one, mut other) = (Party::open(), Party::open());
@@ -285,7 +288,8 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
     assert_eq!(one.engine.peer_states[heard[0].0 as usize].send_state, SendState::Unknown);
 }
 
-/// It may be meant to be cancelled; nobody who sends nothing makes a receive fail.
+/// The program may intend to cancel the receive, and a peer that has left does not make a receive
+/// fail.
 #[test]
 fn what_is_to_come_from_a_peer_that_has_left_is_waited_for() {
     let (mut one, other, number) = linked();
@@ -296,7 +300,7 @@ fn what_is_to_come_from_a_peer_that_has_left_is_waited_for() {
     assert_eq!(one.next(), None);
 }
 
-/// What a door has said may have been damaged on its way: a hello has no checksum.
+/// The answer of a listener may have been corrupted on the network: a hello has no checksum.
 #[test]
 fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
     let door = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -317,8 +321,8 @@ fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
     assert_eq!((calls, told), (reconnect::DENIALS_MAX, Some(Err(Errno(libc::ECONNRESET)))));
 }
 
-/// The name of nobody in particular, on another node, who can be called at `address`.
-/// The side that has lost a connection to a further address may be the only one that has noticed, whoever dialled.
+/// The side that has lost a connection to a further address may be the only side that has noticed
+/// the loss, whichever side has dialled.
 #[test]
 fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     let door = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -343,6 +347,7 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     until(|| has_called(&mut larger));
 }
 
+/// The name of an endpoint on another node, which peers dial at `address`, without a process.
 fn name_at(address: SocketAddr, unique: u64) -> crate::av::AvName {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
     let ip = address.ip().to_ipv6_mapped().octets();
@@ -351,7 +356,7 @@ fn name_at(address: SocketAddr, unique: u64) -> crate::av::AvName {
     Name { address: Address::ANONYMOUS, unique, cluster, node: 1, ip, further, port }.emit()
 }
 
-/// An engine with what it needs around it.
+/// An engine with the objects that it needs.
 struct Party {
     av: Arc<Av>,
     queue: Arc<Queue>,
@@ -409,7 +414,7 @@ impl Party {
         }
     }
 
-    /// A connection that takes little, and its other end.
+    /// A connection with small buffers to the relay, and its other end.
     fn link_to_relay(&mut self) -> (usize, TcpStream) {
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::sockopt::set_socket_recv_buffer_size(&door, 1 << 16).unwrap();
@@ -449,15 +454,15 @@ impl Party {
         })
     }
 
-    /// The next completion, without a look at the network.
+    /// The next completion, without a poll of the network.
     fn next(&self) -> Option<Result<(), Errno>> {
         self.next_flags().map(|flags| flags.map(drop))
     }
 
-    /// The flags of the next completion, as above.
+    /// The flags of the next completion, without a poll of the network.
     fn next_flags(&self) -> Option<Result<u64, Errno>> {
         let mut entry = MaybeUninit::<CqTaggedEntry>::uninit();
-        // SAFETY: room for the one entry asked for.
+        // SAFETY: the buffer holds the one requested entry.
         let read = unsafe { self.queue.read(entry.as_mut_ptr().cast(), 1, std::ptr::null_mut()) };
         match read {
             // SAFETY: the entry was written.
@@ -468,7 +473,8 @@ impl Party {
     }
 }
 
-/// Two, the first of which has sent the second something, and its number there.
+/// Two parties, the first of which has sent the second a message, and the second party's number in
+/// the first party's address vector.
 fn linked() -> (Party, Party, FiAddr) {
     let (mut one, mut other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
@@ -482,7 +488,7 @@ fn linked() -> (Party, Party, FiAddr) {
     (one, other, number)
 }
 
-/// One ends in good order, and the other has noticed.
+/// Closes `one` in good order, and waits until `other` has noticed.
 fn leave(mut one: Party, other: &mut Party) {
     one.engine.close();
     drop(one);
@@ -543,7 +549,7 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
             }
         });
         for _ in 0..TURNS {
-            // Time enough for the other to fall asleep again.
+            // The other thread has enough time to sleep again.
             std::thread::sleep(Duration::from_millis(5));
             port.with(|_| ());
         }
@@ -562,7 +568,7 @@ fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
     let number = one.av.insert(other.name());
     let (idle, addressed) =
         (SharedEngine::new(Party::open().engine, None), SharedEngine::new(other.engine, None));
-    // The link is up and nothing is under way.
+    // The link is up, and no frame is in flight.
     one.send(number).unwrap();
     until(|| {
         one.engine.progress();
@@ -575,7 +581,7 @@ fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
             std::thread::sleep(Duration::from_millis(50));
             one.send(number).unwrap();
         });
-        // As a library that polls its endpoints in turn and comes to the idle one.
+        // A library that polls its endpoints in turn reaches the idle endpoint in this way.
         idle.with(|engine| parking::wait(engine, NAP.as_millis() as i32));
     });
     assert!(start.elapsed() < NAP / 2, "woken after {:?}", start.elapsed());

@@ -1,5 +1,5 @@
-//! Frames out: whatever the protocol has for a peer goes to its link until the link is full; then the peer waits in the
-//! link's line.
+//! Outgoing frames: the engine sends the protocol's frames for a peer on the peer's link until the
+//! link is full; then the peer waits in the link's queue.
 
 use std::io::{self, IoSlice};
 
@@ -20,7 +20,7 @@ use super::peer_state::SendState;
 use super::request::{Completion, OperationKind, SendRequest};
 
 impl Engine {
-    /// Sends whatever can be sent.
+    /// Sends all frames that can be sent.
     #[inline]
     pub(super) fn flush(&mut self) {
         while let Some(peer) = self.core.next_busy() {
@@ -45,7 +45,7 @@ impl Engine {
         self.transmit_by(id, peer);
     }
 
-    /// Offers the peer's frames to each of its paths; the protocol says which takes what.
+    /// Offers the peer's frames to each of its paths; the protocol chooses the frames for a path.
     #[cold]
     fn transmit_by_all(&mut self, peer: Peer) {
         self.core.set_time(self.poll_state.time());
@@ -70,13 +70,14 @@ impl Engine {
         }
         self.drain_actions();
         if let Err(error) = outcome {
-            // What the peer sent before it went is still there to be read, its goodbye for one.
+            // The peer's last frames are still readable, for example its Goodbye.
             while self.read_stream(id) > 0 {}
             self.link_down(id, &error);
         }
     }
 
-    /// The short way of an injected message: straight to the link, if nothing is in the way. False: take the long way.
+    /// Sends an injected message directly on the link, if nothing prevents that. False: the caller
+    /// must use the general path.
     #[inline]
     pub(super) fn inject_fast(&mut self, peer: Peer, request: &SendRequest) -> bool {
         let SendState::Up(id) = self.peer_states[peer.0 as usize].send_state else {
@@ -94,16 +95,17 @@ impl Engine {
             return false;
         };
         let pieces = memory.range(0, size);
-        // SAFETY: the memory is the caller's during this call.
+        // SAFETY: the memory is valid during this call.
         let copy = unsafe { integrity::fill_in(link.sum, &mut frame, Some((&memory, 0, size))) };
         let sent = match &mut link.carrier {
             Carrier::Shm(_) if self.replay.is_some() => return false,
             Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
-            // SAFETY: the memory is the caller's during this call; what is held is copied below.
+            // SAFETY: the memory is valid during this call; bytes that the stream holds are copied
+            // below.
             Carrier::Stream(stream) => {
                 match unsafe { stream.send(frame.front(), pieces.as_slice()) } {
                     Ok(sent) => sent,
-                    // The long way meets the same error and deals with it.
+                    // The general path meets the same error and handles it.
                     Err(_) => return false,
                 }
             }
@@ -118,7 +120,7 @@ impl Engine {
                 stream.copy_held();
             }
             link.holding = Some(peer);
-            // If epoll cannot be told, the next attempt to send finds out.
+            // If epoll cannot change the interest, the next attempt to send finds the free space.
             let _ = link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
         }
         self.core.injected(&passing, path, copy);
@@ -147,7 +149,8 @@ impl Engine {
             let payload = frame.payload;
             let pieces = payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
-            // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
+            // SAFETY: the memory is valid until the operation completes, which `transmitted` or
+            // `handle_flushed` reports.
             let copy = unsafe { integrity::fill_in(link.sum, &mut frame, payload) };
             let sent = match &mut link.carrier {
                 Carrier::Shm(ring) if is_recorded => send_blocking(ring, frame.front(), pieces)?,
@@ -156,7 +159,7 @@ impl Engine {
                     stream.send(frame.front(), &slices_of(pieces)[..pieces.len()])?;
                     Sent::All
                 }
-                // SAFETY: as above.
+                // SAFETY: the memory is valid until the operation completes.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
                 Carrier::Datagram(_) | Carrier::Loopback => return Ok(()),
             };
@@ -183,7 +186,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The next frame for a path of `peer`. What it carries is copied only as far as there is room for copies.
+    /// The next frame for a path of `peer`. The payload is copied only while the retained copies of
+    /// the process are below their bound.
     #[inline]
     pub(super) fn next_frame(
         &mut self,
@@ -202,7 +206,8 @@ impl Engine {
             let mut bytes = front;
             if let Some((memory, at, len)) = payload {
                 for piece in memory.range(at, len).as_slice() {
-                    // SAFETY: the memory is the sender's, who has not been told that it is done.
+                    // SAFETY: the memory belongs to the sender, whose operation has not completed
+                    // yet.
                     bytes.extend_from_slice(unsafe {
                         std::slice::from_raw_parts(piece.base, piece.len)
                     });
@@ -214,7 +219,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A stream takes bytes again.
+    /// Continues sending on a stream that accepts bytes again.
     pub(super) fn handle_writable(&mut self, id: usize) {
         let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -242,7 +247,7 @@ impl Engine {
         self.flush();
     }
 
-    /// Rings that were full may have room.
+    /// Marks the peers busy that wait for full rings, which may have free space again.
     #[inline]
     pub(super) fn retry_full_rings(&mut self) {
         for id in std::mem::take(&mut self.full_rings) {
@@ -266,13 +271,14 @@ fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent
 fn slices_of(pieces: &[Piece]) -> [IoSlice<'_>; PIECES_MAX] {
     let mut slices = [IoSlice::new(&[]); PIECES_MAX];
     for (slice, piece) in slices.iter_mut().zip(pieces) {
-        // SAFETY: the application's memory until the operation is done.
+        // SAFETY: the application's memory is valid until the operation completes.
         *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
     }
     slices
 }
 
-/// As [`send_to_ring`], but waits for room: what the program sees must not depend on how much there is.
+/// Sends a frame to a ring, and waits for free space. A recorded process waits because the
+/// behaviour that its program observes must not depend on the free space of a ring.
 #[cold]
 fn send_blocking(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> io::Result<Sent> {
     while send_to_ring(ring, front, pieces) == Sent::Busy {

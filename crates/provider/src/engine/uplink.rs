@@ -1,7 +1,9 @@
 //! The connection to this cluster's relay.
 //!
-//! It is made when the endpoint opens, because peers in other clusters may speak first. Peers that only the relay
-//! reaches wait for it. When it is lost it is made anew; when it is gone for good, so are they.
+//! The engine attaches to the relay when the endpoint opens, because peers in other clusters may
+//! send first. Peers that only the relay reaches wait for the connection. When the connection is
+//! lost, the engine dials the relay again. When the engine gives up the relay, it also gives up
+//! these peers.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,39 +22,41 @@ use super::reconnect::{DENIALS_MAX, is_denied, is_handshake_failure, is_network_
 use super::replay::{REPLAY_TIME_MAX, RecordedCarrier, is_divergence_report};
 use crate::log;
 
-/// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
+/// Longest time that opening an endpoint waits for the relay, so that the endpoint is attached when
+/// peers send first.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// And where it is recorded, for then there is nothing to do without it: its machine may be very busy.
+/// Longest time that a recorded endpoint waits for the relay: such an endpoint can do nothing
+/// without the relay, whose machine may be very busy.
 const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a relay may take to read the last of what it was sent.
+/// Longest time that a relay may take to read the last frames of this process.
 const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The connection to this cluster's relay.
+/// State of the connection to this cluster's relay.
 #[derive(Default)]
 pub struct Uplink {
     state: RelayState,
-    /// Of the ways to it.
+    /// Index of the next address of the relay to dial.
     next_candidate: usize,
-    /// It has been lost, and is to be had again.
+    /// State of the attempts to attach again, after the connection was lost.
     reconnect: Option<RelayReconnect>,
-    /// Headers that arrived corrupt.
+    /// Number of headers that arrived corrupt.
     corrupt: u64,
-    /// Why it was not reached last.
+    /// The error of the last attempt to reach the relay.
     problem: Option<String>,
 }
 
-/// Attempts to reach it again.
+/// Attempts to attach to the relay again.
 struct RelayReconnect {
     since: Instant,
     next: Instant,
     pause: Duration,
-    /// In a row that were answered by somebody who did not seem to belong to the job.
+    /// Consecutive attempts in which the answer denied that this process belongs to the job.
     denials: u32,
 }
 
-/// First pause between two of them; doubled each time.
+/// First pause between two attempts; each further pause is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
 #[derive(Default, PartialEq, Eq)]
@@ -61,13 +65,13 @@ enum RelayState {
     Unknown,
     Dialling,
     Up(usize),
-    /// Lost; between two attempts to have it again.
+    /// The connection is lost, and the next attempt has not begun.
     Reconnecting,
     Closed,
 }
 
 impl Uplink {
-    /// The link to it.
+    /// The link to the relay, while the uplink is up.
     pub fn link(&self) -> Option<usize> {
         match self.state {
             RelayState::Up(id) => Some(id),
@@ -75,30 +79,32 @@ impl Uplink {
         }
     }
 
-    /// Frames that arrived corrupt and of which nobody can say whose they were, if there were any.
+    /// Number of frames that arrived corrupt and whose sender is unknown; `None` if there were
+    /// none.
     pub fn corrupt(&self) -> Option<u64> {
         Some(self.corrupt).filter(|&corrupt| corrupt > 0)
     }
 
-    /// Whether it is in use.
+    /// Whether the uplink is in use.
     pub fn is_up(&self) -> bool {
         matches!(self.state, RelayState::Up(_))
     }
 
-    /// It is to be dialled once more, from the first way on.
+    /// Makes the next attempt begin with the first address of the relay.
     pub fn reset(&mut self) {
         (self.state, self.next_candidate, self.reconnect, self.problem) =
             (RelayState::Unknown, 0, None, None);
     }
 
-    /// Whether nothing is tried to have it.
+    /// Whether no attempt to attach is under way.
     fn is_settled(&self) -> bool {
         !matches!(self.state, RelayState::Dialling | RelayState::Reconnecting)
     }
 }
 
 impl Engine {
-    /// Attaches to the relay before anybody sends through it: peers in other clusters may speak first.
+    /// Attaches to the relay before this endpoint sends through it: peers in other clusters may
+    /// send first.
     pub(super) fn attach(&mut self) {
         let identity = self.identity;
         let is_wanted = identity.paths.relay && !identity.relays.is_empty();
@@ -128,7 +134,7 @@ impl Engine {
             }
             if let Err(error) = self.begin_replay() {
                 let why = format!("its relay has not taken it back: {error}");
-                // An end in good order is the relay's own.
+                // The relay itself ends the connection in good order.
                 match error.kind() {
                     io::ErrorKind::Other => self.end_process(&why),
                     _ => self.end_relay_lost(&why),
@@ -148,8 +154,10 @@ impl Engine {
         self.identity.relays.iter().any(|way| matches!(way, RelayAddress::Unix(_)))
     }
 
-    /// As [`Engine::end_process`], because the connection to the relay is gone. With one on this node nothing can be lost but
-    /// the relay; a network breaks and heals, and a new start takes up what the relay has.
+    /// Ends this process because the connection to the relay is lost. A relay on this node loses
+    /// nothing unless the relay itself ends, so the job ends ([`Engine::end_process`]). A network
+    /// breaks and recovers, so with a relay on another node the next incarnation continues from the
+    /// relay's log.
     #[cold]
     pub(super) fn end_relay_lost(&mut self, why: &str) -> ! {
         self.end_if_refused();
@@ -162,14 +170,15 @@ impl Engine {
         }
     }
 
-    /// All that was sent to a relay on another node has arrived there before this process goes.
+    /// Waits until a relay on another node has read everything, before this process ends.
     pub(super) fn finish_recording(&mut self) {
         if let Err(error) = self.finish_stream(FINISH_TIME_MAX) {
             log!(Info, "the relay has not confirmed the end: {error}");
         }
     }
 
-    /// Ends the stream to a relay on another node, once that has all of it. What it has refused of it is the end of this process.
+    /// Ends the stream to a relay on another node, once the relay has read all of it. Ends this
+    /// process if the relay reports that a frame differs from the frame of an earlier incarnation.
     fn finish_stream(&mut self, time_max: Duration) -> io::Result<()> {
         let Some(RecordedCarrier::Stream(stream)) = self.recorded_carrier() else { return Ok(()) };
         let mut refused = None;
@@ -180,8 +189,8 @@ impl Engine {
         }
     }
 
-    /// The same for an image of this process: whoever is made of it stands where the relay knows of. Of a relay on this node
-    /// nothing is lost.
+    /// Ends the stream to a relay on another node before a checkpoint, so that the relay knows the
+    /// position of the restored process. A ring to a relay on this node loses nothing.
     pub(super) fn finish_for_checkpoint(&mut self) {
         let time_max = REPLAY_TIME_MAX.max(self.identity.peer_timeout);
         if let Err(error) = self.finish_stream(time_max) {
@@ -191,7 +200,7 @@ impl Engine {
         }
     }
 
-    /// Tries the next way to the relay.
+    /// Dials the next address of the relay.
     pub(super) fn dial_relay(&mut self) -> io::Result<()> {
         let identity = self.identity;
         let mut may_come = false;
@@ -200,11 +209,12 @@ impl Engine {
             let (socket, is_unix) = match way {
                 RelayAddress::Unix(_) if !identity.paths.shm => continue,
                 RelayAddress::Unix(name) => (dial_unix(name), true),
-                // What is kept on this node outlives this process, and costs less.
+                // A recorded process prefers a relay on its own node: the ring outlives the
+                // process, and costs less than TCP.
                 RelayAddress::Tcp(_) if identity.recovers && self.has_local_relay() => continue,
                 RelayAddress::Tcp(address) => (dial_tcp(*address), false),
             };
-            // Before the hello: it may end within the call.
+            // The state is set before the hello, which may end within the call.
             self.uplink.state = RelayState::Dialling;
             let started = socket
                 .and_then(|socket| self.start_handshake(socket, is_unix, HelloPurpose::Relay));
@@ -224,7 +234,7 @@ impl Engine {
         Err(io::Error::other("no relay answers"))
     }
 
-    /// The network is away: the relay is dialled again and again.
+    /// Waits for the network: the relay is dialled again and again.
     fn await_network(&mut self) -> &mut RelayReconnect {
         let now = Instant::now();
         self.uplink.state = RelayState::Reconnecting;
@@ -233,9 +243,9 @@ impl Engine {
         self.uplink.reconnect.get_or_insert(fresh)
     }
 
-    /// Sends to `peer` through the relay, once it is there.
+    /// Sends to `peer` through the relay, once the relay is attached.
     pub(super) fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
-        // Before anything is dialled: the relay may answer at once.
+        // The state is set before the dial, since the relay may answer at once.
         self.set_send_state(peer, SendState::AwaitRelay);
         match self.uplink.state {
             RelayState::Up(id) => {
@@ -252,7 +262,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Link `id` leads to the relay: peers that wait for it go on.
+    /// Link `id` leads to the relay: peers that wait for the relay continue.
     pub(super) fn relay_up(&mut self, id: usize) {
         self.uplink.state = RelayState::Up(id);
         self.uplink.reconnect = None;
@@ -263,7 +273,8 @@ impl Engine {
         }
     }
 
-    /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
+    /// Handles the loss of link `id` to the relay: the relay is dialled again, and peers without
+    /// another path wait for the relay.
     pub(super) fn relay_lost(&mut self, id: usize, link: &Link, is_corrupt: bool) {
         self.uplink.corrupt += u64::from(is_corrupt);
         if self.is_recorded() {
@@ -297,12 +308,13 @@ impl Engine {
         self.check_relay();
     }
 
-    /// Whether the connection to the relay is to be had again.
+    /// Whether the connection to the relay is lost, and attempts to attach continue.
     pub(super) fn is_relay_reconnecting(&self) -> bool {
         self.uplink.reconnect.is_some()
     }
 
-    /// Dials the relay again when it is time, and gives it up when it has been away for too long.
+    /// Dials the relay again when the next attempt is due, and gives the relay up after
+    /// `peer_timeout`.
     #[cold]
     pub(super) fn check_relay(&mut self) {
         let Some(reconnect) = &mut self.uplink.reconnect else {
@@ -324,7 +336,7 @@ impl Engine {
         }
     }
 
-    /// An attempt to reach the relay has failed, and there is no other way to it.
+    /// Records that an attempt to reach the relay has failed, and no address is left to try.
     pub(super) fn relay_refused(&mut self, error: &io::Error) {
         self.uplink.problem = Some(error.to_string());
         if self.uplink.reconnect.is_none()
@@ -340,7 +352,7 @@ impl Engine {
         }
     }
 
-    /// Nothing more comes from or goes to the relay.
+    /// Gives up the relay, and all peers that wait for it.
     fn give_up_relay(&mut self) {
         self.uplink.reconnect = None;
         self.uplink.state = RelayState::Closed;
@@ -352,7 +364,8 @@ impl Engine {
     }
 }
 
-/// Which frame this one from the relay says not to be what it was before.
+/// The number of the frame that differs from the frame of an earlier incarnation, if `frame`
+/// reports one.
 fn diverged_frame(frame: &[u8]) -> Option<u64> {
     Header::parse(frame).ok().filter(is_divergence_report).map(|header| header.delivered)
 }

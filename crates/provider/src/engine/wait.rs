@@ -1,9 +1,10 @@
-//! Polling, spinning, parking: how one engine looks at its links.
+//! Polling, spinning and parking of one engine.
 //!
-//! A poll looks at every ring, and at the kernel's events as often as they are worth it. What a poll in vain should do is
-//! the advice of the thread's `patience`; here is how an engine *parks*: it announces at its rings that somebody
-//! will sleep, and takes that back. The sleep itself is the process's (`parking`), which sleeps in all its
-//! engines at once.
+//! A poll looks at every ring, and asks epoll for kernel events as often as this pays. The thread's
+//! [`PollPolicy`] advises what to do after a poll without result. This module contains how an
+//! engine *parks*: the engine announces in its rings that its thread will sleep, and withdraws the
+//! announcement afterwards. The sleep itself is in `parking`, where a thread sleeps in all engines
+//! that it drives.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,62 +25,64 @@ use super::Engine;
 use super::dialling::EventToken;
 use super::handshake::Carrier;
 
-/// Polls no further apart than this come from a loop that does nothing else. MPICH yields the processor between them,
-/// a system call that takes longer than many looks at a ring.
+/// Polls that are no further apart than this come from a loop that does nothing else. MPICH yields
+/// the processor between its polls, a system call that takes longer than many looks at a ring.
 const TIGHT_GAP_MICROS: u64 = 2;
-/// How long one poll in such a loop keeps looking.
+/// Time that one poll in such a tight loop keeps looking.
 const LOOP_SPIN_MICROS: u64 = 2;
-/// A look that took longer was interrupted: somebody else wants the processor.
+/// A look that took longer than this was preempted: another thread wants the processor.
 const PREEMPTED_MICROS: u64 = 200;
-/// How long others are then given way before spinning is tried again.
+/// Time during which the processor counts as shared after a preemption.
 const OVERSUBSCRIBED_MICROS: u64 = 50_000;
-/// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
+/// Longest sleep of one poll: other work of the MPI library's loop is delayed by at most this time.
 pub const PARK_MILLIS: i32 = 1;
-/// Looks at the kernel's events happen every so many polls while only rings are in use,
+/// Number of polls between two epoll calls while the endpoint uses rings only.
 const POLLS_PER_EPOLL: u32 = 256;
-/// and whenever the last one is longer ago: somebody may be at the door of a program that polls rarely.
+/// Longest time between two epoll calls: a connection may be pending for a program that polls
+/// rarely.
 const EPOLL_GAP_MICROS: u64 = 1_000;
-/// And while one stream is read directly.
+/// Number of polls between two epoll calls while one stream is read directly.
 const POLLS_PER_EPOLL_HOT: u32 = 16;
-/// So many reads in a row from one stream make it the one that is read directly.
+/// Number of consecutive reads from one stream after which polls read this stream directly.
 const HOT_READS: u32 = 16;
-/// How often it is seen whether a hello takes too long.
+/// Time between two checks of hellos for a timeout.
 const HELLO_GAP: Duration = Duration::from_millis(100);
-/// Events taken from the kernel at once.
+/// Events taken from epoll by one call.
 const EVENTS: usize = 64;
-/// The bell of waiting threads among the events: nothing is to be done but to be awake, and nothing has come.
+/// Token of the eventfd that wakes sleeping threads. The event only ends a sleep; no data has
+/// arrived.
 const NO_LINK: usize = u32::MAX as usize;
 
-/// Others wanted a processor of this process's: they are given way until then, in the clock's ticks.
+/// Time until which the processors of this process count as shared, in ticks of the clock.
 static OVERSUBSCRIBED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// When an engine looked last, and at what.
+/// State of an engine's polls: when the engine looked last, and at which links.
 pub struct PollState {
     pub(super) clock: Clock,
-    /// As far as is known, every process of the node has a processor of its own.
+    /// Every process of the node has a processor of its own, as far as is known.
     has_room: bool,
-    /// Epoll watches the bell of waiting threads.
+    /// Epoll watches the eventfd that wakes sleeping threads.
     is_wakeup_watched: bool,
-    /// The thread that polled last; 0: none has.
+    /// Token of the thread that polled last; 0 before the first poll.
     driver: usize,
-    /// Since the last poll the program has done something else than wait: it has posted an operation, or read a counter
-    /// that waits for nothing.
+    /// The program has done something other than polling since the last poll: it has posted an
+    /// operation, or has read a counter while no one-sided operation was in flight.
     has_posted: bool,
-    /// The last poll was of a program that waits for nothing: the next one returns at once.
+    /// The last poll was of a program that waits for nothing, so the next poll returns at once.
     returns_at_once: bool,
-    /// What its thread has waited for came through this engine last: another look may pay.
+    /// The last event of the thread came through this engine, so another look may pay.
     is_most_recent: bool,
     last_poll: u64,
-    /// When the kernel's events were looked at last, in the clock's ticks.
+    /// Time of the last epoll call, in ticks of the clock.
     last_epoll: u64,
     polls: u32,
-    /// The stream that brought something last, and how often in a row.
+    /// The stream of the last read through epoll, and how often in a row.
     busiest: (usize, u32),
     hellos_checked: Instant,
 }
 
 impl PollState {
-    /// For a node on which `processes` share the processors.
+    /// The state for a node on which `processes` processes share the processors.
     pub fn new(processes: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         let clock = Clock::get();
@@ -99,24 +102,24 @@ impl PollState {
         }
     }
 
-    /// For the protocol.
+    /// The time for the protocol.
     pub fn time(&self) -> Time {
         Time(self.clock.nanos())
     }
 
-    /// Whether nobody else wants this processor.
+    /// Whether no other thread wants this processor, as far as is known.
     #[inline]
     fn has_own_processor(&self) -> bool {
         self.has_room && self.clock.now() >= OVERSUBSCRIBED_UNTIL.load(Ordering::Relaxed)
     }
 
-    /// Whether the last look at the kernel's events is too long ago.
+    /// Whether the last epoll call is longer ago than [`EPOLL_GAP_MICROS`].
     #[inline]
     pub(super) fn is_epoll_overdue(&self, now: u64) -> bool {
         now > self.last_epoll + EPOLL_GAP_MICROS * self.clock.ticks_per_micro
     }
 
-    /// Another process had the processor in the middle of a spin.
+    /// Records that another process preempted a spin of this thread.
     #[cold]
     fn note_oversubscribed(&self) {
         let until = self.clock.now() + OVERSUBSCRIBED_MICROS * self.clock.ticks_per_micro;
@@ -125,8 +128,9 @@ impl PollState {
 }
 
 impl Engine {
-    /// Does what can be done. Says what the calling thread should do before it polls again: a loop that waits for long
-    /// should not keep the processor from whoever it waits for.
+    /// Does all work that is possible now. Returns what the calling thread should do before it
+    /// polls again: a loop that waits for long should yield the processor to the process that it
+    /// waits for.
     #[inline]
     pub fn progress(&mut self) -> Advice {
         if self.is_recorded() {
@@ -171,16 +175,17 @@ impl Engine {
         }
     }
 
-    /// The program has posted an operation.
+    /// Records that the program has posted an operation.
     #[inline]
     pub(super) fn note_posted(&mut self) {
         self.poll_state.has_posted = true;
     }
 
-    /// Does what can be done for a program that reads a counter of one-sided operations. Returns false if such an operation
-    /// is in flight: the program may be waiting for it, and [`Self::progress`] is to be called instead. (MPICH reads its
-    /// counter whenever it completes the operations on a window, also those on the process's own part of the window, of
-    /// which the provider hears nothing else.)
+    /// Does all work that is possible for a program that reads a counter of one-sided operations.
+    /// Returns false while such an operation is in flight: the program may wait for this operation,
+    /// and the caller must use [`Self::progress`] instead. MPICH reads its counter whenever it
+    /// completes the operations on a window, also operations on the process's own part of the
+    /// window, which MPICH does not pass to the provider.
     pub fn progress_for_counter(&mut self) -> bool {
         if self.one_sided > 0 {
             return false;
@@ -197,7 +202,7 @@ impl Engine {
         true
     }
 
-    /// This thread shares its processor: it goes to another if there are enough of them.
+    /// Moves this thread, which shares its processor, to another processor if there are enough.
     #[cold]
     fn move_to_own_cpu(&self) {
         if let (true, Some(index)) = (self.poll_state.has_room, self.identity.placement_index)
@@ -228,7 +233,8 @@ impl Engine {
         }
     }
 
-    /// In a tight loop of a program that has a processor for itself: a little more patience before it is told "nothing".
+    /// Looks for a few microseconds more before the poll returns without result, in a tight loop of
+    /// a program that has a processor of its own.
     #[inline]
     fn spin_once_more(&mut self) -> usize {
         let clock = self.poll_state.clock;
@@ -257,7 +263,8 @@ impl Engine {
         }
     }
 
-    /// Takes in what there is; the number of events handled.
+    /// Receives what has arrived; returns the number of events handled. A recorded process receives
+    /// nothing here.
     pub fn poll(&mut self) -> usize {
         if self.is_recorded() {
             self.flush();
@@ -267,7 +274,7 @@ impl Engine {
         self.poll_once() + self.poll_epoll_if_due(self.poll_state.clock.now())
     }
 
-    /// The look at the kernel's events that polls by their number would have made too late.
+    /// Calls epoll if the last call is too long ago, whatever the number of polls since.
     #[inline]
     fn poll_epoll_if_due(&mut self, now: u64) -> usize {
         if !self.poll_state.is_epoll_overdue(now) {
@@ -312,11 +319,11 @@ impl Engine {
         let written = self.written_to_rings();
         self.retry_full_rings();
         self.flush();
-        // A frame that goes out is as good a reason to go on as one that comes in.
+        // A sent frame is as good a reason to go on as a received frame.
         events + usize::from(self.written_to_rings() != written)
     }
 
-    /// Bytes ever written to the rings there are.
+    /// Bytes written so far to all rings of this engine.
     fn written_to_rings(&self) -> u64 {
         let written = |id: &usize| match &self.links[*id].as_ref()?.carrier {
             Carrier::Shm(ring) => Some(ring.written()),
@@ -325,7 +332,7 @@ impl Engine {
         self.rings.iter().filter_map(written).sum()
     }
 
-    /// Takes what the kernel has to tell; waits for it up to `millis`.
+    /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
     pub fn poll_epoll(&mut self, millis: i32) -> usize {
         self.poll_epoll_for(timespec(millis as u64 * MILLISECOND))
     }
@@ -381,14 +388,15 @@ impl Engine {
         };
         if let Carrier::Shm(ring) = &mut link.carrier {
             if !ring.drain_doorbell() {
-                // Whoever is recorded takes in nothing but at its polls.
+                // A recorded process receives frames at polls only.
                 while !self.is_recorded() && self.poll_ring(id) > 0 {}
                 self.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
             }
             return;
         }
         if let Carrier::Recorded(_) = &link.carrier {
-            // What has come is taken in at a poll; of the end nobody else may tell while what was before is repeated.
+            // Received bytes wait for the next poll. The end of the connection is handled here,
+            // since no other code sees it while replay is under way.
             if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
                 self.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
             }
@@ -404,8 +412,9 @@ impl Engine {
         }
     }
 
-    /// Stream `id` has brought something by way of epoll. While only one does, it is read directly: that saves a system call
-    /// for each message, and the sender the wake-up of an epoll nobody sleeps in.
+    /// Stream `id` has brought data through epoll. If the same stream has brought the last
+    /// [`HOT_READS`] reads, polls read it directly: this saves a system call for each message, and
+    /// saves the sender the wake-up of an epoll set in which no thread sleeps.
     fn set_hot_stream(&mut self, id: usize) {
         if self.hot_stream.is_some() {
             self.clear_hot_stream();
@@ -419,7 +428,7 @@ impl Engine {
         }
     }
 
-    /// No stream is read directly any more.
+    /// Returns the directly read stream, if any, to epoll.
     fn clear_hot_stream(&mut self) {
         if let Some(id) = self.hot_stream.take() {
             self.set_watched(id, true);
@@ -429,8 +438,9 @@ impl Engine {
 }
 
 impl Engine {
-    /// Sleeps until something arrives for this engine, a full ring has room or another thread wants the engine, at most
-    /// `millis`. The number of events handled then.
+    /// Sleeps until something arrives for this engine, a full ring has free space, or another
+    /// thread wants the engine, for at most `millis` milliseconds. Returns the number of events
+    /// handled after the sleep.
     pub fn park(&mut self, millis: i32) -> usize {
         let mut events = 0;
         if self.prepare_park() {
@@ -444,7 +454,8 @@ impl Engine {
         events + self.poll_once()
     }
 
-    /// The thread has done as advised; a sleep that brought `events` counts as a poll.
+    /// Records that the thread has followed the advice; a sleep that brought `events` counts as a
+    /// poll.
     pub fn note_advice_taken(&self, advice: Advice, events: usize) {
         let (now, me) = (self.poll_state.clock.now(), self.epoll.as_raw_fd());
         PollPolicy::of_this_thread(|policy| {
@@ -455,20 +466,21 @@ impl Engine {
         });
     }
 
-    /// How long nobody need look at this engine for the sake of time alone, at most `millis`.
+    /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
         self.nanos_to_wake().map_or(most, |nanos| nanos.min(most))
     }
 
-    /// Announces that nobody will look at this engine until its descriptor is readable. False: there is something to do
-    /// already. Either way [`Self::unpark`] must follow.
+    /// Announces in every ring that the thread will sleep until the engine's descriptor is
+    /// readable. Returns false if there is work already. In both cases [`Self::unpark`] must
+    /// follow.
     pub fn prepare_park(&mut self) -> bool {
         self.clear_hot_stream();
         self.every_ring(ShmLink::prepare_park)
     }
 
-    /// Somebody looks again.
+    /// Withdraws the announcement of [`Self::prepare_park`].
     pub fn unpark(&mut self) {
         self.every_ring(|ring| {
             ring.unpark();
@@ -476,28 +488,30 @@ impl Engine {
         });
     }
 
-    /// Does `what` at each ring, until it says no. Whether it never did.
+    /// Calls `what` for each ring until a call returns false. Returns whether all calls returned
+    /// true.
     fn every_ring(&mut self, what: fn(&mut ShmLink) -> bool) -> bool {
         let links = &mut self.links;
         self.rings.iter().all(|&id| match links[id].as_mut().map(|link| &mut link.carrier) {
             Some(Carrier::Shm(ring)) => what(ring),
-            // The socket tells of what it has, but not of what was read from it.
+            // Epoll reports bytes in the socket, but not bytes that were read from the socket
+            // already.
             Some(Carrier::Recorded(stream)) => !stream.has_frame(),
             _ => true,
         })
     }
 
-    /// Whether nobody but the thread with this token drives it.
+    /// Whether no thread other than the thread with this token drives the engine.
     pub fn is_driven_by(&self, token: usize) -> bool {
         self.poll_state.driver == token || self.poll_state.driver == 0
     }
 
-    /// What becomes readable when there is something to do for a parked engine.
+    /// The descriptor that becomes readable when a parked engine has work.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Sees to it that the bell of waiting threads ends a sleep.
+    /// Adds the eventfd that wakes sleeping threads to the engine's epoll set.
     fn watch_wakeup(&mut self) {
         if !self.poll_state.is_wakeup_watched
             && let Some(wakeup_fd) = Sleep::wakeup_fd()
@@ -510,7 +524,7 @@ impl Engine {
     }
 }
 
-/// A span of time for the kernel.
+/// A time span as the kernel takes it.
 pub fn timespec(nanos: u64) -> Timespec {
     Timespec { tv_sec: (nanos / SECOND) as i64, tv_nsec: (nanos % SECOND) as i64 }
 }

@@ -30,7 +30,7 @@ pub static ATOMIC_OPS: OpsAtomic = OpsAtomic {
     compwritevalid,
 };
 
-/// What is to be done, and where.
+/// An atomic call: kind, operation, type, target and context.
 #[derive(Clone, Copy)]
 struct AtomicCall {
     kind: AtomicKind,
@@ -40,11 +40,11 @@ struct AtomicCall {
     context: Void,
 }
 
-/// Local memory in elements.
+/// Local memory, counted in elements.
 type Elements = (*const Ioc, usize);
 const NOTHING: Elements = (ptr::null(), 0);
 
-/// The same in bytes, on the stack.
+/// Local memory, counted in bytes, on the stack.
 struct ElementPieces {
     list: [Iov; IOV_MAX],
     used: usize,
@@ -52,14 +52,14 @@ struct ElementPieces {
 
 impl ElementPieces {
     /// # Safety
-    /// `count` elements are there.
+    /// `list` holds `count` elements.
     unsafe fn of((list, count): Elements, size: usize) -> Result<ElementPieces, Errno> {
         let none = Iov { base: ptr::null_mut(), len: 0 };
         let mut pieces = ElementPieces { list: [none; IOV_MAX], used: count };
         for (index, piece) in
             pieces.list.get_mut(..count).ok_or(Errno::EINVAL)?.iter_mut().enumerate()
         {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             let given = unsafe { &*list.add(index) };
             let len = given.count.checked_mul(size).ok_or(Errno::EINVAL)?;
             *piece = Iov { base: given.addr.cast(), len };
@@ -72,7 +72,7 @@ impl ElementPieces {
     }
 }
 
-/// A message's remote memory, in bytes.
+/// The remote memory of a message, in bytes.
 ///
 /// # Safety
 /// The message's remote vector is valid.
@@ -81,13 +81,13 @@ unsafe fn remote_memory(msg: &MsgAtomic, size: usize) -> Result<RemoteIov, Errno
     if msg.rma_iov_count != RMA_IOV_MAX {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     let given = unsafe { &*msg.rma_iov };
     let len = given.count.checked_mul(size).ok_or(Errno::EINVAL)?;
     Ok(RemoteIov { offset: given.addr, len, key: given.key })
 }
 
-/// The three local vectors of an atomic.
+/// The three local vectors of an atomic operation.
 #[derive(Clone, Copy)]
 struct Local {
     operand: Elements,
@@ -102,10 +102,12 @@ fn element_size(call: &AtomicCall) -> Result<usize, Errno> {
     element_bytes(call.datatype).ok_or(Errno::EOPNOTSUPP)
 }
 
-/// Checks that all vectors agree in length and posts. With FI_ATOMIC_READ the operand is left out.
+/// Verifies that all vectors have the same length, and posts the operation. FI_ATOMIC_READ has no
+/// operand.
 ///
 /// # Safety
-/// `ep` is an endpoint of ours; all vectors are valid during the call, the memory until completion.
+/// `ep` is an endpoint of this provider; all vectors are valid during the call, the memory until
+/// completion.
 unsafe fn post(
     ep: *mut FidEp,
     call: AtomicCall,
@@ -114,7 +116,7 @@ unsafe fn post(
     options: OpOptions,
 ) -> Result<(), Errno> {
     let size = element_size(&call)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     let (operand, compare, result) = unsafe {
         let operand = if call.op == OP_READ { NOTHING } else { local.operand };
         (
@@ -147,14 +149,14 @@ unsafe fn post(
         inject: options.inject,
         notify: options.notify,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { endpoint(ep) }.with(|engine| engine.atomic(&request))
 }
 
-/// A call with one place at the peer, completing as the endpoint's flags say.
+/// Posts a call with one remote address and the endpoint's completion flags.
 ///
 /// # Safety
-/// As for `post`.
+/// The safety contract of `post` holds.
 unsafe fn plain(
     ep: *mut FidEp,
     call: AtomicCall,
@@ -162,7 +164,7 @@ unsafe fn plain(
     (offset, key): (u64, u64),
 ) -> Result<(), Errno> {
     let counted = if call.kind == AtomicKind::Update { local.operand } else { local.result };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe {
         let len = total(ElementPieces::of(counted, element_size(&call)?)?.get());
         let options = endpoint(ep).transmit_options();
@@ -170,10 +172,10 @@ unsafe fn plain(
     }
 }
 
-/// A `*msg` call.
+/// Posts a `*msg` call.
 ///
 /// # Safety
-/// As for `post`; the message is valid during the call.
+/// The safety contract of `post` holds; the message is valid during the call.
 unsafe fn message(
     ep: *mut FidEp,
     kind: AtomicKind,
@@ -190,7 +192,7 @@ unsafe fn message(
         context: msg.context,
     };
     let local = Local { operand: (msg.iov, msg.iov_count), compare, result };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe {
         let remote = remote_memory(msg, element_size(&call)?)?;
         let options = endpoint(ep).message_options(flags, remote.len)?;
@@ -217,7 +219,7 @@ unsafe extern "C" fn write(
     let operand = one(buf, count);
     let call = AtomicCall { kind: AtomicKind::Update, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
-    // SAFETY: libfabric's contract for fi_atomic.
+    // SAFETY: the program upholds libfabric's contract for fi_atomic.
     status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
@@ -235,12 +237,12 @@ unsafe extern "C" fn writev(
 ) -> isize {
     let call = AtomicCall { kind: AtomicKind::Update, op, datatype, target, context };
     let local = Local { operand: (iov, count), compare: NOTHING, result: NOTHING };
-    // SAFETY: libfabric's contract for fi_atomicv.
+    // SAFETY: the program upholds libfabric's contract for fi_atomicv.
     status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgAtomic, flags: u64) -> isize {
-    // SAFETY: libfabric's contract for fi_atomicmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_atomicmsg.
     status_long(unsafe { message(ep, AtomicKind::Update, &*msg, NOTHING, NOTHING, flags) })
 }
 
@@ -260,7 +262,7 @@ unsafe extern "C" fn inject(
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
     let posted = element_size(&call).and_then(|size| {
         let len = count.checked_mul(size).ok_or(Errno::EINVAL)?;
-        // SAFETY: libfabric's contract for fi_inject_atomic.
+        // SAFETY: the program upholds libfabric's contract for fi_inject_atomic.
         unsafe {
             let options = endpoint(ep).inject_options(len)?;
             post(ep, call, local, RemoteIov { offset, key, len }, options)
@@ -286,7 +288,7 @@ unsafe extern "C" fn readwrite(
     let (operand, result) = (one(buf, count), one(result, count));
     let call = AtomicCall { kind: AtomicKind::Fetch, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: (&result, 1) };
-    // SAFETY: libfabric's contract for fi_fetch_atomic.
+    // SAFETY: the program upholds libfabric's contract for fi_fetch_atomic.
     status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
@@ -307,7 +309,7 @@ unsafe extern "C" fn readwritev(
 ) -> isize {
     let call = AtomicCall { kind: AtomicKind::Fetch, op, datatype, target, context };
     let local = Local { operand: (iov, count), compare: NOTHING, result: (result, results) };
-    // SAFETY: libfabric's contract for fi_fetch_atomicv.
+    // SAFETY: the program upholds libfabric's contract for fi_fetch_atomicv.
     status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
@@ -320,7 +322,7 @@ unsafe extern "C" fn readwritemsg(
     flags: u64,
 ) -> isize {
     let result = (result.cast_const(), results);
-    // SAFETY: libfabric's contract for fi_fetch_atomicmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_fetch_atomicmsg.
     status_long(unsafe { message(ep, AtomicKind::Fetch, &*msg, NOTHING, result, flags) })
 }
 
@@ -343,7 +345,7 @@ unsafe extern "C" fn compwrite(
     let (operand, compare, result) = (one(buf, count), one(compare, count), one(result, count));
     let call = AtomicCall { kind: AtomicKind::Compare, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: (&compare, 1), result: (&result, 1) };
-    // SAFETY: libfabric's contract for fi_compare_atomic.
+    // SAFETY: the program upholds libfabric's contract for fi_compare_atomic.
     status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
@@ -368,7 +370,7 @@ unsafe extern "C" fn compwritev(
     let call = AtomicCall { kind: AtomicKind::Compare, op, datatype, target, context };
     let local =
         Local { operand: (iov, count), compare: (compare, compares), result: (result, results) };
-    // SAFETY: libfabric's contract for fi_compare_atomicv.
+    // SAFETY: the program upholds libfabric's contract for fi_compare_atomicv.
     status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
@@ -384,11 +386,11 @@ unsafe extern "C" fn compwritemsg(
     flags: u64,
 ) -> isize {
     let (compare, result) = ((compare, compares), (result.cast_const(), results));
-    // SAFETY: libfabric's contract for fi_compare_atomicmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_compare_atomicmsg.
     status_long(unsafe { message(ep, AtomicKind::Compare, &*msg, compare, result, flags) })
 }
 
-/// How many elements one call may change.
+/// The maximum number of elements of a call, and the size of an element.
 fn valid(kind: AtomicKind, datatype: u32, op: u32) -> Result<(usize, usize), Errno> {
     match element_bytes(datatype) {
         Some(size) if supports(kind, datatype, op) => Ok((BYTES_MAX / size, size)),
@@ -401,14 +403,14 @@ fn valid(kind: AtomicKind, datatype: u32, op: u32) -> Result<(usize, usize), Err
 unsafe fn answer(kind: AtomicKind, datatype: u32, op: u32, count: *mut usize) -> c_int {
     status(valid(kind, datatype, op).map(|(elements, _)| {
         if !count.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             unsafe { *count = elements };
         }
     }))
 }
 
 unsafe extern "C" fn writevalid(_: *mut FidEp, datatype: u32, op: u32, count: *mut usize) -> c_int {
-    // SAFETY: libfabric's contract for fi_atomicvalid.
+    // SAFETY: the program upholds libfabric's contract for fi_atomicvalid.
     unsafe { answer(AtomicKind::Update, datatype, op, count) }
 }
 
@@ -418,7 +420,7 @@ unsafe extern "C" fn readwritevalid(
     op: u32,
     count: *mut usize,
 ) -> c_int {
-    // SAFETY: libfabric's contract for fi_fetch_atomicvalid.
+    // SAFETY: the program upholds libfabric's contract for fi_fetch_atomicvalid.
     unsafe { answer(AtomicKind::Fetch, datatype, op, count) }
 }
 
@@ -428,7 +430,7 @@ unsafe extern "C" fn compwritevalid(
     op: u32,
     count: *mut usize,
 ) -> c_int {
-    // SAFETY: libfabric's contract for fi_compare_atomicvalid.
+    // SAFETY: the program upholds libfabric's contract for fi_compare_atomicvalid.
     unsafe { answer(AtomicKind::Compare, datatype, op, count) }
 }
 
@@ -447,7 +449,7 @@ pub unsafe extern "C" fn query(
         _ => return Errno::EBADFLAGS.negative(),
     };
     status(valid(kind, datatype, op).map(|(count, size)| {
-        // SAFETY: libfabric's contract for fi_query_atomic.
+        // SAFETY: the program upholds libfabric's contract for fi_query_atomic.
         unsafe { *attr = AtomicAttr { count, size } };
     }))
 }

@@ -18,12 +18,12 @@ pub struct AddressVector {
     head: Head<FidAv>,
     pub av: Arc<Av>,
     format: AddressFormat,
-    /// FI_EVENT: insertions are reported in the event queue.
+    /// FI_EVENT: the event queue reports insertions.
     reports: bool,
     events: SpinLock<Option<Arc<EventQueue>>>,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for AddressVector {
     const CLASS: usize = CLASS_AV;
 }
@@ -44,10 +44,10 @@ static AV_OPS: OpsAv = OpsAv {
     set_user_id: nosys::set_user_id,
 };
 
-/// Table or map: the address is the index in both.
+/// Opens an address vector. In tables and maps alike, the address is the index.
 ///
 /// # Safety
-/// As for `fi_av_open`.
+/// The contract of `fi_av_open` holds.
 pub unsafe fn open(
     domain: &Domain,
     attr: Option<&mut AvAttr>,
@@ -78,11 +78,11 @@ pub unsafe fn open(
     0
 }
 
-/// What an insertion is told apart from the names.
+/// Arguments of an insertion besides the names.
 struct Insertion {
-    /// Where the numbers go, or null.
+    /// Destination of the numbers, or null.
     numbers: *mut FiAddr,
-    /// FI_SYNC_ERR: an error number per name goes here, or null.
+    /// FI_SYNC_ERR: destination of an error number per name, or null.
     errors: *mut c_int,
     context: *mut c_void,
 }
@@ -96,7 +96,7 @@ impl AddressVector {
     /// `address` points to an address of the vector's format.
     unsafe fn name_at(&self, address: *const c_void) -> Option<AvName> {
         let mut name = [0; NAME_BYTES];
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the address.
         let given = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), self.bytes()) };
         name[..given.len()].copy_from_slice(given);
         let valid = match self.format {
@@ -108,7 +108,7 @@ impl AddressVector {
         valid.then(|| self.normal(name))
     }
 
-    /// Socket addresses compare by family, port and address alone.
+    /// Clears the unused bytes: socket addresses compare by family, port and address only.
     fn normal(&self, mut name: AvName) -> AvName {
         const USED: usize = 8;
         if self.format == AddressFormat::Socket {
@@ -117,7 +117,8 @@ impl AddressVector {
         name
     }
 
-    /// The number of names that went in; with FI_EVENT the event says it, and 0 is returned.
+    /// Inserts names, and returns the number of inserted names. With FI_EVENT an event reports the
+    /// number, and the result is 0.
     ///
     /// # Safety
     /// The insertion's pointers are null or hold one element per name.
@@ -135,7 +136,7 @@ impl AddressVector {
             let number = name.map_or(ADDR_NOTAVAIL, |name| self.av.insert(name));
             let errno = if name.is_some() { 0 } else { Errno::EINVAL.0 };
             inserted += usize::from(name.is_some());
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees one element per name.
             unsafe {
                 if !insertion.numbers.is_null() {
                     *insertion.numbers.add(index) = number;
@@ -174,7 +175,7 @@ fn counted(result: Result<usize, Errno>) -> c_int {
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, _: u64) -> c_int {
-    // SAFETY: an address vector and another object of ours.
+    // SAFETY: `fid` is an address vector, and `other` is another object of this provider.
     unsafe {
         if (*other).class != CLASS_EQ {
             return Errno::EINVAL.negative();
@@ -192,8 +193,8 @@ unsafe extern "C" fn insert(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an address vector of ours; `count` addresses of its format, and room for as many
-    // numbers (and errors, with FI_SYNC_ERR).
+    // SAFETY: `av` is an address vector of this provider; `addresses` holds `count` addresses of
+    // its format, and `numbers` (and `context`, with FI_SYNC_ERR) as many elements.
     unsafe {
         let av = object::<AddressVector, _>(av);
         let names = (0..count).map(|i| av.name_at(addresses.byte_add(i * av.bytes())));
@@ -209,7 +210,7 @@ unsafe extern "C" fn insertsvc(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an address vector of ours; strings end with NUL.
+    // SAFETY: `av` is an address vector of this provider; strings end with NUL.
     unsafe {
         let av = object::<AddressVector, _>(av);
         if av.format != AddressFormat::Socket {
@@ -223,7 +224,7 @@ unsafe extern "C" fn insertsvc(
     }
 }
 
-/// Nodes `node`, `node + 1`, ... each with services `service`, `service + 1`, ...
+/// Inserts the nodes `node`, `node + 1`, ... each with the services `service`, `service + 1`, ...
 unsafe extern "C" fn insertsym(
     av: *mut FidAv,
     node: *const c_char,
@@ -234,7 +235,8 @@ unsafe extern "C" fn insertsym(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an address vector of ours; strings end with NUL; room for nodes times services.
+    // SAFETY: `av` is an address vector of this provider; strings end with NUL; `numbers` holds an
+    // element for each node and service.
     unsafe {
         let av = object::<AddressVector, _>(av);
         if av.format != AddressFormat::Socket {
@@ -258,7 +260,7 @@ fn socket_name(node: &CStr, service: &CStr) -> Option<AvName> {
     (address.port() != 0).then_some(name)
 }
 
-/// `text` with `steps` added to the number it ends with ("node07" and 5: "node12").
+/// `text` with `steps` added to the number at its end ("node07" and 5: "node12").
 fn counted_up(text: &CStr, steps: usize) -> Option<CString> {
     let text = text.to_str().ok()?;
     let stem = text.trim_end_matches(|c: char| c.is_ascii_digit());
@@ -271,7 +273,7 @@ fn counted_up(text: &CStr, steps: usize) -> Option<CString> {
 }
 
 unsafe extern "C" fn remove(av: *mut FidAv, numbers: *mut FiAddr, count: usize, _: u64) -> c_int {
-    // SAFETY: an address vector of ours, `count` numbers.
+    // SAFETY: `av` is an address vector of this provider; `numbers` holds `count` numbers.
     let (av, numbers) =
         unsafe { (object::<AddressVector, _>(av), std::slice::from_raw_parts(numbers, count)) };
     let failed = numbers.iter().filter_map(|&number| av.av.remove(number).err()).last();
@@ -284,12 +286,12 @@ unsafe extern "C" fn lookup(
     target: *mut c_void,
     len: *mut usize,
 ) -> c_int {
-    // SAFETY: an address vector of ours.
+    // SAFETY: `av` is an address vector of this provider.
     let av = unsafe { object::<AddressVector, _>(av) };
     let Some(name) = av.av.name_of(number) else {
         return Errno::EINVAL.negative();
     };
-    // SAFETY: the target holds `*len` bytes. Unlike a name, a cut address is no error here.
+    // SAFETY: the target holds `*len` bytes. Unlike a cut name, a cut address is no error.
     let copied = unsafe { copy_name(&name[..av.bytes()], target, len) };
     if copied == Errno::ETOOSMALL.negative() { 0 } else { copied }
 }
@@ -300,13 +302,13 @@ unsafe extern "C" fn straddr(
     buffer: *mut c_char,
     len: *mut usize,
 ) -> *const c_char {
-    // SAFETY: an address vector of ours and an address of its format.
+    // SAFETY: `av` is an address vector of this provider, and `address` has its format.
     let text = unsafe {
         let av = object::<AddressVector, _>(av);
         let bytes = std::slice::from_raw_parts(address.cast::<u8>(), av.bytes());
         address_text(av.format, bytes)
     };
-    // SAFETY: the buffer holds `*len` bytes; one is kept for the NUL.
+    // SAFETY: the buffer holds `*len` bytes, including the NUL.
     unsafe {
         let room = std::mem::replace(&mut *len, text.len() + 1);
         if room > 0 {
@@ -323,7 +325,7 @@ fn address_text(format: AddressFormat, bytes: &[u8]) -> String {
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         return format!("fi_addr_landbridge://{digits}");
     }
-    // SAFETY: an address of this format has its bytes.
+    // SAFETY: an address of this format has this many bytes.
     match unsafe { resolve::read_sockaddr(bytes.as_ptr().cast()) } {
         Some(address) => format!("fi_sockaddr_in://{address}"),
         None => "fi_sockaddr_in://invalid".into(),

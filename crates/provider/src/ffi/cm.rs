@@ -1,4 +1,5 @@
-//! Names of endpoints. There are no connections to manage: an endpoint reaches whom it addresses.
+//! Names of endpoints. No connections are managed: an endpoint reaches every peer that it
+//! addresses.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,9 +22,10 @@ pub static CM_OPS: OpsCm = OpsCm {
     join: nosys::join,
 };
 
-/// Where to accept connections; only before the endpoint is enabled, only for socket addresses.
+/// Sets the address at which the endpoint accepts connections: only before the endpoint is enabled,
+/// and only for socket addresses.
 unsafe extern "C" fn setname(fid: *mut Fid, address: *mut c_void, len: usize) -> c_int {
-    // SAFETY: an endpoint of ours.
+    // SAFETY: `fid` is an endpoint of this provider.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
     if endpoint.format() != AddressFormat::Socket {
         return Errno::EOPNOTSUPP.negative();
@@ -31,29 +33,29 @@ unsafe extern "C" fn setname(fid: *mut Fid, address: *mut c_void, len: usize) ->
     if len < SOCKADDR_BYTES {
         return Errno::EINVAL.negative();
     }
-    // SAFETY: `len` bytes are there.
+    // SAFETY: `address` holds `len` bytes.
     let address = unsafe { read_sockaddr(address) };
     status(address.ok_or(Errno::EINVAL).and_then(|address| endpoint.set_bind(address)))
 }
 
-/// As much of the name as there is room for, and always its whole length; `ETOOSMALL` if it did not
-/// fit (libraries ask with length 0 first).
+/// Copies as much of the name as `target` holds, and always returns the length of the name.
+/// `ETOOSMALL`: the name did not fit (libraries ask with length 0 first).
 unsafe extern "C" fn getname(fid: *mut Fid, target: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: an endpoint of ours.
+    // SAFETY: `fid` is an endpoint of this provider.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
     let named = endpoint.with(|engine| {
         let name = engine.name();
         let name = &name[..name.len().min(endpoint.format().bytes())];
-        // SAFETY: `target` has room for `*len` bytes.
+        // SAFETY: `target` holds `*len` bytes.
         Ok(unsafe { copy_name(name, target, len) })
     });
     named.unwrap_or_else(Errno::negative)
 }
 
 /// # Safety
-/// `target` has room for `*len` bytes.
+/// `target` holds `*len` bytes.
 pub unsafe fn copy_name(name: &[u8], target: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: the caller's promise; no more than fits is copied.
+    // SAFETY: the caller guarantees the target; no more than fits is copied.
     unsafe {
         let room = std::mem::replace(&mut *len, name.len());
         let copied = room.min(name.len());

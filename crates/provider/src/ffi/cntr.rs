@@ -7,9 +7,10 @@ use super::{Head, Object, close, deadline, is_over, nosys, object, ops, publish}
 use crate::abi::*;
 use crate::counter::Counter;
 
-/// How long a wait parks at a time; values set by another thread are seen after this at the latest.
+/// Longest sleep of a wait in milliseconds. After this time at the latest the wait notices a value
+/// set by another thread.
 const WAIT_SLICE_MS: i32 = 1;
-/// Looks before a wait parks for the first time.
+/// Number of polls before a wait parks for the first time.
 const POLLS_BEFORE_WAIT: u32 = 200;
 
 #[repr(C)]
@@ -18,7 +19,7 @@ pub struct CompletionCounter {
     pub counter: Arc<Counter>,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for CompletionCounter {
     const CLASS: usize = CLASS_CNTR;
 }
@@ -29,7 +30,7 @@ static CNTR_OPS: OpsCntr =
     OpsCntr { size: size_of::<OpsCntr>(), read, readerr, add, set, wait, adderr, seterr };
 
 /// # Safety
-/// As for `fi_cntr_open`.
+/// The contract of `fi_cntr_open` holds.
 pub unsafe fn open(
     attr: Option<&mut CntrAttr>,
     target: *mut *mut FidCntr,
@@ -55,54 +56,54 @@ pub unsafe fn open(
 }
 
 /// # Safety
-/// `cntr` is a counter of ours.
+/// `cntr` is a counter of this provider.
 unsafe fn counter<'a>(cntr: *mut FidCntr) -> &'a Counter {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the counter.
     unsafe { &object::<CompletionCounter, _>(cntr).counter }
 }
 
 unsafe extern "C" fn read(cntr: *mut FidCntr) -> u64 {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     let counter = unsafe { counter(cntr) };
     counter.progress();
     counter.value()
 }
 
 unsafe extern "C" fn readerr(cntr: *mut FidCntr) -> u64 {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     let counter = unsafe { counter(cntr) };
     counter.progress();
     counter.errors()
 }
 
 unsafe extern "C" fn add(cntr: *mut FidCntr, value: u64) -> c_int {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     unsafe { counter(cntr) }.add(value);
     0
 }
 
 unsafe extern "C" fn set(cntr: *mut FidCntr, value: u64) -> c_int {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     unsafe { counter(cntr) }.set(value);
     0
 }
 
 unsafe extern "C" fn adderr(cntr: *mut FidCntr, value: u64) -> c_int {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     unsafe { counter(cntr) }.add_errors(value);
     0
 }
 
 unsafe extern "C" fn seterr(cntr: *mut FidCntr, value: u64) -> c_int {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     unsafe { counter(cntr) }.set_errors(value);
     0
 }
 
-/// Until the counter has reached the threshold, an error is counted, or time is up. Looks at least
-/// once, so that a wait of 0 ms makes progress.
+/// Waits until the counter has reached the threshold, an error is counted, or the time has passed.
+/// Polls at least once, so that a wait of 0 ms makes progress.
 unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) -> c_int {
-    // SAFETY: a counter of ours.
+    // SAFETY: `cntr` is a counter of this provider.
     let counter = unsafe { counter(cntr) };
     let deadline = deadline(timeout);
     let errors = counter.errors();

@@ -12,28 +12,28 @@ use super::{
 use crate::abi::*;
 use crate::queue::{EntryFormat, Queue};
 
-/// How long a blocking read parks at a time. A signal, and what arrives on a second endpoint of the
-/// same queue, is seen after this at the latest.
+/// Longest sleep of a blocking read in milliseconds. After this time at the latest the read notices
+/// a signal, and an arrival on a second endpoint of the same queue.
 const WAIT_SLICE_MS: i32 = 1;
-/// Polls of a blocking read before it parks for the first time: a reply that is on its way comes
-/// without a switch to the kernel.
+/// Number of polls of a blocking read before it parks for the first time: a reply that is under way
+/// arrives without a context switch.
 const POLLS_BEFORE_WAIT: u32 = 200;
 
 #[repr(C)]
 pub struct CompletionQueue {
     head: Head<FidCq>,
     pub queue: Arc<Queue>,
-    /// Decides how much of an error entry the program has room for.
+    /// The interface version decides how much of an error entry the program has memory for.
     api_version: u32,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for CompletionQueue {
     const CLASS: usize = CLASS_CQ;
 }
 
 impl CompletionQueue {
-    /// Nothing to read, after a look at the network.
+    /// Whether nothing can be read, after a poll of the network.
     pub fn is_idle(&self) -> bool {
         self.queue.engines.progress();
         self.queue.is_empty()
@@ -46,7 +46,7 @@ static CQ_OPS: OpsCq =
     OpsCq { size: size_of::<OpsCq>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };
 
 /// # Safety
-/// As for `fi_cq_open`.
+/// The contract of `fi_cq_open` holds.
 pub unsafe fn open(
     domain: &Domain,
     attr: Option<&mut CqAttr>,
@@ -83,7 +83,7 @@ pub unsafe fn open(
 }
 
 unsafe extern "C" fn read(cq: *mut FidCq, target: *mut c_void, room: usize) -> isize {
-    // SAFETY: a queue of ours; the buffer holds `room` entries.
+    // SAFETY: `cq` is a completion queue of this provider; the buffer holds `room` entries.
     unsafe { readfrom(cq, target, room, ptr::null_mut()) }
 }
 
@@ -93,14 +93,14 @@ unsafe extern "C" fn readfrom(
     room: usize,
     sources: *mut FiAddr,
 ) -> isize {
-    // SAFETY: a queue of ours.
+    // SAFETY: `cq` is a completion queue of this provider.
     let queue = unsafe { &object::<CompletionQueue, _>(cq).queue };
     // SAFETY: the buffers hold `room` entries.
     count(unsafe { take(queue, target, room, sources) })
 }
 
-/// What waits already comes first; the network is looked at only when nothing does. (A library that
-/// reads until the queue is empty thus looks at the network once per round, not once per entry.)
+/// Reads waiting entries, and polls the network only if none wait. A library that reads until the
+/// queue is empty thus polls the network once per round, not once per entry.
 ///
 /// # Safety
 /// The buffers hold `room` entries.
@@ -115,18 +115,18 @@ unsafe fn take(
     if queue.is_empty() {
         queue.engines.progress();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the size of the buffers.
     unsafe { queue.read(target.cast(), room, sources) }
 }
 
 unsafe extern "C" fn readerr(cq: *mut FidCq, target: *mut CqErrEntry, _: u64) -> isize {
-    // SAFETY: a queue of ours.
+    // SAFETY: `cq` is a completion queue of this provider.
     let cq = unsafe { object::<CompletionQueue, _>(cq) };
     let Some(mut error) = cq.queue.read_error() else {
         return Errno::EAGAIN.negative() as isize;
     };
-    // SAFETY: the program's entry is as long as its interface version says. Where it offers a buffer
-    // for details, the buffer stays and is told to be unused.
+    // SAFETY: the program's entry has the size of its interface version. If the program offers a
+    // buffer for details, the entry keeps the buffer, and reports the buffer as unused.
     unsafe {
         if cq.api_version >= version(1, 5) {
             error.err_data = (*target).err_data;
@@ -137,7 +137,7 @@ unsafe extern "C" fn readerr(cq: *mut FidCq, target: *mut CqErrEntry, _: u64) ->
     1
 }
 
-/// How much of `fi_cq_err_entry` a program of this version has.
+/// Size of `fi_cq_err_entry` in bytes for a program of this version.
 fn error_bytes(api_version: u32) -> usize {
     if api_version < version(1, 5) {
         offset_of!(CqErrEntry, err_data_size)
@@ -155,7 +155,7 @@ unsafe extern "C" fn sread(
     condition: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: as for `sreadfrom`.
+    // SAFETY: the contract of `sreadfrom` holds.
     unsafe { sreadfrom(cq, target, room, ptr::null_mut(), condition, timeout) }
 }
 
@@ -167,7 +167,7 @@ unsafe extern "C" fn sreadfrom(
     _: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: a queue of ours.
+    // SAFETY: `cq` is a completion queue of this provider.
     let queue = unsafe { &object::<CompletionQueue, _>(cq).queue };
     let deadline = deadline(timeout);
     let mut polls = 0u32;
@@ -194,7 +194,7 @@ fn park(queue: &Queue, polls: &mut u32) {
 }
 
 unsafe extern "C" fn signal(cq: *mut FidCq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: `cq` is a completion queue of this provider.
     unsafe { object::<CompletionQueue, _>(cq).queue.signal() };
     0
 }

@@ -1,4 +1,4 @@
-//! The domain: everything that talks is opened in one.
+//! The domain, in which endpoints, queues, counters and address vectors are opened.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::mr::MrTable;
 pub struct Domain {
     head: Head<FidDomain>,
     pub api_version: u32,
-    /// How names in the domain's address vectors look.
+    /// Format of names in the domain's address vectors.
     pub format: AddressFormat,
     pub memory: Arc<MrTable>,
-    /// The enabled endpoints of the domain.
+    /// The engines of the domain's enabled endpoints.
     pub engines: EngineSet,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for Domain {
     const CLASS: usize = CLASS_DOMAIN;
 }
@@ -46,14 +46,14 @@ static DOMAIN_OPS: OpsDomain = OpsDomain {
 };
 
 /// # Safety
-/// As for `fi_domain`.
+/// The contract of `fi_domain` holds.
 pub unsafe fn open(
     fabric: &Fabric,
     info: *const Info,
     target: *mut *mut FidDomain,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the program gives an info we offered.
+    // SAFETY: the program passes an info that the provider has offered.
     let format = AddressFormat::of_code(unsafe { (*info).addr_format });
     let made = Domain {
         head: Head::new(FidDomain {
@@ -70,9 +70,10 @@ pub unsafe fn open(
     0
 }
 
-/// An event queue may be bound for asynchronous registration; ours is always finished at once.
+/// Binds an event queue for asynchronous registration. The queue gets no events, since registration
+/// always finishes within the call.
 unsafe extern "C" fn bind(_: *mut Fid, other: *mut Fid, _: u64) -> c_int {
-    // SAFETY: a fid of ours.
+    // SAFETY: `other` is a fid of this provider.
     match unsafe { (*other).class } {
         CLASS_EQ => 0,
         _ => Errno::EINVAL.negative(),
@@ -85,7 +86,7 @@ unsafe extern "C" fn open_av(
     target: *mut *mut FidAv,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of ours; the attributes are valid during the call.
+    // SAFETY: `domain` is a domain of this provider; the attributes are valid during the call.
     unsafe { av::open(object(domain), attr.as_mut(), target, context) }
 }
 
@@ -95,7 +96,7 @@ unsafe extern "C" fn open_cq(
     target: *mut *mut FidCq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of ours; the attributes are valid during the call.
+    // SAFETY: `domain` is a domain of this provider; the attributes are valid during the call.
     unsafe { cq::open(object(domain), attr.as_mut(), target, context) }
 }
 
@@ -125,7 +126,7 @@ unsafe extern "C" fn open_endpoint(
     target: *mut *mut FidEp,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of ours and an info we offered.
+    // SAFETY: `domain` is a domain of this provider, and `info` was offered by the provider.
     unsafe { ep::open(share(domain), &*info, target, context) }
 }
 
@@ -139,6 +140,6 @@ unsafe extern "C" fn open_endpoint2(
     if flags != 0 {
         return Errno::EBADFLAGS.negative();
     }
-    // SAFETY: as above.
+    // SAFETY: `domain` is a domain of this provider, and `info` was offered by the provider.
     unsafe { open_endpoint(domain, info, target, context) }
 }

@@ -1,4 +1,4 @@
-//! Endpoints: binding, enabling, options, and the common way down to the engine.
+//! Endpoints: binding, enabling, options, and the common path of data calls to the engine.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddrV4;
@@ -22,10 +22,10 @@ use crate::sink::Sink;
 use crate::stack::Stack;
 use crate::sync::SpinLock;
 
-/// A multi-receive buffer is given back when less than this is left of it, unless the program says
-/// otherwise (`FI_OPT_MIN_MULTI_RECV`).
+/// A multi-receive buffer is released when fewer bytes than this are left, unless the program sets
+/// another value (`FI_OPT_MIN_MULTI_RECV`).
 const MIN_MULTI_RECV: usize = 64;
-/// What is reported as left in queues that have no fixed depth.
+/// Reported free entries of queues, which have no fixed depth.
 const SIZE_LEFT: isize = 1024;
 
 #[repr(C)]
@@ -34,19 +34,20 @@ pub struct Endpoint {
     domain: Arc<Domain>,
     /// The engine, from `fi_enable` on.
     port: OnceLock<Arc<SharedEngine>>,
-    /// How plain (not `*msg`) calls complete.
+    /// Operation flags of plain (not `*msg`) transmit calls.
     transmit: Defaults,
+    /// Operation flags of plain (not `*msg`) receive calls.
     receive: Defaults,
-    /// FI_DIRECTED_RECV was asked for; otherwise a receive's source means nothing.
+    /// FI_DIRECTED_RECV is set; otherwise the source of a receive is ignored.
     directed: bool,
-    /// The MPI library is one that makes progress when a peek is told to try again.
+    /// The MPI library makes progress when a peek returns `EAGAIN`.
     repeats_peeks: bool,
     caps: u64,
     format: AddressFormat,
     bindings: SpinLock<Bindings>,
 }
 
-/// What an endpoint collects before it is enabled.
+/// Objects and addresses that an endpoint collects before it is enabled.
 struct Bindings {
     av: Option<Arc<Av>>,
     sink: Sink,
@@ -54,8 +55,8 @@ struct Bindings {
     min_multi_recv: usize,
 }
 
-/// The operation flags of one direction, in the form the data calls need. Changed only by calls that
-/// the program serialises with all others (bind, control).
+/// The operation flags of one direction, in the form that data calls need. Only calls that the
+/// program serialises with all others (bind, control) change them.
 struct Defaults {
     op_flags: AtomicU64,
     selective: AtomicBool,
@@ -63,7 +64,7 @@ struct Defaults {
     level: AtomicU8,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for Endpoint {
     const CLASS: usize = CLASS_EP;
 }
@@ -82,14 +83,14 @@ static EP_OPS: OpsEp = OpsEp {
 };
 
 /// # Safety
-/// As for `fi_endpoint`.
+/// The contract of `fi_endpoint` holds.
 pub unsafe fn open(
     domain: Arc<Domain>,
     info: &Info,
     target: *mut *mut FidEp,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the attributes are null or valid, the addresses as long as they say.
+    // SAFETY: the attributes are null or valid, and the addresses have the given lengths.
     let (transmit, receive, bind, av_type) = unsafe {
         (
             info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags),
@@ -115,7 +116,7 @@ pub unsafe fn open(
         transmit: Defaults::new(transmit),
         receive: Defaults::new(receive),
         directed,
-        // MPICH wants a table. Intel MPI, which fails when a peek is told to try again, does not.
+        // MPICH requests a table. Intel MPI, which fails when a peek returns `EAGAIN`, does not.
         repeats_peeks: directed && av_type == AV_TABLE && library_repeats_peeks(),
         caps: info.caps,
         format: AddressFormat::of_code(info.addr_format),
@@ -157,13 +158,13 @@ impl Defaults {
         self.set(self.op_flags());
     }
 
-    /// Whether success with these flags is told.
+    /// Whether success of an operation with these flags is written to the completion queue.
     fn notify_for(&self, flags: u64) -> bool {
         !self.selective.load(Ordering::Relaxed) || flags & COMPLETION != 0
     }
 }
 
-/// The completion level flags ask for (fi_cq(3): transmit, where nothing is said).
+/// The completion level that the flags request; without a flag the level is transmit (fi_cq(3)).
 fn level_of(flags: u64) -> CompletionLevel {
     if flags & DELIVERY_COMPLETE != 0 {
         CompletionLevel::Delivery
@@ -174,7 +175,7 @@ fn level_of(flags: u64) -> CompletionLevel {
     }
 }
 
-/// What a data call needs to know beside its arguments.
+/// Options of a data call besides its arguments.
 #[derive(Debug)]
 pub struct OpOptions {
     pub notify: bool,
@@ -183,13 +184,13 @@ pub struct OpOptions {
 }
 
 impl Endpoint {
-    /// Has the engine do something; `EOPBADSTATE` before `fi_enable`.
+    /// Locks the engine and calls `work`; `EOPBADSTATE` before `fi_enable`.
     #[inline(always)]
     pub fn with<R>(&self, work: impl FnOnce(&mut Engine) -> Result<R, Errno>) -> Result<R, Errno> {
         self.port.get().ok_or(Errno::EOPBADSTATE)?.with(work)
     }
 
-    /// OpOptions of a plain transmit call: the endpoint's operation flags.
+    /// Options of a plain transmit call, from the endpoint's operation flags.
     #[inline]
     pub fn transmit_options(&self) -> OpOptions {
         let level = match self.transmit.level.load(Ordering::Relaxed) {
@@ -200,17 +201,18 @@ impl Endpoint {
         OpOptions { notify: self.transmit.notify.load(Ordering::Relaxed), level, inject: false }
     }
 
-    /// OpOptions of an inject call: never told, taken at once.
+    /// Options of an inject call: success is never reported, and the payload is copied at once.
     #[inline]
     pub fn inject_options(&self, len: usize) -> Result<OpOptions, Errno> {
         if len > INJECT_SIZE {
             return Err(Errno::EMSGSIZE);
         }
-        // Nothing will be told, so nothing has to be confirmed (remote memory always is).
+        // No completion is reported, so no confirmation is needed; remote memory operations are
+        // always confirmed.
         Ok(OpOptions { notify: false, level: CompletionLevel::Inject, inject: true })
     }
 
-    /// OpOptions of a `*msg` call: only its own flags count.
+    /// Options of a `*msg` call: only the flags of the call matter.
     #[inline]
     pub fn message_options(&self, flags: u64, len: usize) -> Result<OpOptions, Errno> {
         let inject = flags & INJECT != 0;
@@ -220,7 +222,7 @@ impl Endpoint {
         Ok(OpOptions { notify: self.transmit.notify_for(flags), level: level_of(flags), inject })
     }
 
-    /// Whether a plain receive is told.
+    /// Whether success of a plain receive is written to the completion queue.
     #[inline]
     pub fn receive_notify(&self) -> bool {
         self.receive.notify.load(Ordering::Relaxed)
@@ -236,13 +238,13 @@ impl Endpoint {
         self.receive.op_flags() & MULTI_RECV != 0
     }
 
-    /// The source of a receive, which counts only with FI_DIRECTED_RECV.
+    /// The source of a receive, which has an effect only with FI_DIRECTED_RECV.
     #[inline]
     pub fn source(&self, given: FiAddr) -> FiAddr {
         if self.directed { given } else { ADDR_UNSPEC }
     }
 
-    /// Whether a peek for any source may be told to try again.
+    /// Whether a peek for any source may return `EAGAIN`.
     pub fn repeats_peeks(&self) -> bool {
         self.repeats_peeks
     }
@@ -251,7 +253,7 @@ impl Endpoint {
         self.format
     }
 
-    /// Where to accept connections: taken at `fi_enable`.
+    /// Sets the address at which the endpoint accepts connections from `fi_enable` on.
     pub fn set_bind(&self, address: SocketAddrV4) -> Result<(), Errno> {
         if self.port.get().is_some() {
             return Err(Errno::EOPBADSTATE);
@@ -267,7 +269,7 @@ impl Endpoint {
         let setup = self.setup()?;
         let sink = setup.sink.clone();
         let mut stack = Stack::new();
-        // SAFETY: nobody else knows of it.
+        // SAFETY: the stack is local, so nothing else uses it.
         let opened = unsafe {
             let _own = UnrecordedCalls::begin();
             stack.top().run(|| Engine::open(setup))
@@ -278,7 +280,7 @@ impl Endpoint {
         let port = SharedEngine::new(engine, stack);
         sink.each_engine_set(|ports| ports.add(&port));
         self.domain.engines.add(&port);
-        // Cannot be set already: enable is serialised by the program.
+        // The cell is empty: the program serialises enabling.
         let _ = self.port.set(port);
         Ok(())
     }
@@ -328,7 +330,8 @@ impl Endpoint {
     fn bind_counter(&self, cntr: &CompletionCounter, flags: u64) -> Result<(), Errno> {
         const KNOWN: u64 = SEND | RECV | READ | WRITE | REMOTE_WRITE;
         if flags & REMOTE_READ != 0 {
-            // That is FI_RMA_EVENT, which is not offered; a counter that never counts would be waited for.
+            // FI_REMOTE_READ needs FI_RMA_EVENT, which is not offered; the program would wait for a
+            // counter that never counts.
             return Err(Errno::ENOSYS);
         }
         if flags & !KNOWN != 0 || flags == 0 {
@@ -353,9 +356,10 @@ impl Endpoint {
     }
 }
 
-/// The endpoint leaves the queues first, so that nobody drives it any more, and then drains.
+/// Closes an endpoint. The endpoint leaves the queues first, so that no thread drives it any more,
+/// and then drains.
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: called once by the program.
+    // SAFETY: the program closes the endpoint once.
     let endpoint = unsafe { reclaim::<Endpoint>(fid) };
     if let Some(port) = endpoint.port.get() {
         let sink = endpoint.bindings.lock().sink.clone();
@@ -367,7 +371,8 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
-    // SAFETY: an endpoint and another object of ours; the class says which.
+    // SAFETY: `fid` is an endpoint, and `other` is another object of this provider, whose class
+    // gives its type.
     unsafe {
         let endpoint = object::<Endpoint, _>(fid);
         if endpoint.port.get().is_some() {
@@ -388,30 +393,30 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
 }
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: an endpoint of ours.
+    // SAFETY: `fid` is an endpoint of this provider.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
     status(match command {
         ENABLE => endpoint.enable(),
-        // SAFETY: these commands come with a 64-bit word of flags.
+        // SAFETY: the argument of this command is a 64-bit word of flags.
         GETOPSFLAG => unsafe { ops_flags(endpoint, argument.cast()) },
-        // SAFETY: as above.
+        // SAFETY: the argument of this command is a 64-bit word of flags.
         SETOPSFLAG => unsafe { set_ops_flags(endpoint, argument.cast()) },
         _ => Err(Errno::ENOSYS),
     })
 }
 
 /// # Safety
-/// `word` points to flags that say the direction (FI_TRANSMIT or FI_RECV).
+/// `word` points to flags with the direction (FI_TRANSMIT or FI_RECV).
 unsafe fn ops_flags(endpoint: &Endpoint, word: *mut u64) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the word.
     unsafe { *word = direction(endpoint, *word)?.op_flags() };
     Ok(())
 }
 
 /// # Safety
-/// As for `ops_flags`; the rest of the word are the new flags.
+/// `word` points to flags with the direction (FI_TRANSMIT or FI_RECV) and the new operation flags.
 unsafe fn set_ops_flags(endpoint: &Endpoint, word: *const u64) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the word.
     let flags = unsafe { *word };
     direction(endpoint, flags)?.set(flags & !(SEND | RECV));
     Ok(())
@@ -426,7 +431,7 @@ fn direction(endpoint: &Endpoint, flags: u64) -> Result<&Defaults, Errno> {
 }
 
 unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
-    // SAFETY: an endpoint of ours.
+    // SAFETY: `fid` is an endpoint of this provider.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
     super::status_long(endpoint.with(|engine| engine.cancel(context as usize)))
 }
@@ -438,7 +443,7 @@ unsafe extern "C" fn getopt(
     value: *mut c_void,
     len: *mut usize,
 ) -> c_int {
-    // SAFETY: an endpoint of ours.
+    // SAFETY: `fid` is an endpoint of this provider.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
     let known = match name {
         _ if level != OPT_ENDPOINT => return Errno::ENOPROTOOPT.negative(),
@@ -452,7 +457,7 @@ unsafe extern "C" fn getopt(
         | OPT_INJECT_ATOMIC_SIZE => INJECT_SIZE,
         _ => return Errno::ENOPROTOOPT.negative(),
     };
-    // SAFETY: the value has room for `*len` bytes.
+    // SAFETY: `value` holds `*len` bytes.
     unsafe {
         let room = std::mem::replace(&mut *len, size_of::<usize>());
         if room < size_of::<usize>() {
@@ -470,7 +475,7 @@ unsafe extern "C" fn setopt(
     value: *const c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: an endpoint of ours.
+    // SAFETY: `fid` is an endpoint of this provider.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
     match name {
         OPT_MIN_MULTI_RECV if level == OPT_ENDPOINT => {}
@@ -479,10 +484,10 @@ unsafe extern "C" fn setopt(
     if len != size_of::<usize>() {
         return Errno::EINVAL.negative();
     }
-    // SAFETY: `len` bytes are there.
+    // SAFETY: `value` holds `len` bytes.
     let bytes = unsafe { value.cast::<usize>().read_unaligned() };
     endpoint.bindings.lock().min_multi_recv = bytes;
-    // Before it is enabled the engine will be told when it is made.
+    // An endpoint that is not enabled passes the value to the engine when it is enabled.
     let _ = endpoint.with(|engine| {
         engine.set_min_multi_recv(bytes);
         Ok(())
@@ -494,32 +499,32 @@ unsafe extern "C" fn size_left(_: *mut FidEp) -> isize {
     SIZE_LEFT
 }
 
-/// The endpoint behind a data call.
+/// The endpoint of a data call.
 ///
 /// # Safety
-/// `ep` is an endpoint of ours.
+/// `ep` is an endpoint of this provider.
 #[inline(always)]
 pub unsafe fn endpoint<'a>(ep: *mut FidEp) -> &'a Endpoint {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the endpoint.
     unsafe { object(ep) }
 }
 
-/// One piece of memory.
+/// A vector with one piece of memory.
 #[inline(always)]
 pub fn piece(base: *const c_void, len: usize) -> [Iov; 1] {
     [Iov { base: base.cast_mut().cast(), len }]
 }
 
-/// A caller's vector, as ours: the two have the same layout.
+/// A caller's vector as engine vectors: both types have the same layout.
 ///
 /// # Safety
-/// `iov` points to `count` vectors (or `count` is 0), valid during the call.
+/// `iov` points to `count` vectors (or `count` is 0), which are valid during the call.
 #[inline(always)]
 pub unsafe fn pieces<'a>(iov: *const libc::iovec, count: usize) -> Result<&'a [Iov], Errno> {
     const { assert!(size_of::<Iov>() == size_of::<libc::iovec>()) };
     match count {
         0 => Ok(&[]),
-        // SAFETY: the caller's promise; both are a pointer and a length.
+        // SAFETY: the caller guarantees the vectors; both types are a pointer and a length.
         1..=IOV_MAX => Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) }),
         _ => Err(Errno::EINVAL),
     }

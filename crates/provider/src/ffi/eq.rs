@@ -1,4 +1,4 @@
-//! Event queues: what the program writes and what address vectors report.
+//! Event queues: events of the program and of address vectors.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -13,9 +13,9 @@ pub struct EventQueue {
     head: Head<FidEq>,
     state: Mutex<EventQueueState>,
     arrival: Condvar,
-    /// FI_WAIT_FD: readable while something waits.
+    /// FI_WAIT_FD: the descriptor is readable while an event waits.
     wait: Option<OwnedFd>,
-    /// The program may write (FI_WRITE).
+    /// The program may write events (FI_WRITE).
     writable: bool,
 }
 
@@ -25,10 +25,10 @@ struct EventQueueState {
     errors: VecDeque<EqErrEntry>,
 }
 
-// SAFETY: the pointers in the errors are handed from caller to caller, never followed.
+// SAFETY: the queue passes the pointers in the errors to the program, and never dereferences them.
 unsafe impl Send for EventQueueState {}
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for EventQueue {
     const CLASS: usize = CLASS_EQ;
 }
@@ -38,7 +38,7 @@ static OPS: Ops = ops(close::<EventQueue>, nosys::bind, control);
 static EQ_OPS: OpsEq = OpsEq { size: size_of::<OpsEq>(), read, readerr, write, sread, strerror };
 
 /// # Safety
-/// As for `fi_eq_open`.
+/// The contract of `fi_eq_open` holds.
 pub unsafe fn open(attr: Option<&EqAttr>, target: *mut *mut FidEq, context: *mut c_void) -> c_int {
     let wait_obj = attr.map_or(WAIT_NONE, |attr| attr.wait_obj);
     let wait = match wait_obj {
@@ -61,7 +61,7 @@ pub unsafe fn open(attr: Option<&EqAttr>, target: *mut *mut FidEq, context: *mut
 }
 
 fn event_fd() -> Result<OwnedFd, Errno> {
-    // SAFETY: a new descriptor, owned by nobody else.
+    // SAFETY: the descriptor is new, and has no other owner.
     unsafe {
         let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
         if fd < 0 { Err(Errno::last()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
@@ -104,23 +104,26 @@ impl EventQueue {
         self.arrival.notify_all();
         if let Some(fd) = &self.wait {
             let one = 1u64;
-            // SAFETY: eight bytes of ours. A full counter is readable already.
+            // SAFETY: the call reads eight bytes of a local variable. A full counter is readable
+            // already.
             unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
         }
     }
 
-    /// Nobody panics with the lock held; a poisoned one would still be whole.
+    /// Locks the state. No thread panics with the lock held, so a poisoned state is still
+    /// consistent.
     fn state(&self) -> MutexGuard<'_, EventQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After a read: nothing left means nothing to wake for.
+    /// Makes the descriptor unreadable after a read that has emptied the queue.
     fn settle(&self, state: &EventQueueState) {
         if let (Some(fd), true, true) =
             (&self.wait, state.events.is_empty(), state.errors.is_empty())
         {
             let mut counter = 0u64;
-            // SAFETY: eight bytes of ours; the descriptor does not block.
+            // SAFETY: the call writes eight bytes of a local variable; the descriptor does not
+            // block.
             unsafe { libc::read(fd.as_raw_fd(), (&raw mut counter).cast(), 8) };
         }
     }
@@ -163,7 +166,7 @@ unsafe extern "C" fn read(
     len: usize,
     flags: u64,
 ) -> isize {
-    // SAFETY: an event queue of ours; `target` holds `len` bytes.
+    // SAFETY: `eq` is an event queue of this provider; `target` holds `len` bytes.
     unsafe {
         let eq = object::<EventQueue, _>(eq);
         count(eq.take(&mut eq.state(), event, target, len, flags))
@@ -178,7 +181,7 @@ unsafe extern "C" fn sread(
     timeout: c_int,
     flags: u64,
 ) -> isize {
-    // SAFETY: an event queue of ours.
+    // SAFETY: `eq` is an event queue of this provider.
     let eq = unsafe { object::<EventQueue, _>(eq) };
     let deadline = deadline(timeout);
     let mut state = eq.state();
@@ -203,7 +206,7 @@ unsafe extern "C" fn sread(
 }
 
 unsafe extern "C" fn readerr(eq: *mut FidEq, target: *mut EqErrEntry, flags: u64) -> isize {
-    // SAFETY: an event queue of ours.
+    // SAFETY: `eq` is an event queue of this provider.
     let eq = unsafe { object::<EventQueue, _>(eq) };
     let mut state = eq.state();
     let Some(mut error) = state.errors.front().copied() else {
@@ -213,7 +216,7 @@ unsafe extern "C" fn readerr(eq: *mut FidEq, target: *mut EqErrEntry, flags: u64
         state.errors.pop_front();
         eq.settle(&state);
     }
-    // SAFETY: the program's entry; its buffer for details stays, unused.
+    // SAFETY: `target` is the program's entry; its buffer for details stays, unused.
     unsafe {
         error.err_data = (*target).err_data;
         *target = error;
@@ -228,7 +231,7 @@ unsafe extern "C" fn write(
     len: usize,
     _: u64,
 ) -> isize {
-    // SAFETY: an event queue of ours; `source` holds `len` bytes.
+    // SAFETY: `eq` is an event queue of this provider; `source` holds `len` bytes.
     unsafe {
         let eq = object::<EventQueue, _>(eq);
         if !eq.writable {
@@ -244,11 +247,11 @@ unsafe extern "C" fn write(
 }
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: an event queue of ours.
+    // SAFETY: `fid` is an event queue of this provider.
     let eq = unsafe { object::<EventQueue, _>(fid) };
     match (command, &eq.wait) {
         (GETWAIT, Some(fd)) => {
-            // SAFETY: FI_GETWAIT on FI_WAIT_FD comes with an int to be written.
+            // SAFETY: with FI_WAIT_FD the argument of FI_GETWAIT is a writable int.
             unsafe { *argument.cast::<c_int>() = fd.as_raw_fd() };
             0
         }

@@ -1,4 +1,4 @@
-//! The fabric object: domains and event queues come from it.
+//! The fabric object, which opens domains and event queues.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ pub struct Fabric {
     head: Head<FidFabric>,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for Fabric {
     const CLASS: usize = CLASS_FABRIC;
 }
 
 impl Fabric {
-    /// The interface version the program speaks; the host writes it after the fabric is made.
+    /// The interface version of the program, which the host writes after the fabric is opened.
     pub fn api_version(&self) -> u32 {
-        // SAFETY: written once by the host, before any other call on the fabric.
+        // SAFETY: the host writes the field once, before any other call on the fabric.
         unsafe { (*self.head.get()).api_version }
     }
 }
@@ -40,13 +40,13 @@ static FABRIC_OPS: OpsFabric = OpsFabric {
 /// The provider's `fabric`.
 ///
 /// # Safety
-/// As for `fi_fabric`.
+/// The contract of `fi_fabric` holds.
 pub unsafe extern "C" fn open(
     attr: *mut FabricAttr,
     fabric: *mut *mut FidFabric,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the host gives the attributes of an info we made; its name ends with NUL.
+    // SAFETY: the host passes the attributes of an info of this provider; the name ends with NUL.
     let (known, api_version) = unsafe {
         let name = (*attr).name;
         let known = name.is_null() || std::ffi::CStr::from_ptr(name) == info::NAME;
@@ -72,7 +72,8 @@ unsafe extern "C" fn open_domain(
     target: *mut *mut FidDomain,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a fabric of ours and an info the host made from ours.
+    // SAFETY: `fabric` is a fabric of this provider, and the host made `info` from an info of this
+    // provider.
     unsafe { domain::open(object(fabric), info, target, context) }
 }
 
@@ -86,7 +87,8 @@ unsafe extern "C" fn open_domain2(
     if flags != 0 {
         return Errno::EBADFLAGS.negative();
     }
-    // SAFETY: as above.
+    // SAFETY: `fabric` is a fabric of this provider, and the host made `info` from an info of this
+    // provider.
     unsafe { open_domain(fabric, info, target, context) }
 }
 
@@ -96,17 +98,18 @@ unsafe extern "C" fn open_eq(
     target: *mut *mut FidEq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a fabric of ours; the attributes are null or valid.
+    // SAFETY: `fabric` is a fabric of this provider; the attributes are null or valid.
     unsafe {
         let _: Arc<Fabric> = share(fabric);
         eq::open(attr.as_ref(), target, context)
     }
 }
 
-/// Whether the program may sleep on the wait objects of these fids: 0 if nothing waits in them.
+/// Whether the program may sleep on the wait objects of these fids: 0 if no event waits in them.
 unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_int) -> c_int {
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: `count` fids of ours, by the contract; the class says which kind.
+        // SAFETY: by the contract `fids` holds `count` fids of this provider, whose classes give
+        // their types.
         let idle = unsafe {
             let fid = *fids.add(index);
             match (*fid).class {

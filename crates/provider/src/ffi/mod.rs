@@ -1,10 +1,11 @@
-//! libfabric's objects and calls: C in, requests to the engine out.
+//! libfabric's objects and calls: C arguments become requests to the engine.
 //!
-//! Every object is an `Arc` whose value starts with its `fid`; the program holds one count (until
-//! `fi_close`), objects made from it hold others. So objects may be closed in any order, as MPI
-//! libraries do: what is still needed lives on, unreachable. The program keeps libfabric's contract
-//! (a pointer is not used after its close, calls get pointers of the right class); everything
-//! unsafe here rests on that and is said once, in `Object`.
+//! Every object is an `Arc` whose value starts with its `fid`. The program holds one count (until
+//! `fi_close`), and objects made from the object hold others. So objects may be closed in any
+//! order, as MPI libraries do: an object that is still needed lives on, unreachable for the
+//! program. The program upholds libfabric's contract (a pointer is not used after its close, calls
+//! get pointers of the right class). All unsafe code here relies on this contract, which `Object`
+//! states once.
 
 mod atomic;
 mod av;
@@ -31,15 +32,15 @@ use std::time::{Duration, Instant};
 
 use crate::abi::{Errno, Fid, Ops};
 
-/// The C part at the start of an object. The host may write to it (it does, to a fabric's version),
-/// so it is never behind a plain reference.
+/// The C part at the beginning of an object. The host may write to it (it writes a fabric's
+/// version), so no plain reference to it exists.
 #[repr(transparent)]
 struct Head<F>(UnsafeCell<F>);
 
-// SAFETY: written before the object is given out, and by the host before it uses it; from then on
-// only read.
+// SAFETY: the head is written before the object is published, and by the host before it uses the
+// object; afterwards the head is only read.
 unsafe impl<F> Sync for Head<F> {}
-// SAFETY: its pointers are the program's contexts and static tables.
+// SAFETY: the pointers are the program's contexts and static tables.
 unsafe impl<F> Send for Head<F> {}
 
 impl<F> Head<F> {
@@ -52,7 +53,7 @@ impl<F> Head<F> {
     }
 }
 
-/// An object with a `fid` at its start.
+/// An object that begins with a `fid`.
 ///
 /// # Safety
 /// The type is `repr(C)`, its first field is the `Head` of a structure that starts with a `Fid` of
@@ -61,9 +62,9 @@ unsafe trait Object: Sized {
     const CLASS: usize;
 }
 
-/// Hands an object to the program, as a pointer to its fid.
+/// Passes an object to the program, as a pointer to its fid.
 fn publish<T: Object, F>(object: Arc<T>, target: *mut *mut F) {
-    // SAFETY: the caller of the open call says where the pointer goes.
+    // SAFETY: the caller of the open call gives a writable pointer.
     unsafe { *target = Arc::into_raw(object).cast_mut().cast() };
 }
 
@@ -73,19 +74,19 @@ fn publish<T: Object, F>(object: Arc<T>, target: *mut *mut F) {
 /// `fid` came from `publish::<T>` and is not closed.
 #[inline(always)]
 unsafe fn object<'a, T: Object, F>(fid: *const F) -> &'a T {
-    // SAFETY: as promised; the start of a fid is its class.
+    // SAFETY: the caller guarantees the object; a fid starts with its class.
     unsafe {
         debug_assert_eq!(*fid.cast::<usize>(), T::CLASS, "an object of another class");
         &*fid.cast::<T>()
     }
 }
 
-/// One more count of the object behind a fid.
+/// Another count of the object behind a fid.
 ///
 /// # Safety
-/// As for `object`.
+/// `fid` came from `publish::<T>` and is not closed.
 unsafe fn share<T: Object, F>(fid: *const F) -> Arc<T> {
-    // SAFETY: published objects are in an Arc whose program-held count is still there.
+    // SAFETY: published objects are in an Arc, and the program still holds its count.
     unsafe {
         debug_assert_eq!(*fid.cast::<usize>(), T::CLASS, "an object of another class");
         Arc::increment_strong_count(fid.cast::<T>());
@@ -93,23 +94,23 @@ unsafe fn share<T: Object, F>(fid: *const F) -> Arc<T> {
     }
 }
 
-/// Takes back the program's count.
+/// Takes the program's count back.
 ///
 /// # Safety
-/// As for `object`; the program does not use the pointer any more.
+/// `fid` came from `publish::<T>` and is not closed; the program does not use the pointer any more.
 unsafe fn reclaim<T: Object>(fid: *mut Fid) -> Arc<T> {
-    // SAFETY: this is the count `publish` gave away.
+    // SAFETY: `publish` has passed this count to the program.
     unsafe { Arc::from_raw(fid.cast::<T>()) }
 }
 
-/// `close` for objects that need no farewell.
+/// `close` for objects that need no other work.
 unsafe extern "C" fn close<T: Object>(fid: *mut Fid) -> c_int {
-    // SAFETY: called once by the program, through the table of a `T`.
+    // SAFETY: the program closes the object once, through the table of a `T`.
     drop(unsafe { reclaim::<T>(fid) });
     0
 }
 
-/// A table of `fi_ops` whose other slots are not offered.
+/// A table of `fi_ops` whose other entries are not offered.
 const fn ops(
     close: unsafe extern "C" fn(*mut Fid) -> c_int,
     bind: unsafe extern "C" fn(*mut Fid, *mut Fid, u64) -> c_int,
@@ -130,12 +131,12 @@ fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
     Fid { class, context, ops }
 }
 
-/// What a call returns: 0 or a negative error.
+/// The result of a call: 0 or a negative error.
 fn status(result: Result<(), Errno>) -> c_int {
     result.map_or_else(Errno::negative, |()| 0)
 }
 
-/// The same for calls that return `ssize_t`.
+/// The result of a call that returns `ssize_t`: 0 or a negative error.
 #[inline(always)]
 fn status_long(result: Result<(), Errno>) -> isize {
     match result {
@@ -144,7 +145,7 @@ fn status_long(result: Result<(), Errno>) -> isize {
     }
 }
 
-/// A count or a negative error.
+/// The result of a call that returns a count or a negative error.
 fn count(result: Result<usize, Errno>) -> isize {
     match result {
         Ok(count) => count as isize,
@@ -152,7 +153,7 @@ fn count(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// `milliseconds` from now; negative: never.
+/// The time in `milliseconds` from now; a negative value means no deadline.
 fn deadline(milliseconds: c_int) -> Option<Instant> {
     u64::try_from(milliseconds).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
 }
@@ -161,7 +162,8 @@ fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// How `fi_*_strerror` answers: in the caller's buffer if there is one, else as a string of ours.
+/// The answer of `fi_*_strerror`: in the caller's buffer if there is a buffer, else a static
+/// string.
 ///
 /// # Safety
 /// `buffer` is null or holds `len` bytes.

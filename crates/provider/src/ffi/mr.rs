@@ -18,7 +18,7 @@ pub struct MemoryRegion {
     domain: Arc<Domain>,
 }
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for MemoryRegion {
     const CLASS: usize = CLASS_MR;
 }
@@ -27,7 +27,7 @@ static OPS: Ops = ops(close, bind, control);
 
 pub static MR_OPS: OpsMr = OpsMr { size: size_of::<OpsMr>(), reg, regv, regattr };
 
-/// What a registration asks for.
+/// Arguments of a registration.
 struct Registration {
     base: *const c_void,
     len: usize,
@@ -37,13 +37,13 @@ struct Registration {
 }
 
 /// # Safety
-/// `fid` is a domain of ours; `target` takes the result.
+/// `fid` is a domain of this provider; `target` receives the result.
 unsafe fn register(
     fid: *mut Fid,
     registration: Registration,
     target: *mut *mut FidMr,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     let domain: Arc<Domain> = unsafe { share(fid) };
     let region = Region {
         base: registration.base.expose_provenance(),
@@ -78,7 +78,7 @@ unsafe extern "C" fn reg(
     if offset != 0 {
         return Errno::EINVAL.negative();
     }
-    // SAFETY: libfabric's contract for fi_mr_reg.
+    // SAFETY: the program upholds libfabric's contract for fi_mr_reg.
     status(unsafe { register(fid, Registration { base, len, access, key, context }, target) })
 }
 
@@ -96,7 +96,7 @@ unsafe extern "C" fn regv(
     if count != 1 {
         return Errno::EINVAL.negative();
     }
-    // SAFETY: libfabric's contract for fi_mr_regv; one piece is there.
+    // SAFETY: the program upholds libfabric's contract for fi_mr_regv; `iov` holds one piece.
     unsafe {
         let piece = &*iov;
         reg(fid, piece.iov_base, piece.iov_len, access, offset, key, flags, target, context)
@@ -109,7 +109,8 @@ unsafe extern "C" fn regattr(
     flags: u64,
     target: *mut *mut FidMr,
 ) -> c_int {
-    // SAFETY: libfabric's contract for fi_mr_regattr; only 1.17's fields are read.
+    // SAFETY: the program upholds libfabric's contract for fi_mr_regattr; only fields of 1.17 are
+    // read.
     unsafe {
         let attr = &*attr;
         if attr.iface != HMEM_SYSTEM {
@@ -129,18 +130,18 @@ unsafe extern "C" fn regattr(
     }
 }
 
-/// When this returns, no engine of the domain touches the memory any more.
+/// Closes a region. After the return no engine of the domain touches the memory any more.
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: called once by the program.
+    // SAFETY: the program closes the region once.
     let region = unsafe { reclaim::<MemoryRegion>(fid) };
     region.domain.memory.remove(region.key);
     region.domain.engines.fence();
     0
 }
 
-/// Regions may be bound to counters and endpoints; nothing depends on it (`mr_mode` is 0).
+/// Accepts counters and endpoints, which have no effect (`mr_mode` is 0).
 unsafe extern "C" fn bind(_: *mut Fid, other: *mut Fid, _: u64) -> c_int {
-    // SAFETY: a fid of ours.
+    // SAFETY: `other` is a fid of this provider.
     match unsafe { (*other).class } {
         CLASS_EP | CLASS_CNTR => 0,
         _ => Errno::EINVAL.negative(),
@@ -150,7 +151,7 @@ unsafe extern "C" fn bind(_: *mut Fid, other: *mut Fid, _: u64) -> c_int {
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
     match command {
         ENABLE => 0,
-        // SAFETY: the arguments are passed on unused.
+        // SAFETY: `nosys::control` does not use its arguments.
         _ => unsafe { nosys::control(fid, command, argument) },
     }
 }

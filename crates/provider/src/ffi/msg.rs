@@ -26,7 +26,7 @@ pub static MSG_OPS: OpsMsg = OpsMsg {
 };
 
 /// # Safety
-/// `ep` is an endpoint of ours; the payload is valid until the completion.
+/// `ep` is an endpoint of this provider; the payload is valid until the completion.
 #[inline(always)]
 unsafe fn post_send(
     ep: *mut FidEp,
@@ -39,12 +39,12 @@ unsafe fn post_send(
     let OpOptions { notify, level, inject } = options;
     let context = context as usize;
     let request = SendRequest { target, payload, tag: None, data, context, inject, notify, level };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { endpoint(ep) }.with(|engine| engine.send(&request))
 }
 
 /// # Safety
-/// As for `post_send`.
+/// The safety contract of `post_send` holds.
 #[inline(always)]
 unsafe fn post_recv(
     ep: *mut FidEp,
@@ -57,7 +57,7 @@ unsafe fn post_recv(
     if multi && payload.len() != 1 {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     let endpoint = unsafe { endpoint(ep) };
     let source = endpoint.source(source);
     let context = context as usize;
@@ -73,7 +73,7 @@ unsafe extern "C" fn recv(
     source: FiAddr,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_recv.
+    // SAFETY: the program upholds libfabric's contract for fi_recv.
     unsafe {
         let (notify, multi) = (endpoint(ep).receive_notify(), endpoint(ep).receives_multi());
         status_long(post_recv(ep, &piece(buf, len), source, context, notify, multi))
@@ -88,7 +88,7 @@ unsafe extern "C" fn recvv(
     source: FiAddr,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_recvv.
+    // SAFETY: the program upholds libfabric's contract for fi_recvv.
     unsafe {
         let (notify, multi) = (endpoint(ep).receive_notify(), endpoint(ep).receives_multi());
         let posted = pieces(iov, count)
@@ -101,7 +101,7 @@ unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
     if flags & (PEEK | CLAIM | DISCARD) != 0 {
         return Errno::EOPNOTSUPP.negative() as isize;
     }
-    // SAFETY: libfabric's contract for fi_recvmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_recvmsg.
     unsafe {
         let msg = &*msg;
         let notify = endpoint(ep).receive_notify_for(flags);
@@ -120,7 +120,7 @@ unsafe extern "C" fn send(
     target: FiAddr,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_send.
+    // SAFETY: the program upholds libfabric's contract for fi_send.
     unsafe {
         let options = endpoint(ep).transmit_options();
         status_long(post_send(ep, &piece(buf, len), target, None, context, options))
@@ -135,7 +135,7 @@ unsafe extern "C" fn sendv(
     target: FiAddr,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_sendv.
+    // SAFETY: the program upholds libfabric's contract for fi_sendv.
     unsafe {
         let options = endpoint(ep).transmit_options();
         let posted = pieces(iov, count)
@@ -145,7 +145,7 @@ unsafe extern "C" fn sendv(
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: libfabric's contract for fi_sendmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_sendmsg.
     unsafe {
         let msg = &*msg;
         let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
@@ -163,7 +163,7 @@ unsafe extern "C" fn inject(
     len: usize,
     target: FiAddr,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_inject.
+    // SAFETY: the program upholds libfabric's contract for fi_inject.
     unsafe {
         let posted = endpoint(ep).inject_options(len).and_then(|options| {
             post_send(ep, &piece(buf, len), target, None, std::ptr::null_mut(), options)
@@ -181,7 +181,7 @@ unsafe extern "C" fn senddata(
     target: FiAddr,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_senddata.
+    // SAFETY: the program upholds libfabric's contract for fi_senddata.
     unsafe {
         let options = endpoint(ep).transmit_options();
         status_long(post_send(ep, &piece(buf, len), target, Some(data), context, options))
@@ -195,7 +195,7 @@ unsafe extern "C" fn injectdata(
     data: u64,
     target: FiAddr,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_injectdata.
+    // SAFETY: the program upholds libfabric's contract for fi_injectdata.
     unsafe {
         let posted = endpoint(ep).inject_options(len).and_then(|options| {
             post_send(ep, &piece(buf, len), target, Some(data), std::ptr::null_mut(), options)

@@ -1,5 +1,5 @@
-//! Slots of the tables that are not offered: they are filled all the same, because libfabric calls
-//! through most tables without looking.
+//! Table entries that are not offered. The entries are not null, because libfabric calls most table
+//! entries without a check.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,4 +1,5 @@
-//! Poll sets: several completion queues and counters looked at in one call. (Programs of libfabric 1.x.)
+//! Poll sets: one call polls several completion queues and counters. Programs of libfabric 1.x use
+//! them.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -18,23 +19,23 @@ pub struct PollSet {
 }
 
 struct Member {
-    /// Which object it is; never followed.
+    /// Identifies the object; never dereferenced.
     fid: *mut Fid,
-    /// What the program is told.
+    /// The context that the program receives.
     context: *mut c_void,
     source: Source,
 }
 
 enum Source {
     Queue(Arc<Queue>),
-    /// With its successes and errors when it was last told.
+    /// A counter, with its successes and errors at the last report.
     Counter(Arc<Counter>, (u64, u64)),
 }
 
-// SAFETY: the pointers are handed back to the program, never followed.
+// SAFETY: the poll set passes the pointers back to the program, and never dereferences them.
 unsafe impl Send for Member {}
 
-// SAFETY: `repr(C)`, fid first, class below.
+// SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for PollSet {
     const CLASS: usize = CLASS_POLL;
 }
@@ -44,7 +45,7 @@ static OPS: Ops = ops(close::<PollSet>, nosys::bind, nosys::control);
 static POLL_OPS: OpsPoll = OpsPoll { size: size_of::<OpsPoll>(), poll, add, del };
 
 /// # Safety
-/// As for `fi_poll_open`.
+/// The contract of `fi_poll_open` holds.
 pub unsafe fn open(
     attr: Option<&PollAttr>,
     target: *mut *mut FidPoll,
@@ -62,7 +63,7 @@ pub unsafe fn open(
 }
 
 impl Source {
-    /// Whether there is news; what is said of a counter is news once.
+    /// Whether the source has news. A change of a counter is news once.
     fn take_news(&mut self) -> bool {
         match self {
             Source::Queue(queue) => {
@@ -78,14 +79,15 @@ impl Source {
     }
 }
 
-/// The contexts of those in which something may wait; their number.
+/// Writes the contexts of the members with news to `contexts`, at most `room`; returns their
+/// number.
 unsafe extern "C" fn poll(set: *mut FidPoll, contexts: *mut *mut c_void, room: c_int) -> c_int {
-    // SAFETY: a poll set of ours.
+    // SAFETY: `set` is a poll set of this provider.
     let mut members = unsafe { object::<PollSet, _>(set) }.members.lock();
     let mut told = 0;
     for member in members.iter_mut() {
         if told < room && member.source.take_news() {
-            // SAFETY: room for `room` contexts.
+            // SAFETY: `contexts` holds `room` contexts.
             unsafe { *contexts.add(told as usize) = member.context };
             told += 1;
         }
@@ -97,7 +99,8 @@ unsafe extern "C" fn add(set: *mut FidPoll, fid: *mut Fid, flags: u64) -> c_int 
     if flags != 0 {
         return Errno::EBADFLAGS.negative();
     }
-    // SAFETY: a poll set and another object of ours, whose class says what it is.
+    // SAFETY: `set` is a poll set, and `fid` is another object of this provider, whose class gives
+    // its type.
     let (set, source, context) = unsafe {
         let source = match (*fid).class {
             CLASS_CQ => Source::Queue(Arc::clone(&object::<CompletionQueue, _>(fid).queue)),
@@ -117,7 +120,7 @@ unsafe extern "C" fn add(set: *mut FidPoll, fid: *mut Fid, flags: u64) -> c_int 
 }
 
 unsafe extern "C" fn del(set: *mut FidPoll, fid: *mut Fid, _: u64) -> c_int {
-    // SAFETY: a poll set of ours.
+    // SAFETY: `set` is a poll set of this provider.
     unsafe { object::<PollSet, _>(set) }.members.lock().retain(|member| member.fid != fid);
     0
 }

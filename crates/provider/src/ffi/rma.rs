@@ -1,4 +1,4 @@
-//! Reading and writing a peer's registered memory.
+//! Reads and writes of a peer's registered memory.
 
 use std::ffi::c_void;
 
@@ -26,7 +26,7 @@ pub static RMA_OPS: OpsRma = OpsRma {
     injectdata,
 };
 
-/// Local memory, and the peer's.
+/// Local memory and remote memory of a transfer.
 struct Transfer<'a> {
     kind: RmaKind,
     target: FiAddr,
@@ -36,7 +36,7 @@ struct Transfer<'a> {
 }
 
 /// # Safety
-/// `ep` is an endpoint of ours; the local memory is valid until the completion.
+/// `ep` is an endpoint of this provider; the local memory is valid until the completion.
 #[inline(always)]
 unsafe fn post(
     ep: *mut FidEp,
@@ -48,11 +48,11 @@ unsafe fn post(
     let OpOptions { notify, inject, .. } = options;
     let context = context as usize;
     let request = RmaRequest { kind, target, local, remote, data, context, inject, notify };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { endpoint(ep) }.with(|engine| engine.rma(&request))
 }
 
-/// Where a call without vectors of its own for that reaches at the peer.
+/// The remote address of a call without remote vectors.
 struct RemoteTarget {
     target: FiAddr,
     offset: u64,
@@ -60,7 +60,7 @@ struct RemoteTarget {
 }
 
 impl RemoteTarget {
-    /// As many bytes as there are locally.
+    /// The remote memory, which has the size of the local memory.
     #[inline(always)]
     fn memory(&self, local: &[Iov]) -> RemoteIov {
         RemoteIov { offset: self.offset, len: total(local), key: self.key }
@@ -78,7 +78,7 @@ unsafe extern "C" fn read(
     context: Void,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_read.
+    // SAFETY: the program upholds libfabric's contract for fi_read.
     status_long(unsafe { plain(ep, RmaKind::Read, &piece(buf, len), peer, None, context) })
 }
 
@@ -93,7 +93,7 @@ unsafe extern "C" fn readv(
     context: Void,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_readv.
+    // SAFETY: the program upholds libfabric's contract for fi_readv.
     let posted = unsafe {
         pieces(iov, count).and_then(|local| plain(ep, RmaKind::Read, local, peer, None, context))
     };
@@ -101,7 +101,7 @@ unsafe extern "C" fn readv(
 }
 
 unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: libfabric's contract for fi_readmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_readmsg.
     status_long(unsafe { message(ep, RmaKind::Read, &*msg, flags) })
 }
 
@@ -116,7 +116,7 @@ unsafe extern "C" fn write(
     context: Void,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_write.
+    // SAFETY: the program upholds libfabric's contract for fi_write.
     status_long(unsafe { plain(ep, RmaKind::Write, &piece(buf, len), peer, None, context) })
 }
 
@@ -131,7 +131,7 @@ unsafe extern "C" fn writev(
     context: Void,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_writev.
+    // SAFETY: the program upholds libfabric's contract for fi_writev.
     let posted = unsafe {
         pieces(iov, count).and_then(|local| plain(ep, RmaKind::Write, local, peer, None, context))
     };
@@ -139,7 +139,7 @@ unsafe extern "C" fn writev(
 }
 
 unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: libfabric's contract for fi_writemsg.
+    // SAFETY: the program upholds libfabric's contract for fi_writemsg.
     status_long(unsafe { message(ep, RmaKind::Write, &*msg, flags) })
 }
 
@@ -152,7 +152,7 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_inject_write.
+    // SAFETY: the program upholds libfabric's contract for fi_inject_write.
     status_long(unsafe { inject_write(ep, &piece(buf, len), peer, None) })
 }
 
@@ -168,7 +168,7 @@ unsafe extern "C" fn writedata(
     context: Void,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_writedata.
+    // SAFETY: the program upholds libfabric's contract for fi_writedata.
     status_long(unsafe { plain(ep, RmaKind::Write, &piece(buf, len), peer, Some(data), context) })
 }
 
@@ -182,14 +182,14 @@ unsafe extern "C" fn injectdata(
     key: u64,
 ) -> isize {
     let peer = RemoteTarget { target, offset, key };
-    // SAFETY: libfabric's contract for fi_inject_writedata.
+    // SAFETY: the program upholds libfabric's contract for fi_inject_writedata.
     status_long(unsafe { inject_write(ep, &piece(buf, len), peer, Some(data)) })
 }
 
-/// A call with the endpoint's own options.
+/// Posts a call with the endpoint's operation flags.
 ///
 /// # Safety
-/// As for `post`.
+/// The safety contract of `post` holds.
 #[inline(always)]
 unsafe fn plain(
     ep: *mut FidEp,
@@ -201,12 +201,12 @@ unsafe fn plain(
 ) -> Result<(), Errno> {
     let remote = peer.memory(local);
     let transfer = Transfer { kind, target: peer.target, local, remote, data };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { post(ep, transfer, context, endpoint(ep).transmit_options()) }
 }
 
 /// # Safety
-/// As for `post`.
+/// The safety contract of `post` holds.
 unsafe fn inject_write(
     ep: *mut FidEp,
     local: &[Iov],
@@ -215,7 +215,7 @@ unsafe fn inject_write(
 ) -> Result<(), Errno> {
     let (kind, remote) = (RmaKind::Write, peer.memory(local));
     let transfer = Transfer { kind, target: peer.target, local, remote, data };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe {
         let options = endpoint(ep).inject_options(total(local))?;
         post(ep, transfer, std::ptr::null_mut(), options)
@@ -223,13 +223,13 @@ unsafe fn inject_write(
 }
 
 /// # Safety
-/// As for `post`; the message is valid during the call.
+/// The safety contract of `post` holds; the message is valid during the call.
 unsafe fn message(ep: *mut FidEp, kind: RmaKind, msg: &MsgRma, flags: u64) -> Result<(), Errno> {
     const { assert!(RMA_IOV_MAX == 1) };
     if msg.rma_iov_count != RMA_IOV_MAX {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe {
         let given = &*msg.rma_iov;
         let remote = RemoteIov { offset: given.addr, len: given.len, key: given.key };

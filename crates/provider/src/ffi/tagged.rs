@@ -25,7 +25,7 @@ pub static TAGGED_OPS: OpsTagged = OpsTagged {
     injectdata,
 };
 
-/// Where a message goes.
+/// Target, tag and remote CQ data of a message.
 struct TaggedTarget {
     target: FiAddr,
     tag: u64,
@@ -33,7 +33,7 @@ struct TaggedTarget {
 }
 
 /// # Safety
-/// `ep` is an endpoint of ours; the payload is valid until the completion.
+/// `ep` is an endpoint of this provider; the payload is valid until the completion.
 #[inline(always)]
 unsafe fn post_send(
     ep: *mut FidEp,
@@ -52,12 +52,12 @@ unsafe fn post_send(
         notify: options.notify,
         level: options.level,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { endpoint(ep) }.with(|engine| engine.send(&request))
 }
 
 /// # Safety
-/// As for `post_send`.
+/// The safety contract of `post_send` holds.
 #[inline(always)]
 unsafe fn post_recv(
     ep: *mut FidEp,
@@ -67,7 +67,7 @@ unsafe fn post_recv(
     context: Void,
     notify: bool,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     let endpoint = unsafe { endpoint(ep) };
     let request = RecvRequest {
         source: endpoint.source(source),
@@ -90,7 +90,7 @@ unsafe extern "C" fn recv(
     ignore: u64,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_trecv.
+    // SAFETY: the program upholds libfabric's contract for fi_trecv.
     unsafe {
         let notify = endpoint(ep).receive_notify();
         status_long(post_recv(ep, &piece(buf, len), source, (tag, ignore), context, notify))
@@ -107,7 +107,7 @@ unsafe extern "C" fn recvv(
     ignore: u64,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_trecvv.
+    // SAFETY: the program upholds libfabric's contract for fi_trecvv.
     unsafe {
         let notify = endpoint(ep).receive_notify();
         let posted = pieces(iov, count)
@@ -117,13 +117,13 @@ unsafe extern "C" fn recvv(
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: libfabric's contract for fi_trecvmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_trecvmsg.
     let (endpoint, msg) = unsafe { (endpoint(ep), &*msg) };
     if flags & PEEK != 0 {
         return status_long(peek(endpoint, msg, flags));
     }
     let notify = endpoint.receive_notify_for(flags);
-    // SAFETY: as above.
+    // SAFETY: the program upholds libfabric's contract for fi_trecvmsg.
     let posted = unsafe {
         pieces(msg.iov, msg.iov_count).and_then(|payload| match flags & (CLAIM | DISCARD) {
             0 => {
@@ -136,7 +136,7 @@ unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) 
     status_long(posted)
 }
 
-/// Answered in the completion queue, or `EAGAIN`: see `engine::peeks`.
+/// Posts a peek, which a completion or `EAGAIN` answers: see `engine::peeks`.
 fn peek(endpoint: &Endpoint, msg: &MsgTagged, flags: u64) -> Result<(), Errno> {
     let request = PeekRequest {
         source: endpoint.source(msg.addr),
@@ -150,7 +150,7 @@ fn peek(endpoint: &Endpoint, msg: &MsgTagged, flags: u64) -> Result<(), Errno> {
     endpoint.with(|engine| engine.peek(&request))
 }
 
-/// Address and tag are not looked at: the context names the message.
+/// Receives or drops a claimed message. The context identifies the message, not address or tag.
 fn claim(endpoint: &Endpoint, msg: &MsgTagged, payload: &[Iov], flags: u64) -> Result<(), Errno> {
     if flags & CLAIM == 0 {
         return Err(Errno::EBADFLAGS);
@@ -173,7 +173,7 @@ unsafe extern "C" fn send(
     tag: u64,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_tsend.
+    // SAFETY: the program upholds libfabric's contract for fi_tsend.
     unsafe {
         let options = endpoint(ep).transmit_options();
         let tagged = TaggedTarget { target, tag, data: None };
@@ -190,7 +190,7 @@ unsafe extern "C" fn sendv(
     tag: u64,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_tsendv.
+    // SAFETY: the program upholds libfabric's contract for fi_tsendv.
     unsafe {
         let options = endpoint(ep).transmit_options();
         let tagged = TaggedTarget { target, tag, data: None };
@@ -201,7 +201,7 @@ unsafe extern "C" fn sendv(
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: libfabric's contract for fi_tsendmsg.
+    // SAFETY: the program upholds libfabric's contract for fi_tsendmsg.
     unsafe {
         let msg = &*msg;
         let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
@@ -221,7 +221,7 @@ unsafe extern "C" fn inject(
     target: FiAddr,
     tag: u64,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_tinject.
+    // SAFETY: the program upholds libfabric's contract for fi_tinject.
     unsafe {
         let tagged = TaggedTarget { target, tag, data: None };
         let posted = endpoint(ep).inject_options(len).and_then(|options| {
@@ -241,7 +241,7 @@ unsafe extern "C" fn senddata(
     tag: u64,
     context: Void,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_tsenddata.
+    // SAFETY: the program upholds libfabric's contract for fi_tsenddata.
     unsafe {
         let options = endpoint(ep).transmit_options();
         let tagged = TaggedTarget { target, tag, data: Some(data) };
@@ -257,7 +257,7 @@ unsafe extern "C" fn injectdata(
     target: FiAddr,
     tag: u64,
 ) -> isize {
-    // SAFETY: libfabric's contract for fi_tinjectdata.
+    // SAFETY: the program upholds libfabric's contract for fi_tinjectdata.
     unsafe {
         let tagged = TaggedTarget { target, tag, data: Some(data) };
         let posted = endpoint(ep).inject_options(len).and_then(|options| {

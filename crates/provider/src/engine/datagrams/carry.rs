@@ -1,8 +1,10 @@
-//! Frames in datagrams, out and in.
+//! Sends and receives frames in datagrams.
 //!
-//! Out: as many frames as the protocol gives go into one buffer, each with its payload's check computed while it is copied
-//! there, and from it with one call for each run of equal ones. In: a frame is whole, so it is taken in at once. What may
-//! never happen: memory of an operation is read after its frame was handed over.
+//! Sending: the engine collects as many frames as the protocol has in one buffer, and computes the
+//! checksum of each payload while copying the payload there. One system call sends each run of
+//! datagrams of equal size. Receiving: a datagram holds a whole frame, which is delivered at once.
+//! What may never happen: the engine reads memory of an operation after the operation's frame was
+//! handed over.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,13 +27,13 @@ use super::super::memory::Bytes;
 use super::UdpPath;
 use crate::log;
 
-/// Room for everything before a frame's payload.
+/// Buffer size for everything in front of a frame's payload.
 const FRONT_BYTES_MAX: usize = 256;
 
-/// Pieces of one payload, and what of it lies in the frame's front.
+/// Maximum number of payload pieces, including the part of a payload in the frame's front.
 const PIECES_MAX: usize = 9;
 
-/// A UDP path's address, and the numbers of its socket and of its token.
+/// Address, socket number and token of a UDP path.
 #[derive(Clone, Copy)]
 struct DatagramTarget {
     socket: usize,
@@ -46,7 +48,7 @@ impl UdpPath {
 }
 
 impl Engine {
-    /// Sends what there is for `peer` by the UDP path of this link.
+    /// Sends the frames for `peer` by the UDP path of this link.
     pub(in super::super) fn transmit_datagrams(
         &mut self,
         link: &mut Link,
@@ -70,14 +72,15 @@ impl Engine {
             udp_path.monitor.note_sent(now);
             link.has_sent = false;
         }
-        // Notices wait until the link is back in its place: they may be about it.
+        // The engine handles notices when the link is back in `links`, since a notice may concern
+        // it.
         match outcome? {
             Sent::All => Ok(()),
             _ => self.await_room(target.socket, peer),
         }
     }
 
-    /// Moves frames into the socket until there are no more, or it has no room.
+    /// Moves frames into the socket until no frames are left, or the socket is full.
     fn gather(
         &mut self,
         socket: &mut DatagramLink,
@@ -89,17 +92,18 @@ impl Engine {
         while let Some(mut frame) = self.next_frame(peer, path) {
             let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
-            // SAFETY: the memory is valid until `transmitted` says that the frame has left.
+            // SAFETY: the memory is valid until `transmitted` reports that the frame has left.
             if !unsafe { push_frame(socket, to, token, link.sum, &mut frame, pieces) } {
                 if socket.flush()? != Sent::All {
                     return Ok(Sent::Busy);
                 }
                 continue;
             }
-            // Confirmations too: who only confirms would otherwise go on doing so on a UDP path that is dead.
+            // Confirmations count as sent, too: a peer that only confirms would otherwise never
+            // notice that its UDP path has failed.
             link.has_sent = true;
             let copy = match frame.payload {
-                // SAFETY: as above.
+                // SAFETY: the memory is valid until `transmitted` reports that the frame has left.
                 Some((memory, at, len)) if frame.wants_copy => {
                     Some(unsafe { memory.keep(at, len, &mut Checksum::Off.start()) })
                 }
@@ -111,7 +115,7 @@ impl Engine {
         socket.flush()
     }
 
-    /// The socket has no room now: `peer` waits for it.
+    /// Queues `peer` until the socket has free space.
     #[cold]
     fn await_room(&mut self, socket: usize, peer: Peer) -> io::Result<()> {
         let entry = &mut self.datagrams().sockets[socket];
@@ -128,7 +132,7 @@ impl Engine {
         })
     }
 
-    /// Something happened at a socket; the number of datagrams that came.
+    /// Handles an event at a socket; returns the number of received datagrams.
     pub(in super::super) fn handle_datagram_event(
         &mut self,
         socket: usize,
@@ -143,7 +147,7 @@ impl Engine {
         0
     }
 
-    /// A socket takes datagrams again.
+    /// Sends queued datagrams of a socket that has free space again.
     #[cold]
     fn handle_room(&mut self, socket: usize) {
         let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
@@ -161,13 +165,13 @@ impl Engine {
         for peer in std::mem::take(&mut entry.blocked) {
             self.core.mark_busy(peer);
         }
-        // If epoll cannot watch for room, it says again that there is room.
+        // If epoll cannot change the interest, it reports the free space again.
         let _ = self.watch_socket(socket, EventFlags::IN);
         self.handle_notices(socket);
         self.flush();
     }
 
-    /// Takes in what has arrived at a socket; the number of datagrams.
+    /// Receives what has arrived at a socket; returns the number of datagrams.
     fn read_datagrams(&mut self, socket: usize) -> usize {
         let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
         else {
@@ -201,8 +205,8 @@ impl Engine {
         }
     }
 
-    /// What came for UDP path `id` with one call has been taken in. `has_sign`: there was more than the peer's own probes, which it
-    /// sends whether or not anything gets through to it.
+    /// Ends the processing of one receiving call for UDP path `id`. `has_sign`: more arrived than
+    /// the peer's own probes, which the peer sends whether or not it receives anything.
     fn end_batch(&mut self, id: usize, has_sign: bool) {
         let now = self.poll_state.time();
         let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
@@ -256,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// The UDP path by which a datagram came.
+    /// The UDP path by which a datagram has arrived.
     #[inline]
     fn udp_path_from(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) -> Option<usize> {
         let token = datagram::token(bytes)?;
@@ -286,7 +290,7 @@ impl Engine {
         found
     }
 
-    /// Takes in a frame that came by UDP path `id`. What is corrupt counts as lost.
+    /// Delivers a frame that has arrived by UDP path `id`. A corrupt frame counts as lost.
     #[inline]
     fn take_framed(&mut self, id: usize, frame: &[u8]) {
         let Some(link) = self.links[id].as_ref() else {
@@ -312,7 +316,8 @@ impl Engine {
     }
 }
 
-/// Adds a frame to what `socket` will send, and fills in its checks. False: there is no room.
+/// Adds a frame to what `socket` will send, and fills in its checksums. Returns false if the socket
+/// is full.
 ///
 /// # Safety
 /// The payload's memory is valid.
@@ -337,24 +342,25 @@ unsafe fn push_frame(
     let Some(at) = checksum_at else {
         let end = TOKEN_BYTES + whole.len();
         front[TOKEN_BYTES..end].copy_from_slice(whole);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees valid memory.
         return unsafe { socket.push(&front[..end], payload) };
     };
     let end = TOKEN_BYTES + at;
     front[TOKEN_BYTES..end].copy_from_slice(&whole[..at]);
     let lead = &whole[at + landbridge_proto::limit::CHECKSUM_BYTES..];
     if lead.is_empty() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees valid memory.
         return unsafe { socket.push_summed(sum, &front[..end], payload) };
     }
     let mut pieces = [Piece { base: std::ptr::null_mut(), len: 0 }; PIECES_MAX];
     pieces[0] = Piece { base: lead.as_ptr().cast_mut(), len: lead.len() };
     pieces[1..=payload.len()].copy_from_slice(payload);
-    // SAFETY: the caller's promise, and `lead` lives as long as the call; nothing is written to it.
+    // SAFETY: the caller guarantees valid memory, `lead` lives as long as the call, and nothing is
+    // written.
     unsafe { socket.push_summed(sum, &front[..end], &pieces[..=payload.len()]) }
 }
 
-/// Sends a probe or an answer. If there is no room it is as good as lost.
+/// Sends a probe or an answer. If the socket is full, the probe counts as lost.
 pub(super) fn push_probe(
     socket: &mut DatagramLink,
     to: SocketAddr,
@@ -366,9 +372,9 @@ pub(super) fn push_probe(
         return;
     }
     let rest = Piece { base: ZEROES.as_ptr().cast_mut(), len: size - PROBE_BYTES };
-    // SAFETY: the zeroes live for ever, and are only read.
+    // SAFETY: the zeroes are static, and are only read.
     if unsafe { socket.push(front, &[rest]) } {
-        // An error comes as a notice, or with the next frame.
+        // A later notice or the next frame reports an error.
         let _ = socket.flush();
     }
 }

@@ -1,18 +1,20 @@
-//! Paths of datagrams: one UDP socket for each local address, for all peers.
+//! UDP paths: one UDP socket for each local address, shared by all peers.
 //!
-//! Over a TCP connection that has proven itself each endpoint tells the other its UDP port at that connection's own end,
-//! with a token that only this peer knows ([`AdvertisedAddress`]). From then on there is a *UDP path* between the same two addresses: a link
-//! like others, but one that is not used before it has been found to work, and is found again when it stops ([`path_monitor`]). While
-//! it works, the connection beside it is spare.
+//! Over an authenticated TCP connection each endpoint advertises its UDP port at the connection's
+//! local address, with a token that only this peer knows ([`AdvertisedAddress`]). From then on a
+//! *UDP path* joins the same two addresses: a link like others, but frames use the path only after
+//! path validation, and the engine validates the path again when it stops working
+//! ([`path_monitor`]). While the UDP path works, the TCP connection between the same addresses is
+//! spare.
 //!
 //! | file | does |
 //! |---|---|
-//! | `path_monitor` | judges one UDP path: works, is silent, carries how much |
-//! | `carry` | frames out and in |
-//! | here | sockets, tokens, UDP paths that come and go |
+//! | `path_monitor` | state of one UDP path: validated, suspected, datagram size |
+//! | `carry` | outgoing and incoming frames |
+//! | this file | sockets, tokens, opening and closing of UDP paths |
 //!
-//! What may never happen: a datagram is looked at whose token nobody was advertised; a socket that is full, or a notice that
-//! anybody can forge, ends a path.
+//! What may never happen: the engine parses a datagram with an unknown token; a full socket, or an
+//! ICMP notice that an attacker can forge, ends a path.
 
 mod carry;
 mod path_monitor;
@@ -46,59 +48,66 @@ use super::peer_state::SendState;
 use super::rails::{advertised_address, advertisement_of};
 use crate::log;
 
-/// The number under which frames are taken in from a UDP path that is not open yet on this side: no path has it.
+/// Path number for frames that arrive by a UDP path before the path is open on this side; no open
+/// path has this number.
 const UNOPENED: PathId = PathId(u8::MAX - 1);
 
-/// First pause before an advertisement is sent again; doubled each time.
+/// First pause before an advertisement is repeated; each further pause is twice as long.
 const ADVERTISE_NANOS_MIN: u64 = 50 * MILLISECOND;
-/// And the last one: a peer that does not answer after a minute has no use for it.
+/// Longest pause before an advertisement is repeated: a peer that does not answer after a minute
+/// does not use UDP.
 const ADVERTISE_NANOS_MAX: u64 = 32 * SECOND;
-/// So many large datagrams lost in a row are a reason to see whether their size still passes.
+/// Number of consecutive losses of large datagrams after which the engine checks whether their size
+/// still passes.
 const BLACK_HOLE_LOSSES: u32 = 3;
-/// Who has looked at nothing for so long has been elsewhere.
+/// Time without a poll after which silence of a peer is not counted.
 const POLL_GAP_MIN: Duration = Duration::from_millis(50);
-/// So much longer than a UDP path its connection has brought something: the peer does not use the UDP path.
+/// Lead of the TCP connection's last reception over the UDP path's, in nanoseconds, that shows that
+/// the peer does not use the UDP path.
 const BYPASS_NANOS: u64 = 30 * MILLISECOND;
 
-/// What an IPv4 and a UDP header take of a packet.
+/// Bytes of an IPv4 and a UDP header in a packet.
 const PACKET_BYTES: usize = 28;
 
 /// All UDP paths of an engine.
 pub struct Datagrams {
     congestion: congestion::CongestionAlgorithm,
     sockets: Vec<Socket>,
-    /// What peers put in front of what they send here.
+    /// Tokens that peers put in front of their datagrams for this endpoint.
     tokens: BTreeMap<u64, AdvertisedToken>,
-    /// Addresses that peers have advertised, and are to be tried.
+    /// Addresses that peers have advertised, and that the engine has still to try.
     advertisements: Vec<(Peer, AdvertisedAddress)>,
-    /// Lines that brought something in the receiving call under way.
+    /// UDP paths that received something in the current receiving call, and whether more than
+    /// probes arrived.
     touched: Vec<(usize, bool)>,
-    /// Answers to probes of that call.
+    /// Answers to probes of the current receiving call.
     answers: Vec<(usize, PathProbe)>,
-    /// The UDP path of the last datagram.
+    /// Token, sender and UDP path of the last datagram.
     last: Option<(u64, SocketAddr, usize)>,
-    /// Datagrams that were dropped: of no UDP path, and corrupt.
+    /// Dropped datagrams that belong to no UDP path.
     unknown: u64,
+    /// Dropped datagrams that arrived corrupt.
     corrupt: u64,
 }
 
-/// A socket; without its link while that is in use.
+/// A UDP socket. `link` is `None` while the socket is in use.
 struct Socket {
     ip: IpAddr,
     port: u16,
     link: Option<DatagramLink>,
-    /// Peers that have frames for which it had no room.
+    /// Peers with frames for which the socket had no free space.
     blocked: Vec<Peer>,
 }
 
-/// Whom a token was advertised, and for which socket.
+/// The peer that has received a token, and the socket of the token.
 struct AdvertisedToken {
     peer: Peer,
     socket: usize,
     udp_paths: Vec<usize>,
-    /// Something with it has come: the peer knows it.
+    /// A datagram with the token has arrived, so the peer knows the token.
     is_known: bool,
-    /// Otherwise it is advertised again then, and after so long once more: an advertisement may be lost, and may come before its connection.
+    /// Time of the next repetition, while the peer may not know the token: an advertisement may be
+    /// lost, and may arrive before its connection is up.
     next_advertisement: Time,
     pause: u64,
 }
@@ -109,7 +118,7 @@ impl AdvertisedToken {
         Self { peer, socket, udp_paths, is_known, next_advertisement, pause: ADVERTISE_NANOS_MIN }
     }
 
-    /// Whether it is to be advertised now; it then counts as advertised.
+    /// Whether the token is to be advertised now; the token then counts as advertised.
     fn is_due(&mut self, now: Time) -> bool {
         let is_due =
             !self.is_known && now >= self.next_advertisement && self.pause <= ADVERTISE_NANOS_MAX;
@@ -120,15 +129,16 @@ impl AdvertisedToken {
     }
 }
 
-/// One end of a path of datagrams.
+/// One end of a UDP path.
 pub struct UdpPath {
     socket: usize,
     to: SocketAddr,
-    /// The peer's token for us, and ours for it.
+    /// The peer's token for this endpoint.
     token: u64,
+    /// This endpoint's token for the peer.
     own_token: u64,
     congestion: congestion::CongestionAlgorithm,
-    /// It has been open.
+    /// The path has been open.
     has_worked: bool,
     monitor: PathMonitor,
 }
@@ -148,12 +158,12 @@ impl Datagrams {
         }
     }
 
-    /// Datagrams that were dropped: of no UDP path, and corrupt.
+    /// Number of dropped datagrams: those of no UDP path, and corrupt datagrams.
     pub fn dropped(&self) -> (u64, u64) {
         (self.unknown, self.corrupt)
     }
 
-    /// Our token for `peer` at a socket; a new one if there is none.
+    /// The token of this endpoint for `peer` at a socket; a new token if there is none.
     fn token_for(&mut self, peer: Peer, socket: usize) -> u64 {
         let mut all = self.tokens.iter();
         if let Some((&token, _)) =
@@ -184,7 +194,8 @@ impl UdpPath {
         self.monitor.is_suspected()
     }
 
-    /// What the path can do. Whole messages that fit into one datagram are copied; pieces of longer ones stay where they are.
+    /// The properties of the path. Messages that fit into one datagram are copied; pieces of longer
+    /// messages stay in the application's memory.
     pub fn traits(&self, copy_max: u32) -> PathProperties {
         let payload_max = self.payload_max();
         PathProperties {
@@ -204,7 +215,7 @@ impl UdpPath {
         }
     }
 
-    /// Payload for which every datagram has room, whatever the frame's head.
+    /// Payload bytes that fit into every datagram, whatever the kind header of the frame.
     fn payload_max(&self) -> u32 {
         (self.monitor.size() - TOKEN_BYTES - HEADER_BYTES - KIND_HEADER_BYTES_MAX - CHECKSUM_BYTES)
             as u32
@@ -213,7 +224,7 @@ impl UdpPath {
 
 impl Engine {
     fn datagrams(&mut self) -> &mut Datagrams {
-        // Lines are made only while there is one.
+        // UDP paths exist only while `datagrams` is set.
         self.datagrams.as_mut().expect("datagrams are in use")
     }
 
@@ -226,7 +237,7 @@ impl Engine {
         }
     }
 
-    /// The UDP paths of a peer.
+    /// The links of a peer's UDP paths.
     fn udp_paths_of(&self, peer: Peer) -> Vec<usize> {
         let is_udp_path =
             |link: &Link| link.peer == Some(peer) && matches!(link.carrier, Carrier::Datagram(_));
@@ -237,7 +248,7 @@ impl Engine {
             .collect()
     }
 
-    /// A direct connection to `peer` is up: it is advertised where datagrams are taken at this end of it.
+    /// Advertises the UDP socket at the local address of a new direct connection to `peer`.
     pub(super) fn advertise_udp(&mut self, peer: Peer, link: usize) {
         if self.datagrams.is_none() {
             return;
@@ -259,7 +270,7 @@ impl Engine {
         }
     }
 
-    /// Tells peers of our addresses that they do not know, as far as we can see.
+    /// Advertises all tokens again that peers may not know, as far as a repetition is due.
     fn readvertise_udp(&mut self) {
         let now = self.poll_state.time();
         let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
@@ -271,7 +282,7 @@ impl Engine {
         }
     }
 
-    /// The number of the socket at a local address, which is opened if there is none.
+    /// The number of the socket at a local address; opens a socket if there is none.
     fn socket_at(&mut self, ip: IpAddr) -> io::Result<usize> {
         let datagrams = self.datagrams();
         if let Some(known) = datagrams.sockets.iter().position(|socket| socket.ip == ip) {
@@ -286,7 +297,8 @@ impl Engine {
         Ok(index)
     }
 
-    /// `peer` takes datagrams at an address. Nothing is done yet: the connection that has said so is being read.
+    /// Notes an address at which `peer` receives datagrams. The engine opens the UDP path later,
+    /// because the connection with the advertisement is being read now.
     pub(super) fn handle_udp_advertisement(
         &mut self,
         peer: Peer,
@@ -297,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Makes UDP paths to the addresses that peers have advertised.
+    /// Opens UDP paths to the addresses that peers have advertised.
     #[inline]
     pub(super) fn open_udp_paths(&mut self) {
         if self.datagrams.as_ref().is_some_and(|datagrams| !datagrams.advertisements.is_empty()) {
@@ -307,7 +319,8 @@ impl Engine {
         }
     }
 
-    /// There is a UDP path to an advertised address from every address of ours that has a connection there.
+    /// Opens a UDP path to an advertised address from every local address that has a connection to
+    /// it.
     #[cold]
     fn open_udp_paths_to(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
         let to = advertised_address(advertisement);
@@ -361,14 +374,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether link `id` may carry frames though it is not certain that they get through. Not a UDP path that is doubted: there
-    /// may be a better way.
+    /// Whether link `id` may carry frames although delivery is not certain. A suspected UDP path
+    /// may not: another path may be better.
     pub(super) fn may_carry(&self, id: usize) -> bool {
         let link = self.links[id].as_ref();
         link.is_none_or(|link| link.socket().is_none() || link.works())
     }
 
-    /// No connection to `peer` shows whether it is still there: its UDP paths are asked.
+    /// Probes the UDP paths of `peer`, since no connection shows whether the peer is alive.
     pub(super) fn probe_udp_paths(&mut self, peer: Peer) {
         if self.datagrams.is_none() {
             return;
@@ -381,7 +394,7 @@ impl Engine {
         }
     }
 
-    /// UDP path `id` is no more: its peer is gone.
+    /// Forgets UDP path `id`, whose peer is given up.
     pub(super) fn forget_udp_path(&mut self, id: usize, udp_path: &UdpPath) {
         let own_token = udp_path.own_token;
         let datagrams = self.datagrams();
@@ -393,15 +406,17 @@ impl Engine {
         }
     }
 
-    /// `peer` is gone: nothing is taken from it any more.
+    /// Forgets the tokens of `peer`, which is given up: its datagrams are dropped from now on.
     pub(super) fn forget_tokens(&mut self, peer: Peer) {
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.tokens.retain(|_, advertised| advertised.peer != peer);
         }
     }
 
-    /// Whether frames between these addresses go in datagrams: by a UDP path that works, or has worked as long as another does.
-    /// (What has silenced a UDP path has probably silenced its connection, too, and that takes longer to be noticed.)
+    /// Whether frames between these addresses use UDP. This is the case if the addresses have a UDP
+    /// path that has worked, and some UDP path of the peer works now. A failure of a UDP path
+    /// probably affects the connection between the same addresses, too, where the failure takes
+    /// longer to be noticed.
     pub(super) fn is_covered(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> bool {
         if self.datagrams.is_none() {
             return false;
@@ -419,7 +434,7 @@ impl Engine {
         has_tcp_beside && some_work
     }
 
-    /// The core has something to do when its time has come.
+    /// Runs protocol timers that are due.
     #[inline]
     pub(super) fn handle_time(&mut self) {
         let now = self.poll_state.time();
@@ -427,7 +442,7 @@ impl Engine {
         self.do_what_is_due(now);
     }
 
-    /// What the protocol has been waiting for, now that it is `now`.
+    /// Runs protocol timers that are due at `now`.
     #[inline]
     pub(super) fn do_what_is_due(&mut self, now: Time) {
         if self.core.next_wake().is_some_and(|at| at <= now) {
@@ -466,7 +481,7 @@ impl Engine {
         self.handle_notices(socket);
     }
 
-    /// An answer, or time, has changed what UDP path `id` can do.
+    /// Applies a change of UDP path `id` that an answer or a timeout has caused.
     fn handle_change(&mut self, id: usize, change: PathChange) {
         let Some((peer, udp_path)) = self.udp_path(id) else {
             return;
@@ -486,7 +501,7 @@ impl Engine {
                 }
                 log!(Info, "{}: udp to {to}", self.core.address(peer));
                 if self.peer_states[peer.0 as usize].send_state != SendState::Closed {
-                    // Whatever is being dialled is dialled all the same: a UDP path is no connection.
+                    // A dial under way continues: a UDP path does not replace a connection.
                     self.set_send_state(peer, SendState::Up(id));
                 }
             }
@@ -498,7 +513,8 @@ impl Engine {
         self.drain_actions();
     }
 
-    /// UDP path `id` works no more: what it carried goes by others, and it is tried anew.
+    /// Closes UDP path `id`, which has failed: other paths retransmit what the path carried, and
+    /// path validation begins again.
     fn close_udp_path(&mut self, id: usize, why: &'static str) {
         let Some((peer, _)) = self.udp_path(id) else {
             return;
@@ -511,7 +527,8 @@ impl Engine {
         }
     }
 
-    /// Looks after all UDP paths: probes that are due, silence. To be called every few milliseconds.
+    /// Checks all UDP paths: due probes, silence, black holes. The engine calls this every few
+    /// milliseconds.
     #[cold]
     pub(super) fn check_datagrams(&mut self, gap: Duration) {
         self.open_udp_paths();
@@ -551,7 +568,8 @@ impl Engine {
         }
     }
 
-    /// Several of a UDP path's largest datagrams in a row are lost: perhaps their size does not pass any more.
+    /// Checks the datagram size of a UDP path if several of its largest datagrams in a row were
+    /// lost.
     fn detect_black_hole(&mut self, peer: Peer, id: usize) {
         let Some(path) = self.links[id].as_ref().map(|link| link.path) else {
             return;
@@ -562,7 +580,8 @@ impl Engine {
         }
     }
 
-    /// Whether the peer sends over the connection beside UDP path `id` and not by it: it does not trust the UDP path.
+    /// Whether the peer recently sent over the connection between the same addresses, but not by
+    /// UDP path `id`: the peer suspects the UDP path.
     fn is_bypassed(&self, peer: Peer, id: usize, now: Time) -> bool {
         let Some(link) = self.links[id].as_ref() else {
             return false;
@@ -577,14 +596,15 @@ impl Engine {
         })
     }
 
-    /// When something from `peer` came last by another link than `id`.
+    /// Time of the last reception from `peer` by another link than `id`.
     fn last_received_elsewhere(&self, peer: Peer, id: usize) -> Time {
         let links = self.links.iter().enumerate().filter(|&(other, _)| other != id);
         let theirs = links.filter_map(|(_, link)| link.as_ref()).filter(|l| l.peer == Some(peer));
         theirs.map(|link| link.last_received).max().unwrap_or(Time(0))
     }
 
-    /// What the kernel says about destinations. None of it is believed: the UDP path is looked at.
+    /// Handles ICMP notices about destinations. An attacker can forge a notice, so a notice only
+    /// makes the engine try a smaller size.
     pub(super) fn handle_notices(&mut self, socket: usize) {
         let Some(link) = &mut self.datagrams().sockets[socket].link else {
             return;
@@ -621,7 +641,8 @@ impl Engine {
         }
     }
 
-    /// Whether what this endpoint has sent may be lost when it ends.
+    /// Whether datagrams of this endpoint may be lost without retransmission when the endpoint
+    /// ends.
     pub(super) fn has_udp_paths(&self) -> bool {
         let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
         self.links.iter().flatten().any(|link| is_open(link))
@@ -630,7 +651,7 @@ impl Engine {
 
 #[cfg(test)]
 impl Engine {
-    /// Where the first socket is, and a token that somebody was advertised for it.
+    /// The address of the first socket, and a token advertised for it.
     pub(super) fn advertised_for_tests(&mut self) -> (SocketAddr, u64) {
         let datagrams = self.datagrams();
         let (&token, advertised) =
@@ -639,7 +660,7 @@ impl Engine {
         (SocketAddr::new(socket.ip, socket.port), token)
     }
 
-    /// The first UDP path is found not to work, and is tried anew.
+    /// Closes the first open UDP path, as if the path had failed.
     pub(super) fn close_udp_path_for_tests(&mut self) {
         let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
         let links = self.links.iter();
@@ -652,7 +673,7 @@ impl Engine {
         self.close_udp_path(id, "a test");
     }
 
-    /// Sends these bytes behind the right token by the first UDP path; false if there is no UDP path.
+    /// Sends `bytes` behind a valid token by the first UDP path; false if there is no UDP path.
     pub(super) fn send_junk_for_tests(&mut self, bytes: &[u8]) -> bool {
         let udp_paths = self.links.iter().filter_map(|link| match &link.as_ref()?.carrier {
             Carrier::Datagram(udp_path) => Some((udp_path.socket, udp_path.to, udp_path.token)),
@@ -664,7 +685,7 @@ impl Engine {
         let datagram = [&token.to_le_bytes()[..], bytes].concat();
         let link = self.datagrams().sockets[socket].link.as_mut().expect("a socket at rest");
         assert!(link.begin(to, datagram.len()));
-        // SAFETY: no payload.
+        // SAFETY: the datagram has no payload pieces.
         unsafe { link.push(&datagram, &[]) && link.flush().is_ok() }
     }
 }

@@ -1,16 +1,21 @@
-//! What is known of one path of datagrams: whether it works, how large its datagrams may be, whether it has fallen silent.
+//! State of one UDP path: whether the path works, how large its datagrams may be, whether the peer
+//! is silent on it.
 //!
-//! What enters: probes' answers, whatever else arrives, what was sent, the time. What leaves: probes to be sent, and
-//! judgements. All of it is found out with probes of the driver's own, which the peer answers whenever it looks at its network:
-//! frames of the protocol may be confirmed by another path, and a probe's size is its own.
+//! What enters: answers to probes, other received datagrams, what was sent, the time. What leaves:
+//! probes to be sent, and state changes. The monitor uses probes of the driver, which the peer
+//! answers whenever it polls. Frames of the protocol would not do: they may be confirmed by another
+//! path, and have other sizes.
 //!
-//! | state | what it means | ends when |
+//! | state | meaning | ends when |
 //! |---|---|---|
-//! | Validating | no frames go by it; probed with growing pauses | a probe is answered: Up |
-//! | Up | frames go by it | silent for half of the patience: Suspected |
-//! | Suspected | frames go by others, if there are any | anything is heard: Up; silent for the whole patience, while the peer is heard by others: Validating |
+//! | Validating | no frames use the path; probes with growing pauses | a probe is answered: Up |
+//! | Up | frames use the path | silent for half of `suspect_after`: Suspected |
+//! | Suspected | frames use other paths | something arrives: Up; silent too long: Validating |
 //!
-//! What may never happen: a path is given up because its peer computes and looks at nothing.
+//! A suspected path is silent too long after the whole `suspect_after`, if the peer was received by
+//! other paths meanwhile.
+//!
+//! What may never happen: a path is given up because its peer computes and does not poll.
 
 use std::collections::VecDeque;
 
@@ -19,23 +24,26 @@ use landbridge_proto::path::rtt::RttEstimator;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::datagram::{PROBE_BYTES, PathProbe};
 
-/// First pause between probes of a path that is not up; doubled each time.
+/// First pause between probes of a path in validation; each further pause is twice as long.
 const VALIDATION_NANOS_MIN: u64 = 20 * MILLISECOND;
-/// Between small probes of a path on which something is awaited and nothing heard. Doubled each time while it is doubted.
+/// Pause between small probes while an answer is awaited and nothing arrives. The pause doubles
+/// with each probe of a suspected path.
 const PROBE_TIMEOUT_NANOS: u64 = 20 * MILLISECOND;
-/// And at most: a peer may compute for long.
+/// Longest pause between small probes of a suspected path: a peer may compute for long.
 const PROBE_TIMEOUT_NANOS_MAX: u64 = SECOND;
-/// A path in use shows so often that its large datagrams still pass.
+/// Interval at which a path in use verifies that its large datagrams still pass.
 const SIZE_RECHECK_NANOS: u64 = SECOND;
-/// Round trips beyond the patience, in which an answer may be on its way.
+/// Number of round trips added to each limit, in which an answer may be under way.
 const ROUND_TRIPS: u64 = 4;
-/// A probe that a later one has overtaken by so much is lost: a quarter of a round trip, and this.
+/// A probe is lost when an answer to a later probe arrived this time, plus a quarter of a round
+/// trip, ago.
 const REORDERING_NANOS: u64 = MILLISECOND;
 
-/// Probes without an answer that are remembered: those of the longest round trip, and of a peer that computes the last.
+/// Maximum number of remembered unanswered probes: enough for the longest round trip; for a peer
+/// that computes, the newest probes.
 const UNANSWERED_PROBES_MAX: usize = 16;
 
-/// See the module head.
+/// State of one UDP path.
 pub struct PathMonitor {
     state: MonitorState,
     size_max: usize,
@@ -43,18 +51,19 @@ pub struct PathMonitor {
     round_trip: RttEstimator,
     /// Number of the last probe.
     number: u64,
-    /// The probe of a size that is under way.
+    /// The size probe in flight.
     size_probe: Option<SizeProbe>,
-    /// Others without an answer, with the time when they left, the oldest first.
+    /// Other unanswered probes, with their sending times, the oldest first.
     small: VecDeque<(u64, Time)>,
-    /// A small one is to go out behind a sized one.
+    /// A small probe is due behind a size probe.
     wants_small: bool,
-    /// When the next trial, or the next small probe, may leave, and the pause after it.
+    /// Time of the next validation probe, or of the next small probe.
     next: Time,
+    /// Pause after the next probe, in nanoseconds.
     pause: u64,
-    /// When the size was last shown to pass or tried.
+    /// Time when the datagram size was last verified or probed.
     size_checked: Time,
-    /// Since when something has been sent and nothing has been heard.
+    /// Time since when something was sent and nothing has been received.
     unanswered_since: Option<Time>,
 }
 
@@ -70,34 +79,34 @@ enum MonitorState {
 struct SizeProbe {
     probe: PathProbe,
     sent: Time,
-    /// A small one that left later has been answered.
+    /// Time when a small probe that was sent later was answered.
     overtaken: Option<Time>,
-    /// Of a size in use, to see whether it still passes; else of a new one.
+    /// The probe verifies the size in use; otherwise the probe tries a larger size.
     is_recheck: bool,
 }
 
-/// What an answer has changed.
+/// Effect of an answer or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathChange {
     Nothing,
     /// The path works.
     Opened,
-    /// Datagrams may have another size.
+    /// The size of datagrams has changed.
     Resized,
 }
 
-/// What silence means.
+/// Verdict on the silence of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathHealth {
     Alive,
-    /// Frames should rather go by others.
+    /// Frames should use other paths.
     Suspected,
-    /// It is given up, and tried anew.
+    /// The path is closed, and path validation begins again.
     Lost,
 }
 
 impl PathMonitor {
-    /// A path of which nothing is known but that there is somebody at its other end.
+    /// A path in validation, on which nothing has been measured.
     pub fn new(now: Time, size_max: usize) -> Self {
         Self {
             state: MonitorState::Validating,
@@ -115,35 +124,38 @@ impl PathMonitor {
         }
     }
 
-    /// Whether frames go by it.
+    /// Whether frames may use the path.
     pub fn is_open(&self) -> bool {
         self.state != MonitorState::Validating
     }
 
-    /// Whether frames should rather go by others.
+    /// Whether frames should use other paths.
     pub fn is_suspected(&self) -> bool {
         self.state == MonitorState::Suspected
     }
 
-    /// Bytes that a datagram may have, token included.
+    /// Current size of a datagram in bytes, token included.
     pub fn size(&self) -> usize {
         self.mtu.current_bytes()
     }
 
-    /// Something is on its way: if nothing comes back, a probe shows whether anything can.
+    /// Records that something was sent at `now`. If nothing arrives in return, a probe tests the
+    /// path.
     #[inline]
     pub fn note_sent(&mut self, now: Time) {
         self.unanswered_since.get_or_insert(now);
     }
 
-    /// Nothing else shows whether the peer is still there: it is to answer, or the silence counts.
+    /// Makes silence of an open path count from `now`, because no other path shows whether the peer
+    /// is alive.
     pub fn expect_answer(&mut self, now: Time) {
         if self.is_open() {
             self.unanswered_since.get_or_insert(now);
         }
     }
 
-    /// Something has arrived by it that the peer would not send if it heard nothing. True if that ends a doubt.
+    /// Records a reception that shows that the peer receives something, too. Returns true if the
+    /// path was suspected.
     #[inline]
     pub fn handle_received(&mut self) -> bool {
         self.unanswered_since = None;
@@ -154,24 +166,26 @@ impl PathMonitor {
         was_suspected
     }
 
-    /// The peer probes: it is awake, and its datagrams get through.
+    /// Records a probe of the peer, which shows that the peer polls and that its datagrams arrive.
+    /// A path in validation is probed at once.
     pub fn handle_peer_probe(&mut self, now: Time) {
         if self.state == MonitorState::Validating {
             (self.next, self.pause) = (self.next.min(now), VALIDATION_NANOS_MIN);
         }
     }
 
-    /// There may be news of the way there: it is tried at once.
+    /// Makes the next probe due at once, because the peer has advertised its address again.
     pub fn probe_now(&mut self, now: Time) {
         (self.next, self.pause) = (now, VALIDATION_NANOS_MIN);
     }
 
-    /// Its datagrams may have become too large: that is found out now.
+    /// Makes a check of the datagram size due at once, because datagrams may have become too large.
     pub fn recheck_size(&mut self) {
         self.size_checked = Time(0);
     }
 
-    /// The next probe that is to be sent now, if any; it then counts as sent. `pause_max`: between trials.
+    /// The next probe that is due, if any; the probe then counts as sent. `pause_max`: longest
+    /// pause between validation probes, in nanoseconds.
     pub fn due_probe(&mut self, now: Time, pause_max: u64) -> Option<PathProbe> {
         if std::mem::take(&mut self.wants_small) {
             return Some(self.small_probe(now));
@@ -206,7 +220,8 @@ impl PathMonitor {
         self.next_size_probe(now)
     }
 
-    /// A probe of a size that is not known to pass, or of the one in use, with a small one behind it.
+    /// A probe of a larger size, or of the size in use if a check is due. A small probe follows the
+    /// size probe.
     fn next_size_probe(&mut self, now: Time) -> Option<PathProbe> {
         if self.size_probe.is_some() || self.state == MonitorState::Suspected {
             return None;
@@ -249,7 +264,7 @@ impl PathMonitor {
         PathProbe { size: size as u32, number: self.number }
     }
 
-    /// A probe is answered.
+    /// Handles the answer to a probe.
     pub fn handle_answer(&mut self, now: Time, answer: PathProbe) -> PathChange {
         let place = self.small.iter().position(|&(number, _)| number == answer.number);
         if let Some((number, sent)) = place.and_then(|place| self.small.remove(place)) {
@@ -279,7 +294,7 @@ impl PathMonitor {
         if self.mtu.current_bytes() == before { PathChange::Nothing } else { PathChange::Resized }
     }
 
-    /// Lets time decide the fate of a sized probe.
+    /// Declares the size probe lost if it was overtaken or has timed out.
     pub fn expire(&mut self, now: Time) -> PathChange {
         let reordering = self.round_trip.smoothed_nanos().unwrap_or(0) / 4 + REORDERING_NANOS;
         let is_lost = |size_probe: &mut SizeProbe| {
@@ -293,14 +308,14 @@ impl PathMonitor {
         if !size_probe.is_recheck {
             self.mtu.handle_probe_lost(now, size);
         } else if size_probe.overtaken.is_some() {
-            // Small ones pass: once more, at once.
+            // Smaller datagrams pass: the size is checked once more, at once.
             self.mtu.handle_lost(now, size);
             self.size_checked = Time(0);
         }
         if self.mtu.current_bytes() == before { PathChange::Nothing } else { PathChange::Resized }
     }
 
-    /// A datagram of this size was refused on its way.
+    /// Handles the report that a datagram of this size was refused on its way.
     pub fn handle_too_large(&mut self, now: Time, size: usize) -> PathChange {
         let before = self.mtu.current_bytes();
         self.size_probe.take_if(|size_probe| size_probe.probe.size as usize >= size);
@@ -308,7 +323,7 @@ impl PathMonitor {
         if self.mtu.current_bytes() == before { PathChange::Nothing } else { PathChange::Resized }
     }
 
-    /// The peer goes round it. True if that is new.
+    /// Suspects the path because the peer avoids it. Returns true if the suspicion is new.
     pub fn suspect(&mut self, now: Time) -> bool {
         let is_new = self.state == MonitorState::Up;
         if is_new {
@@ -318,19 +333,21 @@ impl PathMonitor {
         is_new
     }
 
-    /// We have not looked for a while: what has come meanwhile may have been sent at any time, so silence counts from now on.
+    /// Restarts the count of silence after a gap between polls of this process: datagrams may have
+    /// waited unread.
     pub fn handle_poll_gap(&mut self, now: Time) {
         self.unanswered_since = self.unanswered_since.map(|_| now);
     }
 
-    /// What the silence on it means. `suspect_after`: how long it may last; `elsewhere`: when the peer was last heard by another path.
+    /// Judges the silence of the path. `suspect_after`: longest silence in nanoseconds;
+    /// `elsewhere`: time of the last reception from the peer by another path.
     pub fn assess(&mut self, now: Time, suspect_after: u64, elsewhere: Time) -> PathHealth {
         let Some(since) = self.unanswered_since.filter(|_| self.is_open()) else {
             return PathHealth::Alive;
         };
         let slack = self.round_trip.smoothed_nanos().unwrap_or(0).saturating_mul(ROUND_TRIPS);
         let unanswered = now.nanos_since(since);
-        // So much later it had probes of ours to answer, too.
+        // A peer that sent something so much later has also polled, and had probes to answer.
         let is_awake = elsewhere.nanos_since(since) > suspect_after / 2 + slack;
         if unanswered > suspect_after + slack && is_awake && self.state == MonitorState::Suspected {
             self.close(now);
@@ -343,7 +360,7 @@ impl PathMonitor {
         PathHealth::Alive
     }
 
-    /// No frames go by it; it is tried anew.
+    /// Closes the path; validation begins again.
     pub fn close(&mut self, now: Time) {
         let fresh = PathMonitor::new(now, self.size_max);
         *self = PathMonitor { number: self.number, next: now.after(VALIDATION_NANOS_MIN), ..fresh };
@@ -356,10 +373,10 @@ mod tests {
 
     const PAUSE_MAX: u64 = 2 * SECOND;
     const PATIENCE: u64 = 100 * MILLISECOND;
-    /// A round trip of the path that is tried.
+    /// Round trip time of the simulated path.
     const ROUND_TRIP: u64 = MILLISECOND;
 
-    /// A path, and a network that carries datagrams of up to so many bytes.
+    /// A path, and a network that carries datagrams of up to `limit` bytes.
     struct Trial {
         monitor: PathMonitor,
         now: Time,
@@ -373,7 +390,7 @@ mod tests {
             Self { monitor, now: Time(0), limit, sizes: Vec::new() }
         }
 
-        /// Sends what is due, and answers what gets through.
+        /// Sends the probes that are due, and answers those that pass.
         fn turn(&mut self) -> Vec<PathChange> {
             let mut sent = Vec::new();
             while let Some(probe) = self.monitor.due_probe(self.now, PAUSE_MAX) {
@@ -518,7 +535,7 @@ mod tests {
         assert!(trial.monitor.size() < size);
     }
 
-    /// What can happen to a path that has been silent since `SINCE`, at `NOW`.
+    /// Events for a path that has been silent since `SINCE`.
     #[derive(Clone, Copy, Debug)]
     enum Event {
         Heard,
@@ -530,15 +547,16 @@ mod tests {
         Absent,
         Shaken,
         Closed,
-        /// So long after something was sent it is judged, and the peer was heard elsewhere so long after that.
+        /// The path is judged this many nanoseconds after something was sent; the second value is
+        /// the time, counted from the same moment, of the last reception by another path.
         Judged(u64, u64),
     }
 
-    /// What it tells its owner.
+    /// What the monitor reports to its owner.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Says {
         Nothing,
-        /// The doubt is over, or is new.
+        /// A suspicion begins (true) or ends (false).
         Doubt(bool),
         Opened,
         Lost,
@@ -566,7 +584,7 @@ mod tests {
             (Closed, [(Validating, quiet); 3]),
             (Judged(half, 2 * whole), keeps),
             (Judged(half + 1, 0), doubts),
-            // Not at once, however late it is: the peer must have had something to answer.
+            // A peer that had nothing to answer is not lost, however long its silence.
             (Judged(whole + 1, half), doubts),
             (Judged(100 * whole, half), doubts),
             (
@@ -631,15 +649,16 @@ mod tests {
         let due = |monitor: &mut PathMonitor, at: Time| {
             monitor.due_probe(at, PAUSE_MAX).map(|p| p.size as usize)
         };
-        // What has happened; the probe that is due then, of a path that is tried, up, doubted. None of them had waited for
-        // anything, and the next trial was a second away.
+        // Each row holds an event, and the probe that is due afterwards for a path in validation,
+        // up and suspected. None of the paths awaits an answer, and their next probe is due a
+        // second later.
         type Happen = fn(&mut PathMonitor, Time);
         let (base, small) = (Some(BASE_BYTES), Some(PROBE_BYTES));
         let rows: [(&str, Happen, [Option<usize>; 3]); 6] = [
             ("nothing", |_, _| (), [None; 3]),
             ("the peer probes", |monitor, now| monitor.handle_peer_probe(now), [base, None, None]),
             ("the way may be another", |monitor, now| monitor.probe_now(now), [base, None, None]),
-            // Long ago, and its time has come.
+            // The event is long ago, and its probe is due.
             ("something was sent", |monitor, _| monitor.note_sent(Time(0)), [None, None, None]),
             (
                 "the same, and the way may be another",

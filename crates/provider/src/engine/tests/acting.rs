@@ -1,11 +1,11 @@
-//! A program that does something between polls is never put to sleep.
+//! Tests that a program that acts between polls never sleeps.
 
 use super::*;
 
-/// Longer than any loop polls in vain before it is advised to park.
+/// Longer than any loop polls without result before it is advised to park.
 const LONG: Duration = Duration::from_millis(10);
 
-/// What polls are advised while `act` comes before every second one.
+/// The advice to polls while `act` runs before every second poll.
 fn advice_while(party: &mut Party, mut act: impl FnMut(&mut Party)) -> Vec<Advice> {
     let start = Instant::now();
     let mut seen = Vec::new();

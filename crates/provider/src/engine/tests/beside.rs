@@ -1,4 +1,4 @@
-//! Peers of whom several addresses are known, and at which of them they are called.
+//! Tests of peers with several known addresses, and of the addresses that the engine dials.
 
 use std::net::Ipv4Addr;
 
@@ -6,7 +6,8 @@ use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
 use super::*;
 
-/// Where calls are neither answered nor refused, as beyond an interface that leads nowhere: a queue of callers that is full.
+/// A listener with a full queue, which neither answers nor refuses connections, as an interface
+/// that leads nowhere.
 struct Hole {
     address: SocketAddr,
     _open: (std::os::fd::OwnedFd, TcpStream),
@@ -22,7 +23,7 @@ impl Hole {
     }
 }
 
-/// A peer on another node that is called at `address`, and else, at the same port, at a further one.
+/// A peer on another node with first address `address`, and a further address with the same port.
 fn peer_at(party: &mut Party, address: SocketAddr, further: [u8; 4]) -> FiAddr {
     let name = Name::parse(&name_at(address, 1)).unwrap();
     let mut name = Name { node: 1, ..name };

@@ -1,4 +1,4 @@
-//! What closing waits for, and what is told of paths.
+//! Tests of what closing waits for, and of the statistics of paths.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -8,10 +8,10 @@ use landbridge_proto::wire::frame::Kind;
 
 use super::*;
 
-/// The index of a peer beyond the relay.
+/// The index of a peer that the relay reaches.
 const PEER: u32 = 7;
 
-/// The peer's word that it has taken in all below `delivered`.
+/// The peer's confirmation of all bytes below `delivered`.
 fn confirmation(own: Address, delivered: u64) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_BYTES];
     let empty = Header {
@@ -29,7 +29,8 @@ fn confirmation(own: Address, delivered: u64) -> Vec<u8> {
     bytes
 }
 
-/// A relay may lose what it has taken, when the network behind it breaks; who has ended sends nothing again.
+/// A relay may lose what it has accepted when the network behind it breaks, and a process that has
+/// ended retransmits nothing.
 #[test]
 fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -64,7 +65,7 @@ fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
         }
         seen.contains(&Kind::Goodbye)
     });
-    // Longer than it waits for its last words alone to be heard.
+    // Longer than the endpoint waits for the confirmation of its Goodbye alone.
     std::thread::sleep(DRAIN_TIME_MAX + Duration::from_millis(300));
     assert!(!closing.is_finished(), "nobody has confirmed {seen:?}");
     assert!(relay.send(&confirmation(own, bytes), &[]));

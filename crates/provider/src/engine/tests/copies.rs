@@ -1,9 +1,9 @@
-//! What is kept lest it has to go again, and its bound.
+//! Tests of the copies that are retained for retransmission, and of their bound.
 
 use super::datagrams::Pair;
 use super::*;
 
-/// For so many looks at the network nothing happens that takes the peer's help.
+/// During this number of polls nothing happens that needs the peer.
 const LOOKS: usize = 200;
 
 #[test]
@@ -13,7 +13,7 @@ fn without_room_for_copies_what_is_injected_waits_until_the_peer_has_the_rest() 
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let plain = SendRequest { payload: &payload, ..empty_message(pair.number) };
     let injected = SendRequest { inject: true, notify: false, ..plain };
-    // Nothing is kept for the other yet.
+    // No copy is retained for the peer yet.
     pair.one.engine.send(&injected).unwrap();
     for _ in 0..LOOKS {
         assert_eq!(pair.one.engine.send(&injected), Err(Errno::EAGAIN));

@@ -1,4 +1,4 @@
-//! Two engines with a connection between them, and datagrams beside it.
+//! Tests of two engines with a connection and a UDP path between them.
 
 use std::net::UdpSocket;
 
@@ -8,7 +8,7 @@ use landbridge_proto::wire::datagram::{PROBE_BYTES, PathProbe, TOKEN_BYTES};
 use super::super::datagrams::Datagrams;
 use super::*;
 
-/// Both, and the number under which the first knows the other.
+/// Both parties, and the second party's number in the first party's address vector.
 pub(super) struct Pair {
     pub one: Party,
     pub other: Party,
@@ -16,7 +16,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Joined by TCP over the loopback, with a line that is open on both sides.
+    /// Joins the parties by TCP over the loopback, with a UDP path that is open on both sides.
     fn open() -> Self {
         let mut pair = Self::join(|party| {
             let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic);
@@ -28,7 +28,7 @@ impl Pair {
         pair
     }
 
-    /// Joined by TCP over the loopback, prepared like this before.
+    /// Joins the parties by TCP over the loopback, after `prepare` has changed them.
     pub fn join(prepare: fn(&mut Party)) -> Self {
         let (mut one, mut other) = (Party::open(), Party::open());
         [&mut one, &mut other].into_iter().for_each(prepare);
@@ -51,7 +51,7 @@ impl Pair {
         true
     }
 
-    /// Sends a message of so many bytes, and compares what arrives.
+    /// Sends a message of `bytes` bytes, and compares the received message.
     fn exchange(&mut self, bytes: usize) {
         let mut sent: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 251) as u8).collect();
         let mut received = vec![0; bytes];
@@ -70,7 +70,7 @@ impl Pair {
         assert!(sent == received, "what arrives is what was sent");
     }
 
-    /// The connection between them is broken, as the first finds.
+    /// Breaks the connection between the parties, on the first party's side.
     fn cut_connection(&mut self) {
         let engine = &mut self.one.engine;
         let is_stream = |link: &Option<Box<Link>>| link.as_ref().is_some_and(|it| it.is_stream());
@@ -78,7 +78,7 @@ impl Pair {
         engine.link_down(id, &std::io::ErrorKind::ConnectionReset.into());
     }
 
-    /// Nobody takes connections where either is said to.
+    /// Replaces the addresses of both parties by an address without a listener.
     fn hide_doors(&mut self) {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for party in [&mut self.one, &mut self.other] {
@@ -86,7 +86,7 @@ impl Pair {
         }
     }
 
-    /// Bytes that the first has sent over UDP.
+    /// Number of bytes that the first party has sent over UDP.
     fn bytes_over_udp(&mut self) -> u64 {
         let engine = &self.one.engine;
         let lines = engine.peer_states[0].open_paths.iter().filter(|open_path| {
@@ -107,7 +107,7 @@ fn messages_of_all_sizes_go_in_datagrams() {
     assert!(carried > sent * 9 / 10, "{carried} of {sent} bytes over UDP");
 }
 
-/// Anybody can send datagrams, in anybody's name.
+/// Any process can send datagrams with any sender address.
 #[test]
 fn what_strangers_send_is_dropped() {
     let mut pair = Pair::open();
@@ -128,7 +128,7 @@ fn what_strangers_send_is_dropped() {
     assert_eq!(dropped(&pair).1, 0);
 }
 
-/// Bits that no checksum of UDP has found wrong.
+/// The corrupt bits are those that no checksum of UDP has detected.
 #[test]
 fn spoilt_datagrams_of_a_peer_count_as_lost() {
     let mut pair = Pair::open();
@@ -141,7 +141,7 @@ fn spoilt_datagrams_of_a_peer_count_as_lost() {
     assert!(pair.other.engine.has_udp_paths());
 }
 
-/// No kernel confirms a datagram, so nothing but silence shows that a process has died.
+/// No kernel confirms a datagram, so only silence shows that a process has ended.
 #[test]
 fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
     let Pair { mut one, other, .. } = Pair::open();

@@ -1,12 +1,17 @@
-//! What a message costs, counted in one thread: no scheduler, no second processor.
+//! Measures the cost of a message in one thread, without effects of a scheduler or a second
+//! processor.
 
 use super::*;
 
-/// Messages up to this are injected, as MPI libraries do.
+/// Messages of up to this many bytes are injected, as MPI libraries do.
 const INJECT_MAX: usize = 4 << 10;
 
-/// `cargo test --release -p landbridge-provider --lib measure_messages -- --ignored --nocapture`; what leads from one engine to
-/// the other is said by `LANDBRIDGE_PATHS`. Under callgrind it says where the instructions go.
+/// `LANDBRIDGE_PATHS` selects the path between the engines. Under callgrind the test shows where
+/// the instructions are spent. The command is:
+///
+/// ```text
+/// cargo test --release -p landbridge-provider --lib measure_messages -- --ignored --nocapture
+/// ```
 #[test]
 #[ignore = "a measurement"]
 fn measure_messages_there_and_back() {

@@ -1,10 +1,10 @@
-//! Peeks for any source by a library that delivers its own messages itself, and messages to
-//! oneself.
+//! Tests of peeks for any source by a library that delivers its own messages itself, and of
+//! messages to the same process.
 
 use super::*;
 use crate::engine::peeks::looks_first;
 
-/// One to whom a message of tag 7 has been sent, and whose library repeats peeks.
+/// Two parties: the second one has received a message with tag 7, and its library repeats peeks.
 fn with_message() -> (Party, Party) {
     let (mut one, other, number) = linked();
     one.engine.send(&SendRequest { tag: Some(7), ..empty_message(number) }).unwrap();

@@ -1,4 +1,5 @@
-//! Connections of strangers: what the log says of them, and where they find an endpoint at all.
+//! Tests of pending connections: what the log reports of refused ones, and where an endpoint
+//! listens.
 
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use super::*;
 
 const STRANGERS: usize = 300;
 
-/// In a process of its own, whose standard error is the log.
+/// Runs in a process of its own, whose standard error is the log.
 #[test]
 fn strangers_without_number_cost_a_few_lines_that_count_them_all() {
     const CHILD: &str = "LANDBRIDGE_TEST_STRANGERS";

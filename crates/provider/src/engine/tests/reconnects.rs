@@ -1,4 +1,4 @@
-//! Paths that are lost, and which others stand in for them.
+//! Tests of lost paths, and of the paths that replace them.
 
 use std::os::fd::OwnedFd;
 
@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
 use super::*;
 
-/// A connection to a port at this address, and the other end.
+/// A connection to a port at this address, and its other end.
 fn connection(ip: &str) -> (TcpStream, TcpStream) {
     let door = TcpListener::bind((ip, 0)).unwrap();
     let near = TcpStream::connect(door.local_addr().unwrap()).unwrap();
@@ -21,7 +21,7 @@ fn link_up(party: &mut Party, peer: Peer, socket: TcpStream) -> usize {
     party.engine.link_up(Some(peer), carrier, 1, false).unwrap()
 }
 
-/// An endpoint with a connection to a peer, at whose address nobody takes any just now.
+/// An endpoint with a connection to a peer, at whose address no process listens at the moment.
 fn linked() -> (Party, Peer, usize, OwnedFd, TcpStream) {
     let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -49,7 +49,7 @@ fn a_further_address_that_comes_back_first_does_not_stand_in_for_the_main_one() 
     let rail = link_up(&mut party, peer, near);
     assert_eq!(party.engine.peer_states[peer.0 as usize].send_state, SendState::Up(rail));
 
-    // Somebody is there again.
+    // A process listens at the address again.
     listen(&taken, 8).unwrap();
     let door = TcpListener::from(taken);
     door.set_nonblocking(true).unwrap();
@@ -80,7 +80,7 @@ fn a_path_that_is_heard_again_does_not_stand_in_for_one_that_was_lost() {
     }
 }
 
-/// A checked message of five bytes, whole.
+/// A whole message of five bytes with checksums.
 fn message_frame() -> Vec<u8> {
     let mut other = Party::open();
     let number = other.av.insert(name_at(SocketAddr::from(([127, 0, 0, 1], 9)), 1));
@@ -93,12 +93,13 @@ fn message_frame() -> Vec<u8> {
     core.open_path(peer, path, PathProperties { checked: true, ..PathProperties::RELAY });
     let mut frame = core.poll_transmit(peer, path).unwrap();
     let payload = frame.payload;
-    // SAFETY: the memory is on this stack.
+    // SAFETY: the memory is in this stack frame.
     unsafe { integrity::fill_in(Checksum::Crc32c, &mut frame, payload) };
     [frame.front(), &bytes[..]].concat()
 }
 
-/// Also when it comes in parts, and when its path is made anew for it.
+/// The corrupt frame is also counted when it arrives in parts, and when its path is closed and
+/// dialled again.
 #[test]
 fn what_arrives_spoilt_over_tcp_is_counted_for_its_path() {
     let (mut party, peer, id, _taken, mut far) = linked();

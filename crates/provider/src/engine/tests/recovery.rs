@@ -1,4 +1,5 @@
-//! A process that is recorded, and a new start of it: the same at the same polls, whatever the clock shows.
+//! Tests of a recorded process and its next incarnation: both deliver the same frames at the same
+//! polls, whatever the clock shows.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -10,10 +11,10 @@ use landbridge_proto::wire::frame::Kind;
 use super::super::replay::Replay;
 use super::*;
 
-/// Longer than the protocol waits before it asks what has become of a frame.
+/// Longer than the protocol waits before it sends a status request for a frame.
 const LONG_MICROS: u64 = 5 * SECOND / MICROSECOND;
 
-/// An engine whose relay is this test, and the number of a peer beyond it.
+/// An engine whose relay is this test, and the number of a peer that the relay reaches.
 struct Recorded {
     party: Party,
     relay: ShmLink,
@@ -40,7 +41,8 @@ impl Recorded {
         Recorded { party, relay, number }
     }
 
-    /// After a start that has told `determinants` and sent so many other frames.
+    /// The next incarnation, after an incarnation that has recorded `determinants` and sent `sent`
+    /// other frames.
     fn start_again(determinants: &[Vec<u8>], sent: u64) -> Recorded {
         let mut again = Recorded::start();
         let told = Header::parse(&determinants[0]).unwrap();
@@ -61,7 +63,7 @@ impl Recorded {
         }
     }
 
-    /// What it has sent since the last call.
+    /// The frames that the process has sent since the last call.
     fn sent(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while let Some(frame) = self.relay.peek().unwrap() {
@@ -103,7 +105,7 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     second.poll(1);
     assert_eq!(second.sent(), asked[1..], "without a moment's wait");
     assert!(!second.party.engine.is_replaying());
-    // It goes on as the first one would have.
+    // The second incarnation continues as the first would have.
     second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(second.sent().len(), 0, "the second question waits twice as long");

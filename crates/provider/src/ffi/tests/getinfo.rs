@@ -1,10 +1,10 @@
-//! What `getinfo` offers, to whom.
+//! Tests of the offers of `getinfo`.
 
 use super::*;
 use crate::info::{FORMAT_LANDBRIDGE, INJECT_SIZE, NAME};
 
 const ENODATA: i32 = -libc::ENODATA;
-/// What MPICH asks for (dumped from the wheel).
+/// The mode bits that MPICH requests (dumped from the Python wheel).
 const MPICH_MODE: u64 = 1 << 59 | 1 << 57 | 1 << 56 | 1 << 52;
 const MPICH_ORDER: u64 =
     ORDER_SAS | ORDER_ATOMIC_RAR | ORDER_ATOMIC_RAW | ORDER_ATOMIC_WAR | ORDER_ATOMIC_WAW;
@@ -112,9 +112,9 @@ fn strings_are_resolved_to_socket_addresses() {
     assert_eq!((server.src_addrlen, server.dest_addrlen), (16, 0));
     let client = Offer::get(version(1, 17), Some("127.0.0.1"), Some("9228"), 0, None).unwrap();
     assert_eq!((client.src_addrlen, client.dest_addrlen), (16, 16));
-    // SAFETY: the offer is whole.
+    // SAFETY: the offer is complete.
     assert_eq!(unsafe { crate::info::bind_address(&client) }, None, "any place will do");
-    // SAFETY: sixteen bytes, as just asserted.
+    // SAFETY: the address has sixteen bytes, as asserted above.
     let target = unsafe { crate::resolve::read_sockaddr(client.dest_addr) };
     assert_eq!(target, Some("127.0.0.1:9228".parse().unwrap()));
     let nowhere = Offer::get(version(1, 17), Some("300.1.1.1"), None, NUMERICHOST, None);

@@ -1,4 +1,4 @@
-//! The face through its own C tables, as a libfabric host would call it.
+//! Tests of the provider through its C tables, as a libfabric host calls it.
 
 use std::ffi::{CString, c_void};
 use std::mem::zeroed;
@@ -14,7 +14,7 @@ mod vectors;
 
 const EINVAL: i32 = -libc::EINVAL;
 
-/// An answer of `getinfo`, freed as the host would.
+/// An answer of `getinfo`, which is freed as the host would free it.
 struct Offer(*mut Info);
 
 impl Offer {
@@ -30,7 +30,7 @@ impl Offer {
         let pointer = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |t| t.as_ptr());
         let mut info = ptr::null_mut();
         let hints = hints.map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: as a host calls it.
+        // SAFETY: the call has the arguments of a host.
         let status = unsafe {
             let getinfo = (*crate::fi_prov_ini()).getinfo.unwrap();
             getinfo(version, pointer(&node), pointer(&service), flags, hints, &mut info)
@@ -39,27 +39,27 @@ impl Offer {
     }
 
     fn tx(&self) -> &TxAttr {
-        // SAFETY: every part of an offer is there.
+        // SAFETY: every part of an offer is present.
         unsafe { &*self.tx_attr }
     }
 
     fn rx(&self) -> &RxAttr {
-        // SAFETY: as above.
+        // SAFETY: every part of an offer is present.
         unsafe { &*self.rx_attr }
     }
 
     fn ep(&self) -> &EpAttr {
-        // SAFETY: as above.
+        // SAFETY: every part of an offer is present.
         unsafe { &*self.ep_attr }
     }
 
     fn domain(&self) -> &DomainAttrBase {
-        // SAFETY: as above.
+        // SAFETY: every part of an offer is present.
         unsafe { &*self.domain_attr }
     }
 
     fn fabric(&self) -> &FabricAttr {
-        // SAFETY: as above.
+        // SAFETY: every part of an offer is present.
         unsafe { &*self.fabric_attr }
     }
 }
@@ -67,7 +67,7 @@ impl Offer {
 impl std::ops::Deref for Offer {
     type Target = Info;
     fn deref(&self) -> &Info {
-        // SAFETY: what `getinfo` gave.
+        // SAFETY: `getinfo` has returned the pointer.
         unsafe { &*self.0 }
     }
 }
@@ -92,13 +92,13 @@ impl Drop for Offer {
             self.fabric_attr.cast(),
             self.0.cast(),
         ];
-        // SAFETY: all of it is libc memory, or null.
+        // SAFETY: the parts are libc memory, or null.
         parts.into_iter().for_each(|part| unsafe { libc::free(part) });
     }
 }
 
-/// Hints with all their parts. The domain's are as short as 1.17 has them, so that a read beyond
-/// them would be a read of something else.
+/// Hints with all their parts. The domain's attributes are as short as in 1.17, so that a read
+/// beyond them would read other memory.
 struct Hints {
     info: Box<Info>,
     tx: Box<TxAttr>,
@@ -133,7 +133,7 @@ impl Hints {
     }
 }
 
-/// A fabric, a domain, and in it a queue, a vector and an endpoint, nothing bound.
+/// A fabric and a domain with a queue, a vector and an endpoint, which are not bound.
 struct Stack {
     fabric: *mut FidFabric,
     domain: *mut FidDomain,
@@ -143,13 +143,13 @@ struct Stack {
 }
 
 impl Stack {
-    /// With a service, addresses are socket addresses.
+    /// Opens the objects. With a service, addresses are socket addresses.
     fn open(service: Option<&str>) -> Stack {
         let info = Offer::get(version(1, 17), None, service, SOURCE, None).unwrap();
         let none: *mut c_void = ptr::null_mut();
         let (mut fabric, mut domain, mut cq, mut av, mut ep) =
             (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        // SAFETY: as a host calls it.
+        // SAFETY: the calls have the arguments of a host.
         unsafe {
             let open = (*crate::fi_prov_ini()).fabric.unwrap();
             assert_eq!(open(info.fabric_attr, &mut fabric, none), 0);
@@ -165,10 +165,10 @@ impl Stack {
         Stack { fabric, domain, cq, av, ep }
     }
 
-    /// Another endpoint in place of the first, from a changed offer.
+    /// Replaces the endpoint by an endpoint from a changed offer.
     fn reopen(&mut self, change: impl FnOnce(&mut Info)) {
         let info = Offer::get(version(1, 17), None, None, 0, None).unwrap();
-        // SAFETY: the offer is ours alone; the first endpoint is closed once.
+        // SAFETY: the offer belongs to this test; the first endpoint is closed once.
         unsafe {
             change(&mut *info.0);
             assert_eq!(((*(*self.ep).fid.ops).close)(self.ep.cast()), 0);
@@ -180,7 +180,7 @@ impl Stack {
     fn register(&self, key: u64, len: usize) -> Result<*mut FidMr, i32> {
         let mut mr = ptr::null_mut();
         let (none, access) = (ptr::null_mut(), REMOTE_READ | REMOTE_WRITE);
-        // SAFETY: nobody reaches the region.
+        // SAFETY: no peer accesses the region.
         let status = unsafe {
             let reg = (*(*self.domain).mr).reg;
             reg(self.domain.cast(), ptr::null(), len, access, 0, key, 0, &mut mr, none)
@@ -199,7 +199,7 @@ impl Drop for Stack {
             self.fabric.cast(),
         ];
         for fid in fids {
-            // SAFETY: each closed once.
+            // SAFETY: each object is closed once.
             unsafe { assert_eq!(((*(*fid).ops).close)(fid), 0) };
         }
     }

@@ -1,4 +1,4 @@
-//! Objects: their tables, their life, their options.
+//! Tests of objects: their tables, their life, their options.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn every_slot_of_every_table_is_filled() {
 #[test]
 fn an_endpoint_needs_its_vector_and_queues() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened.
+    // SAFETY: the objects are open.
     unsafe {
         let ops = &*(*stack.ep).fid.ops;
         let fid = stack.ep.cast();
@@ -53,7 +53,7 @@ fn an_endpoint_needs_its_vector_and_queues() {
 fn objects_may_be_closed_in_any_order() {
     let stack = Stack::open(None);
     let mr = stack.register(7, 64).unwrap();
-    // SAFETY: each closed once, none used after; the parents go first.
+    // SAFETY: each object is closed once and not used afterwards; the parents are closed first.
     unsafe {
         for fid in [stack.fabric.cast::<Fid>(), stack.domain.cast(), stack.cq.cast()] {
             assert_eq!(((*(*fid).ops).close)(fid), 0);
@@ -68,7 +68,7 @@ fn objects_may_be_closed_in_any_order() {
 #[test]
 fn options_and_flags() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened; values have the lengths given.
+    // SAFETY: the objects are open, and the values have the given lengths.
     unsafe {
         let ops = &*(*stack.ep).ops;
         let fid: *mut Fid = stack.ep.cast();
@@ -98,23 +98,23 @@ fn options_and_flags() {
 fn memory_is_registered_under_the_callers_keys() {
     let stack = Stack::open(None);
     let first = stack.register(0x8000_0000_0000_01f0, 64).unwrap();
-    // SAFETY: just registered.
+    // SAFETY: the region is registered.
     assert_eq!(unsafe { (*first).key }, 0x8000_0000_0000_01f0);
     assert_eq!(stack.register(0x8000_0000_0000_01f0, 8).err(), Some(-266));
     let whole = stack.register(1, usize::MAX).unwrap();
     for mr in [first, whole] {
-        // SAFETY: closed once.
+        // SAFETY: the region is closed once.
         unsafe { assert_eq!(((*(*mr).fid.ops).close)(mr.cast()), 0) };
     }
     let again = stack.register(0x8000_0000_0000_01f0, 8).unwrap();
-    // SAFETY: closed once.
+    // SAFETY: the region is closed once.
     unsafe { assert_eq!(((*(*again).fid.ops).close)(again.cast()), 0) };
 }
 
 #[test]
 fn atomics_are_answered_alike_by_endpoint_and_domain() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened.
+    // SAFETY: the objects are open.
     unsafe {
         let (domain, ep) = (&*(*stack.domain).ops, &*(*stack.ep).atomic);
         for (datatype, op) in (0..14).flat_map(|d| (0..19).map(move |o| (d, o))) {

@@ -1,4 +1,5 @@
-//! When success is told, and at which level: what `*msg` calls, plain calls and injects differ in.
+//! Tests of when success is reported, and at which level: differences of `*msg` calls, plain calls
+//! and injects.
 
 use super::*;
 use crate::engine::request::CompletionLevel;
@@ -8,7 +9,7 @@ use crate::info::INJECT_SIZE;
 #[test]
 fn with_selective_completion_message_calls_count_their_own_flags_only() {
     let stack = bound(SEND | RECV | SELECTIVE_COMPLETION, COMPLETION | DELIVERY_COMPLETE);
-    // SAFETY: an endpoint just opened.
+    // SAFETY: the endpoint is open.
     let ep = unsafe { endpoint(stack.ep) };
     let plain = ep.transmit_options();
     assert_eq!((plain.notify, plain.level, plain.inject), (true, CompletionLevel::Delivery, false));
@@ -25,7 +26,7 @@ fn with_selective_completion_message_calls_count_their_own_flags_only() {
 #[test]
 fn without_it_everything_but_injects_is_told() {
     let stack = bound(SEND | RECV, 0);
-    // SAFETY: an endpoint just opened.
+    // SAFETY: the endpoint is open.
     let ep = unsafe { endpoint(stack.ep) };
     assert!(ep.transmit_options().notify && ep.receive_notify() && ep.receive_notify_for(0));
     let inject = ep.inject_options(INJECT_SIZE).unwrap();
@@ -38,7 +39,7 @@ fn without_it_everything_but_injects_is_told() {
 #[test]
 fn levels_follow_the_flags() {
     let stack = bound(SEND | RECV, 0);
-    // SAFETY: an endpoint just opened.
+    // SAFETY: the endpoint is open.
     let level = |flags| unsafe { endpoint(stack.ep) }.message_options(flags, 0).unwrap().level;
     assert_eq!(level(0), CompletionLevel::Transmit);
     assert_eq!(level(INJECT), CompletionLevel::Inject);
@@ -50,18 +51,18 @@ fn levels_follow_the_flags() {
 #[test]
 fn a_source_counts_only_where_it_was_asked_for() {
     let mut stack = Stack::open(None);
-    // SAFETY: endpoints just opened.
+    // SAFETY: the endpoint is open.
     assert_eq!(unsafe { endpoint(stack.ep) }.source(3), 3);
     stack.reopen(|info| info.caps &= !DIRECTED_RECV);
-    // SAFETY: as above.
+    // SAFETY: the endpoint is open.
     assert_eq!(unsafe { endpoint(stack.ep) }.source(3), ADDR_UNSPEC);
 }
 
 fn bound(flags: u64, transmit_flags: u64) -> Stack {
     let mut stack = Stack::open(None);
-    // SAFETY: the offer's attributes are there.
+    // SAFETY: the offer's attributes are present.
     stack.reopen(|info| unsafe { (*info.tx_attr).op_flags = transmit_flags });
-    // SAFETY: objects just opened.
+    // SAFETY: the objects are open.
     let bound = unsafe { ((*(*stack.ep).fid.ops).bind)(stack.ep.cast(), stack.cq.cast(), flags) };
     assert_eq!(bound, 0);
     stack

@@ -1,4 +1,4 @@
-//! Completion queues, counters and event queues.
+//! Tests of completion queues, counters and event queues.
 
 use std::mem::MaybeUninit;
 
@@ -9,7 +9,7 @@ const EAGAIN: isize = -(libc::EAGAIN as isize);
 #[test]
 fn an_idle_queue_says_again_at_once_and_after_its_time() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened; the buffer holds one entry.
+    // SAFETY: the objects are open; the buffer holds one entry.
     unsafe {
         let ops = &*(*stack.cq).ops;
         let mut entry = MaybeUninit::<CqTaggedEntry>::uninit();
@@ -27,7 +27,7 @@ fn an_idle_queue_says_again_at_once_and_after_its_time() {
 #[test]
 fn a_counter_waits_for_its_threshold() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened, closed once.
+    // SAFETY: the objects are open, and are closed once.
     unsafe {
         let mut cntr = ptr::null_mut();
         let open = (*(*stack.domain).ops).cntr_open;
@@ -48,7 +48,7 @@ fn a_counter_waits_for_its_threshold() {
 #[test]
 fn a_counter_that_would_never_count_is_refused() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened, closed once.
+    // SAFETY: the objects are open, and are closed once.
     unsafe {
         let mut cntr = ptr::null_mut();
         let open = (*(*stack.domain).ops).cntr_open;
@@ -63,7 +63,7 @@ fn a_counter_that_would_never_count_is_refused() {
 #[test]
 fn a_poll_set_names_those_with_news() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened, closed once; room for two contexts.
+    // SAFETY: the objects are open, and are closed once; the buffer holds two contexts.
     unsafe {
         let (mut set, mut cntr, none) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let ops = &*(*stack.domain).ops;
@@ -93,7 +93,7 @@ fn a_poll_set_names_those_with_news() {
 fn an_event_queue_gives_back_what_was_written() {
     let stack = Stack::open(None);
     let mut attr = EqAttr { size: 0, flags: WRITE, wait_obj: WAIT_FD, ..unsafe { zeroed() } };
-    // SAFETY: objects just opened, closed once; buffers have the lengths given.
+    // SAFETY: the objects are open, and are closed once; buffers have the given lengths.
     unsafe {
         let mut eq = ptr::null_mut();
         let open = (*(*stack.fabric).ops).eq_open;
@@ -120,6 +120,6 @@ fn an_event_queue_gives_back_what_was_written() {
 
 fn is_readable(fd: i32) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: `poll` is one local entry.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }

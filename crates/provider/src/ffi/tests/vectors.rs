@@ -1,4 +1,4 @@
-//! Address vectors.
+//! Tests of address vectors.
 
 use std::mem::MaybeUninit;
 
@@ -9,7 +9,7 @@ fn addresses_get_numbers_in_order_and_come_back() {
     let stack = Stack::open(None);
     let names: Vec<u8> = (1..=3u8).flat_map(|i| [i; 48]).collect();
     let mut numbers = [9; 3];
-    // SAFETY: three addresses of 48 bytes, room for three numbers.
+    // SAFETY: the buffers hold three addresses of 48 bytes and three numbers.
     unsafe {
         let ops = &*(*stack.av).ops;
         let none = ptr::null_mut();
@@ -33,7 +33,7 @@ fn bad_socket_addresses_are_told_one_by_one() {
     let portless = crate::resolve::sockaddr_bytes("10.0.0.1:0".parse().unwrap());
     let names = [good, [0xff; 16], portless, good].concat();
     let (mut numbers, mut errors) = ([9; 4], [9; 4]);
-    // SAFETY: four addresses of 16 bytes, room for four numbers and errors.
+    // SAFETY: the buffers hold four addresses of 16 bytes, and four numbers and errors.
     unsafe {
         let done = ((*(*stack.av).ops).insert)(
             stack.av,
@@ -54,7 +54,7 @@ fn services_are_counted_up() {
     let stack = Stack::open(Some("9228"));
     let mut numbers = [9; 4];
     let (mut text, mut len, mut name) = ([0u8; 64], 64, [0u8; 16]);
-    // SAFETY: room for two times two numbers; buffers have the lengths given.
+    // SAFETY: the buffer holds two times two numbers; buffers have the given lengths.
     unsafe {
         let ops = &*(*stack.av).ops;
         let (node, service) = (c"127.0.0.1".as_ptr(), c"9000".as_ptr());
@@ -73,7 +73,7 @@ fn services_are_counted_up() {
 #[test]
 fn insertions_can_be_reported_as_events() {
     let stack = Stack::open(None);
-    // SAFETY: objects just opened, closed once; buffers have the lengths given.
+    // SAFETY: the objects are open, and are closed once; buffers have the given lengths.
     unsafe {
         let mut attr = AvAttr { flags: EVENT, ..zeroed() };
         let (mut av, mut eq) = (ptr::null_mut(), ptr::null_mut());
