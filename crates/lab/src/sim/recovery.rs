@@ -11,7 +11,7 @@
 //! which it can come back; if there was too much while it was away, the job has ended.
 //!
 //! What may never happen: a new start sees something else, or in another order, than the one before; a message is lost,
-//! doubled or changed; somebody hears that another one is gone; a relay stops one for doing something else than before.
+//! doubled, changed or overtaken by a later one of its source; somebody hears that another one is gone; a relay stops one for doing something else than before.
 
 mod disk;
 mod process;
@@ -25,7 +25,7 @@ use landbridge_proto::wire::hello::LogPosition;
 use super::random::Random;
 use super::{EventCounts, Violation, require};
 use disk::Disk;
-use process::{CheckpointImage, Process, ProgramEvent, StepResult, Task};
+use process::{CheckpointImage, PlantedFault, Process, ProgramEvent, StepResult, Task};
 
 /// More steps than any run takes.
 const STEPS_MAX: usize = 3_000_000;
@@ -90,13 +90,25 @@ struct RecoveryWorld {
 
 /// Runs one seed.
 pub fn run(seed: u64, trace: bool) -> Result<EventCounts, Violation> {
-    let mut world = RecoveryWorld::new(seed, trace)?;
+    run_with(seed, trace, None)
+}
+
+/// Runs one seed with programs that make this fault.
+fn run_with(
+    seed: u64,
+    trace: bool,
+    planted: Option<PlantedFault>,
+) -> Result<EventCounts, Violation> {
+    let mut world = RecoveryWorld::new(seed, trace, planted)?;
     for _ in 0..STEPS_MAX {
         if world.has_ended {
             world.counts.count("jobs ended by too little memory");
             return Ok(world.counts);
         }
         if world.ranks.iter().all(|rank| rank.is_done && rank.process.is_some()) {
+            for process in world.ranks.iter().filter_map(|rank| rank.process.as_ref()) {
+                process.check_deliveries()?;
+            }
             return Ok(world.counts);
         }
         world.step()?;
@@ -105,14 +117,14 @@ pub fn run(seed: u64, trace: bool) -> Result<EventCounts, Violation> {
 }
 
 impl RecoveryWorld {
-    fn new(seed: u64, trace: bool) -> Result<Self, Violation> {
+    fn new(seed: u64, trace: bool, planted: Option<PlantedFault>) -> Result<Self, Violation> {
         let mut random = Random::new(seed);
         let per_side = random.pick(&[1, 1, 2]);
         let count = 2 * per_side as u32;
         let bytes_max = random.pick(&[10, 500, 5_000, 60_000, 200_000]);
         let each = random.pick(&[3, 20, 60]).min(4_000_000 / bytes_max.max(1) as u32);
         let window = random.pick(&[100, 5_000, 100_000]);
-        let task = |index| Task { index, count, each, bytes_max, seed, window };
+        let task = |index| Task { index, count, each, bytes_max, seed, window, planted };
         let rank = |index| SimulatedRank {
             task: task(index),
             process: None,
@@ -541,6 +553,25 @@ mod tests {
     use super::*;
 
     const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 600 };
+
+    #[test]
+    fn duplicated_lost_and_reordered_messages_are_found() {
+        for (planted, found) in [
+            (PlantedFault::DuplicatedAndLost, "message 1 of"),
+            (PlantedFault::Swapped, "is delivered out of order"),
+        ] {
+            let mut violations = 0;
+            for seed in 0..20 {
+                match run_with(seed, false, Some(planted)) {
+                    Err(violation) if violation.0.contains(found) => violations += 1,
+                    // A job that ends early may not have come so far.
+                    Ok(counts) if counts.of("jobs ended by too little memory") > 0 => (),
+                    other => panic!("{planted:?}, seed {seed}: {other:?}"),
+                }
+            }
+            assert!(violations > 10, "{planted:?}: {violations} of 20 seeds");
+        }
+    }
 
     #[test]
     fn killed_processes_recover_their_state() {

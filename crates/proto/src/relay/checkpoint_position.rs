@@ -25,6 +25,10 @@ use super::segmented_log::{SegmentPosition, SegmentedLog};
 use crate::id::Address;
 use crate::wire::hello::LogPosition;
 
+/// Why a replay is refused that is longer than its opening frame can say.
+const TOO_LONG: &str = "its log holds 4,294,967,296 determinants or more: take checkpoints, from \
+                        which a replay is shorter";
+
 /// Most stored positions; beyond, the earliest is dropped. Checkpoint images of a process are few,
 /// and taken one after the other.
 const CHECKPOINT_POSITIONS_MAX: usize = 64;
@@ -38,6 +42,8 @@ const TRIMMED: &str = "what it did before its checkpoints is not kept any more";
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CheckpointPosition {
     pub standing: LogPosition,
+    /// Determinants between this position and the end of the log.
+    pub determinants_left: u32,
     pub determinants: Cursor,
     pub inbound: SegmentPosition,
     pub sent: Cursor,
@@ -47,6 +53,15 @@ pub(super) struct CheckpointPosition {
 #[derive(Debug, Default)]
 pub(super) struct CheckpointPositions {
     all: Vec<(LogPosition, DeterminantPosition)>,
+}
+
+/// The number of determinants that a replay from `standing` delivers, of `count` that were ever
+/// recorded.
+///
+/// # Errors
+/// If the opening frame of a replay cannot count them: its field has 32 bits.
+pub(super) fn replay_length(count: u64, standing: u64) -> Result<u32, &'static str> {
+    u32::try_from(count.saturating_sub(standing)).map_err(|_| TOO_LONG)
 }
 
 impl CheckpointPositions {
@@ -71,13 +86,15 @@ impl CheckpointPositions {
         let known = before.unwrap_or(start);
         let position =
             determinants.position_after(known, standing.determinants).ok_or(UNKNOWN_POSITION)?;
+        let determinants_left = replay_length(determinants.count(), standing.determinants)?;
         if known.number < standing.determinants || before.is_none() {
             self.all.insert(place, (standing, position));
             if self.all.len() > CHECKPOINT_POSITIONS_MAX {
                 self.all.remove(0);
             }
         }
-        Ok(CheckpointPosition { standing, determinants: position.cursor, inbound, sent })
+        let determinants = position.cursor;
+        Ok(CheckpointPosition { standing, determinants, determinants_left, inbound, sent })
     }
 
     /// The latest stored log position.
@@ -126,5 +143,17 @@ impl MessageLogs {
         log.nondeterminism = reads;
         self.storage.note_recoverable(address);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_too_long_to_be_counted_is_refused() {
+        let longest = u64::from(u32::MAX);
+        assert_eq!(replay_length(longest + 7, 7), Ok(u32::MAX));
+        assert_eq!(replay_length(longest + 8, 7), Err(TOO_LONG));
     }
 }

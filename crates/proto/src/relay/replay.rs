@@ -181,10 +181,7 @@ impl MessageLog {
         pool: &mut ChunkPool,
     ) {
         self.resume_at(&position);
-        // Each determinant takes at least three bytes of the log memory, so the count fits into 32
-        // bits unless the log of this endpoint takes more than 12 GiB (`recover_memory` is 4 GiB by
-        // default).
-        let determinants_left = (self.determinants.count() - position.standing.determinants) as u32;
+        let determinants_left = position.determinants_left;
         let (determinants, inbound) = (position.determinants, position.inbound);
         let left = inbound.segment;
         let new = None;

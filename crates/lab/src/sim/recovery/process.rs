@@ -55,6 +55,29 @@ pub enum ProgramEvent {
     Sent { context: usize },
 }
 
+/// A fault that a program of a simulated process makes on purpose, so that a test can show that the checks of delivered messages
+/// find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests plant faults"))]
+pub enum PlantedFault {
+    /// Message 1 is sent twice and message 2 never: as many messages arrive as should.
+    DuplicatedAndLost,
+    /// Messages 1 and 2 are sent in the wrong order.
+    Swapped,
+}
+
+impl PlantedFault {
+    /// The number that the message of this number bears.
+    fn number_sent(self, number: u32) -> u32 {
+        match (self, number) {
+            (PlantedFault::DuplicatedAndLost, 2) => 1,
+            (PlantedFault::Swapped, 1) => 2,
+            (PlantedFault::Swapped, 2) => 1,
+            _ => number,
+        }
+    }
+}
+
 /// Which process it is, and what it is to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Task {
@@ -66,6 +89,7 @@ pub struct Task {
     /// Of all that the program decides.
     pub seed: u64,
     pub window: u32,
+    pub planted: Option<PlantedFault>,
 }
 
 /// At the poll of this number since the one before: so many frames, after so much time.
@@ -108,6 +132,7 @@ pub struct Process {
     random: Random,
     left: Vec<u32>,
     received: u32,
+    deliveries: Deliveries,
     confirmed: u32,
     posted: BTreeMap<usize, ProgramMemory>,
     contexts: usize,
@@ -151,6 +176,7 @@ impl Process {
             random: Random::new(task.seed ^ (u64::from(task.index) << 40)),
             left,
             received: 0,
+            deliveries: Deliveries::default(),
             confirmed: 0,
             posted: BTreeMap::new(),
             contexts: 0,
@@ -234,6 +260,12 @@ impl Process {
         self.received == all && self.confirmed == all
     }
 
+    /// Of each other process, every message was delivered once: an error names the first that was not.
+    pub fn check_deliveries(&self) -> Result<(), Violation> {
+        let others = (0..self.task.count).filter(|other| *other != self.task.index);
+        self.deliveries.check_complete(others, self.task.each)
+    }
+
     /// The program goes on a little, and looks for messages. `real`: the clock, in microseconds.
     pub fn step(&mut self, real: u64) -> Result<StepResult, Violation> {
         if self.replaying.is_none() && !self.ready()? {
@@ -271,6 +303,7 @@ impl Process {
         if self.random.percent(30) && !others.is_empty() {
             let to = self.random.pick(&others);
             let number = self.task.each - self.left[to as usize];
+            let number = self.task.planted.map_or(number, |fault| fault.number_sent(number));
             self.left[to as usize] -= 1;
             let size = 8 + self.random.size(self.task.bytes_max);
             let memory = ProgramMemory::new(content(self.task.index, number, size as usize));
@@ -518,6 +551,7 @@ impl Process {
                 let is_from = self.endpoint.address(peer) == Address::new(from, 0);
                 require!(is_true && is_from, "a message of {from} is not what it was");
                 self.received += 1;
+                self.deliveries.record(from, number, context)?;
                 ProgramEvent::Received { from, number, bytes }
             }
             _ => {
@@ -551,6 +585,39 @@ impl Process {
                 self.endpoint.transmitted(peer, PATH, true, copy);
             }
             self.handle_actions()?;
+        }
+        Ok(())
+    }
+}
+
+/// Which messages a process has received, by source and number, and by which of its receives: contexts are given to receives in the order
+/// in which they are posted.
+///
+/// All receives of a process match all messages, so the order of messages from one source is the order of the receives that they
+/// match (MPI 5.0, section 3.5, "Nonovertaking"). Receives may complete in another order.
+#[derive(Default)]
+struct Deliveries(BTreeMap<(u32, u32), usize>);
+
+impl Deliveries {
+    fn record(&mut self, from: u32, number: u32, context: usize) -> Result<(), Violation> {
+        let before = self.0.range(..(from, number)).next_back();
+        let after = self.0.range((from, number)..).next();
+        let is_ordered = before.is_none_or(|((other, _), it)| *other != from || *it < context)
+            && after.is_none_or(|((other, _), it)| *other != from || *it > context);
+        let is_new = self.0.insert((from, number), context).is_none();
+        require!(is_new, "message {number} of {from} is delivered twice");
+        require!(is_ordered, "message {number} of {from} is delivered out of order");
+        Ok(())
+    }
+
+    fn check_complete(
+        &self,
+        sources: impl Iterator<Item = u32>,
+        each: u32,
+    ) -> Result<(), Violation> {
+        for from in sources {
+            let lost = (0..each).find(|number| !self.0.contains_key(&(from, *number)));
+            require!(lost.is_none(), "message {lost:?} of {from} is not delivered");
         }
         Ok(())
     }
