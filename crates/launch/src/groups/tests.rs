@@ -1,4 +1,4 @@
-//! Where spawned processes go, and which indices they get.
+//! Hosts and indices of spawned processes.
 
 use super::*;
 use crate::local::LocalTransport;
@@ -46,7 +46,8 @@ fn job(size: u32) -> Job {
     }
 }
 
-/// Cluster 0: a gateway, n1 with 2 of 3 slots taken, n2 with 1 of 1. Cluster 1: n1 with 2 of 2.
+/// Cluster 0: a gateway, n1 with 2 of 3 slots taken, n2 with 1 of 1 slots. Cluster 1: n1 with 2 of
+/// 2 slots.
 fn groups() -> Groups {
     let mut top = node(0, "gw", 5, 0, 0);
     top.children = vec![node(0, "n1", 0, 2, 3), node(0, "n2", 2, 1, 1)];
