@@ -5,8 +5,10 @@
 //! everything below the folder, so the check covers each folder from the root of the file system
 //! down, and each symbolic link in the path with the folders of its target.
 //!
-//! | a folder | may belong to | |---|---| | that the user named | this user or root | | above the
-//! named folder | also the owner of `/`, which is root under another number in a user namespace |
+//! | a folder | may belong to |
+//! |---|---|
+//! | that the user named | this user or root |
+//! | above the named folder | also the owner of `/`, who is root outside of a user namespace |
 //!
 //! Only the owner may have write permission, unless the sticky bit is set: then no user removes or
 //! renames entries of other users. A group without any other member counts as the user. What may

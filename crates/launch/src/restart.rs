@@ -5,15 +5,15 @@
 //! earlier incarnations, and the limits. Out: a [`Decision`]; and, for the user, the history of a
 //! rank that is given up ([`give_up_text`]).
 //!
-//! | how the process ended | what follows | |---|---| | exit code, after MPI_Finalize or without
-//! any use of MPI | the end: the program has ended by itself | | exit code 0 without MPI_Finalize |
-//! the end; the job's too, unless the other ranks end as well (`watch`) | | the provider's notice
-//! that the process cannot go on | the end: another incarnation would do the same | | the
-//! provider's notice that the connection to the relay is lost | a restart, unless a row below holds
-//! | | any signal; another exit code without MPI_Finalize | a restart, unless a row below holds | |
-//! … at the same point, in the same way, [`SAME_POINT_MAX`] times running | the end: the program's
-//! own fault | | … [`RestartLimits::restarts_max`] restarts within [`RestartLimits::within_s`] |
-//! the end |
+//! | how the process ended | what follows |
+//! |---|---|
+//! | exit code, after MPI_Finalize or without any use of MPI | the end: the program's own choice |
+//! | exit code 0 without MPI_Finalize | the end; see `watch` for what follows for the job |
+//! | the provider's notice that it cannot go on | the end: every incarnation would do the same |
+//! | the provider's notice that its relay is lost | a restart, unless a row below holds |
+//! | signal, or other exit code without MPI_Finalize | a restart, unless a row below holds |
+//! | … [`SAME_POINT_MAX`] times running at the same point, in the same way | the end |
+//! | … [`RestartLimits::restarts_max`] restarts within [`RestartLimits::within_s`] | the end |
 //!
 //! The *point* is the number of requests to the process manager, of bytes printed, and of polls for
 //! messages. A program that computes without requests, output and polls stays at the same point, so
