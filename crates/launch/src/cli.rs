@@ -266,7 +266,7 @@ pub struct SettingOptions {
 }
 
 impl SettingOptions {
-    /// The same options as words for the command line of another Landbridge process.
+    /// The options as words for the command line of another Landbridge process.
     pub fn words(&self) -> Vec<String> {
         let file =
             self.file.iter().map(|file| ["--settings".to_string(), file.display().to_string()]);

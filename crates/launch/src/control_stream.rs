@@ -77,7 +77,8 @@ impl ControlStream {
         self.unsent.len()
     }
 
-    /// Whether the peer has closed its output.
+    /// Whether nothing more can be received: the peer has closed the stream, a read has failed, a
+    /// frame was malformed, or no agent of the same version has answered.
     pub fn at_end(&self) -> bool {
         self.at_end
     }
