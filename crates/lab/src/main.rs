@@ -1,4 +1,4 @@
-//! The command `landbridge-lab`, which people type as `landbridge lab`.
+//! The command `landbridge-lab`, which users start as `landbridge lab`.
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -29,8 +29,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Build the clusters of FILE, run COMMAND on the first host of the first site, remove
-    /// everything
+    /// Build the clusters of FILE, run COMMAND on the first host of the first site, and remove the
+    /// clusters
     #[command(after_long_help = RUN_HELP)]
     Run {
         /// Lab file (TOML), for example labs/two-sites.toml
@@ -38,63 +38,64 @@ enum Action {
         /// Name of the running lab, for `landbridge lab link`; default: the name in FILE
         #[arg(long)]
         name: Option<String>,
-        /// What to run
+        /// Command to run, with its arguments
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Check FILE and print what would be built
+    /// Check FILE and print the hosts and links that it describes
     Check {
         /// Lab file (TOML), for example labs/two-sites.toml
         file: PathBuf,
     },
-    /// Run COMMAND on a host of the lab that this is typed in
+    /// Run COMMAND on a host of the lab that surrounds this shell
     #[command(after_help = ON_HELP)]
     On {
         /// Name of the host: north-1, north-2 … of a site `north`, north-gw for its gateway;
-        /// `landbridge lab check FILE` prints them
+        /// `landbridge lab check FILE` prints the names
         host: String,
-        /// What to run there
+        /// Command to run on the host, with its arguments
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
     /// Show or change the links of a running lab
     #[command(after_long_help = LINK_HELP)]
     Link(LinkArguments),
-    /// Take an interface of a host down or up in a running lab; its routes come back with it
+    /// Take an interface of a host down or up in a running lab; the interface's routes return with
+    /// it
     #[command(after_help = INTERFACE_HELP)]
     Interface {
-        /// Name of the lab; inside a lab `.` means that one
+        /// Name of the lab; inside a lab, `.` means the surrounding lab
         lab: String,
         /// Name of the host or gateway, as `landbridge lab check FILE` prints it
         host: String,
-        /// lan0 on the first rail, lan1 on the second …; wan0 of a gateway
+        /// Name of the interface: lan0 on the first rail, lan1 on the second …; wan0 of a gateway
         device: String,
-        /// up or down
+        /// New state of the interface: up or down
         state: String,
     },
-    /// Stop the relay of a site (SIGSTOP) or let it go on (SIGCONT) in a running lab
+    /// Stop the relay of a site (SIGSTOP) or continue it (SIGCONT) in a running lab
     #[command(after_help = RELAY_HELP)]
     Relay {
-        /// Name of the lab; inside a lab `.` means that one
+        /// Name of the lab; inside a lab, `.` means the surrounding lab
         lab: String,
         /// Name of the site
         site: String,
-        /// stop or continue
+        /// Action: stop or continue
         state: String,
     },
-    /// Measure the network between two places (start `probe serve` at one of them)
+    /// Measure the network between two hosts (start `probe serve` on one of them)
     #[command(after_help = PROBE_HELP)]
     Probe {
         #[command(subcommand)]
         probe: Probe,
     },
-    /// Run MPI programs over and over while the network of a lab fails by chance
+    /// Run MPI programs repeatedly while the network of a lab fails at random
     #[command(after_long_help = SOAK_HELP)]
     Soak(SoakArguments),
-    /// Run MPI programs over and over while their ranks are killed by chance
+    /// Run MPI programs repeatedly while their ranks are killed at random
     #[command(after_long_help = PUNISH_HELP)]
     Punish(PunishArguments),
-    /// Run endpoints against each other under seeds, and check all they say
+    /// Run simulated endpoints against each other under seeds, and check their results
     Simulate(Simulate),
     #[command(hide = true)]
     Inside {
@@ -113,51 +114,52 @@ enum Action {
 
 #[derive(Args)]
 struct LinkArguments {
-    /// Name of the lab; inside a lab `.` means that one
+    /// Name of the lab; inside a lab, `.` means the surrounding lab
     lab: String,
-    /// `north-south` for both directions, `north>south` for one, `north-LAN1` for all of a rail;
-    /// without it, all are shown with their counts
+    /// Link: `north-south` for both directions, `north>south` for one, `north-LAN1` for all of a
+    /// rail; without a link, all links are shown with their counters
     link: Option<String>,
-    /// Nothing passes, and what is on the way is lost
+    /// Drop all packets of the link, including packets under way
     #[arg(long, conflicts_with = "up")]
     down: bool,
-    /// First make the link what the lab file says
+    /// Reset the link to the lab file before other changes
     #[arg(long)]
     restore: bool,
     /// Undo --down
     #[arg(long)]
     up: bool,
-    /// Such as `100Mbit/s`, or `unlimited`
+    /// Rate, such as `100Mbit/s`, or `unlimited`
     #[arg(long)]
     rate: Option<String>,
-    /// One way, such as `5ms`
+    /// One-way delay, such as `5ms`
     #[arg(long)]
     delay: Option<String>,
-    /// Up to this much more delay for each packet, such as `1ms`; packets stay in order
+    /// Maximum additional delay of each packet, such as `1ms`; packets stay in order
     #[arg(long)]
     jitter: Option<String>,
-    /// Share of packets that get lost, such as `5%`
+    /// Share of packets that are lost, such as `5%`
     #[arg(long)]
     loss: Option<String>,
     /// Share of packets that arrive twice, such as `5%`
     #[arg(long)]
     duplicate: Option<String>,
-    /// Share of packets that fall back behind later ones, such as `5%`
+    /// Share of packets that are delayed behind later packets, such as `5%`
     #[arg(long)]
     reorder: Option<String>,
-    /// How far they fall back, such as `1ms`
+    /// Delay of reordered packets, such as `1ms`
     #[arg(long)]
     reorder_by: Option<String>,
-    /// Share of packets of which a bit is changed, such as `5%`
+    /// Share of packets in which one bit is changed, such as `5%`
     #[arg(long)]
     corrupt: Option<String>,
     /// Keep the checksums of corrupted packets valid: true or false
     #[arg(long)]
     repair_checksums: Option<bool>,
-    /// What may wait for the wire, such as `512KiB`
+    /// Capacity of the queue in front of the link, such as `512KiB`
     #[arg(long)]
     queue: Option<String>,
-    /// Larger IP packets vanish and nobody is told: bytes, such as `1280`, or `none`
+    /// Largest IP packet in bytes, such as `1280`, or `none`; larger packets are dropped without a
+    /// notice
     #[arg(long)]
     mtu: Option<String>,
 }
@@ -170,49 +172,49 @@ enum Probe {
         #[arg(long, default_value_t = PROBE_PORT)]
         port: u16,
     },
-    /// Round trips of small UDP datagrams
+    /// Measure round trips of small UDP datagrams
     Delay {
-        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
+        /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
         /// Number of round trips
         #[arg(long, default_value_t = 20)]
         count: u32,
     },
-    /// What one TCP connection carries
+    /// Measure the throughput of one TCP connection
     Rate {
-        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
+        /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
-        /// How long to send
+        /// Duration of the transfer in seconds
         #[arg(long, default_value_t = 3.0)]
         seconds: f64,
     },
-    /// Numbers of the UDP datagrams that came back, in their order
+    /// Print the numbers of the UDP datagrams that came back, in order of arrival
     Loss {
-        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
+        /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
         /// Number of datagrams, one each millisecond
         #[arg(long, default_value_t = 100)]
         count: u32,
-        /// Size of each
+        /// Size of each datagram in bytes
         #[arg(long, default_value_t = 100)]
         bytes: usize,
     },
-    /// How many UDP datagrams came back, changed, twice, or after later ones
+    /// Count UDP datagrams that came back, came back changed, twice, or out of order
     Echoes {
-        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
+        /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
         /// Number of datagrams, one each millisecond
         #[arg(long, default_value_t = 100)]
         count: u32,
-        /// Size of each
+        /// Size of each datagram in bytes
         #[arg(long, default_value_t = 1000)]
         bytes: usize,
     },
-    /// Whether a TCP connection can be made
+    /// Check whether a TCP connection can be made
     Connect {
-        /// What to connect to: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
+        /// Address to connect to: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
-        /// How long to wait for an answer
+        /// Timeout of the connection attempt in seconds
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
     },
@@ -316,15 +318,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// What only prints, briefly or for long, ends when nobody reads it any more, as `ls` does, without a word. Labs
-/// do not: they have something to take down.
+/// Restores the default disposition of SIGPIPE for commands that only print: such a command ends
+/// without a message, as `ls` does, when the reader of its output closes the pipe. Commands that
+/// build a lab keep running, because they have to remove the lab.
 fn end_without_reader(action: &Action) {
     use Action::{Check, Interface, Link, On, Relay, Simulate};
     if matches!(
         action,
         Check { .. } | On { .. } | Link(_) | Interface { .. } | Relay { .. } | Simulate(_)
     ) {
-        // SAFETY: the default disposition; no handler of ours is involved.
+        // SAFETY: the call sets the default disposition; no handler of this program is involved.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
 }
@@ -379,7 +382,7 @@ fn on_host(host: &str, command: &[OsString]) -> anyhow::Result<u8> {
     Err(error).with_context(|| format!("cannot run `{}`", command[0].to_string_lossy()))
 }
 
-/// Sends a request to a lab, `.` for that around us, and prints what it says.
+/// Sends a request to a lab and prints the answer; `.` stands for the surrounding lab.
 fn ask(lab: &str, request: &str) -> anyhow::Result<u8> {
     let answer = control::request(Some(lab).filter(|&name| name != "."), request)?;
     println!("{}", answer.trim_end());
@@ -415,7 +418,7 @@ impl LinkArguments {
             ("queue", &self.queue),
             ("mtu", &self.mtu),
         ];
-        // A request's words are separated by spaces, so `5 ms` goes as `5ms`.
+        // Spaces separate the words of a request, so `5 ms` is sent as `5ms`.
         let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
         let given = values
             .iter()
@@ -427,7 +430,7 @@ impl LinkArguments {
     }
 }
 
-/// Between two datagrams of a probe.
+/// Time between two datagrams of a probe.
 const PACE: Duration = Duration::from_millis(1);
 
 fn run_probe(probe: Probe) -> anyhow::Result<u8> {
@@ -473,7 +476,7 @@ fn run_probe(probe: Probe) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// `HOST` or `HOST:PORT`.
+/// Resolves `HOST` or `HOST:PORT` to an IPv4 address.
 fn address(text: &str) -> anyhow::Result<SocketAddr> {
     let with_port =
         if text.contains(':') { text.to_owned() } else { format!("{text}:{PROBE_PORT}") };
@@ -495,7 +498,8 @@ mod tests {
         assert!(silent.is_empty(), "without a help: {}", silent.join(", "));
     }
 
-    /// Narrower than most terminals: clap breaks longer lines where they end, and leaves the rest of each on a line of its own.
+    /// Width of most terminals, less a margin: clap breaks longer lines at this width, and the rest
+    /// of each broken line gets a line of its own.
     const COLUMNS: usize = 79;
 
     #[test]

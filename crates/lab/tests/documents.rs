@@ -1,5 +1,6 @@
-//! Documents that say what the code says: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md`
-//! compared with the constants they describe, lines of logs with those that are printed, and links that lead somewhere.
+//! Documents that repeat facts of the code: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md` are
+//! compared with the constants that they describe, log lines with the strings in the code, and
+//! links with existing files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,7 +70,7 @@ fn the_table_of_sizes_is_that_of_the_code() {
     assert_eq!(relay::FRAME_BYTES_MAX, frame);
 }
 
-/// Each row names a constant, the file it is in, and its value as it stands there.
+/// Each row names a constant, the file that defines it, and its value as written in that file.
 #[test]
 fn the_table_of_bounds_is_that_of_the_code() {
     let text = read("docs/ARCHITECTURE.md");
@@ -114,7 +115,7 @@ fn every_bound_of_channels_and_paths_is_in_the_table() {
     }
 }
 
-/// Each table names the keys of one `…Entry` of the topology file, in the same order.
+/// Each table lists the keys of one `…Entry` of the topology file, in the same order.
 #[test]
 fn the_keys_of_a_topology_are_those_of_the_code() {
     let text = read("docs/TOPOLOGY.md");
@@ -140,7 +141,7 @@ fn the_keys_of_a_topology_are_those_of_the_code() {
 fn the_errors_of_a_topology_are_those_of_the_code() {
     let text = read("docs/TOPOLOGY.md");
     let files = ["topology", "plan"].map(|file| read(&format!("crates/launch/src/{file}.rs")));
-    // A message may go on in the next line of the source.
+    // A message may continue in the next line of the source.
     let words = files.concat().replace("\\\n", " ").replace("\\\"", "\"");
     let source = words.split_whitespace().collect::<Vec<_>>().join(" ");
     for row in rows(&text, "## What may go wrong (checked)") {
@@ -157,7 +158,7 @@ fn the_topology_in_the_readme_is_the_example() {
     assert_eq!(found, [example]);
 }
 
-/// With `LANDBRIDGE_WRITE_SETTINGS=1` the tables are written anew first.
+/// With `LANDBRIDGE_WRITE_SETTINGS=1` the test first writes the tables to the document.
 #[test]
 fn the_tables_of_settings_are_those_of_the_code() {
     let path = "docs/SETTINGS.md";
@@ -172,7 +173,7 @@ fn the_tables_of_settings_are_those_of_the_code() {
     assert!(read(path) == text, "{path} is stale; to write its tables: {advice}");
 }
 
-/// Each line begins as it does in a log; `…` stands for what differs from one to the next.
+/// Each row begins as the line does in a log; `…` stands for text that varies.
 #[test]
 fn the_lines_that_a_user_sees_are_those_of_the_code() {
     let mut files =
@@ -213,7 +214,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
         ["launch/src/mpi", "launch/src/agent", "drive/src/engine/epoll"]
             .map(|it| format!("crates/{it}/mod.rs")),
     );
-    // A text may go on in the next line of the source.
+    // A text may continue in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();
     let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
     let documents = ["docs/NETWORK.md", "docs/RECOVERY.md"].map(read);
@@ -224,7 +225,8 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     }
 }
 
-/// Each kind of call on files is tried by a case, which is refused if the table says so; and each case has its place in the table.
+/// Each kind of call on files has a test case, which is refused if the table says so; and each case
+/// has a row in the table.
 #[test]
 fn every_kind_of_call_on_files_has_its_case() {
     let document = read("docs/RECOVERY.md");
@@ -240,7 +242,7 @@ fn every_kind_of_call_on_files_has_its_case() {
     assert_eq!(tabled, file_cases(&read("tests/system/files.py")));
 }
 
-/// The names in the table `ROWS` of the driver, and whether they are refused.
+/// The names in the table `ROWS` of the driver, and whether the cases are refused.
 fn file_cases(driver: &str) -> BTreeMap<String, bool> {
     let table = driver.lines().skip_while(|line| *line != "ROWS = [");
     let mut cases = BTreeMap::new();
@@ -258,7 +260,7 @@ fn file_cases(driver: &str) -> BTreeMap<String, bool> {
 
 #[test]
 fn links_lead_somewhere() {
-    // Made by `make bench` and `tests/fabtests.py`.
+    // `make bench` and `tests/fabtests.py` make these documents.
     let generated = ["docs/BENCHMARKS.md", "docs/CONFORMANCE.md"];
     let documents = [
         "README.md",
@@ -305,7 +307,7 @@ const SETTINGS_HEADINGS: [(Scope, &str); 3] = [
     (Scope::Process, "## Of each process (checked)"),
 ];
 
-/// Lines of the table of settings of one kind.
+/// Lines of the table of settings of one scope.
 fn settings_table(scope: Scope) -> String {
     let mut table = String::new();
     let is_of_job = scope == Scope::Job;
@@ -329,7 +331,7 @@ fn settings_table(scope: Scope) -> String {
     table
 }
 
-/// The text with another table as the first one after the line `heading`.
+/// The text with `table` in place of the first table after the line `heading`.
 fn with_table(text: &str, heading: &str, table: &str) -> String {
     let start = text.find(&format!("{heading}\n")).unwrap_or_else(|| panic!("no {heading:?}"));
     let from = start + text[start..].find("\n|").expect("a table follows its heading") + 1;
@@ -337,7 +339,7 @@ fn with_table(text: &str, heading: &str, table: &str) -> String {
     format!("{}{}{rest}", &text[..from], table.trim_end())
 }
 
-/// Cells of the first table after the line `heading`, without its two head lines.
+/// Cells of the first table after the line `heading`, without the two header lines.
 fn rows(text: &str, heading: &str) -> Vec<Vec<String>> {
     let lines = text.lines().skip_while(|line| *line != heading);
     let table = lines.skip_while(|line| !line.starts_with('|'));

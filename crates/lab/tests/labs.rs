@@ -23,7 +23,7 @@ fn every_lab_file_is_valid() {
 fn grid5000_has_the_figures_of_the_paper() {
     let plan = lab("grid5000");
     assert_eq!(plan.sites.len(), 4);
-    // Message relaying, figures 10 (Mbit/s) and 11 (ms, one way).
+    // The figures of the paper "Message relaying": 10 (Mbit/s) and 11 (ms, one way).
     for (a, b, mbit_per_s, delay_ms) in [
         ("sophia", "bordeaux", 68.054155, 5.14608),
         ("sophia", "orsay", 42.425423, 8.61752),

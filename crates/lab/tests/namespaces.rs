@@ -1,9 +1,9 @@
-//! Labs with real namespaces. Where this machine may not make them, every test here says so and
-//! passes.
+//! Labs with real namespaces. Where this machine does not allow namespaces, every test here prints
+//! so and passes.
 //!
 //! Each test runs the program as a user does, with a shell script as the command in the lab. `$LAB`
-//! is the program; `serve MACHINE` starts the probes' server on a machine and returns when it
-//! answers.
+//! is the program; `serve MACHINE` starts the probes' server on a machine and returns when the
+//! server answers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_landbridge-lab");
 
-/// No test takes a third of this on an idle machine.
+/// Deadline of a lab; no test takes a third of this time on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(40);
 
 #[test]
@@ -31,7 +31,8 @@ fn gateways_see_the_delay_of_their_link() {
     );
     let text = succeeded(&output);
     assert!(text.contains("answers=20/20"), "{text}");
-    // Two ways of 5 ms. The quickest one, as on a busy machine the hosts take their time.
+    // Two times 5 ms of delay. The test takes the fastest answer, because hosts are slow on a busy
+    // machine.
     assert!((10_000.0..11_000.0).contains(&number(&text, "min_us=")), "{text}");
 }
 
@@ -125,7 +126,7 @@ fn what_is_larger_than_a_link_takes_vanishes() {
         let text = succeeded(&lab("small", &two_sites("to.b = { mtu = 1280 }"), &script));
         text.split_whitespace().count()
     };
-    // 28 bytes are headers.
+    // 28 of the bytes are headers.
     assert_eq!((came(1252), came(1253)), (20, 0));
 }
 
@@ -150,7 +151,7 @@ fn the_kernel_accepts_corruption_with_valid_checksums() {
     let text = succeeded(&lab("behind", &two_sites(link), script));
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "received=100/100 corrupted=100 duplicated=0 reordered=0");
-    // Six fragments each, all of them damaged, and put together again.
+    // Each datagram has six fragments, all of them corrupted, and is reassembled.
     assert!(number(lines[1], "received=") > 90.0, "{text}");
     assert_eq!(number(lines[1], "received="), number(lines[1], "corrupted="), "{text}");
 }
@@ -199,7 +200,8 @@ fn interfaces_go_down_and_come_back_with_their_routes() {
 #[test]
 fn a_relay_stops_and_goes_on() {
     let Some(_lock) = lock_lab() else { return };
-    // Any program of that name is one; a namesake on another machine is not touched.
+    // Any program of this name counts as a relay; a program of the same name on another machine is
+    // not stopped.
     let script = "cp $(command -v sleep) /dev/shm/landbridge-relay
         $LAB relay . a stop; $LAB on b-gw -- /dev/shm/landbridge-relay 60 & other=$!
         $LAB on a-gw -- /dev/shm/landbridge-relay 60 & relay=$!
@@ -230,7 +232,7 @@ fn links_change_while_the_lab_runs() {
     assert!((40_000.0..42_000.0).contains(&number(lines[2], "min_us=")), "{text}");
 }
 
-/// Needs no lab: a schedule is only computed.
+/// The test needs no lab: a schedule is only computed.
 #[test]
 fn a_soak_says_beforehand_what_will_fail() {
     let soak = |words: &str| {
@@ -304,7 +306,8 @@ fn nothing_is_left_after_a_kill() {
     let Some(_lock) = lock_lab() else { return };
     let interfaces = names_in("/sys/class/net");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    // A command that ignores signals, a daemon of its own session, a process in another namespace.
+    // The script has a command that ignores signals, a daemon in its own session, and a process in
+    // another namespace.
     let script =
         "trap '' TERM HUP INT; setsid sleep 1000 & $LAB on b-1 -- sleep 1000 & echo up; sleep 1000";
     let mut running = start("killed", &two_sites(""), script);
@@ -318,10 +321,10 @@ fn nothing_is_left_after_a_kill() {
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), mounts);
 }
 
-/// What a running lab looks like from outside.
+/// The traces of a running lab that are visible from outside.
 #[derive(Debug)]
 struct Traces {
-    /// Kernel's name of the lab's PID namespace.
+    /// The kernel's name of the lab's PID namespace.
     pid_namespace: String,
     socket: String,
 }
@@ -339,8 +342,8 @@ impl Traces {
         traces
     }
 
-    /// Processes in the lab. Its network namespaces are held by these processes and their mounts
-    /// alone.
+    /// Number of processes in the lab. Only these processes and their mounts hold the lab's network
+    /// namespaces.
     fn processes(&self) -> usize {
         let is_inside = |path: &Path| {
             fs::read_link(path.join("ns/pid"))
@@ -356,7 +359,7 @@ impl Traces {
             .any(|line| line.contains("@landbridge-lab/") && line.ends_with(&self.socket))
     }
 
-    /// The kernel ends what it kills within moments.
+    /// Waits until no trace is left; the kernel ends killed processes within moments.
     fn assert_gone(&self) {
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.processes() > 0 || self.has_socket() {
@@ -366,20 +369,22 @@ impl Traces {
     }
 }
 
-/// Tests measure time on few cores: one at a time. None where labs cannot be built.
+/// Locks the lab, because tests that measure time on few cores run one at a time; `None` where labs
+/// cannot be built.
 fn lock_lab() -> Option<MutexGuard<'static, ()>> {
     static LOCK: Mutex<()> = Mutex::new(());
     match why_not() {
         None => Some(LOCK.lock().unwrap_or_else(PoisonError::into_inner)),
         Some(reason) => {
-            // Past the capture of a passing test's output: what was skipped must be seen.
+            // The line bypasses the capture of a passing test's output, so that a skipped test is
+            // visible.
             let _ = writeln!(std::io::stderr(), "skipped: {reason}");
             None
         }
     }
 }
 
-/// What this machine lacks, found without the code under test as far as namespaces are concerned.
+/// The reason why this machine cannot run labs; namespaces are tested without the code under test.
 fn why_not() -> Option<String> {
     if let Err(error) = namespace::check_tools().and_then(|()| tun::check_available()) {
         return Some(error.to_string());
@@ -393,8 +398,9 @@ fn why_not() -> Option<String> {
     (!is_possible).then(|| namespace::NAMESPACES_REFUSED.to_owned())
 }
 
-/// What TCP carries over a link, 1,448 of each 1,500 bytes, is never more than the link's rate.
-/// Only the best of several tries must come near it: a busy machine slows TCP down, not the link.
+/// Checks the rate of TCP over a link: TCP carries 1,448 of each 1,500 bytes, and never more than
+/// the link's rate. Only the best of several tries must come near the rate, because a busy machine
+/// slows down TCP and not the link.
 fn assert_rate(text: &str, link_mbit_per_s: f64) {
     let possible = link_mbit_per_s * 1448.0 / 1500.0;
     let shares =
@@ -437,7 +443,7 @@ fn start(name: &str, file: &str, script: &str) -> Child {
         .unwrap()
 }
 
-/// Waits for a lab, kills it at the deadline, and collects what it said.
+/// Waits for a lab, kills the lab at the deadline, and collects its output.
 fn end_of(mut child: Child) -> Output {
     let deadline = Instant::now() + DEADLINE;
     while child.try_wait().unwrap().is_none() {

@@ -1,6 +1,6 @@
-//! Waiting for the agents below to answer: whoever has started some tells the user after
-//! [`NOTICE`] which hosts have not answered, and after [`PATIENCE`] that the job cannot start.
-//! Nothing in here reads a clock.
+//! Waits for child agents to answer. The launcher or agent that has started child agents reports
+//! after [`NOTICE`] which hosts have not answered, and after [`PATIENCE`] that the job cannot
+//! start. The module reads no clock.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,13 @@ use crate::control_stream::ControlStream;
 use crate::ps::paths::counted;
 use crate::spawn::agent_failure::by_hand;
 
-/// Longer than logins usually take.
+/// Time after which the user reads which hosts have not answered; logins usually take less.
 const NOTICE: Duration = Duration::from_secs(10);
-/// ssh gives up on a host that is switched off after 20 s, and a slow login takes some seconds; what
-/// has not answered by then asks for a password, or hangs.
+/// Time after which the job cannot start. ssh gives up on a host that is switched off after 20 s,
+/// and a slow login takes some seconds; a host that has not answered by then asks for a password,
+/// or hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Hosts named at most.
+/// Hosts that a text names at most.
 const NAMES_MAX: usize = 8;
 
 pub struct AgentStartup {
@@ -23,7 +24,7 @@ pub struct AgentStartup {
     over: bool,
 }
 
-/// What the user has to read.
+/// A text that the user has to read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum StartupNotice {
     Notice(String),
@@ -35,18 +36,19 @@ impl AgentStartup {
         AgentStartup { begun: now, noticed: false, over: false }
     }
 
-    /// Everyone has answered, or the job ends.
+    /// Ends the wait: every agent has answered, or the job ends.
     pub fn end(&mut self) {
         self.over = true;
     }
 
-    /// When [`AgentStartup::poll`] may have something to say.
+    /// The next time at which [`AgentStartup::poll`] may have a text.
     pub fn next_time(&self) -> Option<Instant> {
         let patience = if self.noticed { PATIENCE } else { NOTICE };
         (!self.over).then(|| self.begun + patience)
     }
 
-    /// `unanswered`: the hosts that have not answered, with what came in place of an answer.
+    /// Returns the text that is due at `now`. `unanswered` holds the hosts that have not answered,
+    /// each with the bytes received in place of the banner.
     pub fn poll(&mut self, now: Instant, unanswered: &[(&Node, String)]) -> Option<StartupNotice> {
         if self.next_time().is_none_or(|time| now < time) {
             return None;
@@ -71,12 +73,13 @@ impl AgentStartup {
     }
 }
 
-/// The host of an agent that has not answered yet, for [`AgentStartup::poll`].
+/// The host of an agent that has not answered yet, with the bytes received in place of the banner,
+/// for [`AgentStartup::poll`].
 pub fn unanswered<'a>(node: &'a Node, stream: &ControlStream) -> Option<(&'a Node, String)> {
     (!stream.has_answered()).then(|| (node, stream.noise()))
 }
 
-/// Further failures beside the one that is told in full: a line of each.
+/// The first line of each further failure, for a report that shows one failure in full.
 pub fn others<'a>(failures: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut lines: Vec<String> =
         failures.map(|text| text.lines().next().unwrap_or_default().to_string()).collect();

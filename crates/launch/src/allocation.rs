@@ -1,10 +1,11 @@
-//! Allocations of batch systems in which a job is started without saying where its ranks go: they all
-//! run on this host, though several were allocated. Pure: variables enter, advice leaves.
+//! Detects an allocation of a batch system in which the user starts a job without naming hosts: all
+//! ranks run on this host, though several hosts were allocated. The module is pure: variables
+//! enter, advice leaves.
 
 use std::collections::BTreeSet;
 
-/// What the user should read if an allocation of several hosts is not used. `variable`: of this
-/// process; `read`: a file.
+/// The advice that the user should read if an allocation of several hosts is not used. `variable`
+/// gives the value of an environment variable of this process; `read` gives the text of a file.
 pub fn advice(
     variable: impl Fn(&str) -> Option<String>,
     read: impl Fn(&str) -> Option<String>,

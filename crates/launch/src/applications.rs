@@ -1,6 +1,7 @@
-//! Several programs in one job: `landbridge run -n 1 ./master : -n 3 ./worker`. What stands in front
-//! of the first program holds for all of them, what stands behind a `:` for the program there alone.
-//! Ranks are numbered through, in the order of the programs, whose numbers are MPI_APPNUM.
+//! Several programs in one job: `landbridge run -n 1 ./master : -n 3 ./worker`. Options in front of
+//! the first program hold for all programs; options behind a `:` hold only for the program there.
+//! Ranks are numbered across all programs, in the order of the programs, whose numbers are
+//! MPI_APPNUM.
 
 use std::path::Path;
 
@@ -10,23 +11,23 @@ use crate::cli::{ApplicationArguments, RunArguments};
 use crate::control::spawn_order::{Application, Task};
 use crate::start::{check_program, exported};
 
-/// What separates programs.
+/// The word that separates two programs.
 const SEPARATOR: &str = ":";
-/// Settings hold for a job, not for one of its programs.
+/// Prefix of the variables of settings. Settings hold for a job, not for one of its programs.
 const SETTINGS: &str = "LANDBRIDGE_";
 
 const ONLY: &str =
     "behind a `:` go only -n, -x and --wdir; other options stand before the first program";
 
-/// The programs behind the first one.
+/// The programs behind the first one, each with its number of ranks.
 pub struct Others {
-    /// Of the first program, where there are others.
+    /// Number of ranks of the first program, if there are other programs.
     first_ranks: Option<u32>,
     others: Vec<(u32, ApplicationArguments)>,
 }
 
-/// Takes the programs behind the first one out of the command line, whose number of ranks is that of
-/// all of them afterwards.
+/// Removes the programs behind the first one from the command line, and sets the number of ranks on
+/// the command line to the sum over all programs.
 pub fn split(arguments: &mut RunArguments) -> Result<Others> {
     let words = std::mem::take(&mut arguments.program);
     let mut parts = words.split(|word| word == SEPARATOR);
@@ -67,7 +68,7 @@ fn read(words: &[String]) -> Result<(u32, ApplicationArguments)> {
 }
 
 impl Others {
-    /// All programs of the job. `size`: its ranks.
+    /// All programs of the job. `size` is the number of ranks of the job.
     pub fn applications(&self, arguments: &RunArguments, size: u32) -> Result<Vec<Application>> {
         let current = std::env::current_dir().context("this directory does not exist any more")?;
         let all = arguments.wdir.as_ref().map_or(current.clone(), |wdir| current.join(wdir));

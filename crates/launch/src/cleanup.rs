@@ -1,10 +1,12 @@
-//! Removes what MPI libraries leave in `/dev/shm` when they are killed.
+//! Removes files that killed processes of MPI libraries leave in `/dev/shm`.
 //!
-//! MPICH names its files after the job's key-value space, which is fresh for every job: these are
-//! told exactly. Where an agent and the launcher were killed at once nobody is left to do that: the next job does, with files
-//! of this user that no living process has open or mapped, once they are so old that nobody is about to. Intel MPI's
-//! names tell nothing; of them only those go that this user's processes made since the job began and that no living process
-//! has open or mapped.
+//! MPICH names its files after the job's key-value space, which is new for every job, so the files
+//! of a job are identified exactly. If an agent and the launcher are killed at the same time, no
+//! process of the job removes the files. The next job then removes old files of MPICH of this user
+//! that no living process has open or mapped, because no process is about to map a file of that
+//! age. The names of Intel MPI's files say nothing about the job: this module removes only the
+//! files that processes of this user have made since the job began and that no living process has
+//! open or mapped.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
@@ -13,10 +15,11 @@ use std::time::{Duration, SystemTime};
 
 const DIRECTORY: &str = "/dev/shm";
 const INTEL_PREFIX: &str = "Intel_MPI_";
-/// After so long whoever was to map a file has done so.
+/// Age from which an unused file of MPICH is orphaned: every process that was to map the file has
+/// done so by then.
 const ORPHANED_AFTER: Duration = Duration::from_secs(600);
 
-/// Removes MPICH's files of all ranks for which `wanted` is true.
+/// Removes the files of MPICH of all ranks for which `wanted` returns true.
 pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
     let prefixes = mpich_prefixes(kvsname);
     for path in entries(Path::new(DIRECTORY)) {
@@ -24,19 +27,20 @@ pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
         let rank = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
         let rank = rank.and_then(|rank| rank.parse().ok());
         if rank.is_some_and(&wanted) {
-            // Another agent of this job may have been faster.
+            // Another agent of this job may have removed the file already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Removes MPICH's files of jobs of which nobody is left.
+/// Removes files of MPICH of jobs that have no processes any more.
 pub fn remove_orphaned_mpich_files() {
     let now = SystemTime::now();
     remove_unused(entries(Path::new(DIRECTORY)).filter(|path| is_orphaned(path, now)).collect());
 }
 
-/// Whether this is an old file of this user, named as MPICH names them.
+/// Whether the file at `path` belongs to this user, is older than [`ORPHANED_AFTER`], and has a
+/// name as MPICH gives it.
 fn is_orphaned(path: &Path, now: SystemTime) -> bool {
     let name = file_name(path);
     let rest = name.strip_prefix("mpich_shm_").or_else(|| name.strip_prefix("mpich_vci_"));
@@ -51,7 +55,7 @@ fn is_orphaned(path: &Path, now: SystemTime) -> bool {
     })
 }
 
-/// Removes Intel MPI's files that nobody uses any more.
+/// Removes files of Intel MPI that no process uses any more.
 pub fn remove_stale_intel_files(job_started: SystemTime) {
     remove_unused(intel_candidates(Path::new(DIRECTORY), job_started));
 }
@@ -62,18 +66,19 @@ fn remove_unused(candidates: Vec<PathBuf>) {
     }
     let in_use = files_in_use();
     for path in candidates.iter().filter(|path| !in_use.contains(*path)) {
-        // As above.
+        // Another agent of this job may have removed the file already.
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// `mpich_shm_HASH_`, before the rank; and what there is with several interfaces (`MPIR_CVAR_CH4_NUM_VCIS`).
+/// Prefixes of MPICH's file names in front of the rank: `mpich_shm_HASH_`, and `mpich_vci_HASH_`
+/// for jobs with several interfaces (`MPIR_CVAR_CH4_NUM_VCIS`).
 fn mpich_prefixes(kvsname: &str) -> [String; 2] {
     let hash = fnv1a(kvsname.as_bytes());
     ["shm", "vci"].map(|kind| format!("mpich_{kind}_{hash:x}_"))
 }
 
-/// The 32-bit FNV-1a hash, by which MPICH shortens the name.
+/// The 32-bit FNV-1a hash, with which MPICH shortens the name of the key-value space.
 fn fnv1a(bytes: &[u8]) -> u32 {
     const OFFSET: u32 = 2_166_136_261;
     const PRIME: u32 = 16_777_619;
@@ -99,7 +104,8 @@ fn intel_candidates(directory: &Path, job_started: SystemTime) -> Vec<PathBuf> {
     entries(directory).filter(candidate).collect()
 }
 
-/// Shared memory files that some process we may look at has open or mapped.
+/// Shared memory files that a process has open or mapped, among the processes that this user may
+/// inspect.
 fn files_in_use() -> HashSet<PathBuf> {
     let mut files = HashSet::new();
     for process in entries(Path::new("/proc")) {
@@ -118,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_fnv_1a() {
-        // Values of the algorithm's published test vectors.
+        // The values are the published test vectors of the algorithm.
         assert_eq!(fnv1a(b""), 0x811c_9dc5);
         assert_eq!(fnv1a(b"a"), 0xe40c_292c);
         assert_eq!(fnv1a(b"foobar"), 0xbf9c_f968);

@@ -18,14 +18,14 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// What the command line says; ends the process where it cannot be read.
+    /// Parses the command line of this process; ends the process if the command line is not valid.
     pub fn of_command_line() -> Cli {
         Cli::parse_from(with_long_np(std::env::args_os().collect()))
     }
 }
 
-/// Other launchers' `-np N`, which would be `-n p` here, as `--np N`. Options end at the program:
-/// its own arguments stay what they are.
+/// Turns `-np N`, an option of other launchers that would be `-n p` here, into `--np N`. The
+/// options end at the name of the program: the program's own arguments stay unchanged.
 fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let name = arguments.get(1).and_then(|name| name.to_str()).unwrap_or_default();
     let cli = Cli::command();
@@ -37,7 +37,8 @@ fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// The same for the options of a command, without its name.
+/// Turns `-np` into `--np` among the options of one command; `arguments` begins behind the
+/// command's name.
 fn write_np_long(arguments: &mut [OsString], command: &clap::Command) {
     let mut index = 0;
     while let Some(word) = arguments.get(index).and_then(|word| word.to_str()) {
@@ -53,8 +54,8 @@ fn write_np_long(arguments: &mut [OsString], command: &clap::Command) {
     }
 }
 
-/// Whether the value of this option (or of the last of several short ones in one word) is the word
-/// that follows.
+/// Whether the value of an option is the next word. `word` is a long option, or a word with one or
+/// several short options, of which the last counts.
 fn takes_next(command: &clap::Command, word: &str) -> bool {
     let has_value = |argument: &clap::Arg| argument.get_action().takes_values();
     if let Some(long) = word.strip_prefix("--") {
@@ -68,12 +69,13 @@ fn takes_next(command: &clap::Command, word: &str) -> bool {
         let is_it = |argument: &&clap::Arg| argument.get_short() == Some(letter);
         command.get_arguments().find(is_it).is_some_and(has_value)
     };
-    // The first that takes a value takes what follows it in the word, if anything does.
+    // The first short option that takes a value takes the rest of the word as its value, if the
+    // rest is not empty.
     let valued = word[1..].char_indices().find(|&(_, letter)| short(letter));
     valued.is_some_and(|(at, letter)| 1 + at + letter.len_utf8() == word.len())
 }
 
-/// `--timeout`: whole seconds.
+/// Parses `--timeout`: whole seconds, at least 1.
 fn seconds(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) => Err("a job needs at least 1 second; without --timeout it has any time".into()),
@@ -82,7 +84,7 @@ fn seconds(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `--max-restarts-within`: a time with its unit, in seconds.
+/// Parses `--max-restarts-within`: a whole number with its unit (`s`, `min`, `h`), in seconds.
 fn span(text: &str) -> Result<u64, String> {
     let units = [("min", 60), ("s", 1), ("h", 3600)];
     let found = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
@@ -93,33 +95,33 @@ fn span(text: &str) -> Result<u64, String> {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Start an MPI program on this machine, on hosts, or over clusters
+    /// Start an MPI program on this machine, on hosts, or on several clusters
     Run(Box<RunArguments>),
-    /// List the jobs that run from this machine, and the process of each rank
+    /// List the running jobs that were started on this machine, with the process of each rank
     Ps(PsArguments),
-    /// Show what relays keep of the ranks of running jobs, so that these can come back
+    /// Show the message logs that relays hold for the ranks of running jobs
     Log(LogArguments),
-    /// Take an image of each rank of a running job now, from which it goes on if it is killed
+    /// Take a checkpoint of each rank of a running job now
     Checkpoint(CheckpointArguments),
-    /// Print settings with which an MPI library's own launcher uses the provider
+    /// Print the environment with which an MPI library's own launcher uses the provider
     Env(EnvArguments),
-    /// List what can be set, the value in force, and where it comes from
+    /// List all settings, their values in force, and where each value comes from
     Settings(SettingsArguments),
     /// Check this machine: MPI libraries, provider, privileges, limits
     Doctor(DoctorArguments),
-    /// The relay daemon (runs landbridge-relay)
+    /// Run the relay daemon (landbridge-relay)
     #[command(disable_help_flag = true)]
     Relay(PassedArguments),
-    /// Clusters out of network namespaces (runs landbridge-lab)
+    /// Build clusters of network namespaces (runs landbridge-lab)
     #[command(disable_help_flag = true)]
     Lab(PassedArguments),
-    /// The agent of one host; started by `landbridge run`
+    /// Run the agent of one host; `landbridge run` starts it
     #[command(hide = true)]
     Agent,
-    /// Asks one libfabric what it finds; started by `landbridge doctor`
+    /// Ask one libfabric which providers it finds; `landbridge doctor` starts it
     #[command(hide = true)]
     DoctorProbe { library: PathBuf },
-    /// One of two test processes; started by `landbridge doctor`
+    /// Run one of two test processes; `landbridge doctor` starts it
     #[command(hide = true)]
     DoctorPeer {
         #[arg(long)]
@@ -154,92 +156,95 @@ every host; a second one does so at once.";
 #[derive(Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArguments {
-    /// Number of ranks; default: as many as the hosts have slots
+    /// Number of ranks; default: the number of slots of all hosts
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
-    /// Cut this machine into N clusters joined by relays
+    /// Divide this machine into N clusters that relays connect
     #[arg(long, value_name = "N", conflicts_with_all = ["topology", "hosts", "hostfile"])]
     pub clusters: Option<u32>,
-    /// Clusters, hosts and relays; default: the file that LANDBRIDGE_TOPOLOGY names
+    /// Topology file with clusters, hosts and relays; default: the file that LANDBRIDGE_TOPOLOGY
+    /// names
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "hostfile"])]
     pub topology: Option<PathBuf>,
-    /// Hosts of one cluster, with the ranks each takes
+    /// Hosts of a single cluster, with the number of ranks for each
     #[arg(long, visible_alias = "host", value_name = "HOST[:N],…", value_delimiter = ',')]
     pub hosts: Vec<String>,
-    /// The same from a file: a line for each host, `HOST`, `HOST:N` or `HOST slots=N`
+    /// File with the hosts of a single cluster, one host a line: `HOST`, `HOST:N` or `HOST slots=N`
     #[arg(long, visible_alias = "machinefile", value_name = "FILE", conflicts_with = "hosts")]
     pub hostfile: Option<PathBuf>,
-    /// Ranks on each node, in place of its slots
+    /// Number of ranks on each node, in place of the node's slots
     #[arg(long, visible_alias = "ppn", value_name = "N")]
     pub ranks_per_node: Option<u32>,
-    /// Ranks in each cluster at most
+    /// Maximum number of ranks in each cluster
     #[arg(long, value_name = "N")]
     pub ranks_per_cluster: Option<u32>,
-    /// Set a variable for every rank, or with NAME alone pass ours on
+    /// Set a variable for every rank; NAME alone passes on the launcher's value
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]")]
     pub environment: Vec<String>,
     #[command(flatten)]
     pub settings: SettingOptions,
-    /// Directory in which ranks start; default: this one
+    /// Directory in which ranks start; default: the current directory
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
     pub wdir: Option<PathBuf>,
-    /// Put the rank in front of every line it prints
+    /// Print the rank in front of every line that the rank prints
     #[arg(short = 'l', long)]
     pub label: bool,
     /// End the job after this many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<u64>,
-    /// Start ranks anew that are killed, and let them come back to where they were (MPICH; see docs/RECOVERY.md)
+    /// Restart killed ranks, which replay from the message log (MPICH only; see docs/RECOVERY.md)
     #[arg(long)]
     pub recover: bool,
-    /// With --recover: keep the last N hosts of each cluster free, for the ranks of a node that is lost
+    /// With --recover: keep the last N hosts of each cluster free, for the ranks of a lost node
     #[arg(long, value_name = "N")]
     pub spares: Option<u32>,
-    /// With --recover: take an image of each rank so often, such as every 30s or 10min, from which it goes on (needs CRIU)
+    /// With --recover: take a checkpoint of each rank at this interval, such as 30s or 10min (needs
+    /// CRIU); a killed rank restarts from its newest checkpoint
     #[arg(long, value_name = "TIME")]
     pub checkpoint: Option<String>,
-    /// With --recover: end the job when a rank has been restarted so often [20] within the time
+    /// With --recover: end the job when a rank needs more than N restarts [20] within
+    /// --max-restarts-within
     #[arg(long, value_name = "N")]
     pub max_restarts: Option<u32>,
-    /// that this says, such as 90s, 10min or 1h [10min]
+    /// With --recover: time within which --max-restarts counts, such as 90s, 10min or 1h [10min]
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub max_restarts_within: Option<u64>,
     /// Write the relays' logs to this file
     #[arg(long, value_name = "FILE")]
     pub relay_log: Option<PathBuf>,
-    /// Tell what is started where, and what relays log
+    /// Print what is started on which host, and what relays log
     #[arg(short = 'v', long)]
     pub verbose: bool,
     /// Use another libfabric provider, for comparison
     #[arg(long, hide = true, value_name = "NAME")]
     pub provider: Option<String>,
-    /// The program and its arguments, and behind a `:` each further one
+    /// Program and its arguments; a `:` begins each further program
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     #[arg(value_name = "PROGRAM")]
     pub program: Vec<String>,
 }
 
-/// Another program of the same job, behind a `:`.
+/// Another program of the same job, behind a `:` on the command line.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 pub struct ApplicationArguments {
-    /// Number of its ranks
+    /// Number of ranks of this program
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
-    /// Set a variable for its ranks
+    /// Set a variable for the ranks of this program
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]")]
     pub environment: Vec<String>,
-    /// Directory in which its ranks start
+    /// Directory in which the ranks of this program start
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
     pub wdir: Option<PathBuf>,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     #[arg(value_name = "PROGRAM")]
     pub program: Vec<String>,
 }
 
 impl ApplicationArguments {
-    /// From the words between two `:`.
+    /// Parses the words between two `:` of the command line.
     pub fn read(words: &[String]) -> Result<ApplicationArguments, clap::Error> {
         let mut words: Vec<OsString> = words.iter().map(OsString::from).collect();
         write_np_long(&mut words, &ApplicationArguments::command());
@@ -247,21 +252,21 @@ impl ApplicationArguments {
     }
 }
 
-/// What is said about settings.
+/// Options that choose settings.
 #[derive(Args)]
 pub struct SettingOptions {
-    /// Settings file; default: the one LANDBRIDGE_SETTINGS names, else landbridge.toml beside the
-    /// topology file, else landbridge/settings.toml in XDG_CONFIG_HOME (~/.config)
+    /// Settings file; default: the file that LANDBRIDGE_SETTINGS names, else landbridge.toml in the
+    /// directory of the topology file, else landbridge/settings.toml in XDG_CONFIG_HOME (~/.config)
     #[arg(long = "settings", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Say what a setting is for this job, before variables and the file; `landbridge settings`
-    /// lists them
+    /// Set a setting for this job; overrides environment variables and the settings file;
+    /// `landbridge settings` lists all settings
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
 }
 
 impl SettingOptions {
-    /// The same for a command line of ours.
+    /// The options as words for the command line of another Landbridge process.
     pub fn words(&self) -> Vec<String> {
         let file =
             self.file.iter().map(|file| ["--settings".to_string(), file.display().to_string()]);
@@ -275,7 +280,7 @@ impl SettingOptions {
                         settings file.\n\nExamples:\n  landbridge settings\n  \
                         landbridge settings --topology grid.toml --json")]
 pub struct SettingsArguments {
-    /// Look for a settings file beside this topology
+    /// Topology file whose directory is searched for a settings file
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
     #[command(flatten)]
@@ -310,13 +315,13 @@ computes does not answer; what it said before is marked.";
 #[derive(Args)]
 #[command(after_help = PS_HELP)]
 pub struct PsArguments {
-    /// Only jobs whose name begins so
+    /// Show only jobs whose names begin with JOB
     #[arg(value_name = "JOB")]
     pub job: Option<String>,
-    /// How the paths between ranks are: sums of all, and those that tell most
+    /// Show the paths between ranks: sums over all paths, and the most informative paths
     #[arg(long)]
     pub paths: bool,
-    /// With --paths: every path that is known of, up to some thousands
+    /// With --paths: show every known path, up to 4096
     #[arg(long, requires = "paths")]
     pub all: bool,
     /// Print JSON
@@ -342,7 +347,7 @@ frames again, at the same polls.";
 pub struct LogArguments {
     #[command(subcommand)]
     pub command: Option<LogCommand>,
-    /// Only jobs whose name begins so
+    /// Show only jobs whose names begin with JOB
     #[arg(long, value_name = "JOB", global = true)]
     pub job: Option<String>,
     /// Print JSON
@@ -366,24 +371,24 @@ never.";
 #[derive(Args)]
 #[command(after_help = CHECKPOINT_HELP)]
 pub struct CheckpointArguments {
-    /// Only jobs whose name begins so
+    /// Take checkpoints only in jobs whose names begin with JOB
     #[arg(long, value_name = "JOB")]
     pub job: Option<String>,
-    /// Only of this rank
+    /// Take a checkpoint of rank N only
     #[arg(long, value_name = "N")]
     pub rank: Option<u32>,
 }
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum LogCommand {
-    /// Print what a rank has taken in, and when: at which poll, which frames
+    /// Print the determinants of a rank: which frames the rank received, and at which poll
     Show {
-        /// The rank, as `landbridge ps` calls it
+        /// Rank, as `landbridge ps` names it
         rank: String,
-        /// The first determinant to show
+        /// Number of the first determinant to print
         #[arg(long, value_name = "N", default_value_t = 0)]
         from: u64,
-        /// How many, 100 at most
+        /// Number of determinants to print, at most 100
         #[arg(long, value_name = "N", default_value_t = 20)]
         count: u64,
     },
@@ -400,10 +405,10 @@ pub enum Library {
 #[command(after_help = "Example:\n  eval \"$(landbridge env --mpi openmpi)\"\n  \
                         mpirun -n 4 ./a.out")]
 pub struct EnvArguments {
-    /// The MPI library whose launcher will be used
+    /// MPI library whose own launcher starts the job
     #[arg(long)]
     pub mpi: Library,
-    /// Number of processes, for launchers that do not tell it (srun)
+    /// Number of processes, for launchers that do not pass the number on (srun)
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
     #[command(flatten)]
@@ -425,16 +430,16 @@ It changes nothing. Exit code 1: something will not work.";
 #[derive(Args)]
 #[command(after_help = DOCTOR_HELP)]
 pub struct DoctorArguments {
-    /// Also look for MPI libraries in this directory (a virtual environment, an installation)
+    /// Search this directory for MPI libraries, too (a virtual environment, an installation)
     #[arg(long = "in", value_name = "DIR")]
     pub directories: Vec<PathBuf>,
-    /// Also check that a relay answers at this address
+    /// Check that a relay answers at this address, too
     #[arg(long, value_name = "HOST:PORT")]
     pub relay: Vec<String>,
-    /// Only try the paths between all hosts of the topology, with one test process on each
+    /// Check only the paths between all hosts of the topology, with one test process on each host
     #[arg(long)]
     pub pairs: bool,
-    /// The hosts, with --pairs; default: the file that LANDBRIDGE_TOPOLOGY names
+    /// With --pairs: topology file with the hosts; default: the file that LANDBRIDGE_TOPOLOGY names
     #[arg(long, value_name = "FILE", requires = "pairs")]
     pub topology: Option<PathBuf>,
     #[command(flatten)]
@@ -480,7 +485,8 @@ mod tests {
         assert_eq!((run.ranks, run.program), (Some(4), vec!["./a".into(), "-np".into()]));
     }
 
-    /// Narrower than most terminals: clap breaks longer lines where they end, and leaves the rest of each on a line of its own.
+    /// Width of most terminals, less a margin: clap breaks longer lines at this width, and the rest
+    /// of each broken line gets a line of its own.
     const COLUMNS: usize = 79;
 
     #[test]

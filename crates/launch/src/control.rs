@@ -1,10 +1,11 @@
-//! Messages between the launcher and its agents, and their bytes.
+//! Messages between the launcher and its agents, and their encoding.
 //!
 //! An agent is started over some connection (a local pipe, ssh, a host's own command prefix) and
-//! talks over the stdin and stdout of that connection. It first prints [`BANNER`], so that noise
-//! a login shell prints before it is recognised and skipped. From then on both sides send frames:
-//! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
-//! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
+//! uses the stdin and stdout of the connection. The agent first prints [`BANNER`], so that the
+//! parent can recognise and skip text that a login shell prints before the banner. From then on
+//! both sides send frames: length of the rest of the frame (4 bytes, little endian), kind (1 byte),
+//! body. A length over [`FRAME_BYTES_MAX`] is refused before any memory is allocated. The module
+//! does no I/O.
 
 mod body;
 mod decoder;
@@ -27,64 +28,66 @@ pub use decoder::Decoder;
 use rank_state::{Adoption, Moved, RankUpdate, RecordingUpdate, Spares};
 use spawn_order::{Application, SpawnOrder, Task};
 
-/// Bumped with every change of a message: launcher and agents must be of one version.
+/// Version of the messages, incremented with every change of a message: launcher and agents must
+/// have the same version.
 pub const VERSION: u32 = 12;
-/// First line of an agent.
+/// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
-/// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
+/// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
+/// bytes each fit.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// An agent hears from the one above at least this often,
+/// Maximum interval at which the parent sends messages to an agent.
 pub const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// and an agent behind a network gives up on a job it has heard nothing of for this long.
+/// Time without a message from the parent after which an agent behind a network gives up the job.
 pub const SILENCE_MAX: Duration = Duration::from_secs(120);
 const _: () = assert!(SILENCE_MAX.as_secs() > 3 * PING_INTERVAL.as_secs());
-/// Where ranks may be started on another node, an agent says that it is there so often,
+/// Interval at which an agent sends [`Message::Ping`] where ranks may be restarted on another node.
 pub const ALIVE_INTERVAL: Duration = Duration::from_secs(4);
-/// and is lost when nothing has been heard of it for this long.
+/// Time without a message from an agent after which the agent is lost.
 pub const LOST_AFTER: Duration = Duration::from_secs(20);
 const _: () = assert!(LOST_AFTER.as_secs() > 3 * ALIVE_INTERVAL.as_secs());
-/// Output and stdin travel in pieces of at most this size, so that no piece delays a barrier.
+/// Bytes of a piece of output or stdin at most, so that no piece delays a barrier.
 pub const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// What is the same for every rank of a job.
+/// Properties of a job that are the same for every rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// 32 hex digits.
+    /// The job's id, 32 hex digits.
     pub id: String,
-    /// 64 hex digits; never in an argument list.
+    /// The job's key, 64 hex digits; the key is never in an argument list.
     pub key: String,
-    /// Its first processes; those spawned later are not counted.
+    /// Number of the job's first processes, without processes that are spawned later.
     pub size: u32,
-    /// Slots of its hosts, and at least `size`.
+    /// Number of slots of the job's hosts, and at least `size`.
     pub universe: u32,
     pub kvsname: String,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
-    /// Its programs, in the order of their ranks.
+    /// The programs of the job, in the order of their ranks.
     pub applications: Vec<Application>,
-    /// Another libfabric provider that the user wants to compare with.
+    /// Another libfabric provider that the user wants to compare with ours.
     #[serde(default)]
     pub provider: Option<String>,
-    /// Takes precedence over what the agent itself finds in its environment.
+    /// Variables of ranks, which override variables from the agent's own environment.
     pub environment: Vec<(String, String)>,
     pub verbose: bool,
-    /// Of restarts, where ranks that are killed come back.
+    /// Limits on restarts, where killed ranks are restarted.
     pub limits: RestartLimits,
-    /// There are nodes that take the ranks of one that is lost.
+    /// Whether there are nodes that can take the ranks of a lost node.
     pub has_spares: bool,
-    /// Who carries the messages between ranks of a node.
+    /// The transport between ranks of a node.
     #[serde(default)]
     pub local: LocalTransport,
 }
 
 impl Job {
-    /// The application number of a rank, and what it runs.
+    /// The application number of a rank, and the program that the rank runs.
     pub fn application(&self, rank: u32) -> (u32, &Task) {
         spawn_order::application(&self.applications, rank)
     }
 }
 
-/// One agent and the agents below it.
+/// One agent and its child agents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub cluster: u32,
@@ -94,42 +97,44 @@ pub struct Node {
     pub address: Option<String>,
     pub first_rank: u32,
     pub rank_count: u32,
-    /// Processes for which it has room; 0: it takes none that are spawned.
+    /// Number of processes that the host can take; with 0 the host takes no spawned processes.
     pub slots: u32,
-    /// It takes the ranks of another one that is lost.
+    /// Whether the node takes the ranks of a lost node.
     pub is_spare: bool,
-    /// The other nodes that may take its ranks.
+    /// The other nodes that may take this node's ranks.
     #[serde(default)]
     pub spares: Vec<String>,
-    /// Ways to the relay besides TCP, for the ranks of the relay's own host.
+    /// Name of the relay's Unix socket, which ranks on the relay's own host can use in place of
+    /// TCP.
     pub relay_unix: Option<String>,
-    /// A network lies between this agent and the one above, which may break without a word.
+    /// Whether a network lies between this agent and its parent, so that the connection may break
+    /// without a notification.
     pub remote: bool,
-    /// Command that starts this agent, run by the agent above. Empty for the top one.
+    /// Command with which the parent starts this agent; empty for the top agent of a cluster.
     pub spawn: Vec<String>,
     pub children: Vec<Node>,
 }
 
 impl Node {
-    /// Whether `rank` runs here or below.
+    /// Whether `rank` runs on this node or on a node below.
     pub fn holds(&self, rank: u32) -> bool {
         let own = self.first_rank..self.first_rank + self.rank_count;
         own.contains(&rank) || self.children.iter().any(|child| child.holds(rank))
     }
 
-    /// The first rank here and below.
+    /// The lowest rank on this node and on all nodes below.
     pub fn lowest_rank(&self) -> u32 {
         let below = self.children.iter().map(Node::lowest_rank);
         let own = if self.rank_count > 0 { self.first_rank } else { u32::MAX };
         below.fold(own, u32::min)
     }
 
-    /// This host and those below it.
+    /// This host and all hosts below.
     pub fn hosts(&self) -> Vec<&Node> {
         std::iter::once(self).chain(self.children.iter().flat_map(Node::hosts)).collect()
     }
 
-    /// Ranks here and below.
+    /// Number of ranks on this node and on all nodes below.
     pub fn total_ranks(&self) -> u32 {
         self.rank_count + self.children.iter().map(Node::total_ranks).sum::<u32>()
     }
@@ -141,7 +146,7 @@ pub struct Assignment {
     pub node: Node,
 }
 
-/// How a process ended.
+/// How a process ended: its exit code, or the signal that killed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
     Exited(i32),
@@ -154,16 +159,17 @@ pub enum Stream {
     Stderr,
 }
 
-/// `rank` is the index of a process in the job, which for its first processes is their MPI rank.
+/// A message between launcher and agents. `rank` is the index of a process in the job, which for
+/// the job's first processes is their MPI rank.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
-    // Down the tree.
+    // Messages down the tree.
     Assign(Box<Assignment>),
-    /// To the agent on the relay's host: the relay's configuration document.
+    /// To the agent on the relay's host: the configuration document of the relay.
     StartRelay {
         config: String,
     },
-    /// Start the ranks. `relay`: `HOST:PORT` of the cluster's relay, empty without one.
+    /// Start the ranks. `relay` is `HOST:PORT` of the cluster's relay, or empty without a relay.
     Start {
         relay: String,
     },
@@ -171,14 +177,15 @@ pub enum Message {
         group: u32,
         delta: Delta,
     },
-    /// The root's answer to a `Name` or `Spawn`: a PMI line.
+    /// The root's answer, a PMI line, to a `Name` or `Spawn`.
     Answer {
         rank: u32,
         line: String,
     },
     /// Start the processes of a new group.
     SpawnOrder(Box<SpawnOrder>),
-    /// A part of a group could not be started: end the rest, of which nobody is told.
+    /// A part of a group could not be started: end the other processes of the group without a
+    /// report of their exits.
     Revoke {
         group: u32,
     },
@@ -186,44 +193,48 @@ pub enum Message {
         bytes: Vec<u8>,
     },
     StdinEnd,
-    /// End the ranks: politely first, or at once.
+    /// End the ranks: first by a signal that they can handle, or at once.
     End {
         at_once: bool,
     },
-    /// Start the ranks of an agent that is lost.
+    /// Start the ranks of a lost agent.
     Adopt(Box<Adoption>),
-    /// The nodes of the cluster that may still take the ranks of another one, by their names.
+    /// Names of the nodes of the cluster that can still take the ranks of another node.
     Spares(Spares),
-    /// The agent above knows what was said of this rank before `MakeDurable` of this number.
+    /// The parent has received every message about this rank that was sent before `MakeDurable`
+    /// with this number.
     Durable {
         rank: u32,
         serial: u32,
     },
-    /// Nothing to do: the agent above is still there, or the one below.
+    /// No action: the sender, a parent or a child, is alive.
     Ping,
-    /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
+    /// Query of the paths of the ranks; each agent answers for its own ranks, with at most
+    /// `rows_max` rows.
     QueryPaths {
         serial: u32,
         rows_max: u32,
     },
-    /// Take an image of this rank, or of all, before it is time.
+    /// Take a checkpoint of this rank, or of all ranks, before the next regular checkpoint.
     TakeCheckpoints {
         rank: Option<u32>,
     },
-    /// Ask the relay here, if there is one, what it keeps of its processes: `question` is the end of a line for it.
+    /// Query the relay on this host, if there is one, for its message logs; `question` is the end
+    /// of the request line for the relay.
     QueryLog {
         serial: u32,
         question: String,
     },
-    // Up the tree.
-    /// This agent and all below it have their assignment.
+    // Messages up the tree.
+    /// This agent and all agents below have their assignments.
     Ready,
-    /// What the relay printed: where ranks and other relays reach it.
+    /// The addresses, from the relay's output, at which ranks and other relays reach the relay.
     RelayReady {
         ranks: String,
         relays: String,
     },
-    /// What the relay says of its link to that of another cluster: `problem` is empty if it is up.
+    /// The relay's report about its link to the relay of another cluster; `problem` is empty if the
+    /// link is up.
     RelayLink {
         cluster: u32,
         address: String,
@@ -241,7 +252,8 @@ pub enum Message {
         rank: u32,
         request: Box<Request>,
     },
-    /// One host of an order has started its processes, or none of them, with the reason.
+    /// One host of a spawn order has started all of its processes, or none, for the reason
+    /// `problem`.
     Started {
         group: u32,
         problem: String,
@@ -255,22 +267,24 @@ pub enum Message {
         rank: u32,
         stream: Stream,
         bytes: Vec<u8>,
-        /// Of these, how many are the program's own, and not our libraries'.
+        /// Number of these bytes that the program has printed, and not our libraries.
         own: u32,
     },
-    /// A rank talks to its process manager: for the agent above, which may have to start the rank elsewhere.
+    /// A request of a rank to its process manager, for the parent, which may have to restart the
+    /// rank elsewhere.
     RankUpdate(Box<RankUpdate>),
-    /// What is known of a rank on its node alone: for the agent above; and from there to one that takes the rank over, before
-    /// `Adopt`.
+    /// Recorded state of a rank that exists only on its node, for the parent; the parent sends it
+    /// on to an agent that takes the rank over, before `Adopt`.
     RecordingUpdate(Box<RecordingUpdate>),
-    /// What was said of this rank before is to be known above, which `Durable` of this number answers.
+    /// The parent has to answer this message by `Durable` with the same number once it has received
+    /// every earlier message about this rank.
     MakeDurable {
         rank: u32,
         serial: u32,
     },
-    /// Ranks are on another node from now on.
+    /// Ranks have moved to another node.
     Moved(Box<Moved>),
-    /// Rank 0 has taken this many bytes of its stdin.
+    /// Rank 0 has read this many bytes of its stdin.
     StdinTaken {
         bytes: u32,
     },
@@ -280,8 +294,8 @@ pub enum Message {
         ending: Ending,
         stage: Stage,
     },
-    /// A rank has this process, its `incarnation`th that was restarted; whether it has come back to
-    /// where the one before it was, and otherwise how much of the way it has gone, if that is known.
+    /// A rank has process `pid`, which is its restart number `incarnation`. `is_live` says whether
+    /// the process has completed its replay; if not, `percent` is the replayed share, if known.
     Alive {
         group: u32,
         rank: u32,
@@ -290,25 +304,26 @@ pub enum Message {
         is_live: bool,
         percent: Option<u8>,
     },
-    /// The newest image of a rank that is whole has this number and takes so much of the disk; number 0: there is none any more.
+    /// Number and bytes of the newest complete checkpoint of a rank; number 0 means that the rank
+    /// has no checkpoint any more.
     Checkpoint {
         rank: u32,
         number: u64,
         bytes: u64,
     },
-    /// A rank has ended while another one, which can never go on now, waits in a barrier.
+    /// A rank has ended while another rank waits in a barrier that can never complete now.
     Stuck {
         rank: u32,
     },
-    /// The job cannot go on; `text` is what the user reads.
+    /// The job cannot go on; the user reads `text`.
     Failed {
         text: String,
     },
-    /// For `-v`.
+    /// A text for the user of `-v`.
     Note {
         text: String,
     },
-    /// What the user should read once, however many nodes say it.
+    /// A text that the user reads once, however many nodes send it.
     Advice {
         node: String,
         text: String,
@@ -322,19 +337,20 @@ pub enum Message {
         serial: u32,
         paths: Box<Paths>,
     },
-    /// What the relay has said to an `QueryLog`: lines of JSON. Nothing where there is none.
+    /// The answer of the relay to a `QueryLog`: lines of JSON. `lines` is empty where the host has
+    /// no relay.
     LogStatus {
         serial: u32,
         lines: String,
     },
-    /// Nothing of this agent, or of those below it, runs any more.
+    /// No process of this agent or of the agents below runs any more.
     Done,
 }
 
-/// In the place of a rank: all of them.
+/// The number that stands for all ranks in place of a rank.
 const ALL: u32 = u32::MAX;
 
-/// Why bytes from the other side are not a message.
+/// Why bytes from the peer are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameError {
     TooLong(usize),
@@ -351,7 +367,7 @@ impl std::fmt::Display for FrameError {
 }
 
 impl Message {
-    /// What the user reads about a message that is longer than [`FRAME_BYTES_MAX`].
+    /// The words by which an error text names a message that is longer than [`FRAME_BYTES_MAX`].
     pub fn description(&self) -> &'static str {
         match self {
             Message::Assign(_) => "the job's description (arguments, environment, hosts)",
@@ -365,7 +381,7 @@ impl Message {
         }
     }
 
-    /// Appends the frame of this message.
+    /// Appends the frame of this message to `out`.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; 5]);
@@ -562,7 +578,7 @@ impl Message {
         }
     }
 
-    /// Reads the kind and body of one frame.
+    /// Parses the kind and body of one frame.
     fn parse(kind: u8, body: &[u8]) -> Option<Message> {
         let mut body = BodyReader(body);
         let message = match kind {
@@ -595,7 +611,7 @@ impl Message {
         body.is_empty().then_some(message)
     }
 
-    /// One that goes up the tree.
+    /// Parses the body of a message of a kind that is sent up the tree.
     fn parse_up(kind: u8, body: &mut BodyReader) -> Option<Message> {
         Some(match kind {
             kind::RANK_UPDATE => Message::RankUpdate(body.document()?),

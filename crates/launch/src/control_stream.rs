@@ -1,4 +1,5 @@
-//! A control stream: two file descriptors, non-blocking, with a buffer each way.
+//! A control stream between agent and parent: two non-blocking file descriptors, with a buffer in
+//! each direction.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,12 +11,12 @@ use rustix::io::Errno;
 
 use crate::control::{Decoder, FRAME_BYTES_MAX, Message, VERSION};
 
-/// Above this many unsent bytes the owner stops taking in more output of ranks.
+/// Unsent bytes above which the owner of the stream stops reading output of ranks.
 pub const BACKLOG_BYTES_MAX: usize = 1024 * 1024;
 const READ_BYTES: usize = 64 * 1024;
-/// A frame's length, which does not count itself.
+/// Bytes of a frame's length field; the length does not count the field itself.
 const LENGTH_BYTES: usize = 4;
-/// A login shell may print this much before the agent's banner.
+/// Bytes that a login shell may print before the agent's banner.
 const NOISE_BYTES_MAX: usize = 256 * 1024;
 
 pub struct ControlStream {
@@ -23,22 +24,23 @@ pub struct ControlStream {
     output: Option<OwnedFd>,
     decoder: Decoder,
     unsent: VecDeque<u8>,
-    /// Bytes before the agent's banner; `None` once it has been seen or where none is expected.
+    /// Bytes received before the agent's banner; `None` once the banner has been received, or where
+    /// no banner is expected.
     noise: Option<Vec<u8>>,
     is_agent: bool,
-    /// Why we have closed our way out.
+    /// Why this side has closed its output.
     problem: Option<String>,
     at_end: bool,
     last_received_at: Instant,
 }
 
 impl ControlStream {
-    /// The side that started the agent: it waits for the agent's banner.
+    /// The stream of the side that started the agent; this side waits for the agent's banner.
     pub fn to_agent(input: OwnedFd, output: OwnedFd) -> io::Result<ControlStream> {
         ControlStream::new(input, output, Some(Vec::new()))
     }
 
-    /// The agent's own side: sends the banner.
+    /// The agent's own side of the stream; this side sends the banner.
     pub fn to_parent(input: OwnedFd, output: OwnedFd) -> io::Result<ControlStream> {
         let mut stream = ControlStream::new(input, output, None)?;
         stream.is_agent = true;
@@ -66,7 +68,7 @@ impl ControlStream {
         (!self.at_end).then(|| self.input.as_fd())
     }
 
-    /// The descriptor to wait on while there is something to send.
+    /// The output descriptor, for poll(2), while there are unsent bytes.
     pub fn output(&self) -> Option<BorrowedFd<'_>> {
         if self.unsent.is_empty() { None } else { self.output.as_ref().map(AsFd::as_fd) }
     }
@@ -75,27 +77,28 @@ impl ControlStream {
         self.unsent.len()
     }
 
-    /// The other side has closed, or never spoke our language.
+    /// Whether nothing more can be received: the peer has closed the stream, a read has failed, a
+    /// frame was malformed, or no agent of the same version has answered.
     pub fn at_end(&self) -> bool {
         self.at_end
     }
 
-    /// The agent's banner has been seen.
+    /// Whether the agent's banner has been received.
     pub fn has_answered(&self) -> bool {
         self.noise.is_none()
     }
 
-    /// When the other side last said anything.
+    /// Time at which the last bytes were received.
     pub fn last_received_at(&self) -> Instant {
         self.last_received_at
     }
 
-    /// What was printed in place of a banner.
+    /// The text that was received in place of a banner.
     pub fn noise(&self) -> String {
         self.noise.as_deref().map(String::from_utf8_lossy).unwrap_or_default().trim().to_string()
     }
 
-    /// Why the connection had to be given up by this side.
+    /// Why this side gave up the connection.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
@@ -111,8 +114,9 @@ impl ControlStream {
         }
     }
 
-    /// The other side would take such a message for nonsense. An agent says so in its place; towards
-    /// an agent the connection is given up, which ends the agent and is reported from there.
+    /// Refuses to send a message that the peer would reject for its length. An agent sends an error
+    /// in place of the message; towards an agent the connection is closed, which ends the agent and
+    /// is reported by it.
     fn refuse_oversized(&mut self, message: &Message, length: usize) {
         let text = format!(
             "{} takes {length} bytes, and at most {FRAME_BYTES_MAX} can be sent",
@@ -126,26 +130,26 @@ impl ControlStream {
         }
     }
 
-    /// Closes our way out: the other side sees end-of-file, which ends an agent.
+    /// Closes this side's output: the peer reads end-of-file, which ends an agent.
     pub fn close_output(&mut self) {
         self.output = None;
         self.unsent.clear();
     }
 
-    /// Writes what the other side takes now.
+    /// Writes as many bytes as the descriptor takes without blocking.
     pub fn flush(&mut self) {
         while let (Some(output), false) = (&self.output, self.unsent.is_empty()) {
             match rustix::io::write(output, self.unsent.as_slices().0) {
                 Ok(written) => drop(self.unsent.drain(..written)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // The reading side tells the end of the stream; here it only means "no further".
+                // Reading reports the end of the stream; a write error here only stops sending.
                 Err(_) => return self.close_output(),
             }
         }
     }
 
-    /// Reads what is there now, at most one buffer full.
+    /// Reads the available bytes, at most [`READ_BYTES`].
     pub fn fill(&mut self) -> Result<()> {
         let mut buffer = [0; READ_BYTES];
         match rustix::io::read(&self.input, &mut buffer) {

@@ -1,6 +1,7 @@
-//! `landbridge env`: settings with which an MPI library's own launcher uses the provider inside
-//! one cluster. What is printed is a shell script: `export` lines, and comments on their use. The key
-//! is for the shell alone: a terminal does not get to show it.
+//! `landbridge env`: prints the environment with which an MPI library's own launcher uses the
+//! provider inside one cluster. The output is a shell script: `export` lines, and comments on their
+//! use. The script contains the job key only if standard output is no terminal, so that a terminal
+//! never shows the key.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -15,7 +16,7 @@ use crate::sibling;
 use crate::spawn::ssh::quote;
 use crate::sys;
 
-/// Prints the settings.
+/// Prints the script.
 pub fn run(arguments: &EnvArguments) -> Result<()> {
     let directory = sibling::provider_directory()?.display().to_string();
     let own = Settings::find(&arguments.settings, &[], None)?;
@@ -34,7 +35,8 @@ pub fn run(arguments: &EnvArguments) -> Result<()> {
     Ok(())
 }
 
-/// `secrets`: job id and key; without, it says how to get them.
+/// The text of the script. `secrets` holds job id and key; without `secrets` the script says how to
+/// get them.
 fn script(
     library: Library,
     provider_directory: &str,
@@ -61,7 +63,7 @@ fn script(
     for name in taken_out(library) {
         text.push_str(&format!("unset {name}\n"));
     }
-    // What the user has chosen stays.
+    // The script keeps the log level that the user has chosen.
     text.push_str("export LANDBRIDGE_LOG=\"${LANDBRIDGE_LOG-warn}\"\n");
     if secrets.is_none() {
         text.push_str(
@@ -71,8 +73,8 @@ fn script(
     text
 }
 
-/// What the settings file and flags say, for the provider reads only variables. What the shell's own
-/// variables say they go on saying.
+/// Export lines for settings from the settings file and from flags, because the provider reads only
+/// variables. Settings from the shell's own variables need no line.
 fn said(own: &Settings) -> String {
     let is_new =
         |it: &&InForce| matches!(it.source, SettingSource::File { .. } | SettingSource::Flag(_));
@@ -89,31 +91,33 @@ fn said(own: &Settings) -> String {
     text
 }
 
-/// What each library needs beside the common settings.
+/// Variables that each library needs in addition to the common settings.
 fn settings(library: Library) -> &'static [(&'static str, &'static str)] {
     match library {
         Library::Mpich => {
             &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1"), MPICH_RETRIES]
         }
         Library::Impi => &[("I_MPI_FABRICS", "ofi"), ("I_MPI_OFI_PROVIDER", PROVIDER)],
-        // One-sided communication of Open MPI 5 goes through a btl: without `ofi` in the list it
-        // would go around the provider. Open MPI 4 does it over the pml and needs none.
+        // One-sided communication of Open MPI 5 uses a btl: without `ofi` in the list it would
+        // bypass the provider. Open MPI 4 uses the pml for one-sided communication and needs no
+        // btl.
         Library::Openmpi => &[
             ("OMPI_MCA_pml", "cm"),
             ("OMPI_MCA_mtl", "ofi"),
             ("OMPI_MCA_opal_common_ofi_provider_include", PROVIDER),
             ("OMPI_MCA_btl", "self,ofi"),
-            // It would look for its own hardware, fail, and say so on every window.
+            // The ucx component would look for its own hardware, fail, and print an error for every
+            // window.
             ("OMPI_MCA_osc", "^ucx"),
-            // Collective operations by a transport of their own.
+            // hcoll and ucc would run collective operations over transports of their own.
             ("OMPI_MCA_coll_hcoll_enable", "0"),
             ("OMPI_MCA_coll_ucc_enable", "0"),
         ],
     }
 }
 
-/// With `local=library`: messages inside a node are the library's own business. How many ranks there are on how many cores is not
-/// known here, so `auto` counts as `own`.
+/// Lines for `local=library`, where the library itself carries messages inside a node. This command
+/// does not know the number of ranks and cores, so `auto` counts as `own`.
 fn local_left_to(library: Library) -> &'static str {
     match library {
         Library::Mpich => "export MPIR_CVAR_NOLOCAL=0\n",
@@ -124,7 +128,7 @@ fn local_left_to(library: Library) -> &'static str {
     }
 }
 
-/// What would choose another provider beside these settings.
+/// Variables that would choose another provider despite the settings, and that the script unsets.
 fn taken_out(library: Library) -> &'static [&'static str] {
     match library {
         Library::Mpich | Library::Impi => &["MPIR_CVAR_OFI_USE_PROVIDER"],
@@ -138,8 +142,8 @@ fn taken_out(library: Library) -> &'static [&'static str] {
     }
 }
 
-/// Variables of a shell that the settings change, for they choose another transport: each as it is, and
-/// as it becomes.
+/// Variables of the shell that the script replaces because they choose another transport: each with
+/// its present and its new value.
 pub fn replaced(
     library: Library,
     variable: impl Fn(&str) -> Option<OsString>,

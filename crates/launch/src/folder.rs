@@ -1,17 +1,18 @@
-//! Folders in which nobody else can change or exchange anything.
+//! Checks folders in which no other user can change or exchange anything.
 //!
-//! In: the path of a folder that the user has named. Out: nothing, or why another user could change what lies there, and what
-//! to do about it. Whoever may write a folder can exchange everything below it, so each folder from the root of the file
-//! system down is looked at, and each symbolic link on the way, with the folders through which it leads.
+//! In: the path of a folder that the user has named. Out: nothing, or why another user could change
+//! the folder's contents, and what to do about it. A user who may write a folder can exchange
+//! everything below the folder, so the check covers each folder from the root of the file system
+//! down, and each symbolic link in the path with the folders of its target.
 //!
-//! | a folder | may be |
+//! | a folder | may belong to |
 //! |---|---|
-//! | that was named | this user's or root's |
-//! | above it | also of whoever owns the root of the file system, which is root under another number in a user namespace |
+//! | that the user named | this user or root |
+//! | above the named folder | also the owner of `/`, who is root outside of a user namespace |
 //!
-//! and writable for its owner alone, unless its sticky bit is set: then nobody removes or renames what another user has there.
-//! A group that has no other member counts as the user. What may never happen: a folder passes that another user owns or
-//! may write.
+//! Only the owner may have write permission, unless the sticky bit is set: then no user removes or
+//! renames entries of other users. A group without any other member counts as the user. What may
+//! never happen: a folder passes that another user owns or may write.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -26,15 +27,15 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::sys;
 
-/// Symbolic links in one path: as many as the kernel follows.
+/// Symbolic links in one path at most; the kernel follows as many.
 const LINKS_MAX: usize = 40;
 const ROOT: u32 = 0;
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 
-/// Whether nobody but this user and root can change what lies in the folder at `path`. As much of it as is not there yet is made
-/// by this user, and passes.
+/// Checks that no user but this user and root can change anything in the folder at `path`. Parts of
+/// the path that do not exist yet pass, because this user makes them.
 ///
 /// # Errors
 /// Names the folder that another user could change, its owner and mode, and says what to do.
@@ -81,11 +82,13 @@ pub fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens a folder that is this user's alone, for as long as this process lives. Gives the path by which this process and its
-/// children reach it through that descriptor, whatever is renamed or put in its place.
+/// Opens a folder that belongs to this user alone, and keeps it open as long as this process lives.
+/// Returns a path through the open descriptor (`/proc/PID/fd/N`) by which this process and its
+/// children reach the folder even after a rename or replacement.
 ///
 /// # Errors
-/// If it is no folder, or others may look into it: anybody may make things in a folder whose sticky bit is set.
+/// Fails if `path` is no folder, or if other users have any permission: any user may create entries
+/// in a folder whose sticky bit is set.
 pub fn open_own(path: &Path) -> Result<PathBuf> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
@@ -97,7 +100,7 @@ pub fn open_own(path: &Path) -> Result<PathBuf> {
     Ok(format!("/proc/{}/fd/{}", std::process::id(), folder.into_raw_fd()).into())
 }
 
-/// The names in a path that mean a step.
+/// The names in a path that lead to another folder, without `.` and the root.
 fn names(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|part| match part {
         Component::Normal(_) | Component::ParentDir => Some(part.as_os_str().to_os_string()),
@@ -150,14 +153,15 @@ fn check_owner(path: &Path, about: &Metadata, trusted: &[u32]) -> Result<()> {
 const USERS: &str = "/etc/passwd";
 const GROUPS: &str = "/etc/group";
 
-/// The name of a user or a group by its number, in a file of lines `NAME:x:NUMBER:…`.
+/// The name of a user or a group by number, from a file of lines `NAME:x:NUMBER:…`.
 fn name_of(file: &str, number: u32) -> String {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let row = rows(&text).find(|row| row.get(2) == Some(&number.to_string().as_str()));
     row.map_or(format!("number {number}"), |row| format!("{} ({number})", row[0]))
 }
 
-/// Whether nobody but this user is known to be in a group, and the folder has no list of further users that may write it.
+/// Whether a group has no known member but this user, and the folder has no access control list
+/// that lets further users write.
 fn is_alone_in(path: &Path, group: u32) -> bool {
     let has_list =
         rustix::fs::lgetxattr(path, "system.posix_acl_access", &mut [0_u8; 0][..]).is_ok();
@@ -189,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of this user's own, below one that everybody may write and whose sticky bit is set.
+    /// A folder of this user, below a folder that every user may write and whose sticky bit is set.
     struct TestFolder(PathBuf);
 
     impl TestFolder {
@@ -257,7 +261,7 @@ mod tests {
         assert!(why(&place.0.join("loop")).contains("too many symbolic links"));
     }
 
-    /// Only root can give folders away.
+    /// Only root can change the owner of folders.
     #[test]
     fn what_another_user_owns_is_refused_also_above_and_also_a_link() {
         if sys::user() != ROOT {

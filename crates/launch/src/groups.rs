@@ -1,10 +1,11 @@
-//! Process groups that ranks spawn: where each new process runs, which index it has, and what is
-//! known of it. Pure: requests enter, an [`SpawnOrder`] for the agents leaves.
+//! Process groups that ranks spawn: the host and the index of each new process, and the state of
+//! each group. The module is pure: requests enter, a [`SpawnOrder`] for the agents leaves.
 //!
-//! Indices follow those of the job's first processes: each cluster owns [`Groups::reserve`] of them,
-//! so relays know from the start where an index belongs. None is used twice. Hosts are filled on
-//! from where the last rank was placed, each with as many processes as it has slots, around and around;
-//! more processes than slots are no error. Info keys say otherwise: see `docs/ARCHITECTURE.md`.
+//! Indices of spawned processes follow the indices of the job's first processes. Each cluster owns
+//! [`reserve`] such indices, so relays know from the start which cluster an index belongs to. No
+//! index is used twice. Hosts are filled from the position of the last rank on, each with as many
+//! processes as the host has slots, in a cycle; more processes than slots are no error. Info keys
+//! can choose other hosts: see `docs/ARCHITECTURE.md`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,23 +19,23 @@ use crate::control::{Job, Node};
 use crate::plan;
 use crate::pmi::spawn::{Request, SpawnCommand};
 
-/// Most processes in one group: as many as a cluster can have in all.
+/// Processes in one group at most: as many as a cluster can have in total.
 const GROUP_MAX: u64 = SPAWNED_MAX as u64;
 
 pub struct Groups {
     kvsname: String,
     applications: Vec<Application>,
     hosts: Vec<GroupHost>,
-    /// The next process goes to this host, unless it has had its share.
+    /// The host of the next process, unless the host has filled its slots in this cycle.
     cursor: Cursor,
-    /// Index of the first process of cluster 0 that is spawned.
+    /// Index of the first spawned process of cluster 0.
     first_index: u32,
     reserve: u32,
-    /// Indices used, for each cluster.
+    /// Number of indices used, for each cluster.
     used: Vec<u32>,
     last_group: u32,
     groups: BTreeMap<u32, SpawnedGroup>,
-    /// By first index.
+    /// Blocks of spawned ranks, by first index.
     placed: BTreeMap<u32, PlacedRanks>,
 }
 
@@ -49,11 +50,11 @@ struct GroupHost {
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     host: usize,
-    /// Processes it has had in this turn.
+    /// Processes that the host has taken in this cycle.
     taken: u32,
 }
 
-/// Who wants processes: the rank, and the cluster whose agent has asked for it.
+/// The origin of a spawn request: the rank, and the cluster whose agent has forwarded the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpawningRank {
     pub cluster: usize,
@@ -62,7 +63,7 @@ pub struct SpawningRank {
 
 struct SpawnedGroup {
     spawner: SpawningRank,
-    /// Hosts that have not said yet whether they have started theirs.
+    /// Hosts that have not reported yet whether they have started their processes.
     unanswered: usize,
     problem: Option<String>,
     size: u32,
@@ -76,15 +77,16 @@ struct PlacedRanks {
     host: usize,
 }
 
-/// What has become of an order.
+/// The state of a spawn order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SpawnOutcome {
     Waiting,
-    /// All of it runs; `spawner` waits for its answer.
+    /// All processes of the group run; `spawner` waits for its answer.
     Running {
         spawner: SpawningRank,
     },
-    /// `spawner` waits for its answer, and everyone has to end what was started.
+    /// The group failed: `spawner` waits for its answer, and every agent has to end the processes
+    /// that were started.
     Failed {
         spawner: SpawningRank,
         problem: String,
@@ -92,7 +94,7 @@ pub enum SpawnOutcome {
     },
 }
 
-/// Indices for spawned processes that each cluster owns behind the `size` first ones.
+/// Number of indices for spawned processes that each cluster owns behind the first `size` indices.
 pub fn reserve(size: u32, clusters: usize) -> u32 {
     let room = u64::from(Address::INDEX_MAX + 1).saturating_sub(u64::from(size));
     let share = room / clusters.max(1) as u64;
@@ -100,7 +102,8 @@ pub fn reserve(size: u32, clusters: usize) -> u32 {
 }
 
 impl Groups {
-    /// `nodes`: the top agent of each cluster.
+    /// Makes the state of a job without spawned groups. `nodes` holds the top agent of each
+    /// cluster.
     pub fn new(job: &Job, nodes: &[Node]) -> Groups {
         let hosts = nodes.iter().flat_map(Node::hosts).filter(|node| !node.is_spare);
         let mut all: Vec<&Node> = hosts.collect();
@@ -122,10 +125,10 @@ impl Groups {
         }
     }
 
-    /// Decides where the processes run that `spawner` wants.
+    /// Decides where the processes run that `spawner` requests.
     ///
     /// # Errors
-    /// Says why there can be no such group. Nothing has changed then.
+    /// Returns the reason why the group cannot be made. The state is then unchanged.
     pub fn order(
         &mut self,
         spawner: SpawningRank,
@@ -176,7 +179,7 @@ impl Groups {
         }
     }
 
-    /// One host has started its processes, or says why not.
+    /// Records that one host has started its processes, or why the host could not.
     pub fn handle_started(&mut self, number: u32, problem: String) -> SpawnOutcome {
         let Some(group) = self.groups.get_mut(&number) else { return SpawnOutcome::Waiting };
         if !problem.is_empty() {
@@ -198,19 +201,20 @@ impl Groups {
         }
     }
 
-    /// The ranks of one host are on another one, and what is spawned from now on comes there.
+    /// Records that the ranks of one host have moved to another host, which also takes the
+    /// processes spawned from now on.
     pub fn handle_moved(&mut self, moved: &Moved) {
         let is_it =
             |host: &&mut GroupHost| host.cluster == moved.cluster && host.name == moved.from;
         self.hosts.iter_mut().filter(is_it).for_each(|host| host.name.clone_from(&moved.to));
     }
 
-    /// Whether the group is there: not failed, not ended.
+    /// Whether the group exists and has neither failed nor ended.
     pub fn is_known(&self, group: u32) -> bool {
         self.groups.contains_key(&group)
     }
 
-    /// A process of the group has ended; whether it was the last one.
+    /// Records the end of a process of the group; returns whether the process was the last one.
     pub fn handle_exit(&mut self, number: u32) -> bool {
         let Some(group) = self.groups.get_mut(&number) else { return false };
         group.ended += 1;
@@ -221,7 +225,7 @@ impl Groups {
         last
     }
 
-    /// Group and rank of a spawned process: `1:0` is rank 0 of the first group.
+    /// Group and rank of a spawned process: `1:0` is rank 0 of group 1.
     pub fn name(&self, index: u32) -> Option<String> {
         let (rank, placed) = self.find(index)?;
         Some(format!("{}:{rank}", placed.group))
@@ -243,7 +247,7 @@ impl Groups {
 
     // --- where and what
 
-    /// A spawned process has the directory and the variables of the program that spawns it.
+    /// The program to spawn: it gets the directory and the variables of the program that spawns it.
     fn task(&self, spawner: SpawningRank, command: &SpawnCommand) -> Task {
         let (_, own) = spawn_order::application(&self.applications, spawner.rank);
         let info = |key| command.info(key).unwrap_or_default();
@@ -261,7 +265,7 @@ impl Groups {
         }
     }
 
-    /// Hosts and how many processes each takes, in rank order.
+    /// The hosts and the number of processes of each, in rank order.
     fn place(
         &self,
         command: &SpawnCommand,
@@ -274,7 +278,7 @@ impl Groups {
         Ok(self.fill(&hosts, command.count, &mut Cursor { host: 0, taken: 0 }))
     }
 
-    /// `cursor.host` is a place in `hosts`.
+    /// Fills `hosts` from the cursor on. `cursor.host` is an index into `hosts`.
     fn fill(&self, hosts: &[usize], count: u32, cursor: &mut Cursor) -> Vec<(usize, u32)> {
         let mut left = count;
         let mut blocks: Vec<(usize, u32)> = Vec::new();
@@ -287,7 +291,7 @@ impl Groups {
             }
             let taken = room.min(left);
             match blocks.last_mut() {
-                // Around to the only host.
+                // The cycle has returned to the only host.
                 Some((last, count)) if *last == host => *count += taken,
                 _ => blocks.push((host, taken)),
             }
@@ -297,7 +301,7 @@ impl Groups {
         blocks
     }
 
-    /// The hosts that the info keys `host` and `cluster` leave.
+    /// The hosts that the info keys `host` and `cluster` allow.
     fn allowed(&self, command: &SpawnCommand) -> Result<Vec<usize>, String> {
         let hosts = command.info("host").or(command.info("hosts"));
         let clusters = command.info("cluster");
@@ -343,7 +347,7 @@ impl GroupHost {
     }
 }
 
-/// Nodes are numbered as they come.
+/// The PMI process mapping of the blocks; nodes are numbered in order of appearance.
 fn mapping(blocks: &[(usize, Block)]) -> String {
     let mut numbers = BTreeMap::new();
     let numbered = blocks.iter().map(|(host, block)| {

@@ -1,5 +1,6 @@
-//! `--hosts` and `--hostfile`: a topology of one cluster, without a relay unless one is wanted. And `--clusters`: this
-//! machine as several clusters with relays on its loopback interface. Pure.
+//! `--hosts` and `--hostfile`: a topology of one cluster, without a relay unless a relay is wanted.
+//! `--clusters`: this machine as several clusters with relays on the loopback interface. The module
+//! is pure.
 
 use anyhow::{Context, Result, bail};
 
@@ -7,7 +8,8 @@ use crate::spawn::local::LocalSpawn;
 use crate::spawn::ssh::Ssh;
 use crate::topology::{Cluster, Host, HostAccess, Relay, Topology};
 
-/// `HOST` or `HOST:N`, in the order given. A host named twice takes part once, with both counts.
+/// Parses a list of `HOST` or `HOST:N`, and keeps its order. A host that is named twice appears
+/// once, with the sum of both counts.
 pub fn parse_list(words: &[String]) -> Result<Vec<(String, Option<u32>)>> {
     let mut hosts = Vec::new();
     for word in words {
@@ -20,7 +22,7 @@ pub fn parse_list(words: &[String]) -> Result<Vec<(String, Option<u32>)>> {
     Ok(hosts)
 }
 
-/// A host file: `HOST`, `HOST:N` or `HOST slots=N` on each line; `#` begins a comment.
+/// Parses a host file: `HOST`, `HOST:N` or `HOST slots=N` on each line; `#` begins a comment.
 pub fn parse_file(text: &str) -> Result<Vec<(String, Option<u32>)>> {
     let mut hosts = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -46,7 +48,7 @@ fn parse_line(line: &str, hosts: &mut Vec<(String, Option<u32>)>) -> Result<()> 
     for word in words {
         match word.split_once('=') {
             Some(("slots", count)) => slots = Some(parse_slots(count, word)?),
-            // Written by other tools; slots are the limit here.
+            // Host files of other launchers hold this key; here the slots are the limit.
             Some(("max_slots" | "max-slots", _)) => {}
             _ => bail!("{word:?} is not understood; write HOST, HOST:N or HOST slots=N"),
         }
@@ -71,8 +73,8 @@ fn add(hosts: &mut Vec<(String, Option<u32>)>, name: &str, slots: Option<u32>) -
     Ok(())
 }
 
-/// One cluster of these hosts; `here` is this machine's name, for which no ssh is needed. The first one has a relay, if one is
-/// wanted.
+/// A topology of one cluster with these hosts. `here` is the name of this machine, which needs no
+/// ssh. The first host has a relay if `has_relay`.
 pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str, has_relay: bool) -> Topology {
     let host = |(name, slots): (String, Option<u32>)| {
         let local = name == here || name == "localhost";
@@ -84,7 +86,8 @@ pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str, has_relay: bool) 
         Host { name, login: None, address: None, slots, is_spare: false, access }
     };
     let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
-    // The others reach it by the name by which it is reached from here. One alone needs no network.
+    // Other hosts reach the first host by the name by which this machine reaches it. A single host
+    // needs no network.
     let listen = if hosts.len() > 1 { "0.0.0.0:0" } else { "127.0.0.1:0" }.to_string();
     let relay = Relay { host: 0, listen, wan_listen: None, public: None };
     let relay = Some(relay).filter(|_| has_relay);
@@ -92,7 +95,7 @@ pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str, has_relay: bool) 
     Topology { clusters: vec![cluster], links: Vec::new() }
 }
 
-/// This machine cut into clusters, as evenly as can be.
+/// This machine divided into clusters, with `ranks` slots as evenly as possible.
 pub fn cut(here: &str, clusters: u32, ranks: u32) -> Result<Topology> {
     if clusters == 0 || clusters > ranks {
         bail!("{ranks} ranks cannot be cut into {clusters} clusters");

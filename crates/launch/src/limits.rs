@@ -1,7 +1,8 @@
-//! Limits of a machine that end processes without saying so, put into words that say what to do.
+//! Explains limits of a machine that end processes without a message.
 //!
-//! In: how a rank has ended, or an error that the user is about to read. Out: a line about the limit that explains it, once for
-//! each limit. A limit is only named where it is low: most programs fail for other reasons.
+//! In: how a rank has ended, or an error that the user is about to read. Out: a line that names the
+//! limit and says what to do, once for each limit. A limit is named only where it is low, because
+//! most programs fail for other reasons.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +11,11 @@ use rustix::process::{Resource, getrlimit};
 use crate::control::Ending;
 use crate::ps::paths::bytes;
 
-/// What an MPI library may want of `/dev/shm` for one rank.
+/// Bytes of `/dev/shm` that an MPI library may need for one rank.
 const SHARED_MEMORY_MIN: u64 = 4 << 20;
-/// Less address space than this may be the reason why a rank fails.
+/// Address space in bytes below which the limit may be the reason why a rank fails.
 const ADDRESS_SPACE_MIN: u64 = 8 << 30;
-/// The same of descriptors.
+/// Number of descriptors below which the limit may be the reason why a rank fails.
 const OPEN_FILES_MIN: u64 = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,16 +25,16 @@ enum Limit {
     OpenFiles,
 }
 
-/// The limits of this node; each is told once.
+/// The limits of this node that the user has read about; each limit is reported once.
 #[derive(Debug, Default)]
 pub struct ResourceLimits {
     reported: BTreeSet<Limit>,
 }
 
-/// What this machine has.
+/// The limits that are in force on this machine.
 #[derive(Debug, Clone, Copy)]
 struct CurrentLimits {
-    /// Bytes of `/dev/shm` that are free, and all of it.
+    /// Bytes of `/dev/shm`: free, and in total.
     shared: Option<(u64, u64)>,
     address_space: Option<u64>,
     open_files: Option<u64>,
@@ -51,7 +52,8 @@ impl CurrentLimits {
 }
 
 impl ResourceLimits {
-    /// What may be the reason for the end of a rank: lines for the user, who has not read them yet.
+    /// Explains the end of a rank by limits that are low: lines for the user, without limits that
+    /// were reported before.
     pub fn explain(&mut self, node: &str, ending: Ending) -> Vec<String> {
         let found = reasons(node, ending, CurrentLimits::read()).into_iter();
         found.filter(|(limit, _)| self.reported.insert(*limit)).map(|(_, text)| text).collect()
@@ -94,7 +96,7 @@ fn reasons(node: &str, ending: Ending, present: CurrentLimits) -> Vec<(Limit, St
     found
 }
 
-/// Adds to an error of the system what to do about it, if a limit has caused it.
+/// Appends advice to an error of the system if a limit has caused the error.
 pub fn advise(text: String) -> String {
     let is_about = |error: i32| text.contains(&format!("(os error {error})"));
     let limit =

@@ -1,11 +1,11 @@
-//! Who carries the messages between ranks of one node (setting `local`): the shared memory of the MPI library itself, with which
-//! ranks of a node also share windows, or our provider.
+//! Chooses the transport between ranks of one node (setting `local`): the shared memory of the MPI
+//! library itself, with which ranks of a node can also share windows, or our provider.
 //!
-//! In: what the user said, the plan, and the cores of this machine. Out: one answer for the whole job ([`LocalTransport`]), because ranks must
-//! agree on who shares a node.
+//! In: the setting, the plan, and the cores of this machine. Out: one answer for the whole job
+//! ([`LocalTransport`]), because all ranks must agree on the set of ranks that share a node.
 //!
-//! What may never happen: messages that `--recover` must record go past it, or ranks of different clusters take each other for
-//! neighbours.
+//! What may never happen: messages that `--recover` must record bypass the provider, or ranks of
+//! different clusters take each other for ranks of the same node.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -13,20 +13,23 @@ use serde::{Deserialize, Serialize};
 use crate::control::Node;
 use crate::mpi::detect::Family;
 
-/// What the whole job does.
+/// The transport between ranks of a node, for the whole job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LocalTransport {
-    /// Our provider carries everything.
+    /// Our provider carries all messages.
     #[default]
     Own,
-    /// The library carries what stays on a node, if it takes from us which ranks those are: several clusters are on one machine.
+    /// The MPI library carries messages inside a node, provided that the library gets the ranks of
+    /// the node from our process manager; several clusters are on one machine.
     LibraryByPlan,
-    /// The same, also of a library that looks at the name of the host.
+    /// The MPI library carries messages inside a node, even a library that identifies the node by
+    /// the host name.
     Library,
 }
 
 impl LocalTransport {
-    /// Whether this library carries what stays on a node. Intel MPI looks at the name of the host; MPICH asks its process manager.
+    /// Whether this library carries messages inside a node. Intel MPI identifies the node by the
+    /// host name; MPICH asks its process manager.
     pub fn is_left_to(self, family: Family) -> bool {
         match self {
             LocalTransport::Own => false,
@@ -36,7 +39,8 @@ impl LocalTransport {
     }
 }
 
-/// `said`: the setting's text. `records`: messages are recorded. `cores`: those of this machine that the job may use.
+/// Chooses the transport. `said` is the text of the setting; `records` says that messages are
+/// recorded; `cores` is the number of cores of this machine that the job may use.
 pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Result<LocalTransport> {
     let library = if shares_a_machine(clusters) {
         LocalTransport::LibraryByPlan
@@ -54,21 +58,22 @@ pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Resul
     }
 }
 
-/// Whether two clusters have ranks on this machine.
+/// Whether at least two clusters have ranks on this machine.
 fn shares_a_machine(clusters: &[Node]) -> bool {
     let is_here = |cluster: &&Node| !cluster.remote && cluster.total_ranks() > 0;
     clusters.iter().filter(is_here).count() > 1
 }
 
-/// Libraries wait for each other without sleeping, so that ranks without a core of their own stop the others. A host elsewhere is
-/// taken to have a core for each of its slots.
+/// Whether each rank has a core of its own. MPI libraries wait for each other without sleeping, so
+/// ranks that share a core delay each other. Every slot of another host is taken to have a core.
 fn has_a_core_each(clusters: &[Node], cores: u32) -> bool {
     let mut here = 0u32;
     let has_slots = clusters.iter().all(|cluster| has_slots_elsewhere(cluster, true, &mut here));
     has_slots && here <= cores
 }
 
-/// `is_above_here`: the agent above is on this machine. Adds up the ranks that are here as well.
+/// Whether the ranks of every remote host fit into the slots of the host. `is_above_here` says that
+/// the parent agent is on this machine. The function adds the ranks on this machine to `here`.
 fn has_slots_elsewhere(node: &Node, is_above_here: bool, here: &mut u32) -> bool {
     let is_here = is_above_here && !node.remote;
     if is_here {
@@ -107,7 +112,7 @@ mod tests {
         let here = |ranks| node(ranks, ranks, false, Vec::new());
         assert_eq!(auto(&[here(2)], 2), LocalTransport::Library);
         assert_eq!(auto(&[here(3)], 2), LocalTransport::Own);
-        // Together they are too many.
+        // Together the ranks are too many for the cores.
         assert_eq!(auto(&[here(2), here(2)], 3), LocalTransport::Own);
         assert_eq!(auto(&[here(2), here(2)], 4), LocalTransport::LibraryByPlan);
         let elsewhere = |ranks, slots| node(ranks, slots, true, Vec::new());
@@ -116,7 +121,7 @@ mod tests {
         let with_children = node(1, 1, false, vec![elsewhere(8, 8), here(1)]);
         assert_eq!(auto(std::slice::from_ref(&with_children), 2), LocalTransport::Library);
         assert_eq!(auto(&[with_children], 1), LocalTransport::Own);
-        // What is behind another host is not here.
+        // A local host below another host is not on this machine.
         assert_eq!(
             auto(&[node(0, 4, true, vec![node(4, 4, false, Vec::new())])], 1),
             LocalTransport::Library

@@ -1,9 +1,10 @@
 //! `landbridge`: starts MPI programs over several clusters as one job.
 //!
-//! The launcher ([`run`]) is the root of a tree of agents ([`agent`]), one on each host, that
-//! start the ranks and are their process manager ([`pmi`]). What runs where is decided by
-//! [`plan`] from a [`topology`]; what ends a job is decided by [`watch`]; both are pure. Nothing
-//! an agent has started may outlive it, and no agent outlives its connection to the launcher.
+//! The launcher ([`run`]) is the root of a tree of agents ([`agent`]), one on each host, that start
+//! the ranks and are their process manager ([`pmi`]). The pure module [`plan`] decides from a
+//! [`topology`] what runs where; the pure module [`watch`] decides what ends a job. No process that
+//! an agent has started may outlive the agent, and no agent outlives its connection to the
+//! launcher.
 
 mod agent;
 mod agent_startup;
@@ -83,7 +84,7 @@ fn dispatch(command: Command) -> Result<i32> {
     }
 }
 
-/// Goes on as another of our programs.
+/// Replaces this process with another Landbridge program (exec).
 fn become_sibling(name: &str, arguments: &[std::ffi::OsString]) -> Result<i32> {
     let path = sibling::path(name)?;
     let error = std::process::Command::new(&path).args(arguments).exec();

@@ -1,47 +1,52 @@
-//! What the incarnations of a rank have printed on one stream, and the comparison of a new incarnation with it. Pure.
+//! The output log of all incarnations of a rank on one stream, and the comparison of a new
+//! incarnation with the log. The module is pure.
 //!
-//! In: bytes of the stream, in pieces of any size. Out: the bytes that no incarnation has printed before, or the
-//! [`Divergence`] of the present incarnation.
+//! In: bytes of the stream, in pieces of any size. Out: the bytes that no incarnation has printed
+//! before, or the [`Divergence`] of the present incarnation.
 //!
-//! The log holds at least the last [`TEXT_BYTES`] as text and a digest at its end. In front of that it holds a
-//! [`Position`] every few KiB, with a digest of all bytes up to there. So a difference is always found before the first new
-//! byte is shown: in the text byte by byte, in front of the text at the next position.
+//! The log holds at least the last [`TEXT_BYTES`] as text and a digest at its end. In front of the
+//! text the log holds a [`Position`] every few KiB, with a digest of all bytes up to the position.
+//! So the comparison always finds a difference before it gives out the first new byte: inside the
+//! text byte by byte, in front of the text at the next position.
 //!
-//! An incarnation that a signal or an error ends may print last words (a traceback) that the next incarnation does not
-//! print. The log is cut there ([`OutputLog::cut`]), back through text that is still held.
+//! An incarnation that a signal or an error ends may print last words (a traceback) that the next
+//! incarnation does not print. The log is then cut back to the start of the last words
+//! ([`OutputLog::cut`]), as far back as text is held.
 //!
-//! What may never happen: a byte of an incarnation that differs is given out; memory grows with what is printed.
+//! What may never happen: bytes of an incarnation that differs are given out; memory grows with the
+//! size of the output.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// So much of the end is held as text.
+/// Bytes at the end of the stream that the log holds as text.
 pub const TEXT_BYTES: usize = 64 << 10;
 /// Bytes from one position to the next, as long as there are few positions.
 const SPACING_BYTES: u64 = 16 << 10;
-/// With more positions than this every second one is dropped.
+/// Positions at most; with more, every second position is dropped.
 const POSITIONS_MAX: usize = 4096;
-/// So much text and so many positions go along with a rank that moves to another node.
+/// Bytes of text and number of positions that move to another node together with a rank.
 const MOVED_TEXT_BYTES: usize = 4 << 10;
 const MOVED_POSITIONS_MAX: usize = 256;
-/// So much of the line that an incarnation is printing is held for a message.
+/// Bytes of the incarnation's present line that are held for an error message.
 const LINE_BYTES_MAX: usize = 4 << 10;
-/// So much of a line is shown, in front of a difference and from it on.
+/// Bytes of a line that an error message shows, in front of a difference and from the difference
+/// on.
 const SHOWN_BEFORE: usize = 80;
 const SHOWN_BEHIND: usize = 120;
 
-/// A place in a stream, with a digest (FNV-1a, 64 bits) of all bytes before it.
+/// A position in a stream, with a digest (FNV-1a, 64 bits) of all bytes before the position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub bytes: u64,
-    /// Lines that have ended before it.
+    /// Lines that end before the position.
     pub lines: u64,
     #[serde(with = "signed")]
     pub digest: u64,
 }
 
-/// Documents hold numbers with a sign.
+/// Serialises a digest as a signed number, because TOML documents have no unsigned 64-bit numbers.
 mod signed {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -56,7 +61,7 @@ mod signed {
 
 const DIGEST_OF_NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
 const DIGEST_FACTOR: u64 = 0x0000_0100_0000_01b3;
-/// Its inverse modulo 2^64: digests go back as well.
+/// The inverse of `DIGEST_FACTOR` modulo 2^64, with which digests can be undone byte by byte.
 const DIGEST_INVERSE: u64 = 0xce96_5057_aff6_957b;
 const _: () = assert!(DIGEST_FACTOR.wrapping_mul(DIGEST_INVERSE) == 1);
 
@@ -75,7 +80,7 @@ impl Position {
         }
     }
 
-    /// To where `bytes` began, which end here.
+    /// Moves back to the position where `bytes` began; `bytes` end at the present position.
     fn go_back(&mut self, bytes: &[u8]) {
         self.bytes -= bytes.len() as u64;
         for &byte in bytes.iter().rev() {
@@ -85,21 +90,21 @@ impl Position {
     }
 }
 
-/// How an incarnation differs from those before it.
+/// How an incarnation differs from earlier incarnations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
-    /// Line `line`, counted from 1.
+    /// Line `line`, counted from 1, differs.
     Line { line: u64, now: String, before: String },
-    /// Somewhere in these lines, whose text is not held any more.
+    /// A byte in lines `first` to `last` differs; the text of these lines is not held any more.
     Lines { first: u64, last: u64, bytes: u64, now: u64, before: u64 },
-    /// It prints more than was printed until then: from this line on.
+    /// The incarnation prints more than earlier incarnations printed, from this line on.
     More { line: u64, now: String },
-    /// It has ended, and has not printed all of it.
+    /// The incarnation has ended, and has not printed everything that earlier incarnations printed.
     Less { now: Position, before: Position },
 }
 
 impl fmt::Display for Divergence {
-    /// Behind the name of the stream.
+    /// Writes the difference; the text follows the name of the stream.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Divergence::Line { line, now, before } => {
@@ -122,13 +127,14 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// See the module head.
+/// The output of all incarnations on one stream: text at the end, digests in front of the text. The
+/// module head describes the layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputLog {
     end: Position,
-    /// In front of the end, ascending.
+    /// Positions in front of the end, ascending.
     positions: Vec<Position>,
-    /// They stand where the number of bytes is a multiple of this.
+    /// Positions are at multiples of this number of bytes.
     spacing: u64,
     /// The last bytes in front of the end.
     #[serde(with = "text")]
@@ -163,13 +169,14 @@ impl OutputLog {
             bytes = later;
         }
         thin(&mut self.positions, &mut self.spacing, POSITIONS_MAX);
-        // Not for each piece: it moves what stays.
+        // The text is not trimmed at each append, because trimming moves the remaining bytes.
         if self.text.len() > 2 * TEXT_BYTES {
             self.text.drain(..self.text.len() - TEXT_BYTES);
         }
     }
 
-    /// Forgets what was printed from there on. False: the text in between is not held any more.
+    /// Forgets all bytes from position `bytes` on. Returns false if the text from there on is not
+    /// held any more.
     pub fn cut(&mut self, bytes: u64) -> bool {
         let held = self.end.bytes - self.text.len() as u64;
         if !(held..=self.end.bytes).contains(&bytes) {
@@ -181,12 +188,12 @@ impl OutputLog {
         true
     }
 
-    /// What was printed up to there is known by its digest alone.
+    /// Moves the end of the log to `at`; the bytes before `at` are known only by their digest.
     fn skip_to(&mut self, at: Position) {
         (self.end, self.text) = (at, Vec::new());
     }
 
-    /// What another node needs of it.
+    /// The part of the log that another node needs: the last 4 KiB of text and 256 positions.
     pub fn for_move(&self) -> OutputLog {
         let mut moved = self.clone();
         thin(&mut moved.positions, &mut moved.spacing, MOVED_POSITIONS_MAX);
@@ -200,19 +207,20 @@ impl OutputLog {
         self.positions.get(at).copied().unwrap_or(self.end)
     }
 
-    /// And the last one that is not behind it.
+    /// The last position at or before `bytes` at which a digest is known.
     fn previous_position(&self, bytes: u64) -> Position {
         let at = self.positions.partition_point(|position| position.bytes <= bytes);
         at.checked_sub(1).map_or(Position::default(), |at| self.positions[at])
     }
 
-    /// The text from there on, if it is held.
+    /// The text from position `bytes` on, if the log holds the text.
     fn text_from(&self, bytes: u64) -> Option<&[u8]> {
         let held = self.end.bytes - self.text.len() as u64;
         self.text.get(usize::try_from(bytes.checked_sub(held)?).ok()?..)
     }
 
-    /// How many of these bytes, which stand at `at`, are as they were as far as the text tells.
+    /// The number of leading bytes of `bytes`, which stand at position `at`, that do not differ
+    /// from the text held.
     fn alike(&self, at: u64, bytes: &[u8]) -> usize {
         let held = self.end.bytes - self.text.len() as u64;
         let unknown = (held.saturating_sub(at) as usize).min(bytes.len());
@@ -229,7 +237,7 @@ fn thin(positions: &mut Vec<Position>, spacing: &mut u64, most: usize) {
     }
 }
 
-/// Bytes as characters of the same numbers, so that they can stand in a document.
+/// Serialises bytes as characters of the same numbers, so that a document can hold the bytes.
 mod text {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -243,24 +251,26 @@ mod text {
     }
 }
 
-/// One stream of a rank: its log, and where in it the present incarnation is.
+/// One stream of a rank: the log, and the position of the present incarnation in the log.
 #[derive(Debug, Clone)]
 pub struct OutputReplay {
     log: OutputLog,
     at: Position,
-    /// The line that the present incarnation is printing, or the end of it.
+    /// The line that the present incarnation is printing, or the end of that line.
     line: Vec<u8>,
     line_is_whole: bool,
-    /// From this byte on the log may hold last words, which need not come again.
+    /// Position from which on the log may hold last words, which the next incarnation need not
+    /// repeat.
     last_words: Option<u64>,
 }
 
-/// What has become of a piece.
+/// The result of comparing a piece of output with the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replayed {
-    /// No incarnation has printed these bytes before.
+    /// Bytes that no incarnation has printed before.
     pub new: Vec<u8>,
-    /// Last words that have not come again: the log was cut back to this byte, from this one.
+    /// Last words that were not repeated: the log was cut back to the first position from the
+    /// second.
     pub cut: Option<(u64, u64)>,
 }
 
@@ -280,12 +290,12 @@ impl OutputReplay {
         &self.log
     }
 
-    /// Where the present incarnation is.
+    /// The position of the present incarnation.
     pub fn at(&self) -> Position {
         self.at
     }
 
-    /// Whether what comes next begins a line.
+    /// Whether the next byte begins a line.
     pub fn is_line_start(&self) -> bool {
         self.line_is_whole && self.line.is_empty()
     }
@@ -294,7 +304,7 @@ impl OutputReplay {
         self.at.bytes < self.log.end.bytes
     }
 
-    /// A new incarnation begins, with the program or where an earlier one was.
+    /// Begins a new incarnation, at the start of the program or at the position of a checkpoint.
     pub fn begin_at(&mut self, at: Position) {
         if at.bytes > self.log.end.bytes {
             self.log.skip_to(at);
@@ -305,12 +315,12 @@ impl OutputReplay {
         self.line_is_whole = at.bytes == 0 || is_line_start;
     }
 
-    /// What stands behind this byte of the log need not come again.
+    /// Records that a new incarnation need not repeat the bytes of the log from position `from` on.
     pub fn set_last_words(&mut self, from: u64) {
         self.last_words = (from < self.log.end.bytes).then_some(from);
     }
 
-    /// The present incarnation prints these bytes.
+    /// Compares bytes that the present incarnation prints with the log, and returns the new bytes.
     pub fn print(&mut self, bytes: &[u8]) -> Result<Replayed, Divergence> {
         let mut rest = bytes;
         while !rest.is_empty() && self.is_behind() {
@@ -339,12 +349,12 @@ impl OutputReplay {
         Ok(Replayed { new: rest.to_vec(), cut: None })
     }
 
-    /// These bytes are not what was printed here before.
+    /// Handles bytes that differ from the bytes printed here before.
     fn differ(&mut self, rest: &[u8]) -> Result<Replayed, Divergence> {
         let end = self.log.end.bytes;
         let line_start = self.at.bytes - self.line.len() as u64;
         if let Some(from) = self.last_words.filter(|from| *from <= self.at.bytes) {
-            // Of a line that the last words broke off nothing is left out.
+            // A line that the last words interrupted is given out whole.
             let is_shown_whole = self.line_is_whole && line_start >= from;
             let back = if is_shown_whole { line_start } else { self.at.bytes };
             if self.log.cut(back) {
@@ -362,7 +372,7 @@ impl OutputReplay {
         Err(Divergence::Line { line: self.at.lines + 1, now, before })
     }
 
-    /// The present incarnation has ended as it wanted: what it has left out.
+    /// Checks that the present incarnation, which has ended by itself, has printed the whole log.
     pub fn end(&self) -> Result<(), Divergence> {
         let is_left_out =
             self.is_behind() && self.last_words.is_none_or(|from| self.at.bytes < from);
@@ -370,7 +380,7 @@ impl OutputReplay {
         if is_left_out { Err(Divergence::Less { now, before }) } else { Ok(()) }
     }
 
-    /// It prints this, which is new, where nothing new can be.
+    /// The divergence of an incarnation that prints the new bytes `new` where no new bytes may be.
     pub fn more(&self, new: &[u8]) -> Divergence {
         let behind = self.log.end;
         let lines = new.iter().filter(|&&byte| byte == b'\n').count() as u64;
@@ -378,7 +388,7 @@ impl OutputReplay {
         Divergence::More { line: behind.lines - lines + 1, now }
     }
 
-    /// The present line with these bytes behind it, as far as a message needs them.
+    /// The present line followed by `rest`, shortened to what an error message shows.
     fn shown(&self, rest: &[u8]) -> String {
         let is_cut = !self.line_is_whole || self.line.len() > SHOWN_BEFORE;
         let before = &self.line[self.line.len().saturating_sub(SHOWN_BEFORE)..];
@@ -402,7 +412,7 @@ impl OutputReplay {
     }
 }
 
-/// Without its end, and no more of it than is shown.
+/// The first line of `bytes` without its line end, at most [`SHOWN_BEHIND`] bytes.
 fn first_line(bytes: &[u8]) -> &[u8] {
     let line = bytes.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
     &line[..line.len().min(SHOWN_BEHIND)]

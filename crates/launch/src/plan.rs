@@ -1,26 +1,26 @@
-//! Who runs where, and which relay dials which. Pure: a [`Topology`] and the user's wishes enter,
-//! a [`Plan`] leaves.
+//! Decides which ranks run on which host, and which relay dials which. The module is pure: a
+//! [`Topology`] and the user's wishes enter, a [`Plan`] leaves.
 //!
 //! Ranks fill the hosts in the order of the topology, so every host and every cluster holds one
-//! contiguous block of them. Clusters without ranks take no part.
+//! contiguous block of ranks. Clusters without ranks take no part in the job.
 
 use crate::control::Node;
 use crate::ps::paths::counted;
 use crate::topology::{Cluster, Host, HostAccess, Topology};
 
-/// Where ranks of a job of one host are called.
+/// Address of the ranks of a job that runs on one host.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// What the user asked for.
+/// What the user has asked for.
 #[derive(Debug, Clone, Default)]
 pub struct Wishes {
-    /// Number of ranks; `None`: as many as there are slots.
+    /// Number of ranks; `None` stands for the number of slots.
     pub ranks: Option<u32>,
     pub ranks_per_node: Option<u32>,
     pub ranks_per_cluster: Option<u32>,
-    /// Nodes that are lost can be replaced: hosts that are kept free get an agent,
+    /// Lost nodes can be replaced, so hosts that are kept free get an agent.
     pub recovers: bool,
-    /// and so many more of each cluster, the last ones, are kept free.
+    /// Number of further hosts of each cluster, the last ones, that are kept free.
     pub spares: u32,
 }
 
@@ -37,14 +37,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Processes for which there is room on the hosts that take part, and at least the ranks.
+    /// Number of processes that the hosts of the job have slots for, and at least the number of
+    /// ranks.
     pub fn universe(&self) -> u32 {
         let hosts = self.nodes.iter().flat_map(Node::hosts).filter(|node| !node.is_spare);
         let slots = hosts.map(|node| node.slots);
         slots.fold(0, u32::saturating_add).max(self.size)
     }
 
-    /// Whether a host is kept free, for the ranks of one that is lost.
+    /// Whether the plan keeps a host free for the ranks of a lost host.
     pub fn has_spares(&self) -> bool {
         self.nodes.iter().flat_map(Node::hosts).any(|node| node.is_spare)
     }
@@ -56,7 +57,7 @@ pub struct RelayPlan {
     pub listen: String,
     pub unix: String,
     pub wan_listen: Option<String>,
-    /// Where ranks find it when it listens on every address.
+    /// Address at which ranks reach a relay that listens on every address.
     pub host_address: String,
     pub dials: Vec<Dial>,
 }
@@ -64,7 +65,7 @@ pub struct RelayPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dial {
     pub cluster: usize,
-    /// `HOST:PORT`; port 0 stands for the one the other relay reports.
+    /// `HOST:PORT`; port 0 stands for the port that the other relay reports.
     pub address: String,
 }
 
@@ -107,7 +108,8 @@ impl std::fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// `agent`: path of `landbridge` on hosts that do not name their own. `job`: id of the job.
+/// Makes the plan of a job. `agent` is the path of `landbridge` on hosts that do not name their
+/// own; `job` is the id of the job.
 pub fn plan(
     topology: &Topology,
     wishes: &Wishes,
@@ -131,7 +133,7 @@ pub fn plan(
         nodes.push(layout.tree(&mut first_rank));
     }
     if is_one_host(&nodes) {
-        // Strangers on the network need not reach its ranks.
+        // Hosts outside of the job need not reach the ranks of a job on one host.
         nodes.iter_mut().for_each(|node| node.address = Some(LOOPBACK.into()));
     }
     let (relays, relay_order) = plan_relays(topology, &used, job)?;
@@ -142,7 +144,8 @@ pub fn plan(
     Ok(Plan { size: first_rank, nodes, relays, relay_order, mapping })
 }
 
-/// Whether all agents of a job run on the same host: they have one name, and are started by the same command.
+/// Whether all agents of a job run on the same host: they have one name, and the same command
+/// starts them.
 fn is_one_host(nodes: &[Node]) -> bool {
     let mut hosts = nodes.iter().flat_map(Node::hosts);
     let Some(first) = hosts.next() else { return false };
@@ -155,7 +158,7 @@ fn unix_name(job: &str, cluster: usize) -> String {
 
 // --- ranks onto hosts
 
-/// Ranks of each host of each cluster.
+/// The number of ranks of each host of each cluster.
 fn place(
     slots: &[Vec<u32>],
     spares: &[Vec<bool>],
@@ -187,14 +190,15 @@ fn place(
         left -= taken.iter().sum::<u32>();
         counts.push(taken);
     }
-    // Without -n, a limit per cluster just makes the job smaller.
+    // Without -n, a limit per cluster only reduces the number of ranks.
     if left > 0 && wishes.ranks.is_some() {
         return Err(PlanError::TooManyRanks { wanted, slots: wanted - left });
     }
     Ok(counts)
 }
 
-/// Which hosts of each cluster are kept free.
+/// Which hosts of each cluster are kept free: hosts that the topology marks as spare, and the last
+/// further hosts that the user asks for.
 fn spares(topology: &Topology, wishes: &Wishes) -> Vec<Vec<bool>> {
     let of = |cluster: &Cluster| {
         let mut is_spare: Vec<bool> = cluster.hosts.iter().map(|host| host.is_spare).collect();
@@ -209,7 +213,8 @@ fn spares(topology: &Topology, wishes: &Wishes) -> Vec<Vec<bool>> {
     topology.clusters.iter().map(of).collect()
 }
 
-/// Slots of each host, with those that share the rest evenly filled in.
+/// The slots of each host; hosts without slots in the topology get even shares of the remaining
+/// ranks.
 fn slots(topology: &Topology, wishes: &Wishes, spares: &[Vec<bool>]) -> Vec<Vec<u32>> {
     let known = |host: &Host| match (host.slots, wishes.ranks_per_node) {
         (Some(0), _) => Some(0),
@@ -234,7 +239,7 @@ struct ClusterLayout<'a> {
     number: usize,
     counts: &'a [u32],
     slots: &'a [u32],
-    /// Hosts that are kept free.
+    /// Which hosts are kept free.
     spares: &'a [bool],
     recovers: bool,
     agent: &'a str,
@@ -254,12 +259,12 @@ impl ClusterLayout<'_> {
                 children.push(node);
             }
         }
-        // `top_host` is an index into the hosts just gone through.
+        // `top_host` is an index into the hosts that this loop has visited.
         let mut top = top.expect("the top host is one of the cluster's hosts");
         let spares: Vec<String> =
             children.iter().filter(|node| node.is_spare).map(|node| node.name.clone()).collect();
         for node in &mut children {
-            // A node is no spare of itself.
+            // A node is no spare node of itself.
             node.spares = spares.iter().filter(|name| **name != node.name).cloned().collect();
         }
         top.children = children;
@@ -287,7 +292,8 @@ impl ClusterLayout<'_> {
     }
 }
 
-/// `(vector,(first node,nodes,ranks per node),…)`, from blocks `(node, ranks)` in rank order.
+/// The PMI process mapping `(vector,(first node,nodes,ranks per node),…)`, from blocks `(node,
+/// ranks)` in rank order.
 pub fn mapping(blocks: impl Iterator<Item = (usize, u32)>) -> String {
     let mut runs: Vec<(usize, usize, u32)> = Vec::new();
     for (id, count) in blocks {
@@ -340,7 +346,7 @@ fn relay_plan(cluster: &Cluster, number: usize, job: &str) -> Result<RelayPlan, 
     })
 }
 
-/// Who of two clusters (numbers of the plan) dials, and where.
+/// Which of two clusters (numbers of the plan) dials the other, and at which address.
 fn dial(
     topology: &Topology,
     used: &[usize],
@@ -352,12 +358,12 @@ fn dial(
         let matches =
             |link: &&crate::topology::TopologyLink| (link.from, link.to) == (used[from], used[to]);
         if let Some(link) = topology.links.iter().find(matches) {
-            // The topology has checked that `to` accepts connections.
+            // The topology has been checked: the relay of `to` accepts connections.
             let address = link.address.clone().or(dial_address(&topology.clusters[used[to]]));
             return Ok((from, Dial { cluster: to, address: address.unwrap_or_default() }));
         }
     }
-    // Where both accept, the later one dials the earlier one.
+    // Where both relays accept connections, the later cluster dials the earlier one.
     for (to, from) in pairs {
         if let Some(address) = dial_address(&topology.clusters[used[to]]) {
             return Ok((from, Dial { cluster: to, address }));
@@ -375,7 +381,7 @@ fn dial_address(cluster: &Cluster) -> Option<String> {
     Some(relay.public.as_ref().unwrap_or(wan_listen).clone())
 }
 
-/// Whoever is dialled starts before those who dial it.
+/// The start order of relays: a relay starts before the relays that dial it.
 fn start_order(relays: &[RelayPlan]) -> Result<Vec<usize>, PlanError> {
     let mut order: Vec<usize> = Vec::new();
     while order.len() < relays.len() {

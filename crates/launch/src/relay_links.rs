@@ -1,46 +1,46 @@
-//! The links between relays, as the launcher knows them. Pure: what relays say of their links enters,
-//! what the user has to read leaves. Ranks are started once every link is there; one that cannot be made
-//! within the job's `peer_timeout` is the end of the job, since ranks of two clusters would look for each
-//! other in vain.
+//! The links between relays, as the launcher knows them. The module is pure: reports of relays
+//! about their links enter, texts for the user leave. The launcher starts ranks once every link is
+//! up. A link that cannot be made within the job's `peer_timeout` ends the job, because ranks of
+//! the two clusters could not reach each other.
 //!
-//! Only the relay that dials is listened to: for it a link is up once an answer has come back over it,
-//! so both directions work.
+//! Only the relay that dials is asked about a link: for the dialling relay a link is up once an
+//! answer has come back over the link, so both directions work.
 
 use std::time::Duration;
 
 use crate::ps::paths::counted;
 
-/// Breaks of a link in use that the user is told of; later ones are in the relays' logs alone.
+/// Breaks of a link that the user reads about; later breaks are only in the relays' logs.
 const BREAKS_TOLD_MAX: u32 = 5;
-/// What a relay puts behind the address of one that it talks to over UDP.
+/// Suffix that a relay appends to the address of a peer relay that it talks to over UDP.
 const OVER_UDP: &str = "/udp";
-/// Links named at most when a job ends for want of them.
+/// Links that the error text names at most when a job ends because links are missing.
 const NAMED_MAX: usize = 8;
 
-/// One link.
+/// One link between the relays of two clusters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayPair {
-    /// The cluster whose relay dials, and that of the other one.
+    /// The cluster whose relay dials. `to` is the cluster whose relay accepts.
     pub from: usize,
     pub to: usize,
-    /// What is dialled: `HOST:PORT`.
+    /// The address that is dialled: `HOST:PORT`.
     pub address: String,
 }
 
-/// The relay of a cluster, for the user.
+/// The relay of a cluster, as texts for the user name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayLocation {
     pub cluster: String,
     pub host: String,
-    /// Where it listens for others.
+    /// Address at which the relay listens for other relays.
     pub listens: String,
 }
 
 pub struct RelayLinks {
     links: Vec<RelayLink>,
-    /// How long one may be missing: the job's `peer_timeout`.
+    /// Time that a link may be missing: the job's `peer_timeout`.
     patience: Duration,
-    /// UDP was asked for.
+    /// The job has asked for UDP between relays.
     wants_udp: bool,
 }
 
@@ -48,12 +48,12 @@ struct RelayLink {
     pair: RelayPair,
     places: [RelayLocation; 2],
     is_up: bool,
-    /// The last thing the user has been told is that there is no link.
+    /// The last text about this link that the user has read says that the link is missing.
     is_missed: bool,
     breaks: u32,
-    /// The user knows that it is over TCP though he has asked for UDP.
+    /// The user has read that the link is over TCP although the job has asked for UDP.
     is_tcp_told: bool,
-    /// Why it is not up, and at which address.
+    /// Why the link is not up, with the address that was dialled.
     problem: Option<String>,
 }
 
@@ -62,17 +62,18 @@ impl RelayLinks {
         RelayLinks { links: Vec::new(), patience, wants_udp: false }
     }
 
-    /// The job has asked for UDP between relays (`wan_udp`).
+    /// Sets whether the job has asked for UDP between relays (`wan_udp`).
     pub fn over_udp(self, wants_udp: bool) -> RelayLinks {
         RelayLinks { wants_udp, ..self }
     }
 
-    /// How long to wait for those that are missing as the job starts.
+    /// Time that the launcher waits for missing links as the job starts.
     pub fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// A relay that dials these others is being started. `place` tells about the relay of a cluster.
+    /// Adds the links that a relay which is being started will dial. `place` gives the relay of a
+    /// cluster.
     pub fn expect(&mut self, pairs: Vec<RelayPair>, place: impl Fn(usize) -> RelayLocation) {
         self.links.extend(pairs.into_iter().map(|pair| RelayLink {
             places: [place(pair.from), place(pair.to)],
@@ -89,8 +90,8 @@ impl RelayLinks {
         self.links.iter().all(|link| link.is_up)
     }
 
-    /// What the relay of `from` says of its link to `to`: `problem` is empty if it is up. Gives what the
-    /// user has to read.
+    /// Records what the relay of `from` reports about its link to `to`; `problem` is empty if the
+    /// link is up. Returns the text that the user has to read, if there is one.
     pub fn handle(
         &mut self,
         from: usize,
@@ -110,7 +111,7 @@ impl RelayLinks {
         }
     }
 
-    /// Why the job cannot start.
+    /// The error text of a job that cannot start because links are missing.
     pub fn failure(&self) -> String {
         let missing: Vec<&RelayLink> = self.links.iter().filter(|link| !link.is_up).collect();
         let mut lines: Vec<String> =
@@ -214,7 +215,8 @@ impl RelayLink {
         )
     }
 
-    /// A name is shown with the address it stands for.
+    /// The dialled address as the user wrote it; a name is shown together with the address that it
+    /// resolves to.
     fn target(&self, address: &str) -> String {
         let ours = &self.pair.address;
         if ours == address { ours.clone() } else { format!("{ours} ({address})") }
@@ -286,7 +288,7 @@ mod tests {
         links.handle(1, 0, "192.0.2.1:7799", "it has closed the connection");
         let text = links.handle(1, 0, "192.0.2.1:7799", "");
         assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now"));
-        // It gets through in the end.
+        // UDP gets through in the end.
         let text = links.handle(1, 0, "192.0.2.1:7799/udp", "");
         assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now (udp)"));
         assert_eq!(links.handle(1, 0, "192.0.2.1:7799/udp", ""), None);

@@ -1,5 +1,5 @@
-//! The relays of a running job: the configuration of each, made when those it dials are known,
-//! and the certificates they know each other by.
+//! The relays of a running job: the configuration of each relay, made once the addresses of the
+//! relays that it dials are known, and the certificates by which relays identify each other.
 
 use std::time::Duration;
 
@@ -18,13 +18,14 @@ pub struct Relays {
     key: String,
     plans: Vec<RelayPlan>,
     order: Vec<usize>,
-    /// Per cluster: first rank and number of ranks.
+    /// First rank and number of ranks of each cluster.
     ranks: Vec<[u32; 2]>,
-    /// Indices for spawned processes, for each cluster.
+    /// Number of indices for spawned processes of each cluster.
     spawned: u32,
     identities: Vec<Identity>,
     authority: String,
-    /// Per cluster, once its relay is ready: where ranks and other relays reach it.
+    /// For each cluster whose relay is ready: the addresses at which ranks and other relays reach
+    /// the relay.
     ready: Vec<Option<(String, String)>>,
     /// Name and relay host of each cluster.
     names: Vec<(String, String)>,
@@ -36,7 +37,7 @@ struct Identity {
     private_key: String,
 }
 
-/// The document a relay reads at its start.
+/// The document that a relay reads when it starts.
 #[derive(Serialize)]
 struct Config<'a> {
     job: &'a str,
@@ -60,7 +61,7 @@ struct Peer {
     address: String,
 }
 
-/// Whether relays are to talk over UDP.
+/// Whether the job asks for UDP between relays.
 fn wants_udp(job: &Job) -> bool {
     let name = setting::WAN_UDP.variable();
     let said = job.environment.iter().find(|(variable, _)| *variable == name);
@@ -69,7 +70,8 @@ fn wants_udp(job: &Job) -> bool {
 }
 
 impl Relays {
-    /// `patience`: how long links between relays may be missing.
+    /// Makes the certificates and the state of a job whose relays have not started. `patience` is
+    /// the time that links between relays may be missing.
     pub fn new(job: &Job, plan: &Plan, patience: Duration) -> Result<Relays> {
         let count = plan.relays.len();
         let (authority, identities) =
@@ -94,7 +96,7 @@ impl Relays {
         })
     }
 
-    /// The cluster and configuration of the relay in this place of the order.
+    /// The cluster and the configuration of the relay at position `place` of the start order.
     pub fn config(&self, place: usize) -> Option<(usize, String)> {
         let &cluster = self.order.get(place)?;
         let plan = &self.plans[cluster];
@@ -117,11 +119,11 @@ impl Relays {
             spawned: self.spawned,
             peer: peer.collect(),
         };
-        // Text, numbers and lists of them: TOML can hold all of it.
+        // The configuration consists of text, numbers and lists, all of which TOML can represent.
         Some((cluster, toml::to_string(&config).expect("a configuration is a TOML document")))
     }
 
-    /// A relay has said where ranks and other relays reach it.
+    /// Records the addresses at which ranks and other relays reach the relay of `cluster`.
     pub fn handle_ready(&mut self, cluster: usize, ranks: &str, relays: &str) -> Result<()> {
         if !ranks.contains(':') {
             bail!("the relay of cluster {cluster} listens on {ranks:?}, which is no address");
@@ -130,12 +132,14 @@ impl Relays {
         Ok(())
     }
 
-    /// The links between relays. Those of a relay are expected from [`Relays::expect_links`] on.
+    /// The links between relays. [`Relays::expect_links`] adds the links of a relay that is being
+    /// started.
     pub fn links(&mut self) -> &mut RelayLinks {
         &mut self.links
     }
 
-    /// The relay of this cluster is being started: it will tell of its links.
+    /// Adds the links of the relay of `cluster`, which is being started and will report on these
+    /// links.
     pub fn expect_links(&mut self, cluster: usize) {
         let pair = |dial: &crate::plan::Dial| RelayPair {
             from: cluster,
@@ -151,7 +155,8 @@ impl Relays {
         self.links.expect(pairs, place);
     }
 
-    /// Where the ranks of a cluster reach their relay; empty without one.
+    /// The address at which the ranks of a cluster reach their relay; empty for a cluster without a
+    /// relay.
     pub fn rank_address(&self, cluster: usize) -> String {
         let Some(Some((ranks, _))) = self.ready.get(cluster) else { return String::new() };
         let unspecified = |address: std::net::SocketAddr| address.ip().is_unspecified();
@@ -163,7 +168,7 @@ impl Relays {
         }
     }
 
-    /// Port 0 stands for the one the relay has reported.
+    /// Replaces port 0 by the port that the relay of `cluster` has reported.
     fn fill_port(&self, address: &str, cluster: usize) -> String {
         let reported = self.ready[cluster].as_ref().and_then(|(_, relays)| relays.rsplit_once(':'));
         match (address.rsplit_once(':'), reported) {
@@ -173,8 +178,8 @@ impl Relays {
     }
 }
 
-/// A certificate authority for one job, forgotten as soon as it has signed, and one certificate
-/// for each relay, with the name `relay-N.landbridge`.
+/// Makes a certificate authority for one job, whose key is dropped after signing, and one
+/// certificate for each relay, with the name `relay-N.landbridge`.
 fn identities(job: &str, count: usize) -> Result<(String, Vec<Identity>), rcgen::Error> {
     let mut authority = CertificateParams::default();
     authority.distinguished_name.push(DnType::CommonName, format!("landbridge job {job}"));

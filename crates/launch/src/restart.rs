@@ -1,21 +1,23 @@
-//! What happens when a process of a rank has ended that may come back: another start, or the end. Pure.
+//! Decides what happens when a process of a rank that may be restarted has ended: another
+//! incarnation, or the end of the rank. The module is pure.
 //!
-//! In: how it ended, how far it was in talking to its process manager, what became of the starts before it, and the
-//! limits. Out: a [`Decision`]; for people, the history of a rank that is given up ([`give_up_text`]).
+//! In: how the process ended, how far the process had come with its process manager, the records of
+//! earlier incarnations, and the limits. Out: a [`Decision`]; and, for the user, the history of a
+//! rank that is given up ([`give_up_text`]).
 //!
-//! | how it ended | what follows |
+//! | how the process ended | what follows |
 //! |---|---|
-//! | exit code, MPI_Finalize done, or never an MPI program | the end: it has left as it wanted |
-//! | exit code 0 without MPI_Finalize | the end; the job's too, unless the others end as well (`watch`) |
-//! | the provider's own word that it cannot go on | the end: another start would do the same |
-//! | its word that it is cut off from its relay | another start, unless one of these holds |
-//! | any signal; another exit code without MPI_Finalize | another start, unless one of these holds |
-//! | … at the same place, in the same way, [`SAME_POINT_MAX`] times running | the end: the program's own fault |
-//! | … [`RestartLimits::restarts_max`] restarts within [`RestartLimits::within`] | the end |
+//! | exit code, after MPI_Finalize or without any use of MPI | the end: the program's own choice |
+//! | exit code 0 without MPI_Finalize | the end; see `watch` for what follows for the job |
+//! | the provider's notice that it cannot go on | the end: every incarnation would do the same |
+//! | the provider's notice that its relay is lost | a restart, unless a row below holds |
+//! | signal, or other exit code without MPI_Finalize | a restart, unless a row below holds |
+//! | … [`SAME_POINT_MAX`] times running at the same point, in the same way | the end |
+//! | … [`RestartLimits::restarts_max`] restarts within [`RestartLimits::within_s`] | the end |
 //!
-//! The *place* is what a process has asked its process manager, printed, and how often it has looked for messages. A program
-//! that computes without any of this is everywhere at the same one, so a signal from outside (SIGKILL and its like) says
-//! nothing about it.
+//! The *point* is the number of requests to the process manager, of bytes printed, and of polls for
+//! messages. A program that computes without requests, output and polls stays at the same point, so
+//! a signal from outside (SIGKILL and similar signals) says nothing about the point.
 
 use std::time::Duration;
 
@@ -25,35 +27,39 @@ use crate::control::Ending;
 use crate::pmi::server::Stage;
 use crate::ps::rank_table::words;
 
-/// A process with this exit code whose last word says so has been ended by our libraries, which have said why: what it does
-/// cannot be recorded, or is not what an earlier start did.
+/// Exit codes with which our libraries end a process; the last line that the process prints says
+/// why. EXIT_UNRECOVERABLE: the process does something that cannot be recorded, or something else
+/// than an earlier incarnation did. EXIT_UPLINK_LOST: the connection to the relay is lost.
 pub use landbridge_proto::id::{EXIT_UNRECOVERABLE, EXIT_UPLINK_LOST};
 
-/// Who ends so often at one place would do so for ever.
+/// Number of ends at the same point, in the same way and in a row, after which the rank is given
+/// up, because every further incarnation would end there as well.
 pub const SAME_POINT_MAX: usize = 3;
-/// Starts that are told of a rank that is given up, the last ones.
+/// Incarnations that [`give_up_text`] lists at most, the last ones.
 const LISTED_MAX: usize = 20;
 
-/// A new start that does nothing for so long, and for twice as long as all starts before it have lived, hangs.
+/// Minimum time without progress after which a new incarnation hangs.
 pub const HANG_MIN: Duration = Duration::from_secs(60);
 
-/// Whether a new start hangs that has not come further for this long. `lived`: how long all starts before it have lived; it has to do
-/// no more than they did, and gets through that faster.
+/// Whether a new incarnation hangs after it has made no progress for `still`: longer than
+/// [`HANG_MIN`] and than twice `lived`. `lived` is the time that all earlier incarnations have
+/// lived. A new incarnation has to repeat no more than the earlier incarnations did, and is faster.
 pub fn hangs(still: Duration, lived: Duration) -> bool {
     still > HANG_MIN.max(lived.saturating_mul(2))
 }
 
-/// What the user allows.
+/// Limits on restarts that the user has set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartLimits {
-    /// New starts of a rank
+    /// Restarts of a rank within [`RestartLimits::within_s`] at most.
     pub restarts_max: u32,
-    /// in this many seconds.
+    /// Period in seconds in which restarts count.
     pub within_s: u64,
 }
 
 impl Default for RestartLimits {
-    /// A rank that lives for half a minute on average gets on with its work; one that does not, hardly.
+    /// 20 restarts within 600 s: a rank that lives for half a minute on average makes progress; a
+    /// rank that lives shorter hardly does.
     fn default() -> RestartLimits {
         RestartLimits { restarts_max: 20, within_s: 600 }
     }
@@ -62,29 +68,29 @@ impl Default for RestartLimits {
 /// How far a process has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgressPoint {
-    /// Questions to its process manager.
+    /// Requests to the process manager.
     pub asked: usize,
-    /// Bytes on standard output and error.
+    /// Bytes printed on standard output and standard error.
     pub printed: u64,
-    /// Looks for messages; 0 where nobody counts them.
+    /// Polls for messages; 0 where polls are not counted.
     pub polls: u64,
 }
 
-/// One process that a rank has had.
+/// One process (incarnation) of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncarnationRecord {
-    /// Since the first one began.
+    /// Time of the start, counted from the start of the first incarnation.
     pub began: Duration,
     pub lasted: Duration,
     pub ending: Ending,
     pub stage: Stage,
-    /// It has said that it cannot go on.
+    /// The process has reported that it cannot go on.
     pub has_fatal_notice: bool,
     pub point: ProgressPoint,
 }
 
 impl IncarnationRecord {
-    /// The connection to its relay, on another node, has broken.
+    /// Whether the process ended because its connection to a relay on another node broke.
     pub fn has_lost_relay(&self) -> bool {
         self.has_fatal_notice && self.ending == Ending::Exited(EXIT_UPLINK_LOST)
     }
@@ -93,7 +99,7 @@ impl IncarnationRecord {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     Restart,
-    /// It has ended as it wanted, or it is nobody's business here.
+    /// The process has ended by itself, or its end needs no action here.
     Ended,
     GiveUp(GiveUpReason),
 }
@@ -106,7 +112,8 @@ pub enum GiveUpReason {
     TooManyRestarts,
 }
 
-/// `incarnations`: all processes that the rank has had, the last of which has just ended.
+/// Decides what follows the end of the last of `incarnations`, which are all processes of the rank
+/// in order of their starts.
 pub fn decide(incarnations: &[IncarnationRecord], limits: RestartLimits) -> Decision {
     let Some(last) = incarnations.last() else { return Decision::Ended };
     match (last.ending, last.stage) {
@@ -127,7 +134,7 @@ pub fn decide(incarnations: &[IncarnationRecord], limits: RestartLimits) -> Deci
             GiveUpReason::SamePoint
         });
     }
-    // Each of these has been followed by another start, but for the last one.
+    // Every incarnation in this slice but the last has been followed by a restart.
     let end = |incarnation: &IncarnationRecord| incarnation.began + incarnation.lasted;
     let since = end(last).saturating_sub(Duration::from_secs(limits.within_s));
     let recent = incarnations[..incarnations.len() - 1]
@@ -144,7 +151,7 @@ fn is_same_point(one: &IncarnationRecord, other: &IncarnationRecord) -> bool {
     is_program_fault(one.ending) && (one.ending, one.point) == (other.ending, other.point)
 }
 
-/// Whether a process ends so by what it does, and not by what is done to it.
+/// Whether the ending is caused by the program itself, and not by a signal from outside.
 pub fn is_program_fault(ending: Ending) -> bool {
     let own =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGFPE, libc::SIGILL, libc::SIGSYS];
@@ -154,7 +161,8 @@ pub fn is_program_fault(ending: Ending) -> bool {
     }
 }
 
-/// What the user reads about a rank that is given up: why, and every start of it.
+/// The text that the user reads about a rank that is given up: the reason, and the last
+/// incarnations.
 pub fn give_up_text(
     rank: u32,
     incarnations: &[IncarnationRecord],
@@ -215,7 +223,7 @@ mod tests {
     const SEGV: Ending = Ending::Killed(libc::SIGSEGV);
     const KILL: Ending = Ending::Killed(libc::SIGKILL);
 
-    /// It began after so many seconds, and lived for one.
+    /// An incarnation that began `began` seconds after the first one and lived for one second.
     fn incarnation(began: u64, ending: Ending, printed: u64) -> IncarnationRecord {
         IncarnationRecord {
             began: Duration::from_secs(began),
@@ -248,7 +256,7 @@ mod tests {
             let one = IncarnationRecord { stage, ..incarnation(0, ending, 0) };
             assert_eq!(decide(&[one], LIMITS), *expected, "{ending:?} {stage:?}");
         }
-        // Of its own a program may end with any code.
+        // A program may end with any code by its own choice.
         let own = incarnation(0, Ending::Exited(EXIT_UNRECOVERABLE), 0);
         assert_eq!(decide(&[own], LIMITS), anew);
         assert_eq!(decide(&[IncarnationRecord { stage: Stage::Finalized, ..own }], LIMITS), over);
@@ -278,14 +286,14 @@ mod tests {
             (&[(SEGV, 5), (SEGV, 5), (SEGV, 5)], Decision::GiveUp(GiveUpReason::SamePoint)),
             (&[(SEGV, 5), (SEGV, 5), (SEGV, 6)], Decision::Restart),
             (&[(SEGV, 5), (Ending::Killed(6), 5), (SEGV, 5)], Decision::Restart),
-            // Somebody has killed it in between: the count begins again.
+            // A SIGKILL in between restarts the count.
             (&[(SEGV, 5), (SEGV, 5), (KILL, 2), (SEGV, 5)], Decision::Restart),
             (
                 &[(KILL, 2), (SEGV, 5), (SEGV, 5), (SEGV, 5)],
                 Decision::GiveUp(GiveUpReason::SamePoint),
             ),
             (&[(Ending::Exited(3), 5); 3], Decision::GiveUp(GiveUpReason::SamePoint)),
-            // In silence every place looks alike.
+            // SIGKILL at the same point says nothing about the program.
             (&[(KILL, 5); 3], Decision::Restart),
             (&[(Ending::Killed(libc::SIGTERM), 5); 3], Decision::Restart),
         ];

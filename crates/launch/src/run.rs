@@ -1,8 +1,9 @@
-//! The launcher's loop: the root of the tree of agents. It runs no ranks itself.
+//! The launcher's loop: the root of the tree of agents. The launcher runs no ranks itself.
 //!
-//! Order of a job: agents are started and get their assignments; relays are started, those that
-//! accept connections first; then the ranks. From then on reports come up and are judged by
-//! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
+//! Order of a job: the launcher starts agents and sends their assignments; the launcher starts
+//! relays, beginning with the relays that accept connections; then the agents start the ranks. From
+//! then on reports arrive from the agents, and [`Watch`] judges the reports. At the end of the job,
+//! good or bad, the launcher orders every agent to end, and every agent has to confirm its end.
 
 mod log_query;
 mod status_line;
@@ -32,21 +33,22 @@ use crate::ui::Output;
 use crate::watch::{Cause, SETTLE, Verdict, Watch};
 use status_reporter::{StatusReporter, place};
 
-/// Agents have this long to end everything before their connections are cut.
+/// Time that agents have to end all of their processes before the launcher cuts their connections.
 const END_GRACE: Duration = Duration::from_secs(10);
-/// The same after a second Ctrl-C.
+/// Time that agents have to end all of their processes after a second Ctrl-C.
 const IMPATIENT_GRACE: Duration = Duration::from_secs(1);
-/// A relay that is not ready after this long never will be.
+/// Time that the launcher waits for a relay to become ready; a slower relay ends the job.
 const RELAY_PATIENCE: Duration = Duration::from_secs(30);
-/// When an agent does not come up, others are waited for so long: the user reads of all of them at once.
+/// Time that the launcher waits for further agents after one agent has failed to start, so that the
+/// user reads about all failures at once.
 const STARTUP_SETTLE: Duration = Duration::from_secs(1);
-/// Output nobody takes is thrown away this long after a job has been ended by force.
+/// Time after the forced end of a job at which the launcher drops output that no one reads.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
-/// Time for agents that have said they are done, and their ssh, to exit.
+/// Time that agents which have confirmed their end, and their ssh processes, have to exit.
 const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
-/// Said once, under `--recover`.
+/// Text that the user reads once per job, under `--recover`.
 const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these do not come back if they are killed, and then the job ends (--recover)";
-/// Bytes of stdin on their way to rank 0 at most.
+/// Upper bound of the bytes of stdin that are under way to rank 0.
 const STDIN_WINDOW_BYTES: u32 = 64 * 1024;
 
 pub struct Options {
@@ -66,9 +68,9 @@ struct ClusterAgent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JobPhase {
     StartingAgents,
-    /// The relay of this place in the order is being waited for.
+    /// The launcher waits for the relay at this position of the start order.
     Relays(usize),
-    /// The links between relays are being waited for.
+    /// The launcher waits for the links between relays.
     Linking,
     Running,
     Ending(Instant),
@@ -78,7 +80,7 @@ pub struct Launcher {
     options: Options,
     signals: Signals,
     children: Vec<ClusterAgent>,
-    /// By process group.
+    /// The PMI server of each process group, by group number.
     servers: BTreeMap<u32, Server>,
     names: Names,
     groups: Groups,
@@ -97,15 +99,15 @@ pub struct Launcher {
     kvsname: String,
     pinged_at: Instant,
     startup: AgentStartup,
-    /// What has failed before every agent has answered: hosts may fail one by one, in one way.
+    /// Failures before every agent has answered: several hosts may fail for the same reason.
     failures: Vec<String>,
-    /// What nodes have said that the user reads once.
+    /// Advice of nodes that the user has read; each text is shown once.
     advised: BTreeSet<String>,
-    /// By when the relay that is being waited for has to be ready, or the links between all of them.
+    /// Deadline of the relay that the launcher waits for, or of the links between all relays.
     relay_deadline: Option<Instant>,
 }
 
-/// Runs the job; its exit code.
+/// Runs the job and returns its exit code.
 pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Result<i32> {
     let signals = [
         libc::SIGINT,
@@ -192,7 +194,7 @@ impl Launcher {
             self.output.flush();
         }
         self.kill_leftovers();
-        // Agents on this machine have done so, unless they were killed.
+        // Agents on this machine have removed their files, unless the agents were killed.
         cleanup::remove_mpich_files(&self.kvsname, |_| true);
         self.code
     }
@@ -204,7 +206,8 @@ impl Launcher {
         }
     }
 
-    /// Agents that have answered look after those below them themselves.
+    /// Reports agents below the launcher that have not answered. An agent that has answered watches
+    /// the agents below itself.
     fn check_unanswered(&mut self) {
         let links = self.children.iter().map(|child| (&child.node, &child.process.stream));
         let unanswered: Vec<_> =
@@ -216,12 +219,14 @@ impl Launcher {
         }
     }
 
-    /// Agents have ended by now; one that was killed has left its processes to us.
+    /// Kills the processes that agents on this machine have left behind. Agents have ended by now;
+    /// an agent that was killed has left its processes to the launcher.
     fn kill_leftovers(&mut self) {
         self.children.iter_mut().for_each(|child| child.process.stream.close_output());
         let begun = Instant::now();
         let mut left = sys::descendants(&[]);
-        // What survives SIGKILL that long hangs in the kernel: not ours to wait for.
+        // The launcher does not wait for a process that survives SIGKILL for that long, because
+        // such a process hangs in the kernel.
         while !left.is_empty() && begun.elapsed() < 4 * LEFTOVERS_GRACE {
             if begun.elapsed() > LEFTOVERS_GRACE {
                 left.iter().for_each(|&pid| sys::kill(pid, libc::SIGKILL));
@@ -239,7 +244,7 @@ impl Launcher {
         (self.children.iter().all(|child| child.done) || patience_over) && self.output.is_empty()
     }
 
-    /// Waits for something to do; whether there is something on stdin.
+    /// Waits for something to do. Returns whether stdin has input.
     fn wait(&self) -> bool {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for child in &self.children {
@@ -284,12 +289,14 @@ impl Launcher {
     fn handle_signals(&mut self) {
         while let Some(signal) = self.signals.poll_signal() {
             match signal {
-                // Agents tell about their own end by their streams.
+                // The launcher only reaps children here: the control stream of an agent reports the
+                // agent's end.
                 libc::SIGCHLD => while sys::reap_any().is_some() {},
                 libc::SIGUSR1 => self.take_images(None),
-                // In the background of a terminal: its input is not ours.
+                // The launcher runs in the background of a terminal, so it may not read the
+                // terminal's input.
                 libc::SIGTTIN => self.stdin_open = false,
-                // Of a launcher that is silent agents think that it is gone.
+                // A stopped launcher sends nothing, and agents treat a silent launcher as lost.
                 libc::SIGTSTP => {
                     self.output.say("a job cannot be stopped: it goes on (Ctrl-C ends it)")
                 }
@@ -388,7 +395,7 @@ impl Launcher {
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { group, rank, ending, stage } => {
                 self.output.handle_end(rank);
-                // No one else reads what is left of our stdin.
+                // Rank 0 was the only reader of stdin.
                 self.stdin_open &= rank != 0;
                 self.handle_exit(group, rank, ending, stage);
             }
@@ -432,7 +439,7 @@ impl Launcher {
         }
     }
 
-    /// What has happened to the job as a whole.
+    /// Records a cause that concerns the job as a whole.
     fn handle_cause(&mut self, cause: Cause) {
         if let (JobPhase::StartingAgents, Cause::Failed { text }) = (self.phase, &cause) {
             self.failures.push(text.clone());
@@ -449,9 +456,10 @@ impl Launcher {
     fn log_relay(&mut self, text: &str) {
         use std::io::Write;
         match &mut self.options.relay_log {
-            // A full disk must not end the job.
+            // A write error, such as a full disk, must not end the job.
             Some(file) => drop(writeln!(file, "{text}")),
-            // That relays and ranks leave each other at the end of a good job is no news.
+            // The log of relays and ranks that disconnect at the end of a successful job is not
+            // shown.
             None if matches!(self.phase, JobPhase::Ending(_)) && self.code == 0 => {}
             None if self.options.verbose => self.output.say(text),
             None => {}
@@ -470,7 +478,7 @@ impl Launcher {
                 Some(ServerEvent::BarrierDown { group, delta }) => {
                     self.send_to_group(group, &Message::BarrierDown { group, delta });
                 }
-                // The root has no ranks that could cause anything else.
+                // The root's PMI server has no ranks, which cause all other events.
                 Some(other) => unreachable!("{other:?}"),
                 None => break,
             }
@@ -512,7 +520,7 @@ impl Launcher {
     // --- processes that ranks spawn
 
     fn handle_spawn(&mut self, cluster: usize, rank: u32, request: &Request) {
-        // A job that ends starts nothing: the rank is ended while it waits.
+        // A job that is ending starts no processes: the rank that asked is ended while it waits.
         if self.phase != JobPhase::Running {
             return;
         }
@@ -592,7 +600,7 @@ impl Launcher {
     }
 
     fn handle_relay_link(&mut self, from: usize, to: usize, address: &str, problem: &str) {
-        // Relays that end leave each other.
+        // Relays that end close their links, which is no problem.
         if matches!(self.phase, JobPhase::Ending(_)) {
             return;
         }
@@ -682,14 +690,16 @@ impl Launcher {
         self.startup.end();
         self.show_status();
         self.send_to_all(&Message::End { at_once: false });
-        // An agent that has not answered yet has started nothing: its connection can just go.
+        // An agent that has not answered yet has started nothing, so the launcher just ends the
+        // connection.
         for child in self.children.iter().filter(|child| !child.process.stream.has_answered()) {
             sys::kill(child.process.pid, libc::SIGTERM);
         }
     }
 }
 
-/// The root's server of a group, in which these clusters take part. It runs no ranks.
+/// The root's PMI server of a group in which `clusters` take part. The root runs no ranks of the
+/// group.
 fn server(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
     let config =
         ServerConfig { group, kvsname: String::new(), universe: 0, mapping: String::new() };

@@ -1,11 +1,13 @@
-//! The files that are installed beside this program: the other binaries and the provider.
+//! The files that are installed in the directory of this program: the other binaries and the
+//! provider.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
 pub const PROVIDER_FILE: &str = "liblandbridge-fi.so";
-/// The same as cargo names it. libfabric loads whatever ends in `fi.so`, so this one works too.
+/// The provider's file name as cargo builds it. libfabric loads any file that ends in `fi.so`, so
+/// this file works, too.
 const PROVIDER_FILE_OF_CARGO: &str = "liblandbridge_fi.so";
 
 pub fn directory() -> Result<PathBuf> {
@@ -21,7 +23,7 @@ pub fn checkout() -> Option<PathBuf> {
     target.parent().map(PathBuf::from)
 }
 
-/// A binary of ours.
+/// The path of another Landbridge binary in the directory of this program.
 pub fn path(name: &str) -> Result<PathBuf> {
     let path = directory()?.join(name);
     if !path.is_file() {

@@ -1,33 +1,37 @@
-//! Which spare node takes the ranks of one that is lost. Pure.
+//! Chooses the spare node that takes the ranks of a lost node. The module is pure.
 //!
-//! In: the spares of the cluster, and how many ranks there are. Out: one of them. A node that has taken ranks is no spare any more.
+//! In: the spare nodes of the cluster, and the number of ranks. Out: one spare node. A node that
+//! has taken ranks is no spare node any more.
 
-/// A node that was kept free.
+/// A node that is kept free of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spare {
-    /// Its place among the nodes of its cluster.
+    /// The node's position among the nodes of its cluster.
     pub place: usize,
     pub slots: u32,
 }
 
-/// The one with the fewest slots that are enough, so that larger ones are left for more ranks. If none is large enough, the
-/// largest: ranks that share processors get on, and a job that ends does not.
+/// Chooses the spare node with the fewest slots that are enough, so that larger nodes stay free for
+/// more ranks. If no spare node is large enough, the largest is chosen: ranks that share processors
+/// make progress, and a job that ends does not.
 pub fn choose(spares: &[Spare], ranks: u32) -> Option<Spare> {
     let enough = spares.iter().filter(|spare| spare.slots >= ranks).min_by_key(|spare| spare.slots);
     let largest = || spares.iter().rev().max_by_key(|spare| spare.slots);
     enough.or_else(largest).copied()
 }
 
-/// What follows when a rank cannot be started on the node where it is.
+/// What follows when a rank cannot be started on its present node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailedStartAction {
-    /// All ranks of that node go on on another one: what is wrong there would meet the others too.
+    /// All ranks of the node move to another node, because the fault of the node would also stop
+    /// the other ranks.
     Elsewhere,
     /// The job ends, for this reason.
     GiveUp(&'static str),
 }
 
-/// `has_moved_before`: that has been so on another node before; then it is not the node.
+/// Decides what follows a failed start. `has_moved_before` says that the start also failed on
+/// another node; then the node is not the reason.
 pub fn after_failed_start(has_moved_before: bool, is_spare_free: bool) -> FailedStartAction {
     match (has_moved_before, is_spare_free) {
         (true, _) => FailedStartAction::GiveUp("it could not be started on another node either"),

@@ -1,4 +1,4 @@
-//! From the command line of `landbridge run` to a job that can start.
+//! Turns the command line of `landbridge run` into a job that can start.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::settings::{Flag, Settings, show};
 use crate::sys;
 use crate::topology::Topology;
 
-/// Runs the job; its exit code.
+/// Runs the job and returns its exit code.
 pub fn run(mut arguments: RunArguments) -> Result<i32> {
     let others = applications::split(&mut arguments)?;
     let arguments = &arguments;
@@ -61,7 +61,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
     run::run(job, plan.nodes, relays, options(arguments)?)
 }
 
-/// What is recorded of ranks is with their relay.
+/// Recovery needs a relay, because the relay holds the message logs of ranks.
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     if plan.relays.is_empty() && settings.recovers() {
         bail!(
@@ -72,7 +72,7 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// Who says how ranks come back wants them to.
+/// Options that say how ranks are restarted need `--recover`.
 fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<()> {
     let anew = "without it no rank is restarted";
     let options = [
@@ -89,7 +89,7 @@ fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<(
     }
 }
 
-/// Who asks for spare nodes is to have one at least.
+/// `--spares` needs at least one host that can be kept free.
 fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
     if wanted > 0 && !plan.has_spares() {
         bail!(
@@ -99,7 +99,7 @@ fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// What stands where the program should may be an option that is not known.
+/// A word in place of the program that begins with `-` is an unknown option.
 pub fn check_program(words: &[String]) -> Result<()> {
     match words.first() {
         Some(name) if name.starts_with('-') => bail!(
@@ -110,8 +110,8 @@ pub fn check_program(words: &[String]) -> Result<()> {
     }
 }
 
-/// No variable that `-x` sets may lead messages past Landbridge, be it that another provider is
-/// wanted for comparison.
+/// No variable that `-x` sets may lead messages past Landbridge, unless the user wants another
+/// provider for comparison.
 fn check_transport(
     arguments: &RunArguments,
     applications: &[Application],
@@ -133,7 +133,7 @@ fn check_transport(
     }
 }
 
-/// A batch system has given us hosts that this job does not use.
+/// Prints advice if a batch system has allocated hosts that this job does not use.
 fn tell_of_allocation(arguments: &RunArguments) {
     let is_placed = arguments.clusters.is_some()
         || !arguments.hosts.is_empty()
@@ -146,7 +146,7 @@ fn tell_of_allocation(arguments: &RunArguments) {
     }
 }
 
-/// This machine's name.
+/// The name of this machine.
 pub fn here() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -171,13 +171,14 @@ fn topology(arguments: &RunArguments, recovers: bool) -> Result<Topology> {
         bail!("say how many ranks with -n");
     }
     if let (true, Some(ranks)) = (recovers, arguments.ranks) {
-        // What a killed rank needs to come back is with a relay.
+        // The relay holds the data that a killed rank needs for its restart.
         return hosts::cut(&here(), 1, ranks);
     }
     Ok(hosts::topology(vec![(here(), None)], &here(), recovers))
 }
 
-/// The topology file of a job for which nothing else is said: the one named here, or by the variable.
+/// The topology file of a job that names no other hosts: the file on the command line, or the file
+/// that LANDBRIDGE_TOPOLOGY names.
 pub fn topology_file(named: Option<&Path>) -> Option<PathBuf> {
     let variable = || std::env::var_os("LANDBRIDGE_TOPOLOGY").filter(|file| !file.is_empty());
     named.map(PathBuf::from).or_else(|| variable().map(Into::into))
@@ -205,7 +206,7 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
     Ok(settings)
 }
 
-/// What `-x` sets.
+/// The variables that `-x` sets.
 pub fn exported(words: &[String]) -> Result<Vec<(String, String)>> {
     let own = |name: &str| std::env::var_os(name);
     words.iter().map(|setting| setting_of(setting, own)).collect()
@@ -267,7 +268,7 @@ fn options(arguments: &RunArguments) -> Result<run::Options> {
     })
 }
 
-/// `NAME=VALUE`, or `NAME` with our own value.
+/// A variable for the ranks: `NAME=VALUE`, or `NAME` with the launcher's own value.
 fn setting_of(setting: &str, own: impl Fn(&str) -> Option<OsString>) -> Result<(String, String)> {
     match setting.split_once('=') {
         Some(("", _)) => bail!("-x {setting}: a variable needs a name"),
@@ -280,8 +281,8 @@ fn setting_of(setting: &str, own: impl Fn(&str) -> Option<OsString>) -> Result<(
     }
 }
 
-/// Variables that belong to this login, terminal or machine and mean nothing on another host.
-/// A name ending in '*' stands for all that begin so.
+/// Variables that belong to this login, terminal or machine and have no meaning on another host. A
+/// name that ends in '*' stands for all names that begin with the part before the '*'.
 const STAYS_HERE: [&str; 29] = [
     "HOME",
     "USER",
@@ -314,7 +315,7 @@ const STAYS_HERE: [&str; 29] = [
     "BASH_FUNC_*",
 ];
 
-/// The part of our environment that ranks get on every host.
+/// The launcher's variables that ranks get on every host.
 fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
     let stays = |name: &str| {
         STAYS_HERE.iter().any(|pattern| match pattern.strip_suffix('*') {
@@ -322,7 +323,8 @@ fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<
             None => name == *pattern,
         })
     };
-    // What is not text cannot be sent; agents on this machine inherit it and hand it on.
+    // Variables that are not UTF-8 cannot be sent; agents on this machine inherit these variables
+    // and pass them on to their ranks.
     variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| !stays(name))

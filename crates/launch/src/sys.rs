@@ -1,6 +1,6 @@
-//! What this program asks of Linux beside reading and writing: signals as a descriptor, orphans,
-//! and ending every process that grew out of a job. The crate's unsafe code is here and in
-//! `spawn` (between fork and exec).
+//! System calls of this program beyond reading and writing: signals as a descriptor, orphaned
+//! processes, and ending every descendant process of a job. The crate's unsafe code is in this
+//! module and in `spawn` (between fork and exec).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,27 +16,29 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::control::Ending;
 
-/// Chosen signals, taken out of a descriptor instead of a handler.
+/// A set of signals that the process reads from a descriptor (signalfd(2)) instead of handling
+/// them.
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks `signals` in this thread (call it before any other thread starts) and collects them.
-    /// SIGHUP stays ignored if whoever has started this process had it ignored, as nohup(1) does.
+    /// Blocks `signals` in this thread, and collects the blocked signals. The caller has to call
+    /// this function before any other thread starts. SIGHUP stays ignored if the parent process had
+    /// SIGHUP ignored, as nohup(1) does.
     pub fn block(signals: &[i32]) -> Result<Signals> {
         let is_wanted = |signal: &i32| *signal != libc::SIGHUP || !is_ignored(*signal);
         let signals: Vec<i32> = signals.iter().copied().filter(is_wanted).collect();
         let set = signal_set(&signals);
-        // SAFETY: `set` is an initialised signal set; the old mask is not asked for.
+        // SAFETY: `set` is an initialised signal set; the call does not return the old mask.
         let result = unsafe { libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
         check(result).context("cannot block signals")?;
-        // SAFETY: as above; the call gives out a new descriptor, or -1.
+        // SAFETY: `set` is an initialised signal set; the call returns a new descriptor, or -1.
         let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         check(fd).context("cannot open a signal descriptor")?;
         // SAFETY: `fd` is open and belongs to no one else.
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next signal that has come.
+    /// The next pending signal, without waiting.
     pub fn poll_signal(&mut self) -> Option<i32> {
         const SIZE: usize = size_of::<libc::signalfd_siginfo>();
         let mut bytes = [0; SIZE];
@@ -53,10 +55,10 @@ impl AsFd for Signals {
     }
 }
 
-/// For a command that only prints: whoever reads it may go when he has read enough, and it ends then, as
-/// `ls` does, without a word.
+/// Restores the default disposition of SIGPIPE for a command that only prints: the command ends
+/// without a message, as `ls` does, when the reader of its output closes the pipe.
 pub fn end_without_reader() {
-    // SAFETY: the default disposition; no handler of ours is involved.
+    // SAFETY: the call sets the default disposition; no handler of this program is involved.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
@@ -85,15 +87,16 @@ fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Runs between fork and exec: gives the child a clean signal mask, and `signal` when the process
-/// that started it dies. Async-signal-safe.
+/// Gives a child a clean signal mask, and has the kernel send `signal` to the child when the
+/// process `parent` dies. The function runs between fork and exec and is async-signal-safe.
 pub fn prepare_child(parent: u32, signal: i32) -> io::Result<()> {
     let none = signal_set(&[]);
     // SAFETY: plain system calls on local values.
     unsafe {
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
         check(libc::prctl(libc::PR_SET_PDEATHSIG, signal))?;
-        // The parent may have died before the line above: then no one would tell us.
+        // The parent may have died before the prctl call: then the kernel would never send the
+        // signal.
         if libc::getppid().cast_unsigned() != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
@@ -101,17 +104,18 @@ pub fn prepare_child(parent: u32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a child a session of its own, for use between fork and exec. Ctrl-C at the terminal then
-/// reaches the launcher alone, and a kernel that shares the processor out by session treats every
-/// rank as a job of its own, as other launchers have it.
+/// Gives a child a session of its own; the function runs between fork and exec. Ctrl-C at the
+/// terminal then reaches the launcher alone, and a kernel that shares the processor by session
+/// treats every rank as a separate job, as under other launchers.
 pub fn own_session() -> io::Result<()> {
     // SAFETY: a plain system call; a process fresh from fork leads no group, so it cannot fail.
     check(unsafe { libc::setsid() })
 }
 
-/// Goes on as another child of the parent, with this process id (clone(2), `set_tid`), for use between fork and exec. The process
-/// that calls ends with code 0. Fails if the id is taken, and for processes that may not restore checkpoints (capabilities(7),
-/// CAP_CHECKPOINT_RESTORE). Async-signal-safe.
+/// Continues as another child of the parent with process id `pid` (clone(2), `set_tid`); the
+/// function runs between fork and exec. The calling process ends with code 0. The call fails if the
+/// id is in use, and for processes that may not restore checkpoints (capabilities(7),
+/// CAP_CHECKPOINT_RESTORE). The function is async-signal-safe.
 pub fn become_process(pid: u32) -> io::Result<()> {
     let wanted = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: all zeroes are valid arguments: no stack, no descriptors.
@@ -120,50 +124,53 @@ pub fn become_process(pid: u32) -> io::Result<()> {
     arguments.set_tid = (&raw const wanted).addr() as u64;
     arguments.set_tid_size = 1;
     let size = size_of::<libc::clone_args>();
-    // SAFETY: `arguments` and `wanted` live until the call returns; without CLONE_VM the new process has memory of its own, as
-    // after fork.
+    // SAFETY: `arguments` and `wanted` live until the call returns; without CLONE_VM the new
+    // process has memory of its own, as after fork.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) } {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: it ends the process, and runs nothing of it.
+        // SAFETY: `_exit` ends the process and runs no code of the process.
         _ => unsafe { libc::_exit(0) },
     }
 }
 
-/// Gives a child the same addresses at every start, for use between fork and exec (personality(2)).
+/// Switches off address space randomisation, so that a child has the same addresses at every start
+/// (personality(2)). The function runs between fork and exec.
 pub fn fix_addresses() -> io::Result<()> {
     // SAFETY: a plain system call.
     check(unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) })
 }
 
-/// Lets `fd` stay open over exec. For use between fork and exec.
+/// Lets `fd` stay open over exec. The function runs between fork and exec.
 pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     // SAFETY: changes one flag of a descriptor of this process.
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
-/// Whether somebody has stopped this process, or looks at it in a debugger.
+/// Whether a signal has stopped the process `pid`, or a debugger traces the process.
 pub fn is_stopped(pid: u32) -> bool {
     matches!(state(pid), Some('T' | 't'))
 }
 
-/// Whether this process has ended, be it that nobody can reap it yet.
+/// Whether the process `pid` has ended, reaped or not.
 pub fn is_over(pid: u32) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// As proc_pid_stat(5) names it.
+/// The state letter of the process `pid` in proc_pid_stat(5); `None` if there is no such process.
 fn state(pid: u32) -> Option<char> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything.
+    // The state follows the program's name, which may hold any characters.
     text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
 }
 
-/// What this process has been given by whoever started it, beyond the three standard streams, is given on to nobody: CRIU takes no
-/// image of a process that has a file open which lies in another namespace.
+/// Sets close-on-exec on every descriptor but the three standard streams, so that no child inherits
+/// a descriptor that this process inherited from its parent. CRIU cannot take a checkpoint of a
+/// process that has an open file of another mount namespace.
 pub fn keep_inherited() {
     let all_but_standard: (libc::c_uint, libc::c_uint) = (3, libc::c_uint::MAX);
-    // SAFETY: it changes a flag of descriptors, and touches no memory. Kernels before 5.11 refuse it, and nothing changes.
+    // SAFETY: the call changes a flag of descriptors and touches no memory. Kernels before 5.11
+    // refuse the call, and then the descriptors stay inherited.
     unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -174,35 +181,36 @@ pub fn keep_inherited() {
     }
 }
 
-/// Lets this process have as many open files as it may: an agent needs six for each rank. The
-/// soft limit that ranks get stays what it was: some programs take it for the size of a table.
+/// Raises the soft limit of open files of this process to the hard limit: an agent needs six
+/// descriptors for each rank. The soft limit that ranks get stays unchanged, because some programs
+/// use the limit as the size of a table.
 pub fn raise_open_files() {
     let limits = getrlimit(Resource::Nofile);
     let _ = RANK_OPEN_FILES.set(limits);
     let raised = Rlimit { current: limits.maximum, ..limits };
-    // Without it, a job with few ranks still runs.
+    // If the call fails, a job with few ranks still runs.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-/// The limit a rank gets; `None` leaves ours.
+/// The limit of open files that a rank gets; `None` leaves this process's own limit.
 pub fn rank_open_files() -> Option<Rlimit> {
     RANK_OPEN_FILES.get().copied()
 }
 
 static RANK_OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
 
-/// Orphans below this process become its children instead of init's.
+/// Makes this process the parent of orphaned descendants, in place of init.
 pub fn adopt_orphans() -> Result<()> {
     // SAFETY: a flag of this process.
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) })
         .context("cannot become the reaper of this job's processes")
 }
 
-/// Any child that has ended, if there is one. It is left for [`reap`].
+/// Any child that has ended, if there is one. The child stays a zombie until [`reap`].
 pub fn ended_child() -> Option<u32> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: an all-zero record is a valid place for waitid to fill; of a child that has ended,
-    // it holds a process id.
+    // SAFETY: an all-zero record is a valid place for waitid to fill; for a child that has ended,
+    // the record holds a process id.
     let pid = unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         if libc::waitid(libc::P_ALL, 0, &mut info, flags) < 0 {
@@ -213,17 +221,17 @@ pub fn ended_child() -> Option<u32> {
     u32::try_from(pid).ok().filter(|&pid| pid > 0)
 }
 
-/// Takes note of the end of any child, if one has ended.
+/// Reaps any child that has ended; `None` if no child has ended.
 pub fn reap_any() -> Option<(u32, Ending)> {
     wait_for(-1)
 }
 
-/// Takes note of the end of a child, if it has ended.
+/// Reaps the child `pid` if the child has ended.
 pub fn reap(pid: u32) -> Option<(u32, Ending)> {
     wait_for(i32::try_from(pid).ok()?)
 }
 
-/// Waits for the end of a child that is about to end.
+/// Waits without a limit for the end of a child that is about to end, and reaps the child.
 pub fn bury(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
         return;
@@ -248,7 +256,8 @@ fn wait_for(pid: i32) -> Option<(u32, Ending)> {
 
 pub fn kill(pid: u32, signal: i32) {
     if let Ok(pid) = i32::try_from(pid) {
-        // SAFETY: sends a signal; a process that is gone is an error we do not need.
+        // SAFETY: the call sends a signal; the error for a process that does not exist any more is
+        // ignored.
         unsafe { libc::kill(pid, signal) };
     }
 }
@@ -256,12 +265,12 @@ pub fn kill(pid: u32, signal: i32) {
 /// Sends `signal` to the process group led by `pid`.
 pub fn kill_group(pid: u32, signal: i32) {
     if let Ok(pid) = i32::try_from(pid) {
-        // SAFETY: as in `kill`.
+        // SAFETY: the call sends a signal and touches no memory.
         unsafe { libc::kill(-pid, signal) };
     }
 }
 
-/// Every process below this one, except `spared` and what is below those.
+/// Every living descendant of this process, except the processes `spared` and their descendants.
 pub fn descendants(spared: &[u32]) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (pid, parent) in processes() {
@@ -280,7 +289,8 @@ pub fn descendants(spared: &[u32]) -> Vec<u32> {
     found
 }
 
-/// Children of this process that run its own program: they have called no exec, so all that it has open is open in them.
+/// The number of children of process `pid` that run the same program as `pid`: these children have
+/// not called exec, so every descriptor of `pid` is open in them as well.
 pub fn copies(pid: u32) -> usize {
     let exe = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
     let own = exe(pid);
@@ -288,9 +298,11 @@ pub fn copies(pid: u32) -> usize {
     children.filter(|&(child, _)| own.is_some() && exe(child) == own).count()
 }
 
-/// Kills every process below this one that is in the session which `leader` began, or below such a one, and waits until none is
-/// left, not even for somebody to wait for, at most for `limit`: then that number is free. `spared`, and what is below
-/// those, has nothing to do with it. False: some are still there.
+/// Kills every descendant of this process that is in the session which `leader` began, or below a
+/// process of that session. The function waits until no such process is left, not even as a zombie,
+/// for at most `limit`; then the number `leader` is free as a process id. The processes `spared`
+/// and their descendants are left alone. Returns false if some processes of the session are still
+/// there.
 pub fn end_session(leader: u32, spared: &[u32], limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -300,7 +312,7 @@ pub fn end_session(leader: u32, spared: &[u32], limit: Duration) -> bool {
         }
         for pid in members {
             kill(pid, libc::SIGKILL);
-            // Of those whose parents have ended this process is the parent.
+            // This process is the parent of the processes whose own parents have ended.
             reap(pid);
         }
         if Instant::now() >= deadline {
@@ -310,7 +322,7 @@ pub fn end_session(leader: u32, spared: &[u32], limit: Duration) -> bool {
     }
 }
 
-/// See [`end_session`]; zombies are among them.
+/// The processes of a session as [`end_session`] defines them, zombies included.
 fn session(leader: u32, spared: &[u32]) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<Process>> = BTreeMap::new();
     for process in all_processes() {
@@ -329,7 +341,7 @@ fn session(leader: u32, spared: &[u32]) -> Vec<u32> {
     found
 }
 
-/// Process ids with their parents; zombies are left out.
+/// Process ids with their parents, without zombies.
 fn processes() -> impl Iterator<Item = (u32, u32)> {
     let living = all_processes().into_iter().filter(|process| !process.is_zombie);
     living.map(|process| (process.pid, process.parent))
@@ -349,7 +361,7 @@ fn all_processes() -> Vec<Process> {
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // The name in parentheses may hold anything, parentheses too.
+            // The program's name in parentheses may hold any characters, even parentheses.
             let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
             let is_zombie = fields.next()? == "Z";
             let parent = fields.next()?.parse().ok()?;
@@ -384,8 +396,9 @@ pub fn signal_name(signal: i32) -> String {
     name.to_string()
 }
 
-/// Process id and user at the other end of a Unix socket; the process is 0 if it cannot be seen from here. Not through
-/// rustix, whose type has no room for that.
+/// Process id and user id of the peer of a Unix socket (SO_PEERCRED); the process id is 0 if the
+/// peer is not visible in this pid namespace. The function does not use rustix, whose type cannot
+/// represent process id 0.
 pub fn peer(stream: &impl AsFd) -> io::Result<(u32, u32)> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
@@ -402,25 +415,25 @@ pub fn peer(stream: &impl AsFd) -> io::Result<(u32, u32)> {
     Ok((peer.pid.cast_unsigned(), peer.uid))
 }
 
-/// Memory of a process; 0 if it is gone.
+/// Resident memory of a process in bytes; 0 if the process does not exist any more.
 pub fn resident_bytes(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
     pages.unwrap_or_default() * rustix::param::page_size() as u64
 }
 
-/// This user, as it is called here.
+/// The effective user id of this process, inside its user namespace.
 pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// This user, as it is called outside of the user namespace around us, if there is one.
+/// The effective user id of this process, as seen outside of its user namespace, if there is one.
 pub fn user_outside() -> u32 {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     outside(&map, user())
 }
 
-/// By the lines of a map (first id inside, first id outside, how many).
+/// Translates `user` by the lines of an id map (first id inside, first id outside, count).
 fn outside(map: &str, user: u32) -> u32 {
     let find = |line: &str| {
         let numbers: Vec<u32> = line.split_whitespace().flat_map(str::parse).collect();
@@ -431,15 +444,15 @@ fn outside(map: &str, user: u32) -> u32 {
     map.lines().find_map(find).unwrap_or(user)
 }
 
-/// Waits until a descriptor is ready or `timeout` is over.
+/// Waits until a descriptor is ready or until `timeout` has passed; `None` waits without a limit.
 pub fn wait(fds: &mut [rustix::event::PollFd<'_>], timeout: Option<Duration>) {
-    // A time that does not fit is an age: the same as no timeout.
+    // A time that does not fit into a timespec is so long that no timeout has the same effect.
     let timeout = timeout.and_then(|timeout| rustix::event::Timespec::try_from(timeout).ok());
-    // Interrupted or failed waits are followed by another look at every descriptor.
+    // After an interrupted or failed wait the caller looks at every descriptor again.
     let _ = rustix::event::poll(fds, timeout.as_ref());
 }
 
-/// Fills `bytes` from the kernel's random numbers.
+/// A string of `digits` hexadecimal digits from the kernel's random numbers.
 pub fn random_hex(digits: usize) -> Result<String> {
     let mut bytes = vec![0; digits / 2];
     let mut filled = 0;
@@ -450,8 +463,9 @@ pub fn random_hex(digits: usize) -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The descriptor, with a number that programs seldom get to: one that a rank inherits must not have a number that the rank gave to a
-/// file where it was started first.
+/// Duplicates the descriptor to a number of 500 or more, which programs seldom reach, with
+/// close-on-exec. A descriptor that a rank inherits must not have a number that the first
+/// incarnation of the rank gave to a file.
 pub fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
     const LOWEST: RawFd = 500;
     rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST).unwrap_or(fd)
@@ -461,8 +475,8 @@ pub fn raw(fd: &impl AsFd) -> RawFd {
     fd.as_fd().as_raw_fd()
 }
 
-/// Connects to a Unix socket, or does not: where whoever listens does not let in, a usual connection would wait without end.
-/// The stream does not wait either.
+/// Connects to a Unix socket without waiting, or fails: where the listener accepts nothing, a
+/// blocking connect would wait without a limit. The stream that is returned does not block either.
 pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -470,7 +484,8 @@ pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Tests that start processes do so one after the other: who waits for any child would get those of others.
+/// A lock for tests that start processes: these tests run one after the other, because a test that
+/// waits for any child would reap the children of other tests.
 #[cfg(test)]
 pub fn children() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -522,7 +537,8 @@ mod tests {
         use std::os::unix::process::CommandExt;
         let _alone = children();
         adopt_orphans().unwrap();
-        // One child in its group, and one in another, whose parent has ended.
+        // The script has one child in its own process group, and one child in another process group
+        // whose parent has ended.
         let script = "sleep 60 & (set -m; sleep 60 &) ; exec sleep 60";
         let start = || {
             let mut command = std::process::Command::new("bash");
@@ -565,7 +581,8 @@ mod tests {
             let outcomes: Vec<_> = (0..50).map(|_| given_id(wanted)).collect();
             is_over.store(true, Relaxed);
             match &outcomes[0] {
-                // Nothing is promised to those who may not.
+                // Processes without the privilege to restore checkpoints may not choose a process
+                // id.
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
                 _ => assert!(outcomes.iter().all(|it| *it.as_ref().unwrap() == wanted)),
             }
@@ -573,11 +590,12 @@ mod tests {
         assert_eq!(become_process(u32::MAX).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// The id that a process says it has, for which this one was wanted.
+    /// The process id that a new process prints for itself, after `wanted` was requested for the
+    /// process.
     fn given_id(wanted: u32) -> io::Result<u32> {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$"]).stdout(Stdio::piped());
-        // SAFETY: it only makes async-signal-safe calls.
+        // SAFETY: `become_process` only makes async-signal-safe calls.
         unsafe { command.pre_exec(move || become_process(wanted)) };
         let between = command.spawn()?;
         bury(between.id());

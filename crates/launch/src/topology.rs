@@ -1,11 +1,11 @@
-//! The topology file: clusters, their hosts, their relays, and who dials whom.
+//! The topology file: clusters, their hosts, their relays, and which relay dials which.
 //!
-//! A text enters; a [`Topology`] whose names and addresses fit together leaves, or an error with
-//! the line it is about. The launcher reaches the relay's host (without a relay, the first host)
-//! of each cluster, and that host reaches the others of its cluster.
+//! A text enters; a [`Topology`] whose names and addresses are consistent leaves, or an error with
+//! the number of its line. The launcher reaches the relay's host (without a relay, the first host)
+//! of each cluster, and that host reaches the other hosts of its cluster.
 //!
 //! Every key, with its default and its bounds, is a row of `docs/TOPOLOGY.md`, which is written for
-//! users; the tests of documents compare its tables with the entries below.
+//! users; the tests of documents compare the tables there with the entries below.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -28,12 +28,13 @@ pub struct Cluster {
     pub name: String,
     pub relay: Option<Relay>,
     pub hosts: Vec<Host>,
-    /// Path of `landbridge` on its hosts; `None`: as here.
+    /// Path of `landbridge` on the hosts of the cluster; `None` stands for the path of the
+    /// launcher.
     pub landbridge: Option<String>,
 }
 
 impl Cluster {
-    /// Index of the host the launcher talks to.
+    /// Index of the host that the launcher reaches.
     pub fn top_host(&self) -> usize {
         self.relay.as_ref().map_or(0, |relay| relay.host)
     }
@@ -41,7 +42,7 @@ impl Cluster {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relay {
-    /// Index in the cluster's hosts.
+    /// Index of the relay's host among the hosts of the cluster.
     pub host: usize,
     pub listen: String,
     pub wan_listen: Option<String>,
@@ -53,14 +54,14 @@ pub struct Host {
     pub name: String,
     pub login: Option<String>,
     pub address: Option<String>,
-    /// Ranks it takes; `None` shares evenly what others leave.
+    /// Ranks that the host takes; `None` stands for an even share of the remaining ranks.
     pub slots: Option<u32>,
-    /// It has no ranks until another one is lost.
+    /// The host has no ranks until another host is lost.
     pub is_spare: bool,
     pub access: HostAccess,
 }
 
-/// How a host is reached.
+/// How an agent on a host is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostAccess {
     Local(LocalSpawn),
@@ -68,7 +69,7 @@ pub enum HostAccess {
 }
 
 impl Host {
-    /// The command that starts an agent here.
+    /// The command that starts an agent on this host.
     pub fn spawn_command(&self, agent: &[String]) -> Vec<String> {
         let destination = self.login.as_deref().unwrap_or(&self.name);
         match &self.access {
@@ -78,7 +79,8 @@ impl Host {
     }
 }
 
-/// `from`'s relay dials `to`'s relay; indices of clusters.
+/// A link in the topology file: the relay of cluster `from` dials the relay of cluster `to`; both
+/// are indices of clusters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopologyLink {
     pub from: usize,
@@ -86,7 +88,7 @@ pub struct TopologyLink {
     pub address: Option<String>,
 }
 
-/// What is wrong with a topology, and in which line (counted from 1).
+/// An error in a topology file, with the number of its line, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopologyError {
     pub line: usize,
@@ -111,7 +113,7 @@ impl Topology {
     }
 }
 
-/// The line (counted from 1) that holds this byte.
+/// The number, counted from 1, of the line that holds the byte at `offset`.
 pub fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
 }
@@ -168,7 +170,7 @@ struct LinkEntry {
     address: Option<Spanned<String>>,
 }
 
-/// Turns entries into a topology, with the text at hand to tell lines.
+/// Turns the entries of a file into a topology; the text of the file serves to find line numbers.
 struct TopologyReader<'a> {
     text: &'a str,
 }
@@ -336,7 +338,7 @@ impl TopologyReader<'_> {
     fn check_name(&self, name: &Spanned<String>, what: &str) -> Checked<()> {
         let text = name.get_ref();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        // A leading '-' would be an option to ssh.
+        // ssh would take a leading '-' for an option.
         if text.is_empty() || text.starts_with('-') || !text.chars().all(plain) {
             let text = format!("a {what}'s name is made of letters, digits, '-', '_' and '.'");
             return self.error(name, text);
@@ -422,7 +424,7 @@ address = "nat.example.org:7711"
         assert_eq!(topology.links, [TopologyLink { from: 1, to: 0, address }]);
     }
 
-    /// Each row: a line of the good file, what it is replaced with, a piece of the error.
+    /// Each row: a line of the valid file, its replacement, and a part of the expected error.
     const MISTAKES: [(&str, &str, &str); 14] = [
         ("name = \"rennes\"", "name = \"nancy\"", "second cluster"),
         ("name = \"n1\"", "name = \"gw\"", "second host"),
@@ -446,7 +448,7 @@ address = "nat.example.org:7711"
             let line = 1 + GRID.lines().position(|line| line == good).expect(good);
             let error = Topology::parse(&GRID.replacen(good, bad, 1)).expect_err(bad);
             assert!(error.text.contains(piece), "{bad}: {error}");
-            // A duplicate is reported where the second one stands.
+            // A duplicate is reported at the line of the second entry.
             let duplicate = piece.starts_with("second host");
             let expected = if duplicate { line + 4 } else { line };
             let expected = if duplicate { line_of_second_host() } else { expected };

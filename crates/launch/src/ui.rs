@@ -1,11 +1,12 @@
-//! The launcher's side of the terminal: ranks' output, labelled if asked for, and its own lines.
+//! The launcher's side of the terminal: output of ranks, with labels if the user asks for them, and
+//! the launcher's own lines.
 //!
-//! Lines of different ranks do not mix: with labels only whole lines are given out; without, an
-//! unfinished line (a prompt, a progress dot) is held for [`HOLD`] at most.
+//! Lines of different ranks do not mix: with labels only whole lines are given out; without labels,
+//! an unfinished line (a prompt, a progress dot) is held for at most [`HOLD`].
 //!
 //! Bytes of ranks enter [`Output`] and leave through stdout and stderr without ever blocking the
-//! launcher: it writes only as much as the other side is known to take. What cannot be written
-//! yet is held; [`Output::is_full`] tells the launcher to take in no more.
+//! launcher: it writes only as many bytes as the descriptor takes without blocking. Bytes that
+//! cannot be written yet are queued; [`Output::is_full`] makes the launcher read no more output.
 
 mod status;
 
@@ -22,10 +23,10 @@ use status::TerminalStatusLine;
 
 /// A pipe that polls as writable takes this many bytes without blocking (PIPE_BUF).
 const WRITE_BYTES: usize = 4096;
-/// How long an unfinished line waits for its end, where lines have no labels.
+/// Time that an unfinished line waits for its end where lines have no labels.
 const HOLD: Duration = Duration::from_millis(50);
-/// A line longer than this is cut, so that a rank that never ends its line cannot fill
-/// the memory.
+/// Bytes of a line at most; a longer line is cut, so that a rank that never ends its line cannot
+/// fill the memory.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 
 pub struct Output {
@@ -33,11 +34,12 @@ pub struct Output {
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
     unread: bool,
-    /// Ranks that have said that they lost another one, not taken yet.
+    /// Ranks that have reported the loss of another rank since [`Output::take_lost_peer_ranks`] was
+    /// last called.
     lost_peer_ranks: Vec<u32>,
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,
-    /// What ranks are called whose label is not their number.
+    /// Labels of ranks that are not labelled by their number.
     names: BTreeMap<u32, String>,
     status: TerminalStatusLine,
 }
@@ -61,7 +63,7 @@ impl Output {
         }
     }
 
-    /// What is said at the foot of the terminal for now, if there is one.
+    /// Sets the status line at the bottom of the terminal; `None` removes it.
     pub fn set_status(&mut self, text: Option<String>) {
         self.status.set(text);
     }
@@ -78,23 +80,23 @@ impl Output {
         self.queues.iter().all(VecDeque::is_empty)
     }
 
-    /// Whether somebody has closed the other side of stdout or stderr, and something was written
-    /// to it since.
+    /// Whether the reader of stdout or stderr has closed its end, and a later write has failed with
+    /// EPIPE.
     pub fn is_unread(&self) -> bool {
         self.unread
     }
 
-    /// Ranks that have said since that they lost another one.
+    /// Returns the ranks that have reported the loss of another rank since the last call.
     pub fn take_lost_peer_ranks(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.lost_peer_ranks)
     }
 
-    /// Labels a rank by a name instead of its number, until it has ended.
+    /// Labels a rank by a name instead of its number, until the rank has ended.
     pub fn set_name(&mut self, rank: u32, name: String) {
         self.names.insert(rank, name);
     }
 
-    /// Bytes a rank has printed.
+    /// Handles bytes that a rank has printed.
     pub fn handle_bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8], now: Instant) {
         let index = stream as usize;
         let fresh = || Unfinished { bytes: Vec::new(), since: now };
@@ -126,7 +128,7 @@ impl Output {
         self.give_out(|_, _| true);
     }
 
-    /// When [`Output::handle_time`] has something to do.
+    /// The next time at which [`Output::handle_time`] has something to do.
     pub fn next_time(&self) -> Option<Instant> {
         if self.label {
             return None;
@@ -134,7 +136,7 @@ impl Output {
         self.lines.values().map(|line| line.since + HOLD).min()
     }
 
-    /// Gives out unfinished lines that have waited long enough.
+    /// Gives out unfinished lines that have waited for [`HOLD`].
     pub fn handle_time(&mut self, now: Instant) {
         if !self.label {
             self.give_out(|_, line| line.since + HOLD <= now);
@@ -154,17 +156,17 @@ impl Output {
         });
     }
 
-    /// A line of the launcher's own, in order with the ranks' stderr.
+    /// Queues a line of the launcher itself, in order with the ranks' stderr.
     pub fn say(&mut self, text: &str) {
         self.queues[Stream::Stderr as usize].extend(format!("landbridge: {text}\n").bytes());
     }
 
-    /// Descriptors to wait on.
+    /// Descriptors with queued bytes, for poll(2).
     pub fn waiting(&self) -> impl Iterator<Item = BorrowedFd<'static>> {
         (0..2).filter(|&index| !self.queues[index].is_empty()).map(descriptor)
     }
 
-    /// Writes what stdout and stderr take now.
+    /// Writes as many bytes as stdout and stderr take without blocking.
     pub fn flush(&mut self) {
         if let Some(bytes) = self.status.erase(!self.is_empty()) {
             if !write_status(bytes) {
@@ -182,7 +184,7 @@ impl Output {
         }
     }
 
-    /// Drops what cannot be written; for the end of a job nobody reads the output of.
+    /// Drops queued bytes, for the end of a job whose output no one reads.
     pub fn discard(&mut self) {
         self.queues.iter_mut().for_each(VecDeque::clear);
     }
@@ -213,7 +215,8 @@ impl Output {
     fn close(&mut self, index: usize, error: Errno) {
         self.closed[index] = true;
         self.unread |= error == Errno::PIPE;
-        // A full disk, for one. The job goes on: its output may be the least of it.
+        // The error is a full disk, for example. The job goes on, because its output may be its
+        // least important result.
         if error != Errno::PIPE && index == Stream::Stdout as usize {
             self.say(&format!("cannot write standard output, the rest of it is lost: {error}"));
         }
@@ -224,14 +227,14 @@ fn descriptor(index: usize) -> BorrowedFd<'static> {
     if index == 0 { rustix::stdio::stdout() } else { rustix::stdio::stderr() }
 }
 
-/// Whether a write to it would not block.
+/// Whether a write to the descriptor would not block.
 fn takes(fd: BorrowedFd) -> bool {
     let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     crate::sys::wait(&mut poll, Some(Duration::ZERO));
     !poll[0].revents().is_empty()
 }
 
-/// Whether it could be written; a line of a terminal is taken whole.
+/// Whether the bytes could be written; a terminal takes a status line in one write.
 fn write_status(bytes: &[u8]) -> bool {
     let stderr = rustix::stdio::stderr();
     takes(stderr) && rustix::io::write(stderr, bytes).is_ok()
@@ -239,7 +242,7 @@ fn write_status(bytes: &[u8]) -> bool {
 
 fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(rustix::stdio::stderr());
-    // Some terminals say 0 for what they do not know.
+    // Some terminals report 0 columns if they do not know their size.
     size.ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(80)
 }
 
@@ -248,9 +251,10 @@ fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<
     is_labelled.then(name)
 }
 
-/// Whether this line says that another rank cannot be reached any more: the word of our provider,
-/// or, of a rank that had left MPI in good order, the error with which MPICH and Intel MPI hand on
-/// what the provider told them. Nobody else knows, and standard error is where they say so.
+/// Whether this line says that another rank cannot be reached any more. The line is a message of
+/// our provider, or, of a rank that had left MPI properly, the error with which MPICH and Intel MPI
+/// pass on the error of the provider. No other process knows of the loss, and ranks report it only
+/// on standard error.
 fn reports_peer_loss(line: &[u8]) -> bool {
     let says = |words: &[u8]| line.windows(words.len()).any(|found| found == words);
     if line.starts_with(b"landbridge[") || line.starts_with(b"libfabric:") {
@@ -260,7 +264,7 @@ fn reports_peer_loss(line: &[u8]) -> bool {
     says(b"OFI poll failed") && is_loss()
 }
 
-/// With a label, a line always gets an end.
+/// Queues a line; a line with a label always gets a line end.
 fn push_line(queue: &mut VecDeque<u8>, label: Option<String>, line: &[u8]) {
     let Some(label) = label else { return queue.extend(line) };
     queue.extend(format!("[{label}] ").bytes());

@@ -1,14 +1,15 @@
-//! What ends a job, with which exit code, and what the user reads about it. Pure: reports of the
-//! agents enter, a [`Verdict`] leaves.
+//! Decides what ends a job, with which exit code, and what the user reads about the end. The module
+//! is pure: reports of the agents enter, a [`Verdict`] leaves.
 //!
-//! A job ends well when every rank has ended. It ends early for a [`Cause`]; but the end of one rank
-//! brings about the end of others, who lose a peer, and reports of different nodes come in any
-//! order. So whatever is reported within [`SETTLE`] is gathered, and [`culprit`] tells the cause
-//! from its consequences. A rank that ends with an error after MPI_Finalize gives the others
-//! [`EXIT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever. So
-//! does one that ends with exit code 0 without MPI_Finalize, from the moment when another rank says
-//! that it has lost a peer; where ranks that are killed come back, from its own end, for there nobody
-//! notices that it is gone.
+//! A job ends well when every rank has ended. A job ends early for a [`Cause`]. The end of one rank
+//! makes other ranks end, because these lose a peer, and reports of different nodes arrive in any
+//! order. So the launcher gathers all reports within [`SETTLE`], and [`culprit`] separates the
+//! cause from its consequences. A rank that ends with an error after MPI_Finalize gives the other
+//! ranks [`EXIT_GRACE`] to end too: the rank has left the job properly, but other ranks may wait
+//! for the rank for ever. A rank that ends with exit code 0 without MPI_Finalize also grants
+//! [`EXIT_GRACE`]. This grace begins when another rank reports that it has lost a peer. Where
+//! killed ranks are restarted, no rank notices that a peer has ended, so the grace begins when the
+//! rank ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -17,45 +18,47 @@ use crate::control::Ending;
 use crate::pmi::server::Stage;
 use crate::sys::signal_name;
 
-/// How long the launcher looks for a better explanation before it acts on one: longer than the
-/// report of a culprit takes over a wide area network, or an interpreter between MPI_Finalize and
-/// its exit.
+/// Time that the launcher waits for a better explanation before it acts on a cause. The time is
+/// longer than the report of a culprit takes over a wide area network, and longer than an
+/// interpreter takes from MPI_Finalize to its exit.
 pub const SETTLE: Duration = Duration::from_millis(250);
-/// How long others may go on when a rank has ended with an error after MPI_Finalize: enough to
-/// write down results, not so long that a job which hangs keeps its user waiting.
+/// Time that other ranks may go on after a rank has ended with an error after MPI_Finalize. The
+/// time is enough to write results, and short enough that a job which hangs does not keep its user
+/// waiting.
 pub const EXIT_GRACE: Duration = Duration::from_secs(10);
-/// The user is told of that grace after this long: most jobs have ended by then.
+/// Time after which the user reads that [`EXIT_GRACE`] runs; most jobs have ended by then.
 const EXIT_GRACE_NOTICE: Duration = Duration::from_secs(1);
 
-/// Exit code of a job that ran out of time, as of timeout(1).
+/// Exit code of a job that ran out of time; timeout(1) uses the same code.
 const TIMEOUT_CODE: i32 = 124;
-/// Exit code of a job that could not go on for a reason of ours, or of an MPI library's.
+/// Exit code of a job that could not go on because of Landbridge or of an MPI library.
 pub const FAILED_CODE: i32 = 1;
-/// A shell reports a death by signal N as this plus N.
+/// Base of the exit code for a death by signal N: a shell reports this base plus N.
 const SIGNAL_BASE: i32 = 128;
 
 /// Why a job ends early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// Rank ended well without having finalized while others wait for it.
+    /// The rank ended with code 0 without MPI_Finalize, and other ranks wait for it.
     Stuck {
         rank: u32,
     },
-    /// Rank ended with a code other than 0, not finalized.
+    /// The rank ended with a code other than 0 without MPI_Finalize.
     Exited {
         rank: u32,
         code: i32,
     },
-    /// Rank ended with a code other than 0 after MPI_Finalize, and others did not end with it.
+    /// The rank ended with a code other than 0 after MPI_Finalize, and other ranks did not end.
     FailedAfterFinalize {
         rank: u32,
         code: i32,
     },
-    /// Rank ended with exit code 0 without having finalized, will not come back, and others did not
-    /// end with it.
+    /// The rank ended with exit code 0 without MPI_Finalize and is not restarted, and other ranks
+    /// did not end.
     QuitWithoutFinalize {
         rank: u32,
-        /// Nobody notices, for ranks that are killed come back.
+        /// True where killed ranks are restarted, so that no other rank notices the end of this
+        /// rank.
         recovers: bool,
     },
     Aborted {
@@ -67,40 +70,42 @@ pub enum Cause {
         rank: u32,
         signal: i32,
     },
-    /// An agent could not do its work or is gone.
+    /// An agent could not do its work, or the connection to the agent is lost.
     Failed {
         text: String,
     },
     Timeout {
         seconds: u64,
     },
-    /// Nobody reads our standard output or error any more.
+    /// The reader of the launcher's standard output or error has closed the pipe.
     Unread,
-    /// The launcher itself was told to end.
+    /// The launcher itself got a signal that ends it.
     Interrupted {
         signal: i32,
     },
 }
 
-/// How much speaks for a report being the cause of others; a greater one explains a lesser one.
+/// Strength of a report as the cause of other reports; a greater priority explains a lesser one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum CausePriority {
-    /// A rank left without a word: seen only by others waiting for it.
+    /// A rank ended without an error report; only other ranks that wait for the rank notice its
+    /// end.
     Missed,
-    /// An abort with an error of the MPI library: what it does when it has lost a peer.
+    /// An abort with an error code of the MPI library, which is what the library does after it has
+    /// lost a peer.
     LibraryError,
-    /// An end with exit code 0 without MPI_Finalize: the cause of every loss of a peer that nothing
-    /// stronger explains.
+    /// An end with exit code 0 without MPI_Finalize, which is the cause of every loss of a peer
+    /// that no stronger report explains.
     QuitWithoutFinalize,
-    /// A crash, of the program, or of the library when it has lost a peer.
+    /// A crash of the program, or of the MPI library after the library has lost a peer.
     Crash,
-    /// An error after MPI_Finalize: who has lost a peer does not get through that.
+    /// An error after MPI_Finalize: a rank that has lost a peer does not complete MPI_Finalize.
     FailedAfterFinalize,
-    /// The program's own doing: an exit code, MPI_Abort with a code of its choice, abort(3).
+    /// A fault of the program: an exit code, MPI_Abort with a code of its choice, or abort(3).
     ProgramFault,
-    /// Nothing that happens to other ranks brings this about.
+    /// An event that no event of another rank can bring about.
     External,
-    /// No rank's doing, and it ends the job whatever ranks do.
+    /// An event of the whole job that ends the job whatever its ranks do.
     Job,
     Timeout,
     Unread,
@@ -130,7 +135,7 @@ impl Cause {
         }
     }
 
-    /// The rank it happened to.
+    /// The rank that the cause happened to; `None` for causes of the whole job.
     fn rank(&self) -> Option<u32> {
         match self {
             Cause::Stuck { rank }
@@ -146,7 +151,7 @@ impl Cause {
         }
     }
 
-    /// Whether the others have [`EXIT_GRACE`] to end too.
+    /// Whether the other ranks have [`EXIT_GRACE`] to end too.
     fn grants_grace(&self) -> bool {
         matches!(self, Cause::FailedAfterFinalize { .. } | Cause::QuitWithoutFinalize { .. })
     }
@@ -165,8 +170,8 @@ impl Cause {
         }
     }
 
-    /// What the user reads; `None` where nobody does. `place` tells where a rank runs: `rank 3 on
-    /// node n2 (cluster nancy)`.
+    /// The text that the user reads about the cause; `None` if no one reads the output any more.
+    /// `place` gives the text that says where a rank runs: `rank 3 on node n2 (cluster nancy)`.
     pub fn text(&self, place: impl Fn(u32) -> String) -> Option<String> {
         let text = match self {
             Cause::Stuck { rank } => format!(
@@ -203,13 +208,15 @@ impl Cause {
     }
 }
 
-/// Codes with which a library aborts after an error of its own are large numbers that mean nothing
-/// outside of it; what programs pass to MPI_Abort fits into an exit code, or is a small negative.
+/// Whether an abort code comes from the MPI library. Codes with which a library aborts after an
+/// error of its own are large numbers that have no meaning outside of the library. The codes that
+/// programs pass to MPI_Abort fit into an exit code, or are small negative numbers.
 pub fn is_library_code(code: i32) -> bool {
     !(-255..=255).contains(&code)
 }
 
-/// The low byte of such a number could be anything, the code of a signal too: it becomes 1.
+/// Exit code for an abort code. The low byte of a library's code could be anything, even the exit
+/// code of a signal, so a library's code becomes 1.
 fn abort_code(code: i32) -> i32 {
     if is_library_code(code) { FAILED_CODE } else { code & 0xff }
 }
@@ -223,26 +230,31 @@ fn abort_text(place: &str, code: i32, message: &str) -> String {
     format!("{place} aborted the job with code {code}{exit_code}{colon}{message}")
 }
 
-/// Something that ends a job, and the node it happened on; empty for what happened to the job.
+/// An event that ends a job, and the node where the event happened; the node is empty for an event
+/// of the whole job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Report {
     node: String,
     cause: Cause,
 }
 
-/// Which of several reports is the cause of the others. They are in the order in which they came:
-/// for one node this is the order in which ranks ended there; for different nodes it says little.
+/// Finds the report that is the cause of the other reports. `reports` is in order of arrival: for
+/// one node this is the order in which ranks ended there; for different nodes the order says
+/// little.
 ///
-/// - What no loss of a rank can bring about is the cause, whenever it is reported.
-/// - A rank that has said that it lost another one (`lost_peer_ranks`) is not, if any other can be.
-/// - On its node, a culprit ends before those it takes along: of what else a node reports, only
-///   the first can be the cause. But a rank has left the others at MPI_Finalize already, and exits
-///   some time after it: that counts wherever it stands. So does an end without MPI_Finalize.
-/// - Between what is left, the strongest; the first that came among equals.
+/// - An event that no loss of a rank can bring about is the cause, whenever the event is reported.
+/// - A rank that has reported the loss of another rank (`lost_peer_ranks`) is not the cause if any
+///   other report can be the cause.
+/// - A culprit ends before the other ranks on its node that end because of it: of all other reports
+///   of a node, only the first can be the cause. A rank that has completed MPI_Finalize has left
+///   the job already and exits some time later, so its report counts at any position in the order.
+///   A report of an end without MPI_Finalize counts at any position, too.
+/// - Among the remaining reports, the report with the highest priority is the cause; among equals,
+///   the first.
 ///
-/// The second rule is there because the third does not always hold: the kernel closes the
-/// connections of a process before it calls it ended, and on a busy node others may notice the
-/// one, and end, before the other.
+/// The second rule exists because the third does not always hold: the kernel closes the connections
+/// of a process before it reports the end of the process, and on a busy node other ranks may notice
+/// the closed connections, and end, before the agent sees the end of the first process.
 fn culprit<'a>(reports: &'a [Report], lost_peer_ranks: &BTreeSet<u32>) -> Option<&'a Cause> {
     let lost_another =
         |cause: &Cause| cause.rank().is_some_and(|rank| lost_peer_ranks.contains(&rank));
@@ -252,7 +264,8 @@ fn culprit<'a>(reports: &'a [Report], lost_peer_ranks: &BTreeSet<u32>) -> Option
     strongest(others).or_else(|| strongest(reports.iter()))
 }
 
-/// The strongest of what can be a cause by its place in the order.
+/// The cause of the highest priority among the reports that can be a cause by their position in the
+/// order.
 fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause> {
     let mut nodes = BTreeSet::new();
     let mut found: Option<&Cause> = None;
@@ -271,34 +284,35 @@ fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause>
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     GoOn,
-    /// Every rank has ended; the job's exit code.
+    /// Every rank has ended; `code` is the job's exit code.
     Finished {
         code: i32,
     },
-    /// End what still runs.
+    /// The launcher has to end the ranks that still run.
     End(Cause),
 }
 
 pub struct Watch {
-    /// Processes of the job, spawned ones too.
+    /// Processes of the job, spawned processes included.
     size: u32,
     endings: BTreeMap<u32, Ending>,
     reports: Vec<Report>,
-    /// Ranks that have said that they lost another one.
+    /// Ranks that have reported the loss of another rank.
     lost_peer_ranks: BTreeSet<u32>,
     /// The first rank that has ended with exit code 0 without MPI_Finalize.
     quit: Option<u32>,
-    /// Ranks that are killed come back.
+    /// Whether killed ranks are restarted.
     recovers: bool,
     grace: Option<ExitGrace>,
 }
 
-/// The first rank that has ended with an error after MPI_Finalize, or without it and will be missed.
+/// The grace that began with the first rank that ended with an error after MPI_Finalize, or that
+/// ended without MPI_Finalize and is missed.
 #[derive(Debug, Clone, Copy)]
 struct ExitGrace {
     rank: u32,
     code: i32,
-    /// After MPI_Finalize, or instead of it.
+    /// Whether the rank ended after MPI_Finalize.
     is_finalized: bool,
     at: Instant,
     is_notified: bool,
@@ -317,12 +331,12 @@ impl Watch {
         }
     }
 
-    /// More processes are being started.
+    /// Adds `count` spawned processes to the size of the job.
     pub fn handle_spawn(&mut self, count: u32) {
         self.size += count;
     }
 
-    /// These do not count after all: not all of their group could be started.
+    /// Removes the ranks of a spawned group that could not be started completely.
     pub fn handle_revoke(&mut self, ranks: impl Iterator<Item = u32>) {
         for rank in ranks {
             self.endings.remove(&rank);
@@ -330,7 +344,8 @@ impl Watch {
         }
     }
 
-    /// `node`: any name for where the rank ran, the same for all ranks of the node.
+    /// Records the end of a rank. `node` is any name for where the rank ran, the same for all ranks
+    /// of the node.
     pub fn handle_exit(
         &mut self,
         node: &str,
@@ -366,18 +381,20 @@ impl Watch {
         }
     }
 
-    /// `node`: where it happened, empty for what happened to the job as a whole.
+    /// Records a cause. `node` names where the cause happened; `node` is empty for a cause of the
+    /// whole job.
     pub fn handle_cause(&mut self, node: &str, cause: Cause) {
         self.reports.push(Report { node: node.to_string(), cause });
     }
 
-    /// This rank has said that it lost another one.
+    /// Records that `rank` has reported the loss of another rank.
     pub fn handle_peer_loss(&mut self, rank: u32, now: Instant) {
         self.lost_peer_ranks.insert(rank);
         self.check_quit(now);
     }
 
-    /// Begins the grace of the others, once a rank that has ended without MPI_Finalize is missed.
+    /// Begins the grace of the other ranks once a rank that has ended without MPI_Finalize is
+    /// missed.
     fn check_quit(&mut self, now: Instant) {
         let Some(rank) = self.quit else { return };
         if self.recovers || !self.lost_peer_ranks.is_empty() {
@@ -409,7 +426,7 @@ impl Watch {
             .map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
     }
 
-    /// Of the first rank that left with an error.
+    /// Exit code of the first rank that ended with an error after MPI_Finalize; 0 if there is none.
     fn left_code(&self) -> i32 {
         let code = |report: &Report| match report.cause {
             Cause::FailedAfterFinalize { code, .. } => Some(code),
@@ -418,13 +435,14 @@ impl Watch {
         self.reports.iter().find_map(code).unwrap_or(0)
     }
 
-    /// When [`Watch::poll_notice`] or [`Watch::verdict`] will have something new to say.
+    /// The next time at which [`Watch::poll_notice`] or [`Watch::verdict`] may have a new result.
     pub fn next_time(&self) -> Option<Instant> {
         self.grace
             .map(|grace| grace.at + if grace.is_notified { EXIT_GRACE } else { EXIT_GRACE_NOTICE })
     }
 
-    /// What the user should know while the job still runs; said once.
+    /// The notice that a grace is running, for the user while the job still runs; each job gives at
+    /// most one notice.
     pub fn poll_notice(&mut self, now: Instant, place: impl Fn(u32) -> String) -> Option<String> {
         let grace = self
             .grace

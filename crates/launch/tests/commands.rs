@@ -1,4 +1,4 @@
-//! `landbridge env`, `doctor`, `relay` and `lab`.
+//! Tests of `landbridge env`, `doctor`, `relay` and `lab`.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Limits of the machine, with real programs: each failure has a line that says what it is and what to do.
+//! Limits of the machine with real programs: each failure has a line that names the limit and says
+//! what to do.
 
 mod common;
 
@@ -8,7 +9,7 @@ use common::{Landbridge, Running, assert_code, python_of, stderr};
 
 const HELLO: &str = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)";
 
-/// A job that is started by a shell behind `first`, such as `ulimit -n 16`.
+/// Runs a job from a shell after the command `first`, such as `ulimit -n 16`.
 fn run_behind(lb: &Landbridge, first: &str, arguments: &[&str]) -> Output {
     let ours = lb.command(arguments);
     let mut command = std::process::Command::new("sh");
@@ -43,7 +44,7 @@ fn little_address_space_is_named_where_a_program_fails() {
     assert_code(&output, 3);
     let lines = stderr(&output);
     assert_eq!(lines.matches("of address space (ulimit -v)").count(), 1, "{lines}");
-    // Nothing is said of a program that does not fail.
+    // A program that does not fail gets no text about limits.
     *words.last_mut().unwrap() = "exit 0";
     let output = run_behind(&lb, "ulimit -v 1000000", &words);
     assert_code(&output, 0);
@@ -51,7 +52,7 @@ fn little_address_space_is_named_where_a_program_fails() {
     lb.assert_nothing_left();
 }
 
-/// In a mount namespace of its own, whose `/dev/shm` has room for nothing.
+/// The test runs in its own mount namespace, whose `/dev/shm` has no free space.
 #[test]
 fn a_full_dev_shm_is_named_where_a_rank_is_killed_by_it() {
     let Some(python) = python_of("mpich") else { return };

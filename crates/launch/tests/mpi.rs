@@ -9,7 +9,7 @@ use common::{Landbridge, assert_code, python_of, signal_process, stderr, stdout}
 const HELLO: &str = "from mpi4py import MPI; c = MPI.COMM_WORLD; \
                      print(c.rank, c.size, c.allreduce(c.rank), flush=True)";
 
-/// Prints the shared memory files of the process, and waits.
+/// A program that prints the shared memory files of its process, and waits.
 const SHOW_FILES: &str = "from mpi4py import MPI; import time; MPI.COMM_WORLD.barrier()
 files = {line.split()[-1] for line in open('/proc/self/maps') if ' /dev/shm/' in line}
 print(*files, flush=True); time.sleep(600)";
@@ -58,7 +58,7 @@ fn an_mpi_abort_ends_the_job_with_its_code() {
     lb.assert_nothing_left();
 }
 
-/// With the library's own shared memory on, whose files stay when it is killed.
+/// The library's own shared memory is on; its files stay when the library is killed.
 #[test]
 fn a_killed_job_leaves_no_shared_memory() {
     for library in ["mpich", "impi"] {
@@ -94,7 +94,7 @@ fn a_crashed_rank_is_named_and_the_aborts_it_causes_are_not() {
     lb.assert_nothing_left();
 }
 
-/// Spawns `sys.argv[1]` copies of itself, which print what they know of their group.
+/// A program that spawns `sys.argv[1]` copies of itself, which print their view of their group.
 const SPAWN: &str = "from mpi4py import MPI; import os, sys; c = MPI.COMM_WORLD
 parent = MPI.Comm.Get_parent()
 if parent == MPI.COMM_NULL:
@@ -169,11 +169,11 @@ fn a_killed_rank_ends_the_job() {
     lb.assert_nothing_left();
 }
 
-/// Prints what each rank takes itself for.
+/// A program that prints rank and size as each rank sees them.
 const WHO: &str =
     "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, 'of', c.size, flush=True)";
 
-/// A wrapper that becomes an Open MPI program, which knows no PMI-1.
+/// A wrapper execs an Open MPI program, which does not support PMI-1.
 #[test]
 fn an_open_mpi_program_behind_a_wrapper_is_named() {
     let Some(python) = python_of("ompi") else { return };
@@ -189,7 +189,8 @@ fn an_open_mpi_program_behind_a_wrapper_is_named() {
     lb.assert_nothing_left();
 }
 
-/// Each of its processes would be alone, and the job end with exit code 0.
+/// Without the check each process would be a job of one rank, and the job would end with exit code
+/// 0.
 #[test]
 fn a_program_that_lost_its_process_manager_is_named() {
     for library in ["mpich", "ompi"] {
@@ -223,7 +224,8 @@ fn several_programs_know_their_number() {
     lb.assert_nothing_left();
 }
 
-/// The program goes by tcp, though ranks get FI_PROVIDER=landbridge: only its board tells.
+/// The program uses tcp, though ranks get FI_PROVIDER=landbridge: only the empty statistics page
+/// shows the difference.
 #[test]
 fn a_script_that_chooses_another_transport_is_reported() {
     let Some(python) = python_of("mpich") else { return };

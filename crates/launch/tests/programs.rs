@@ -1,17 +1,17 @@
-//! `landbridge run` where a launch line or an environment may say something else than is meant: several
-//! programs, variables that choose another transport, allocations of batch systems.
+//! `landbridge run` with command lines or environments that may not mean what the user intends:
+//! several programs, variables that choose another transport, allocations of batch systems.
 
 mod common;
 
 use common::{Landbridge, assert_code, stderr, stdout};
 
-/// The first words of an MPI program to its process manager.
+/// The first request of an MPI program to its process manager.
 const PMI_CLIENT: &str = r#"
 say() { echo "$1" >&$PMI_FD; read -r answer <&$PMI_FD; }
 say "cmd=init pmi_version=1 pmi_subversion=1"
 "#;
 
-/// Two hosts, the first of which has what its ~/.bashrc sets.
+/// A topology of two hosts, the first of which sets a variable as a ~/.bashrc does.
 const BASHRC: &str = r#"[[cluster]]
 name = "a"
 spawn = "local"
@@ -22,7 +22,8 @@ shell = ["env", "FI_PROVIDER=verbs"]
 name = "a2"
 "#;
 
-/// Ranks are numbered through; what stands before the first program holds for all.
+/// Ranks are numbered across all programs; options in front of the first program hold for all
+/// programs.
 #[test]
 fn several_programs_are_one_job() {
     let lb = Landbridge::new("mpmd");
@@ -57,7 +58,7 @@ fn several_programs_are_one_job() {
     lb.assert_nothing_left();
 }
 
-/// As module files and ~/.bashrc set them, on this host or another one.
+/// Module files and ~/.bashrc set such variables, on this host or another host.
 #[test]
 fn another_transport_in_the_environment_is_replaced_and_reported() {
     let lb = Landbridge::new("transport");

@@ -1,4 +1,4 @@
-//! `landbridge ps`, asked while jobs run, come back, end and are killed.
+//! `landbridge ps` while jobs run, replay, end and are killed.
 
 mod common;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 const PROGRAM: &str = "echo $PMI_RANK $$; exec sleep 600";
 
-/// What is said about the job of this launcher.
+/// The status of the job of this launcher.
 fn job(lb: &Landbridge, running: &Running) -> Option<Value> {
     let output = lb.run(&["ps", "--json"]);
     common::assert_code(&output, 0);
@@ -78,7 +78,8 @@ fn a_restarted_rank_keeps_its_process_id_where_that_is_possible() {
     lb.assert_nothing_left();
 }
 
-/// Whether this user may restore checkpoints (capabilities(7)), which is what choosing the id of a process takes.
+/// Whether this user may restore checkpoints (capabilities(7)), which is also the privilege to
+/// choose a process id.
 fn may_choose_pids() -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     const CHECKPOINT_RESTORE: u64 = 1 << 40;
@@ -88,7 +89,7 @@ fn may_choose_pids() -> bool {
     held & (SYS_ADMIN | CHECKPOINT_RESTORE) != 0
 }
 
-/// Rank 0 answers on its board as a provider does; rank 1 is not inside MPI.
+/// A program whose rank 0 writes its statistics page as a provider does; rank 1 does not use MPI.
 const ANSWERS: &str = r#"echo $PMI_RANK $$
 if [ $PMI_RANK = 1 ]; then exec sleep 600; fi
 board=/proc/self/fd/$LANDBRIDGE_STATISTICS_PAGE
@@ -166,7 +167,8 @@ fn a_launcher_that_was_killed_is_forgotten() {
         let own = tmp.filter(|path| path.to_string_lossy().starts_with("/tmp/landbridge-"));
         own.map(|directory| directory.join(&name)).any(|path| path.exists())
     };
-    // Another test that asks may have cleaned up already: that files go is tested with `ps` itself.
+    // A parallel test that runs `ps` may have removed the file already; the tests of `ps` itself
+    // check the removal.
     assert!(job_names(&lb).iter().all(|other| *other != name));
     assert!(!is_left());
     lb.assert_nothing_left();

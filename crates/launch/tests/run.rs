@@ -1,4 +1,5 @@
-//! `landbridge run` with programs that need no MPI library: what people expect of any mpirun.
+//! `landbridge run` with programs that need no MPI library: the behaviour that users expect of any
+//! mpirun.
 
 mod common;
 
@@ -28,7 +29,7 @@ fn the_exit_code_of_a_failing_rank_ends_the_job() {
     lb.assert_nothing_left();
 }
 
-/// As a bystander does that is quicker than the kernel's word of the one it lost.
+/// A rank may report the loss of a peer before the kernel reports the end of the peer's process.
 #[test]
 fn a_rank_that_says_it_lost_another_is_not_named() {
     let lb = Landbridge::new("lost");
@@ -116,7 +117,7 @@ fn sigterm_ends_everything() {
     interrupted_by("TERM", 143);
 }
 
-/// The launcher and its agents are sent SIGHUP, as when a terminal is closed.
+/// The launcher and its agents get SIGHUP, as when a terminal is closed.
 #[test]
 fn a_job_under_nohup_outlives_its_terminal() {
     let lb = Landbridge::new("nohup");
@@ -156,7 +157,8 @@ fn signals_that_are_of_no_use_end_nothing() {
     }
 }
 
-/// Ranks that ignore SIGTERM, and children of theirs that have left for sessions of their own.
+/// A program whose ranks ignore SIGTERM, and have children that have left for sessions of their
+/// own.
 const STUBBORN: &str = "trap '' TERM INT HUP; setsid sleep 600 & \
                         (setsid sh -c 'sleep 600 & wait' &) ; echo up; \
                         while :; do sleep 600; done";
@@ -211,7 +213,7 @@ fn what_the_launcher_has_inherited_is_not_given_to_ranks() {
     let lb = Landbridge::new("inherited");
     let script = format!("test -e /proc/self/fd/{NUMBER} && echo open || echo shut");
     let mut command = lb.command(&["run", "-n", "1", "sh", "-c", &script]);
-    // SAFETY: one async-signal-safe call.
+    // SAFETY: the closure makes one async-signal-safe call.
     unsafe {
         command.pre_exec(|| match libc::dup2(0, NUMBER) {
             NUMBER => Ok(()),
@@ -228,7 +230,7 @@ fn what_the_launcher_has_inherited_is_not_given_to_ranks() {
 fn stdin_goes_to_rank_0_alone() {
     let lb = Landbridge::new("stdin");
     let mut running = lb.start(&["run", "-n", "3", "cat"]);
-    // Several times what pipes and windows hold.
+    // The text is several times as large as pipes and windows together.
     let text: Vec<u8> = (0..200_000u32).flat_map(|i| format!("{i}\n").into_bytes()).collect();
     let mut stdin = running.child.stdin.take().unwrap();
     let sent = text.clone();
@@ -244,7 +246,7 @@ fn stdin_that_rank_0_does_not_read_stops_nothing() {
     let lb = Landbridge::new("no-stdin");
     let mut running = lb.start(&["run", "-n", "2", "sh", "-c", "exec <&-; echo up; sleep 0.1"]);
     running.wait_for_lines(2);
-    // The launcher may be gone before all of it is written: that is no fault.
+    // The launcher may have ended before all bytes are written, which is no fault.
     let _ = std::io::Write::write_all(running.child.stdin.as_mut().unwrap(), &[b'x'; 300_000]);
     assert_code(&running.finish(), 0);
 }
@@ -270,7 +272,7 @@ fn output_nobody_reads_is_not_gathered_in_memory() {
     let lb = Landbridge::new("back-pressure");
     let mut running = lb.start(&["run", "-n", "1", "sh", "-c", "yes | head -c 64000000"]);
     running.wait_for_lines(1);
-    // Everything between the rank and us fills up; then the rank waits in its write.
+    // All buffers between the rank and the test fill up; then the rank waits in its write call.
     let waits = |pid: &u32| {
         let path = format!("/proc/{pid}/wchan");
         std::fs::read_to_string(path).unwrap_or_default().contains("pipe_write")
@@ -316,7 +318,7 @@ fn variables_and_directory_reach_the_ranks() {
     assert_eq!(stdout(&output), format!("1 1 2\n{directory}\n"));
 }
 
-/// Environments may hold any bytes: a Latin-1 path is enough.
+/// Environments may hold any bytes, such as a Latin-1 path.
 #[test]
 fn variables_that_are_not_text_reach_the_ranks() {
     use std::os::unix::ffi::OsStrExt;
@@ -414,7 +416,8 @@ fn an_abort_ends_the_job_with_its_code() {
     lb.assert_nothing_left();
 }
 
-/// MPI libraries return from MPI_Abort, and the launcher does not end the job at once: nobody prints anything more all the same.
+/// MPI libraries return from MPI_Abort, and the launcher does not end the job at once; nevertheless
+/// no rank's later output appears.
 #[test]
 fn who_has_aborted_and_those_beside_it_say_no_more() {
     let lb = Landbridge::new("silent");
@@ -440,7 +443,7 @@ fn who_has_aborted_and_those_beside_it_say_no_more() {
     lb.assert_nothing_left();
 }
 
-/// The rank that leaves is in the other cluster, on the same agent, or both.
+/// The rank that ends is in the other cluster, on the same agent, or both.
 #[test]
 fn a_rank_that_leaves_others_in_a_barrier_ends_the_job() {
     let lb = Landbridge::new("stuck");
@@ -458,7 +461,7 @@ fn a_rank_that_leaves_others_in_a_barrier_ends_the_job() {
     lb.assert_nothing_left();
 }
 
-/// What Python does after an exception: its MPI is finalized, then it exits with 1.
+/// Python does the same after an exception: MPI is finalized, then the process exits with code 1.
 #[test]
 fn an_error_after_finalize_ends_the_job_after_a_grace() {
     let lb = Landbridge::new("left");

@@ -1,4 +1,4 @@
-//! Settings on their way: from flags, variables and files to ranks and relays, and into listings.
+//! Settings from flags, variables and files to ranks, relays and listings.
 
 mod common;
 
@@ -100,13 +100,13 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
         (&[], &[("LANDBRIDGE_RECOVER", "ON")]),
     ];
     for (options, variables) in rows {
-        // What the clocks need is not built for these tests.
+        // The interposer that records clocks is not built for these tests.
         let run = ["run", "-n", "2", "--set", "recover_clocks=off"];
         let line = [&run, options, &["sh", "-c", "echo $LANDBRIDGE_RECOVER"]].concat();
         let output = run_with(&lb, variables, &line);
         assert_code(&output, 0);
         assert_eq!(stdout(&output), "on\non\n", "{options:?} {variables:?}");
-        // It cannot be known what a shell will start.
+        // The launcher cannot know which program a shell will start.
         assert!(
             stderr(&output).contains("--recover works with MPICH alone"),
             "{}",
@@ -182,7 +182,7 @@ fn a_misspelt_variable_is_reported_and_the_job_runs() {
 #[test]
 fn doctor_shows_what_is_not_as_by_default() {
     let lb = Landbridge::new("settings-doctor");
-    // Tests run with another value; empty is what a user has who says nothing.
+    // Test runs set another value; an empty value stands for a user who sets nothing.
     let local = ("LANDBRIDGE_LOCAL", "");
     let text = stdout(&run_with(&lb, &[local], &["doctor"]));
     assert!(text.contains("Settings\n  ok  all as by default"), "{text}");
@@ -244,7 +244,7 @@ fn env_exports_what_the_file_says() {
     assert!(!text.contains("RETAIN") && !text.contains("WAN_STREAMS"), "{text}");
 }
 
-/// Whether a line of a table holds these words, however wide its columns are.
+/// Whether a line of a table consists of these words, for any width of the columns.
 fn has_row(table: &str, wanted: &str) -> bool {
     table.lines().any(|line| line.split_whitespace().eq(wanted.split_whitespace()))
 }

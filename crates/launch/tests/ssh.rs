@@ -1,4 +1,4 @@
-//! A job over real ssh: an sshd of the test's own, on a high port of the loopback interface.
+//! A job over real ssh: an sshd that the test starts on a high port of the loopback interface.
 
 mod common;
 
@@ -16,7 +16,7 @@ struct Sshd {
 }
 
 impl Sshd {
-    /// `None`, with a reason printed, where there is no sshd or it does not start.
+    /// Starts an sshd; `None`, with a reason printed, where there is no sshd or it does not start.
     fn start() -> Option<Sshd> {
         let Some(program) = ["/usr/sbin/sshd", "/usr/bin/sshd", "/sbin/sshd"]
             .into_iter()
@@ -47,7 +47,7 @@ impl Sshd {
         );
         let config = files.write("config", &config);
         if rustix::process::geteuid().is_root() {
-            // sshd, as root, insists on this directory of its package.
+            // sshd, run as root, needs this directory of its package.
             std::fs::create_dir_all("/run/sshd").unwrap();
         }
         let mut child = Command::new(program)
@@ -58,7 +58,7 @@ impl Sshd {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let ready = lines.by_ref().find(|line| line.contains("Server listening"));
-        // Whatever else it logs has to be read, or it would wait.
+        // The remaining log lines have to be read, or sshd would block.
         std::thread::spawn(move || lines.for_each(drop));
         let sshd = Sshd { child, files, port };
         if ready.is_none() {
@@ -77,8 +77,8 @@ impl Sshd {
         )
     }
 
-    /// Two clusters of two nodes each, every node behind ssh; each cluster's second node is
-    /// reached from its first.
+    /// A topology of two clusters of two nodes each, every node behind ssh; each cluster's second
+    /// node is reached from its first.
     fn grid(&self) -> String {
         let mut text = String::new();
         for cluster in ["nancy", "rennes"] {
@@ -113,8 +113,8 @@ fn setup(name: &str) -> Option<(Sshd, Landbridge, String)> {
     Some((sshd, lb, file))
 }
 
-/// The mark gets to ranks behind ssh like any other variable; to agents it does not, so they are
-/// found by the path of their binary.
+/// The number of running agents. Ranks behind ssh inherit the mark like any other variable; agents
+/// do not, so they are found by the path of their binary.
 fn agents(lb: &Landbridge) -> usize {
     let binary = lb.binary().display().to_string();
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
@@ -185,7 +185,7 @@ fn a_dropped_connection_ends_both_sides() {
     let Some((_sshd, lb, file)) = setup("ssh-drop") else { return };
     let mut running = lb.start(&["run", "--topology", &file, "sh", "-c", "echo up; sleep 600"]);
     running.wait_for_lines(4);
-    // The connection's client, as if the network had gone.
+    // Killing the ssh client has the effect of a failed network.
     let client = children(running.child.id());
     common::signal_process(client[0], "KILL");
     let output = running.finish();

@@ -1,13 +1,13 @@
-//! Makes what a plan says: machines, LANs, WAN interfaces, routes, firewalls.
+//! Builds a plan: machines, LANs, WAN interfaces, routes, firewalls.
 //!
-//! In: a plan, inside a lab's own namespaces. Out: the machines and, for the emulator, the TUN
-//! devices in the order it asked for. Nothing is made outside the lab's namespaces, so nothing has
-//! to be undone.
+//! In: a plan, inside a lab's own namespaces. Out: the machines, and the TUN devices for the
+//! emulator in the order that the emulator requested. Nothing is made outside of the lab's
+//! namespaces, so nothing has to be undone.
 //!
-//! A LAN that is not emulated is a bridge in the lab's root namespace, which has no addresses and
+//! A LAN without emulation is a bridge in the lab's root namespace, which has no addresses and
 //! routes nothing; each machine's LAN interface is one end of a veth pair whose other end is a port
-//! of its site's bridge. Interfaces are called `wan0` on every gateway and `lan0`, `lan1` … on every
-//! machine, by rails.
+//! of its site's bridge. Interfaces are called `wan0` on every gateway and `lan0`, `lan1` … on
+//! every machine, one for each rail.
 
 use std::fmt::Write;
 
@@ -19,13 +19,13 @@ use super::plan::{Host, Inbound, Plan, Rail, Site, Subnet};
 use super::topology::namespace_dir;
 use super::tun::Tun;
 
-/// The interface of a gateway in the WAN.
+/// Name of a gateway's interface in the WAN.
 pub const WAN_DEVICE: &str = "wan0";
 
 /// The machines of each site, in the order of `Site::machines`.
 pub type Machines = Vec<Vec<Machine>>;
 
-/// Builds everything; the devices are those of `ports`.
+/// Builds everything; the returned devices are those of `ports`.
 pub fn build(plan: &Plan, ports: &[Port]) -> anyhow::Result<(Machines, Vec<Tun>)> {
     let machines = plan
         .sites
@@ -57,7 +57,7 @@ fn build_bridge(number: usize, site: &Site) -> anyhow::Result<()> {
     for (index, machine) in site.machines().enumerate() {
         let port = format!("s{number}p{index}");
         let net = namespace_dir(LAB_DIR.as_ref(), &machine.name).join("net");
-        // Writing into a String cannot fail, here and below.
+        // Writing into a String cannot fail; the same holds for all such writes in this file.
         let _ = writeln!(
             batch,
             "link add {port} type veth peer name lan0 netns {}\nlink set {port} master {bridge} up",
@@ -72,8 +72,8 @@ fn create_device(machines: &Machines, port: &Port) -> anyhow::Result<Tun> {
         Port::Wan { site } => (machines[site].last(), WAN_DEVICE.to_owned()),
         Port::Lan { site, rail, machine } => (machines[site].get(machine), lan_device(rail)),
     };
-    // Every site has a gateway, last of its machines; the emulator numbers machines as the plan
-    // does.
+    // Every site has a gateway, which is the last of its machines; the emulator numbers machines as
+    // the plan does.
     let machine = machine.context("a port of a machine that is not in the plan")?;
     machine.run(|| Tun::create(&name).with_context(|| format!("cannot make TUN device {name}")))
 }
@@ -82,8 +82,8 @@ fn configure(plan: &Plan, site: usize, host: &Host, machine: &Machine) -> anyhow
     let is_gateway = host.name == plan.sites[site].gateway.name;
     let batch = address_commands(plan, site, host, is_gateway);
     machine.run(|| {
-        // Without this the kernel sends neighbour and router messages of its own, and link seeds
-        // would meet them.
+        // Without this setting the kernel sends neighbour and router messages of its own, which
+        // would use up random draws of links.
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
         run_tool("ip", &["-batch", "-"], &batch)?;
@@ -111,8 +111,8 @@ fn address_commands(plan: &Plan, site: usize, host: &Host, is_gateway: bool) -> 
     batch + &routes(plan, site, host, &lan_device(0)) + &routes(plan, site, host, WAN_DEVICE)
 }
 
-/// Input of `ip -batch` that makes the routes of one interface, beside that to its own network,
-/// which the kernel makes. They vanish when the interface goes down.
+/// Input of `ip -batch` that makes the routes of one interface, except the route to the interface's
+/// own network, which the kernel makes. The routes vanish when the interface goes down.
 pub fn routes(plan: &Plan, site: usize, host: &Host, device: &str) -> String {
     let home = &plan.sites[site];
     let is_gateway = host.name == home.gateway.name;
@@ -127,20 +127,20 @@ pub fn routes(plan: &Plan, site: usize, host: &Host, device: &str) -> String {
             let _ = writeln!(batch, "route replace {to}/32 dev {device} src {own}");
         }
         for subnet in reachable_subnets(plan, site) {
-            // The routes are there even if nobody forwards: it is the firewalls that refuse.
+            // The routes exist even if no gateway forwards: the firewalls refuse the packets.
             let _ = writeln!(batch, "route replace {subnet} dev {device} src {own}");
         }
     }
     batch
 }
 
-/// The interface of every machine on a rail.
+/// Name of every machine's interface on a rail.
 pub fn lan_device(rail: usize) -> String {
     format!("lan{rail}")
 }
 
-/// LANs of neighbours whose addresses mean the same everywhere: not those that another neighbour or
-/// this site uses.
+/// LANs of neighbours whose addresses are unambiguous: neither this site nor another neighbour uses
+/// the same addresses.
 fn reachable_subnets(plan: &Plan, site: usize) -> Vec<Subnet> {
     let neighbours: Vec<usize> = plan.neighbours(site).collect();
     let is_unique = |candidate: usize| {
@@ -153,7 +153,8 @@ fn reachable_subnets(plan: &Plan, site: usize) -> Vec<Subnet> {
     unique.map(|neighbour| plan.sites[neighbour].subnet()).collect()
 }
 
-/// The gateway's rules: what may come in from the WAN, and whether LAN and WAN see each other.
+/// The gateway's rules: traffic that is accepted from the WAN, and whether LAN and WAN can reach
+/// each other.
 fn firewall(site: &Site) -> String {
     let answers = "ct state established,related accept";
     let input = match &site.inbound {

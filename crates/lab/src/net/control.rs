@@ -1,14 +1,14 @@
-//! Looking at and changing a running lab.
+//! Shows and changes a running lab.
 //!
-//! A lab listens on two Unix sockets: an abstract one named after the user and the lab, in the
-//! network namespace from which it was started, and `control` in its directory, for programs
-//! inside. Only the user who started it is served. A client sends one line and gets lines back, of
-//! which the last is `ok` or `error: …`:
+//! A lab listens on two Unix sockets: an abstract socket with the names of the user and the lab, in
+//! the network namespace from which the lab was started; and `control` in the lab's directory, for
+//! programs inside the lab. Only the user who started the lab is served. A client sends one line
+//! and gets lines back, the last of which is `ok` or `error: …`:
 //!
-//! - `show`: every direction with its shape and counts.
+//! - `show`: every direction with its shape and counters.
 //! - `set LINK KEY[=VALUE]…`: LINK is `north-south` (both directions), `north>south`, or
-//!   `north-LAN1` (all links of a rail); keys are those of a link in a lab file, `up`, and `restore`
-//!   (as in the lab file).
+//!   `north-LAN1` (all links of a rail); keys are the keys of a link in a lab file, `up`, and
+//!   `restore` (the values of the lab file).
 //! - `interface HOST DEVICE up|down` and `relay SITE stop|continue`: see `hosts`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -30,13 +30,13 @@ use super::namespace::LAB_DIR;
 use super::plan::{Plan, describe};
 use super::pump::Handle;
 
-/// A request names a link and a dozen keys at most.
+/// Bytes of a request at most; a request contains one link and a dozen keys at most.
 const REQUEST_BYTES_MAX: u64 = 4096;
-/// A client that does not speak or listen is left.
+/// Timeout of a client's reads and writes; a slower client is dropped.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Listens where `landbridge lab link` of the same user finds the lab. Fails when a lab of this
-/// name is running.
+/// Opens the socket at which `landbridge lab link` of the same user finds the lab. Fails if a lab
+/// of this name is running.
 pub fn listen_outside(lab_name: &str) -> anyhow::Result<UnixListener> {
     UnixListener::bind_addr(&outside_address(lab_name)?).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => anyhow::anyhow!(
@@ -46,7 +46,7 @@ pub fn listen_outside(lab_name: &str) -> anyhow::Result<UnixListener> {
     })
 }
 
-/// Listens in the lab's directory; called inside the lab.
+/// Opens the socket in the lab's directory; the caller is inside the lab.
 pub fn listen_inside() -> anyhow::Result<UnixListener> {
     UnixListener::bind(inside_path()).context("cannot listen inside the lab")
 }
@@ -63,7 +63,7 @@ pub fn serve(
         let lab = Arc::clone(&lab);
         thread::Builder::new().name("control".into()).spawn(move || {
             for client in listener.incoming().flatten() {
-                // A client that fails to listen harms only itself.
+                // An error of one client does not affect other clients.
                 let _ = serve_client(&lab.0, &lab.1, client);
             }
         })?;
@@ -71,8 +71,8 @@ pub fn serve(
     Ok(())
 }
 
-/// Sends a request to a lab and returns what it says. Without a name: to the lab that the caller is
-/// in.
+/// Sends a request to a lab and returns the answer. Without a name, the request goes to the lab
+/// that contains the caller.
 pub fn request(lab_name: Option<&str>, line: &str) -> anyhow::Result<String> {
     let mut stream = match lab_name {
         Some(name) => connect(name)?,
@@ -97,7 +97,7 @@ fn connect(lab_name: &str) -> anyhow::Result<UnixStream> {
         Err(error) => error,
     };
     match error.kind() {
-        // Nobody listens: what the system calls it says nothing to a user.
+        // No lab listens; the system's own error text would not help a user.
         ErrorKind::ConnectionRefused => bail!(
             "no lab called `{lab_name}` of this user is running here; in another terminal, \
              `landbridge lab run FILE -- bash` starts one, called by the `name` in FILE or --name"
@@ -131,7 +131,7 @@ fn serve_client(handle: &Handle, plan: &Plan, mut client: UnixStream) -> anyhow:
     client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new((&client).take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
-    // In the lab's user namespace its own user is root, and every other user is nobody.
+    // In the lab's user namespace the lab's user is root, and every other user is nobody.
     if peer_user(&client)? != rustix::process::geteuid().as_raw() {
         client.write_all(b"error: this lab belongs to another user\n")?;
         return Ok(());
@@ -155,8 +155,8 @@ fn serve_client(handle: &Handle, plan: &Plan, mut client: UnixStream) -> anyhow:
     Ok(())
 }
 
-/// The user at the other end. Not through rustix, whose type has no room for a process number of 0,
-/// which is what a process outside the lab's PID namespace has here.
+/// The user id of the peer. The function does not use rustix, whose type cannot represent process
+/// id 0, which SO_PEERCRED gives for a process outside of the lab's PID namespace.
 fn peer_user(client: &UnixStream) -> std::io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
@@ -173,7 +173,7 @@ fn peer_user(client: &UnixStream) -> std::io::Result<u32> {
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(peer.uid) }
 }
 
-/// What the lab says to a request: a body of whole lines, or what is wrong.
+/// The answer of the lab to a request: a body of whole lines, or an error text.
 fn answer(emulator: &mut Emulator, request: &str) -> Result<String, String> {
     let mut words = request.split_ascii_whitespace();
     match words.next() {
@@ -232,8 +232,8 @@ fn change(emulator: &mut Emulator, link: &str, changes: &[&str]) -> Result<Strin
     Ok(text)
 }
 
-/// Changes one thing about a shape. On the way up to a rail's switch nothing happens by chance and
-/// there is no delay: all of that comes once, on the way down.
+/// Changes one property of a shape. An uplink to a rail's switch has no random faults and no delay:
+/// these apply once, on the downlink.
 fn apply(shape: &mut Shape, change: &str, is_uplink: bool) -> Result<(), String> {
     let (key, value) = change.split_once('=').unwrap_or((change, ""));
     if is_uplink && !matches!(key, "rate" | "queue" | "down" | "up") {

@@ -1,11 +1,11 @@
-//! All links of a lab as one machine: packets in from devices, packets out to devices when their
-//! time has come.
+//! All links of a lab in one emulator: packets from devices enter, and packets for devices leave
+//! when they are due.
 //!
-//! In: `handle_packet(now, device, packet)`. Out: `poll_output(now)` until None, and
-//! `next_output()`, the time at which there is more. No I/O, no clock. A packet follows a way: the
-//! links it crosses and the device it leaves by; a packet for which its device has no way is
-//! counted and dropped. What comes from one device and goes the same way comes out in the order in
-//! which the links deliver it.
+//! In: `handle_packet(now, device, packet)`. Out: `poll_output(now)` until `None`, and
+//! `next_output()`, the time of the next output. The emulator does no I/O and has no clock. A
+//! packet follows a link path: the links that it crosses and the device by which it leaves. A
+//! packet without a link path from its device is counted and dropped. Packets from one device with
+//! the same link path leave in the order in which the links deliver them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -15,36 +15,37 @@ use super::link::{Arrival, Counts, Fate, Link, Nanos, Shape, seed_of};
 use super::packet::Packet;
 use super::plan::{Plan, Subnet};
 
-/// What a device of the emulator is in the plan.
+/// The position in the plan of a device of the emulator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
     /// The WAN interface of a site's gateway.
     Wan { site: usize },
-    /// The interface of a machine on a rail that is emulated; machines are numbered as in
+    /// The interface of a machine on an emulated rail; machines are numbered as in
     /// `Site::machines`.
     Lan { site: usize, rail: usize, machine: usize },
 }
 
-/// The links of a lab and everything on its way through them.
+/// The links of a lab and all packets under way.
 pub struct Emulator {
     links: Vec<NamedLink>,
     link_paths: Vec<LinkPath>,
-    /// Per device, by where packets go.
+    /// The routes of each device, by destination.
     routes: Vec<Routes>,
     in_flight: BinaryHeap<Reverse<ScheduledPacket>>,
-    /// Counts scheduled packets, so that equal times keep their order.
+    /// Number of packets scheduled so far, by which packets with equal times keep their order.
     scheduled: u64,
     unroutable: u64,
 }
 
 struct NamedLink {
     name: String,
-    /// Of a rail: the name of all its links together, and whether this one goes up to its switch.
+    /// For a link of a rail: the name of the rail, and whether the link leads up to the rail's
+    /// switch.
     rail: Option<(String, bool)>,
     link: Link,
-    /// As the lab file has it.
+    /// The shape that the lab file gives.
     original: Shape,
-    /// Grows when the link is cut: packets of an earlier epoch are lost.
+    /// Number of times that the link has been cut: packets of an earlier epoch are lost.
     epoch: u32,
 }
 
@@ -59,33 +60,33 @@ struct Routes {
     subnets: Vec<(Subnet, usize)>,
 }
 
-/// A packet between two links or between the last one and its device.
+/// A packet between two links, or between the last link and the device.
 struct ScheduledPacket {
     at: Nanos,
     order: u64,
     began: Nanos,
-    /// The link that it is leaving.
+    /// The link that the packet leaves.
     step: Hop,
     epoch: u32,
     packet: Packet,
 }
 
-/// A link on a way: the way's number and the link's place in it.
+/// A position on a link path: the number of the path, and the index of the link in the path.
 #[derive(Clone, Copy)]
 struct Hop {
     link_path: usize,
     hop: usize,
 }
 
-/// Segments of one packet that arrive one after the other, from number `first`.
+/// Segments of one packet that arrive one after the other, beginning with number `first`.
 struct SegmentRun {
     first: usize,
-    /// Of the last one, begun when the first one begins.
+    /// Arrival of the last segment; `began` is that of the first segment.
     arrival: Arrival,
 }
 
 impl Emulator {
-    /// The emulator of a plan and the devices it needs, in the order of their numbers.
+    /// The emulator of a plan, and the devices that it needs, in the order of their numbers.
     pub fn new(plan: &Plan) -> (Emulator, Vec<Port>) {
         let ports = ports_of(plan);
         let mut emulator = Emulator {
@@ -109,7 +110,7 @@ impl Emulator {
         (emulator, ports)
     }
 
-    /// A packet has come from a device.
+    /// Handles a packet from a device.
     pub fn handle_packet(&mut self, now: Nanos, device: usize, packet: Packet) {
         let way = packet.destination().and_then(|to| self.routes[device].find(to));
         match way {
@@ -118,10 +119,10 @@ impl Emulator {
         }
     }
 
-    /// The next packet that is due by `now`, and its device.
+    /// The next packet that is due by `now`, with its device.
     pub fn poll_output(&mut self, now: Nanos) -> Option<(usize, Packet)> {
         while self.next_output()? <= now {
-            // `next_output` has seen it.
+            // `next_output` has checked that a packet is scheduled.
             let Reverse(scheduled_packet) = self.in_flight.pop()?;
             let Hop { link_path: number, hop } = scheduled_packet.step;
             let way = &self.link_paths[number];
@@ -131,33 +132,35 @@ impl Emulator {
             if hop + 1 == way.links.len() {
                 return Some((way.exit, scheduled_packet.packet));
             }
-            // At `scheduled_packet.at`, not `now`: lateness of the caller does not add up over links.
+            // The next link gets `scheduled_packet.at`, not `now`, so that delays of the caller do
+            // not add up over links.
             let next = Hop { link_path: number, hop: hop + 1 };
             self.send(scheduled_packet.at, scheduled_packet.began, next, scheduled_packet.packet);
         }
         None
     }
 
-    /// When `poll_output` will have something, if nothing else comes in.
+    /// Time of the next output of `poll_output`, if no further packet enters.
     pub fn next_output(&self) -> Option<Nanos> {
         self.in_flight.peek().map(|Reverse(scheduled_packet)| scheduled_packet.at)
     }
 
-    /// Packets that are somewhere on a link. Those of one TCP burst count as one.
+    /// Number of packets under way; the segments of one TCP burst count as one packet.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Every direction of every link: name such as `north>south`, shape, what it has done.
+    /// Every direction of every link: name such as `north>south`, shape, and counters.
     pub fn links(&self) -> impl Iterator<Item = (&str, &Shape, Counts)> {
         self.links
             .iter()
             .map(|named| (named.name.as_str(), named.link.shape(), named.link.counts()))
     }
 
-    /// The directions that `link` stands for: `a>b` for itself, `a-b` for both between them,
-    /// `north-LAN1` for all of a rail. With each, whether it is only a way up to a rail's switch:
-    /// what chance and delay do on a rail is done on the way down.
+    /// The directions that `link` names: `a>b` for one direction, `a-b` for both directions,
+    /// `north-LAN1` for all links of a rail. The flag of each direction says whether it leads up to
+    /// a rail's switch: random faults and delay of a rail apply only on the links down from the
+    /// switch.
     pub fn directions(&self, link: &str) -> Vec<(String, bool)> {
         let of_rail = |named: &NamedLink| match &named.rail {
             Some((rail, is_up)) if rail == link => Some(*is_up),
@@ -167,7 +170,7 @@ impl Emulator {
         found.flatten().collect()
     }
 
-    /// What links are called: rails first, then each link by one name for both its directions.
+    /// Names of all links: rails first, then each link by one name for both its directions.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (rail, _) in self.links.iter().filter_map(|named| named.rail.as_ref()) {
@@ -189,12 +192,13 @@ impl Emulator {
         Some(&named.original)
     }
 
-    /// Packets for which there was no way.
+    /// Number of packets dropped because they had no link path.
     pub fn unroutable(&self) -> u64 {
         self.unroutable
     }
 
-    /// Changes a direction by name; false when there is none. Taking it down loses what is on it.
+    /// Changes a direction by name; returns false if the direction does not exist. Taking a
+    /// direction down loses the packets on it.
     pub fn reshape(&mut self, direction: &str, change: impl FnOnce(Shape) -> Shape) -> bool {
         let Some(named) = self.links.iter_mut().find(|named| named.name == direction) else {
             return false;
@@ -205,8 +209,8 @@ impl Emulator {
         true
     }
 
-    /// Hands a packet to the `hop`-th link of its way. What the link must see as single packets is
-    /// offered to it one by one; neighbours that pass unharmed go on together, as they came.
+    /// Passes a packet to link `hop` of its path. If the link treats packets separately, each
+    /// segment is offered separately; adjacent segments without faults stay together in one packet.
     fn send(&mut self, now: Nanos, began: Nanos, step: Hop, packet: Packet) {
         let link = &mut self.links[self.link_paths[step.link_path].links[step.hop]].link;
         let bytes = packet.wire_bytes();
@@ -269,14 +273,15 @@ impl Emulator {
         routes.subnets.push((plan.sites[to].subnet(), way));
     }
 
-    /// An emulated LAN: from each machine a link up to the switch and one down from it.
+    /// Adds an emulated LAN: from each machine a link up to the switch and a link down from it.
     fn add_rail(&mut self, plan: &Plan, site: usize, rail: usize, ports: &[Port]) {
         let home = &plan.sites[site];
         let Some(shape) = &home.rails[rail].shape else { return };
         let machines: Vec<_> = home.machines().collect();
         let first = ports.iter().position(|port| *port == Port::Lan { site, rail, machine: 0 });
         let Some(first) = first else { return };
-        // The way up only takes time on the wire; delay and chance come on the way down, once.
+        // The uplink only takes time for serialisation; delay and random faults apply once, on the
+        // downlink.
         let (rate, queue, is_down) = (shape.rate, shape.queue, shape.down);
         let up_shape = Shape { rate, queue, down: is_down, ..Shape::default() };
         let lan = home.lan_name(rail);
@@ -297,7 +302,7 @@ impl Emulator {
                 self.routes[first + source].hosts.insert(address, way);
             }
             let gateway = machines.len() - 1;
-            // Machines route what is not theirs over the first rail.
+            // Machines send packets for addresses outside of the LAN over the first rail.
             if source != gateway && rail == 0 {
                 let way = self.add_link_path(vec![up, down[gateway]], first + gateway);
                 let everything = Subnet { base: Ipv4Addr::UNSPECIFIED, prefix: 0 };
@@ -326,14 +331,14 @@ impl Routes {
     }
 }
 
-/// Whether `link` (`a-b`, `b-a` or `a>b`) stands for the direction `a>b`.
+/// Whether `link` (`a-b`, `b-a` or `a>b`) names the direction `a>b`.
 fn means(link: &str, direction: &str) -> bool {
     let ends = direction.split_once('>');
     link == direction
         || ends.is_some_and(|(a, b)| link == format!("{a}-{b}") || link == format!("{b}-{a}"))
 }
 
-/// Devices: the WAN interfaces of all sites, then the machines of each emulated rail.
+/// All devices: the WAN interfaces of all sites, then the machines of each emulated rail.
 fn ports_of(plan: &Plan) -> Vec<Port> {
     let mut ports: Vec<Port> = (0..plan.sites.len()).map(|site| Port::Wan { site }).collect();
     for (site, home) in plan.sites.iter().enumerate() {
@@ -394,7 +399,7 @@ mod tests {
         let (mut emulator, ports) = emulator();
         assert_eq!(ports[1], Port::Wan { site: 1 });
         emulator.handle_packet(0, 0, packet_to([192, 0, 2, 2], 1000));
-        // 1000 bytes at 8 Mbit/s take 1 ms, then comes the delay.
+        // 1000 bytes at 8 Mbit/s take 1 ms, followed by the delay.
         assert_eq!(emulator.next_output(), Some(2_000_000));
         assert!(emulator.poll_output(1_999_999).is_none());
         assert_eq!(emulator.poll_output(2_000_000), Some((1, packet_to([192, 0, 2, 2], 1000))));
@@ -416,7 +421,7 @@ mod tests {
         let rail = [0, 1, 2].map(|machine| Port::Lan { site: 0, rail: 0, machine });
         assert_eq!(ports[3..], rail);
         emulator.handle_packet(0, 3, packet_to([10, 1, 0, 12], 1250));
-        // 10 us up, streamed down at the same time, 40 us of delay.
+        // 10 us of serialisation on the uplink, the downlink at the same time, and 40 us of delay.
         assert_eq!(emulator.poll_output(10_000), None);
         assert_eq!(emulator.next_output(), Some(50_000));
         assert_eq!(emulator.poll_output(50_000).map(|(device, _)| device), Some(4));
@@ -426,7 +431,7 @@ mod tests {
     fn each_rail_carries_its_own_addresses_only() {
         let lab = "[[site]]\nname = 'a'\nhosts = 2\nrails = 2\nrail.1 = { delay = '1 ms' }\n";
         let (mut emulator, ports) = Emulator::new(&file::parse(lab, "test").unwrap());
-        // The WAN, then three machines on each rail.
+        // Device 0 is the WAN; three machines on each rail follow.
         assert_eq!(ports[4], Port::Lan { site: 0, rail: 1, machine: 0 });
         emulator.handle_packet(0, 4, packet_to([10, 1, 1, 12], 100));
         assert_eq!(emulator.poll_output(0), None);
@@ -513,7 +518,7 @@ mod tests {
         emulator.handle_packet(0, 0, tcp_packet(60_000, 1000));
         emulator.handle_packet(0, 0, tcp_packet(60_000, 1000));
         let arrived = std::iter::from_fn(|| emulator.poll_output(u64::MAX));
-        // 62,400 bytes of the first, and 36 segments of 1,040 bytes of the second.
+        // 62,400 bytes of the first packet, and 36 segments of 1,040 bytes of the second.
         assert_eq!(arrived.map(|(_, packet)| packet.segment_count()).collect::<Vec<_>>(), [60, 36]);
     }
 

@@ -1,9 +1,9 @@
-//! The lab file: what a person writes, read and checked into a `Plan`.
+//! The lab file, which a user writes: parsed and checked into a `Plan`.
 //!
 //! ```toml
 //! name = "two-sites"               # default: the file's name
-//! seed = 7                         # of every random decision; default 1
-//! mtu = 1500                       # of the WAN interfaces, 576 to 65535; default 1500
+//! seed = 7                         # seed of all random decisions; default 1
+//! mtu = 1500                       # MTU of the WAN interfaces, 576 to 65535; default 1500
 //!
 //! [[site]]
 //! name = "north"                   # letters, digits and dashes
@@ -11,33 +11,34 @@
 //! slots = 2                        # ranks per host by default; default 1
 //! subnet = "10.1.0.0/24"           # private; two sites may use the same. Default: 10.N.0.0/24,
 //!                                  # N = 1 for the first site
-//! inbound = true                   # what the gateway accepts from the WAN: true (anything),
-//!                                  # false (nothing), or TCP ports [7711]; default true
+//! inbound = true                   # traffic that the gateway accepts from the WAN: true (any),
+//!                                  # false (none), or TCP ports [7711]; default true
 //! forward = false                  # true: the gateway routes between its hosts and the WAN
-//! lan = { rate = "1 Gbit/s", delay = "40 us" }   # default: no emulation, as fast as the kernel.
-//!                                  # Keys as in a link; the rate is that of each host's port, the
-//!                                  # delay that from host to host
-//! rails = 2                        # networks inside the site, each machine has an interface on each:
-//!                                  # lan0, lan1 …; default 1. Several are always emulated
-//! rail.1 = { rate = "100 Mbit/s" } # keys of `lan` that differ on that rail
+//! lan = { rate = "1 Gbit/s", delay = "40 us" }   # default: no emulation, at the kernel's speed.
+//!                                  # Keys as in a link; the rate is the rate of each host's port,
+//!                                  # the delay is the delay from host to host
+//! rails = 2                        # networks inside the site; each machine has an interface on
+//!                                  # each: lan0, lan1 …; default 1. Several are always emulated
+//! rail.1 = { rate = "100 Mbit/s" } # keys of `lan` that differ on this rail
 //!
 //! [[link]]
 //! between = ["north", "south"]
 //! rate = "1 Gbit/s"                # bytes of IP packets; default unlimited
 //! delay = "5 ms"                   # one way; default 0
-//! jitter = "1 ms"                  # up to this much more, order kept
-//! loss = "0.1 %"                   # of packets; likewise duplicate, reorder, corrupt
-//! reorder_by = "1 ms"              # how far a reordered packet falls back
+//! jitter = "1 ms"                  # maximum additional delay, order kept
+//! loss = "0.1 %"                   # share of packets; likewise duplicate, reorder, corrupt
+//! reorder_by = "1 ms"              # additional delay of a reordered packet
 //! repair_checksums = true          # corrupted packets keep valid checksums; default false
-//! queue = "512 KiB"                # what may wait for the wire; default: one round trip,
+//! queue = "512 KiB"                # capacity of the queue; default: one round trip,
 //!                                  # at least 512 KiB
-//! mtu = 1280                       # larger IP packets vanish and nobody is told; default: none do
+//! mtu = 1280                       # larger IP packets are dropped silently; default: no limit
 //! down = false
-//! to.north = { rate = "100 Mbit/s" }   # differs in this direction only
+//! to.north = { rate = "100 Mbit/s" }   # values that differ in this direction only
 //! ```
 //!
-//! The gateway of a site has the first address of its subnet and the name `SITE-gw`; hosts begin at
-//! the eleventh. Names of machines are unique in a lab. Every error names the line.
+//! The gateway of a site has the first address of its subnet and the name `SITE-gw`; the addresses
+//! of hosts begin at the eleventh. Names of machines are unique in a lab. Every error names the
+//! line.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -51,18 +52,20 @@ use super::link::Shape;
 use super::plan::{Host, Inbound, Plan, Rail, Site, Subnet, WanLink};
 use super::units::{Rate, Share, Size, Span};
 
-/// As many as a mesh of links stays readable for; WAN addresses would last for 254.
+/// Sites of a lab at most: a larger mesh of links is hard to read; WAN addresses would suffice for
+/// 254 sites.
 const SITES_MAX: usize = 64;
-/// A Linux bridge has 1,024 ports.
+/// Hosts of a site at most: a Linux bridge has 1,024 ports.
 const HOSTS_PER_SITE_MAX: usize = 1000;
-/// Nodes with more network interfaces are not built; the subnets of rails follow each other.
+/// Rails of a site at most: real nodes have no more network interfaces. The subnets of rails follow
+/// each other.
 const RAILS_MAX: usize = 8;
-/// A host's number in its subnet, first host: leaves room for gateways.
+/// Number of the first host in its subnet; smaller numbers are reserved for gateways.
 const FIRST_HOST: u32 = 11;
-/// Longest name of a machine that a kernel takes as hostname.
+/// Bytes of a machine's name at most; the kernel accepts 64 bytes as hostname.
 const NAME_BYTES_MAX: usize = 60;
 const MTU_DEFAULT: u32 = 1500;
-/// IPv4's minimum and maximum.
+/// IPv4's minimum and maximum MTU.
 const MTU_RANGE: Range<u32> = 576..65_536;
 
 /// Reads and checks a lab file.
@@ -75,7 +78,8 @@ pub fn load(path: &Path) -> anyhow::Result<Plan> {
     })
 }
 
-/// A lab's name for want of another: the file's, with dashes for what a name may not have.
+/// The default name of a lab: the file's name, with dashes in place of characters that a name must
+/// not have.
 fn name_from(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(|| "lab".into(), |stem| stem.to_string_lossy());
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -90,14 +94,14 @@ pub fn is_name(text: &str) -> bool {
         && text.len() <= NAME_BYTES_MAX
 }
 
-/// What is wrong with a lab file, and the byte at which.
+/// An error in a lab file, and the offset of the byte where it is.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileError {
     pub at: usize,
     pub message: String,
 }
 
-/// Checks the text of a lab file. `default_name` is the lab's when the file gives none.
+/// Checks the text of a lab file. `default_name` is the lab's name if the file gives none.
 pub fn parse(text: &str, default_name: &str) -> Result<Plan, FileError> {
     let raw: RawLab = toml::from_str(text).map_err(|error| FileError {
         at: error.span().map_or(0, |span| span.start),
@@ -160,8 +164,8 @@ enum RawInbound {
     Ports(Vec<u16>),
 }
 
-/// Keys of a shape; serde cannot both flatten them into a link and refuse unknown keys, hence the
-/// macro.
+/// The keys of a shape. serde cannot both flatten the keys into a link and refuse unknown keys, so
+/// a macro repeats them.
 macro_rules! raw_shapes {
     ($($name:ident { $($field:ident: $type:ty,)* })*) => { $(
         #[derive(Clone, Deserialize)]
@@ -183,7 +187,7 @@ macro_rules! raw_shapes {
         }
 
         impl $name {
-            /// `base` with what this gives instead.
+            /// `base`, with the values that this entry gives in place of those of `base`.
             fn over(&self, base: Shape) -> Shape {
                 Shape {
                     rate: self.rate.or(base.rate),
@@ -256,7 +260,7 @@ fn plan_site(index: usize, raw: &RawSite) -> Result<Site, FileError> {
         rails: plan_rails(subnet, raw)?,
         hosts,
         gateway,
-        // SITES_MAX keeps this within the block that RFC 5737 sets aside for examples.
+        // SITES_MAX keeps this address within the block that RFC 5737 reserves for examples.
         wan_address: Ipv4Addr::new(192, 0, 2, index as u8 + 1),
         inbound: plan_inbound(raw.inbound.as_ref()),
         forward: raw.forward,
@@ -392,7 +396,7 @@ fn parse_subnet(text: &str) -> Result<Subnet, String> {
     Ok(subnet)
 }
 
-/// Whether a network has addresses of the WAN or the loopback.
+/// Whether a network contains addresses of the WAN or the loopback.
 fn is_reserved(subnet: Subnet) -> bool {
     subnet.overlaps(Subnet { base: Ipv4Addr::new(192, 0, 2, 0), prefix: 24 })
         || subnet.overlaps(Subnet { base: Ipv4Addr::LOCALHOST, prefix: 8 })

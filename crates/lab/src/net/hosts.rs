@@ -1,12 +1,12 @@
-//! What can be done to the machines of a running lab: their interfaces go down and up, the relay of
-//! a site stops and goes on.
+//! Changes to the machines of a running lab: interfaces go down and up, and the relay of a site is
+//! stopped and continued.
 //!
-//! In: a request's words and the plan. Out: what has been done, or what is wrong. Called by the
-//! lab's init on threads that serve clients; the threads it starts are inside the machine that a
-//! request names, nothing else is.
+//! In: the words of a request, and the plan. Out: a text about the change, or an error. The lab's
+//! init calls this module on threads that serve clients; the threads that this module starts are
+//! inside the machine that a request names, and all other threads are not.
 //!
-//! The init reaps every child of the lab, so a tool that is started here may have been reaped by
-//! the time it is waited for: whether it did its work is told by what it says.
+//! The init reaps every child of the lab, so a tool that this module starts may have been reaped
+//! before this module waits for it: the output of the tool shows whether it succeeded.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,10 +21,10 @@ use super::build::{WAN_DEVICE, lan_device, routes};
 use super::namespace::Machine;
 use super::plan::{Host, Plan};
 
-/// The relay's program, as the kernel shortens names of processes.
+/// Name of the relay's process, as the kernel shortens it.
 const RELAY_NAME: &str = "landbridge-rela";
 
-/// `interface HOST DEVICE up|down`: the words after the first.
+/// Handles `interface HOST DEVICE up|down`; `words` are the words after the first.
 pub fn set_interface(plan: &Plan, words: &[&str]) -> anyhow::Result<String> {
     let [name, device, state @ ("up" | "down")] = *words else {
         bail!("a request is `interface HOST DEVICE up|down`");
@@ -42,7 +42,7 @@ pub fn set_interface(plan: &Plan, words: &[&str]) -> anyhow::Result<String> {
     Ok(format!("{name} {device} {state}\n"))
 }
 
-/// `relay SITE stop|continue`: the words after the first.
+/// Handles `relay SITE stop|continue`; `words` are the words after the first.
 pub fn signal_relay(plan: &Plan, words: &[&str]) -> anyhow::Result<String> {
     let (name, signal, done) = match *words {
         [name, "stop"] => (name, Signal::STOP, "stopped"),
@@ -108,7 +108,7 @@ fn run_ip(batch: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The relays in a machine's network namespace.
+/// The relay processes in a machine's network namespace.
 fn relays_on(machine: &str) -> anyhow::Result<Vec<Pid>> {
     let own = fs::read_link("/proc/self").context("cannot read /proc")?;
     let is_ours = own.to_string_lossy().parse() == Ok(std::process::id());
@@ -127,7 +127,8 @@ fn relays_on(machine: &str) -> anyhow::Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// False for a process that has ended meanwhile.
+/// Whether the process is a relay in this network namespace; false for a process that has ended
+/// meanwhile.
 fn is_relay(process: &Path, network: (u64, u64)) -> bool {
     let is_called =
         fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim_end() == RELAY_NAME);
@@ -138,7 +139,7 @@ fn is_relay(process: &Path, network: (u64, u64)) -> bool {
     is_called && is_there()
 }
 
-/// What a client is told of an error: its whole chain in one line.
+/// The text of an error for a client: the whole chain in one line.
 pub fn one_line(error: &anyhow::Error) -> String {
     format!("{error:#}").replace('\n', " ")
 }

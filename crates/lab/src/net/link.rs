@@ -1,15 +1,15 @@
-//! One direction of one link: what happens to a packet between the sending and the receiving
-//! device.
+//! One direction of one link: the fate of a packet between the sending and the receiving device.
 //!
-//! In: the size of a packet and the time at which it is offered. Out: the times at which it arrives
-//! (none when it is dropped, two when it is doubled) and whether it arrives damaged. The link never
-//! sees the packet's bytes and has no clock. The n-th packet of a link with a given seed always
-//! meets the same random fate; only the queue depends on when it comes.
+//! In: the size of a packet and the time at which the packet is offered. Out: the times of arrival
+//! (none for a dropped packet, two for a duplicated packet), and whether the packet arrives
+//! corrupted. The link never sees the packet's bytes and has no clock. The random fate of the n-th
+//! packet of a link depends only on the seed; only the queue depends on the time at which the
+//! packet is offered.
 //!
-//! A packet passes, in this order: the bounded queue (tail drop), the wire at the link's rate,
-//! chance (loss, damage, doubling), the delay. A packet lost by chance has still used the wire.
-//! Jitter stretches the delay but never lets one packet overtake another; only `reorder` does, by
-//! holding a packet back for `reorder_by`.
+//! A packet passes, in this order: the bounded queue (tail drop), serialisation at the link's rate,
+//! random faults (loss, corruption, duplication), and the delay. A randomly lost packet has still
+//! used the link's capacity. Jitter lengthens the delay but never reorders packets; only `reorder`
+//! does, by delaying a packet by `reorder_by`.
 
 use std::collections::VecDeque;
 
@@ -18,35 +18,37 @@ use super::units::{Rate, Share, Size, Span};
 /// Nanoseconds since the lab's clock began.
 pub type Nanos = u64;
 
-/// Queue of a link whose file does not give one, unless the delay asks for more (see
-/// `Shape::queue_or_default`).
+/// Bytes of the queue of a link whose file gives no queue, unless the delay needs a larger queue
+/// (see `Shape::queue_or_default`).
 const QUEUE_BYTES_MIN: u64 = 512 * 1024;
 
-/// How far a reordered packet falls back when the file does not say: a few packets at 100 Mbit/s.
+/// Delay of a reordered packet if the file gives none: a few packets at 100 Mbit/s.
 const REORDER_BY_DEFAULT: Span = Span::from_micros(1_000);
 
-/// What one direction of a link does.
+/// The properties of one direction of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Bytes of IP packets, headers included, per time. None: as fast as the machine.
+    /// Bytes of IP packets, headers included, per time; `None` for a rate without a limit.
     pub rate: Option<Rate>,
-    /// One-way delay, added after the packet has left the wire.
+    /// One-way delay, added after the serialisation of the packet.
     pub delay: Span,
-    /// Further delay, uniform from 0 to this.
+    /// Additional random delay, uniform from 0 to this value.
     pub jitter: Span,
     pub loss: Share,
     pub duplicate: Share,
     pub reorder: Share,
-    /// How much later than its turn a reordered packet arrives.
+    /// Additional delay of a reordered packet.
     pub reorder_by: Span,
     pub corrupt: Share,
-    /// Damage leaves IP, TCP and UDP checksums valid: only an end-to-end check can see it.
+    /// Whether corruption keeps IP, TCP and UDP checksums valid, so that only an end-to-end check
+    /// can detect the corruption.
     pub repair_checksums: bool,
-    /// Bound of what waits for the wire. None: see `queue_or_default`.
+    /// Capacity of the queue; `None` for the default of `queue_or_default`.
     pub queue: Option<Size>,
-    /// Larger IP packets vanish, and nobody is told: a tunnel on the way whose messages a firewall drops. None: none do.
+    /// Largest IP packet in bytes. Larger packets are dropped without a notice, as in a tunnel
+    /// whose ICMP messages a firewall drops; `None` for no limit.
     pub mtu: Option<u32>,
-    /// Nothing passes.
+    /// The link drops every packet.
     pub down: bool,
 }
 
@@ -70,42 +72,43 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// The queue's bound in bytes: as given, else what the link carries in one round trip, which
-    /// lets one TCP connection fill it, but not less than eight of the largest packets.
+    /// The queue's capacity in bytes. Default: the bytes that the link carries in one round trip,
+    /// which lets one TCP connection fill the link, but at least eight of the largest packets.
     pub fn queue_or_default(&self) -> u64 {
         let round_trip = 2 * self.delay.nanos;
         let in_flight = self.rate.map_or(u64::MAX, |rate| rate.bytes_in(round_trip));
         self.queue.map_or(in_flight.max(QUEUE_BYTES_MIN), |queue| queue.bytes)
     }
 
-    /// Whether chance, or a bound of their size, treats each packet on its own, so that packets joined by segmentation offload
-    /// must be cut.
+    /// Whether random faults or the size limit apply to each packet separately, so that packets
+    /// joined by segmentation offload must be cut.
     pub fn is_per_packet(&self) -> bool {
         let chances = [self.loss, self.duplicate, self.reorder, self.corrupt];
         self.mtu.is_some() || chances.iter().any(|share| share.fraction > 0.0)
     }
 }
 
-/// A packet on the way: when it gets there and in what state.
+/// The arrival of a packet: its time and its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
     pub at: Nanos,
-    /// When its first byte gets there: the next link may begin to send it on from then.
+    /// Time at which the packet's first byte arrives; the next link may begin to send the packet
+    /// from then on.
     pub began: Nanos,
-    /// Random number that says which bits are damaged; None: intact.
+    /// Random number that selects the corrupted bits; `None` for an intact packet.
     pub corruption: Option<u64>,
-    /// Held back to be overtaken.
+    /// The packet has been delayed so that later packets overtake it.
     pub reordered: bool,
 }
 
 impl Arrival {
-    /// Nothing has happened to it but time.
+    /// Whether the packet is intact and in order.
     pub fn is_plain(&self) -> bool {
         self.corruption.is_none() && !self.reordered
     }
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     Arrives(Arrival),
@@ -113,13 +116,13 @@ pub enum Fate {
     Lost,
     /// The queue was full.
     Overflowed,
-    /// Larger than what gets through here.
+    /// The packet is larger than the link's MTU.
     Oversized,
     /// The link is down.
     Cut,
 }
 
-/// What a link has done since it was made.
+/// Counters of a link since the link was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     pub packets: u64,
@@ -139,13 +142,14 @@ pub struct Link {
     shape: Shape,
     queue_bytes_max: u64,
     seed: u64,
-    /// Packets offered so far; with the seed it decides each packet's draws.
+    /// Packets offered so far; together with the seed this number determines each packet's random
+    /// draws.
     offered: u64,
-    /// When the wire will have sent everything it accepted.
+    /// Time at which the link will have serialised every accepted packet.
     wire_free: Nanos,
-    /// No packet in order arrives before this.
+    /// Earliest arrival of the next packet in order.
     last_arrival: Nanos,
-    /// Packets that have not left the wire: when they will, and their size.
+    /// Packets that have not been serialised: the time at which they will be, and their size.
     waiting: VecDeque<(Nanos, u64)>,
     waiting_bytes: u64,
     counts: Counts,
@@ -174,20 +178,20 @@ impl Link {
         self.counts
     }
 
-    /// Changes the link for packets offered from now on. What is on the way keeps its times.
+    /// Changes the link for packets offered from now on. Packets under way keep their times.
     pub fn reshape(&mut self, shape: Shape) {
         self.queue_bytes_max = shape.queue_or_default();
         self.shape = shape;
     }
 
-    /// Whether the queue would take `bytes` now. An empty queue takes a packet of any size.
+    /// Whether the queue has capacity for `bytes` now. An empty queue accepts a packet of any size.
     pub fn has_room(&mut self, now: Nanos, bytes: u64) -> bool {
         self.retire(now);
         self.waiting.is_empty() || self.waiting_bytes + bytes <= self.queue_bytes_max
     }
 
-    /// A packet of `bytes` on the wire has come completely at `now`, its first byte at `began` <=
-    /// `now`.
+    /// Offers a packet of `bytes` bytes, which has arrived completely at `now` and whose first byte
+    /// arrived at `began` <= `now`.
     pub fn handle_packet(&mut self, now: Nanos, began: Nanos, bytes: u64) -> Fate {
         let draws = PacketDraws { seed: self.seed, packet: self.offered };
         self.offered += 1;
@@ -213,7 +217,7 @@ impl Link {
         self.arrive(first, sent, draws)
     }
 
-    /// Gives the packet its time on the wire: when its first byte goes and when its last has gone.
+    /// Serialises the packet; returns the times at which its first byte and its last byte leave.
     fn serialise(&mut self, now: Nanos, began: Nanos, bytes: u64) -> (Nanos, Nanos) {
         let Some(rate) = self.shape.rate else { return (now, now) };
         let first = self.wire_free.max(began);
@@ -249,7 +253,7 @@ impl Link {
         Fate::Arrives(arrival)
     }
 
-    /// Forgets what has left the wire by `now`.
+    /// Removes packets from the queue that have been serialised by `now`.
     fn retire(&mut self, now: Nanos) {
         while let Some(&(sent, bytes)) = self.waiting.front() {
             if sent > now {
@@ -266,8 +270,8 @@ pub fn seed_of(lab_seed: u64, direction: &str) -> u64 {
     direction.bytes().fold(mix(lab_seed), |seed, byte| mix(seed ^ u64::from(byte)))
 }
 
-/// The random draws of one packet. Each event has a draw of its own, so that changing one chance of
-/// a link changes nothing about the others.
+/// The random draws of one packet. Each event has a draw of its own, so that a change of one
+/// probability of a link does not change other events.
 #[derive(Clone, Copy)]
 struct PacketDraws {
     seed: u64,
@@ -284,8 +288,8 @@ enum ChanceEvent {
     Duplicate,
 }
 
-/// Draws set aside per packet; more than `ChanceEvent` has, so that adding one changes no earlier
-/// packet's fate.
+/// Draws reserved per packet; the number is larger than the number of `ChanceEvent`s, so that a new
+/// event changes no earlier packet's fate.
 const DRAWS_PER_PACKET: u64 = 16;
 const _: () = assert!((ChanceEvent::Duplicate as u64) < DRAWS_PER_PACKET);
 
@@ -303,17 +307,18 @@ impl PacketDraws {
         if nanos == 0 { 0 } else { (self.unit(event) * nanos as f64) as u64 }
     }
 
-    /// Uniform from 0 to 1, 1 left out: the top 53 bits fill a double exactly.
+    /// A random number, uniform from 0 to 1, 1 excluded: the top 53 bits fill a double exactly.
     fn unit(self, event: ChanceEvent) -> f64 {
         (self.draw(event) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// 2^64 divided by the golden ratio: steps of it visit all 64-bit numbers far apart from each
-/// other.
+/// 2^64 divided by the golden ratio: multiples of this number are spread evenly over all 64-bit
+/// numbers.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finaliser of SplitMix64: every input bit changes each output bit with even chance.
+/// The finaliser of SplitMix64: every input bit changes each output bit with a probability of one
+/// half.
 pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(GOLDEN);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -367,7 +372,7 @@ mod tests {
         let fates: Vec<Fate> = (0..20).map(|_| link.handle_packet(0, 0, 1000)).collect();
         assert!(fates[..10].iter().all(|fate| matches!(fate, Fate::Arrives(_))));
         assert!(fates[10..].iter().all(|fate| *fate == Fate::Overflowed));
-        // One packet takes 8 ms; then there is room for exactly one more.
+        // One packet takes 8 ms; then the queue has capacity for exactly one more.
         assert!(link.has_room(8_000_000, 1000));
         assert!(matches!(link.handle_packet(8_000_000, 8_000_000, 1000), Fate::Arrives(_)));
         assert_eq!(link.handle_packet(8_000_000, 8_000_000, 1000), Fate::Overflowed);
@@ -392,7 +397,8 @@ mod tests {
     #[test]
     fn a_packet_that_streams_in_streams_out() {
         let mut link = Link::new(shape_with_rate(100 * MBIT, 0), 1);
-        // Its first byte came 100 us ago over an equally fast link: it ends now, not 100 us later.
+        // The packet's first byte came 100 us ago over an equally fast link, so the last byte
+        // leaves now, not 100 us later.
         assert_eq!(link.handle_packet(100_000, 0, 1250), arrives(100_000, 0));
     }
 
@@ -414,7 +420,7 @@ mod tests {
             link.handle_packet(now, now, 100);
         }
         let counts = link.counts();
-        // Five standard deviations of a binomial with p = 0.05 are 345 packets.
+        // Five standard deviations of a binomial distribution with p = 0.05 are 345 packets.
         for (count, of) in [
             (counts.lost, PACKETS),
             (counts.corrupted, PACKETS - counts.lost),

@@ -1,16 +1,16 @@
-//! Clusters out of network namespaces.
+//! Clusters of network namespaces.
 //!
-//! A lab file (`file`) becomes a plan (`plan`): names, addresses, links; nothing has been touched
-//! yet. `run` starts a process that is the init of a new PID namespace, `build` makes the
-//! namespaces, devices and firewalls of the plan inside it, and `pump` carries packets between the
-//! devices as `emulator` decides, which asks one `link` per direction of each link. `topology`
-//! tells the launcher what there is. `control` changes links while the lab runs, `hosts` what is on
-//! its machines.
+//! A lab file (`file`) becomes a plan (`plan`): names, addresses, links; the plan touches nothing.
+//! `run` starts a process that is the init of a new PID namespace; `build` makes the namespaces,
+//! devices and firewalls of the plan inside this PID namespace; `pump` carries packets between the
+//! devices as `emulator` decides, which uses one `link` per direction of each link. `topology`
+//! describes the lab to the launcher. `control` changes links while the lab runs, and `hosts`
+//! changes interfaces and relays.
 //!
-//! Pure, without clock, socket or process: `units`, `file`, `plan`, `topology`, `link`, `packet`,
-//! `emulator`. Everything else talks to the kernel. Whatever is made lives in namespaces that only
-//! processes of the lab hold, so the kernel removes all of it when the lab's init dies, however it
-//! dies.
+//! Pure modules, without clock, socket or process: `units`, `file`, `plan`, `topology`, `link`,
+//! `packet`, `emulator`. All other modules make system calls. Everything that a lab makes lives in
+//! namespaces that only processes of the lab hold, so the kernel removes all of it when the lab's
+//! init dies, for any reason.
 
 pub mod build;
 pub mod control;

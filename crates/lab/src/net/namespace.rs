@@ -1,9 +1,9 @@
-//! Namespaces: made, kept as files inside the lab, entered.
+//! Namespaces: made, bound to files inside the lab, and entered.
 //!
 //! A machine of the lab is a network namespace and a UTS namespace (its hostname). Both are
-//! bind-mounted on files in the lab's directory. That directory is a tmpfs in the lab's own mount
-//! namespace, so other processes never see these mounts, and they vanish with the last process of
-//! the lab.
+//! bind-mounted on files in the lab's directory. This directory is a tmpfs in the lab's own mount
+//! namespace, so processes outside of the lab never see these mounts, and the mounts vanish with
+//! the last process of the lab.
 
 use std::ffi::CString;
 use std::fs;
@@ -18,14 +18,15 @@ use anyhow::{Context, bail};
 
 use super::topology::namespace_dir;
 
-/// What is mounted anew inside a lab, because what programs leave there must vanish with it.
+/// Directory that is mounted again inside a lab, because files that programs leave there must
+/// vanish with the lab.
 const SHARED_MEMORY_DIR: &str = "/dev/shm";
 
-/// The lab's directory as its programs see it.
+/// The lab's directory as programs in the lab see it.
 pub const LAB_DIR: &str = "/dev/shm/lab";
 
-/// Nobody answers there, and says so at once: a name that is not in the lab's hosts file must not
-/// cost a program the seconds in which it waits for a server it cannot reach.
+/// A resolver address without a server, which refuses at once: a name that is not in the lab's
+/// hosts file must not delay a program by the seconds of a resolver timeout.
 const RESOLVER: &str = "nameserver 127.0.0.1\n";
 
 /// Handles of a machine's namespaces.
@@ -34,7 +35,7 @@ pub struct Machine {
     uts: OwnedFd,
 }
 
-/// What to do when the kernel refuses namespaces.
+/// Advice for the case that the kernel refuses namespaces.
 pub const NAMESPACES_REFUSED: &str = "\
     the kernel refuses namespaces to this user. Either run as root (in a container: with \
     --privileged), or allow unprivileged user namespaces: \
@@ -42,13 +43,14 @@ pub const NAMESPACES_REFUSED: &str = "\
     `sudo sysctl kernel.unprivileged_userns_clone=1`; on Ubuntu 23.10 and later also \
     `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`";
 
-/// Lets the calling, single-threaded process start the init of a new PID namespace: its next child.
-/// Goes through a user namespace, in which this user is root, when it may not do so directly.
+/// Prepares the calling, single-threaded process so that its next child is the init of a new PID
+/// namespace. If the process has no privilege to do so, it first enters a user namespace in which
+/// this user is root.
 pub fn prepare_pid_namespace() -> anyhow::Result<()> {
     if unshare(libc::CLONE_NEWPID).is_ok() {
         return Ok(());
     }
-    // SAFETY: these only report the caller's ids.
+    // SAFETY: these calls only return the caller's ids.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID).context(NAMESPACES_REFUSED)?;
     fs::write("/proc/self/setgroups", "deny").context(NAMESPACES_REFUSED)?;
@@ -56,14 +58,14 @@ pub fn prepare_pid_namespace() -> anyhow::Result<()> {
     fs::write("/proc/self/gid_map", format!("0 {gid} 1")).context(NAMESPACES_REFUSED)
 }
 
-/// Gives the calling process, init of its PID namespace, everything else of its own: network,
-/// mounts, hostname and System V IPC. Makes the lab's directory.
+/// Gives the calling process, which is the init of its PID namespace, its own network, mounts,
+/// hostname and System V IPC, and makes the lab's directory.
 pub fn enter_lab(lab_name: &str, hosts_file: &str) -> anyhow::Result<()> {
     let flags = libc::CLONE_NEWNET | libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC;
     unshare(flags).context(NAMESPACES_REFUSED)?;
     mount("none", "/", None, libc::MS_REC | libc::MS_PRIVATE).context(NAMESPACES_REFUSED)?;
-    // Some containers forbid this one. Programs then see the processes outside, which harms nobody:
-    // a lab finds its namespaces by file, not by process.
+    // Some containers forbid this mount. Programs then see the processes outside of the lab, which
+    // does no harm: a lab finds its namespaces by file, not by process.
     let _ =
         mount("proc", "/proc", Some("proc"), libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC);
     mount("lab", SHARED_MEMORY_DIR, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)
@@ -72,7 +74,7 @@ pub fn enter_lab(lab_name: &str, hosts_file: &str) -> anyhow::Result<()> {
     for (name, text) in [("hosts", hosts_file), ("resolv.conf", RESOLVER)] {
         let path = Path::new(LAB_DIR).join(name);
         fs::write(&path, text)?;
-        // Only a convenience: without it programs have no names for addresses.
+        // The mount is only for convenience: without it programs cannot resolve names of machines.
         let _ = mount(&path, Path::new("/etc").join(name), None, libc::MS_BIND);
     }
     rustix::system::sethostname(lab_name.as_bytes())?;
@@ -99,7 +101,7 @@ impl Machine {
         Machine::open(name)
     }
 
-    /// Opens an existing machine of the lab that the calling process is in.
+    /// Opens an existing machine of the lab that contains the calling process.
     pub fn open(name: &str) -> anyhow::Result<Machine> {
         let dir = namespace_dir(Path::new(LAB_DIR), name);
         let open = |kind| -> anyhow::Result<OwnedFd> {
@@ -110,12 +112,13 @@ impl Machine {
         Ok(Machine { net: open("net")?, uts: open("uts")? })
     }
 
-    /// Another handle of the same namespaces.
+    /// A second handle of the same namespaces.
     pub fn try_clone(&self) -> io::Result<Machine> {
         Ok(Machine { net: self.net.try_clone()?, uts: self.uts.try_clone()? })
     }
 
-    /// Runs `work` on a thread inside the machine. Processes that it starts are inside too.
+    /// Runs `work` on a thread inside the machine. Processes that `work` starts are inside the
+    /// machine, too.
     pub fn run<T: Send>(
         &self,
         work: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -126,16 +129,16 @@ impl Machine {
         })
     }
 
-    /// What tells its network namespace from all others: device and inode.
+    /// Device and inode of the network namespace, which identify it.
     pub fn network_id(&self) -> io::Result<(u64, u64)> {
         let found = rustix::fs::fstat(&self.net)?;
         Ok((found.st_dev, found.st_ino))
     }
 
-    /// Moves the calling thread into the machine. Safe between fork and exec.
+    /// Moves the calling thread into the machine. The function is safe between fork and exec.
     pub fn enter(&self) -> io::Result<()> {
         for (fd, kind) in [(&self.net, libc::CLONE_NEWNET), (&self.uts, libc::CLONE_NEWUTS)] {
-            // SAFETY: takes a descriptor that is open and a number.
+            // SAFETY: the call takes an open descriptor and a number.
             if unsafe { libc::setns(fd.as_raw_fd(), kind) } < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -144,8 +147,8 @@ impl Machine {
     }
 }
 
-/// Runs a program of the system with `input` on its standard input; its complaints become the
-/// error.
+/// Runs a program of the system with `input` on its standard input; its standard error becomes the
+/// text of an error.
 pub fn run_tool(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -155,7 +158,7 @@ pub fn run_tool(program: &str, arguments: &[&str], input: &str) -> anyhow::Resul
         .spawn()
         .with_context(|| format!("cannot start `{program}`: {}", how_to_install(program)))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that stops reading says why on its standard error.
+        // A program that stops reading prints the reason on its standard error.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -170,7 +173,7 @@ pub fn run_tool(program: &str, arguments: &[&str], input: &str) -> anyhow::Resul
     Ok(())
 }
 
-/// Names the first program that a lab needs and this machine lacks.
+/// Returns an error that names the first program that a lab needs and this machine lacks.
 pub fn check_tools() -> anyhow::Result<()> {
     for program in ["ip", "nft", "nsenter"] {
         let found = std::env::var_os("PATH").is_some_and(|path| {
@@ -205,7 +208,7 @@ fn thread_id() -> i32 {
 }
 
 fn unshare(flags: libc::c_int) -> io::Result<()> {
-    // SAFETY: takes a number and affects the calling thread only.
+    // SAFETY: the call takes a number and affects the calling thread only.
     if unsafe { libc::unshare(flags) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -218,7 +221,7 @@ fn mount(
     let source = CString::new(source.as_ref().as_os_str().as_bytes())?;
     let target = CString::new(target.as_ref().as_os_str().as_bytes())?;
     let kind = CString::new(kind.unwrap_or("none"))?;
-    // SAFETY: three C strings that live during the call, a number, and no data.
+    // SAFETY: the call takes three C strings that live during the call, a number, and no data.
     let result = unsafe {
         libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null())
     };

@@ -1,11 +1,11 @@
-//! A packet as it comes from and goes to a TUN device: an offload header of ten bytes, then an IP
+//! A packet in the format of a TUN device: an offload header of ten bytes, followed by an IP
 //! packet.
 //!
 //! With segmentation offload one read may return up to 64 KiB: many TCP segments under one header,
-//! their checksum left for the device to fill in. Such a packet is passed on as it is (the
-//! receiving kernel takes it whole), or cut into the segments that a wire would have seen when a
-//! link treats packets one by one. Bytes come from programs in the lab: everything is
-//! bounds-checked, what cannot be understood is carried untouched and never panics.
+//! whose checksum the device has to fill in. Such a packet is passed on unchanged (the receiving
+//! kernel accepts it whole), or cut into the segments that a wire would carry if a link treats
+//! packets separately. The bytes come from programs in the lab: every access is bounds-checked,
+//! packets in an unknown format are carried unchanged, and no input causes a panic.
 
 use std::net::Ipv4Addr;
 
@@ -13,7 +13,7 @@ use std::net::Ipv4Addr;
 /// `IFF_VNET_HDR`.
 pub const OFFLOAD_BYTES: usize = 10;
 
-/// Largest IP packet, and so the largest read: 65,535 bytes and the offload header.
+/// Bytes of the largest read: the largest IP packet of 65,535 bytes, and the offload header.
 pub const PACKET_BYTES_MAX: usize = 65_535 + OFFLOAD_BYTES;
 
 const NEEDS_CHECKSUM: u8 = 1;
@@ -30,7 +30,7 @@ pub struct Packet {
     bytes: Vec<u8>,
 }
 
-/// Where the parts of an IPv4 packet begin, relative to the IP header.
+/// Offsets of the parts of an IPv4 packet, relative to the IP header.
 #[derive(Clone, Copy)]
 struct Layout {
     transport: usize,
@@ -39,17 +39,18 @@ struct Layout {
 }
 
 impl Packet {
-    /// Takes what a TUN device gave. None when it is too short to carry an offload header.
+    /// A packet from the bytes of a TUN device; `None` if the bytes are too short for an offload
+    /// header.
     pub fn new(bytes: &[u8]) -> Option<Packet> {
         (bytes.len() > OFFLOAD_BYTES).then(|| Packet { bytes: bytes.to_vec() })
     }
 
-    /// What a TUN device is given.
+    /// The bytes for a TUN device.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// None for anything but IPv4.
+    /// The destination address; `None` for packets other than IPv4.
     pub fn destination(&self) -> Option<Ipv4Addr> {
         let ip = self.ip();
         if ip.len() < 20 || ip[0] >> 4 != 4 {
@@ -58,20 +59,21 @@ impl Packet {
         Some(Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]))
     }
 
-    /// Bytes of IP packets that a wire would carry for this: each segment with headers of its own.
+    /// Bytes of IP packets that a wire would carry for this packet: each segment with headers of
+    /// its own.
     pub fn wire_bytes(&self) -> u64 {
         let headers = self.segmented().map_or(0, |(layout, _)| layout.payload);
         (self.ip().len() + (self.segment_count() - 1) * headers) as u64
     }
 
-    /// How many packets a wire would carry for this, at least one.
+    /// Number of packets that a wire would carry for this packet, at least one.
     pub fn segment_count(&self) -> usize {
         self.segmented()
             .map_or(1, |(layout, size)| (self.ip().len() - layout.payload).div_ceil(size))
     }
 
-    /// `count` of the packets that a wire would carry for this, from number `first`, still in one.
-    /// The range lies within `segment_count`.
+    /// `count` segments of this packet, beginning with number `first`, joined in one packet. The
+    /// range lies within `segment_count`.
     pub fn segments(&self, first: usize, count: usize) -> Packet {
         let Some((layout, size)) = self.segmented() else { return self.clone() };
         let start = layout.payload + first * size;
@@ -84,10 +86,11 @@ impl Packet {
         part
     }
 
-    /// Flips one to three bits as `random` says. With `repair` they are bits of the transport's
-    /// payload and all checksums stay valid; without, any bits of the packet after its checksums
-    /// have been filled in, as on a bad wire. The checksum over a datagram in fragments is in the
-    /// first of them: in these, `repair` means two bits whose changes cancel out in the sum.
+    /// Flips one to three bits that `random` selects. With `repair` the bits lie in the payload of
+    /// the transport protocol, and all checksums stay valid; without `repair` any bits of the
+    /// packet are flipped after its checksums have been filled in, as on a faulty wire. The
+    /// checksum of a fragmented datagram is in its first fragment: for fragments, `repair` flips
+    /// two bits whose changes cancel out in the sum.
     pub fn corrupt(&mut self, random: u64, repair: bool) {
         if repair && self.is_fragment() {
             return self.corrupt_keeping_checksum(random);
@@ -107,8 +110,8 @@ impl Packet {
         for _ in 0..1 + random % 3 {
             let bit = (place % bits) as usize;
             self.bytes[start + bit / 8] ^= 1 << (bit % 8);
-            // An odd step, so that no bit is flipped back: three bits in a row of any size above
-            // three differ.
+            // The step is odd, so that no bit is flipped back: three consecutive positions modulo
+            // any size above three differ.
             place = place.wrapping_add(13);
         }
         if let (true, Some(layout)) = (repair, layout) {
@@ -116,9 +119,9 @@ impl Packet {
         }
     }
 
-    /// Flips the same bit of two 16-bit words, from 0 to 1 in one and from 1 to 0 in the other: the
-    /// Internet checksum of both together stays what it was. Does nothing where it finds no such
-    /// words.
+    /// Flips the same bit of two 16-bit words, from 0 to 1 in one word and from 1 to 0 in the
+    /// other: the Internet checksum over both words stays unchanged. The function does nothing if
+    /// it finds no such words.
     fn corrupt_keeping_checksum(&mut self, random: u64) {
         const TRIES: u64 = 64;
         let header = usize::from(self.ip()[0] & 15) * 4;
@@ -141,7 +144,7 @@ impl Packet {
         }
     }
 
-    /// A part of an IPv4 packet that was too large for a link.
+    /// Whether the packet is a fragment of an IPv4 packet.
     fn is_fragment(&self) -> bool {
         const MORE_AND_OFFSET: u16 = 0x3fff;
         self.destination().is_some() && be_u16(self.ip(), 6) & MORE_AND_OFFSET != 0
@@ -159,7 +162,7 @@ impl Packet {
         usize::from(u16::from_ne_bytes([self.bytes[at], self.bytes[at + 1]]))
     }
 
-    /// Layout and segment size when this is several TCP segments in one.
+    /// Layout and segment size if the packet consists of several TCP segments.
     fn segmented(&self) -> Option<(Layout, usize)> {
         let segment = self.offload_u16(4);
         let is_tcp4 = self.bytes[1] & !SEGMENT_ECN == SEGMENT_TCP4;
@@ -168,7 +171,8 @@ impl Packet {
         (segment > 0 && payload > segment).then_some((layout, segment))
     }
 
-    /// None unless this is IPv4 with TCP or UDP and whole headers, and not a later fragment.
+    /// The layout of an IPv4 packet with complete TCP or UDP headers; `None` for other packets and
+    /// for later fragments.
     fn layout(&self) -> Option<Layout> {
         let ip = self.ip();
         self.destination()?;
@@ -185,8 +189,8 @@ impl Packet {
         (is_whole && !is_later_fragment).then_some(Layout { transport, payload, protocol: ip[9] })
     }
 
-    /// Corrects the headers, still those of the whole, to those of a part that begins with segment
-    /// `first` of `size` bytes.
+    /// Changes the headers, which are still those of the whole packet, into those of a part that
+    /// begins with segment `first` of `size` bytes.
     fn become_part(&mut self, layout: Layout, first: usize, size: usize, is_last: bool) {
         if self.ip().len() - layout.payload <= size {
             self.bytes[1] = 0;
@@ -209,7 +213,7 @@ impl Packet {
         self.leave_checksum_to_receiver(layout);
     }
 
-    /// Sets the TCP checksum to that of the pseudo-header and marks it as to be completed.
+    /// Sets the TCP checksum to that of the pseudo-header, and marks the checksum as incomplete.
     fn leave_checksum_to_receiver(&mut self, layout: Layout) {
         let pseudo = fold(pseudo_header_sum(self.ip(), layout));
         put_u16(self.ip_mut(), layout.transport + 16, pseudo);
@@ -218,7 +222,7 @@ impl Packet {
         self.bytes[8..10].copy_from_slice(&16u16.to_ne_bytes());
     }
 
-    /// Completes a checksum that the sending kernel left to the device.
+    /// Completes a checksum that the sending kernel has left to the device.
     fn fill_in_checksum(&mut self) {
         if self.bytes[0] & NEEDS_CHECKSUM == 0 {
             return;
@@ -236,7 +240,7 @@ impl Packet {
     fn recompute_transport_checksum(&mut self, layout: Layout) {
         let field = layout.transport + if layout.protocol == TCP { 16 } else { 6 };
         let ip = self.ip_mut();
-        // A UDP datagram may have none.
+        // A UDP datagram may have no checksum.
         if layout.protocol == UDP && be_u16(ip, field) == 0 {
             return;
         }
@@ -257,7 +261,7 @@ fn put_ip_checksum(header: &mut [u8]) {
     put_u16(header, 10, checksum);
 }
 
-/// The Internet checksum's sum, not yet folded; 64 KiB of bytes cannot overflow it.
+/// The unfolded sum of the Internet checksum; 64 KiB of bytes cannot overflow it.
 fn sum(bytes: &[u8]) -> u64 {
     let pairs = bytes.chunks_exact(2);
     let odd = pairs.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
@@ -405,8 +409,8 @@ pub(super) mod tests {
         fold(pseudo_header_sum(packet.ip(), layout) + sum(&packet.ip()[20..])) == 0xffff
     }
 
-    /// A TCP packet to 192.0.2.2 with PSH whose checksum is left to the device, as kernels hand it
-    /// over.
+    /// A TCP packet to 192.0.2.2 with PSH whose checksum is left to the device, in the format of
+    /// the kernel.
     pub fn tcp_packet(payload: usize, segment: u16) -> Packet {
         let mut bytes = vec![0; OFFLOAD_BYTES + 40];
         bytes[0] = NEEDS_CHECKSUM;

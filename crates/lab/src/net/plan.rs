@@ -1,39 +1,39 @@
 //! The plan of a lab: every name, address and link, decided before anything is made.
 //!
-//! Pure data. `file` makes it, `build` follows it, `topology` describes it to the launcher and
-//! `Display` to people.
+//! The module holds pure data. `file` makes the plan, `build` carries it out, `topology` describes
+//! it to the launcher, and `Display` prints it for users.
 
 use std::fmt;
 use std::net::Ipv4Addr;
 
 use super::link::Shape;
 
-/// Port on which a site's relay takes ranks of its own site.
+/// Port on which a site's relay accepts ranks of its own site.
 pub const RANK_PORT: u16 = 7710;
-/// Port on which a site's relay takes relays of other sites.
+/// Port on which a site's relay accepts relays of other sites.
 pub const RELAY_PORT: u16 = 7711;
 
-/// Everything that will be built.
+/// Everything that is to be built.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub name: String,
     pub seed: u64,
-    /// Bytes of an IP packet on every WAN interface.
+    /// MTU in bytes of every WAN interface.
     pub mtu: u32,
     pub sites: Vec<Site>,
     pub links: Vec<WanLink>,
 }
 
-/// One cluster: hosts and a gateway on a LAN, the gateway with a foot in the WAN.
+/// One cluster: hosts and a gateway on a LAN; the gateway also has an interface in the WAN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Site {
     pub name: String,
     /// Networks inside the site, at least one. Every machine has an interface on each: `lan0` on
-    /// the first, whose addresses are those that the machines are known by.
+    /// the first, whose addresses identify the machines.
     pub rails: Vec<Rail>,
     pub hosts: Vec<Host>,
     pub gateway: Host,
-    /// The gateway's address that other gateways see.
+    /// The gateway's address in the WAN.
     pub wan_address: Ipv4Addr,
     pub inbound: Inbound,
     /// Whether the gateway routes between its hosts and the WAN.
@@ -44,7 +44,7 @@ pub struct Site {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rail {
     pub subnet: Subnet,
-    /// None: a bridge at the kernel's speed.
+    /// Properties of an emulated rail; `None` for a bridge at the kernel's speed.
     pub shape: Option<Shape>,
 }
 
@@ -52,27 +52,27 @@ pub struct Rail {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub name: String,
-    /// On the first rail.
+    /// Address on the first rail.
     pub address: Ipv4Addr,
-    /// Ranks it takes by default.
+    /// Number of ranks that the host takes by default.
     pub slots: u32,
 }
 
-/// What a site's firewall lets in from the WAN.
+/// Traffic from the WAN that a site's firewall accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inbound {
     Anything,
     /// New connections to these TCP ports of the gateway.
     Ports(Vec<u16>),
-    /// Only answers to what was asked from inside.
+    /// Only answers to requests from inside.
     Nothing,
 }
 
-/// A link between the gateways of two sites, numbered as in `Plan::sites`.
+/// A link between the gateways of two sites; the sites are numbered as in `Plan::sites`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WanLink {
     pub ends: [usize; 2],
-    /// `shapes[0]` carries from `ends[0]` to `ends[1]`, `shapes[1]` back.
+    /// `shapes[0]` applies from `ends[0]` to `ends[1]`, and `shapes[1]` in the opposite direction.
     pub shapes: [Shape; 2],
 }
 
@@ -84,9 +84,9 @@ pub struct Subnet {
 }
 
 impl Plan {
-    /// The host on which the lab's command runs: the first of the first site.
+    /// The host on which the lab's command runs: the first host of the first site.
     pub fn home(&self) -> &Host {
-        // A plan has at least one site and each site at least one host; `file` refuses others.
+        // A plan has at least one site, and each site has at least one host; `file` refuses others.
         &self.sites[0].hosts[0]
     }
 
@@ -95,37 +95,37 @@ impl Plan {
         self.sites.iter().flat_map(Site::machines)
     }
 
-    /// Sites that have a link with `site`.
+    /// Sites that have a link to `site`.
     pub fn neighbours(&self, site: usize) -> impl Iterator<Item = usize> {
         self.links.iter().filter_map(move |link| link.other_end(site))
     }
 
-    /// The name of a link's direction, as the command line and logs write it.
+    /// The name of a link's direction, as the command line and logs show it.
     pub fn direction_name(&self, from: usize, to: usize) -> String {
         format!("{}>{}", self.sites[from].name, self.sites[to].name)
     }
 }
 
 impl Site {
-    /// Its hosts, then its gateway.
+    /// The hosts of the site, then its gateway.
     pub fn machines(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().chain([&self.gateway])
     }
 
-    /// The first rail's network.
+    /// The network of the first rail.
     pub fn subnet(&self) -> Subnet {
-        // A site has at least one rail; `file` makes no other.
+        // A site has at least one rail; `file` makes no site without a rail.
         self.rails[0].subnet
     }
 
-    /// A machine's address on one of the rails: it has the same number in all of them.
+    /// A machine's address on one of the rails: the machine has the same number in all rails.
     pub fn address_on(&self, rail: usize, machine: &Host) -> Ipv4Addr {
         let number = u32::from(machine.address) - u32::from(self.subnet().base);
         Ipv4Addr::from(u32::from(self.rails[rail].subnet.base) + number)
     }
 
-    /// What the directions of a rail's links are called after: `LAN`, or `LAN0`, `LAN1` … if there
-    /// are several.
+    /// The name of a rail within its site, from which names of directions are made: `LAN`, or
+    /// `LAN0`, `LAN1` … if the site has several rails.
     pub fn lan_name(&self, rail: usize) -> String {
         if self.rails.len() == 1 { "LAN".to_owned() } else { format!("LAN{rail}") }
     }
@@ -137,7 +137,7 @@ impl Site {
 }
 
 impl Inbound {
-    /// Whether another site's relay may connect to this one's.
+    /// Whether another site's relay may connect to this site's relay.
     pub fn admits_relays(&self) -> bool {
         match self {
             Inbound::Anything => true,
@@ -158,14 +158,15 @@ impl WanLink {
 }
 
 impl Subnet {
-    /// The `number`-th address of the network; None beyond its last usable one.
+    /// Address number `number` of the network; `None` beyond its last usable address.
     pub fn address(self, number: u32) -> Option<Ipv4Addr> {
         let size = 1u64 << (32 - u32::from(self.prefix));
         let is_usable = number > 0 && u64::from(number) + 1 < size;
         is_usable.then(|| Ipv4Addr::from(u32::from(self.base) + number))
     }
 
-    /// The `number`-th network of this size from here, itself being 0; None beyond the last address.
+    /// Network number `number` of the same size from this network on, which has number 0; `None`
+    /// beyond the last IPv4 address.
     pub fn neighbour(self, number: u32) -> Option<Subnet> {
         let size = 1u64 << (32 - u32::from(self.prefix));
         let base = u64::from(u32::from(self.base)) + size * u64::from(number);
@@ -241,7 +242,7 @@ fn write_site(f: &mut fmt::Formatter<'_>, site: &Site) -> fmt::Result {
     Ok(())
 }
 
-/// A shape in words: only what differs from a perfect link.
+/// A shape in words: only the properties that differ from a perfect link.
 pub fn describe(shape: &Shape) -> String {
     let mut words = vec![match shape.rate {
         Some(rate) => format!("{rate}, queue {} KiB", shape.queue_or_default() / 1024),

@@ -1,9 +1,8 @@
-//! Small measurements of the network, for the lab's own tests and for people who wonder what a link
-//! does.
+//! Small measurements of the network, for the lab's own tests and for users.
 //!
-//! `serve` answers on one port: UDP datagrams come back as they are; a TCP connection is read to
-//! its end and answered with the bytes after the first read and the time they took. The others are
-//! clients of it.
+//! `serve` answers on one port: UDP datagrams are sent back unchanged; a TCP connection is read to
+//! its end, and the answer holds the number of bytes after the first read and the time they took.
+//! All other functions are clients of `serve`.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -13,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-/// How long a client waits for a connection or an answer.
+/// Timeout of a client for a connection or an answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// What one write or read carries.
+/// Bytes of one write or read.
 const BLOCK_BYTES: usize = 256 * 1024;
 
-/// Answers on `port` until killed; prints `ready` when it does.
+/// Answers on `port` until killed; prints `ready` when both sockets are open.
 pub fn serve(port: u16) -> anyhow::Result<()> {
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port);
     let udp = UdpSocket::bind(address).with_context(|| format!("cannot use UDP port {port}"))?;
@@ -26,7 +25,7 @@ pub fn serve(port: u16) -> anyhow::Result<()> {
     thread::spawn(move || echo(&udp));
     println!("ready");
     for connection in tcp.incoming().flatten() {
-        // One at a time is enough; a client that breaks off harms only itself.
+        // One connection at a time is enough; a client that aborts affects only itself.
         let _ = swallow(connection);
     }
     Ok(())
@@ -41,7 +40,7 @@ fn echo(udp: &UdpSocket) {
 
 fn swallow(mut connection: TcpStream) -> std::io::Result<()> {
     let mut block = vec![0; BLOCK_BYTES];
-    // The clock starts after the first read, whose bytes came before: they do not count.
+    // The clock starts after the first read, whose bytes arrived earlier and do not count.
     let mut total = 0;
     let _ = connection.read(&mut block)?;
     let began = Instant::now();
@@ -56,7 +55,7 @@ fn swallow(mut connection: TcpStream) -> std::io::Result<()> {
     connection.write_all(&nanos.to_be_bytes())
 }
 
-/// Round trips of small datagrams, sorted, those that got no answer left out.
+/// Sorted round trips of small datagrams, without unanswered datagrams.
 pub fn round_trips(server: SocketAddr, count: u32) -> anyhow::Result<Vec<Duration>> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server)?;
@@ -74,7 +73,7 @@ pub fn round_trips(server: SocketAddr, count: u32) -> anyhow::Result<Vec<Duratio
     Ok(times)
 }
 
-/// Bits per second that one TCP connection carries, counted where they arrive.
+/// Rate of one TCP connection in bits per second, measured at the receiver.
 pub fn rate(server: SocketAddr, time: Duration) -> anyhow::Result<f64> {
     let mut connection = TcpStream::connect_timeout(&server, TIMEOUT)?;
     let block = vec![0x5a; BLOCK_BYTES];
@@ -96,20 +95,21 @@ pub fn rate(server: SocketAddr, time: Duration) -> anyhow::Result<f64> {
     Ok(number(bytes) * 8e9 / number(nanos))
 }
 
-/// What became of datagrams that were sent to the server and back.
+/// Counts of datagrams that were sent to the server and came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Echoes {
-    /// All that came, each of them accepted by the kernel.
+    /// All datagrams that came back and that the kernel accepted.
     pub received: u32,
-    /// Those of which a byte is not what it was.
+    /// Datagrams in which a byte has changed.
     pub corrupted: u32,
-    /// Those that had come before.
+    /// Datagrams that had arrived before.
     pub duplicated: u32,
-    /// Those that came after one that was sent later.
+    /// Datagrams that arrived after a datagram that was sent later.
     pub reordered: u32,
 }
 
-/// Sends numbered datagrams of `bytes` at a steady pace and compares what comes back.
+/// Sends numbered datagrams of `bytes` bytes at a steady pace and compares the datagrams that come
+/// back.
 pub fn echoes(
     server: SocketAddr,
     count: u32,
@@ -135,8 +135,8 @@ fn judge(datagrams: &[Vec<u8>], bytes: usize) -> Echoes {
     echoes
 }
 
-/// Sends numbered datagrams of `bytes` at a steady pace and tells which came back, in the order in
-/// which they did.
+/// Sends numbered datagrams of `bytes` bytes at a steady pace and returns the numbers of those that
+/// come back, in order of arrival.
 pub fn survivors(
     server: SocketAddr,
     count: u32,
@@ -147,7 +147,7 @@ pub fn survivors(
     Ok(datagrams.iter().filter_map(|datagram| number_of(datagram)).collect())
 }
 
-/// The datagrams that came back, in their order.
+/// The datagrams that came back, in order of arrival.
 fn exchange(
     server: SocketAddr,
     count: u32,
@@ -156,7 +156,7 @@ fn exchange(
 ) -> anyhow::Result<Vec<Vec<u8>>> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server)?;
-    // Quiet for this long means that no more will come.
+    // No datagram arrives after a silence of this length.
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let receiver = socket.try_clone()?;
     let arrivals = thread::spawn(move || {
@@ -168,14 +168,14 @@ fn exchange(
         seen
     });
     for number in 0..count {
-        // An interface that is down refuses it: it is lost, as on a wire.
+        // An interface that is down refuses the datagram, which counts as lost.
         let _ = socket.send(&numbered(number, bytes));
         thread::sleep(pace);
     }
     arrivals.join().map_err(|_| anyhow::anyhow!("the receiving thread failed"))
 }
 
-/// Its number, then bytes that differ from one datagram to the next.
+/// A datagram: its number, then bytes that differ from one datagram to the next.
 fn numbered(number: u32, bytes: usize) -> Vec<u8> {
     let pattern = (0..bytes.saturating_sub(4)).map(|at| (at as u32 ^ number) as u8);
     number.to_be_bytes().into_iter().chain(pattern).collect()
@@ -185,7 +185,7 @@ fn number_of(datagram: &[u8]) -> Option<u32> {
     datagram.first_chunk::<4>().map(|number| u32::from_be_bytes(*number))
 }
 
-/// Whether a TCP connection can be made.
+/// Connects to a TCP server within `timeout`.
 pub fn connect(server: SocketAddr, timeout: Duration) -> std::io::Result<()> {
     TcpStream::connect_timeout(&server, timeout).map(drop)
 }

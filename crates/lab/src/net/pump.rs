@@ -1,11 +1,11 @@
-//! The event loop between the TUN devices and the emulator: one thread, asleep whenever no packet
-//! is due.
+//! The event loop between the TUN devices and the emulator: one thread, which sleeps while no
+//! packet is due.
 //!
-//! Wakes when a device has packets, when a packet's time has come (to the nanosecond in the
-//! request; the kernel adds its wake-up, tens of microseconds), or when someone asks for something
-//! (`Handle::ask`). Packets that are due go out before new ones come in. While many packets are on
-//! the way it wakes at most once in `TICK`: they are late by up to that, but each does not cost its
-//! sender and its receiver a wake-up.
+//! The thread wakes when a device has packets, when a packet is due (to the nanosecond in the
+//! request; the kernel's wake-up adds tens of microseconds), or when another thread makes a request
+//! (`Handle::ask`). Packets that are due leave before new packets are read. While many packets are
+//! under way the thread wakes at most once per `TICK`: packets are late by at most `TICK`, but not
+//! every packet costs its sender and its receiver a wake-up.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,19 +19,20 @@ use super::link::Nanos;
 use super::packet::PACKET_BYTES_MAX;
 use super::tun::Tun;
 
-/// Packets read from one device before others get their turn and what is due goes out: at 64 KiB
-/// each this bounds the lateness that one busy device causes to about 100 us.
+/// Packets read from one device before other devices are read and due packets leave: at 64 KiB
+/// each, this bounds the delay that one busy device causes to about 100 us.
 const READS_PER_TURN: usize = 16;
 
-/// The least time between two wake-ups in a crowd. A wake-up across cores costs up to 30 us on
-/// virtual machines, a packet of 1,500 bytes at 1 Gbit/s lasts 12 us.
+/// Minimum time between two wake-ups while many packets are under way, in nanoseconds. A wake-up
+/// across cores costs up to 30 us on virtual machines; a packet of 1,500 bytes at 1 Gbit/s takes 12
+/// us.
 const TICK: Nanos = 50_000;
 
-/// More packets than this on the way are a crowd: beyond what programs that wait for each other's
-/// messages keep on a link, far below what a stream of datagrams does.
+/// Packets under way above which wake-ups are coalesced: more than programs that wait for each
+/// other's messages have under way, and far fewer than a stream of datagrams has.
 const COALESCE_ABOVE: usize = 64;
 
-/// Work that others ask of the pump's thread.
+/// Work for the pump's thread from other threads.
 pub type Request = Box<dyn FnOnce(&mut Emulator) + Send>;
 
 /// The emulator and its devices.
@@ -43,14 +44,14 @@ pub struct Pump {
     began: Instant,
 }
 
-/// How other threads speak to a pump.
+/// A handle by which other threads send requests to a pump.
 pub struct Handle {
     requests: mpsc::Sender<Request>,
     wake: OwnedFd,
 }
 
 impl Handle {
-    /// Runs `work` on the emulator between two packets and returns its result; None when the pump
+    /// Runs `work` on the emulator between two packets and returns its result; `None` if the pump
     /// has ended.
     pub fn ask<T: Send + 'static>(
         &self,
@@ -58,7 +59,7 @@ impl Handle {
     ) -> Option<T> {
         let (sender, receiver) = mpsc::channel();
         let request: Request = Box::new(move |emulator| {
-            // The asker may have gone away; then nobody wants the answer.
+            // The requesting thread may have ended; then the answer is dropped.
             let _ = sender.send(work(emulator));
         });
         self.requests.send(request).ok()?;
@@ -68,7 +69,7 @@ impl Handle {
 }
 
 impl Pump {
-    /// `devices` are those that `Emulator::new` asked for, in its order.
+    /// Makes a pump. `devices` are the devices that `Emulator::new` requested, in the same order.
     pub fn new(emulator: Emulator, devices: Vec<Tun>) -> io::Result<(Pump, Handle)> {
         let (sender, receiver) = mpsc::channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -77,7 +78,7 @@ impl Pump {
         Ok((pump, handle))
     }
 
-    /// Carries packets until the process ends; returns only an error of the kernel.
+    /// Carries packets until the process ends; returns only on an error of the kernel.
     pub fn run(mut self) -> io::Error {
         raise_priority();
         let mut scratch = vec![0; PACKET_BYTES_MAX];
@@ -101,7 +102,7 @@ impl Pump {
     fn coalesce_wakeups(&self, woken: Nanos) {
         let rest = (woken + TICK).saturating_sub(self.now());
         if rest > 0 && self.emulator.in_flight() > COALESCE_ABOVE {
-            // Cut short by a signal, it only rests less.
+            // A signal may shorten the sleep.
             let _ = rustix::thread::nanosleep(&timespec(rest));
         }
     }
@@ -113,21 +114,21 @@ impl Pump {
 
     fn deliver(&mut self) {
         while let Some((device, packet)) = self.emulator.poll_output(self.now()) {
-            // A device that refuses a packet loses it, as an interface that is down does.
+            // A device that refuses a packet loses the packet, as an interface that is down does.
             let _ = self.devices[device].write(&packet);
         }
     }
 
     fn read_device(&mut self, device: usize, scratch: &mut [u8]) {
         for _ in 0..READS_PER_TURN {
-            // A read error means that the interface is down; it will be polled again.
+            // A read error means that the interface is down; the device is polled again later.
             let Ok(Some(packet)) = self.devices[device].read(scratch) else { return };
             self.emulator.handle_packet(self.now(), device, packet);
         }
     }
 
-    /// Sleeps until a packet is due or a descriptor is ready, says which devices are, and serves
-    /// requests.
+    /// Sleeps until a packet is due or a descriptor is ready, marks the ready devices in `ready`,
+    /// and serves requests.
     fn wait(&mut self, ready: &mut [bool]) -> io::Result<()> {
         let timeout = self.emulator.next_output().map(|at| timespec(at.saturating_sub(self.now())));
         let mut fds: Vec<PollFd<'_>> =
@@ -151,7 +152,7 @@ impl Pump {
 
     fn serve_requests(&mut self) {
         let mut count = [0; 8];
-        // Only resets the event; requests are in the channel.
+        // The read only resets the event; requests are in the channel.
         let _ = rustix::io::read(&self.wake, &mut count);
         while let Ok(request) = self.requests.try_recv() {
             request(&mut self.emulator);
@@ -159,13 +160,14 @@ impl Pump {
     }
 }
 
-/// Timers to the nanosecond, and first in line for a core: a link does not get slower because its
-/// ends are busy. The thread does a bounded piece of work per packet and otherwise sleeps, so
-/// nobody starves. Without the privilege, links are as punctual as the scheduler lets them be.
+/// Sets timers with nanosecond precision, and a real-time priority: busy programs at a link's ends
+/// do not slow the link down. The thread does a bounded amount of work per packet and otherwise
+/// sleeps, so no other thread starves. Without the privilege, the scheduler determines the
+/// precision of links.
 fn raise_priority() {
     const TIMER_SLACK_NANOS: libc::c_ulong = 1;
     let priority = libc::sched_param { sched_priority: 1 };
-    // SAFETY: both calls take plain values and a pointer that is alive during the call; failure
+    // SAFETY: both calls take plain values and a pointer that is valid during the call; a failure
     // changes nothing.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NANOS);

@@ -1,16 +1,16 @@
-//! The life of a lab: two processes of ours around the user's command.
+//! The life of a lab: two processes of this program around the user's command.
 //!
-//! The *monitor* is the process that the user started. It stays where it was, starts the *init* of a
-//! new PID namespace, passes signals on and returns the command's exit code. The init makes the
-//! lab, carries its packets, runs the command on the first host and reaps what others leave. When
-//! the init ends, the kernel kills every process in the lab, and with the last of them go
-//! namespaces, interfaces, mounts and sockets. The init is killed by the kernel when the monitor
-//! dies, whatever killed it. So nothing outlives the monitor, and there is no clean-up code that
-//! could fail to run.
+//! The *monitor* is the process that the user started. The monitor stays in its namespaces, starts
+//! the *init* of a new PID namespace, passes signals on, and returns the command's exit code. The
+//! init makes the lab, carries its packets, runs the command on the first host, and reaps orphaned
+//! processes. When the init ends, the kernel kills every process in the lab; namespaces,
+//! interfaces, mounts and sockets vanish with the last process. The kernel kills the init when the
+//! monitor dies, for any reason. So no process outlives the monitor, and there is no clean-up code
+//! that could fail to run.
 //!
 //! A signal that a process sends to the monitor is passed to the command, which then has `GRACE` to
-//! end. One that comes from the terminal has reached the command already and is left to it; three
-//! within `IMPATIENCE` end everything.
+//! end. A signal from the terminal has reached the command already and is not passed on; three of
+//! them within `IMPATIENCE` end everything.
 
 use std::ffi::OsString;
 use std::io;
@@ -37,38 +37,39 @@ use super::signal::{self, Signals};
 use super::topology;
 use super::tun;
 
-/// Exit code when the lab itself fails, as `env` and container runtimes use it: programs seldom do.
+/// Exit code for a failure of the lab itself, as `env` and container runtimes use it; programs
+/// seldom return this code.
 pub const EXIT_LAB_FAILED: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
-/// How long the command may take to end after a signal: the launcher ends a job over all sites
-/// within 5 s.
+/// Time that the command has to end after a signal: the launcher ends a job on all sites within 5
+/// s.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A person who presses Ctrl-C three times within this wants out.
+/// Time within which a user presses Ctrl-C three times to end everything.
 const IMPATIENCE: Duration = Duration::from_secs(2);
 const IMPATIENT_COUNT: usize = 3;
 
 const FORWARDED: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// What `run` was asked to do.
+/// The arguments of `run`.
 pub struct LabRun {
     pub file: PathBuf,
-    /// Instead of the name in the file.
+    /// Name of the lab in place of the name in the file.
     pub name: Option<String>,
     pub command: Vec<OsString>,
 }
 
 /// Descriptors that the init gets from the monitor.
 pub struct Inherited {
-    /// Reads end-of-file when the monitor has died.
+    /// Descriptor that reads end-of-file when the monitor has died.
     pub lifeline: RawFd,
-    /// Listens for `landbridge lab link` from outside.
+    /// Listening socket for `landbridge lab link` from outside.
     pub control: RawFd,
 }
 
-/// The monitor: builds the lab, runs the command in it, returns the exit code.
+/// Runs the monitor: builds the lab, runs the command in the lab, and returns the exit code.
 pub fn run_lab(run: &LabRun) -> anyhow::Result<u8> {
     let plan = load(run)?;
     namespace::check_tools()?;
@@ -102,7 +103,7 @@ fn load(run: &LabRun) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-/// Starts this program again as the first process of the PID namespace.
+/// Starts this program again as the init of the PID namespace.
 fn start_init(run: &LabRun, lifeline: OwnedFd, control: UnixListener) -> anyhow::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("landbridge-lab").arg("inside").arg("--file").arg(&run.file);
@@ -113,7 +114,8 @@ fn start_init(run: &LabRun, lifeline: OwnedFd, control: UnixListener) -> anyhow:
     command.arg("--control").arg(control.as_raw_fd().to_string());
     command.arg("--").args(&run.command);
     let passed = [lifeline.as_raw_fd(), control.as_raw_fd()];
-    // SAFETY: the closure only makes system calls with values it owns; no allocation, no lock.
+    // SAFETY: the closure only makes system calls with values that it owns; it allocates nothing
+    // and takes no lock.
     unsafe {
         command.pre_exec(move || {
             signal::restore_in_child()?;
@@ -123,11 +125,12 @@ fn start_init(run: &LabRun, lifeline: OwnedFd, control: UnixListener) -> anyhow:
     command.spawn().context("cannot start the lab's init process")
 }
 
-/// The init: makes the lab and runs the command in it. Never returns to the caller's world but by
-/// exit code.
+/// Runs the init: makes the lab and runs the command in the lab. The init reports to the monitor
+/// only by its exit code.
 pub fn inside(run: &LabRun, inherited: &Inherited) -> anyhow::Result<u8> {
     let lifeline = adopt(inherited)?;
-    // Otherwise `ps` calls it `exe`, after the link by which it was started.
+    // Without this name, `ps` would show the process as `exe`, the name of the link by which it was
+    // started.
     let _ = rustix::thread::set_name(c"landbridge-lab");
     let signals = Signals::take(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
     let plan = load(run)?;
@@ -143,7 +146,8 @@ pub fn inside(run: &LabRun, inherited: &Inherited) -> anyhow::Result<u8> {
         eprintln!("landbridge-lab: the link emulator has stopped: {error}");
         std::process::exit(i32::from(EXIT_LAB_FAILED));
     })?;
-    // SAFETY: the monitor passed this descriptor to us and nothing else in this process knows it.
+    // SAFETY: the monitor passed this descriptor to the init, and no other code in this process
+    // uses the descriptor.
     let outside = unsafe { UnixListener::from_raw_fd(inherited.control) };
     control::serve(handle, &plan, outside, control::listen_inside()?)?;
 
@@ -158,17 +162,18 @@ pub fn inside(run: &LabRun, inherited: &Inherited) -> anyhow::Result<u8> {
     }
 }
 
-/// Ties the init's life to the monitor's, and keeps inherited descriptors from the command.
+/// Makes the init die with the monitor, and sets close-on-exec on inherited descriptors.
 fn adopt(inherited: &Inherited) -> anyhow::Result<OwnedFd> {
     set_close_on_exec(inherited.lifeline, true)?;
     set_close_on_exec(inherited.control, true)?;
-    // SAFETY: takes numbers; the descriptor was passed to us and nothing else in this process knows
-    // it.
+    // SAFETY: the prctl call takes numbers; the descriptor was passed to this process, and no other
+    // code in this process uses the descriptor.
     let lifeline = unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         OwnedFd::from_raw_fd(inherited.lifeline)
     };
-    // The monitor may have died before the line above; then the pipe's other end is closed already.
+    // The monitor may have died before the prctl call; then the other end of the pipe is closed
+    // already.
     let mut fds = [PollFd::new(&lifeline, PollFlags::IN)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     if poll(&mut fds, Some(&at_once))? > 0 {
@@ -187,9 +192,9 @@ fn start_command(
     command.args(&run.command[1..]);
     command.env("LANDBRIDGE_TOPOLOGY", topology_path);
     command.env("LANDBRIDGE_LAB", &plan.name);
-    // The first machine of the first site; a plan has one.
+    // The machine of the command is the first machine of the first site, which every plan has.
     let home = machines[0][0].try_clone()?;
-    // SAFETY: the closure only makes system calls with descriptors it owns.
+    // SAFETY: the closure only makes system calls with descriptors that it owns.
     unsafe {
         command.pre_exec(move || {
             signal::restore_in_child()?;
@@ -199,7 +204,7 @@ fn start_command(
     command.spawn()
 }
 
-/// Waits for the command, as init reaps everything else that dies, and passes signals on.
+/// Waits for the command, reaps other children as an init must, and passes signals on.
 fn supervise(child: Child, signals: &Signals, lifeline: &OwnedFd) -> anyhow::Result<u8> {
     let command = Pid::from_child(&child);
     let mut deadline: Option<Instant> = None;
@@ -215,7 +220,7 @@ fn supervise(child: Child, signals: &Signals, lifeline: &OwnedFd) -> anyhow::Res
         ];
         poll(&mut fds, timeout.as_ref()).or_else(ignore_interruption)?;
         if !fds[1].revents().is_empty() {
-            // The monitor has died; nobody is left to tell.
+            // The monitor has died, so no process reads the result.
             return Ok(EXIT_LAB_FAILED);
         }
         while let Some(received) =
@@ -237,7 +242,7 @@ fn supervise(child: Child, signals: &Signals, lifeline: &OwnedFd) -> anyhow::Res
     }
 }
 
-/// Collects dead processes; the command's exit code when it is among them.
+/// Reaps ended processes; returns the command's exit code if the command is among them.
 fn reap(command: Pid) -> anyhow::Result<Option<u8>> {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -252,7 +257,7 @@ fn reap(command: Pid) -> anyhow::Result<Option<u8>> {
     }
 }
 
-/// As shells count: a signal is 128 and its number.
+/// The exit code in the convention of shells: a signal is 128 plus its number.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|number| 128 + number));
     code.map_or(EXIT_LAB_FAILED, |code| code as u8)
@@ -260,7 +265,8 @@ fn exit_code(status: ExitStatus) -> u8 {
 
 fn send(pid: i32, number: i32) {
     if let (Some(pid), Some(signal)) = (Pid::from_raw(pid), Signal::from_named_raw(number)) {
-        // It may have died meanwhile; we hold its exit status, so the number is not another's.
+        // The process may have ended meanwhile; this process holds its exit status, so the process
+        // id is not in use again.
         let _ = kill_process(pid, signal);
     }
 }
@@ -270,13 +276,13 @@ fn ignore_interruption(error: rustix::io::Errno) -> Result<usize, rustix::io::Er
 }
 
 fn timespec(duration: Duration) -> Timespec {
-    // A grace period fits.
+    // A grace period fits into the type.
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
 }
 
 fn set_close_on_exec(fd: RawFd, close: bool) -> io::Result<()> {
     let flags = if close { libc::FD_CLOEXEC } else { 0 };
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes numbers only.
     if unsafe { libc::fcntl(fd, libc::F_SETFD, flags) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,27 +1,28 @@
-//! Signals as things to read instead of interruptions.
+//! Signals that a program reads from a descriptor.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Signals that the calling thread, and threads it starts later, no longer get any other way.
+/// Signals that the calling thread, and threads that it starts later, get only by this descriptor.
 pub struct Signals {
     fd: OwnedFd,
 }
 
-/// A signal that has come.
+/// A signal that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceivedSignal {
     pub number: i32,
-    /// Sent by a terminal to its whole foreground process group, not by a process to this one.
+    /// Whether a terminal sent the signal to its foreground process group, and not a process to
+    /// this process.
     pub from_terminal: bool,
 }
 
 impl Signals {
     pub fn take(numbers: &[i32]) -> io::Result<Signals> {
         let set = set_of(numbers);
-        // SAFETY: the set is initialised and alive during both calls; a new descriptor belongs to
-        // nobody else.
+        // SAFETY: the set is initialised and valid during both calls; the new descriptor has no
+        // other owner.
         unsafe {
             if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
                 return Err(io::Error::last_os_error());
@@ -34,11 +35,11 @@ impl Signals {
         }
     }
 
-    /// The next signal that has come; None when there is none now.
+    /// The next pending signal; `None` if there is none now.
     pub fn poll_signal(&self) -> Option<ReceivedSignal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer is `size` bytes, and is only taken as initialised when the kernel has
+        // SAFETY: the buffer is `size` bytes long, and counts as initialised only if the kernel has
         // filled all of it.
         let info = unsafe {
             let read = libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size);
@@ -58,10 +59,11 @@ impl AsFd for Signals {
     }
 }
 
-/// Gives a program about to be executed all signals back. Safe between fork and exec.
+/// Unblocks all signals for a program that is about to be executed. The function is safe between
+/// fork and exec.
 pub fn restore_in_child() -> io::Result<()> {
     let none = set_of(&[]);
-    // SAFETY: the set is initialised and alive during the call.
+    // SAFETY: the set is initialised and valid during the call.
     if unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) }
         != 0
     {

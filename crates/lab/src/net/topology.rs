@@ -1,12 +1,12 @@
-//! The plan as the launcher reads it: a topology file in which every host has a command prefix that
-//! runs programs there.
+//! The plan in the launcher's format: a topology file in which every host has a command prefix that
+//! runs programs on the host.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::plan::{Host, Plan, RANK_PORT, RELAY_PORT, Site};
 
-/// Where the namespaces of a machine can be opened from inside the lab.
+/// Directory with the files of a machine's namespaces, as seen from inside the lab.
 pub fn namespace_dir(lab_dir: &Path, machine: &str) -> PathBuf {
     lab_dir.join("ns").join(machine)
 }
@@ -45,8 +45,8 @@ fn render_host(text: &mut String, host: &Host, lab_dir: &Path) {
     );
 }
 
-/// Lines of an `/etc/hosts` that knows every machine; `SITE-wan` is a gateway's address in the WAN,
-/// `MACHINE-lan1` a machine's on the second rail.
+/// The text of an `/etc/hosts` with every machine; `SITE-wan` is a gateway's address in the WAN,
+/// and `MACHINE-lan1` is a machine's address on the second rail.
 pub fn render_hosts_file(plan: &Plan) -> String {
     let mut text = String::from("127.0.0.1 localhost\n");
     for machine in plan.machines() {

@@ -1,8 +1,8 @@
-//! A TUN device: a network interface whose packets a file descriptor reads and writes.
+//! A TUN device: a network interface whose packets a program reads and writes by a file descriptor.
 //!
 //! The device belongs to the network namespace of the thread that makes it and vanishes with its
-//! descriptor. Reads never block. Offload is on: the kernel hands over up to 64 KiB of one TCP
-//! connection at a time, checksums unfilled.
+//! descriptor. Reads never block. Offload is on: the kernel returns up to 64 KiB of one TCP
+//! connection at a time, with incomplete checksums.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use super::packet::{OFFLOAD_BYTES, PACKET_BYTES_MAX, Packet};
 
 const TUN_PATH: &str = "/dev/net/tun";
 
-// From linux/if_tun.h; libc has the flags but not these requests on every target.
+// Ioctl numbers from linux/if_tun.h; libc has the flags but not these requests on every target.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
@@ -21,7 +21,7 @@ const OFFLOAD_CHECKSUM: libc::c_ulong = 0x01;
 const OFFLOAD_TSO4: libc::c_ulong = 0x02;
 const OFFLOAD_TSO_ECN: libc::c_ulong = 0x08;
 
-/// One end of an interface.
+/// The program's end of an interface.
 pub struct Tun {
     file: File,
 }
@@ -37,8 +37,8 @@ impl Tun {
         let mut request = interface_request(name)?;
         let header_bytes = OFFLOAD_BYTES as libc::c_int;
         let offload = OFFLOAD_CHECKSUM | OFFLOAD_TSO4 | OFFLOAD_TSO_ECN;
-        // SAFETY: the descriptor is open, and each request gets what tun(4) defines for it: an
-        // ifreq and a pointer to an int, both alive during the call, and a number.
+        // SAFETY: the descriptor is open, and each request gets the argument that tun(4) defines:
+        // an ifreq and a pointer to an int, both valid during the call, and a number.
         unsafe {
             check(libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request))?;
             check(libc::ioctl(file.as_raw_fd(), TUNSETVNETHDRSZ, &raw const header_bytes))?;
@@ -47,7 +47,7 @@ impl Tun {
         Ok(Tun { file })
     }
 
-    /// The next packet; None when there is none now. `scratch` is `PACKET_BYTES_MAX` long.
+    /// The next packet; `None` if there is none now. `scratch` is `PACKET_BYTES_MAX` long.
     pub fn read(&self, scratch: &mut [u8]) -> io::Result<Option<Packet>> {
         debug_assert!(scratch.len() >= PACKET_BYTES_MAX);
         match (&self.file).read(scratch) {
@@ -57,8 +57,8 @@ impl Tun {
         }
     }
 
-    /// Gives the packet to the kernel. An error concerns this packet only: the kernel found it
-    /// malformed (damage does that) or the interface is down.
+    /// Passes the packet to the kernel. An error concerns this packet only: the kernel found the
+    /// packet malformed (corruption does that), or the interface is down.
     pub fn write(&self, packet: &Packet) -> io::Result<()> {
         (&self.file).write(packet.as_bytes()).map(drop)
     }
@@ -70,7 +70,7 @@ impl AsFd for Tun {
     }
 }
 
-/// Says what to do when the TUN device cannot be opened.
+/// Returns an error with advice if the TUN device cannot be opened.
 pub fn check_available() -> anyhow::Result<()> {
     let result = OpenOptions::new().read(true).write(true).open(TUN_PATH);
     result.map(drop).map_err(|error| match error.kind() {
@@ -88,7 +88,7 @@ pub fn check_available() -> anyhow::Result<()> {
 }
 
 fn interface_request(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: ifreq is plain data, for which all zeros is a value.
+    // SAFETY: ifreq is plain data, for which all zeros is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name too long"));

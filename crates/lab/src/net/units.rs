@@ -1,8 +1,8 @@
-//! Quantities as people write them in a lab file: `"1 Gbit/s"`, `"5 ms"`, `"0.1 %"`, `"256 KiB"`.
+//! Quantities as users write them in a lab file: `"1 Gbit/s"`, `"5 ms"`, `"0.1 %"`, `"256 KiB"`.
 //!
-//! Each type reads its own text form and prints one it can read again. A bare number stands for the
-//! base unit: bit/s, seconds, a fraction from 0 to 1, bytes. Nothing here is negative, infinite or
-//! silently rounded to zero.
+//! Each type parses its own text form and prints a form that it can parse again. A bare number
+//! stands for the base unit: bit/s, seconds, a fraction from 0 to 1, bytes. No quantity is
+//! negative, infinite or silently rounded to zero.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub struct Span {
     pub nanos: u64,
 }
 
-/// How often something happens to a packet, 0 (never) to 1 (always).
+/// The probability of an event for a packet, 0 (never) to 1 (always).
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Default)]
 pub struct Share {
     pub fraction: f64,
@@ -34,15 +34,16 @@ pub struct Size {
 }
 
 impl Rate {
-    /// Time to put `bytes` on the wire, rounded up to a nanosecond so that the rate is never
+    /// Time to serialise `bytes` bytes in nanoseconds, rounded up so that the rate is never
     /// exceeded.
     pub fn serialisation_nanos(self, bytes: u64) -> u64 {
         let bit_nanos = u128::from(bytes) * 8 * 1_000_000_000;
-        // At most 2^40 bytes at 1 bit/s would overflow; saturate, such a packet never leaves.
+        // 2^40 bytes at 1 bit/s would overflow; the result saturates, and such a packet never
+        // leaves.
         u64::try_from(bit_nanos.div_ceil(u128::from(self.bits_per_second))).unwrap_or(u64::MAX)
     }
 
-    /// Bytes that fit into `nanos` at this rate.
+    /// Bytes that can be sent in `nanos` nanoseconds at this rate.
     pub fn bytes_in(self, nanos: u64) -> u64 {
         let bytes = u128::from(self.bits_per_second) * u128::from(nanos) / 8_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -55,7 +56,7 @@ impl Span {
     }
 }
 
-/// Text of a quantity that could not be read, and what would have been right.
+/// The text of a quantity that could not be parsed, and a description of valid texts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {expected}")]
 pub struct BadQuantity {

@@ -1,7 +1,8 @@
-//! What endpoints hold, compared with its bounds, all the time.
+//! Compares the resources that endpoints hold with their bounds, throughout a run.
 //!
-//! What may never happen: something is kept for nobody; a path of datagrams counts as under way what is not; anything grows
-//! with time, or with how badly paths behave, beyond what the operations in flight account for.
+//! What may never happen: a copy is kept for a frame that no channel holds; a path of datagrams
+//! counts frames as under way that are not; any resource grows with time, or with faults of paths,
+//! beyond what the operations in flight account for.
 
 use std::collections::BTreeSet;
 
@@ -12,20 +13,23 @@ use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use super::world::World;
 use super::{Violation, require};
 
-/// Asks of one path that are remembered (`STATUS_REQUESTS_MAX` of the endpoint's flows).
+/// Status requests of one path that are remembered at most (`STATUS_REQUESTS_MAX` of the endpoint's
+/// flows).
 const STATUS_REQUESTS_MAX: usize = 16;
-/// Spoilt ranges at once (`CORRUPT_RANGES_MAX`).
+/// Corrupt ranges at once at most (`CORRUPT_RANGES_MAX` of the endpoint).
 const CORRUPT_RANGES_MAX: usize = 64;
-/// Datagrams that may overtake one before it is lost (`OVERTAKEN_MAX`).
+/// Datagrams that may overtake a datagram before it counts as lost (`PACKET_THRESHOLD_MAX` of
+/// `Flight`).
 const OVERTAKEN_MAX: usize = 1 << 10;
-/// Answers that one operation of the peer may have waiting: a grant or a refusal, and the bytes that it has asked for; and as
-/// much for one before it, which the peer believes to be over while pieces of it are still under way.
+/// Answers that one operation of the peer may have queued: a grant or a refusal, and the requested
+/// bytes; and the same for the operation before, which the peer may believe to be over while
+/// fragments of it are still under way.
 const ANSWERS_MAX: usize = 4;
-/// One process in turn is looked at after so many steps.
+/// Steps between two checks; each check looks at one process, in turn.
 const STEPS: usize = 8;
 
 impl World {
-    /// Looks at one process, now and then.
+    /// Checks one process, in every eighth step.
     pub fn check_bounds(&mut self) -> Result<(), Violation> {
         self.steps += 1;
         if !self.steps.is_multiple_of(STEPS) {
@@ -58,10 +62,10 @@ impl World {
         let path_count = self.pipes[node][other].len();
         let operations = |node: usize| self.nodes[node].config.operations_max;
         let answers = ANSWERS_MAX * operations(other);
-        // One goodbye, too.
+        // One Goodbye may be queued as well.
         require!(held.queue <= operations(node) + answers + 1, "{}", say("queue"));
         require!(held.awaiting <= operations(node), "{}", say("awaiting"));
-        // Reports and asks by each path and by none.
+        // Reports and status requests can be pending for each path, and without a path.
         require!(held.control_frames <= 2 * (path_count + 1), "{}", say("control_frames"));
         require!(held.corrupt <= CORRUPT_RANGES_MAX, "{}", say("corrupt"));
         require!(held.out_of_order <= path_count, "{}", say("out_of_order"));
@@ -70,12 +74,13 @@ impl World {
         require!(held.lost <= held.kept, "{}", say("lost"));
         let span = REORDER_WINDOW_BYTES_MAX + FRAME_BODY_BYTES_MAX as u64;
         require!(!held.may_reorder || held.unconfirmed <= span, "{}", say("unconfirmed"));
-        // What nothing keeps has no place in the outgoing: its bytes are all confirmed.
+        // Frames without a copy need no entry in the retransmit buffer: all of their bytes are
+        // acknowledged.
         require!(held.unconfirmed > 0 || held.kept == 0, "{}", say("kept"));
         Ok(())
     }
 
-    /// Gives back the copies that are kept for nobody.
+    /// Drops copies of frames that no channel holds any more.
     pub fn reap(&mut self, node: usize) -> Result<(), Violation> {
         let state = &mut self.nodes[node];
         if state.copies.is_empty() {
@@ -96,8 +101,8 @@ impl World {
         Ok(())
     }
 
-    /// A copy of what has left is kept, or would be: whether that is allowed. Answers are copied in any case, for nobody else
-    /// holds their bytes.
+    /// Checks that a frame that leaves may be copied. Answers are copied in any case, because no
+    /// operation holds their bytes.
     pub fn check_copy(&self, node: usize, is_answer: bool, bytes: u64) -> Result<(), Violation> {
         let (copied, most) = (self.nodes[node].copied_bytes(), self.nodes[node].copies_max);
         let has_room = copied < most || is_answer;
@@ -113,13 +118,14 @@ fn check_in_flight(
     let say = |what: &str| format!("from {from} to {to} by {path_id}: {what}: {flying:?}");
     require!(flying.counted == flying.kept, "{}", say("under way and kept differ"));
     require!(flying.status_requests <= STATUS_REQUESTS_MAX, "{}", say("status_requests"));
-    // Those behind the oldest of which nothing is known; that is lost when enough of them have arrived.
+    // Datagrams behind the oldest datagram whose fate is unknown; the oldest is lost when enough
+    // later datagrams have arrived.
     let tracked_datagrams = REORDER_WINDOW_FRAMES_MAX + OVERTAKEN_MAX + STATUS_REQUESTS_MAX;
     require!(flying.tracked_datagrams <= tracked_datagrams, "{}", say("tracked_datagrams"));
     Ok(())
 }
 
-/// What has just left by a path of datagrams had room there.
+/// Checks that a frame that has just left by a path of datagrams fits the window.
 pub fn check_window(before: &InFlightUsage, after: &InFlightUsage) -> Result<(), Violation> {
     let grows = after.counted > before.counted;
     let most = before.window.max(after.window).max(before.datagram);

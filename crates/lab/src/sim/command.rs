@@ -9,28 +9,30 @@ use super::{Mode, name_seed_in_panics, run, run_all, throughput};
 /// Arguments of `landbridge lab simulate`.
 #[derive(Args)]
 pub struct Simulate {
-    /// Which seeds, as FROM..TO (TO is not run)
+    /// Range of seeds, as FROM..TO (TO is not run)
     #[arg(long, default_value = "0..10000", value_parser = parse_range)]
     seeds: Range<u64>,
-    /// Let one peer send whatever it likes
+    /// Let one peer send arbitrary frames
     #[arg(long)]
     hostile: bool,
-    /// Kill processes, which come back from their relays' records
+    /// Kill processes, which replay from the message logs of their relays
     #[arg(long, conflicts_with = "hostile")]
     recovery: bool,
-    /// Threads
+    /// Number of threads
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Tell every step of every seed on standard error
+    /// Print every step of every seed to standard error
     #[arg(long)]
     trace: bool,
-    /// Instead, measure what datagrams carry over a simulated link with delay and losses
+    /// Measure the throughput of datagrams over a simulated link with delay and losses, in place of
+    /// the seeds
     #[arg(long)]
     throughput: bool,
 }
 
 impl Simulate {
-    /// Runs the seeds, prints how often what happened; 0 if all is well, 1 if a seed found something.
+    /// Runs the seeds and prints the event counts; returns 0 if no seed has found a violation, else
+    /// 1.
     pub fn execute(&self) -> u8 {
         if self.throughput {
             throughput::print();

@@ -1,4 +1,5 @@
-//! What the simulated applications do: random commands first, then whatever brings everything to its end.
+//! Commands of the simulated applications: random commands first, then commands that complete all
+//! operations.
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
@@ -18,9 +19,10 @@ use super::remote::{
 use super::world::World;
 use super::{EventCounts, Violation, require};
 
-/// Tags are few, so that they meet.
+/// Number of tags; it is small, so that tags of messages and receives often match.
 const TAGS: u64 = 4;
-/// A message that is not there after so many steps is not waited for: other traffic may be in its way.
+/// Steps after which a message is not waited for any more, because other traffic may delay the
+/// message.
 const VOLLEY_STEPS: usize = 40;
 /// The upper half of a tag, which some receives ignore.
 const TAG_HIGH: u64 = 0xffff_ffff_0000_0000;
@@ -86,7 +88,7 @@ impl World {
         self.send_one(node, to, length, (tag, data), level)
     }
 
-    /// Messages to and fro, as programs do that wait for answers.
+    /// Messages between two processes in turn, as a program sends that waits for answers.
     fn volley(&mut self, node: usize) -> Result<(), Violation> {
         let (mut from, mut to) = (node, self.other());
         for _ in 0..self.random.within(10..=60) {
@@ -147,7 +149,7 @@ impl World {
         Ok(())
     }
 
-    /// Tells the model of a message that has been sent.
+    /// Adds a message that has been sent to the model.
     fn note_message(
         &mut self,
         from: usize,
@@ -171,7 +173,7 @@ impl World {
         }
     }
 
-    /// Puts a copy in the place of a message's bytes, as an inject does.
+    /// Replaces the bytes of a message by a copy, as an inject does.
     fn copy_as_inject(
         &mut self,
         node: usize,
@@ -194,7 +196,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks a command's [`Full`](landbridge_proto::endpoint::Full) against the bound.
+    /// Checks the result [`Full`](landbridge_proto::endpoint::Full) of a command against the bound.
     fn check_accepted(&mut self, node: usize, is_accepted: bool) -> Result<bool, Violation> {
         let operations = self.model.operations.values();
         let flying = operations.filter(|t| t.node() == node && t.is_operation()).count();
@@ -352,7 +354,8 @@ impl World {
         Ok(())
     }
 
-    /// Breaks the pipe to another process. Each side learns of it; the other perhaps later.
+    /// Breaks the connection to another process. Each side gets notified of the loss, one side
+    /// perhaps later.
     fn break_connection(&mut self, node: usize) -> Result<(), Violation> {
         let other = self.other();
         if other == node || self.model.failed[node][other] {
@@ -374,7 +377,8 @@ impl World {
         }
     }
 
-    /// Key and offset of `at`, or something that must be refused.
+    /// Key and offset of `at`, or a wrong pair that the target must refuse. Returns whether the
+    /// pair is wrong.
     fn aim(
         &mut self,
         to: usize,
@@ -386,7 +390,7 @@ impl World {
         let good = Remote { peer, key, offset: REGION_BASE + at };
         match self.random.below(10) {
             0 => (Remote { key: key + 100, ..good }, true),
-            // Ends one byte outside; nothing to refuse if it has no bytes.
+            // The range ends one byte outside of the region; an empty range would be valid.
             1 if length > 0 => {
                 let offset = REGION_BASE + REGION_BYTES + 1 - length;
                 (Remote { offset, ..good }, true)
@@ -489,14 +493,14 @@ impl World {
     fn operands(&mut self, to: usize, at: u64, length: u64, parts: u64, id: usize) -> Vec<u8> {
         let mut operands = content(id, length * parts);
         if parts == 2 && self.random.percent(50) {
-            // The comparison holds.
+            // The comparison succeeds.
             let old = content(super::remote::pattern(to), REGION_BYTES);
             operands[length as usize..].copy_from_slice(&old[at as usize..][..length as usize]);
         }
         operands
     }
 
-    /// Lets everything that was begun come to its end, and checks that it does.
+    /// Completes all operations, and checks that all of them complete.
     fn finish_all(&mut self) -> Result<(), Violation> {
         self.log_step(|| "the end".into());
         if self.random.percent(40) {
@@ -525,7 +529,7 @@ impl World {
         self.check_idle()
     }
 
-    /// Receives, claims or drops every message that waits; false if there is none.
+    /// Receives, claims or drops every waiting message; returns false if no message waits.
     fn receive_what_waits(&mut self) -> Result<bool, Violation> {
         let mut found = false;
         for node in 0..self.nodes.len() {

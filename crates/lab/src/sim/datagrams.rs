@@ -1,8 +1,9 @@
-//! Paths of datagrams: each frame is one, and may be lost, duplicated, late or reordered without a word, by itself or with all
-//! others for a while ([`super::outages`]).
+//! Paths of datagrams: each frame is one datagram, which may be lost, duplicated, delayed or
+//! reordered without a notification, alone or together with all other datagrams of an outage
+//! ([`super::outages`]).
 //!
-//! What arrives is read through the pipe of its path, a whole datagram at a time, some of them before the endpoint is told
-//! that the batch is over.
+//! Datagrams that arrive are read through the pipe of their path, one whole datagram at a time.
+//! Several datagrams may be read before the endpoint is notified of the end of the batch.
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::PathProperties;
@@ -15,26 +16,28 @@ use super::random::Random;
 use super::world::World;
 use super::{Violation, require};
 
-/// What is under way in one direction, and what may happen to it.
+/// The datagrams under way in one direction, and the rates of their faults.
 pub struct LossyNetwork {
-    /// When it arrives; in no order.
+    /// Time of arrival and bytes of each datagram, in no order.
     packets: Vec<(Time, Vec<u8>)>,
-    /// Of a thousand datagrams.
+    /// Datagrams that are lost, per thousand. `duplicated` and `reordered` are per thousand as
+    /// well.
     lost: u64,
     duplicated: u64,
     reordered: u64,
     delay: u64,
-    /// When the last that was not reordered arrives.
+    /// Time of arrival of the last datagram that was not reordered.
     last: Time,
 }
 
-/// Datagrams under way at most; more overflow, as in any queue.
+/// Datagrams under way at most; further datagrams overflow, as in any queue.
 const PACKETS_MAX: usize = 300;
 
-/// What is to arrive so much later was sent before the clock jumped back.
+/// Longest plausible delay in nanoseconds: a datagram with a later arrival was sent before the
+/// clock jumped back.
 const DELAY_MAX: u64 = 100 * SECOND;
 
-/// Datagrams that one receiving call brings at most.
+/// Datagrams that one receiving call returns at most.
 const BATCH_MAX: u64 = 4;
 
 impl LossyNetwork {
@@ -49,7 +52,7 @@ impl LossyNetwork {
         }
     }
 
-    /// A datagram enters; says what became of it if that is worth telling.
+    /// Sends a datagram; returns the name of the counter if the datagram had a fault.
     fn send(&mut self, now: Time, bytes: Vec<u8>, random: &mut Random) -> Option<&'static str> {
         let is_full = self.packets.len() >= PACKETS_MAX;
         if is_full || random.below(1_000) < self.lost {
@@ -71,23 +74,23 @@ impl LossyNetwork {
         if random.below(1_000) < self.reordered {
             return at.after(random.below(4 * self.delay + MILLISECOND));
         }
-        // A clock that jumps takes nothing with it.
+        // A jump of the clock does not delay later datagrams.
         self.last = if self.last.nanos_since(at) > SECOND { at } else { self.last.max(at) };
         self.last
     }
 
-    /// Nothing is lost from now on, but what overflows.
+    /// Stops random losses; overflow still loses datagrams.
     pub fn stop_losses(&mut self) {
         self.lost = 0;
     }
 
-    /// When the next one arrives.
+    /// Time of arrival of the next datagram.
     pub fn next(&self) -> Option<Time> {
         self.packets.iter().map(|&(at, _)| at).min()
     }
 
     fn receive(&mut self, now: Time) -> Option<Vec<u8>> {
-        // Those of before the clock jumped back have been long under way.
+        // Datagrams that were sent before the clock jumped back are due at once.
         let is_due = |at: Time| at <= now || at.nanos_since(now) > DELAY_MAX;
         let due = self.packets.iter().enumerate().filter(|(_, packet)| is_due(packet.0));
         let place = due.min_by_key(|(place, packet)| (packet.0, *place))?.0;
@@ -95,12 +98,14 @@ impl LossyNetwork {
     }
 }
 
-/// A path of datagrams, for both directions of a path; most paths are none.
+/// The congestion control of a path of datagrams, for both directions of the path; `None`, the most
+/// frequent case, for a path without datagrams.
 pub fn random_kind(random: &mut Random) -> Option<CongestionAlgorithm> {
     random.pick(&[None, None, Some(CongestionAlgorithm::Cubic), Some(CongestionAlgorithm::Bbr)])
 }
 
-/// The traits with which frames go as datagrams.
+/// The path properties of a path, changed so that frames are sent as datagrams if `datagram` is
+/// some algorithm.
 pub fn with_datagrams(
     path: PathProperties,
     datagram: Option<CongestionAlgorithm>,
@@ -116,7 +121,7 @@ impl World {
         self.pipes[from][to][path_id].network.is_some()
     }
 
-    /// A frame leaves as a datagram.
+    /// Sends a frame as a datagram.
     pub fn send_datagram(
         &mut self,
         (from, to, path_id): (usize, usize, usize),
@@ -141,7 +146,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads what one receiving call brings; false if that is nothing.
+    /// Reads the datagrams of one receiving call; returns false if there are none.
     pub fn receive_datagrams(
         &mut self,
         from: usize,
@@ -167,10 +172,10 @@ impl World {
         Ok(moved)
     }
 
-    /// Takes one datagram out of the pipe.
+    /// Reads one datagram out of the pipe.
     fn read_datagram(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
         loop {
-            // A path that is found too bad in between is broken, and its pipe is empty.
+            // A path that breaks in between has an empty pipe.
             let has_incoming = self.pipes[from][to][path_id].incoming.is_some();
             if self.pipes[from][to][path_id].bytes.is_empty() && !has_incoming {
                 return Ok(());

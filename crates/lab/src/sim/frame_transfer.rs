@@ -1,7 +1,9 @@
-//! Frames between simulated processes, by one or several pipes, which break, come back and spoil what they carry.
+//! Frames between simulated processes, over one or several pipes, which break, are reopened, and
+//! corrupt frames.
 //!
-//! A pipe that is not lossless breaks at any moment, in the middle of a frame as well; each side may still read what
-//! had arrived. What is corrupt is what a checksum would show: a payload in its place, or one that never gets there.
+//! A pipe that is not lossless can break at any moment, even in the middle of a frame; each side
+//! may still read bytes that had arrived. A corruption stands for a checksum mismatch: it affects a
+//! payload at its destination, or a payload that never gets there.
 
 use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
 use landbridge_proto::endpoint::{
@@ -22,10 +24,10 @@ use super::remote::REFUSED;
 use super::world::World;
 use super::{Violation, require};
 
-/// Paths between two processes.
+/// Paths between two processes at most.
 pub const PATHS_MAX: usize = 3;
 
-/// A pipe for every path of every two processes; both ends of a path are of one kind.
+/// Makes a pipe for each path between every two processes; both ends of a path are of one kind.
 pub fn random_pipes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Vec<Vec<Vec<Pipe>>> {
     let count = nodes.len();
     let mut pipes: Vec<Vec<Vec<Pipe>>> =
@@ -126,7 +128,8 @@ impl World {
         Ok(true)
     }
 
-    /// Says whether there is room for copies, as a driver does before it asks for a frame.
+    /// Sets whether the sender may make further copies, as a driver does before it asks for a
+    /// frame.
     fn allow_copies(&mut self, from: usize, peer: Peer) -> Result<(), Violation> {
         let is_full = |node: &Node| node.copied_bytes() >= node.copies_max;
         if is_full(&self.nodes[from]) {
@@ -142,20 +145,20 @@ impl World {
         Ok(())
     }
 
-    /// What is under way by a path of datagrams, if this is one, and it is looked at now.
+    /// The usage of a path of datagrams; `None` for other paths, and in three of four steps.
     fn flying(&self, from: usize, peer: Peer, path_id: usize) -> Option<InFlightUsage> {
         let is_time = self.steps.is_multiple_of(4);
         is_time.then(|| self.nodes[from].endpoint.in_flight_usage(peer, PathId(path_id as u8)))?
     }
 
-    /// A copy of what may have to go again.
+    /// Keeps a copy of bytes that may be retransmitted.
     fn keep_copy(&mut self, from: usize, bytes: Vec<u8>) -> Piece {
         let copy = self.arena.keep(bytes, false);
         self.nodes[from].copies.insert(copy.slot(), copy);
         copy
     }
 
-    /// A frame enters a path, as far as there is room.
+    /// Writes a frame to a path, as far as the pipe has capacity.
     fn enter(
         &mut self,
         (from, to, path_id): (usize, usize, usize),
@@ -181,7 +184,7 @@ impl World {
         self.pipes[from][to][path_id].begin(front, payload, &self.arena)
     }
 
-    /// Sends a message the short way; false if something is in its way.
+    /// Sends a message by the inject path; returns false if the message has to be queued.
     pub fn pass(
         &mut self,
         from: usize,
@@ -216,7 +219,8 @@ impl World {
         Ok(true)
     }
 
-    /// Counts the eager bytes of a frame that leaves for the first time, and those it announces.
+    /// Counts the eager bytes of a frame that is sent for the first time, and the bytes that it
+    /// announces.
     fn spend(&mut self, from: usize, to: usize, front: &[u8]) -> Result<(), Violation> {
         let header = Header::parse(front).map_err(violation)?;
         if !header.kind.is_numbered() {
@@ -233,7 +237,8 @@ impl World {
             }
             return Ok(());
         }
-        // What is too long for a datagram is numbered before it leaves, in pieces, and others may leave before it.
+        // A frame that is too long for a datagram is numbered before it leaves in fragments, and
+        // later frames may leave before it.
         require!(
             header.sequence == *next_sequence || may_be_cut_up,
             "{from} leaves numbers out towards {to}: {header:?}"
@@ -263,7 +268,7 @@ impl World {
             return self.receive_datagrams(from, to, path_id);
         }
         if self.blackholed[from][to][path_id] && !self.nodes[from].paths[to][path_id].silent_loss {
-            // It is still under way.
+            // The frame is still under way.
             return Ok(false);
         }
         let had = self.pipes[from][to][path_id].bytes.len();
@@ -347,7 +352,8 @@ impl World {
         Ok(true)
     }
 
-    /// A frame has its place. It may have had it before.
+    /// Records that the destination of a frame is known. The destination may have been known
+    /// before.
     fn begin_frame(
         &mut self,
         from: usize,
@@ -406,7 +412,8 @@ impl World {
         Ok(Some(message))
     }
 
-    /// An announced piece has begun to arrive: the message, if it is the last.
+    /// Records that an announced fragment has begun to arrive; returns the message if the fragment
+    /// is the last.
     fn go_on(&mut self, key: (usize, usize, u32), _start: u64, end: u64) -> Option<usize> {
         let &(message, whole) = self.ahead.get(&key)?;
         let is_last = end == whole;
@@ -416,7 +423,7 @@ impl World {
         is_last.then_some(message)
     }
 
-    /// Where a payload goes, in terms of the driver.
+    /// The destination of a payload, in terms of the driver.
     fn target(
         &mut self,
         from: usize,
@@ -469,7 +476,7 @@ impl World {
         })
     }
 
-    /// A buffer for a frame that has come early, if there is none.
+    /// Opens a buffer for a frame that arrived out of order, if the frame has no buffer.
     fn open_early_buffer(
         &mut self,
         key: (usize, u64),
@@ -595,8 +602,9 @@ impl World {
             format!("{to} has {:?} of {from} in {:?}", incoming.header.kind, incoming.place)
         });
         let is_diverted = matches!(incoming.target, Target::Skip);
-        // A signal has the number of the next new byte, which need not be new any more when it comes.
-        // A fragment never ends a frame: all of it come early, or are known.
+        // A control frame has the number of the next new byte, which may be old when the frame
+        // arrives. A fragment never ends a frame: every fragment arrives out of order or is a
+        // duplicate.
         let is_placed = incoming.header.kind.is_numbered()
             && incoming.header.kind != Kind::Fragment
             && self.placed_frame[from][to].map(|(first, _)| first)
@@ -620,7 +628,7 @@ impl World {
         }
     }
 
-    /// The payload that has arrived is not what was sent.
+    /// Handles a payload whose bytes differ from the sent bytes.
     fn corrupt_payload(
         &mut self,
         from: usize,
@@ -644,7 +652,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes in the frames that came early and are next now.
+    /// Delivers frames that arrived out of order and are next now.
     fn deliver_early_frames(&mut self, from: usize, to: usize) -> Result<(), Violation> {
         let peer = self.peer(to, from);
         while let Some(frame) = self.nodes[to].endpoint.next_reassembled(peer) {

@@ -1,8 +1,8 @@
-//! A peer that sends whatever it likes: random frames, and honest ones with something changed.
+//! A peer that sends arbitrary frames: random frames, and valid frames with changes.
 //!
-//! One endpoint lives with an honest peer and with attackers. What may never happen: it panics; a payload would be
-//! placed outside the memory that was posted; its unexpected bytes exceed the credit it gave; the honest
-//! peer's messages suffer.
+//! One endpoint, the victim, has an honest peer and attackers. What may never happen: the victim
+//! panics; a payload would be placed outside of posted memory; the victim's unexpected bytes exceed
+//! the credit that it gave; messages of the honest peer are affected.
 
 use std::collections::BTreeMap;
 
@@ -24,16 +24,16 @@ use super::{EventCounts, Violation, require};
 
 /// Steps of a run.
 const STEPS: u64 = 300;
-/// Eager credit of every peer.
+/// Eager credit of every peer in bytes.
 const WINDOW: u32 = 1_000;
-/// The honest peer.
+/// Index of the honest peer.
 const HONEST: usize = 0;
-/// All peers.
+/// Number of peers.
 const PEERS: usize = 3;
-/// The only path of each.
+/// The only path of each peer.
 const PATH: PathId = PathId(0);
 
-/// Memory that only has a size.
+/// Memory that has a size and no bytes.
 #[derive(Clone, Debug)]
 struct FakeMemory(u64);
 
@@ -47,19 +47,20 @@ impl Memory for FakeMemory {
     }
 }
 
-/// What the victim knows of a peer, as the attacker would.
+/// The victim, and the knowledge of its peers that an attacker has.
 struct Victim {
     endpoint: Endpoint<FakeMemory>,
     peers: [Peer; PEERS],
-    /// Number of the next byte from each peer, and of the next to it.
+    /// Number of the next byte from each peer. `sent` holds the number of the next byte to each
+    /// peer.
     sequence: [u64; PEERS],
     sent: [u64; PEERS],
     stores: BTreeMap<u32, (usize, u64)>,
-    /// Numbers that frames to an attacker have named.
+    /// Operation numbers in frames that were sent to each attacker.
     known: [KnownNumbers; PEERS],
-    /// Pulls begun and not done.
+    /// Pulls that have begun and are not done.
     pulls: Vec<u32>,
-    /// Contexts of the honest peer's receives that are not done.
+    /// Receives for the honest peer that are not done.
     honest_pending: usize,
     now: Time,
     random: Random,
@@ -121,7 +122,8 @@ impl Victim {
         Ticket { context: 1_000 + self.random.index(20), notify: true }
     }
 
-    /// Something for the attackers to interfere with. Nothing of it concerns the honest peer.
+    /// Issues a random command that attackers may interfere with. No such command concerns the
+    /// honest peer.
     fn command(&mut self) {
         let (ticket, size) = (self.ticket(), self.random.size(5_000));
         let attacker = self.random.within(1..=PEERS as u64 - 1) as usize;
@@ -140,7 +142,8 @@ impl Victim {
             2..=4 => {
                 let multi = random.percent(20);
                 let tag = (!multi && random.percent(70)).then_some((tag, 0));
-                // Not from anyone: the attackers may not take what the honest peer's receives are for.
+                // The source is not a wildcard, because attackers must not match the receives for
+                // the honest peer.
                 endpoint.recv(Posting {
                     source: Some(peer),
                     memory: FakeMemory(size),
@@ -166,7 +169,7 @@ impl Victim {
         }
     }
 
-    /// A frame by `attacker`, more or less likely to pass for honest.
+    /// Forges a frame of `attacker` that may resemble a valid frame.
     fn forge_frame(&mut self, attacker: usize) -> (Header, Vec<u8>) {
         let random = &mut self.random;
         let mut kind = random.pick(&Kind::ALL);
@@ -210,7 +213,8 @@ impl Victim {
         self.mutate(header, &front[..size])
     }
 
-    /// Changes bytes until the frame parses, or gives up and leaves it as it is.
+    /// Changes bytes until the changed frame parses; if no attempt parses, the frame stays
+    /// unchanged.
     fn mutate(&mut self, header: Header, head: &[u8]) -> (Header, Vec<u8>) {
         let mut bytes = vec![0; HEADER_BYTES];
         header.emit(&mut bytes);
@@ -227,11 +231,11 @@ impl Victim {
         }
     }
 
-    /// Hands a frame of `from` to the endpoint as a driver would.
+    /// Passes a frame of `from` to the endpoint as a driver would.
     fn frame(&mut self, from: usize, header: Header, head: &[u8]) -> Result<(), Violation> {
         let peer = self.peers[from];
         let mut head = head.to_vec();
-        // The driver has read as many bytes as the header asks for.
+        // A driver has read as many bytes as the header demands.
         head.resize(KindHeader::size(header.kind, header.flags).max(head.len()), 0);
         if self.trace {
             eprintln!(
@@ -253,7 +257,7 @@ impl Victim {
         self.drain()?;
         self.check_place(from, place, payload)?;
         match self.random.below(20) {
-            // Meanwhile …
+            // A command may be issued before the payload arrives.
             0 => self.command(),
             1 => return self.replace_peer(from),
             _ => (),
@@ -263,7 +267,7 @@ impl Victim {
         self.drain()
     }
 
-    /// Time goes on, sometimes by much, or back.
+    /// Advances the clock by a random time, which may be long; rarely the clock jumps back.
     fn pass_time(&mut self) {
         let jump = self.random.pick(&[0, 1 << 20, 1 << 20, 1 << 33, 1 << 40]);
         let back = if self.random.percent(1) { self.now.0 } else { 0 };
@@ -321,7 +325,7 @@ impl Victim {
         self.replace_peer(from)
     }
 
-    /// Closes the link to `from`, and lets it come back under a new number.
+    /// Closes the connection to `from` and opens it again under a new peer number.
     fn replace_peer(&mut self, from: usize) -> Result<(), Violation> {
         self.endpoint.fail(self.peers[from], 103);
         require!(!self.endpoint.has_work_for(self.peers[from]), "work for {from}, which is lost");
@@ -332,7 +336,7 @@ impl Victim {
         self.known[from] = KnownNumbers::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
         for (of, _) in self.stores.values_mut().filter(|(of, _)| *of == from) {
-            // What the old number left behind has credit of its own.
+            // Stores of the old peer number have a credit of their own.
             *of = PEERS;
         }
         Ok(())
@@ -396,7 +400,7 @@ impl Victim {
         Ok(())
     }
 
-    /// Sends what is to be sent to an attacker; sometimes only half of it.
+    /// Transmits the frames for attackers; sometimes only some of these frames.
     fn transmit(&mut self) -> Result<(), Violation> {
         for index in 1..PEERS {
             let peer = self.peers[index];
@@ -423,7 +427,7 @@ impl Victim {
         Ok(())
     }
 
-    /// The honest peer sends messages into receives that only it can match.
+    /// Lets the honest peer send messages to receives that only this peer can match.
     fn serve_honest_peer(&mut self) -> Result<(), Violation> {
         for tag in 0..5 {
             let ticket = Ticket { context: tag as usize, notify: true };
@@ -480,10 +484,10 @@ impl Victim {
     }
 }
 
-/// Numbers that an attacker remembers.
+/// Numbers of each kind that an attacker remembers at most.
 const KNOWN_NUMBERS_MAX: usize = 3;
 
-/// Numbers that an attacker knows, by what they are good for.
+/// Operation numbers that an attacker knows, by kind.
 #[derive(Default)]
 struct KnownNumbers {
     messages: Vec<u32>,
@@ -492,7 +496,7 @@ struct KnownNumbers {
 }
 
 impl KnownNumbers {
-    /// Notes the numbers that a frame gives its receiver.
+    /// Records the numbers that a frame gives to its receiver.
     fn learn(&mut self, header: &Header, head: &[u8]) {
         let Ok(head) = KindHeader::parse(header.kind, header.flags, head) else {
             return;
@@ -551,7 +555,7 @@ fn sample_atomic(size: u64) -> AtomicRequest {
     }
 }
 
-/// A head of `kind` that names numbers as they are likely to be in use.
+/// A random head of `kind` whose operation numbers are probably in use.
 fn random_head(
     kind: Kind,
     flags: &mut u8,

@@ -1,13 +1,14 @@
-//! Memory of the simulated processes: pieces that can be checked, moved and taken away.
+//! Memory of the simulated processes: pieces that can be checked, moved and freed.
 //!
-//! What may never happen: a piece is touched outside its bounds or after its owner had it back. Both are
-//! [`Violation`]s, so an operation that completes too early is caught by the next byte that moves.
+//! What may never happen: a piece is accessed outside of its bounds or after its owner has freed
+//! it. Both are [`Violation`]s, so an operation that completes too early is detected by the next
+//! byte that moves.
 
 use landbridge_proto::endpoint::Memory;
 
 use super::Violation;
 
-/// What is in memory nobody has written yet.
+/// The value of bytes that no process has written yet.
 pub const BLANK: u8 = 0xa5;
 
 /// A range of one allocation.
@@ -15,7 +16,7 @@ pub const BLANK: u8 = 0xa5;
 pub struct Piece {
     slot: u32,
     length: u64,
-    /// Others may read it at this address; 0: they may not.
+    /// Address at which other processes may read the piece; 0 if other processes may not read it.
     address: u64,
 }
 
@@ -38,14 +39,14 @@ impl Memory for Piece {
 }
 
 impl Piece {
-    /// Where it lies.
+    /// Number of the piece's allocation.
     pub fn slot(&self) -> u32 {
         self.slot
     }
 }
 
 impl Arena {
-    /// Takes `bytes` in. `visible`: they have an address.
+    /// Allocates a piece with `bytes`. With `visible`, the piece has an address.
     pub fn keep(&mut self, bytes: Vec<u8>, visible: bool) -> Piece {
         let slot = self.slots.len() as u32;
         let length = bytes.len() as u64;
@@ -62,7 +63,7 @@ impl Arena {
             .ok_or_else(|| Violation(format!("read of {at}+{length} outside {piece:?}")))
     }
 
-    /// Puts `bytes` to `at` of `piece`.
+    /// Writes `bytes` at offset `at` of `piece`.
     pub fn write(&mut self, piece: Piece, at: u64, bytes: &[u8]) -> Result<(), Violation> {
         let target = self
             .slots
@@ -75,7 +76,7 @@ impl Arena {
         Ok(())
     }
 
-    /// The `length` bytes at an address that [`Piece`] gave out.
+    /// The `length` bytes at an address of a [`Piece`].
     pub fn read_address(&self, address: u64, length: u64) -> Result<&[u8], Violation> {
         let slot = (address >> SLOT_SHIFT)
             .checked_sub(1)
@@ -86,7 +87,7 @@ impl Arena {
             .ok_or_else(|| Violation(format!("a pull of {length} bytes outside slot {slot}")))
     }
 
-    /// Takes `piece` away from everybody.
+    /// Frees `piece` and returns its bytes.
     pub fn free(&mut self, piece: Piece) -> Result<Vec<u8>, Violation> {
         self.slots
             .get_mut(piece.slot as usize)
@@ -102,7 +103,7 @@ impl Arena {
     }
 }
 
-/// The bytes that belong to number `id`: every message and region has a pattern of its own.
+/// The byte pattern of number `id`: every message and region has a pattern of its own.
 pub fn content(id: usize, length: u64) -> Vec<u8> {
     let salt = (id as u8).wrapping_mul(167) ^ ((id >> 8) as u8).wrapping_mul(59);
     let byte = |at: u64| {

@@ -1,15 +1,16 @@
-//! A simulator that runs endpoints against each other under a seed and checks all they say.
+//! A simulator that runs endpoints against each other under a seed and checks all of their results.
 //!
-//! Two to six [`Endpoint`](landbridge_proto::endpoint::Endpoint)s are joined by pipes that keep order (as shared
-//! memory and streams do), one or several between any two, which break and come back and corrupt what they carry ([`frame_transfer`]).
-//! Everything else is left to chance: what paths can do, how full the pipes are, in
-//! which pieces bytes move, in which order commands and deliveries come, who fails when. A model that knows
-//! only the definition of matching says what must come out ([`model`], [`remote`]).
+//! Two to six [`Endpoint`](landbridge_proto::endpoint::Endpoint)s are connected by pipes that keep
+//! order (as shared memory and streams do), one or several between any two. Pipes break, are
+//! reopened, and corrupt frames ([`frame_transfer`]). All other decisions are random: the
+//! properties of paths, the capacity of pipes, the pieces in which bytes move, the order of
+//! commands and deliveries, the failures of processes. A model that contains only the definition of
+//! matching gives the expected results ([`model`], [`remote`]).
 //!
-//! Processes that are killed and come back have a world of their own ([`recovery`]), with relays.
+//! Processes that are killed and restarted are simulated separately, with relays ([`recovery`]).
 //!
-//! What may never happen: two runs of one seed differ; a wrong completion goes unnoticed; an endpoint
-//! panics, whatever a peer sends ([`hostile`]).
+//! What may never happen: two runs of one seed differ; a wrong completion stays undetected; an
+//! endpoint panics, whatever a peer sends ([`hostile`]).
 
 mod bounds;
 pub mod command;
@@ -36,33 +37,33 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Something happened that must not.
+/// An event that must not happen, described for the developer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// What is simulated.
+/// The kind of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Everybody follows the protocol.
+    /// All endpoints follow the protocol.
     Honest,
-    /// One peer sends whatever it likes.
+    /// One peer sends arbitrary frames.
     Hostile,
-    /// Everybody follows the protocol, and is killed now and then.
+    /// All endpoints follow the protocol, and processes are killed at random.
     Recovery,
 }
 
-/// A seed that found something.
+/// A seed that has found a violation.
 #[derive(Clone, Debug)]
 pub struct FailedSeed {
     /// The seed.
     pub seed: u64,
-    /// In which mode.
+    /// The mode of the run.
     pub mode: Mode,
-    /// What it found.
+    /// The violation.
     pub violation: Violation,
 }
 
-/// How often interesting things happened.
+/// Number of occurrences of each event.
 #[derive(Clone, Debug, Default)]
 pub struct EventCounts(BTreeMap<&'static str, u64>);
 
@@ -92,7 +93,7 @@ impl EventCounts {
         }
     }
 
-    /// How often `event` happened.
+    /// Number of occurrences of `event`.
     pub fn of(&self, event: &str) -> u64 {
         self.0.get(event).copied().unwrap_or(0)
     }
@@ -132,10 +133,10 @@ fn rerun_command(seed: u64, mode: Mode) -> String {
     format!("cargo run -p landbridge-lab -- simulate --seeds {seed}..{end}{option} --trace")
 }
 
-/// Runs one seed. `trace`: every step is told on standard error.
+/// Runs one seed. With `trace`, every step is printed to standard error.
 ///
 /// # Errors
-/// What it found.
+/// The seed with the violation that it has found.
 pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<EventCounts, FailedSeed> {
     RUNNING.set(Some((seed, mode)));
     let outcome = match mode {
@@ -147,10 +148,10 @@ pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<EventCounts, FailedSeed
     outcome.map_err(|violation| FailedSeed { seed, mode, violation })
 }
 
-/// Runs many seeds on `jobs` threads, until one finds something.
+/// Runs many seeds on `jobs` threads, until a seed finds a violation.
 ///
 /// # Errors
-/// What the first one found.
+/// The first seed that has found a violation.
 pub fn run_all(seeds: Range<u64>, mode: Mode, jobs: usize) -> Result<EventCounts, FailedSeed> {
     let next = AtomicU64::new(seeds.start);
     let stop = AtomicBool::new(false);
@@ -159,7 +160,8 @@ pub fn run_all(seeds: Range<u64>, mode: Mode, jobs: usize) -> Result<EventCounts
         for _ in 0..jobs.max(1) {
             scope.spawn(|| {
                 let mine = run_worker(&next, seeds.end, mode, &stop);
-                // Poisoned only if another thread panicked, which ends the scope anyway.
+                // The lock is poisoned only if another thread has panicked, which ends the scope
+                // anyway.
                 let mut outcome = outcome.lock().unwrap_or_else(|poison| poison.into_inner());
                 match (&mut *outcome, mine) {
                     (Ok(all), Ok(mine)) => all.add(&mine),
@@ -199,7 +201,7 @@ thread_local! {
     static RUNNING: Cell<Option<(u64, Mode)>> = const { Cell::new(None) };
 }
 
-/// From now on a panic also says which seed it came from.
+/// Makes later panics print the seed that was running.
 pub fn name_seed_in_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -214,8 +216,8 @@ pub fn name_seed_in_panics() {
 mod tests {
     use super::*;
 
-    /// Enough to meet every path of the protocol many times, few enough for every `cargo test` (which takes ten
-    /// times as long for a seed as `cargo test --release`).
+    /// Number of seeds that meets every path of the protocol many times and is small enough for
+    /// every `cargo test` (a debug build takes ten times as long for a seed as a release build).
     const SEEDS: u64 = if cfg!(debug_assertions) { 500 } else { 5_000 };
 
     #[test]

@@ -1,11 +1,12 @@
-//! What messages must do, said in the simplest way and without the implementation's help.
+//! The expected behaviour of messages, in the simplest form and without code of the implementation.
 //!
-//! Enters: every command, the moment a message's first frame is taken in, every failure, every
-//! completion. Leaves: a [`Violation`] if a completion is not what MPI allows: wrong receive, bytes, length,
+//! Enters: every command, the delivery of a message's first frame, every failure, every completion.
+//! Leaves: a [`Violation`] if a completion is not what MPI allows: wrong receive, bytes, length,
 //! tag, data or source; too early; twice.
 //!
-//! Matching is the definition: arrivals and receives stand in lists, the oldest that fits is taken. That the first
-//! frames of one sender arrive in the order of its sends is demanded, never read from the frames.
+//! The model implements the definition of matching: arrivals and receives stand in lists, and the
+//! oldest match counts. The model demands that the first frames of one sender arrive in the order
+//! of its sends; it never derives this order from frames.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,15 +25,15 @@ pub struct Message {
     pub tag: Option<u64>,
     pub data: Option<u64>,
     pub length: u64,
-    /// Its first piece has been taken in.
+    /// The message's first fragment has been delivered.
     pub is_delivered: bool,
-    /// The first piece was all of it.
+    /// The first fragment was the whole message.
     pub is_whole: bool,
-    /// The receiver has all it wants of it.
+    /// The receiver has received all bytes that it accepts.
     pub is_received: bool,
 }
 
-/// What an unfinished operation waits for.
+/// An unfinished operation, with the data for the check of its completion.
 pub enum PendingOperation {
     Send { node: usize, message: usize, piece: Piece, level: CompletionLevel },
     Recv(Recv),
@@ -50,7 +51,7 @@ pub struct Recv {
     pub tagged: bool,
     pub message: Option<usize>,
     pub is_cancelled: bool,
-    /// The message it claimed had lost its sender.
+    /// The message that the receive claimed had lost its sender.
     pub is_lost: bool,
 }
 
@@ -63,13 +64,14 @@ pub struct Multi {
     used: u64,
     is_closed: bool,
     is_cancelled: bool,
-    /// Its only source was lost before it was posted: it ends on its own after what had arrived.
+    /// The only source of the receive was lost before the receive was posted, so the receive ends
+    /// after the messages that had arrived.
     has_lost_source: bool,
-    /// Where each unfinished message starts.
+    /// Start and number of each unfinished message in the buffer.
     parts: Vec<(u64, usize)>,
 }
 
-/// A receive that waits.
+/// A posted receive without a message.
 pub struct PostedReceive {
     pub context: usize,
     source: Option<usize>,
@@ -77,31 +79,31 @@ pub struct PostedReceive {
     ignore: u64,
 }
 
-/// What a receive or a look accepts.
+/// The messages that a receive or a probe accepts.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveMatch {
     pub source: Option<usize>,
-    /// `None`: untagged.
+    /// Tag and ignored bits; `None` for untagged messages.
     pub tag: Option<(u64, u64)>,
 }
 
-/// The two lists of one process and class.
+/// Posted receives and unexpected messages of one process and class.
 #[derive(Default)]
 pub struct MatchQueues {
     pub posted: Vec<PostedReceive>,
     pub unexpected: Vec<usize>,
 }
 
-/// See the module head.
+/// The state of the model.
 pub struct Model {
     pub messages: Vec<Message>,
-    /// Sent and not arrived: `[from][to]`.
+    /// Messages that were sent and have not arrived: `[from][to]`.
     pub flight: Vec<Vec<VecDeque<usize>>>,
     pub match_queues: Vec<[MatchQueues; 2]>,
-    /// Set aside, by context; true: its sender was lost before it was complete.
+    /// Claimed messages, by context; true if the sender was lost before the message was complete.
     pub claimed: Vec<BTreeMap<usize, (usize, bool)>>,
     pub operations: BTreeMap<usize, PendingOperation>,
-    /// `[at][peer]`.
+    /// Whether a process has given a peer up: `[at][peer]`.
     pub failed: Vec<Vec<bool>>,
 }
 
@@ -176,7 +178,7 @@ impl PendingOperation {
         }
     }
 
-    /// Counts against the bound on operations in flight.
+    /// Whether the operation counts against the bound on operations in flight.
     pub fn is_operation(&self) -> bool {
         matches!(self, PendingOperation::Send { .. } | PendingOperation::Remote(_))
     }
@@ -194,7 +196,7 @@ impl Model {
         }
     }
 
-    /// A receive is posted under `context`, whose ticket is there already.
+    /// Posts a receive under `context`, which is already in `operations`.
     pub fn post(&mut self, node: usize, wanted: ReceiveMatch, context: usize) {
         while let Some(at) = self.find_unexpected(node, &wanted) {
             let message = self.match_queues[node][wanted.class()].unexpected.remove(at);
@@ -216,7 +218,8 @@ impl Model {
         unexpected.iter().position(|&message| wanted.accepts(&self.messages[message]))
     }
 
-    /// Gives a message to the receive of `context`; true if that takes more.
+    /// Gives a message to the receive of `context`; returns true if the receive accepts further
+    /// messages.
     fn bind(&mut self, context: usize, message: usize) -> bool {
         let length = self.messages[message].length;
         match self.operations.get_mut(&context) {
@@ -241,18 +244,19 @@ impl Model {
         }
     }
 
-    /// The oldest waiting message that a look finds.
+    /// The oldest unexpected message that a probe finds.
     pub fn look(&self, node: usize, wanted: &ReceiveMatch) -> Option<usize> {
         self.find_unexpected(node, wanted)
             .map(|at| self.match_queues[node][wanted.class()].unexpected[at])
     }
 
-    /// A message is no longer to be found.
+    /// Removes a message from the unexpected messages, so that no receive finds it.
     pub fn remove_unexpected(&mut self, node: usize, message: usize) {
         self.match_queues[node][1].unexpected.retain(|&other| other != message);
     }
 
-    /// The first frame of the next message from `from` is here; true if a receive waits for it.
+    /// Records the arrival of the first frame of the next message from `from`; returns true if a
+    /// receive waits for the message.
     pub fn arrive(
         &mut self,
         node: usize,
@@ -284,7 +288,7 @@ impl Model {
         Ok((id, true))
     }
 
-    /// Cancels a receive; whether that must work.
+    /// Cancels a receive; returns whether the cancellation must succeed.
     pub fn cancel(&mut self, node: usize, context: usize) -> bool {
         let waits = self.match_queues[node].iter_mut().any(|queues| {
             let at = queues.posted.iter().position(|posted| posted.context == context);
@@ -301,7 +305,8 @@ impl Model {
         waits
     }
 
-    /// `node` gives `peer` up while the first frame of `unfinished` was on its way in.
+    /// Records that `node` gives `peer` up while the first frames of the messages `unfinished` are
+    /// being delivered.
     pub fn fail(&mut self, node: usize, peer: usize, unfinished: &[usize]) {
         self.failed[node][peer] = true;
         for queues in &mut self.match_queues[node] {
@@ -320,7 +325,7 @@ impl Model {
         }
     }
 
-    /// Nothing of `node` may wait for `peer` any more.
+    /// Checks that no operation of `node` waits for `peer` any more.
     pub fn check_failed(&self, node: usize, peer: usize) -> Result<(), Violation> {
         for (context, ticket) in self.operations.iter().filter(|(_, t)| t.node() == node) {
             let from = |message: &usize| self.messages[*message].from == peer;
@@ -340,7 +345,7 @@ impl Model {
         Ok(())
     }
 
-    /// A message operation is done.
+    /// Checks the completion of a message operation.
     pub fn finish(
         &mut self,
         done: &OperationCompletion,
@@ -443,7 +448,7 @@ impl Model {
         check_bytes(&bytes, id, done.length)
     }
 
-    /// Message `id` was received into `room` bytes.
+    /// Checks the receipt of message `id` into a buffer of `room` bytes.
     fn check_received(
         &mut self,
         done: &OperationCompletion,

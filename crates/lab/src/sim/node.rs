@@ -1,4 +1,4 @@
-//! A simulated process: an endpoint and what its driver keeps beside it.
+//! A simulated process: an endpoint and the state of its driver.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,41 +17,41 @@ use super::{Violation, require};
 pub struct Node {
     pub endpoint: Endpoint<Piece>,
     pub config: Config,
-    /// Its numbers of the others, once it has numbered them.
+    /// The peer numbers that the process uses for other processes, once assigned.
     pub peers: Vec<Option<Peer>>,
-    /// By process and number.
+    /// Path properties, by process and number of the path.
     pub paths: Vec<Vec<PathProperties>>,
     pub region: Region,
     pub stores: BTreeMap<u32, UnexpectedPayload>,
-    /// Frames that came early, by sender and first byte.
+    /// Frames that arrived out of order, by sender and first byte.
     pub early: BTreeMap<(usize, u64), EarlyFrame>,
     pub scratch: Vec<Vec<u8>>,
-    /// Copies of what may have to go again, by their slots, and how many bytes of them there may be before no more are
-    /// made.
+    /// Copies of bytes that may be retransmitted, by slot. `copies_max` is the number of copied
+    /// bytes from which on no further copies are made.
     pub copies: BTreeMap<u32, Piece>,
     pub copies_max: u64,
-    /// Reads of other processes' memory that are to be done.
+    /// Pending reads of other processes' memory.
     pub pulls: VecDeque<Pull>,
-    /// Requests of peers that are to be answered.
+    /// Requests of peers that have not been answered.
     pub read_requests: VecDeque<ReadRequest>,
-    /// Peers with frames to send, and the paths that may take some.
+    /// Peers with frames to send, and the paths that may have capacity.
     pub ready: BTreeSet<(usize, usize)>,
 }
 
-/// Unexpected payload.
+/// The payload of an unexpected message.
 pub struct UnexpectedPayload {
     pub from: usize,
     pub size: u64,
     pub bytes: Vec<u8>,
 }
 
-/// A frame that came early.
+/// A frame that arrived out of order.
 pub struct EarlyFrame {
     pub header: Header,
     pub bytes: Vec<u8>,
 }
 
-/// A read of another process's memory that is to be done.
+/// A pending read of another process's memory.
 pub struct Pull {
     pub from: usize,
     pub recv: u32,
@@ -61,7 +61,7 @@ pub struct Pull {
     pub length: u64,
 }
 
-/// A read request that is to be answered.
+/// A read request that has not been answered.
 pub struct ReadRequest {
     pub to: usize,
     pub op: u32,
@@ -94,13 +94,13 @@ impl Node {
         }
     }
 
-    /// Bytes of copies.
+    /// Total bytes of copies.
     pub fn copied_bytes(&self) -> u64 {
         self.copies.values().map(|piece| piece.size()).sum()
     }
 
     pub fn index_of(&self, peer: Peer) -> usize {
-        // Every peer was numbered by `World::peer`.
+        // `World::peer` has assigned every peer's number.
         self.peers.iter().position(|&other| other == Some(peer)).expect("a numbered peer")
     }
 
@@ -113,7 +113,7 @@ impl Node {
     }
 }
 
-/// Bounds of a process.
+/// A random configuration of a process.
 pub fn random_config(address: Address, eager_window: u32, random: &mut Random) -> Config {
     Config {
         address,
@@ -123,9 +123,9 @@ pub fn random_config(address: Address, eager_window: u32, random: &mut Random) -
     }
 }
 
-/// A path with traits of its own; sometimes those of a relay.
+/// Random properties of a path, sometimes those of a path through relays.
 pub fn random_path(random: &mut Random, largest: u64) -> PathProperties {
-    // Fewer frames than this for one message, or a run takes for ever.
+    // Bounds the number of frames of one message, so that a run ends in time.
     let least = largest / 200;
     if random.percent(20) {
         return PathProperties::RELAY;
@@ -147,7 +147,7 @@ pub fn random_path(random: &mut Random, largest: u64) -> PathProperties {
     }
 }
 
-/// A pipe from nearly nothing to roomy, or the network.
+/// A pipe with a random capacity, small or large, or a network of datagrams.
 pub fn random_pipe(path: &PathProperties, random: &mut Random) -> Pipe {
     let capacity = random.pick(&[100, 200, 1_000, 10_000, 200_000]);
     let mut pipe = Pipe::new(capacity, random.percent(60));

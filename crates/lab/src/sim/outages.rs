@@ -1,13 +1,16 @@
-//! Paths that let nothing through and tell nobody, both ways or one way only; and single-path periods: times in which every two processes
-//! have one path left that works.
+//! Paths that let nothing through without a notification, in both directions or in one; and
+//! single-path periods, in which every two processes have one working path left.
 //!
-//! A path that keeps order holds what has entered until its outage ends, for kernels send it again; one that loses in silence,
-//! or carries datagrams, loses what enters meanwhile. A driver notices what is not confirmed, each side for itself and some
-//! time later, and suspects the path (of datagrams it may make a spare one instead). In a single-path period every other path is broken, silent,
-//! or half open, nothing is mended, and nothing else goes wrong.
+//! A path that keeps order holds all bytes that entered until the end of its outage, because
+//! kernels retransmit; a path with silent loss or with datagrams loses everything that enters
+//! during the outage. A driver detects missing acknowledgements, each side for itself and some time
+//! later, and suspects the path (a path of datagrams may become a spare path instead). In a
+//! single-path period every other path is broken, silent, or half open, no path is repaired, and no
+//! other fault is injected.
 //!
-//! What may never happen: something that one process has for another does not arrive although a path between them works; it
-//! takes longer than the longest wait between two questions ([`WAIT_MAX`]) before it goes on.
+//! What may never happen: data of one process for another does not arrive although a path between
+//! the processes works; progress takes longer than the longest wait between two status requests
+//! ([`WAIT_MAX`]).
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::channel::probe_timeout::PROBE_TIMEOUT_NANOS_MAX;
@@ -18,49 +21,53 @@ use super::frame_transfer::PATHS_MAX;
 use super::world::{STEPS_MAX, World};
 use super::{Violation, require};
 
-/// Nothing arrives by a path in some direction.
+/// An outage: nothing arrives by a path in at least one direction.
 pub struct Outage {
-    /// Between whom, and which of their paths.
+    /// The two processes, and the number of their path.
     ends: [usize; 2],
     path_id: usize,
-    /// None: as long as the single-path period.
+    /// End of the outage; `None` stands for the end of the single-path period.
     until: Option<Time>,
-    /// When each side notices, if it does.
+    /// Time at which each side detects the outage, if it does.
     detected_at: [Option<Time>; 2],
-    /// Whoever notices makes it a spare path; so it was before.
+    /// If the side that detects the outage makes the path a spare path: whether the path was spare
+    /// before, for each side.
     was_spare: Option<[bool; 2]>,
 }
 
-/// Every two processes have one path left.
+/// A single-path period: every two processes have one working path left.
 pub struct SinglePathPeriod {
-    /// Which: `[from][to]`.
+    /// The number of the working path: `[from][to]`.
     last: Vec<Vec<usize>>,
-    /// What the world did to frames before.
+    /// Percentage of corrupt payloads before the period. `silent_loss_permille` is the rate of
+    /// silent loss before the period.
     corrupt_percent: u64,
     silent_loss_permille: u64,
-    /// Those paths lose nothing.
+    /// Whether the working paths lose nothing.
     is_clean: bool,
 }
 
-/// What has been achieved so far: bytes taken in, and commands that wait for their end.
+/// Progress so far: delivered bytes, and pending operations.
 type Progress = (u64, usize);
 
-/// The longest time for which nothing arrives.
+/// Longest outage in nanoseconds.
 const SPAN_MAX: u64 = 100 * SECOND;
 
-/// A driver notices at the latest so long after a path has fallen silent: `suspect_after`, some round trips, and what a
-/// busy machine adds.
+/// Longest time from an outage to its detection by a driver, in nanoseconds: `suspect_after`, some
+/// round trips, and the delay of a busy machine.
 const DETECTION_MAX: u64 = 300 * MILLISECOND;
 
-/// Nothing goes on for so long at most while a path works, if that loses nothing: the longest wait between two questions, for
-/// the last may have been asked just before, a first one of its own, and the notice.
+/// Longest time without progress while a path without losses works. Bound: two of the longest waits
+/// between status requests, because the last request may precede the period and the first request
+/// of the period has a wait of its own.
 const WAIT_MAX: u64 = 2 * PROBE_TIMEOUT_NANOS_MAX;
 
-/// A question or its answer may be lost so often in a row: at a fifth, once in many millions.
+/// Status requests or answers that are lost in a row at most: with a loss of a fifth, more losses
+/// in a row happen once in many millions of cases.
 const LOSSES_MAX: u64 = 12;
 
 impl World {
-    /// Nothing arrives by some path for a while, in one direction or both, and nobody is told.
+    /// Begins an outage of a random path, in one direction or both.
     pub fn begin_random_outage(&mut self) {
         let count = self.nodes.len();
         let (a, b) = (self.random.index(count), self.random.index(count));
@@ -113,7 +120,7 @@ impl World {
         self.outages.push(Outage { ends, path_id, until, detected_at, was_spare });
     }
 
-    /// Outages end, and are detected, as time goes on.
+    /// Ends outages, and lets drivers detect outages, as time passes.
     pub fn update_outages(&mut self) -> Result<(), Violation> {
         let now = self.now;
         while let Some(place) =
@@ -186,20 +193,21 @@ impl World {
         Ok(())
     }
 
-    /// When the next outage ends, or is detected.
+    /// The next time at which an outage ends or is detected.
     pub fn next_outage_change(&self) -> Option<Time> {
         let times = |outage: &Outage| [outage.until, outage.detected_at[0], outage.detected_at[1]];
         self.outages.iter().flat_map(times).flatten().min()
     }
 
-    /// Whether a broken path may come back now.
+    /// Whether a broken path may be reopened now.
     pub fn may_reopen(&self, a: usize, b: usize, path_id: usize) -> bool {
         let is_blackholed = self.blackholed[a][b][path_id] || self.blackholed[b][a][path_id];
         !is_blackholed
             && self.single_path.as_ref().is_none_or(|single_path| single_path.last[a][b] == path_id)
     }
 
-    /// From now on every two processes have one path that works, until [`World::end_single_path`].
+    /// Begins a single-path period: every two processes have one working path until
+    /// [`World::end_single_path`].
     pub fn begin_single_path(&mut self) -> Result<(), Violation> {
         self.log_step(|| "one path is left between any two".into());
         self.counts.count("single-path periods");
@@ -226,7 +234,7 @@ impl World {
         Ok(())
     }
 
-    /// Leaves one path between two processes.
+    /// Leaves one working path between two processes.
     fn leave_one_path(&mut self, a: usize, b: usize, is_clean: bool) -> Result<(), Violation> {
         let path_count = self.pipes[a][b].len();
         // Shared memory does not fail.
@@ -246,7 +254,7 @@ impl World {
             }
         }
         if lossless.is_none() && self.random.percent(30) {
-            // It comes back as soon as it is looked after.
+            // The driver reopens the path as soon as possible.
             self.break_path(a, b, last)?;
         }
         for path_id in (0..path_count).filter(|&path_id| path_id != last) {
@@ -255,7 +263,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing goes by this path any more, at least in one direction.
+    /// Disables a path, at least in one direction.
     fn disable_path(
         &mut self,
         a: usize,
@@ -272,8 +280,9 @@ impl World {
             2 => [true, false],
             _ => [false, true],
         };
-        // Confirmations and answers take the same path back, so whoever sends by it notices. Only relays confirm to each side
-        // what it has given to them: there, who is heard may not notice.
+        // Acknowledgements and answers return by the same path, so the sender detects the outage.
+        // Only relays acknowledge to each side what that side has given to them: there, a side
+        // whose own frames arrive may not detect the outage.
         let is_relayed =
             !self.has_datagrams(a, b, path_id) && self.nodes[a].paths[b][path_id].silent_loss;
         let detected_at = is_blackholed.map(|blackholed| {
@@ -284,7 +293,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything may come back.
+    /// Ends the single-path period; paths can be reopened from now on.
     pub fn end_single_path(&mut self) -> Result<(), Violation> {
         let Some(single_path) = self.single_path.take() else {
             return Ok(());
@@ -298,11 +307,12 @@ impl World {
         Ok(())
     }
 
-    /// Runs a single-path period until all that anybody has for anybody else has arrived.
+    /// Runs a single-path period until all data between all processes has arrived.
     pub fn run_single_path(&mut self) -> Result<(), Violation> {
         let is_clean = self.single_path.as_ref().is_some_and(|single_path| single_path.is_clean);
         let most = if is_clean { WAIT_MAX } else { LOSSES_MAX * WAIT_MAX };
-        // A clock that has jumped back makes waits longer than any: they count from where it was before.
+        // A clock that has jumped back makes waits longer than any bound, so waits count from the
+        // latest time.
         let (mut seen, mut since) = (self.progress(), self.now.max(self.latest));
         for _ in 0..STEPS_MAX {
             let before = self.now;
@@ -335,12 +345,13 @@ impl World {
         (self.delivered_up_to.iter().flatten().sum(), self.model.operations.len())
     }
 
-    /// Whether all that was sent has been taken in, and those who wait for a confirmation have it.
+    /// Whether all sent data has been delivered, and every sender has the acknowledgements that it
+    /// waits for.
     pub fn is_all_delivered(&self) -> bool {
         self.stuck().is_none()
     }
 
-    /// Between whom something is under way.
+    /// Two processes with data under way, if there are any.
     fn stuck(&self) -> Option<(usize, usize)> {
         let count = self.nodes.len();
         let mut pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));

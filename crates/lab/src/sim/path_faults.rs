@@ -1,4 +1,5 @@
-//! Paths between simulated processes that break, are suspected, and come back; processes that lose each other for good.
+//! Paths between simulated processes that break, are suspected, and are reopened; and processes
+//! that lose each other finally.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::node::random_pipe;
 use super::world::World;
 
 impl World {
-    /// A path breaks, if there is one that may.
+    /// Breaks a random path, if the path may break.
     pub fn break_random_path(&mut self) -> Result<(), Violation> {
         let count = self.nodes.len();
         let (a, b) = (self.random.index(count), self.random.index(count));
@@ -23,7 +24,8 @@ impl World {
         Ok(())
     }
 
-    /// One side of a path suspects it, or no longer, whatever is right.
+    /// Lets one side of a random path suspect the path or end its suspicion, whatever the state of
+    /// the path.
     pub fn suspect_random_path(&mut self) -> Result<(), Violation> {
         let count = self.nodes.len();
         let (from, to) = (self.random.index(count), self.random.index(count));
@@ -37,7 +39,7 @@ impl World {
         self.set_suspected(from, to, path_id, is_suspected)
     }
 
-    /// `from` suspects a path, or no longer.
+    /// Sets whether `from` suspects a path.
     pub fn set_suspected(
         &mut self,
         from: usize,
@@ -48,7 +50,8 @@ impl World {
         let (peer, path) = (self.peer(from, to), PathId(path_id as u8));
         self.log_step(|| format!("{from} suspects path {path_id} to {to}: {is_suspected}"));
         if is_suspected && self.pipes[from][to][path_id].pending_write.is_some() {
-            // Its memory may be given back as soon as the frame has come by another path.
+            // The sender may free the memory of the frame as soon as the frame has arrived by
+            // another path.
             self.pipes[from][to][path_id].own_pending_write(&mut self.arena)?;
             self.nodes[from].endpoint.handle_flushed(peer, path);
         }
@@ -69,7 +72,7 @@ impl World {
         self.log_step(|| format!("path {path_id} between {a} and {b} breaks"));
         for (from, to) in [(a, b), (b, a)] {
             if self.random.percent(50) {
-                // What had arrived can still be read.
+                // Bytes that had arrived can still be read.
                 while !self.broken.contains(&(a, b, path_id)) && self.read(from, to, path_id)? {}
             }
         }
@@ -90,7 +93,7 @@ impl World {
         Ok(())
     }
 
-    /// A broken path comes back; false if there is none that may.
+    /// Reopens a broken path; returns false if no path may be reopened.
     pub fn reopen_path(&mut self) -> Result<bool, Violation> {
         if self.broken.is_empty() {
             return Ok(false);
@@ -124,7 +127,7 @@ impl World {
         Ok(true)
     }
 
-    /// `node` learns that `other` is lost.
+    /// Notifies `node` of the loss of `other`.
     pub fn lose_peer(&mut self, node: usize, other: usize) -> Result<(), Violation> {
         self.log_step(|| format!("{node} loses {other}"));
         let peer = self.peer(node, other);
@@ -147,7 +150,8 @@ impl World {
         let state = &mut self.nodes[node];
         state.pulls.retain(|pull| pull.from != other);
         state.early.retain(|&(from, _), _| from != other);
-        // Requests are answered all the same: the endpoint must not mind.
+        // The driver answers the requests of a lost peer nevertheless: the endpoint must tolerate
+        // the answers.
         state.endpoint.fail(peer, LOST);
         self.counts.count("peers lost");
         self.drain(node)?;

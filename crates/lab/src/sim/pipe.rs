@@ -1,7 +1,7 @@
 //! One direction between two processes: a bounded pipe that keeps order and loses nothing.
 //!
-//! Bytes enter as far as there is room; what remains of a frame stays with the writer (as a socket or a ring would have
-//! it) and still lies in the sender's memory. Bytes leave in pieces of any size.
+//! Bytes enter as far as the pipe has capacity; the rest of a frame waits with the writer (as for a
+//! socket or a ring) and still lies in the sender's memory. Bytes leave in pieces of any size.
 
 use std::collections::VecDeque;
 
@@ -12,56 +12,58 @@ use super::Violation;
 use super::datagrams::LossyNetwork;
 use super::memory::{Arena, Piece};
 
-/// See the module head.
+/// The bytes in the pipe, and the frames at its two ends.
 pub struct Pipe {
     pub bytes: VecDeque<u8>,
     capacity: usize,
-    /// A frame that does not fit may enter in part; otherwise it waits for room if it can ever have it.
+    /// Whether a frame that does not fit may enter in part; if not, the frame waits until it fits,
+    /// unless it is larger than the pipe.
     partial: bool,
-    /// What of the last frame has not entered.
+    /// The part of the last frame that has not entered.
     pub pending_write: Option<PendingWrite>,
-    /// The frame that is being taken out.
+    /// The frame that is being read.
     pub incoming: Option<IncomingFrame>,
-    /// Broken: what is written vanishes.
+    /// The pipe is broken: written bytes vanish.
     pub is_cut: bool,
-    /// Frames are datagrams, and on their way here before they come into the pipe.
+    /// The network of a path of datagrams, which datagrams pass before they enter the pipe.
     pub network: Option<LossyNetwork>,
 }
 
-/// The part of a frame that waits for room.
+/// The part of a frame that waits for capacity.
 pub struct PendingWrite {
     front: Vec<u8>,
     payload: Option<(Piece, u64, u64)>,
 }
 
-/// A frame whose payload is on its way into its place.
+/// A frame whose payload is being read.
 pub struct IncomingFrame {
     pub header: Header,
     pub place: PayloadDestination,
-    /// Memory, offset and bytes that it takes.
+    /// Destination of the payload's bytes.
     pub target: Target,
     pub payload: u64,
     pub done: u64,
-    /// It has come by another path meanwhile.
+    /// The frame has arrived by another path meanwhile.
     pub is_duplicate: bool,
 }
 
-/// Where the bytes of a payload go.
+/// Destination of a payload's bytes.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// The first `take` bytes to `at` of a piece.
+    /// The first `take` bytes are written at offset `at` of a piece.
     Piece { piece: Piece, at: u64, take: u64 },
-    /// A store, from byte `at` on.
+    /// The bytes are written to a store, from offset `at` on.
     Store { store: u32, at: u64 },
-    /// What is kept of a frame that came early, from byte `at` on.
+    /// The bytes are written to the buffer of a frame that arrived out of order, from offset `at`
+    /// on.
     Early { frame: u64, at: u64 },
-    /// The scratch memory of the pipe.
+    /// The bytes are written to the scratch memory of the pipe.
     Scratch(Vec<u8>),
-    /// Nowhere.
+    /// The bytes are dropped.
     Skip,
 }
 
-/// What became of an attempt to write a frame.
+/// The result of an attempt to write a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
     Busy,
@@ -94,12 +96,12 @@ impl Pipe {
             && (fits || (self.room() > 0 && (self.partial || size > self.capacity)))
     }
 
-    /// Whether a frame of `size` bytes may enter at once.
+    /// Whether a frame of `size` bytes may enter completely now.
     pub fn fits(&self, size: usize) -> bool {
         self.pending_write.is_none() && size <= self.room()
     }
 
-    /// Begins a frame.
+    /// Begins to write a frame.
     pub fn begin(
         &mut self,
         front: &[u8],
@@ -114,7 +116,7 @@ impl Pipe {
         Ok(if self.resume(arena)? { WriteOutcome::Whole } else { WriteOutcome::Part })
     }
 
-    /// Goes on with the frame that has not quite entered; true if it has now.
+    /// Continues to write the pending frame; returns true if the whole frame has entered.
     pub fn resume(&mut self, arena: &Arena) -> Result<bool, Violation> {
         let Some(mut pending_write) = self.pending_write.take() else {
             return Ok(true);
@@ -137,7 +139,8 @@ impl Pipe {
         Ok(is_whole)
     }
 
-    /// Copies the part of the frame that waits for room.
+    /// Copies the part of the frame that waits for capacity, so that the sender may free its
+    /// memory.
     pub fn own_pending_write(&mut self, arena: &mut Arena) -> Result<(), Violation> {
         if let Some(PendingWrite { payload: Some((piece, at, length)), .. }) =
             &mut self.pending_write
@@ -154,22 +157,22 @@ impl Pipe {
         }
     }
 
-    /// Room for the frame that waits.
+    /// Whether a frame waits and the pipe has capacity.
     pub fn may_resume(&self) -> bool {
         self.pending_write.is_some() && self.room() > 0
     }
 
-    /// The first `count` bytes, left in the pipe.
+    /// The first `count` bytes, which stay in the pipe.
     pub fn peek(&self, count: usize) -> Vec<u8> {
         self.bytes.iter().take(count).copied().collect()
     }
 
-    /// Takes `count` bytes out.
+    /// Removes `count` bytes from the pipe.
     pub fn take(&mut self, count: usize) -> Vec<u8> {
         self.bytes.drain(..count).collect()
     }
 
-    /// Breaks the pipe for writers; what is in the pipe may still be read.
+    /// Breaks the pipe for writers; bytes in the pipe can still be read.
     pub fn cut(&mut self) {
         self.is_cut = true;
         self.pending_write = None;

@@ -1,13 +1,13 @@
-//! The only source of chance in a simulation: a seed gives the same numbers for ever.
+//! The only source of randomness of a simulation: a seed always gives the same numbers.
 
 use std::ops::RangeInclusive;
 
-/// SplitMix64: tiny, fast, good enough to choose events.
+/// A SplitMix64 generator, which is small, fast and good enough to choose events.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
+    /// The generator of `seed`.
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed ^ 0x6c62_272e_07bb_0142);
         random.next();
@@ -23,32 +23,33 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `end` (0 if `end` is 0).
+    /// A random number below `end` (0 if `end` is 0).
     pub fn below(&mut self, end: u64) -> u64 {
         if end == 0 { 0 } else { self.next() % end }
     }
 
-    /// An index below `end`.
+    /// A random index below `end`.
     pub fn index(&mut self, end: usize) -> usize {
         self.below(end as u64) as usize
     }
 
-    /// A number of `range`.
+    /// A random number of `range`.
     pub fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// True `percent` times in a hundred.
+    /// True with a probability of `percent` in a hundred.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of `choices`.
+    /// A random element of `choices`.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }
 
-    /// A size up to `most` where small and large ones, and the limits, are about equally likely.
+    /// A random size up to `most`; small sizes, large sizes and the limits are about equally
+    /// likely.
     pub fn size(&mut self, most: u64) -> u64 {
         match self.below(8) {
             0 => 0,

@@ -1,17 +1,22 @@
-//! Processes that crash, and are brought back from their relay's record, under a seed.
+//! Simulated processes that crash and replay from the message log of their relay, under a seed.
 //!
-//! Two clusters, each with a relay that records; a stream between them that breaks; programs ([`process`]) that send each
-//! other messages of all sizes and take what comes, in an order that chance decides. Any of them may be killed, also in the
-//! middle of what it says, several at once, and while it comes back.
+//! There are two clusters, each with a relay that records, and a stream between the relays that
+//! breaks; programs ([`process`]) send each other messages of all sizes and receive messages in a
+//! random order. Any process may be killed, even in the middle of a write, together with other
+//! processes, and while it replays.
 //!
-//! Images are taken of them now and then; a new start then begins with the newest, or the one before, and what led to the older is
-//! dropped by the relay.
+//! Checkpoints of processes are taken at random times. A new incarnation then begins with the
+//! newest checkpoint or the one before, and the relay releases the log segments before the older
+//! checkpoint.
 //!
-//! Some relays have so little memory that they give processes up. Such a one is not killed until its next image is there, from
-//! which it can come back; if there was too much while it was away, the job has ended.
+//! Some relays have so little memory that they give up the logs of processes. Such a process is not
+//! killed until its next checkpoint exists, from which it can restart; if the log overflows while
+//! the process is down, the job has ended.
 //!
-//! What may never happen: a new start sees something else, or in another order, than the one before; a message is lost,
-//! doubled, changed or overtaken by a later one of its source; somebody hears that another one is gone; a relay stops one for doing something else than before.
+//! What may never happen: a new incarnation sees other events, or the same events in another order,
+//! than the one before; a message is lost, duplicated, changed or overtaken by a later message
+//! of its source; a process is notified that another process is unreachable; a relay refuses a process
+//! for divergence.
 
 mod disk;
 mod process;
@@ -27,46 +32,48 @@ use super::{EventCounts, Violation, require};
 use disk::Disk;
 use process::{CheckpointImage, PlantedFault, Process, ProgramEvent, StepResult, Task};
 
-/// More steps than any run takes.
+/// Steps of a run at most.
 const STEPS_MAX: usize = 3_000_000;
-/// Microseconds that a step takes at most, and that one may take in which everybody sleeps.
+/// Longest time of a step, in microseconds. `SLEEP_MICROS` is the longest jump of the clock while
+/// all processes sleep.
 const STEP_MICROS: u64 = 400;
 const SLEEP_MICROS: u64 = 2_000_000;
-/// Images of a process that are kept.
+/// Checkpoints of a process that are kept at most.
 const CHECKPOINTS_MAX: usize = 2;
 
-/// One process, whichever start of it there is.
+/// One rank, over all of its incarnations.
 struct SimulatedRank {
     task: Task,
     process: Option<Process>,
     incarnation: u32,
     link: Option<LinkId>,
-    /// What a killed start has left in its ring.
+    /// Bytes in the ring of a killed incarnation that the relay has not read.
     unread_output: Vec<u8>,
     polls: u64,
-    /// What the start that came furthest has seen.
+    /// Events that the furthest incarnation has seen.
     events: Vec<ProgramEvent>,
     is_paused: bool,
-    /// Something for it has found no room in its ring.
+    /// The ring of the rank is full, and a frame waits for it.
     is_full: bool,
     is_done: bool,
-    /// The newest ones, oldest first.
+    /// The newest checkpoints, oldest first.
     checkpoints: Vec<CheckpointImage>,
-    /// It will never stand before so many determinants any more.
+    /// Number of determinants that the relay has released, so no later incarnation begins before
+    /// this number.
     released: u64,
-    /// It can come back no longer.
+    /// The rank cannot be restarted any more.
     is_unrecoverable: bool,
 }
 
-/// One side: its relay and the stream to the other.
+/// One cluster: its relay, and the stream to the other relay.
 struct Side {
     relay: Relay,
     disk: Disk,
     stream: Option<LinkId>,
-    /// Bytes from the other side.
+    /// Bytes received from the other side.
     wire: Vec<u8>,
     is_paused: bool,
-    /// What its relay keeps may be too much.
+    /// The message logs may exceed the relay's memory.
     has_tight_memory: bool,
 }
 
@@ -77,12 +84,13 @@ struct RecoveryWorld {
     per_side: usize,
     ring_bytes: usize,
     micros: u64,
-    /// Of a thousand steps, in how many somebody is killed, the stream is broken, or a checkpoint is taken.
+    /// Steps per thousand in which a process is killed. `break_permille` and `checkpoint_permille`
+    /// do the same for breaks of the stream and for checkpoints.
     kill_permille: u64,
     break_permille: u64,
     checkpoint_permille: u64,
     kills_left: u32,
-    /// Somebody who was killed cannot come back.
+    /// A killed process cannot be restarted, so the job has ended.
     has_ended: bool,
     counts: EventCounts,
     trace: bool,
@@ -216,7 +224,7 @@ impl RecoveryWorld {
                 self.run_relay(side)?;
             }
         }
-        // A jump now and then, so that somebody asks because of the time.
+        // The clock jumps now and then, so that timers expire.
         if self.random.below(3_000) == 0 {
             self.micros += self.random.below(SLEEP_MICROS);
             for side in &mut self.sides {
@@ -251,7 +259,7 @@ impl RecoveryWorld {
         self.drain(side, &[])
     }
 
-    /// The present start of a process is there, and stands there in what is on record.
+    /// Attaches the present incarnation of a rank to its relay, at its position in the log.
     fn attach(&mut self, rank: usize, log_position: LogPosition) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let it = &mut self.ranks[rank];
@@ -263,7 +271,8 @@ impl RecoveryWorld {
         Ok(())
     }
 
-    /// The image with which the next start begins: the newest, unless that is torn; or none.
+    /// The checkpoint with which the next incarnation begins: the newest, or the one before if the
+    /// newest is torn; `None` for a start without a checkpoint.
     fn newest_checkpoint(&mut self, rank: usize) -> Option<CheckpointImage> {
         let it = &mut self.ranks[rank];
         if it.released == 0 && self.random.percent(10) {
@@ -300,7 +309,8 @@ impl RecoveryWorld {
         self.handle_remarks(side)
     }
 
-    /// Of whom there is too much to be kept, and of whom no longer.
+    /// Handles the relay's reports of processes whose log has become too large to be kept, or can
+    /// be kept again.
     fn handle_remarks(&mut self, side: usize) -> Result<(), Violation> {
         let Side { relay, has_tight_memory, .. } = &mut self.sides[side];
         while let Some(remark) = Disk::poll_log_event(relay, *has_tight_memory)? {
@@ -315,14 +325,15 @@ impl RecoveryWorld {
                 continue;
             }
             self.counts.count("recordings restarted");
-            // Those before are of no use.
+            // Earlier checkpoints are of no use, because the log before the newest one is
+            // incomplete.
             rank.checkpoints.drain(..rank.checkpoints.len() - 1);
             rank.released = rank.checkpoints[0].log_position.determinants;
         }
         Ok(())
     }
 
-    /// The ring of a start that was killed is read to its end.
+    /// Lets the relay read the ring of a killed incarnation to its end.
     fn read_unread_output(&mut self, rank: usize) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let Some(link) = self.ranks[rank].link.take() else { return Ok(()) };
@@ -362,7 +373,8 @@ impl RecoveryWorld {
         Ok(())
     }
 
-    /// It is killed while it said what lies behind `said` in its ring: some of that has been.
+    /// Kills a process whose ring held `said` bytes before this step: of the frames behind `said`,
+    /// the ring keeps a random number.
     fn kill(&mut self, rank: usize, said: usize) {
         self.kills_left -= 1;
         let it = &mut self.ranks[rank];
@@ -395,7 +407,8 @@ impl RecoveryWorld {
             self.read_rank_output(rank)?;
         }
         self.read_stream(side)?;
-        // Full outputs may have room again; others are written when the relay says so.
+        // Full outputs may have capacity again; other outputs are written when the relay requests
+        // it.
         for rank in side * self.per_side..(side + 1) * self.per_side {
             let it = &self.ranks[rank];
             if let (Some(link), true) = (it.link, it.process.is_some() && it.is_full) {
@@ -407,7 +420,7 @@ impl RecoveryWorld {
         }
         self.drain(side, &[])?;
         while let Some(link) = self.sides[side].relay.poll_resume() {
-            // Both relays number their links from the beginning.
+            // Both relays number their links from 0.
             let mut own = side * self.per_side..(side + 1) * self.per_side;
             match own.find(|rank| self.ranks[*rank].link == Some(link)) {
                 Some(rank) => {
@@ -430,7 +443,7 @@ impl RecoveryWorld {
         Ok(())
     }
 
-    /// The relay reads some of what a process has said.
+    /// Lets the relay read a random part of the bytes that a process has written.
     fn read_rank_output(&mut self, rank: usize) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let it = &mut self.ranks[rank];
@@ -475,7 +488,7 @@ impl RecoveryWorld {
         Ok(())
     }
 
-    /// Hands to whoever is at the other end of a link what it has room for.
+    /// Writes queued bytes of a link to its receiver, as far as the receiver has capacity.
     fn write(&mut self, side: usize, link: LinkId, buffer: &[u8]) -> Result<(), Violation> {
         let [one, other] = &mut self.sides;
         let (own, far) = if side == 0 { (one, other) } else { (other, one) };
@@ -521,7 +534,8 @@ impl RecoveryWorld {
     }
 }
 
-/// Writes what waits for a link, as a driver does. Whether there was more than room for it.
+/// Writes the queued bytes of a link, as a driver does. Returns whether bytes remained because `to`
+/// was full.
 fn write_queued(
     relay: &mut Relay,
     link: LinkId,

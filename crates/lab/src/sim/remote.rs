@@ -1,7 +1,7 @@
-//! Remote memory in the simulation: regions, and what operations on them must leave behind.
+//! Remote memory in the simulation: regions, and the expected effects of operations on regions.
 //!
-//! Every operation works on bytes of its own, so its effect can be checked exactly: done means there,
-//! once; refused means untouched.
+//! Every operation works on bytes of its own, so its effect can be checked exactly: a completed
+//! operation has changed its bytes once; a refused operation has changed nothing.
 
 use landbridge_proto::endpoint::{
     AtomicRequest, CompletionKind, Failure, Memory, OperationCompletion,
@@ -12,12 +12,12 @@ use super::{EventCounts, Violation, require};
 
 /// Bytes of each process's region.
 pub const REGION_BYTES: u64 = 24 << 10;
-/// The longest write. A write that ends outside the region leaves its first pieces in these last bytes of it, so no other
-/// operation gets any of them.
+/// Bytes of the longest write. A write that ends outside of the region may leave its first
+/// fragments in these last bytes of the region, so no other operation uses these bytes.
 pub const WRITE_BYTES_MAX: u64 = 3_000;
-/// Its front is only read.
+/// Bytes at the front of the region that are only read.
 pub const CONSTANT_BYTES: u64 = 4 << 10;
-/// Offsets count from here, as virtual addresses do.
+/// Offsets count from this base, as virtual addresses do.
 pub const REGION_BASE: u64 = 0x7f00_0000_0000;
 /// The errno of a refusal.
 pub const REFUSED: i32 = 13;
@@ -34,18 +34,18 @@ pub struct Region {
 pub struct RemoteOperation {
     pub node: usize,
     pub to: usize,
-    /// Memory here.
+    /// Local memory of the operation.
     pub piece: Piece,
     pub result: Option<Piece>,
-    /// Place in the region, from 0.
+    /// Offset in the region, from 0.
     pub at: u64,
     pub is_refused: bool,
     pub what: RemoteKind,
 }
 
-/// What it does.
+/// The kind of a remote operation.
 pub enum RemoteKind {
-    /// With the number of its completion data, if it has some.
+    /// A write, with the number of its completion data if it has any.
     Write(Option<usize>),
     Read,
     Atomic {
@@ -54,17 +54,17 @@ pub enum RemoteKind {
     },
 }
 
-/// What is around an operation when it is done.
+/// The state in which an operation completes.
 #[derive(Clone, Copy)]
 pub struct CompletionContext<'a> {
-    /// The region it was for.
+    /// The target region.
     pub target: Piece,
     pub is_lost: bool,
     pub writes_with_data: &'a [WriteWithData],
     pub arena: &'a Arena,
 }
 
-/// A write that announces itself at its target.
+/// A write with completion data for its target.
 pub struct WriteWithData {
     pub from: usize,
     pub to: usize,
@@ -72,11 +72,11 @@ pub struct WriteWithData {
     pub times: u32,
 }
 
-/// The sum of `fi_op`s that the simulation uses.
+/// The number of the `fi_op` sum.
 pub const SUM: u8 = 2;
-/// Compare and swap.
+/// The number of compare and swap.
 pub const SWAP_IF_EQUAL: u8 = 10;
-/// Only reads.
+/// The number of an atomic read.
 pub const READ: u8 = 7;
 
 impl Region {
@@ -85,14 +85,14 @@ impl Region {
         Self { key: 0x5000 + node as u64, piece, fresh: CONSTANT_BYTES }
     }
 
-    /// Offset in the region of a request, if all of it lies inside.
+    /// Offset in the region of a request, if the whole range lies inside.
     pub fn resolve(&self, key: u64, offset: u64, length: u64) -> Option<u64> {
         let at = offset.checked_sub(REGION_BASE)?;
         let end = at.checked_add(length)?;
         (key == self.key && end <= REGION_BYTES).then_some(at)
     }
 
-    /// Bytes for one operation alone.
+    /// Reserves bytes for one operation alone; `None` if the region has no free bytes.
     pub fn reserve(&mut self, length: u64) -> Option<u64> {
         let at = self.fresh;
         (at + length <= REGION_BYTES - WRITE_BYTES_MAX).then(|| {
@@ -102,7 +102,7 @@ impl Region {
     }
 }
 
-/// Number of the pattern in the region of `node`.
+/// Number of the byte pattern in the region of `node`.
 pub fn pattern(node: usize) -> usize {
     90_000 + node
 }
@@ -140,7 +140,7 @@ fn combine(request: &AtomicRequest, operands: &[u8], old: &[u8]) -> Result<Vec<u
 }
 
 impl RemoteOperation {
-    /// Checks what the operation left behind.
+    /// Checks the effects of the operation.
     pub fn finish(
         &self,
         done: &OperationCompletion,

@@ -1,8 +1,10 @@
-//! What one path of datagrams brings: messages from one endpoint to another over a simulated link of 1 Gb/s.
+//! Measures the throughput of one path of datagrams: messages from one endpoint to another over a
+//! simulated link of 1 Gb/s.
 //!
-//! The link has a queue that overflows, delay, and losses after a seed; both ends are told of time and datagrams as a
-//! driver would, a little late. What comes out is a table: for each delay, loss and congestion control, how fast messages
-//! are delivered at first and later on, and how much was retransmitted needlessly.
+//! The link has a queue that overflows, a delay, and losses that depend on a seed. Both ends get
+//! the time and datagrams as from a driver, a little late. The result is a table: for each delay,
+//! loss rate and congestion control, the rate of the first message and of later messages, and the
+//! number of spurious retransmissions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -20,52 +22,56 @@ use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::random::Random;
 
-/// Bytes per second: 1 Gb/s.
+/// Rate of the link in bytes per second: 1 Gb/s.
 const RATE: u64 = 125_000_000;
-/// What Ethernet, IPv4, UDP and the token add to a frame: gap, preamble, header, check, 20, 8, 8 bytes.
+/// Bytes that Ethernet, IPv4, UDP and the token add to a frame: 38 bytes of gap, preamble, header
+/// and check, and 20, 8 and 8 bytes.
 const OVERHEAD: u64 = 38 + 28 + 8;
-/// What an Ethernet packet leaves for the payload.
+/// Payload bytes of a frame in one Ethernet packet.
 const PAYLOAD_MAX: u32 = 1500 - 28 - 8 - 40 - 48 - 4;
-/// How late a process reads or wakes.
+/// Longest delay, in nanoseconds, until a process reads or wakes.
 const LATE_MAX: u64 = 50 * MICROSECOND;
-/// Messages after the first.
+/// Number of messages after the first.
 const MORE: usize = 8;
-/// What a busy machine gives a process at a time.
+/// Time slice, in nanoseconds, that a busy machine gives to a process.
 const SLICE: u64 = 3 * MILLISECOND;
-/// Longer than this nobody would wait.
+/// Longest run in nanoseconds; a longer run never delivers the message.
 const LONGEST: u64 = 200 * SECOND;
 
-/// Turns of ping-pong before those that are measured, and those.
+/// Round trips of ping-pong before the measurement, and measured round trips.
 const PING_PONGS: [usize; 2] = [4, 30];
 
-/// Contexts of operations.
+/// Contexts of operations: a completed send, and (`RECEIVED`) a completed receive.
 const SENT: usize = 0;
 const RECEIVED: usize = 1;
 
 const PEER: Peer = Peer(0);
 const PATH: PathId = PathId(0);
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ThroughputCase {
-    /// Without queue.
+    /// Round trip without queueing, in nanoseconds.
     pub round_trip: u64,
-    /// Of ten thousand datagrams, how many get lost.
+    /// Datagrams that are lost, per ten thousand.
     pub lost: u64,
     pub kind: CongestionAlgorithm,
     /// Bytes of a message.
     pub size: u64,
-    /// Other processes want the processors too: each end has one for so long, then is away for as long, and so on.
+    /// Time slice in nanoseconds on a busy machine: each end runs for one slice, waits for one
+    /// slice, and so on; 0 for ends that always run.
     pub slice: u64,
 }
 
-/// How it went.
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ThroughputResult {
-    /// Nanoseconds until the first message was delivered, and on average until one of the later ones was.
+    /// Nanoseconds until the first message was delivered. `later` is the average for later
+    /// messages.
     pub first: u64,
     pub later: u64,
-    /// Datagrams with payload that were sent, and that had been there before.
+    /// Datagrams with payload that were sent. `spurious` counts those whose payload had already
+    /// arrived.
     pub sent: u64,
     pub spurious: u64,
 }
@@ -86,13 +92,14 @@ impl Memory for SizedMemory {
 struct SimulatedEnd {
     endpoint: Endpoint<SizedMemory>,
     arrived: VecDeque<Vec<u8>>,
-    /// Heads of frames that came early.
+    /// Heads of frames that arrived out of order.
     early: BTreeMap<u64, Vec<u8>>,
-    /// When its link is free.
+    /// Time from which the link of this end is free.
     free_at: Time,
     reads_at: Option<Time>,
     wakes_at: Option<Time>,
-    /// Messages of its own of which it knows that they were delivered, and messages that it has received.
+    /// This end's messages whose delivery has been acknowledged. `received` counts the messages
+    /// that this end has received.
     done: usize,
     received: usize,
 }
@@ -118,7 +125,7 @@ struct LinkModel {
 /// Runs one case.
 ///
 /// # Panics
-/// If a message is never delivered.
+/// Panics if a message is not delivered.
 pub fn run(case: ThroughputCase, seed: u64) -> ThroughputResult {
     let mut model = LinkModel::new(case, seed);
     let first = model.message();
@@ -130,10 +137,10 @@ pub fn run(case: ThroughputCase, seed: u64) -> ThroughputResult {
     ThroughputResult { first, later, sent: model.sent, spurious: model.spurious }
 }
 
-/// Nanoseconds of one message of those that go there and back in turn.
+/// One-way time, in nanoseconds, of messages that the ends send in turn.
 ///
 /// # Panics
-/// If a message is never delivered.
+/// Panics if a message is not delivered.
 pub fn ping_pong(case: ThroughputCase, seed: u64) -> u64 {
     let mut model = LinkModel::new(case, seed);
     let [before, counted] = PING_PONGS;
@@ -175,14 +182,15 @@ impl LinkModel {
         }
     }
 
-    /// Sends one message, and says how long it took until its sender knew that it was delivered.
+    /// Sends one message; returns the nanoseconds until its sender has the acknowledgement.
     fn message(&mut self) -> u64 {
         let done = self.ends[0].done + 1;
         self.send(0);
         self.run_until(|model| model.ends[0].done >= done)
     }
 
-    /// Sends one message there and one back when it has come, as IMB's PingPong does; says how long that took.
+    /// Sends one message, and one back after its arrival, as PingPong of IMB does; returns the
+    /// nanoseconds of both.
     fn ping(&mut self) -> u64 {
         let start = self.now;
         for from in [0, 1] {
@@ -216,7 +224,7 @@ impl LinkModel {
         self.pump(1 - from);
     }
 
-    /// Says how long it took.
+    /// Runs the simulation until `is_over`; returns the nanoseconds that passed.
     fn run_until(&mut self, is_over: impl Fn(&Self) -> bool) -> u64 {
         let start = self.now;
         while !is_over(self) {
@@ -279,7 +287,7 @@ impl LinkModel {
         self.drain(at);
         while let Some(frame) = self.ends[at].endpoint.next_reassembled(PEER) {
             let head = self.ends[at].early.remove(&frame).expect("a kept frame");
-            // Only its head is looked at; the length is known.
+            // The endpoint reads only the head; the length of the payload is known.
             self.ends[at].endpoint.handle_reassembled(PEER, &head).expect("no fault");
             self.ends[at].endpoint.handle_payload(PEER, REASSEMBLED);
             self.drain(at);
@@ -302,7 +310,7 @@ impl LinkModel {
         }
     }
 
-    /// Sends what may leave now, and sees to it that the process wakes in time.
+    /// Sends all frames that may leave now, and schedules the next wake-up of the process.
     fn pump(&mut self, at: usize) {
         self.ends[at].endpoint.set_time(self.now);
         self.drain(at);
@@ -339,19 +347,20 @@ impl LinkModel {
         true
     }
 
-    /// The queue holds what the link does, but at least what a small switch has for a port.
+    /// Bytes that the queue holds: as much as the link carries in a round trip, and at least 256
+    /// KiB, as a small switch has per port.
     fn queue_bytes(&self) -> u64 {
         (RATE / SECOND.div_ceil(self.case.round_trip)).max(256 << 10)
     }
 
-    /// When the process at this end notices what happens then.
+    /// Time at which the process at `end` detects an event at time `then`.
     fn late(&mut self, end: usize, then: Time) -> Time {
         let noticed = then.after(self.random.below(LATE_MAX));
         let slice = self.case.slice;
         if slice == 0 {
             return noticed;
         }
-        // The ends' turns are not the same.
+        // The slices of the two ends are shifted against each other.
         let into = (noticed.0 + end as u64 * slice * 2 / 3) % (2 * slice);
         if into < slice { noticed } else { noticed.after(2 * slice - into) }
     }
@@ -418,7 +427,7 @@ pub fn print() {
     }
 }
 
-/// Every size, delay and loss, and the beginning of its row in a table.
+/// Every combination of size, delay and loss, each with the beginning of its table row.
 fn cases() -> impl Iterator<Item = (String, ThroughputCase)> {
     let sizes = [1u64, 4, 16].into_iter();
     let trips = sizes.flat_map(|size| [1, 10, 50].map(|millis| (size, millis)));
@@ -441,7 +450,7 @@ fn cases() -> impl Iterator<Item = (String, ThroughputCase)> {
     )
 }
 
-/// Mb/s if a message takes so long.
+/// The rate in Mb/s of a message that takes `nanos` nanoseconds.
 fn rate(case: ThroughputCase, nanos: u64) -> u64 {
     case.size * 8 * 1_000 / nanos.max(1)
 }

@@ -1,4 +1,5 @@
-//! The simulated world: processes, pipes between them, and the driver that moves bytes and does what endpoints want.
+//! The simulated world: processes, pipes between processes, and the driver that moves bytes and
+//! performs the actions of endpoints.
 
 use std::collections::BTreeMap;
 
@@ -19,64 +20,70 @@ use super::random::Random;
 use super::remote::{self, CompletionContext, REFUSED, Region, WriteWithData};
 use super::{EventCounts, Violation, require};
 
-/// The first byte of a frame, and the message it starts.
+/// Position of a frame's first byte, and the message that the frame starts.
 pub type PlacedFrame = (u64, Option<usize>);
 
-/// See the module head.
+/// The state of one simulation run.
 pub struct World {
     pub random: Random,
     pub nodes: Vec<Node>,
-    /// `[from][to]`, by the number of the path.
+    /// Pipes by sender, receiver and number of the path: `[from][to][path]`.
     pub pipes: Vec<Vec<Vec<Pipe>>>,
-    /// Paths that are broken, to be mended: between whom, and which.
+    /// Broken paths that can be reopened: the two processes and the number of the path.
     pub broken: Vec<(usize, usize, usize)>,
-    /// Paths by which nothing arrives, and nobody is told; also by direction and number of the path: `[from][to]`.
+    /// Outages: paths by which nothing arrives although no process is notified. `blackholed` holds
+    /// the same by direction and number of the path: `[from][to][path]`.
     pub outages: Vec<Outage>,
     pub blackholed: Vec<Vec<[bool; PATHS_MAX]>>,
-    /// Every two processes have one path left.
+    /// The period in which every two processes have one working path left, if such a period is
+    /// running.
     pub single_path: Option<SinglePathPeriod>,
     pub arena: Arena,
     pub model: Model,
     pub writes_with_data: Vec<WriteWithData>,
     pub counts: EventCounts,
-    /// Eager bytes under way or stored, by what the frames say: `[from][to]` sent, and heard back.
+    /// Eager bytes under way or stored, as counted from frames: `[from][to]` sent, and returned.
     pub eager: Vec<Vec<(u32, u32)>>,
-    /// Sequence numbers given out so far: `[from][to]`. Frames below are sent again.
+    /// Next sequence number: `[from][to]`. Frames with smaller numbers are retransmissions.
     pub next_sequence: Vec<Vec<u64>>,
-    /// All below has been delivered, and the end of the frame that is being delivered: `[from][to]`.
+    /// Position up to which all bytes have been delivered: `[from][to]`. `frame_ends` holds the end
+    /// of the frame that is being delivered.
     pub delivered_up_to: Vec<Vec<u64>>,
     pub frame_ends: Vec<Vec<u64>>,
-    /// The frame that has its place but not its bytes, and the message it starts: `[from][to]`.
+    /// The frame whose destination is known but whose bytes have not arrived, with the message that
+    /// the frame starts: `[from][to]`.
     pub placed_frame: Vec<Vec<Option<PlacedFrame>>>,
-    /// Messages of which announced bytes are still to come, and up to where: by sender, receiver and number.
+    /// Messages with announced bytes that have not arrived, by sender, receiver and number, with
+    /// the end position of these bytes.
     pub ahead: BTreeMap<(usize, usize, u32), (usize, u64)>,
     pull_failure_percent: u64,
-    /// Of a hundred payloads, how many are corrupt on the way.
+    /// Payloads that are corrupted in transit, in percent.
     pub corrupt_percent: u64,
-    /// Of a thousand steps, in how many a path breaks.
+    /// Steps in which a path breaks, per thousand.
     break_permille: u64,
-    /// Of a thousand frames by a path that loses in silence, how many vanish.
+    /// Frames that vanish on paths with silent loss, per thousand.
     pub silent_loss_permille: u64,
-    /// The largest message.
+    /// Size of the largest message in bytes.
     pub largest: u64,
-    /// Contexts given out.
+    /// Number of contexts given out.
     pub contexts: usize,
     pub now: Time,
-    /// The latest that it has ever been.
+    /// The latest time that the clock has shown.
     pub latest: Time,
-    /// Of a hundred commands, before how many a single-path period begins.
+    /// Commands before which a single-path period begins, in percent.
     pub single_path_percent: u64,
-    /// Something has vanished that nobody was told of.
+    /// Whether a frame has vanished without a notification of its sender.
     pub has_silent_loss: bool,
-    /// Steps so far.
+    /// Number of steps so far.
     pub steps: usize,
     trace: bool,
 }
 
-/// More steps than any honest run takes: beyond them somebody talks for ever.
+/// Steps of a run at most; a run with more steps would never end.
 pub const STEPS_MAX: usize = 2_000_000;
 
-/// The largest message of a run. Large ones are rare: they cost time and find little more.
+/// Sizes among which a run's largest message is chosen. Large sizes are rare, because large
+/// messages take time and find few more errors.
 const SIZES: [u64; 9] = [10, 200, 200, 2_000, 2_000, 2_000, 20_000, 20_000, 300_000];
 
 impl World {
@@ -143,7 +150,7 @@ impl World {
         }
     }
 
-    /// The number that `node` has for `other`.
+    /// The peer number that node `index` uses for `other`.
     pub fn peer(&mut self, index: usize, other: usize) -> Peer {
         if let Some(peer) = self.nodes[index].peers[other] {
             return peer;
@@ -164,7 +171,8 @@ impl World {
         peer
     }
 
-    /// Does what the endpoint of `node` wants done, as the drain rule says.
+    /// Performs the actions that the endpoint of `node` requests, in the order that the drain rule
+    /// demands.
     pub fn drain(&mut self, node: usize) -> Result<(), Violation> {
         let mut atomics = Vec::new();
         while let Some(action) = self.nodes[node].endpoint.poll_action() {
@@ -296,7 +304,7 @@ impl World {
         self.drain(index)
     }
 
-    /// Answers the oldest read request at `node`; false if there is none.
+    /// Answers the oldest read request at node `index`; returns false if there is none.
     fn serve(&mut self, index: usize) -> Result<bool, Violation> {
         let Some(ReadRequest { to, op, key, offset, length }) =
             self.nodes[index].read_requests.pop_front()
@@ -317,12 +325,13 @@ impl World {
         Ok(true)
     }
 
-    /// Does the oldest pull at `node`; false if there is none.
+    /// Performs the oldest pull at node `index`; returns false if there is none.
     fn pull(&mut self, index: usize) -> Result<bool, Violation> {
         let Some(pull) = self.nodes[index].pulls.pop_front() else {
             return Ok(false);
         };
-        // Who has given us up has its memory back: the driver must not find it any more.
+        // A sender that has given this node up has its memory back, so the driver must not read the
+        // memory any more.
         let is_gone = self.model.failed[pull.from][index];
         let outcome = if is_gone || self.random.percent(self.pull_failure_percent) {
             self.counts.count("pulls that failed");
@@ -338,7 +347,7 @@ impl World {
         Ok(true)
     }
 
-    /// Moves something that can move; false if nothing can.
+    /// Moves a random item that can move; returns false if nothing can move.
     pub fn step(&mut self) -> Result<bool, Violation> {
         self.tick()?;
         self.check_bounds()?;
@@ -363,12 +372,13 @@ impl World {
         if wakes || self.reopen_path()? {
             return Ok(true);
         }
-        // In a single-path period questions about what nobody misses go on for ever.
+        // In a single-path period, status requests about data that no process misses go on without
+        // an end.
         let is_over = self.single_path.is_some() && self.is_all_delivered();
         Ok(!is_over && self.sleep()?)
     }
 
-    /// Something may happen to a path.
+    /// Injects a fault into a path, at random.
     fn inject_fault(&mut self) -> Result<(), Violation> {
         if self.random.below(1_000) < self.break_permille {
             self.break_random_path()?;
@@ -380,7 +390,8 @@ impl World {
         Ok(())
     }
 
-    /// Nothing moves: time goes on to when somebody wants to be woken; false if nobody does.
+    /// Advances the clock to the next time at which an endpoint or a network has something to do,
+    /// when nothing can move; returns false if there is no such time.
     fn sleep(&mut self) -> Result<bool, Violation> {
         let wakes = self.nodes.iter().filter_map(|node| node.endpoint.next_wake());
         let networks =
@@ -400,7 +411,7 @@ impl World {
         Ok(true)
     }
 
-    /// Time goes on; once in a while it jumps, also back.
+    /// Advances the clock; rarely the clock jumps, forwards or backwards.
     fn tick(&mut self) -> Result<(), Violation> {
         let now = self.now.0 + self.random.below(200_000);
         let jumps = self.single_path.is_none() && self.random.below(2_000) == 0;
@@ -417,7 +428,7 @@ impl World {
         Ok(())
     }
 
-    /// The application of `node` asks for progress; true if that brings frames about.
+    /// Lets the application of `node` ask for progress; returns true if frames result.
     fn flush_deferred_acks(&mut self, node: usize) -> Result<bool, Violation> {
         let before = self.nodes[node].ready.len();
         self.nodes[node].endpoint.flush_deferred_acks();
@@ -449,7 +460,7 @@ impl World {
         Ok(false)
     }
 
-    /// Runs until nothing moves.
+    /// Runs until nothing can move.
     pub fn run_until_idle(&mut self) -> Result<(), Violation> {
         if self.single_path.is_some() {
             return self.run_single_path();
@@ -462,7 +473,7 @@ impl World {
         Err(Violation("the processes never come to rest".into()))
     }
 
-    /// At the end: nothing is held, nothing is owed.
+    /// Checks at the end that no endpoint holds data, work or credit.
     pub fn check_idle(&mut self) -> Result<(), Violation> {
         for node in 0..self.nodes.len() {
             self.check_bounds_of(node)?;
@@ -478,7 +489,7 @@ impl World {
                 require!(!node.endpoint.has_work_for(peer), "{index} has work for {other}");
                 let (sent, heard) = self.eager[index][other];
                 let is_live = !self.model.failed[index][other];
-                // The last word about it may vanish, when nothing else need be said.
+                // The last frame that returns credit may vanish if no further frame is necessary.
                 let is_silent = node.paths[other].iter().any(|path| path.silent_loss);
                 let has_credit = sent == heard || (is_silent && self.has_silent_loss);
                 require!(!is_live || has_credit, "{index} has lost credit with {other}");

@@ -1,4 +1,4 @@
-//! Variables of this shell that choose another transport than Landbridge.
+//! Checks for variables of this shell that choose another transport than Landbridge.
 
 use super::Finding;
 use crate::cli::Library;

@@ -1,6 +1,6 @@
-//! Which MPI libraries are here, which libfabric each uses, and whether that one takes our
-//! provider. The last is asked in a process of its own: a library that crashes takes only the
-//! question with it.
+//! Finds MPI libraries on this machine, the libfabric that each library uses, and whether that
+//! libfabric loads our provider. A separate process tests each libfabric: a libfabric that crashes
+//! ends only the test.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
@@ -14,9 +14,9 @@ use crate::mpi::{PROVIDER, own_libfabric};
 use crate::sibling;
 use crate::spawn::ssh::quote;
 
-/// Programs whose place tells where an MPI library is installed.
+/// Programs whose location says where an MPI library is installed.
 const LAUNCHERS: [&str; 4] = ["mpiexec", "mpirun", "mpichversion", "ompi_info"];
-/// Where distributions put MPI libraries, beside the usual directories.
+/// Directories in which distributions install MPI libraries, in addition to the usual directories.
 const SYSTEM_DIRECTORIES: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -77,10 +77,10 @@ fn how_to_start(family: Family) -> &'static str {
 
 // --- finding them
 
-/// Where this project puts the MPI libraries it fetches, below its checkout.
+/// Directory below the project's checkout into which the project fetches MPI libraries.
 const FETCHED: &str = "build/venv";
 
-/// Directories that were named and hold no MPI library.
+/// Findings for directories that the user named and that hold no MPI library.
 pub fn check_named(named: &[PathBuf]) -> Vec<Finding> {
     let empty = |root: &&PathBuf| below(root).iter().all(|place| library_at(place).is_none());
     named.iter().filter(empty).map(|root| complaint(root)).collect()
@@ -99,8 +99,8 @@ fn complaint(root: &Path) -> Finding {
     Finding::bad(text, "name the virtual environment, or the PREFIX that MPI was installed to")
 }
 
-/// Where a library may be when this directory was named: there, or in what lies directly below, as virtual
-/// environments often do.
+/// Directories to search when the user has named a directory: `lib` in it, the directory itself,
+/// and the same in each direct subdirectory, such as a virtual environment.
 fn below(root: &Path) -> Vec<PathBuf> {
     let places = |root: &Path| [root.join("lib"), root.to_path_buf()];
     let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
@@ -115,13 +115,14 @@ fn library_at(directory: &Path) -> Option<DetectedLibrary> {
     library_in(directory).or_else(|| mpich_in(directory))
 }
 
-/// Those of the checkout that this program was built in. What lies in the current directory may be anybody's:
-/// it is loaded only if it was named.
+/// The MPI libraries of the checkout that this program was built in. The current directory may
+/// belong to any user, so its libraries are loaded only if the user names the directory.
 fn fetched() -> Option<PathBuf> {
     Some(sibling::checkout()?.join(FETCHED))
 }
 
-/// MPI libraries in the directories named, along the usual variables, and of the distribution.
+/// MPI libraries in the named directories, in the directories of the usual variables, and of the
+/// distribution.
 pub fn find(named: &[PathBuf]) -> Vec<DetectedLibrary> {
     let mut seen = BTreeSet::new();
     let mut libraries = Vec::new();
@@ -134,7 +135,7 @@ pub fn find(named: &[PathBuf]) -> Vec<DetectedLibrary> {
     libraries
 }
 
-/// Debian's MPICH has a name of its own.
+/// The MPICH library under the file name that Debian gives it.
 fn mpich_in(directory: &Path) -> Option<DetectedLibrary> {
     let library = directory.join("libmpich.so.12");
     let elf = Elf::read(&library)?;
@@ -165,7 +166,8 @@ fn paths(variable: &str) -> Vec<PathBuf> {
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// The libfabric this library would load: needed by it, beside it, or the system's.
+/// The libfabric that this library would load: an own one of Intel MPI, else by the library's
+/// search path, else the system's.
 fn libfabric_of(found: &DetectedLibrary) -> Option<PathBuf> {
     const NAME: &str = "libfabric.so.1";
     let elf = Elf::read(&found.library)?;

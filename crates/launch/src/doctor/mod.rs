@@ -1,5 +1,5 @@
-//! `landbridge doctor`: looks at this machine and says what is there, what is missing, and what to
-//! do about it. Each check gives [`Finding`]s; nothing is changed.
+//! `landbridge doctor`: checks this machine and reports what is there, what is missing, and what to
+//! do. Each check returns [`Finding`]s; no check changes anything.
 
 mod dynamic;
 mod environment;
@@ -25,11 +25,11 @@ use crate::sibling;
 use crate::spawn::ssh::quote;
 use crate::start;
 
-/// How a finding bears on running jobs.
+/// The effect of a finding on running jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Grade {
     Good,
-    /// Works, but slower, or only in part.
+    /// The checked part works, but slowly or only in part.
     Notice,
     /// Something will not work.
     Bad,
@@ -39,7 +39,7 @@ enum Grade {
 struct Finding {
     grade: Grade,
     text: String,
-    /// What to do, where there is something.
+    /// What the user can do about the finding, if anything.
     advice: Option<String>,
 }
 
@@ -56,14 +56,14 @@ impl Finding {
         Finding { grade: Grade::Bad, text: text.into(), advice: Some(advice.into()) }
     }
 
-    /// The same where something else works in its place.
+    /// The finding as a notice instead of an error, because something else works in its place.
     fn less_bad(self) -> Finding {
         let grade = if self.grade == Grade::Bad { Grade::Notice } else { self.grade };
         Finding { grade, ..self }
     }
 }
 
-/// Prints all findings; exit code 1 if something will not work.
+/// Prints all findings and returns exit code 1 if something will not work.
 pub fn run(arguments: &DoctorArguments) -> Result<i32> {
     let found = libraries::find(&arguments.directories);
     let said = arguments.settings.words();
@@ -115,7 +115,7 @@ fn print(finding: &Finding) {
     }
 }
 
-/// The programs and the provider that belong together.
+/// Checks that the provider and the programs of this installation exist.
 fn files() -> Vec<Finding> {
     let mut findings = Vec::new();
     match sibling::provider_directory() {
@@ -131,18 +131,18 @@ fn files() -> Vec<Finding> {
     findings
 }
 
-/// This program as a shell finds it, wherever it lies.
+/// The path of this program, quoted for a shell.
 fn own_name() -> String {
     let name = |path: std::path::PathBuf| quote(&path.display().to_string());
     std::env::current_exe().map_or_else(|_| "landbridge".to_string(), name)
 }
 
-/// Tells, beside what is found, what takes a while.
+/// Prints the name of a check that takes a while to standard error.
 fn progress(what: &str) {
     eprintln!("landbridge doctor: {what}");
 }
 
-/// What a job that failed has said last, with the lines that belong to it.
+/// The last error of a failed job, with the lines that belong to the error.
 fn last_words(trouble: &str) -> Option<String> {
     const OURS: &str = "landbridge: ";
     let lines: Vec<&str> = trouble.lines().collect();
@@ -151,7 +151,7 @@ fn last_words(trouble: &str) -> Option<String> {
     Some(lines[begin..].join("\n").trim_start_matches(OURS).to_string())
 }
 
-/// Neither reads nor prints.
+/// Makes a command read nothing and print nothing.
 fn quiet(mut command: Command) -> Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command

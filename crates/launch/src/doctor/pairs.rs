@@ -1,8 +1,11 @@
-//! Which paths there are between the hosts of a topology, and what they give: `landbridge doctor --pairs`.
+//! `landbridge doctor --pairs`: the paths between the hosts of a topology, and their latency and
+//! bandwidth.
 //!
-//! A job of one test process on each host, with the first MPI library found that `landbridge run` can start: what is tried is
-//! what a job would use, relays and all. It prints what each pair has measured; while it stays, its ranks are asked for their
-//! paths (as `landbridge ps --paths` does), and then it is let go. All of it takes a minute and a half at most.
+//! The check runs a job of one test process on each host, with the first MPI library found that
+//! `landbridge run` can start. The job uses the same paths as any job, relays included. The job
+//! prints the measurements of each pair. While the processes wait inside MPI, the check queries
+//! their paths (as `landbridge ps --paths` does), and then ends the job. The whole check takes at
+//! most 90 s.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,15 +18,15 @@ use crate::ps::status_socket::{self, StatusQuery};
 use crate::ps::{self, paths::PathRow};
 use crate::spawn::ssh::quote;
 
-/// A job that has not ended by then hangs, or its paths are very slow.
+/// Timeout of the job in seconds: a longer job hangs, or its paths are very slow.
 const TIMEOUT_S: &str = "90";
 
-/// What the job has said.
+/// The output of the job.
 #[derive(Default)]
 struct PairMeasurements {
-    /// By rank: node and cluster.
+    /// Node and cluster of each rank.
     hosts: BTreeMap<u32, (String, String)>,
-    /// By pair: microseconds of 8 B one way, and MB/s.
+    /// For each pair: one-way time of 8 B in microseconds, and bandwidth in MB/s.
     pairs: BTreeMap<(u32, u32), (String, String)>,
     is_done: bool,
 }
@@ -58,7 +61,8 @@ impl PairMeasurements {
                 ends == (a, b) || ends == (b, a)
             };
             let mut paths: Vec<&PathRow> = rows.iter().filter(is_it).collect();
-            // Each side says of the same path what it has sent: one of them is enough.
+            // Both sides of a path report the bytes that they have sent, so one side's row is
+            // enough.
             if paths.iter().any(|row| row.process == a) {
                 paths.retain(|row| row.process == a);
             }
@@ -89,7 +93,7 @@ fn words(row: &PathRow) -> String {
     format!("{}{ends}{state}", row.what)
 }
 
-/// `said`: options that say what settings are.
+/// Runs the check. `said` holds the options that set settings.
 pub fn check(
     libraries: &[DetectedLibrary],
     topology: Option<&Path>,
@@ -138,7 +142,7 @@ pub fn check(
     }
 }
 
-/// Runs the job; what it has said, and how its paths were.
+/// Runs the job and returns its measurements and its paths.
 fn attempt(
     library: &DetectedLibrary,
     arguments: &[String],
@@ -150,8 +154,8 @@ fn attempt(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     progress(&format!("starting a test process on each host (up to {TIMEOUT_S} s)"));
     let mut child = command.spawn().map_err(|error| error.to_string())?;
-    // Both asked for as pipes just above. What the job says while it starts is for the user, too: which
-    // relay it does not reach, and which firewall may be in the way.
+    // Both streams were requested as pipes above. The user also reads what the job prints while it
+    // starts: which relay cannot be reached, and which firewall may be the reason.
     let stderr = BufReader::new(child.stderr.take().expect("stderr is a pipe"));
     let said = std::thread::spawn(move || {
         let lines = stderr.lines().map_while(Result::ok);
@@ -165,7 +169,8 @@ fn attempt(
             && let Some(mut stdin) = child.stdin.take()
         {
             rows = paths_of(&child);
-            // It may have ended. What others have said before may still be on its way.
+            // The process may have ended; lines that other processes have printed may still be
+            // under way.
             let _ = stdin.write_all(b"\n");
         }
     }
@@ -177,7 +182,7 @@ fn attempt(
     Err(last_words(&trouble).unwrap_or_else(|| "the test job has ended without a word".to_string()))
 }
 
-/// As the job's launcher says them.
+/// The paths that the job's launcher reports.
 fn paths_of(launcher: &Child) -> Vec<PathRow> {
     let answers =
         ps::ask_all(&status_socket::directory(), "", StatusQuery::Paths).unwrap_or_default();

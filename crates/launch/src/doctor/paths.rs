@@ -1,5 +1,5 @@
-//! Which paths work between two processes: a job of two test processes for each path, with the
-//! first MPI library of those found that `landbridge run` can start and with which all of them work.
+//! Checks which paths work between two processes: one job of two test processes for each path, with
+//! the first MPI library that `landbridge run` can start and with which all paths work.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -9,20 +9,21 @@ use crate::mpi::detect::{DetectedLibrary, Family};
 use crate::sibling;
 use crate::spawn::ssh::quote;
 
-/// A job that has not ended by then hangs.
+/// Timeout of a job in seconds; a longer job hangs.
 const TIMEOUT_S: &str = "30";
 
-/// What restricts a job to one path, and what to call it.
+/// Names of the paths, with the options that restrict a job to the path.
 const PATHS: [(&str, &[&str]); 3] = [
     ("shm", &["-n", "2", "--set", "paths=shm"]),
     ("tcp", &["-n", "2", "--set", "paths=tcp"]),
     ("relay", &["-n", "2", "--clusters", "2", "--set", "paths=relay"]),
 ];
 
-/// The path is what is tried: not what this shell says about topologies or providers.
+/// Variables that are removed for the test jobs, so that neither a topology nor a provider from
+/// this shell changes the path.
 const NOT_OURS: [&str; 2] = ["LANDBRIDGE_TOPOLOGY", "FI_PROVIDER"];
 
-/// `said`: options that say what settings are.
+/// Runs the check. `said` holds the options that set settings.
 pub fn check(libraries: &[DetectedLibrary], said: &[String]) -> Vec<Finding> {
     let starts = |found: &&DetectedLibrary| matches!(found.family, Family::Mpich | Family::Intel);
     let mut usable = libraries.iter().filter(starts).peekable();
@@ -36,7 +37,7 @@ pub fn check(libraries: &[DetectedLibrary], said: &[String]) -> Vec<Finding> {
     }
     first_that_works(usable, |library| {
         let try_path = |(name, options): &(&str, &[&str])| {
-            // What is said last holds: the path that is to be tried.
+            // The last option wins, so the path's own options follow the user's options.
             let options = options.iter().map(|word| word.to_string());
             let arguments: Vec<String> = said.iter().cloned().chain(options).collect();
             check_path(name, &arguments, library)
@@ -45,8 +46,9 @@ pub fn check(libraries: &[DetectedLibrary], said: &[String]) -> Vec<Finding> {
     })
 }
 
-/// What was found with the first library with which everything works. Those before it stand in no job's way
-/// then, and are told of as what works in part only; without any, all that is wrong is wrong.
+/// The findings of the first library with which all paths work. Bad findings of earlier libraries
+/// become notices then, because no job needs these libraries; without such a library, all bad
+/// findings stay bad.
 fn first_that_works<'a>(
     libraries: impl Iterator<Item = &'a DetectedLibrary>,
     mut attempt: impl FnMut(&DetectedLibrary) -> Vec<Finding>,
@@ -75,12 +77,12 @@ fn check_path(name: &str, arguments: &[String], library: &DetectedLibrary) -> Fi
     }
 }
 
-/// The same job once more, for a shell, telling what it does.
+/// A command line that repeats the job in a shell with verbose output.
 fn see_why(arguments: &[String], library: &DetectedLibrary) -> String {
     let is_set = |name: &&&str| std::env::var_os(name).is_some();
     let unset: String = NOT_OURS.iter().filter(is_set).map(|name| format!("-u {name} ")).collect();
     let unset = if unset.is_empty() { unset } else { format!("env {unset}") };
-    // Intel MPI says only when asked which libfabric it has not found.
+    // Intel MPI names a libfabric that it has not found only at this debug level.
     let debug = if library.family == Family::Intel { " -x I_MPI_DEBUG=5" } else { "" };
     let arguments: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let (own, arguments) = (own_name(), arguments.join(" "));

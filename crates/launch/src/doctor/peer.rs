@@ -1,10 +1,12 @@
-//! `landbridge doctor-peer LIBMPI`: one of two test processes, started by `landbridge run` like
-//! the ranks of any job. They load an MPI library of MPICH's binary interface (MPICH, Intel MPI),
-//! send messages to and fro, and rank 0 prints what came out: `latency_us N bandwidth_mb_s N`.
+//! `landbridge doctor-peer LIBMPI`: one of two test processes, which `landbridge run` starts like
+//! the ranks of any job. The processes load an MPI library with MPICH's binary interface (MPICH,
+//! Intel MPI) and exchange messages, and rank 0 prints the result: `latency_us N bandwidth_mb_s N`.
 //!
-//! With `--pairs` there is one on each host. Each says where it is (`host RANK NODE CLUSTER`); then one pair after the other
-//! does the same, for a shorter while, and prints `pair RANK RANK latency_us N bandwidth_mb_s N`. After `done` all stay inside
-//! MPI until rank 0 is told on its standard input that their paths have been looked at.
+//! With `--pairs` there is one process on each host. Each process prints its location (`host RANK
+//! NODE CLUSTER`); then one pair after the other measures for a shorter time and prints `pair RANK
+//! RANK latency_us N bandwidth_mb_s N`. After `done` all processes stay inside MPI until rank 0
+//! reads a line or end-of-file from standard input; the parent sends the line once it has queried
+//! the paths.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
@@ -14,14 +16,15 @@ use anyhow::{Result, ensure};
 
 use super::dynamic::DynamicLibrary;
 
-// Numbers of the binary interface that MPICH and its relatives have in common.
+// Constants of the binary interface that MPICH and its derivatives share.
 const COMM_WORLD: c_int = 0x4400_0000;
 const BYTE: c_int = 0x4c00_010d;
 const STATUS_IGNORE: usize = 1;
 
 const SMALL_BYTES: usize = 8;
 const LARGE_BYTES: usize = 1 << 20;
-/// Time spent on rounds that do not count, then on those that do; and how many at least.
+/// Time for rounds before the measurement. `BUDGET` is the time for measured rounds, and
+/// `ROUNDS_MIN` their minimum number.
 const WARM_UP: Duration = Duration::from_millis(100);
 const BUDGET: Duration = Duration::from_millis(500);
 const ROUNDS_MIN: u32 = 3;
@@ -36,26 +39,27 @@ type Send = unsafe extern "C" fn(*const c_void, c_int, c_int, c_int, c_int, c_in
 type Recv =
     unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, c_int, c_int, *mut c_void) -> c_int;
 
-/// Of one pair of hosts: time that does not count, and that does.
+/// Time for rounds before the measurement of one pair of hosts. `PAIR_BUDGET` is the time for
+/// measured rounds.
 const PAIR_WARM_UP: Duration = Duration::from_millis(20);
 const PAIR_BUDGET: Duration = Duration::from_millis(100);
 const MIDDLE_BYTES: usize = 64 << 10;
-/// A path that takes longer for so many bytes is not asked for more.
+/// Time for [`MIDDLE_BYTES`] above which a path is not measured with larger messages.
 const MIDDLE_TIME_MAX: Duration = Duration::from_millis(10);
-/// Pairs that are tried, spread over all there are,
+/// Pairs that are measured at most, spread evenly over all pairs.
 const PAIRS_MAX: usize = 120;
-/// and no further one is begun after this.
+/// Time after which no further pair is measured.
 const PAIRS_TIME_MAX: Duration = Duration::from_secs(45);
 
 struct Mpi {
     send: Send,
     recv: Recv,
-    /// Which of the two this is, and the rank of the other.
+    /// Whether this process is the first of the two. `peer` is the rank of the other process.
     is_first: bool,
     peer: c_int,
 }
 
-/// The rest of what pairs need.
+/// The communicator of all processes, and the functions that only `--pairs` needs.
 struct World {
     barrier: Barrier,
     bcast: Bcast,
@@ -85,7 +89,7 @@ pub fn run(path: &Path, is_for_pairs: bool) -> Result<()> {
         ensure!(comm_size(COMM_WORLD, &mut size) == 0, "MPI_Comm_size failed");
     }
     if is_for_pairs {
-        // SAFETY: as above.
+        // SAFETY: these are the signatures of the MPI standard for these names.
         let (barrier, bcast, iprobe) = unsafe {
             (
                 library.function::<Barrier>(c"MPI_Barrier")?,
@@ -98,12 +102,13 @@ pub fn run(path: &Path, is_for_pairs: bool) -> Result<()> {
     } else {
         Mpi { send, recv, is_first: rank == 0, peer: 1 - rank }.try_one()?;
     }
-    // SAFETY: initialised above.
+    // SAFETY: MPI is initialised.
     ensure!(unsafe { finalize() } == 0, "MPI_Finalize failed");
     Ok(())
 }
 
-/// Which pairs of so many ranks are tried: all, or some of them.
+/// The pairs of `size` ranks that are measured: all pairs, or an even selection of at most
+/// [`PAIRS_MAX`].
 fn pairs(size: c_int) -> Vec<(c_int, c_int)> {
     let all: Vec<_> = (0..size).flat_map(|a| (a + 1..size).map(move |b| (a, b))).collect();
     let step = all.len().div_ceil(PAIRS_MAX).max(1);
@@ -143,26 +148,27 @@ impl World {
         Ok(())
     }
 
-    /// What rank 0 says.
+    /// Broadcasts the decision `yes` of rank 0 to all ranks, and returns it.
     fn agree(&self, yes: bool) -> Result<bool> {
         let mut byte = [u8::from(yes)];
-        // SAFETY: one byte of ours.
+        // SAFETY: `byte` is a local array of one byte.
         let code = unsafe { (self.bcast)(byte.as_mut_ptr().cast(), 1, BYTE, 0, COMM_WORLD) };
         ensure!(code == 0, "MPI_Bcast failed");
         Ok(byte[0] != 0)
     }
 
-    /// Inside MPI, until somebody says something on standard input, or closes it.
+    /// Polls MPI until standard input has a line or end-of-file.
     fn stay(&self) -> Result<()> {
         loop {
             let mut stdin = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd of ours.
+            // SAFETY: `stdin` is one local pollfd.
             if unsafe { libc::poll(&mut stdin, 1, 1) } != 0 {
                 return Ok(());
             }
             let mut is_there = 0;
             let status = std::ptr::without_provenance_mut(STATUS_IGNORE);
-            // SAFETY: a place for one int; the status is the interface's "not wanted".
+            // SAFETY: `is_there` is a place for one int; the status is MPI_STATUS_IGNORE of the
+            // interface.
             let code = unsafe { (self.iprobe)(0, 0, COMM_WORLD, &mut is_there, status) };
             ensure!(code == 0, "MPI_Iprobe failed");
         }
@@ -170,7 +176,7 @@ impl World {
 }
 
 impl Mpi {
-    /// Rank 0 prints what came out.
+    /// Measures latency and bandwidth to the peer; rank 0 prints the result.
     fn try_one(&self) -> Result<()> {
         let latency = self.measure(SMALL_BYTES, WARM_UP, BUDGET)?;
         let transfer = self.measure(LARGE_BYTES, WARM_UP, BUDGET)?;
@@ -181,7 +187,8 @@ impl Mpi {
         Ok(())
     }
 
-    /// The time of a small message, and megabytes per second of a larger one: as large as the path takes soon.
+    /// The one-way time of a small message, and the bandwidth in MB/s of a larger message; the
+    /// larger size is used only if the path is fast enough.
     fn try_pair(&self) -> Result<(Duration, f64)> {
         let latency = self.measure(SMALL_BYTES, PAIR_WARM_UP, PAIR_BUDGET)?;
         let middle = self.measure(MIDDLE_BYTES, Duration::ZERO, PAIR_BUDGET)?;
@@ -198,8 +205,9 @@ impl Mpi {
         Ok((latency, bytes as f64 / time.as_secs_f64() / 1e6))
     }
 
-    /// Time for one way of a message. The first of the two decides when it is enough and says so in the first
-    /// byte, so that a slow path takes no longer than a fast one.
+    /// One-way time of a message of `bytes` bytes. The first of the two processes decides when the
+    /// time is over and sends the decision in the first byte, so that a slow path takes no longer
+    /// than a fast one.
     fn measure(&self, bytes: usize, warm_up: Duration, budget: Duration) -> Result<Duration> {
         let mut buffer = vec![0; bytes];
         self.rounds(&mut buffer, warm_up)?;
@@ -230,7 +238,7 @@ impl Mpi {
 
     fn send(&self, buffer: &[u8]) -> Result<()> {
         let (count, peer) = (buffer.len() as c_int, self.peer);
-        // SAFETY: the buffer is as long as it is said to be.
+        // SAFETY: `buffer` holds `count` bytes.
         let code = unsafe { (self.send)(buffer.as_ptr().cast(), count, BYTE, peer, 0, COMM_WORLD) };
         ensure!(code == 0, "MPI_Send failed");
         Ok(())
@@ -240,7 +248,7 @@ impl Mpi {
         let (count, peer) = (buffer.len() as c_int, self.peer);
         let status = std::ptr::without_provenance_mut(STATUS_IGNORE);
         let buffer = buffer.as_mut_ptr().cast();
-        // SAFETY: as in `send`; the status is the interface's "not wanted".
+        // SAFETY: `buffer` holds `count` bytes; the status is MPI_STATUS_IGNORE of the interface.
         let code = unsafe { (self.recv)(buffer, count, BYTE, peer, 0, COMM_WORLD, status) };
         ensure!(code == 0, "MPI_Recv failed");
         Ok(())

@@ -1,6 +1,6 @@
 //! `landbridge doctor-probe LIBFABRIC`: loads one libfabric and prints its version and the
-//! providers it offers, one line each. A process of its own, because a library once loaded cannot
-//! be taken back.
+//! providers that it offers, one line each. The probe runs in a process of its own, because a
+//! loaded library cannot be unloaded safely.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::dynamic::DynamicLibrary;
 
-/// The beginning of libfabric's `struct fi_info`, the same in every version since 1.0.
+/// The beginning of libfabric's `struct fi_info`, which is the same in every version since 1.0.
 #[repr(C)]
 struct Info {
     next: *const Info,
@@ -18,12 +18,13 @@ struct Info {
     addr_format: u32,
     src_addrlen: usize,
     dest_addrlen: usize,
-    /// Two addresses, a handle, and the attributes of transmit, receive, endpoint and domain.
+    /// Pointers to two addresses, a handle, and the attributes of transmit, receive, endpoint and
+    /// domain.
     pointers: [*const c_void; 7],
     fabric_attr: *const FabricAttr,
 }
 
-/// The beginning of `struct fi_fabric_attr`.
+/// The beginning of libfabric's `struct fi_fabric_attr`.
 #[repr(C)]
 struct FabricAttr {
     fabric: *const c_void,
@@ -41,23 +42,25 @@ type Getinfo = unsafe extern "C" fn(
     info: *mut *const Info,
 ) -> c_int;
 
-/// A libfabric that has not answered by then hangs, in some provider's initialisation.
+/// Seconds that a libfabric has to answer; a longer call hangs in the initialisation of some
+/// provider.
 pub const PATIENCE_SECONDS: u32 = 20;
 
 pub fn run(path: &Path) -> Result<()> {
-    // SAFETY: no memory is involved. SIGALRM ends a process that does nothing about it.
+    // SAFETY: the call touches no memory. SIGALRM ends a process that neither handles nor ignores
+    // the signal.
     unsafe { libc::alarm(PATIENCE_SECONDS) };
     let library = DynamicLibrary::open(path, libc::RTLD_LOCAL)?;
-    // SAFETY: these are the signatures of libfabric's interface under these names.
+    // SAFETY: these are the signatures of libfabric's interface for these names.
     let (version, getinfo) = unsafe {
         (library.function::<Version>(c"fi_version")?, library.function::<Getinfo>(c"fi_getinfo")?)
     };
-    // SAFETY: takes nothing, gives a number.
+    // SAFETY: fi_version takes no arguments and returns a number.
     let version = unsafe { version() };
     println!("version {}.{}", version >> 16, version & 0xffff);
     let mut info = std::ptr::null();
     let none = std::ptr::null();
-    // SAFETY: no node, service or hints; the result goes into `info`.
+    // SAFETY: the call passes no node, service or hints; the result is written to `info`.
     let code = unsafe { getinfo(version, none, none, 0, std::ptr::null(), &mut info) };
     if code != 0 {
         println!("error {code}");
@@ -69,11 +72,12 @@ pub fn run(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names of the providers in the list, each once.
+/// The names of the providers in the list, each name once.
 fn names(mut info: *const Info) -> Vec<String> {
     let mut names = Vec::new();
-    // SAFETY: libfabric gives a list that ends with a null pointer, each with a fabric attribute
-    // whose names are C strings or null. It is never freed here: the process ends.
+    // SAFETY: libfabric returns a list that ends with a null pointer. Each entry has a fabric
+    // attribute, whose names are C strings or null. The list is never freed, because the process
+    // ends.
     unsafe {
         while let Some(entry) = info.as_ref() {
             if let Some(fabric) = entry.fabric_attr.as_ref()

@@ -1,10 +1,10 @@
-//! Whether a relay answers at an address: `landbridge doctor --relay HOST:PORT`.
+//! Checks whether a relay answers at an address: `landbridge doctor --relay HOST:PORT`.
 //!
-//! An open port may belong to anybody. So the first words of both protocols are spoken. Where relays
-//! speak to each other, TLS 1.3: a relay shows a certificate for `relay-N.landbridge`, which is looked
-//! at and not believed, for only a job knows its authority. Where ranks speak to their relay, the first
-//! message of the hello, for a job that does not exist: a relay hears all of it without a word, and
-//! closes the connection at its last byte.
+//! Any program may have opened the port, so the check begins both protocols of a relay. Relays use
+//! TLS 1.3 with each other: a relay shows a certificate for `relay-N.landbridge`. The check reads
+//! the certificate without verifying it, because only a job knows the relay's authority. On the
+//! port for ranks the check sends the first message of the hello, for a job that does not exist: a
+//! relay reads the whole message without an answer and closes the connection after the last byte.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -24,16 +24,18 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, Signa
 use super::{Finding, progress};
 use crate::sys;
 
-/// Who does not answer for this long is not reachable; relays have as long for a hello.
+/// Time after which an address without an answer is unreachable; relays allow as much time for a
+/// hello.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A relay says nothing before the hello is whole: others have begun to speak after this long.
+/// Time in which a relay sends nothing before the hello is complete; other servers have sent their
+/// greeting by then.
 const EARLY_WORDS_WAIT: Duration = Duration::from_millis(300);
-/// Clusters whose names are tried on a certificate.
+/// Number of cluster numbers whose relay names are compared with a certificate.
 const CLUSTERS_MAX: u16 = 256;
-/// Of what a stranger says, so much is shown.
+/// Bytes of an unknown server's greeting that a finding shows at most.
 const WORDS_MAX: usize = 60;
 
-/// Each of these addresses.
+/// Checks each of these addresses.
 pub fn check(addresses: &[String]) -> Vec<Finding> {
     addresses.iter().map(|address| check_one(address)).collect()
 }
@@ -73,7 +75,7 @@ fn connect(address: &str) -> Result<TcpStream, String> {
     Err(why)
 }
 
-/// As `landbridge run` explains a relay that it does not reach.
+/// The finding for an unreachable relay, with the same advice that `landbridge run` gives.
 fn unreachable(address: &str, why: &str) -> Finding {
     let port = address.rsplit_once(':').map_or("", |(_, port)| port);
     Finding::bad(
@@ -88,7 +90,7 @@ fn unreachable(address: &str, why: &str) -> Finding {
 
 // --- between relays
 
-/// Takes any certificate, and keeps it.
+/// A verifier that accepts any certificate and stores it.
 #[derive(Debug)]
 struct CertificateRecorder {
     provider: Arc<CryptoProvider>,
@@ -133,7 +135,8 @@ impl ServerCertVerifier for CertificateRecorder {
     }
 }
 
-/// The cluster of the relay that shows its certificate on this connection.
+/// The cluster of the relay that shows its certificate on this connection; `None` if the server
+/// shows no relay's certificate.
 fn certified_cluster(mut stream: TcpStream) -> Option<u16> {
     let provider = Arc::new(ring::default_provider());
     let witness =
@@ -147,7 +150,8 @@ fn certified_cluster(mut stream: TcpStream) -> Option<u16> {
     let name = ServerName::try_from(relay_name(0)).ok()?;
     let mut connection = ClientConnection::new(Arc::new(config), name).ok()?;
     while connection.is_handshaking() {
-        // A relay refuses us in the end, who have no certificate: by then it has shown its own.
+        // A relay finally refuses a client without a certificate; by then the relay has shown its
+        // own certificate.
         if connection.complete_io(&mut stream).is_err() {
             break;
         }
@@ -193,7 +197,8 @@ fn no_relay(address: &str, why: &str) -> Finding {
 
 #[derive(Debug, PartialEq, Eq)]
 enum HelloReply {
-    /// After the last byte of the hello's first message, and not before.
+    /// The server closed the connection after the last byte of the hello's first message, and not
+    /// earlier.
     Closed,
     ClosedEarly,
     Words(Vec<u8>),
@@ -227,7 +232,7 @@ fn read_reply(stream: &mut TcpStream) -> std::io::Result<HelloReply> {
     }
 }
 
-/// The first message of a hello, for a job that nobody runs.
+/// The first message of a hello, for a job that does not exist.
 fn open() -> Vec<u8> {
     let own = Introduction {
         role: Role::Doctor,
@@ -263,7 +268,7 @@ mod tests {
     use super::super::Grade;
     use super::*;
 
-    /// Something that serves two connections, as the doctor makes them.
+    /// A server that serves two connections, as many as one check of the doctor makes.
     fn server(serve: fn(TcpStream)) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -296,7 +301,8 @@ mod tests {
 
     #[test]
     fn who_is_not_reached_is_explained() {
-        // Nobody listens at a port of its own, which is therefore nobody else's meanwhile.
+        // The bound socket does not listen, and its port cannot be used by any other program
+        // meanwhile.
         let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = SocketAddr::try_from(getsockname(&taken).unwrap()).unwrap();

@@ -1,4 +1,5 @@
-//! Settings that do not have their default value, and what is wrong with the rest.
+//! Checks settings: lists settings without their default value, and reports invalid or misspelt
+//! ones.
 
 use anyhow::Result;
 
@@ -20,7 +21,7 @@ pub fn check(found: &Result<Settings>) -> Vec<Finding> {
 }
 
 fn of(settings: &Settings) -> Vec<Finding> {
-    // What the launcher does by itself is no news.
+    // Settings that the launcher sets by itself are left out.
     let changed = settings.changed().filter(|it| it.source != SettingSource::Launcher);
     let mut findings: Vec<Finding> = changed
         .map(|it| {

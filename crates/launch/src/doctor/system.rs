@@ -1,4 +1,4 @@
-//! What the kernel allows here, and what it limits.
+//! Checks permissions and limits of the kernel on this machine.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -9,14 +9,14 @@ use rustix::process::{Resource, getrlimit};
 use super::{Finding, quiet, tun};
 use crate::checkpoint::criu;
 
-/// A job of this many ranks on a node should not run into a limit.
+/// Number of ranks on a node that a job should be able to have without reaching a limit.
 const RANKS_TO_EXPECT: u64 = 64;
-/// Descriptors a rank may need: connections to peers, files, libraries.
+/// Descriptors that a rank may need: connections to peers, files, libraries.
 const FILES_PER_RANK: u64 = 16;
-/// Shared memory a rank may need for its rings and its library.
+/// Bytes of shared memory that a rank may need for its rings and its MPI library.
 const SHARED_BYTES_PER_RANK: u64 = 4 << 20;
 
-/// `criu`: what takes images of ranks.
+/// Runs the checks. `criu` is the program that takes checkpoints of ranks.
 pub fn check(criu: &Path) -> Vec<Finding> {
     vec![
         check_cores(),
@@ -49,7 +49,7 @@ fn check_shared_memory() -> Finding {
     Finding::good(text)
 }
 
-/// Whether one process may read the memory of another one that the same process has started.
+/// Whether one process may read the memory of a sibling process.
 fn check_single_copy() -> Finding {
     let text = "single-copy between ranks of a node (process_vm_readv)";
     let advice = || {
@@ -71,17 +71,19 @@ fn check_single_copy() -> Finding {
     }
 }
 
-/// Two siblings: one sleeps, the other tries to read four bytes of it.
+/// Starts two siblings: one sleeps, the other tries to read four bytes of the first one's memory.
 fn reads_sibling() -> Option<bool> {
     let sleeper = Killed(quiet(Command::new("sleep")).arg("60").spawn().ok()?);
     let pid = i32::try_from(sleeper.0.id()).ok()?;
     let mut reader = quiet(Command::new("true"));
-    // SAFETY: only async-signal-safe calls on values made before the fork.
+    // SAFETY: the closure only makes async-signal-safe calls on values that were made before the
+    // fork.
     unsafe {
         reader.pre_exec(move || {
             let mut bytes = [0u8; 4];
             let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            // An address nobody has mapped: EFAULT says we were let in, EPERM that we were not.
+            // No process maps this address: EFAULT means that the access is allowed, EPERM that it
+            // is not.
             let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(8), iov_len: 4 };
             libc::process_vm_readv(pid, &local, 1, &remote, 1, 0);
             let error = std::io::Error::last_os_error();
@@ -95,12 +97,12 @@ fn reads_sibling() -> Option<bool> {
     }
 }
 
-/// A child that never outlives its owner.
+/// A child that is killed when its owner is dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to do.
+        // A child that has ended by itself needs no signal.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -138,7 +140,7 @@ fn check_ssh() -> Finding {
     }
 }
 
-/// Whether images of ranks can be taken. CRIU says itself whether the kernel lets it.
+/// Whether checkpoints of ranks can be taken. CRIU itself checks whether the kernel supports it.
 fn check_criu(said: &Path) -> Finding {
     let tool = &criu::find(said);
     let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make criu); without them a \

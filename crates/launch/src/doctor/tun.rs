@@ -1,5 +1,5 @@
-//! Whether `landbridge lab` works for this user: namespaces of its own, mounts in them, and network
-//! interfaces made through /dev/net/tun. Each is tried, in a child that ends at once.
+//! Checks whether `landbridge lab` works for this user: namespaces, mounts inside these namespaces,
+//! and network interfaces made through /dev/net/tun. A child that ends at once tries each of them.
 
 use std::ffi::CStr;
 use std::io;
@@ -10,10 +10,10 @@ use super::Finding;
 use super::quiet;
 
 const DEVICE: &CStr = c"/dev/net/tun";
-/// From linux/if_tun.h.
+/// The ioctl number from linux/if_tun.h.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 
-/// See the module head.
+/// Tries the namespaces, with and without an interface, and returns the finding.
 pub fn check() -> Finding {
     let text = "namespaces and /dev/net/tun: `landbridge lab` works";
     match (attempt(false), attempt(true)) {
@@ -45,9 +45,9 @@ fn no_device(error: &io::Error) -> Finding {
     )
 }
 
-/// What a lab does first; with `device`, an interface too.
+/// Performs the first steps of a lab in a child; with `device`, the child also makes an interface.
 fn attempt(device: bool) -> io::Result<()> {
-    // SAFETY: these only report ids.
+    // SAFETY: these calls only return ids.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let maps = [
         (c"/proc/self/setgroups", "deny".to_string()),
@@ -55,7 +55,7 @@ fn attempt(device: bool) -> io::Result<()> {
         (c"/proc/self/gid_map", format!("0 {gid} 1")),
     ];
     let mut command = quiet(Command::new("true"));
-    // SAFETY: only system calls on values made before the fork.
+    // SAFETY: the closure only makes system calls on values that were made before the fork.
     unsafe {
         command.pre_exec(move || {
             enter(&maps)?;
@@ -65,9 +65,9 @@ fn attempt(device: bool) -> io::Result<()> {
     command.status().map(drop)
 }
 
-/// Async-signal-safe.
+/// Enters new namespaces. The function is async-signal-safe.
 fn enter(maps: &[(&CStr, String)]) -> io::Result<()> {
-    // SAFETY: system calls that take flags and C strings alone.
+    // SAFETY: these system calls take only flags and C strings.
     unsafe {
         if libc::unshare(libc::CLONE_NEWPID) != 0 {
             check_code(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID))?;
@@ -84,9 +84,10 @@ fn enter(maps: &[(&CStr, String)]) -> io::Result<()> {
     }
 }
 
-/// Async-signal-safe.
+/// Writes `text` to the file at `path`. The function is async-signal-safe.
 fn write(path: &CStr, text: &[u8]) -> io::Result<()> {
-    // SAFETY: a C string, and bytes that are there; the descriptor goes with the child.
+    // SAFETY: `path` is a C string and `text` a valid slice; the descriptor is closed when the
+    // child ends.
     unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         check_code(fd)?;
@@ -94,9 +95,10 @@ fn write(path: &CStr, text: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Async-signal-safe. The interface goes with its descriptor, when the child becomes another program.
+/// Makes an interface; the kernel removes the interface when the descriptor is closed at the
+/// child's exec. The function is async-signal-safe.
 fn make_interface() -> io::Result<()> {
-    // SAFETY: an ifreq is plain data; the request is alive during the call.
+    // SAFETY: an ifreq is plain data; the request lives during the call.
     unsafe {
         let fd = libc::open(DEVICE.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
         check_code(fd)?;

@@ -1,4 +1,4 @@
-//! Placement and relays of small grids.
+//! Placement and relays of small topologies.
 
 use super::*;
 use crate::topology::{Relay, TopologyLink};
@@ -102,7 +102,8 @@ fn hosts_without_slots_share_evenly() {
     assert_eq!(make(&topology, &Wishes::default()).unwrap().size, 2);
 }
 
-/// For which sites accept connections: who dials whom, and the order of starting.
+/// For each combination of sites that accept connections: which relay dials which, and the start
+/// order.
 #[test]
 fn the_whole_table_of_who_dials() {
     let dials = |accepts: &[bool]| {
@@ -166,17 +167,17 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
         let mut nodes = plan.nodes.iter().flat_map(Node::hosts);
         nodes.find(|node| node.name == name).map(|node| node.spares.clone()).unwrap_or_default()
     };
-    // The relay's node has none, nor have those of another cluster.
+    // The relay's node has no spare nodes, nor have nodes of another cluster.
     assert_eq!(whose("a1"), ["a0"]);
     assert!(["a0", "a2", "b0"].iter().all(|name| whose(name).is_empty()));
-    // The last ones that are not so yet; never the relay's.
+    // The last hosts that are not spare in the topology become spare; the relay's host never does.
     let two = Wishes { spares: 1, ..recovers.clone() };
     let plan = make(&topology, &two);
     assert!(plan.as_ref().is_ok_and(Plan::has_spares));
     assert_eq!(plan.map(|plan| (plan.size, spares(&plan))), Ok((2, vec!["b1".to_string()])));
     let many = Wishes { spares: 9, ..recovers };
     assert_eq!(make(&topology, &many), Err(PlanError::NoRanks));
-    // Nobody replaces a node of a job that does not recover.
+    // Without recovery no node is replaced, so no host is kept free.
     let plan = make(&topology, &Wishes::default()).unwrap();
     assert_eq!((plan.size, spares(&plan), plan.has_spares()), (6, vec![], false));
     assert_eq!(blocks(&plan).len(), 5);
@@ -193,7 +194,7 @@ fn ranks_of_a_job_of_one_host_are_called_at_its_loopback() {
     assert_eq!(addresses(&cut), [loopback.clone(), loopback]);
     let two = Topology { clusters: vec![cluster("a", &[1, 1], true)], links: Vec::new() };
     assert_eq!(addresses(&two), [None, None]);
-    // The same name in another network namespace is another host.
+    // The same host name in another network namespace is another host.
     let mut apart = cut;
     let prefix = vec!["nsenter".to_string()];
     apart.clusters[1].hosts[0].access =

@@ -1,6 +1,8 @@
-//! `landbridge checkpoint`: images of ranks of running jobs, before it is time for them.
+//! `landbridge checkpoint`: takes checkpoints of ranks of running jobs before the next regular
+//! checkpoint.
 //!
-//! Asked in the way of `landbridge ps`: launchers hand it on to their agents, and do not wait for the images.
+//! The command queries launchers as `landbridge ps` does. Launchers pass the request on to their
+//! agents, and answer before the checkpoints are complete.
 
 use anyhow::{Result, bail};
 
@@ -8,7 +10,7 @@ use super::status_socket::{self, JobStatus, StatusQuery};
 use super::{ask_all, print};
 use crate::cli::CheckpointArguments;
 
-/// Runs the command; its exit code.
+/// Runs the command and returns its exit code.
 pub fn run(arguments: &CheckpointArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
     let question = StatusQuery::Checkpoint { rank: arguments.rank };

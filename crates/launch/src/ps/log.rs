@@ -1,6 +1,7 @@
-//! `landbridge log`: what relays keep of the ranks of running jobs, so that these can come back.
+//! `landbridge log`: the message logs that relays hold for the ranks of running jobs.
 //!
-//! Asked in the way of `landbridge ps`: launchers ask their agents, and these their relays.
+//! The command queries launchers as `landbridge ps` does; launchers query their agents, and agents
+//! query their relays.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,10 +11,11 @@ use super::status_socket::{self, JobStatus, StatusQuery};
 use super::{ask_all, head, name, print, short};
 use crate::cli::{LogArguments, LogCommand};
 
-/// Spawned ranks that are named to somebody who has asked for one that is not there.
+/// Spawned ranks that an error text lists at most when the user has asked for a rank that does not
+/// exist.
 const NAMED_MAX: usize = 8;
 
-/// Runs the command; its exit code.
+/// Runs the command and returns its exit code.
 pub fn run(arguments: &LogArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
     let (jobs, question) = match &arguments.command {
@@ -41,7 +43,7 @@ fn ask(wanted: &str, question: StatusQuery) -> Result<Vec<JobStatus>> {
     answers.answered("this user runs no such job from this machine")
 }
 
-/// The number in the job of a rank that people call so.
+/// The number, in the job, of the rank with this name.
 fn process_of(status: &JobStatus, rank: &str) -> Result<u32> {
     match status.ranks.iter().find(|line| line.rank == rank) {
         Some(line) => Ok(line.process),
@@ -51,7 +53,7 @@ fn process_of(status: &JobStatus, rank: &str) -> Result<u32> {
     }
 }
 
-/// Which ranks a job has.
+/// The ranks of a job, for an error text.
 fn ranks_of(status: &JobStatus) -> String {
     let names = status.ranks.iter().map(|line| line.rank.as_str());
     let (spawned, own): (Vec<&str>, Vec<&str>) = names.partition(|name| name.contains(':'));

@@ -1,6 +1,6 @@
-//! What relays keep of a job's ranks, so that these can come back: what each relay says, put together.
+//! The message logs that relays hold for a job's ranks: the reports of all relays, merged.
 //!
-//! Pure. Lines of JSON of the relays enter; what `landbridge log` shows leaves.
+//! The module is pure. JSON lines of the relays enter; the output of `landbridge log` leaves.
 
 use std::fmt::Write as _;
 
@@ -8,53 +8,57 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::{bytes, counted, write_table};
 
-/// See the module head.
+/// The merged reports of all relays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogStatus {
     pub processes: Vec<ProcessLogStatus>,
-    /// Of the one that was asked for: determinants, and frames.
+    /// Determinants of the process that the query names; `frames` holds the frames of the same
+    /// process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub determinants: Vec<Determinant>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frames: Vec<LoggedFrame>,
-    /// Relays of which nothing was heard in time.
+    /// Relays that have not answered in time.
     pub relays_missing: u32,
 }
 
-/// What is kept of one endpoint of a rank.
+/// The message log of one endpoint of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessLogStatus {
     pub process: u32,
     pub endpoint: u32,
-    /// Frames that it was given, their bytes, and those of them that are on a disk.
+    /// Frames delivered to the endpoint that the relay holds, their bytes, and the part of the
+    /// bytes that is on a disk.
     pub frames: u64,
     pub bytes: u64,
     pub disk_bytes: u64,
-    /// Frames that it has sent, and what the digests take that are kept of them.
+    /// Frames that the endpoint has sent, and the bytes of their digests.
     pub sent: u64,
     #[serde(default)]
     pub sent_bytes: u64,
-    /// What it has read of clocks and chance, if it is on another node.
+    /// Bytes of recorded nondeterminism (clocks and random numbers), if the process is on another
+    /// node than the relay.
     #[serde(default)]
     pub nondeterminism_bytes: u64,
-    /// How often it has taken something in, what the record of that takes, and how many frames that were.
+    /// Number of determinants, their bytes, and the number of frames that the determinants cover.
     pub determinants: u64,
     pub determinant_bytes: u64,
     pub delivered_frames: u64,
     pub polls: u64,
-    /// Whether it is being told what was.
+    /// Whether the endpoint replays.
     pub is_replaying: bool,
-    /// Why it cannot come back.
+    /// Why the endpoint cannot be restarted; empty if it can.
     pub problem: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Determinant {
     pub determinant: u64,
-    /// At which poll since the rank began, and after how much time of its own.
+    /// Poll at which the frames were delivered, counted from the start of the rank, and the
+    /// endpoint's own time in microseconds.
     pub polls: u64,
     pub micros: u64,
-    /// How many frames, and the number of the first.
+    /// Number of frames, and the number of the first frame.
     pub count: u64,
     pub first_frame: u64,
 }
@@ -69,14 +73,14 @@ pub enum LoggedFrame {
         sequence: u64,
         length: u64,
     },
-    /// These are on a disk.
+    /// A range of frames that are on a disk.
     OnDisk {
         on_disk_from: u64,
         on_disk_to: u64,
     },
 }
 
-/// A line of a relay.
+/// One line of a relay's report.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum LogStatusLine {
@@ -86,7 +90,8 @@ enum LogStatusLine {
 }
 
 impl LogStatus {
-    /// A relay has said this. What is not understood is of another version, and left out.
+    /// Adds the report of a relay. Lines that cannot be parsed come from another version and are
+    /// left out.
     pub fn add_lines(&mut self, lines: &str) {
         for said in lines.lines().filter_map(|line| serde_json::from_str(line).ok()) {
             match said {
@@ -98,7 +103,8 @@ impl LogStatus {
         self.processes.sort_by_key(|it| (it.process, it.endpoint));
     }
 
-    /// The bytes that are kept of a rank, whose digests and determinants take some of them as well.
+    /// The bytes that relays hold for a rank, digests and determinants included; `None` if no relay
+    /// has reported the rank.
     pub fn logged_bytes_of(&self, process: u32) -> Option<u64> {
         let own: Vec<u64> = self
             .processes
@@ -109,13 +115,13 @@ impl LogStatus {
         (!own.is_empty()).then(|| own.iter().sum())
     }
 
-    /// Of all ranks, and how much of that is on a disk.
+    /// The bytes that relays hold for all ranks, and the part of the bytes that is on a disk.
     pub fn logged_bytes(&self) -> (u64, u64) {
         let on_disk = self.processes.iter().map(|it| it.disk_bytes);
         (self.processes.iter().map(ProcessLogStatus::logged_bytes).sum(), on_disk.sum())
     }
 
-    /// What is kept of each rank, for people. `name`: what a process is called.
+    /// A table of the message logs of all ranks, for users. `name` gives the name of a process.
     pub fn table(&self, name: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
         let head = [
@@ -148,7 +154,7 @@ impl LogStatus {
         }
     }
 
-    /// What one rank has taken in when, for people.
+    /// The determinants and frames of one rank, for users.
     pub fn deliveries_text(&self, name: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
         let mut frames = self.frames.iter().peekable();
@@ -185,7 +191,7 @@ impl ProcessLogStatus {
     }
 
     fn cells(&self, name: impl Fn(u32) -> String) -> [String; 10] {
-        // What the determinants of a frame take, and what is kept of one that was sent.
+        // Determinant bytes per delivered frame, for the column that shows what each frame costs.
         let each = self.determinant_bytes as f64 / self.delivered_frames.max(1) as f64;
         let endpoint =
             if self.endpoint == 0 { String::new() } else { format!(".{}", self.endpoint) };

@@ -1,8 +1,9 @@
-//! `landbridge ps`: the jobs that this user runs from this machine, and their ranks.
+//! `landbridge ps`: the running jobs that this user has started on this machine, and their ranks.
 //!
-//! Each `landbridge run` answers for its own job (`status_socket`) with what its agents have reported (`rank_table`). This command asks
-//! all of them, takes away what launchers that are gone have left, and prints a table or JSON. Process ids of a job
-//! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
+//! Each `landbridge run` answers for its own job (`status_socket`) with the reports of its agents
+//! (`rank_table`). This command queries all launchers, removes files of launchers that have ended,
+//! and prints a table or JSON. Process ids of a job that was started in another pid namespace of
+//! the same kernel, such as a lab, are translated to the namespace of this command.
 
 pub mod checkpoint;
 pub mod log;
@@ -24,18 +25,18 @@ use crate::cli::PsArguments;
 use crate::sys;
 use status_socket::{JobStatus, StatusQuery};
 
-/// A launcher that has not answered after this long is stopped, or has very much to do.
+/// Time that a launcher has to answer; a launcher that takes longer is stopped or overloaded.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two looks whether a launcher has room for another client.
+/// Pause between two attempts to connect to a launcher whose listening queue is full.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Launchers listen under a name with a dot for less than this, before they get their own.
+/// Maximum age of a socket whose name begins with a dot: a launcher renames its socket sooner.
 const UNREADY_MAX: Duration = Duration::from_secs(60);
-/// An account of a job of 100 000 ranks takes a third of this.
+/// Bytes of an answer at most; the answer for a job of 100 000 ranks takes a third of this bound.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Of it that is read at once.
+/// Bytes of an answer that one read takes at most.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Runs the command; its exit code.
+/// Runs the command and returns its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
     let question = if arguments.paths { StatusQuery::Paths } else { StatusQuery::Ranks };
@@ -72,29 +73,30 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
 
 fn print(text: &str) -> Result<i32> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever has read enough may go.
+        // The reader of the output may close the pipe early.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(0),
         result => Ok(result.map(|()| 0)?),
     }
 }
 
-/// What launchers have said.
+/// The answers of launchers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct JobAnswers {
-    /// Of each job, the oldest first.
+    /// The status of each job, the oldest first.
     pub jobs: Vec<JobStatus>,
-    /// Lines on jobs whose launchers have said nothing: these run, as far as anybody knows.
+    /// One line for each job whose launcher has not answered; such a job may still run.
     pub unanswered: Vec<String>,
 }
 
 impl JobAnswers {
-    /// Says who is silent.
+    /// Prints the lines about launchers that have not answered, and returns the jobs.
     fn report_unanswered(self) -> Vec<JobStatus> {
         self.unanswered.iter().for_each(|line| eprintln!("landbridge: {line}"));
         self.jobs
     }
 
-    /// The same where one at least is to be heard. `nobody`: what there is to say if there is no such job.
+    /// Prints the lines about launchers that have not answered, and returns the jobs; at least one
+    /// job must have answered. `nobody` is the error text if there is no such job.
     fn answered(self, nobody: &str) -> Result<Vec<JobStatus>> {
         match (self.jobs.is_empty(), self.unanswered.is_empty()) {
             (true, true) => bail!("{nobody}"),
@@ -104,7 +106,8 @@ impl JobAnswers {
     }
 }
 
-/// Asks the launcher of every job whose id begins so. Files at which nobody listens any more are removed.
+/// Queries the launcher of every job whose id begins with `wanted`. The function removes socket
+/// files that have no listener.
 pub fn ask_all(directory: &Path, wanted: &str, question: StatusQuery) -> Result<JobAnswers> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -121,7 +124,7 @@ pub fn ask_all(directory: &Path, wanted: &str, question: StatusQuery) -> Result<
             asked.push((name.to_string(), path));
         }
     }
-    // All at once: one that is stopped keeps nobody waiting for the others.
+    // One thread queries each launcher, so a stopped launcher does not delay the answers of others.
     let heard: Vec<_> = std::thread::scope(|scope| {
         let ask = |(name, path): (String, PathBuf)| {
             scope.spawn(move || (name, ask(&path, question, PATIENCE)))
@@ -141,12 +144,13 @@ pub fn ask_all(directory: &Path, wanted: &str, question: StatusQuery) -> Result<
     Ok(answers)
 }
 
-/// As much of a job's name as people are shown.
+/// The first 8 characters of a job's id, which tables show.
 fn short(job: &str) -> &str {
     job.get(..8).unwrap_or(job)
 }
 
-/// A launcher that was killed before it was ready has left its name with a dot.
+/// Removes the socket file, whose name begins with a dot, of a launcher that was killed before it
+/// was ready.
 fn remove_unready(path: &Path) {
     let age = path.metadata().and_then(|about| about.modified()).ok();
     let age = age.and_then(|since| SystemTime::now().duration_since(since).ok());
@@ -155,7 +159,7 @@ fn remove_unready(path: &Path) {
     }
 }
 
-/// What a launcher says within this time; `None` if it is gone.
+/// The answer of a launcher within `patience`; `None` if the launcher has ended.
 fn ask(path: &Path, question: StatusQuery, patience: Duration) -> Result<Option<JobStatus>> {
     let deadline = Instant::now() + patience;
     let Some(mut stream) = connect(path, deadline)? else { return Ok(None) };
@@ -163,7 +167,7 @@ fn ask(path: &Path, question: StatusQuery, patience: Duration) -> Result<Option<
     if user != sys::user() {
         bail!("another user answers for it");
     }
-    // A fresh connection takes so few bytes at once.
+    // A new connection takes this many bytes without blocking.
     stream.write_all(question.line().as_bytes())?;
     let answer = match read_answer(stream, deadline) {
         Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
@@ -172,7 +176,7 @@ fn ask(path: &Path, question: StatusQuery, patience: Duration) -> Result<Option<
         answer => answer.context("its launcher does not answer")?,
     };
     if answer.is_empty() {
-        // It ended while it was asked.
+        // The launcher ended before it answered.
         return Ok(None);
     }
     let mut status: JobStatus =
@@ -181,7 +185,8 @@ fn ask(path: &Path, question: StatusQuery, patience: Duration) -> Result<Option<
     Ok(Some(status))
 }
 
-/// What is said of a launcher (0: one that cannot be seen from here) that has said nothing for so long.
+/// The error text for a launcher that has not answered within `patience`; process id 0 stands for a
+/// launcher that is not visible in this pid namespace.
 fn why_unanswered(launcher: u32, patience: Duration) -> String {
     let seconds = patience.as_secs_f64();
     match launcher {
@@ -195,15 +200,15 @@ fn why_unanswered(launcher: u32, patience: Duration) -> String {
     }
 }
 
-/// Whether a process has been stopped, by a signal or a debugger.
+/// Whether a signal has stopped a process, or a debugger traces the process.
 fn is_stopped(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // In front stands the name of its program, in which anything may be.
+    // The state follows the program's name, which may hold any characters.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     matches!(state, Some('T' | 't'))
 }
 
-/// A connection to a launcher; `None` if it is gone.
+/// Connects to a launcher; `None` if the launcher has ended.
 fn connect(path: &Path, deadline: Instant) -> Result<Option<UnixStream>> {
     loop {
         match sys::connect_at_once(path) {
@@ -213,7 +218,7 @@ fn connect(path: &Path, deadline: Instant) -> Result<Option<UnixStream>> {
                 let _ = std::fs::remove_file(path);
                 return Ok(None);
             }
-            // Others wait to be let in, and more of them the kernel does not keep.
+            // The launcher's listening queue is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if Instant::now() > deadline {
                     bail!("its launcher does not answer: too many have asked it before");
@@ -225,7 +230,7 @@ fn connect(path: &Path, deadline: Instant) -> Result<Option<UnixStream>> {
     }
 }
 
-/// All that is said up to the end of the stream.
+/// Reads the stream up to its end, at most [`ANSWER_BYTES_MAX`].
 fn read_answer(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec<u8>> {
     stream.set_nonblocking(false)?;
     let mut answer = Vec::new();
@@ -246,7 +251,8 @@ fn read_answer(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec
     Err(std::io::Error::other("it says more than there can be"))
 }
 
-/// Says process ids as they are seen from here. `launcher`: that of the launcher, 0 if it cannot be seen.
+/// Translates process ids into this pid namespace. `launcher` is the process id of the launcher, or
+/// 0 if the launcher is not visible here.
 fn translate_pids(status: &mut JobStatus, launcher: u32) {
     let space = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let theirs = space(&launcher.to_string());
@@ -260,7 +266,7 @@ fn translate_pids(status: &mut JobStatus, launcher: u32) {
     }
 }
 
-/// By their numbers in this namespace, the numbers that its processes have here.
+/// Maps the process ids inside a pid namespace to the process ids here.
 fn pids_in_namespace(space: &Path) -> BTreeMap<u32, u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
     let numbers = entries.flatten().filter_map(|entry| {
@@ -273,13 +279,13 @@ fn pids_in_namespace(space: &Path) -> BTreeMap<u32, u32> {
     numbers.collect()
 }
 
-/// The last of the process ids that `/proc/PID/status` tells.
+/// The last process id in the `NSpid` line of `/proc/PID/status`.
 fn innermost_pid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// What a process is called: `1:0` is rank 0 of the first group that was spawned.
+/// The name of a process: `1:0` is rank 0 of the first spawned group.
 fn name(status: &JobStatus, process: u32) -> String {
     let place = status.ranks.binary_search_by_key(&process, |line| line.process);
     place.map_or_else(|_| format!("({process})"), |place| status.ranks[place].rank.clone())
@@ -303,7 +309,7 @@ fn head(status: &JobStatus, now: u64) -> String {
     text
 }
 
-/// For people. What is known of no rank has no column.
+/// A table for users. A column without any value is left out.
 fn table(status: &JobStatus, now: u64) -> String {
     let ranks = &status.ranks;
     let row = |line: &rank_table::RankRow| {
@@ -418,11 +424,12 @@ mod tests {
         let name = format!("landbridge-ps-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let status_socket = status_socket::StatusSocket::open(&directory, "there").unwrap();
-        // As a launcher leaves it that is killed.
+        // This file is what a killed launcher leaves.
         drop(std::os::unix::net::UnixListener::bind(directory.join("gone")).unwrap());
         assert!(ask(&directory.join("gone"), StatusQuery::Ranks, PATIENCE).unwrap().is_none());
         assert!(!directory.join("gone").exists() && directory.join("there").exists());
-        // One that was killed before it was ready, and one that is about to be.
+        // One socket of a launcher that was killed before it was ready, and one of a launcher that
+        // is starting.
         for (name, age) in [(".old", UNREADY_MAX * 2), (".new", Duration::ZERO)] {
             let file = std::fs::File::create(directory.join(name)).unwrap();
             file.set_modified(SystemTime::now() - age).unwrap();
@@ -448,7 +455,7 @@ mod tests {
         let start = Instant::now();
         let error = ask(&path, StatusQuery::Ranks, patience).unwrap_err();
         assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
-        // As many as the kernel keeps: from then on it lets nobody connect.
+        // The test fills the kernel's listening queue; from then on no client can connect.
         while let Ok(stream) = sys::connect_at_once(&path) {
             held.push(stream);
         }

@@ -1,8 +1,9 @@
-//! How the paths of a job's ranks are: what each rank says of its own, put together.
+//! The paths of a job's ranks: the statistics of all ranks, merged.
 //!
-//! Pure. The text of boards ([`landbridge_proto::statistics_page`]) enters, agent by agent; what `landbridge ps --paths` shows leaves.
-//! A job of thousands of ranks has millions of pairs: sums are over all of them, and rows are those with trouble first, and
-//! of the others those that have carried most, as many as were asked for.
+//! The module is pure. The texts of statistics pages ([`landbridge_proto::statistics_page`]) enter,
+//! agent by agent; the output of `landbridge ps --paths` leaves. A job of thousands of ranks has
+//! millions of pairs: the sums cover all pairs. The number of rows is bounded: rows with trouble
+//! come first, then the rows that have carried the most bytes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,29 +12,30 @@ use std::fmt::Write as _;
 use landbridge_proto::statistics_page::{self, StatisticsLine};
 use serde::{Deserialize, Serialize};
 
-/// Rows of all agents together.
+/// Rows of all agents together at most.
 pub const ROWS_MAX: usize = 4096;
-/// Rows of one agent at least: it is asked for its part of those of all.
+/// Rows that each agent is asked for at least, even if its share of [`ROWS_MAX`] is smaller.
 const ROWS_MIN: usize = 8;
-/// Ranks that have not answered and are told of by name.
+/// Ranks without an answer that are listed at most; further ranks are only counted.
 const UNANSWERED_MAX: usize = 64;
-/// Rows that people are shown, unless they want all.
+/// Rows that the table shows unless the user asks for all rows.
 const SHOWN: usize = 32;
 
-/// See the module head.
+/// The merged statistics of the paths of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paths {
-    /// Ranks that have answered.
+    /// Number of ranks that have answered.
     pub ranks: u32,
-    /// Ranks that have not, for they compute, are stopped, or have no endpoint yet; the first of them.
+    /// The first ranks that have not answered, because they compute, are stopped, or have no
+    /// endpoint yet.
     pub unanswered: Vec<u32>,
     pub unanswered_count: u32,
-    /// Hosts of which nothing was heard in time.
+    /// Hosts that have not answered in time.
     pub hosts_missing: u32,
-    /// Over all paths of each kind.
+    /// Sums over all paths of each kind.
     pub sums: BTreeMap<String, PathSum>,
     pub rows: Vec<PathRow>,
-    /// Paths that are in no row.
+    /// Paths that have no row.
     pub left_out: u64,
 }
 
@@ -53,31 +55,32 @@ pub struct PathCounters {
     pub losses: u64,
 }
 
-/// What one rank says of one path to one peer.
+/// The statistics that one rank reports for one path to one peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathRow {
-    /// The number in the job of the rank that says it.
+    /// The number, in the job, of the rank that reports the row.
     pub process: u32,
     pub peer: Option<u32>,
     pub what: String,
     pub state: String,
-    /// Its own address and the peer's.
+    /// The rank's own address and the peer's address.
     pub ends: Option<[String; 2]>,
     #[serde(flatten)]
     pub done: PathCounters,
     pub bytes_per_second: Option<u64>,
     pub round_trip_nanos: Option<u64>,
-    /// It was said when another asked: the rank has not looked at its network since.
+    /// The rank wrote the row for an earlier query: the rank has not polled the network since.
     pub is_old: bool,
 }
 
-/// For how many rows each of so many agents is asked.
+/// Number of rows that each of `agents` agents is asked for.
 pub fn rows_for(agents: usize) -> u32 {
     (ROWS_MAX / agents.max(1)).max(ROWS_MIN) as u32
 }
 
 impl Paths {
-    /// A rank has said this; what has not been `asked` now `is_old`.
+    /// Adds the statistics of a rank; `is_old` says that the rank wrote the text for an earlier
+    /// query.
     pub fn add_statistics(&mut self, process: u32, statistics: &str, is_old: bool) {
         for line in statistics.lines().filter_map(StatisticsLine::parse) {
             match line {
@@ -92,7 +95,7 @@ impl Paths {
         }
     }
 
-    /// A rank has not answered.
+    /// Records that a rank has not answered.
     pub fn add_unanswered(&mut self, process: u32) {
         self.unanswered_count += 1;
         if self.unanswered.len() < UNANSWERED_MAX {
@@ -100,7 +103,7 @@ impl Paths {
         }
     }
 
-    /// What another agent has said.
+    /// Adds the statistics of another agent.
     pub fn merge(&mut self, other: Paths) {
         self.ranks += other.ranks;
         self.unanswered_count += other.unanswered_count;
@@ -116,7 +119,8 @@ impl Paths {
         self.rows.extend(other.rows);
     }
 
-    /// Keeps the most telling rows, in the order of the ranks.
+    /// Keeps at most `rows_max` rows, those with trouble and then those with the most bytes, and
+    /// sorts the rows by rank.
     pub fn cut(&mut self, rows_max: usize) {
         if self.rows.len() > rows_max {
             self.rows.sort_by_key(|row| (!row.has_trouble(), Reverse(row.done.bytes)));
@@ -127,7 +131,7 @@ impl Paths {
         self.left_out = all.saturating_sub(self.rows.len() as u64);
     }
 
-    /// For people. `name`: what a process is called.
+    /// A table for users. `name` gives the name of a process.
     pub fn text(&self, wants_all: bool, name: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
         self.write_sums(&mut text);
@@ -279,12 +283,12 @@ pub fn write_table(text: &mut String, rows: &[impl AsRef<[String]>]) {
     }
 }
 
-/// So many of what one of is called so.
+/// A count with its noun, in the plural unless the count is 1.
 pub fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three digits and a unit.
+/// A number of bytes in three digits with a unit.
 pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1_000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
 }

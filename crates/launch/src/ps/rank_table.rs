@@ -1,7 +1,8 @@
-//! The roll of a job's ranks: which process each one is, for which time it has been started, and how it goes.
+//! The rank table of a job: the process, the incarnation and the state of each rank.
 //!
-//! Pure. What agents report enters; the lines of `landbridge ps` and the counts of the status line leave. It says where a
-//! rank stood when its agent last spoke of it, which over a wide area network was a moment ago.
+//! The module is pure. Reports of agents enter; the rows of `landbridge ps` and the counts of the
+//! status line leave. A row holds the state of the rank's latest report, which is older than the
+//! present by the delay of the network.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,23 +12,23 @@ use serde::{Deserialize, Serialize};
 use crate::control::Ending;
 use crate::sys::signal_name;
 
-/// A rate is told of what was seen for this long at least.
+/// Minimum time of observation before a replay rate is shown.
 const RATE_AFTER: Duration = Duration::from_millis(400);
 
-/// How a rank goes.
+/// The state of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankState {
-    /// Its agent has not started it yet.
+    /// The rank's agent has not started the rank yet.
     Starting,
     Running,
-    /// It was killed, has been restarted, and does not do what it did before yet.
+    /// The rank was killed, has been restarted, and still replays.
     Restarting,
     Ended,
 }
 
 impl RankState {
-    /// For people.
+    /// The state as a word for users.
     pub fn words(self) -> &'static str {
         match self {
             RankState::Starting => "starting",
@@ -38,52 +39,54 @@ impl RankState {
     }
 }
 
-/// Of one rank, as `landbridge ps` says it.
+/// The row of one rank in the output of `landbridge ps`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRow {
-    /// Its number, `1:0` for rank 0 of the first group that was spawned.
+    /// The name of the rank: its number, or `1:0` for rank 0 of the first spawned group.
     pub rank: String,
-    /// Its number in the job.
+    /// The number of the rank's process in the job.
     pub process: u32,
-    /// On its node; none where it has no process, or none that can be named from here.
+    /// Process id on the rank's node; `None` if the rank has no process, or no process that is
+    /// visible here.
     pub pid: Option<u32>,
     pub node: String,
     pub cluster: String,
-    /// How often it has been restarted.
+    /// Number of restarts of the rank.
     pub incarnation: u32,
     pub state: RankState,
-    /// How much of what was before it has done again, while it restarts and that is known.
+    /// Share of the log that the rank has replayed, in percent, while the rank replays and the
+    /// share is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percent: Option<u8>,
-    /// How its last process ended, if that has.
+    /// How the rank's last process ended, if it has ended.
     pub ending: Option<String>,
-    /// Its newest image, if there is one.
+    /// The rank's newest checkpoint, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<NewestCheckpoint>,
-    /// Bytes that its relay keeps of it, if that is known.
+    /// Bytes of the message log that the rank's relay holds for the rank, if the number is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logged_bytes: Option<u64>,
 }
 
-/// What is known of an image.
+/// Number, size and age of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewestCheckpoint {
     pub number: u64,
     pub bytes: u64,
-    /// How long ago it was whole.
+    /// Seconds since the checkpoint became complete.
     pub age_s: u64,
 }
 
-/// How far a rank is that was restarted.
+/// The replay progress of a restarted rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReplayProgress {
     pub rank: u32,
     pub percent: Option<u8>,
-    /// Percent in a second since it was seen first to do what was before.
+    /// Percent per second since the first report of this incarnation's replay.
     pub per_second: Option<f64>,
 }
 
-/// Where a rank is, and what it is called.
+/// The name of a rank, and the node and cluster where it runs.
 #[derive(Debug, Clone, Default)]
 pub struct RankLocation {
     pub rank: String,
@@ -91,21 +94,21 @@ pub struct RankLocation {
     pub cluster: String,
 }
 
-/// How many ranks there are of each kind.
+/// The number of ranks in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RankCounts {
     pub running: usize,
     pub restarting: usize,
     pub ended: usize,
-    /// New starts since the job began.
+    /// Restarts of all ranks since the job began.
     pub restarts: u64,
 }
 
-/// See the module head.
+/// The state of all ranks of a job.
 #[derive(Debug, Default)]
 pub struct RankTable {
     ranks: BTreeMap<u32, RankEntry>,
-    /// Of a rank: the number of its newest image, its bytes, and since when it is there.
+    /// For each rank with a checkpoint: number, bytes, and completion time of the newest one.
     images: BTreeMap<u32, (u64, u64, Instant)>,
     restarts: u64,
 }
@@ -117,26 +120,26 @@ struct RankEntry {
     incarnation: u32,
     state: RankState,
     percent: Option<u8>,
-    /// When this start was seen first on its way, and how far.
+    /// Time and percentage of the first report of this incarnation's replay.
     first_seen: Option<(Instant, u8)>,
     per_second: Option<f64>,
     ending: Option<Ending>,
 }
 
-/// What an agent says of a process that runs.
+/// An agent's report about a running process.
 #[derive(Debug, Clone, Copy)]
 pub struct RankReport {
     pub pid: u32,
-    /// How often the rank has been restarted.
+    /// Number of restarts of the rank.
     pub incarnation: u32,
-    /// It is where the one before it was,
+    /// The process has replayed everything that earlier incarnations did.
     pub is_live: bool,
-    /// or has gone so much of the way.
+    /// Share of the log that the process has replayed, in percent.
     pub percent: Option<u8>,
 }
 
 impl RankTable {
-    /// The job's first processes, none of which has been started.
+    /// A table of the job's first processes, none of which has been started.
     pub fn new(size: u32) -> RankTable {
         let entry = || RankEntry {
             group: 0,
@@ -151,7 +154,7 @@ impl RankTable {
         RankTable { ranks: (0..size).map(|rank| (rank, entry())).collect(), ..RankTable::default() }
     }
 
-    /// It has been started, comes back to where it was, or has done so.
+    /// Records a report: the process has been started, replays, or has completed its replay.
     pub fn handle_alive(&mut self, group: u32, rank: u32, report: RankReport, now: Instant) {
         let RankReport { pid, incarnation, is_live, percent } = report;
         let state = if is_live { RankState::Running } else { RankState::Restarting };
@@ -172,7 +175,7 @@ impl RankTable {
         self.ranks.insert(rank, entry);
     }
 
-    /// Its newest image has this number and so many bytes; number 0: there is none.
+    /// Records number and bytes of the rank's newest checkpoint; number 0 stands for no checkpoint.
     pub fn handle_image(&mut self, rank: u32, number: u64, bytes: u64, now: Instant) {
         match number {
             0 => _ = self.images.remove(&rank),
@@ -180,7 +183,7 @@ impl RankTable {
         }
     }
 
-    /// The age of the youngest and of the oldest of the newest images.
+    /// The ages of the youngest and the oldest among the newest checkpoints of running ranks.
     pub fn ages(&self, now: Instant) -> Option<(Duration, Duration)> {
         let living = self.images.iter().filter(|(rank, _)| self.is_there(**rank));
         let ages = living.map(|(_, (.., since))| now.saturating_duration_since(*since));
@@ -194,7 +197,7 @@ impl RankTable {
         self.ranks.get(&rank).is_some_and(|entry| entry.state != RankState::Ended)
     }
 
-    /// Who is on the way back.
+    /// The progress of all ranks that replay.
     pub fn replaying(&self) -> Vec<ReplayProgress> {
         let replaying = self.ranks.iter().filter(|(_, entry)| entry.state == RankState::Restarting);
         let of = |(&rank, entry): (&u32, &RankEntry)| {
@@ -204,14 +207,15 @@ impl RankTable {
         replaying.map(of).collect()
     }
 
-    /// It has ended for good.
+    /// Records that the rank has ended and is not restarted.
     pub fn handle_exit(&mut self, rank: u32, ending: Ending) {
         if let Some(entry) = self.ranks.get_mut(&rank) {
             (entry.state, entry.ending) = (RankState::Ended, Some(ending));
         }
     }
 
-    /// Nothing is left of a spawned group: a job may spawn for a long time.
+    /// Removes the ranks of a spawned group that has ended, because a job may spawn groups without
+    /// a limit.
     pub fn forget(&mut self, group: u32) {
         self.ranks.retain(|_, entry| group == 0 || entry.group != group);
     }
@@ -226,7 +230,8 @@ impl RankTable {
         }
     }
 
-    /// `logged`: what is known of the bytes that relays keep of a rank.
+    /// The rows of all ranks. `place` gives name and location of a rank; `logged` gives the bytes
+    /// of the message log that relays hold for a rank, if the number is known.
     pub fn lines(
         &self,
         now: Instant,
@@ -270,7 +275,7 @@ pub fn words(ending: Ending) -> String {
 mod tests {
     use super::*;
 
-    /// Process, its id, how often it was restarted, state, share, ending.
+    /// Process, process id, number of restarts, state, percentage, ending.
     type Short = (u32, Option<u32>, u32, &'static str, Option<u8>, Option<String>);
 
     fn lines(rank_table: &RankTable) -> Vec<Short> {

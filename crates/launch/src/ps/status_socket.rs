@@ -1,13 +1,15 @@
-//! Where a running job is asked how it goes: a Unix socket named after the job, in a directory of this user's own.
+//! The status socket of a running job: a Unix socket with the job's name, in a directory of this
+//! user.
 //!
-//! A client says a [`StatusQuery`] and gets an [`JobStatus`] as JSON, up to the end of the stream. Nothing it does can hold up the
-//! launcher, in whose loop this runs: every descriptor is non-blocking, at most [`CLIENTS_MAX`] are served at once, each
-//! for [`CLIENT_TIME`] at most. Only the user who runs the job is answered: nobody else can come near the socket, and
-//! who comes is looked at nevertheless.
+//! A client sends a [`StatusQuery`] and gets a [`JobStatus`] as JSON, up to the end of the stream.
+//! No client can block the launcher, in whose loop this module runs: every descriptor is
+//! non-blocking, at most [`CLIENTS_MAX`] clients are served at once, each for at most
+//! [`CLIENT_TIME`]. Only the user who runs the job gets an answer: the directory's mode keeps other
+//! users out, and the socket checks the user of each client as well.
 //!
-//! The directory does not depend on the environment, so that every terminal finds the same one; and it is named after
-//! the user as the world outside of a lab knows it. The file of a launcher that was killed stays until somebody
-//! finds that nobody listens there (`landbridge ps`).
+//! The directory does not depend on the environment, so that every terminal finds the same
+//! directory; its name contains the user id outside of any user namespace. The socket file of a
+//! killed launcher stays until a `landbridge ps` finds that the file has no listener.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,30 +27,30 @@ use super::paths::Paths;
 use super::rank_table::RankRow;
 use crate::sys;
 
-/// Longer than any question.
+/// Bytes of a request at most; every query is shorter.
 const REQUEST_BYTES_MAX: usize = 72;
-/// Clients that are served at the same time; others wait to be let in.
+/// Clients that are served at the same time; further clients wait in the listening queue.
 const CLIENTS_MAX: usize = 8;
-/// A client that has not asked, or not taken its answer, after this long is left.
+/// Time that a client has to send its query and to take its answer.
 const CLIENT_TIME: Duration = Duration::from_secs(5);
 
-/// What somebody wants to know.
+/// A query of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusQuery {
-    /// How the ranks are.
+    /// The state of the ranks.
     Ranks,
-    /// And their paths.
+    /// The state of the ranks and of their paths.
     Paths,
-    /// What relays keep of each.
+    /// The message log of each rank.
     Log,
-    /// So many determinants of this rank, beginning with this one.
+    /// `count` determinants of a rank, from number `from` on.
     Deliveries { rank: u32, from: u64, count: u64 },
-    /// How the ranks are; and take an image of this one, or of all, now.
+    /// The state of the ranks; and a checkpoint of one rank, or of all ranks, is taken now.
     Checkpoint { rank: Option<u32> },
 }
 
 impl StatusQuery {
-    /// The line in which it is asked.
+    /// The request line of the query.
     pub fn line(self) -> String {
         match self {
             StatusQuery::Ranks => "ranks 1\n".to_string(),
@@ -62,7 +64,7 @@ impl StatusQuery {
         }
     }
 
-    /// Reads such a line.
+    /// Parses a request line.
     fn parse(line: &[u8]) -> Option<StatusQuery> {
         let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
         let words: Vec<&str> = line.split(' ').collect();
@@ -83,7 +85,7 @@ impl StatusQuery {
         }
     }
 
-    /// Whether these bytes may become one.
+    /// Whether further bytes may complete these bytes to a request line.
     fn may_begin(bytes: &[u8]) -> bool {
         const STARTS: [&[u8]; 5] =
             [b"ranks 1", b"paths 1", b"log 1", b"deliveries 1", b"checkpoint 1"];
@@ -92,33 +94,33 @@ impl StatusQuery {
     }
 }
 
-/// What there is to say about a job.
+/// The answer to a query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobStatus {
     pub job: String,
-    /// The process of `landbridge run`.
+    /// The process id of `landbridge run`.
     pub launcher: u32,
-    /// The program with its arguments, as far as they fit into a line.
+    /// The program and its arguments, shortened to one line.
     pub program: String,
-    /// Seconds since 1970.
+    /// Start of the job in seconds since 1970.
     pub began: u64,
-    /// Whether ranks that are killed come back.
+    /// Whether killed ranks are restarted.
     pub recover: bool,
-    /// Whether images of ranks are taken.
+    /// Whether checkpoints of ranks are taken.
     #[serde(default)]
     pub checkpoints: bool,
-    /// New starts since the job began.
+    /// Restarts of all ranks since the job began.
     pub restarts: u64,
     pub ranks: Vec<RankRow>,
-    /// Only if that was asked.
+    /// The paths of the ranks, only in the answer to [`StatusQuery::Paths`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paths: Option<Paths>,
-    /// The same.
+    /// The message logs, only in the answers to queries about message logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_status: Option<LogStatus>,
 }
 
-/// See the module head.
+/// The socket of a job, with the clients that are being served.
 #[derive(Default)]
 pub struct StatusSocket {
     listener: Option<UnixListener>,
@@ -130,7 +132,7 @@ struct StatusClient {
     stream: UnixStream,
     asked: Vec<u8>,
     question: Option<StatusQuery>,
-    /// What is still to be sent, once it has asked.
+    /// The answer, once the query has been received and answered.
     answer: Option<Vec<u8>>,
     sent: usize,
     until: Instant,
@@ -138,11 +140,12 @@ struct StatusClient {
 }
 
 impl StatusSocket {
-    /// Listens for questions about a job.
+    /// Opens the socket of a job in `directory`.
     pub fn open(directory: &Path, job: &str) -> Result<StatusSocket> {
         make(directory)?;
         let path = directory.join(job);
-        // Who finds a name at which nobody listens removes it: it gets its name when somebody does.
+        // Commands remove a socket file that has no listener, so the file gets its final name only
+        // after the socket listens.
         let unready = directory.join(format!(".{job}"));
         let listener = UnixListener::bind(&unready)
             .and_then(|listener| std::fs::rename(&unready, &path).map(|()| listener))
@@ -151,7 +154,7 @@ impl StatusSocket {
         Ok(StatusSocket { listener: Some(listener), path, clients: Vec::new() })
     }
 
-    /// What to wait for.
+    /// Descriptors with the events to wait for, for poll(2).
     pub fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let has_room = self.clients.len() < CLIENTS_MAX;
         let listener = self.listener.iter().filter(move |_| has_room);
@@ -163,14 +166,14 @@ impl StatusSocket {
         listener.chain(clients)
     }
 
-    /// When a client's time is over.
+    /// The next deadline of a client.
     pub fn next_time(&self) -> Option<Instant> {
         self.clients.iter().map(|client| client.until).min()
     }
 
-    /// Does what can be done now.
+    /// Accepts clients, reads queries and writes answers, as far as possible without blocking.
     ///
-    /// `status` answers a question, or not yet.
+    /// `status` returns the answer to a query, or `None` if the answer is not known yet.
     pub fn serve(&mut self, now: Instant, status: impl Fn(StatusQuery) -> Option<JobStatus>) {
         while let (Some(listener), true) = (&self.listener, self.clients.len() < CLIENTS_MAX) {
             let Ok((stream, _)) = listener.accept() else { break };
@@ -202,7 +205,8 @@ impl StatusClient {
         StatusClient { stream, asked, question, answer, sent: 0, until, is_over: false }
     }
 
-    /// Nothing may come behind the question but the end.
+    /// Reads the query. Any bytes behind the query except the end of the stream make the query
+    /// invalid.
     fn read(&mut self) {
         let mut buffer = [0; REQUEST_BYTES_MAX + 1];
         while self.answer.is_none() && !self.is_over {
@@ -240,12 +244,12 @@ impl StatusClient {
     }
 }
 
-/// Where the jobs of this user are asked.
+/// The directory of the status sockets of this user.
 pub fn directory() -> PathBuf {
     PathBuf::from(format!("/tmp/landbridge-{}", sys::user_outside()))
 }
 
-/// Makes such a directory, if it is not there.
+/// Makes the directory with mode 0700 if it does not exist, and checks the directory.
 pub fn make(directory: &Path) -> Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -255,7 +259,8 @@ pub fn make(directory: &Path) -> Result<()> {
     }
 }
 
-/// Anybody may make things in /tmp: what is not a directory of our own has been laid there by somebody else.
+/// Checks that the directory belongs to this user and that no other user can open it: any user may
+/// create entries in /tmp.
 pub fn check(directory: &Path) -> Result<()> {
     let it = std::fs::symlink_metadata(directory)
         .with_context(|| format!("cannot look at {}", directory.display()))?;

@@ -1,4 +1,4 @@
-//! Relays are asked what they keep of their processes.
+//! A query to all relays about the message logs that they hold.
 
 use std::time::{Duration, Instant};
 
@@ -6,29 +6,30 @@ use crate::control::Message;
 use crate::ps::log_status::LogStatus;
 use crate::ps::status_socket::StatusQuery;
 
-/// Relays that have not answered after this long are not waited for.
+/// Time after which relays that have not answered are not waited for.
 const PATIENCE: Duration = Duration::from_millis(1_500);
-/// Who asks for something else as well is answered without after this long.
+/// Time after which a client that also asks for other status gets its answer without the logs.
 const BRIEF: Duration = Duration::from_millis(300);
-/// What they have said is told to whoever else asks the same within this time.
+/// Time in which the answers of relays serve further clients with the same query.
 const AGE_MAX: Duration = Duration::from_millis(500);
 
-/// See the module head.
+/// The state of the query and the answers of relays.
 #[derive(Default)]
 pub struct LogQuery {
     serial: u32,
     asked: Option<StatusQuery>,
-    /// Of agents that have not answered.
+    /// Number of agents that have not answered.
     awaited: usize,
-    /// By when they are waited for, while they are; then until when it counts.
+    /// While agents have not answered: the deadline of their answers. Afterwards: the time until
+    /// which the answers are fresh.
     until: Option<Instant>,
-    /// By when those wait who want to know something else as well.
+    /// Deadline of clients that also ask for other status.
     brief_until: Option<Instant>,
     log_status: LogStatus,
 }
 
 impl LogQuery {
-    /// Whether nothing is asked just now.
+    /// Whether no query is running and no fresh answers are held.
     pub fn is_idle(&self) -> bool {
         self.until.is_none()
     }
@@ -37,12 +38,13 @@ impl LogQuery {
         self.until.into_iter().chain(self.brief_until).min()
     }
 
-    /// Whether who wants to know this beside something else may wait for it: it is being asked, or will be.
+    /// Whether a client that asks this together with other status may wait for the answer: the
+    /// query is running, or no other query is.
     pub fn is_near(&self, question: StatusQuery) -> bool {
         self.is_idle() || (self.brief_until.is_some() && self.asked == Some(question))
     }
 
-    /// What to send to the agents that may have a relay.
+    /// Begins a query, and returns the message for the agents that may have a relay.
     pub fn begin(&mut self, question: StatusQuery, agents: usize, now: Instant) -> Message {
         let serial = self.serial.wrapping_add(1).max(1);
         let (asked, log_status) = (Some(question), LogStatus::default());
@@ -74,7 +76,8 @@ impl LogQuery {
         }
     }
 
-    /// What is known, if that is fresh, and this was asked.
+    /// The answers to `question`, if all agents have answered or timed out and the answers are
+    /// fresh.
     pub fn found(&self, question: StatusQuery) -> Option<&LogStatus> {
         let is_it = self.awaited == 0 && self.until.is_some() && self.asked == Some(question);
         is_it.then_some(&self.log_status)

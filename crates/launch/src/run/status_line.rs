@@ -1,23 +1,25 @@
-//! The line at the foot of the terminal while ranks that are killed come back: how the job stands, in a few words.
+//! The status line at the bottom of the terminal of a job with `--recover`: the state of the job in
+//! a few words.
 //!
-//! Pure. Counts, ages and sizes enter; text leaves. What nobody knows is left out.
+//! The module is pure: counts, ages and sizes enter; text leaves. Unknown values are left out.
 
 use std::time::Duration;
 
 use crate::ps::paths::{bytes, counted};
 use crate::ps::rank_table::{RankCounts, ReplayProgress};
 
-/// Ranks on their way back that are named; of more than that the others are counted.
+/// Replaying ranks that are named at most; further ranks are counted.
 const NAMED_MAX: usize = 3;
 
-/// What is known.
+/// The values that are known.
 #[derive(Debug, Default)]
 pub struct StatusLine {
     pub counts: RankCounts,
     pub replaying: Vec<ReplayProgress>,
-    /// Bytes that relays keep of the ranks, and how many of these are on a disk.
+    /// Bytes of message logs that relays hold for the ranks, and how many of these bytes are on a
+    /// disk.
     pub logged: Option<(u64, u64)>,
-    /// Age of the youngest and the oldest of the ranks' newest images.
+    /// Age of the youngest and of the oldest among the ranks' newest checkpoints.
     pub images: Option<(Duration, Duration)>,
 }
 

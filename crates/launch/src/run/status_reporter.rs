@@ -1,4 +1,5 @@
-//! What the launcher says about its ranks: where one runs, and to `landbridge ps` how all of them go.
+//! Reports of the launcher about its ranks: where a rank runs, the status line, and for `landbridge
+//! ps` the state of all ranks.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,38 +16,41 @@ use crate::ps::paths::{self, Paths};
 use crate::ps::rank_table::RankLocation;
 use crate::ps::status_socket::{self, JobStatus, StatusQuery, StatusSocket};
 
-/// Characters of the program and its arguments that are told.
+/// Characters of the program and its arguments that a report contains at most.
 const PROGRAM_CHARS_MAX: usize = 200;
 
-/// Agents that have not answered after this long are not waited for.
+/// Time after which agents that have not answered a path query are not waited for.
 const PATH_QUERY_TIME: Duration = Duration::from_millis(1_500);
-/// What they have said is told to whoever else asks within this time.
+/// Time in which the answers to a path query serve further clients.
 const PATH_QUERY_AGE_MAX: Duration = Duration::from_millis(500);
-/// So often the line at the foot of a terminal is brought up to date, and relays are asked for it what they keep:
+/// Interval at which the launcher updates the status line and asks relays for the sizes of their
+/// message logs.
 const STATUS_LINE_INTERVAL: Duration = Duration::from_secs(2);
-/// more seldom by once that time for each so many ranks, for each of which there is a line in the answer.
+/// Number of ranks that lengthens [`STATUS_LINE_INTERVAL`] by once its value, because the relays'
+/// answer has a line for each rank.
 const STATUS_LINE_RANKS: u32 = 1024;
 
-/// What stays the same of an [`JobStatus`], and who is asked for it.
+/// The constant part of a [`JobStatus`], the status socket, and the running queries.
 pub(super) struct StatusReporter {
     status_socket: StatusSocket,
     fixed: JobStatus,
     path_query: JobPathQuery,
     log_query: LogQuery,
-    /// When the line at the foot of the terminal is due again, while there is one.
+    /// Time of the next update of the status line, while there is a status line.
     status_line_due: Option<Instant>,
     status_line_interval: Duration,
-    /// What relays have said last that they keep.
+    /// Bytes of message logs that relays last reported: in total, and on a disk.
     logged: Option<(u64, u64)>,
 }
 
-/// Agents are asked how the paths of their ranks are.
+/// A query to all agents about the paths of their ranks.
 #[derive(Default)]
 struct JobPathQuery {
     serial: u32,
-    /// Of agents that have not answered.
+    /// Number of agents that have not answered.
     awaited: usize,
-    /// By when they are waited for, while they are; then until when it counts.
+    /// While agents have not answered: the deadline of their answers. Afterwards: the time until
+    /// which the answers are fresh.
     until: Option<Instant>,
     paths: Paths,
 }
@@ -74,7 +78,7 @@ impl JobPathQuery {
         }
     }
 
-    /// Nobody is waited for any more.
+    /// Ends the wait for agents that have not answered.
     fn end(&mut self, now: Instant) {
         self.paths.hosts_missing = std::mem::take(&mut self.awaited) as u32;
         self.paths.cut(paths::ROWS_MAX);
@@ -90,7 +94,7 @@ impl JobPathQuery {
         }
     }
 
-    /// What is known, if that is fresh.
+    /// The paths, if all agents have answered or timed out and the answers are fresh.
     fn found(&self) -> Option<&Paths> {
         (self.awaited == 0 && self.until.is_some()).then_some(&self.paths)
     }
@@ -102,7 +106,8 @@ fn recovers(job: &Job) -> bool {
 }
 
 impl StatusReporter {
-    /// A job runs as well when nobody can ask; `say` hears of it.
+    /// Opens the status socket. A job without a status socket runs as well; `say` gets the error
+    /// text.
     pub fn open(job: &Job, mut say: impl FnMut(&str)) -> StatusReporter {
         let status_socket = StatusSocket::open(&status_socket::directory(), &job.id)
             .unwrap_or_else(|error| {
@@ -139,12 +144,12 @@ impl StatusReporter {
         }
     }
 
-    /// An agent has said how the paths of its ranks are.
+    /// Adds an agent's answer about the paths of its ranks.
     pub fn handle_paths(&mut self, serial: u32, paths: Paths) {
         self.path_query.add_answer(serial, paths, Instant::now());
     }
 
-    /// An agent has said what its relay keeps.
+    /// Adds an agent's answer about the message logs of its relay.
     pub fn handle_record(&mut self, serial: u32, lines: &str) {
         self.log_query.add_answer(serial, lines, Instant::now());
         self.logged =
@@ -156,12 +161,12 @@ impl StatusReporter {
         times.chain(self.status_socket.next_time()).chain(self.status_line_due).min()
     }
 
-    /// Whether ranks that are killed come back.
+    /// Whether killed ranks are restarted.
     pub fn recovers(&self) -> bool {
         self.fixed.recover
     }
 
-    /// Whether images of ranks are taken.
+    /// Whether checkpoints of ranks are taken.
     pub fn has_images(&self) -> bool {
         self.fixed.checkpoints
     }
@@ -172,7 +177,7 @@ impl StatusReporter {
 }
 
 impl Launcher {
-    /// Answers those who ask.
+    /// Answers clients of the status socket.
     pub(super) fn serve(&mut self) {
         let (groups, children, rank_table) = (&self.groups, &self.children, &self.rank_table);
         let StatusReporter { status_socket, fixed, path_query, log_query, .. } =
@@ -194,7 +199,7 @@ impl Launcher {
                     }
                 }
                 StatusQuery::Ranks => (),
-                // It is answered now, so this is once for each who asks.
+                // This query is answered at once, so each client adds its checkpoint request once.
                 StatusQuery::Checkpoint { rank } => to_take.borrow_mut().push(rank),
                 StatusQuery::Paths => {
                     is_wanted.set(true);
@@ -234,14 +239,14 @@ impl Launcher {
             self.take_images(rank);
         }
         let log_query = &mut self.status_reporter.log_query;
-        // Who asks something else is next when this has become old.
+        // A client with another question waits until the answers of this query are no longer fresh.
         if let (Some(question), true) = (wanted.get(), log_query.is_idle()) {
             let message = log_query.begin(question, self.children.len(), now);
             self.send_to_all(&message);
         }
     }
 
-    /// Somebody wants an image of a rank, or of all, now.
+    /// Takes a checkpoint of one rank, or of all ranks, at once.
     pub(super) fn take_images(&mut self, rank: Option<u32>) {
         if !self.status_reporter.has_images() {
             self.output
@@ -251,7 +256,7 @@ impl Launcher {
         }
     }
 
-    /// Whether it is time to bring the line at the foot of the terminal up to date, if there is one.
+    /// Whether the status line has to be updated now, if there is one.
     fn is_status_line_due(&mut self, now: Instant) -> bool {
         let has_status_line = self.has_status_line();
         let StatusReporter { status_line_due, status_line_interval, .. } =
@@ -263,14 +268,14 @@ impl Launcher {
         is_due
     }
 
-    /// Whether somebody sees how things stand while ranks may come back.
+    /// Whether the job has a status line: a job with recovery, while its ranks run, on a terminal.
     fn has_status_line(&self) -> bool {
         self.status_reporter.fixed.recover
             && self.phase == JobPhase::Running
             && self.output.is_terminal()
     }
 
-    /// Says at the foot of the terminal how things stand, if ranks that are killed come back.
+    /// Updates the status line, if the job has one.
     pub(super) fn show_status(&mut self) {
         let now = Instant::now();
         let text = self.has_status_line().then(|| {
@@ -285,7 +290,7 @@ impl Launcher {
         place(&self.groups, &self.children, rank)
     }
 
-    /// A name for the node of a rank that no other node has.
+    /// A name for the node of a rank that is unique in the job.
     pub(super) fn node_of(&self, rank: u32) -> String {
         match location_of(&self.groups, &self.children, rank) {
             RankLocation { node, .. } if node.is_empty() => String::new(),
@@ -304,7 +309,7 @@ fn location_of(groups: &Groups, children: &[ClusterAgent], rank: u32) -> RankLoc
     RankLocation { rank: rank.to_string(), node, cluster }
 }
 
-/// Where a rank runs, for the user.
+/// The name and the location of a rank, for texts that the user reads.
 pub(super) fn place(groups: &Groups, children: &[ClusterAgent], rank: u32) -> String {
     let spawned = groups.place_of(rank).map(|(name, ..)| name);
     let RankLocation { node, cluster, .. } = location_of(groups, children, rank);

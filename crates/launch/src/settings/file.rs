@@ -1,5 +1,5 @@
-//! The settings file: where it is, and what it says. One file is read, the first there is; what it
-//! says is not mixed with that of another.
+//! The settings file: its location and its contents. The launcher reads only the first existing
+//! file; settings of several files are never mixed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,17 +13,17 @@ use toml::{Spanned, Value};
 use super::{SettingSource, known};
 use crate::topology::line_of;
 
-/// Beside the topology file.
+/// Name of a settings file in the directory of the topology file.
 const BESIDE_TOPOLOGY: &str = "landbridge.toml";
-/// Below the directory for the user's settings.
+/// Path of the user's settings file below the user's configuration directory.
 const OF_USER: &str = "landbridge/settings.toml";
 
-/// Where a settings file may be.
+/// Paths at which a settings file may exist.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FileCandidates {
-    /// The user has named one: it must be there.
+    /// The user has named this file; a missing file is an error.
     Named(PathBuf),
-    /// The first of these that is there.
+    /// The first existing file among these counts; no file is no error.
     Usual(Vec<PathBuf>),
 }
 
@@ -40,7 +40,7 @@ impl FileCandidates {
         }
         let beside = topology.map(|file| file.with_file_name(BESIDE_TOPOLOGY));
         let home = || Some(PathBuf::from(variable("HOME")?).join(".config"));
-        // By its rules one that is relative does not count.
+        // The XDG Base Directory Specification ignores a relative path.
         let of_user = variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
         let of_user = of_user.or_else(home).map(|directory| directory.join(OF_USER));
         FileCandidates::Usual(beside.into_iter().chain(of_user).collect())
@@ -70,7 +70,7 @@ fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// A settings file that has been read and found right.
+/// A settings file whose contents have been checked.
 #[derive(Debug)]
 pub struct File {
     pub path: PathBuf,
@@ -105,7 +105,7 @@ impl File {
         Ok(File { path, entries })
     }
 
-    /// What it says about a row.
+    /// The text and the source that the file gives for a row.
     pub fn entry(&self, row: &Setting) -> Option<(String, SettingSource)> {
         let entry = self.entries.iter().find(|entry| entry.row == row)?;
         let source = SettingSource::File { path: self.path.clone(), line: entry.line };
@@ -123,7 +123,7 @@ fn entry(name: &str, value: Value) -> Result<(&'static Setting, String), String>
     Ok((row, text))
 }
 
-/// As a variable would have it: lists with commas, `on` and `off`.
+/// The text of a value as an environment variable would hold it: lists with commas, `on` and `off`.
 fn text(value: Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text),

@@ -1,9 +1,9 @@
-//! The settings of a job: what has been said about each row of [`landbridge_proto::setting`], by whom,
-//! and what therefore holds.
+//! The settings of a job: for each row of [`landbridge_proto::setting`], all given values, their
+//! sources, and the value in force.
 //!
-//! A flag goes before a variable, a variable before the settings file, the file before the default.
-//! Texts enter and are read; a text that cannot be read never gets to a process. What was said leaves
-//! as variables, for ranks and relays.
+//! A flag overrides a variable, a variable overrides the settings file, and the file overrides the
+//! default. Texts enter and are parsed; an invalid text never reaches a process. Values that the
+//! user has set leave as variables, for ranks and relays.
 
 mod file;
 pub mod show;
@@ -19,7 +19,7 @@ use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting, Value};
 use crate::cli::SettingOptions;
 use file::{File, FileCandidates};
 
-/// One row, and what holds for this job.
+/// One row of the table with the value in force for this job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InForce {
     pub row: &'static Setting,
@@ -27,22 +27,22 @@ pub struct InForce {
     pub source: SettingSource,
 }
 
-/// Who has said it.
+/// The source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingSource {
     Default,
-    /// What `landbridge run` does where nobody says anything.
+    /// The value that `landbridge run` sets if the user sets none.
     Launcher,
     File {
         path: PathBuf,
         line: usize,
     },
     Environment,
-    /// The option: `--set`, `-x`, or one that is for this setting alone.
+    /// An option: `--set`, `-x`, or an option for this setting alone.
     Flag(&'static str),
 }
 
-/// What an option says.
+/// A value from an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flag {
     option: &'static str,
@@ -52,15 +52,16 @@ pub struct Flag {
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Every row of the job, in the order of the table.
+    /// Every row with the scope of a job, in the order of the table.
     pub rows: Vec<InForce>,
-    /// The settings file that was read.
+    /// The settings file that was read, if any.
     pub file: Option<PathBuf>,
 }
 
 impl Settings {
-    /// From the options, this process's environment, and the settings file. `exported`: variables
-    /// that an option sets for ranks. `topology`: the file the job is described in.
+    /// Finds the settings in the options, in this process's environment, and in the settings file.
+    /// `exported` holds variables that an option sets for ranks; `topology` is the job's topology
+    /// file.
     pub fn find(
         options: &SettingOptions,
         exported: &[(String, String)],
@@ -69,7 +70,8 @@ impl Settings {
         Settings::find_with(options, Vec::new(), exported, topology)
     }
 
-    /// The same. `special`: what options say that are for one setting each.
+    /// Finds the settings as [`Settings::find`] does. `special` holds the values of options that
+    /// each set one setting.
     pub fn find_with(
         options: &SettingOptions,
         special: Vec<Flag>,
@@ -94,14 +96,15 @@ impl Settings {
         let mut rows = Vec::new();
         for row in SETTINGS.iter().copied().filter(|row| row.scope == Scope::Job) {
             let (text, source) = said(row, flags, &environment, file.as_ref())?;
-            // An empty text asks for the default.
+            // An empty text stands for the default.
             let text = if text.is_empty() { row.default.to_string() } else { text };
             rows.push(InForce { row, text, source });
         }
         Ok(Settings { rows, file: file.map(|file| file.path) })
     }
 
-    /// What somebody has said, as variables for whoever reads them; a switch as `on` or `off`, however it was spelt.
+    /// The values that the user has set, as variables for ranks and relays; a switch becomes `on`
+    /// or `off` in any spelling.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
         let is_said =
             |it: &&InForce| !matches!(it.source, SettingSource::Default | SettingSource::Launcher);
@@ -112,24 +115,25 @@ impl Settings {
         })
     }
 
-    /// How long what cannot be reached is waited for.
+    /// Time that an unreachable peer is waited for (`peer_timeout`).
     pub fn peer_timeout(&self) -> Duration {
         self.value(&setting::PEER_TIMEOUT).and_then(|value| value.duration()).unwrap_or_default()
     }
 
-    /// Whether ranks that are killed are to be restarted.
+    /// Whether killed ranks are restarted (`recover`).
     pub fn recovers(&self) -> bool {
         self.value(&setting::RECOVER).and_then(|value| value.is_on()).unwrap_or_default()
     }
 
-    /// Whether images of ranks are wanted and cannot be asked for.
+    /// Whether checkpoints are wanted although nondeterminism is not recorded
+    /// (`recover_clocks=off`), so that no checkpoint can be taken.
     pub fn lacks_clocks_for_images(&self) -> bool {
         let every = self.value(&setting::CHECKPOINT).and_then(|value| value.duration());
         let clocks = self.value(&setting::RECOVER_CLOCKS).and_then(|value| value.is_on());
         self.recovers() && !every.unwrap_or_default().is_zero() && clocks == Some(false)
     }
 
-    /// What holds for a row of the job.
+    /// The value in force for a row of the job.
     pub fn text(&self, row: &Setting) -> &str {
         self.rows.iter().find(|it| it.row == row).map_or(row.default, |it| &it.text)
     }
@@ -139,18 +143,19 @@ impl Settings {
         row.parse(&found.text).ok()
     }
 
-    /// Those that do not have their default value.
+    /// Rows whose value is not the default.
     pub fn changed(&self) -> impl Iterator<Item = &InForce> {
         self.rows.iter().filter(|it| match it.row.parse(&it.text) {
-            // Of which only its reader knows what it stands for.
+            // Only the reader of a text setting can interpret the value, so the texts are compared.
             Ok(Value::Text) => it.text != it.row.default,
             value => value != it.row.parse(it.row.default),
         })
     }
 }
 
-/// The text for a row, and who says it. Every text that was said is read, also one that another goes
-/// before: what is wrong is wrong today and not on the day the other one is taken away.
+/// The text for a row, and the source of the text. Every given text is checked, even a text that
+/// another source overrides: an error is reported at once, and not when the other source is
+/// removed.
 fn said(
     row: &'static Setting,
     flags: &[Flag],
@@ -171,7 +176,7 @@ fn said(
     if let Some((text, source)) = file.and_then(|file| file.entry(row)) {
         return Ok((text, source));
     }
-    // As `mpi::set_provider` has it: a variable that is there, be it empty, is left alone.
+    // A variable that is set, even to an empty text, is left alone, as in `mpi::set_provider`.
     let is_quiet = environment("FI_LOG_LEVEL").is_none_or(|level| level.is_empty());
     if *row == setting::LOG && own.is_none() && is_quiet {
         return Ok(("warn".to_string(), SettingSource::Launcher));
@@ -180,7 +185,7 @@ fn said(
 }
 
 impl Flag {
-    /// `--set NAME=VALUE`.
+    /// Parses `--set NAME=VALUE`.
     fn set(words: &str) -> Result<Flag> {
         let Some((name, text)) = words.split_once('=') else {
             bail!("--set {words}: write NAME=VALUE; `landbridge settings` lists the names");
@@ -189,13 +194,13 @@ impl Flag {
         Flag::new("--set", row, text)
     }
 
-    /// `-x LANDBRIDGE_NAME=VALUE`; `None` if the variable is no setting of the job.
+    /// Parses `-x LANDBRIDGE_NAME=VALUE`; `None` if the variable is no setting of the job.
     fn exported((variable, text): &(String, String)) -> Option<Result<Flag>> {
         let row = setting::find_by_variable(variable).filter(|row| row.scope == Scope::Job)?;
         Some(Flag::new("-x", row, text))
     }
 
-    /// An option that is for this setting alone.
+    /// The value of an option that sets only this setting.
     pub fn special(option: &'static str, row: &'static Setting, text: &str) -> Result<Flag> {
         let text = text.trim().to_string();
         check(row, &text, option)?;
@@ -211,7 +216,7 @@ impl Flag {
     }
 }
 
-/// `place`: where the text was found.
+/// Checks a text. `place` names the source of the text in the error.
 fn check(row: &Setting, text: &str, place: &str) -> Result<()> {
     match row.parse(text) {
         Ok(_) => Ok(()),
@@ -219,7 +224,8 @@ fn check(row: &Setting, text: &str, place: &str) -> Result<()> {
     }
 }
 
-/// The row of the job with this name; the error says which name was meant, or who says such things.
+/// The job's row of this name; the error names the setting that was probably meant, or the program
+/// that reads the setting.
 fn known(name: &str) -> Result<&'static Setting, String> {
     match setting::find(name) {
         Some(row) if row.scope == Scope::Job => Ok(row),
@@ -235,7 +241,8 @@ fn known(name: &str) -> Result<&'static Setting, String> {
     }
 }
 
-/// Variables in our environment that are no setting but look like one misspelt, with the right name.
+/// Variables in this process's environment that are no setting but resemble one: each variable's
+/// name with the correct name.
 pub fn misspelt() -> Vec<(String, String)> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     names
@@ -252,7 +259,7 @@ fn right_name(variable: &str) -> Option<String> {
     setting::nearest(name).map(Setting::variable)
 }
 
-/// Those of a job's variables that its relays read.
+/// The variables of a job that its relays read.
 pub fn for_relays(environment: &[(String, String)]) -> impl Iterator<Item = (&String, &String)> {
     let is_read = |name: &str| {
         setting::find_by_variable(name)

@@ -1,5 +1,6 @@
-//! `landbridge settings`: every row with the value in force and who has said it, for people and as
-//! JSON. What the launcher tells each process is listed apart and without values: one is a secret.
+//! `landbridge settings`: every row with the value in force and its source, as a table for users
+//! and as JSON. Variables that the launcher sets for each process are listed separately and without
+//! values, because one of them is a secret.
 
 use std::fmt::Write;
 use std::io;
@@ -19,7 +20,7 @@ pub fn run(arguments: &SettingsArguments) -> Result<()> {
     Ok(io::Write::write_all(&mut io::stdout(), text.as_bytes())?)
 }
 
-/// Says on stderr which variables look like settings and are none.
+/// Prints to standard error which variables resemble settings but are none.
 pub fn warn_of_misspelt() {
     for (is, right) in misspelt() {
         eprintln!("landbridge: {is} is no setting and is not heeded; {right} is meant?");
@@ -55,7 +56,7 @@ fn shown(text: &str) -> String {
     if text.is_empty() { "none".to_string() } else { text.to_string() }
 }
 
-/// An array of objects, in the order of the table.
+/// A JSON array of objects, in the order of the table.
 fn json(settings: &Settings) -> String {
     let said = settings.rows.iter().map(|it| {
         let own = [("value", it.text.clone()), ("source", it.source.to_string())];
@@ -89,7 +90,7 @@ fn object(row: &Setting, own: &[(&str, String)]) -> String {
     format!("  {{{}}}", fields.join(", "))
 }
 
-/// A string of JSON.
+/// A JSON string.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for letter in text.chars() {

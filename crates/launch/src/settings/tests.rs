@@ -1,4 +1,4 @@
-//! Who goes before whom, and what each mistake is told as.
+//! Precedence of the sources of settings, and the error text for each mistake.
 
 use super::*;
 
@@ -122,7 +122,7 @@ fn a_flag_that_is_wrong_is_explained() {
         let error = Flag::set(words).unwrap_err().to_string();
         assert!(error.contains(expected), "{words}: {error}");
     }
-    // Whoever gives an option of its own need not know of the setting.
+    // A user of a setting's own option need not know the setting's name.
     let error = Flag::special("--checkpoint", &setting::CHECKPOINT, "0").unwrap_err().to_string();
     assert_eq!(error, "--checkpoint: \"0\" has no unit: write 0s or 0ms");
     let exported = |name: &str, text: &str| Flag::exported(&(name.to_string(), text.to_string()));

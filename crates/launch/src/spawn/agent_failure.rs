@@ -1,12 +1,12 @@
-//! What the user reads about a host whose agent is gone, or never came up. The first line stands for
-//! itself; those behind it say what to do.
+//! The text about a host whose agent has ended, or has never started. The first line is complete by
+//! itself; further lines say what to do.
 
 use super::AgentProcess;
 use super::ssh::quote;
 use crate::control::Node;
 
-/// `from`: the host on which the command was run, or nothing if it was this one. `problem`: what was wrong
-/// with what came over the connection.
+/// The text about the failure. `from` is the host on which the command was run, or `None` for this
+/// host. `problem` is the error in the bytes received over the connection.
 pub fn text(
     node: &Node,
     process: &AgentProcess,
@@ -44,12 +44,13 @@ pub fn text(
     text
 }
 
-/// A command as a shell takes it.
+/// A command quoted for a shell.
 pub fn by_hand(command: &[String]) -> String {
     command.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Where the command expects `landbridge` on the other host. For ssh, that and its argument are one word.
+/// The path at which the command expects `landbridge` on the other host. For ssh, the path and its
+/// argument are one word.
 fn program(command: &[String]) -> &str {
     match command {
         [.., program, last] => last.strip_suffix(" agent").unwrap_or(program),

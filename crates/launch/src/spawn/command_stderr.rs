@@ -1,8 +1,9 @@
-//! What a command that leads to a host prints on stderr. It goes on to our own stderr, a moment late: what
-//! ssh says right before it gives up is quoted in the launcher's message then, and not printed twice.
+//! Reads the standard error of a command that leads to a host, and copies it to this process's
+//! standard error with a delay of [`PRINT_DELAY`]. The delay lets the launcher quote the last line
+//! that ssh prints before it gives up, without printing the line twice.
 //!
-//! A thread of its own reads it, since whoever has started the command waits for other things; the thread
-//! ends with the command.
+//! A separate thread reads the stream, because the thread that started the command waits for other
+//! events; the reading thread ends with the command.
 
 use std::io::{self, Read, Write};
 use std::process::ChildStderr;
@@ -13,24 +14,24 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::sys;
 
-/// How long what was printed is kept back. ssh exits at once after its last words.
+/// Time that printed bytes are held. ssh exits at once after its last line.
 const PRINT_DELAY: Duration = Duration::from_millis(300);
-/// How long last words are waited for when the command has closed its stdout: something it has left running
-/// may hold its stderr open.
+/// Time to wait for the end of standard error after the command has closed its stdout: a process
+/// that the command has left running may keep standard error open.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// More than this at once is passed on without delay.
+/// Bytes that are held at most; more bytes are copied without delay.
 const HELD_BYTES_MAX: usize = 16 * 1024;
 
-/// See the module head.
+/// The standard error of a command. The module head describes the delay.
 pub struct CommandStderr {
     end: Receiver<StderrEnd>,
 }
 
 #[derive(Default)]
 struct StderrEnd {
-    /// The last line, without its end.
+    /// The last line, without its line end.
     last_line: String,
-    /// What has not been passed on yet.
+    /// Bytes that have not been copied yet.
     held: Vec<u8>,
 }
 
@@ -42,7 +43,8 @@ impl CommandStderr {
         Ok(CommandStderr { end })
     }
 
-    /// The last line of a command that has ended, for the caller to show; what came before it is printed.
+    /// The last line of a command that has ended, for the caller to show; bytes in front of the
+    /// line are printed.
     pub fn last_words(&self) -> String {
         let Ok(StderrEnd { last_line, held }) = self.end.recv_timeout(PATIENCE) else {
             return String::new();
@@ -55,7 +57,7 @@ impl CommandStderr {
 }
 
 impl Drop for CommandStderr {
-    /// Nobody has asked for it: it is printed like the rest.
+    /// Prints the held bytes if no caller has asked for the last line.
     fn drop(&mut self) {
         if let Ok(end) = self.end.try_recv() {
             print(&end.held);
@@ -86,7 +88,7 @@ fn pass_on(mut stderr: ChildStderr, sender: &Sender<StderrEnd>) {
             print(&std::mem::take(&mut end.held));
         }
     }
-    // Its owner may be gone: then so is this process, soon.
+    // The owner of the receiver may have ended; then this process ends soon as well.
     if let Err(unheard) = sender.send(end) {
         print(&unheard.0.held);
     }
@@ -97,7 +99,8 @@ fn last_line(text: &[u8]) -> Option<String> {
     text.lines().map(str::trim).rfind(|line| !line.is_empty()).map(str::to_string)
 }
 
-/// Nobody may be left to read it.
+/// Prints bytes to standard error. An error is ignored, because no process may be left that reads
+/// the stream.
 fn print(text: &[u8]) {
     let _ = io::stderr().write_all(text);
 }

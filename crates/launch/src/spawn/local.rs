@@ -1,5 +1,5 @@
-//! A host that this machine can run programs on directly: this machine itself, or whatever a
-//! command prefix (`nsenter …`, `docker exec -i …`) leads to.
+//! A host on which this machine can run programs directly: this machine itself, or the target of a
+//! command prefix (`nsenter …`, `docker exec -i …`).
 
 use super::Spawn;
 

@@ -1,8 +1,8 @@
-//! Starting an agent on a host, whatever lies between.
+//! Starts an agent on a host, over any kind of connection.
 //!
-//! One trait, [`Spawn`]: it turns "the agent's command on that host" into a command to run here,
-//! whose stdin and stdout are the agent's. Everything secret goes through that stdin, never into
-//! an argument list. What the command prints on stderr is the user's to read: see [`command_stderr`].
+//! The trait [`Spawn`] turns the agent's command on a host into a command to run here, whose stdin
+//! and stdout are those of the agent. All secrets go through this stdin, never into an argument
+//! list. The command's stderr is for the user to read: see [`command_stderr`].
 
 pub mod agent_failure;
 mod command_stderr;
@@ -19,32 +19,33 @@ use crate::control_stream::ControlStream;
 use crate::sys;
 use command_stderr::CommandStderr;
 
-/// A way to a host.
+/// A method of starting programs on a host.
 pub trait Spawn {
-    /// The local command that runs `agent` on the host called `host`.
+    /// The local command that runs `agent` on the host with the name `host`.
     fn command(&self, host: &str, agent: &[String]) -> Vec<String>;
 }
 
-/// An agent that has been started from here.
+/// An agent that this process has started.
 pub struct AgentProcess {
     pub stream: ControlStream,
     pub pid: u32,
     stderr: CommandStderr,
 }
 
-/// Runs a command made by [`Spawn::command`] in a process group of its own, so that a Ctrl-C at
-/// the terminal reaches the launcher alone.
+/// Runs a command made by [`Spawn::command`] in a process group of its own, so that Ctrl-C at the
+/// terminal reaches the launcher alone.
 pub fn start(command: &[String]) -> Result<AgentProcess> {
     let (program, arguments) = command.split_first().context("an empty command for a host")?;
     let mut process = Command::new(program);
     process.args(arguments).process_group(0);
     process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let parent = std::process::id();
-    // Not SIGKILL: an agent whose parent has died still has to end what it has started.
+    // The signal is not SIGKILL, because an agent whose parent has died still has to end the
+    // processes that it has started.
     // SAFETY: `prepare_child` only makes async-signal-safe calls.
     unsafe { process.pre_exec(move || sys::prepare_child(parent, libc::SIGTERM)) };
     let mut child = process.spawn().with_context(|| format!("cannot run {program}"))?;
-    // All three were asked for as pipes just above.
+    // All three streams were requested as pipes above.
     let input = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));
     let output = OwnedFd::from(child.stdin.take().expect("stdin is a pipe"));
     let stderr = CommandStderr::listen(child.stderr.take().expect("stderr is a pipe"))?;

@@ -1,17 +1,19 @@
-//! A host behind ssh. The command is the user's own (`ssh = ["ssh", "-p", "2222"]`), with options
-//! in front that a job needs: no terminal, no questions, and a dead network noticed in a minute.
+//! A host behind ssh. The command is the user's own (`ssh = ["ssh", "-p", "2222"]`), followed by
+//! options that a job needs: no terminal, no questions, and a dead connection detected within a
+//! minute.
 
 use super::Spawn;
 
-/// ssh gives up on a silent connection after these many probes of this many seconds each.
+/// Seconds between two probes of a silent connection. ssh gives up after [`ALIVE_COUNT`] unanswered
+/// probes.
 const ALIVE_INTERVAL_S: u32 = 15;
 const ALIVE_COUNT: u32 = 4;
-/// A host that is switched off is told in this many seconds, not in minutes.
+/// Seconds after which a connection attempt to a host that is switched off fails.
 const CONNECT_TIMEOUT_S: u32 = 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ssh {
-    /// Program and options, as the user gave them.
+    /// The program and its options as the user gave them.
     pub command: Vec<String>,
     pub user: Option<String>,
     pub port: Option<u16>,
@@ -25,7 +27,7 @@ impl Default for Ssh {
 
 impl Spawn for Ssh {
     fn command(&self, host: &str, agent: &[String]) -> Vec<String> {
-        // ssh keeps the first value of an option: the user's own come before ours.
+        // ssh uses the first value of an option, so the user's options come before ours.
         let mut command = self.command.clone();
         let options = [
             "BatchMode=yes".to_string(),
@@ -42,13 +44,13 @@ impl Spawn for Ssh {
             command.extend(["-l".to_string(), user.clone()]);
         }
         command.extend(["--".to_string(), host.to_string()]);
-        // ssh joins its arguments with spaces and hands them to the login shell there.
+        // ssh joins its arguments with spaces and passes the text to the login shell on the host.
         command.push(agent.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" "));
         command
     }
 }
 
-/// `word` as a POSIX shell reads it back.
+/// Quotes `word` so that a POSIX shell reads it back unchanged.
 pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

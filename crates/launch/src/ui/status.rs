@@ -1,15 +1,15 @@
-//! A line at the foot of the user's terminal that says how things stand, and goes when there is nothing to say.
+//! A status line at the bottom of the user's terminal, which disappears when there is no status.
 //!
-//! Pure: what is to be said enters, and what has been written there by others; bytes for the terminal leave. The line is
-//! never in the way of output: it is taken away before anything else is written, and drawn again only when the
-//! cursor is at the start of a line.
+//! The module is pure: the wanted text enters, and the bytes that other code has written to the
+//! terminal; bytes for the terminal leave. The status line never mixes with output: it is erased
+//! before anything else is written, and drawn again only when the cursor is at the start of a line.
 
-/// To the first column, and nothing from there on.
+/// Moves the cursor to the first column and erases the line from there on.
 const ERASE: &[u8] = b"\r\x1b[K";
 
 #[derive(Debug)]
 pub struct TerminalStatusLine {
-    /// Without one, nothing is ever drawn.
+    /// Whether standard error is a terminal; if not, nothing is ever drawn.
     is_terminal: bool,
     wanted: Option<String>,
     shown: Option<String>,
@@ -29,31 +29,32 @@ impl TerminalStatusLine {
         self.wanted = text;
     }
 
-    /// What has to be written before anything else is; `others_write`: something else is about to be.
+    /// The bytes that have to be written before anything else is; `others_write` says that other
+    /// output is about to be written.
     pub fn erase(&self, others_write: bool) -> Option<&'static [u8]> {
         let is_in_the_way = others_write || self.wanted != self.shown;
         (self.shown.is_some() && is_in_the_way).then_some(ERASE)
     }
 
-    /// It has been written.
+    /// Records that the bytes of [`TerminalStatusLine::erase`] have been written.
     pub fn handle_erased(&mut self) {
         self.shown = None;
     }
 
-    /// Others have written this.
+    /// Records bytes that other code has written to the terminal.
     pub fn handle_written(&mut self, bytes: &[u8]) {
         self.is_at_line_start = bytes.last().map_or(self.is_at_line_start, |&last| last == b'\n');
     }
 
-    /// The line as it is to be drawn now, so that it fits into so many columns.
+    /// The status line as it is to be drawn now, shortened to less than `columns` columns.
     pub fn line(&self, columns: usize) -> Option<String> {
         let can_be = self.is_terminal && self.is_at_line_start && self.shown.is_none();
         let text = self.wanted.as_ref().filter(|_| can_be)?;
-        // In the last column some terminals begin a new line.
+        // Some terminals begin a new line when a character is written in the last column.
         Some(text.chars().take(columns.saturating_sub(1)).collect())
     }
 
-    /// It has been drawn.
+    /// Records that the status line has been drawn.
     pub fn handle_drawn(&mut self) {
         self.shown.clone_from(&self.wanted);
     }

@@ -1,4 +1,4 @@
-//! Disasters as they are reported, and what the user is told about them.
+//! Failures as agents report them, and what the user reads about the failures.
 
 use super::*;
 use Ending::{Exited, Killed};
@@ -6,7 +6,7 @@ use Stage::{Finalized, Joined, Silent};
 
 const MPICH_ERROR: i32 = 678_509_711;
 
-/// Reports as they come: the node, and what happened there.
+/// One report of a node.
 enum Incident {
     Exit(u32, Ending, Stage),
     Abort(u32, i32),
@@ -41,7 +41,7 @@ fn exited(rank: u32, code: i32) -> Cause {
     Cause::Exited { rank, code }
 }
 
-/// What happened, the reports in the order in which they came, and the cause.
+/// One test row: a description, the reports in order of arrival with their nodes, and the cause.
 type CauseRow<'a> = (&'a str, Vec<(&'a str, Incident)>, Cause);
 
 #[track_caller]
@@ -279,7 +279,8 @@ fn who_ends_well_without_finalize_is_missed_when_somebody_says_so_or_ranks_come_
         watch.handle_exit("a", 2, Exited(0), Joined, at);
         watch
     };
-    // Elsewhere those who wait for it lose their connection to it, and say so: only then is it missed.
+    // Without restarts, the ranks that wait for rank 2 lose their connection to it and report the
+    // loss; only that report begins the grace.
     let mut watch = missing(false);
     assert_eq!(watch.verdict(at + EXIT_GRACE), Verdict::GoOn);
     assert_eq!(watch.next_time(), None);
@@ -298,7 +299,7 @@ fn who_ends_well_without_finalize_is_missed_when_somebody_says_so_or_ranks_come_
     let text = cause.text(place).unwrap();
     assert!(text.starts_with("rank 2 has ended with exit code 0 without MPI_Finalize"), "{text}");
 
-    // It is as well if all of them do so.
+    // The job also ends well if all ranks end so.
     watch.handle_exit("a", 1, Exited(0), Joined, at);
     watch.handle_exit("a", 0, Exited(0), Silent, at);
     assert_eq!(watch.verdict(at), Verdict::Finished { code: 0 });
@@ -334,7 +335,7 @@ fn codes_are_those_of_a_shell() {
     assert_eq!(code(abort(0)), 0);
     assert_eq!(code(abort(-1)), 255);
     assert_eq!(code(abort(256)), 1);
-    // Its low byte is 143, which would look like SIGTERM.
+    // The low byte of this code is 143, which would look like a death by SIGTERM.
     assert_eq!(code(abort(MPICH_ERROR)), 1);
 }
 

@@ -1,7 +1,8 @@
-//! A landbridge to test: its own directory, a mark on everything it starts, a deadline on every
-//! wait.
+//! An installation of landbridge for tests: its own directory, a mark in the environment of all of
+//! its processes, and a deadline for every wait.
 
-#![allow(dead_code)] // each test binary uses its own part of this
+// Each test binary uses only a part of this module.
+#![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -9,11 +10,11 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output,
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a loaded machine.
+/// Deadline of a wait; no step of a test takes as long on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 const MARK: &str = "LANDBRIDGE_TEST_MARK";
 
-/// A directory that goes with its owner.
+/// A directory that is removed when its owner is dropped.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -46,9 +47,9 @@ impl Drop for Scratch {
     }
 }
 
-/// A relay as far as the launcher can see: reads its configuration, keeps a copy of it and of its
-/// settings, says it is
-/// ready and linked to those it dials, and lives until its stdin ends.
+/// A shell script that behaves like a relay towards the launcher: the script reads its
+/// configuration, stores the configuration and its settings, reports that it is ready and linked to
+/// the relays that it dials, and runs until its stdin ends.
 const RELAY: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 dialled= peer=
@@ -71,7 +72,7 @@ if [ -e "$here/relay-dies" ]; then echo "out of luck" >&2; exit 5; fi
 while read -r line; do :; done
 "#;
 
-/// One installation of landbridge with siblings, and a mark its processes inherit.
+/// One installation of landbridge with its other binaries, and the mark that its processes inherit.
 pub struct Landbridge {
     pub directory: Scratch,
     mark: String,
@@ -93,7 +94,8 @@ impl Landbridge {
         self.directory.0.join("landbridge")
     }
 
-    /// `landbridge` with libfabric's own tcp provider, so that ours need not be there.
+    /// A `landbridge` command with libfabric's own tcp provider, so that our provider need not
+    /// exist.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let arguments = match arguments.split_first() {
             Some((&"run", rest)) => [&["run", "--provider", "tcp"], rest].concat(),
@@ -102,12 +104,12 @@ impl Landbridge {
         self.plain_command(&arguments)
     }
 
-    /// With our own provider.
+    /// A `landbridge` command with our own provider.
     pub fn plain_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.binary());
         command.args(arguments).env(MARK, &self.mark);
         command.env_remove("LANDBRIDGE_TOPOLOGY").env_remove("LANDBRIDGE_SETTINGS");
-        // Not the settings of whoever runs the tests.
+        // The settings file of the user who runs the tests must not apply.
         command.env("XDG_CONFIG_HOME", self.directory.0.join("config"));
         command
     }
@@ -120,7 +122,8 @@ impl Landbridge {
         Running::new(self.command(arguments))
     }
 
-    /// Puts an empty file in the place of the provider, which is enough for programs that load none.
+    /// Puts an empty file in place of the provider, which is enough for programs that do not load
+    /// the provider.
     pub fn add_provider(&self) {
         self.directory.write("liblandbridge-fi.so", "");
     }
@@ -137,7 +140,7 @@ impl Landbridge {
         pids.filter(carries).collect()
     }
 
-    /// Processes with the mark whose command line holds `word`.
+    /// Processes with the mark whose command line has the argument `word`.
     pub fn processes_with(&self, word: &str) -> Vec<u32> {
         let holds = |pid: &u32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -161,7 +164,7 @@ impl Landbridge {
     }
 }
 
-/// A landbridge that is running; killed if the test gives up on it.
+/// A running landbridge, which is killed when its owner is dropped.
 pub struct Running {
     pub child: Child,
     pub stdout: BufReader<ChildStdout>,
@@ -177,7 +180,7 @@ impl Running {
         Running { child, stdout, stderr }
     }
 
-    /// Reads lines of stdout up to and with the `count`th.
+    /// Reads `count` lines of stdout.
     pub fn wait_for_lines(&mut self, count: usize) -> Vec<String> {
         let lines = self.stdout.by_ref().lines().take(count);
         let lines: Vec<String> = lines.map(Result::unwrap).collect();
@@ -193,7 +196,7 @@ impl Running {
         self.child.stdin.as_mut().unwrap().write_all(bytes).unwrap();
     }
 
-    /// Closes stdin and waits for the end, with everything printed since.
+    /// Closes stdin, waits for the end, and returns everything printed since the last read.
     pub fn finish(mut self) -> Output {
         drop(self.child.stdin.take());
         let mut stderr_pipe = self.stderr.take().unwrap();
@@ -245,7 +248,7 @@ pub fn assert_code(output: &Output, code: i32) {
     assert_eq!(output.status.code(), Some(code), "stderr: {}", stderr(output));
 }
 
-/// The Python of a virtual environment with an MPI library and mpi4py, out of the directory that
+/// The Python of a virtual environment with an MPI library and mpi4py, from the directory that
 /// LANDBRIDGE_TEST_VENVS names; `None`, with a reason printed, if there is none.
 pub fn python_of(library: &str) -> Option<String> {
     let Some(directory) = std::env::var_os("LANDBRIDGE_TEST_VENVS") else {

@@ -1,4 +1,4 @@
-//! The disk of a relay's record: it does what it is told when chance says so.
+//! The disk of a relay's message log: it performs requests at random times.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,17 +9,17 @@ use landbridge_proto::relay::{
 use super::super::random::Random;
 use super::super::{EventCounts, Violation, require};
 
-/// See the module head.
+/// Pending requests and stored segments of a disk.
 #[derive(Default)]
 pub struct Disk {
     orders: VecDeque<DiskRequest>,
     files: BTreeMap<SegmentId, Vec<u8>>,
-    /// Of a hundred looks, at how many it does something.
+    /// Calls of `work` in which the disk performs a request, in percent.
     percent: u64,
 }
 
 impl Disk {
-    /// With what its relay may keep; half of the relays have none.
+    /// A disk, and the limits of its relay's message log; some relays have no disk.
     pub fn new(random: &mut Random) -> (Self, Option<LogLimits>) {
         let percent = random.pick(&[0, 2, 20, 100]);
         let room = LogLimits { memory: 100_000, disk: Some(1 << 40), segment: FRAME_BYTES_MAX };
@@ -27,13 +27,14 @@ impl Disk {
         (Self { percent, ..Self::default() }, room)
     }
 
-    /// Memory for which what is kept is too much, and no disk.
+    /// Limits with too little memory for the log, and without a disk.
     pub fn tight_room(seed: u64) -> LogLimits {
         let memory = 1_000 << (seed / 3 % 8);
         LogLimits { memory, disk: None, segment: FRAME_BYTES_MAX }
     }
 
-    /// Whoever can come back no longer, or can again: it is none of those if `has_tight_memory` does not say so.
+    /// The relay's next report that a process cannot be restarted, or can be again. Returns a
+    /// violation if the relay gives up a process although `has_tight_memory` is false.
     pub fn poll_log_event(
         relay: &mut Relay,
         has_tight_memory: bool,
@@ -47,7 +48,7 @@ impl Disk {
         Ok(remark)
     }
 
-    /// Chance may let it do the next thing.
+    /// Performs the next request, at random.
     pub fn work(
         &mut self,
         relay: &mut Relay,

@@ -1,6 +1,8 @@
-//! A process that may be killed: a program, its endpoint, and the driver that takes in at polls and does so again.
+//! A process that may be killed: a program, its endpoint, and the driver that delivers frames at
+//! polls and replays them.
 //!
-//! The driver is a model of the provider's (`engine/replay.rs`), as small as it can be: one ring each way, one path to everybody.
+//! The driver is a minimal model of the provider's driver (`engine/replay.rs`): one ring in each
+//! direction, and one path to every peer.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,7 +26,7 @@ const PATH: PathId = PathId(0);
 /// Receives that a program has posted at most.
 const POSTED_MAX: u32 = 4;
 
-/// Memory of a program.
+/// A memory buffer of a program.
 #[derive(Clone, Debug)]
 pub struct ProgramMemory(Rc<RefCell<Vec<u8>>>);
 
@@ -48,15 +50,15 @@ impl Memory for ProgramMemory {
     }
 }
 
-/// Something that a program has seen: a message, or that one is sent.
+/// An event that a program has seen: a message was received, or a send was completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProgramEvent {
     Received { from: u32, number: u32, bytes: usize },
     Sent { context: usize },
 }
 
-/// A fault that a program of a simulated process makes on purpose, so that a test can show that the checks of delivered messages
-/// find it.
+/// A fault that the program of a simulated process makes on purpose, so that a test can show that
+/// the checks of delivered messages find the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests plant faults"))]
 pub enum PlantedFault {
@@ -78,21 +80,22 @@ impl PlantedFault {
     }
 }
 
-/// Which process it is, and what it is to do.
+/// The process that runs, and the work that it has to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Task {
     pub index: u32,
     pub count: u32,
-    /// Messages to each of the others.
+    /// Number of messages to each other process.
     pub each: u32,
     pub bytes_max: u64,
-    /// Of all that the program decides.
+    /// Seed of all decisions of the program.
     pub seed: u64,
     pub window: u32,
     pub planted: Option<PlantedFault>,
 }
 
-/// At the poll of this number since the one before: so many frames, after so much time.
+/// A determinant: at poll number `polls` since the determinant before, `frames` frames were
+/// delivered, after `micros` microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Determinant {
     polls: u64,
@@ -100,15 +103,16 @@ struct Determinant {
     micros: u64,
 }
 
-/// Whether a step made progress.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepResult {
     Progress,
-    /// The relay must say more.
+    /// The process needs further frames from its relay.
     NeedsRelay,
 }
 
-/// An image of a process. It is not its memory but all that led there: whoever is given the same does the same.
+/// A checkpoint of a process. The checkpoint holds all inputs of the process instead of its memory:
+/// a process with the same inputs reaches the same state.
 #[derive(Clone)]
 pub struct CheckpointImage {
     pub log_position: LogPosition,
@@ -116,17 +120,17 @@ pub struct CheckpointImage {
     log: Vec<u8>,
 }
 
-/// One start of a process.
+/// One incarnation of a process.
 pub struct Process {
     task: Task,
     endpoint: Endpoint<ProgramMemory>,
     stores: BTreeMap<u32, Vec<u8>>,
     early: BTreeMap<(Peer, u64), Vec<u8>>,
-    /// To the relay.
+    /// Bytes for the relay.
     pub up: Vec<u8>,
-    /// From it.
+    /// Bytes from the relay.
     pub down: Vec<u8>,
-    /// All that it has seen.
+    /// All events that the program has seen.
     pub events: Vec<ProgramEvent>,
     /// The program's own random numbers.
     random: Random,
@@ -136,29 +140,33 @@ pub struct Process {
     confirmed: u32,
     posted: BTreeMap<usize, ProgramMemory>,
     contexts: usize,
-    // What is taken in, and again.
+    // State of recording and replay.
     is_opened: bool,
     next: Option<Determinant>,
     unreplayed: u32,
     sent: u64,
     sent_before: u64,
     polls_since_determinant: u64,
-    /// Polls of this start, and of whichever came furthest before it.
+    /// Polls of this incarnation. `polls_before` counts the polls of the furthest earlier
+    /// incarnation.
     pub polls: u64,
     polls_before: u64,
     micros: u64,
     real: u64,
-    /// Of the poll that is being done again.
+    /// The determinant that is being replayed, and its number of frames that have not been
+    /// delivered.
     replaying: Option<(Determinant, u32)>,
     pub replayed_determinants: u64,
-    /// All its determinants as a relay tells them, with their frames: how many, and the bytes of these.
+    /// All determinants in the relay's format, with their frames. `determinants` counts them, and
+    /// `delivered_bytes` counts the bytes of the frames.
     log: Vec<u8>,
     determinants: u64,
     delivered_bytes: u64,
 }
 
 impl Process {
-    /// `polls_before`: of whichever start came furthest. `real`: what the clock shows, in microseconds.
+    /// Makes an incarnation. `polls_before` is the number of polls of the furthest earlier
+    /// incarnation; `real` is the clock in microseconds.
     pub fn new(task: Task, polls_before: u64, real: u64) -> Self {
         let address = Address::new(task.index, 0);
         let config =
@@ -198,7 +206,8 @@ impl Process {
         }
     }
 
-    /// A process of an image; as [`Process::new`].
+    /// Restores an incarnation from a checkpoint. `polls_before` is the number of polls of the
+    /// furthest earlier incarnation; `real` is the clock in microseconds.
     pub fn restore(
         task: Task,
         image: &CheckpointImage,
@@ -222,14 +231,15 @@ impl Process {
         Ok(it)
     }
 
-    /// Whether an image of it can be taken: it repeats nothing.
+    /// Whether a checkpoint can be taken: the process does not replay.
     pub fn may_quiesce(&self) -> bool {
         let knows_all = self.is_opened && self.next.is_none() && self.unreplayed == 0;
         let has_done_all = self.sent >= self.sent_before && self.polls >= self.polls_before;
         knows_all && has_done_all && self.replaying.is_none()
     }
 
-    /// Its image is taken. It has let go of its rings, and must be told again what came.
+    /// Takes a checkpoint. The process drops its rings, so the relay has to send undelivered frames
+    /// again.
     pub fn quiesce(&mut self) -> CheckpointImage {
         self.down.clear();
         self.is_opened = false;
@@ -254,19 +264,20 @@ impl Process {
         self.determinants += 1;
     }
 
-    /// Whether its program has seen all that it is to see.
+    /// Whether the program has seen all events that it is to see.
     pub fn is_done(&self) -> bool {
         let all = self.task.each * (self.task.count - 1);
         self.received == all && self.confirmed == all
     }
 
-    /// Of each other process, every message was delivered once: an error names the first that was not.
+    /// Checks that every message of every other process was delivered; the error names the first
+    /// message that was not.
     pub fn check_deliveries(&self) -> Result<(), Violation> {
         let others = (0..self.task.count).filter(|other| *other != self.task.index);
         self.deliveries.check_complete(others, self.task.each)
     }
 
-    /// The program goes on a little, and looks for messages. `real`: the clock, in microseconds.
+    /// Runs the program a little and polls for messages. `real` is the clock in microseconds.
     pub fn step(&mut self, real: u64) -> Result<StepResult, Violation> {
         if self.replaying.is_none() && !self.ready()? {
             return Ok(StepResult::NeedsRelay);
@@ -277,7 +288,7 @@ impl Process {
         self.poll(real)
     }
 
-    /// Whether it is known what the next poll has to do.
+    /// Whether the next poll's work is known.
     fn ready(&mut self) -> Result<bool, Violation> {
         if self.is_opened && (self.next.is_some() || self.unreplayed == 0) {
             return Ok(true);
@@ -296,7 +307,7 @@ impl Process {
         self.ready()
     }
 
-    /// What the program does between two looks.
+    /// Does what the program does between two polls.
     fn act(&mut self) -> Result<(), Violation> {
         let others: Vec<u32> =
             (0..self.task.count).filter(|other| self.left[*other as usize] > 0).collect();
@@ -367,7 +378,7 @@ impl Process {
         Ok(StepResult::Progress)
     }
 
-    /// As many frames as were taken in before, as soon as they are there.
+    /// Delivers as many frames as the determinant names, as far as the frames have arrived.
     fn replay_determinant(
         &mut self,
         determinant: Determinant,
@@ -390,7 +401,7 @@ impl Process {
         let then = Time((self.micros + lag) * MICROSECOND);
         let is_due = lag > 0 && self.endpoint.next_wake().is_some_and(|wake| wake <= then);
         let mut waiting = Vec::new();
-        // A turn takes in so many at most.
+        // A poll delivers 32 frames at most.
         while waiting.len() < 32
             && let Some(frame) = self.take_frame()
         {
@@ -406,7 +417,7 @@ impl Process {
         for frame in &waiting {
             self.deliver_frame(frame)?;
         }
-        // In front of whatever follows from it.
+        // The determinant precedes all frames that follow from it.
         let frames = waiting.len() as u32;
         let frame = Header {
             length: 0,
@@ -440,7 +451,7 @@ impl Process {
         Time(self.micros * MICROSECOND)
     }
 
-    /// The next whole frame of the ring.
+    /// The next complete frame of the ring, if there is one.
     fn take_frame(&mut self) -> Option<Vec<u8>> {
         let header = Header::parse(&self.down).ok()?;
         let length = HEADER_BYTES + header.length as usize;
@@ -515,7 +526,7 @@ impl Process {
         Ok(())
     }
 
-    /// Does what the endpoint wants done.
+    /// Performs the actions that the endpoint requests.
     fn handle_actions(&mut self) -> Result<(), Violation> {
         while let Some(action) = self.endpoint.poll_action() {
             match action {
@@ -559,7 +570,7 @@ impl Process {
                 ProgramEvent::Sent { context }
             }
         };
-        // What it does next depends on what it has seen.
+        // The program's next decisions depend on the events that it has seen.
         if let ProgramEvent::Received { from, number, .. } = event {
             let salt = self.random.next() ^ u64::from(from) << 32 ^ u64::from(number);
             self.random = Random::new(salt);
@@ -568,7 +579,8 @@ impl Process {
         Ok(())
     }
 
-    /// Does what the endpoint wants done, and hands all its frames to the ring.
+    /// Performs the actions that the endpoint requests, and writes all frames of the endpoint to
+    /// the ring.
     fn drain(&mut self) -> Result<(), Violation> {
         self.handle_actions()?;
         while let Some(peer) = self.endpoint.next_busy() {
@@ -590,11 +602,12 @@ impl Process {
     }
 }
 
-/// Which messages a process has received, by source and number, and by which of its receives: contexts are given to receives in the order
-/// in which they are posted.
+/// The messages that a process has received: source and number of a message, and the context of the
+/// receive that it matched. Contexts number the receives in the order in which they are posted.
 ///
-/// All receives of a process match all messages, so the order of messages from one source is the order of the receives that they
-/// match (MPI 5.0, section 3.5, "Nonovertaking"). Receives may complete in another order.
+/// All receives of a process match all messages, so two messages of one source match two receives
+/// in the order in which they are sent (MPI 5.0, section 3.5). Receives may complete in another
+/// order.
 #[derive(Default)]
 struct Deliveries(BTreeMap<(u32, u32), usize>);
 
@@ -623,7 +636,8 @@ impl Deliveries {
     }
 }
 
-/// A determinant, as a relay tells it; without polls: how many there are, and how much was sent.
+/// A determinant in the relay's format. With `polls` 0 the frame holds the number of determinants
+/// and the number of sent bytes.
 fn determinant_frame(polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
     let header = Header {
         length: 0,
@@ -641,7 +655,7 @@ fn determinant_frame(polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES]
     bytes
 }
 
-/// A message's bytes: who sent it, which it is, and a pattern.
+/// The bytes of a message: its sender, its number, and a pattern.
 fn content(from: u32, number: u32, length: usize) -> Vec<u8> {
     let salt = from.wrapping_mul(167) ^ number.wrapping_mul(59);
     let mut bytes: Vec<u8> =

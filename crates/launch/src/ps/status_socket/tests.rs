@@ -1,4 +1,5 @@
-//! A desk with clients that ask, that stay silent, that ask for something else, and too many of them.
+//! Clients of a status socket that send a query, send nothing, send something else, or are too
+//! many.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -36,7 +37,8 @@ fn answer_ranks(question: StatusQuery) -> Option<JobStatus> {
     (question == StatusQuery::Ranks).then(status)
 }
 
-/// A client that has said this, and what it has heard when the desk has been served.
+/// Connects a client that sends `words`, serves the socket, and returns the bytes that the client
+/// receives.
 fn ask(status_socket: &mut StatusSocket, words: &[u8]) -> Vec<u8> {
     let mut client = UnixStream::connect(&status_socket.path).unwrap();
     client.write_all(words).unwrap();
