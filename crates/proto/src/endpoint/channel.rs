@@ -561,8 +561,7 @@ impl<M: Clone> Channel<M> {
             || (self.is_flushed() && !self.is_at_risk(|kind| kind != Kind::Goodbye))
     }
 
-    /// Whether nothing at all is in flight on a path with silent loss: the peer has received
-    /// Goodbye, or has left itself.
+    /// Whether [`Self::is_safe`] holds, and the peer has received Goodbye or has left itself.
     pub fn is_goodbye_acknowledged(&self) -> bool {
         let has_heard = self.has_left || !self.is_at_risk(|kind| kind == Kind::Goodbye);
         self.failed.is_some() || (self.is_safe() && has_heard)

@@ -1,6 +1,9 @@
-//! A message at its receiver: from the first piece, by way of a store or straight to its receive, to the completion.
-//! What comes of it, in this order: a first piece; pieces that the first has announced (an [`AnnouncedPieces`]); pieces that were
-//! granted, or a pull. A message that finds no receive waits as an [`UnexpectedMessage`].
+//! A message at its receiver: from the first piece, through the store of unexpected messages or
+//! straight to its receive, to the completion.
+//!
+//! The pieces of a message arrive in this order: the first piece; the pieces that the first has
+//! announced (an [`AnnouncedPieces`]); the granted pieces, or one pull. A message that matches no
+//! posted receive waits as an [`UnexpectedMessage`].
 
 use alloc::vec::Vec;
 
@@ -13,69 +16,71 @@ use crate::matching;
 use crate::wire::frame::{Kind, flag};
 use crate::wire::kind_header::{KindHeader, Long};
 
-/// Messages that may wait for a receive, over all peers. Empty ones need no credit, so without a bound a peer
-/// could take all memory with them; 2^20 headers are 100 MB, far more than a sane program leaves waiting.
+/// The most messages that may wait for a receive, over all peers. Empty messages need no credit, so
+/// without a bound a peer could take all memory with them. 2^20 headers are 100 MB, far more than a
+/// sane program leaves waiting.
 const UNEXPECTED_MESSAGES_MAX: usize = 1 << 20;
 
-/// A receive, posted or under way.
+/// A receive, posted or matched.
 pub(super) struct Receive<M> {
     pub ticket: Ticket,
     memory: M,
-    /// Where in `memory` the message starts (multi-receive), else 0.
+    /// The offset in `memory` at which the message starts, for a part of a multi-receive; otherwise
+    /// 0.
     base: u64,
     capacity: u64,
     tagged: bool,
-    /// The multi-receive this one is a part of.
+    /// The multi-receive of which this receive is a part.
     parent: Option<u32>,
-    /// This is a multi-receive itself.
+    /// The state of a multi-receive, if this is one.
     multi: Option<MultiReceive>,
     posted_source: Option<Peer>,
     from: Option<MatchedMessage>,
 }
 
-/// What a multi-receive has given out.
+/// What a multi-receive has given to its parts.
 struct MultiReceive {
     used: u64,
     parts: u32,
     closed: bool,
 }
 
-/// The message a receive has taken.
+/// The message that a receive has matched.
 struct MatchedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
-    /// Bytes that are to arrive: the message's, or as many as fit.
+    /// The bytes that are to arrive: all of the message, or as many as fit.
     expected: u64,
-    /// Bytes that do not fit.
+    /// The bytes that do not fit.
     excess: u64,
     got: u64,
     granted: u64,
-    /// The sender's operation, while it has more to send.
+    /// The sender's operation number, while the sender has more to send.
     send: Option<u32>,
-    /// End of what comes unasked.
+    /// The end of the bytes that arrive without a grant.
     ahead: u64,
 }
 
-/// A message that came before its receive.
+/// A message that arrived before its receive was posted.
 pub(super) struct UnexpectedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
     tagged: bool,
     total: u64,
-    /// Bytes in the store, once it is filled.
+    /// The number of bytes that the store holds once it is filled.
     stored: u64,
-    /// They are all there.
+    /// All bytes of the store have arrived.
     is_filled: bool,
     long: Option<Long>,
-    /// The receive that took it before it was filled.
+    /// The receive that matched the message before the store was filled.
     matched_receive: Option<u32>,
-    /// Nobody wants it; forget it when it is filled.
+    /// The message is not wanted: it is dropped when the store is filled.
     is_dropped: bool,
 }
 
-/// What the first frame of a message says.
+/// The contents of a message's first frame.
 #[derive(Clone, Copy)]
 struct MessageStart {
     peer: Peer,
@@ -84,22 +89,23 @@ struct MessageStart {
     data: Option<u64>,
     long: Option<Long>,
     total: u64,
-    /// Bytes that come without being asked for: with the first frame, and announced by it.
+    /// The bytes that arrive without a grant: those of the first frame, and those that it
+    /// announces.
     eager_bytes: u64,
 }
 
-/// The announced pieces of a message: what has come and what will.
+/// The announced pieces of a message: which have arrived, and which will arrive.
 #[derive(Clone, Copy)]
 pub(super) struct AnnouncedPieces {
-    /// Byte of the message that comes next.
+    /// The offset in the message of the next byte.
     next: u64,
-    /// End of what was announced.
+    /// The end of the announced bytes.
     end: u64,
     long: Long,
     into: EagerDestination,
 }
 
-/// Where an [`AnnouncedPieces`] goes.
+/// The destination of announced pieces.
 #[derive(Clone, Copy)]
 enum EagerDestination {
     Receive(u32),
@@ -126,7 +132,7 @@ impl<M: Memory> Receive<M> {
         self.from.as_ref().is_some_and(|from| from.peer == peer) || self.posted_source == Some(peer)
     }
 
-    /// Whether a message fills it.
+    /// Whether the receive has matched a message.
     pub fn is_taken(&self) -> bool {
         self.from.is_some()
     }
@@ -137,7 +143,7 @@ impl<M: Memory> Receive<M> {
 }
 
 impl AnnouncedPieces {
-    /// Of a message whose first piece of `payload` bytes went to `place`.
+    /// The announced pieces of a message whose first piece of `payload` bytes went to `place`.
     fn new(payload: u64, end: u64, long: Long, place: PayloadDestination) -> Self {
         let into = match place {
             PayloadDestination::NewUnexpected { store, .. } => EagerDestination::Store(store),
@@ -149,7 +155,7 @@ impl AnnouncedPieces {
 }
 
 impl UnexpectedMessage {
-    /// Adds what is known of the message to `done`.
+    /// Adds the sender, the size, the tag and the data of the message to `done`.
     pub fn describe(&self, done: OperationCompletion) -> OperationCompletion {
         OperationCompletion {
             length: self.total,
@@ -162,7 +168,8 @@ impl UnexpectedMessage {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// The memory behind a place: it, the offset in it, and how many of the payload's bytes it takes.
+    /// The memory of a payload destination, the offset in it, and the number of payload bytes that
+    /// it takes.
     #[inline]
     pub fn place_memory(&self, place: PayloadDestination) -> Option<(&M, u64, u64)> {
         match place {
@@ -178,7 +185,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The bytes that [`Action::Pull`] named are in place (`Ok`), or cannot be read (`Err`): then they are asked for.
+    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or that they cannot be
+    /// read (`Err`). In the latter case, the receiver grants them instead.
     pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
         let Some(receive) = self.receives.at_mut(recv) else {
             return;
@@ -233,7 +241,7 @@ impl<M: Memory> Endpoint<M> {
         Ok(place)
     }
 
-    /// Gives a message that begins to the receive that waits for it, or else lets it wait.
+    /// Matches a message that begins with a posted receive, or lets the message wait.
     #[inline]
     fn match_message(
         &mut self,
@@ -328,7 +336,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The first piece is there, and more follows unasked: what comes after that is asked for already now.
+    /// Records that the first piece has arrived while announced pieces follow. The rest after the
+    /// announced pieces is granted at once.
     fn handle_first_piece(&mut self, recv: u32, take: u64) {
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
         else {
@@ -400,7 +409,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// All that comes unasked is in its receive's memory: ask for the rest, or be done.
+    /// Records that all bytes that come without a grant are in the receive's memory. Grants or
+    /// pulls the rest, or completes the receive.
     #[inline]
     fn handle_eager_done(&mut self, recv: u32, take: u64, long: Option<Long>) {
         let Some(receive) = self.receives.at_mut(recv) else {
@@ -432,7 +442,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Lets the sender of `recv`'s message go on, one window ahead of what has arrived.
+    /// Grants the sender of `recv`'s message one window beyond what has arrived or was announced.
     fn grant(&mut self, recv: u32) {
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
         else {
@@ -486,7 +496,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Gives the waiting message `id` to `recv`.
+    /// Gives the unexpected message `id` to receive `recv`.
     pub(super) fn match_unexpected(&mut self, id: u32, recv: u32) {
         let Some(&UnexpectedMessage {
             peer,
@@ -538,7 +548,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Forgets message `id`, at the latest when its first piece is there.
+    /// Drops message `id`, now or when its store is filled.
     pub(super) fn discard(&mut self, id: u32) {
         let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
             return;
@@ -570,7 +580,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// A receive for the next message of multi-receive `id`.
+    /// Creates a receive for the next message of multi-receive `id`.
     pub(super) fn split_multi(&mut self, id: u32) -> u32 {
         let Some(Receive { ticket, memory, capacity, multi: Some(multi), posted_source, .. }) =
             self.receives.at(id)
@@ -601,20 +611,20 @@ impl<M: Memory> Endpoint<M> {
         multi.closed |= *capacity - multi.used < least;
     }
 
-    /// Whether multi-receive `id` takes more messages.
+    /// Whether multi-receive `id` accepts more messages.
     pub(super) fn has_room(&self, id: u32) -> bool {
         let multi = self.receives.at(id).and_then(|receive| receive.multi.as_ref());
         multi.is_some_and(|multi| !multi.closed)
     }
 
-    /// Ends a receive and announces it.
+    /// Ends a receive and reports its completion.
     #[inline]
     pub(super) fn finish_receive(&mut self, id: u32, failure: Option<Failure>) {
         if let Some(MultiReceive { parts, closed, .. }) =
             self.receives.at_mut(id).and_then(|receive| receive.multi.as_mut())
             && *parts > 0
         {
-            // Its last part gives the memory back.
+            // The last part of the multi-receive releases the memory.
             *closed = true;
             return;
         }
@@ -642,7 +652,8 @@ impl<M: Memory> Endpoint<M> {
         self.push_action(Action::Complete(done));
     }
 
-    /// One part of multi-receive `id` is done; true if that was the last, and its memory is the caller's again.
+    /// Records that one part of multi-receive `id` is done. Returns true if this was the last part,
+    /// so that the memory belongs to the caller again.
     fn end_part(&mut self, id: u32) -> bool {
         let Some(Receive { multi: Some(multi), .. }) = self.receives.at_mut(id) else {
             return false;
@@ -655,8 +666,9 @@ impl<M: Memory> Endpoint<M> {
         is_last
     }
 
-    /// Ends what can no longer come from `peer`. Receives of nothing but its messages wait on if it has left of its own will,
-    /// as those of anybody who sends nothing: whoever posted them may mean to cancel them.
+    /// Ends what can no longer arrive from `peer`. If the peer has sent Goodbye, the unmatched
+    /// receives of its messages wait on, as receives from any other silent peer do: the application
+    /// may mean to cancel them.
     pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
         let has_left = self.channels[peer.0 as usize].has_left;
         let cut: Vec<u32> = self
@@ -675,7 +687,7 @@ impl<M: Memory> Endpoint<M> {
             .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
             .filter(|&id| !has_left || self.receives.at(id).is_some_and(Receive::is_taken))
             .collect();
-        // Multi-receives first, so that their last part gives the memory back.
+        // The multi-receives come first, so that their last part releases the memory.
         hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));
         for id in hit {
             self.posted_queue.tagged.remove(id);
