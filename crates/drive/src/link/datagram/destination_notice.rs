@@ -163,7 +163,8 @@ fn next_message(socket: impl AsFd) -> io::Result<Option<ErrorQueueMessage>> {
 /// # Safety
 /// The kernel has filled in `header`.
 unsafe fn extended_error(header: &libc::msghdr) -> Option<libc::sock_extended_err> {
-    // SAFETY: the control messages are the kernel's, so each is whole; the error need not be aligned.
+    // SAFETY: the control messages come from the kernel, so each is whole; the error need not be
+    // aligned.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
