@@ -13,7 +13,8 @@
 //! landbridge-relay: warns: recover_dir cannot be written: No space left on device
 //! ```
 //!
-//! It also answers there the queries that arrive on its standard input (see `log_query`).
+//! On its standard output, the relay also answers the queries that arrive on its standard input
+//! (see `log_query`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -44,7 +45,7 @@ pub struct Admin {
     input: Vec<u8>,
     /// The number of the query that is being answered.
     serial: u32,
-    /// The endpoints to fence, each with the last incarnation to fence.
+    /// The endpoints to fence, each with the first incarnation that is not refused.
     fences: VecDeque<(Address, u32)>,
     log: LogWriter,
     events: LogWriter,

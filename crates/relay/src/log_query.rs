@@ -4,7 +4,7 @@
 //! ```text
 //! log 7 all 0             the log status of each endpoint, from this one on
 //! log 8 one 3 100 20      of process 3: 20 determinants from number 100 on, and their frames
-//! fence 3 10000           refuses all incarnations of process 3 up to this one
+//! fence 3 10000           refuses all incarnations of process 3 before this one
 //! ```
 //!
 //! Each line of an answer is a JSON object behind `log ` and the number of the query. The asking
@@ -35,7 +35,7 @@ pub fn parse(line: &str) -> Option<(u32, LogQuery)> {
     Some((serial.parse().ok()?, inquiry))
 }
 
-/// The endpoint and the last incarnation to fence.
+/// The endpoint to fence, and the first incarnation that is not refused.
 fn parse_fence(line: &str) -> Option<(Address, u32)> {
     let (index, incarnation) = line.strip_prefix("fence ")?.split_once(' ')?;
     let index = index.parse().ok().filter(|index| *index <= Address::INDEX_MAX)?;

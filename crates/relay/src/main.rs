@@ -150,7 +150,7 @@ fn recover(settings: &Settings) -> Result<Option<RecoveryConfig>> {
         disk.with_context(|| format!("recover_dir: no file can be made in {}", path.display()))
     };
     let disk = directory.map(open).transpose()?;
-    // The value 0 of the setting means no limit.
+    // The value 0 of the setting means that no number of bytes makes a checkpoint due.
     let checkpoint_log_bytes =
         settings.checkpoint_log.checked_sub(1).map_or(u64::MAX, |bytes| bytes + 1);
     let memory = settings.recover_memory;

@@ -35,7 +35,8 @@ pub struct Settings {
     pub recover_dir: Option<PathBuf>,
     /// The most bytes of the message log on the disk.
     pub recover_disk: u64,
-    /// The bytes delivered to a process after which its next checkpoint is due; 0 for no limit.
+    /// The bytes delivered to a process after which its next checkpoint is due; 0 if no number of
+    /// bytes makes a checkpoint due.
     pub checkpoint_log: u64,
     /// How frames of processes are checked.
     pub integrity: Checksum,

@@ -114,9 +114,9 @@ pub trait EngineHost {
     /// Receives the answer to a [`ControlAction::Query`].
     fn handle_log_reply(&mut self, reply: &LogReply);
 
-    /// The endpoint and the incarnation to fence: nothing more of the endpoint's incarnations up to
-    /// this one may be accepted. The engine calls this function after each readable control, until
-    /// it returns `None`.
+    /// The next endpoint to fence, and an incarnation: the relay must accept nothing more of
+    /// earlier incarnations of the endpoint. The engine calls this function after each readable
+    /// control, until it returns `None`.
     fn poll_fence(&mut self) -> Option<(Address, u32)> {
         None
     }

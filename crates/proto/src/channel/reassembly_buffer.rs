@@ -5,9 +5,9 @@
 //! has come, it is a duplicate, or it must be buffered; the buffered frame whose turn has come; the
 //! ranges of a report.
 //!
-//! What may never happen: a frame is delivered twice, or before the frame in front of it; more than
-//! [`REORDER_WINDOW_BYTES_MAX`] bytes, one frame and [`FRAMES_MAX`] frames are buffered; bytes are
-//! reported that have not arrived intact.
+//! What may never happen: a frame is delivered twice, or before the frame in front of it; the
+//! buffered frames exceed [`REORDER_WINDOW_BYTES_MAX`] by more than one frame, or their number
+//! exceeds [`FRAMES_MAX`]; bytes are reported that have not arrived intact.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

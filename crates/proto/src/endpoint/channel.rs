@@ -30,8 +30,8 @@ pub(super) const QUEUE_MAX: usize = 1 << 18;
 
 pub(super) struct Channel<M> {
     pub address: Address,
-    /// The properties of the path that opened last. They decide how this endpoint asks for the rest
-    /// of a message.
+    /// The properties of the path that opened or changed last or, once a path has been closed, of
+    /// the first path that is up. They decide how this endpoint asks for the rest of a message.
     pub path: PathProperties,
     /// All paths, indexed by path number.
     pub paths: Vec<PathState>,
@@ -42,9 +42,9 @@ pub(super) struct Channel<M> {
     sole_sender: Option<PathId>,
     /// The suspected paths that send because no other path is up, as a bit mask by path number.
     suspected_senders: u8,
-    /// See [`Self::is_measured`].
+    /// Whether the transfer time of frames matters: see [`Self::is_measured`].
     is_measured: bool,
-    /// See [`Self::may_reorder`].
+    /// Whether frames may overtake each other: see [`Self::may_reorder`].
     may_reorder: bool,
     /// The path by which this endpoint last received something from the peer, which shows that the
     /// path works.
@@ -619,7 +619,8 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].credit.set_window(bytes);
     }
 
-    /// The properties of the path to `peer` that opened last.
+    /// The properties of the path to `peer` that opened or changed last or, once a path has been
+    /// closed, of the first path that is up.
     pub fn path(&self, peer: Peer) -> PathProperties {
         self.channels[peer.0 as usize].path
     }

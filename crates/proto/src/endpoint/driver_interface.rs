@@ -335,8 +335,7 @@ pub struct Config {
     /// The eager credit in bytes that each peer has with this endpoint, and this endpoint with each
     /// peer.
     pub eager_window: u32,
-    /// The driver's value of the bytes below which the remaining memory of a multi-receive is
-    /// released.
+    /// The bytes below which the remaining memory of a multi-receive is released.
     pub min_multi_recv: u64,
     /// The most operations in flight, over all peers. Beyond this number, commands return [`Full`].
     pub operations_max: usize,

@@ -526,8 +526,9 @@ fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64
 /// bytes.
 const IMMEDIATE_ACK_BYTES: u64 = 8 << 10;
 
-/// The plan with the number of its first byte, and with a request for an acknowledgement if the
-/// last request lies [`ACK_INTERVAL_BYTES_MAX`] or [`ACK_INTERVAL_FRAMES`] back.
+/// The plan with the number of its first byte. The plan asks for an acknowledgement once
+/// [`ACK_INTERVAL_BYTES_MAX`] bytes have been sent since the last request, and at every
+/// [`ACK_INTERVAL_FRAMES`]th retained frame.
 #[inline]
 pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless: bool) -> Plan {
     plan.sequence = channel.out.next();

@@ -152,7 +152,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// Records that the driver has passed in all that one receiving call has brought from `peer` by
     /// `path`. The frames are acknowledged now if they fill two datagrams or leave a gap, and
-    /// otherwise at most [`ACK_DELAY_NANOS_MAX`] later.
+    /// otherwise at most `ACK_DELAY_NANOS_MAX` later.
     pub fn end_batch(&mut self, peer: Peer, path: PathId) {
         let now = self.now;
         let channel = &mut self.channels[peer.0 as usize];

@@ -97,7 +97,7 @@ impl RttEstimator {
         wait.clamp(TIMEOUT_NANOS_MIN, TIMEOUT_NANOS_MAX)
     }
 
-    /// The number of waits in a row that passed without an answer, at most [`DOUBLINGS_MAX`].
+    /// The number of waits in a row that passed without an answer, at most `DOUBLINGS_MAX`.
     pub fn doublings(&self) -> u32 {
         self.doublings
     }

@@ -5,7 +5,7 @@
 //!  8  …   a frame
 //! ```
 //!
-//! or, with a 0 where a frame has its kind, a probe:
+//! A probe has a 0 where a frame has its kind:
 //!
 //! ```text
 //!  8  u32 size       bytes of this probe, or of the probe that is answered

@@ -64,7 +64,8 @@ pub enum Kind {
     AtomicReply = 11,
     /// The refusal of a remote memory operation.
     Refused = 12,
-    /// The sender will start nothing more.
+    /// The sender delivers nothing new from now on. Frames of operations that the sender started
+    /// before may still follow.
     Goodbye = 13,
     /// From a relay: the target of a frame is unreachable.
     Unreachable = 14,

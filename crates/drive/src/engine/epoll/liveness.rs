@@ -14,9 +14,9 @@
 use super::{ConnectionKey, EventLoop, Phase};
 use crate::sys::{self, TcpInfo};
 
-/// A stream to another relay that is silent for this long is broken, whatever is in flight: four
-/// keepalives, or the answers to them, are missing. The same bound holds for a stream whose round
-/// trip is not known.
+/// A stream to another relay that is silent for this long is broken, whatever is in flight, unless
+/// its own timeout is longer: four keepalives, or the answers to them, are missing. This is also
+/// the timeout of a stream whose round trip is not known.
 const STREAM_IDLE_MILLIS_MAX: u64 = 4_000;
 /// With something in flight, a stream may be silent for this many retransmission timeouts of TCP
 /// (RFC 6298). TCP has retransmitted three times by then.

@@ -157,8 +157,9 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Fences `who`: nothing more of incarnations up to `incarnation` is accepted, and what they
-    /// have sent is processed first. The recorded nondeterminism of the endpoint is handed over.
+    /// Fences `who`: processes what an attached incarnation up to `incarnation` has sent, ends its
+    /// connection, and accepts nothing more of incarnations before `incarnation`. The host receives
+    /// the endpoint's recorded nondeterminism.
     fn fence(&mut self, who: Address, incarnation: u32) {
         if let Some((link, older)) = self.relay.incarnation(who)
             && older <= incarnation
