@@ -1,5 +1,4 @@
-//! The smallest cases of the faults that the simulator and the fuzzer have found in channels with
-//! several paths.
+//! The smallest cases of faults that simulator and fuzzer found in channels with several paths.
 
 mod common;
 
@@ -221,8 +220,7 @@ fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
     assert_eq!(discarded(&mut b), []);
     assert_eq!(b.hear(TWO, &frame), place);
     assert_eq!(discarded(&mut b), [ONE]);
-    // The first copy turns out to be corrupt. This has no effect, and nothing need be
-    // retransmitted.
+    // The first copy turns out to be corrupt, which has no effect: nothing need be retransmitted.
     assert!(b.handle_corrupt(PEER, ONE));
     assert!(b.next(ONE).is_none());
     b.handle_payload(PEER, TWO);
@@ -338,8 +336,7 @@ fn a_payload_that_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
     a.deliver(TWO, b.next(TWO).unwrap());
     let again = a.next(TWO).unwrap();
     b.hear(TWO, &again);
-    // The bytes that path one carried before it broke can still be read, but not to the end of the
-    // frame.
+    // What path one carried before it broke can still be read, but not to the end of the frame.
     b.hear(ONE, &older);
     assert_eq!(discarded(&mut b), [TWO]);
     b.handle_payload(PEER, TWO);
@@ -415,8 +412,7 @@ fn an_answer_takes_the_way_of_the_question() {
     for (dead, alive) in [(ONE, TWO), (TWO, ONE)] {
         let (mut a, mut b) = pair();
         a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-        // The message was given to a path on which nothing arrives any more, and only this side has
-        // noticed.
+        // The message was given to a path that is dead, and only this side has noticed.
         assert!(a.next(dead).is_some());
         a.suspect_path(PEER, dead, true);
         assert!(a.next(dead).is_none());

@@ -1,5 +1,4 @@
-//! The state of the two directions between this endpoint and one peer: paths, transmit queue,
-//! retransmit buffer, reassembly buffer and credit.
+//! The two directions between this endpoint and one peer: paths, queue, buffers and credit.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -24,8 +23,7 @@ use crate::wire::kind_header::KindHeader;
 
 /// Items that may wait in the queue of a peer when the peer asks for one more answer. Without this
 /// bound, a peer that sends requests and never reads could take all memory of this process. An
-/// honest peer has at most a quarter of this number in flight, and this endpoint has as many in
-/// flight towards the peer.
+/// honest peer and this endpoint each have at most a quarter of this number in flight.
 pub(super) const QUEUE_MAX: usize = 1 << 18;
 
 pub(super) struct Channel<M> {
@@ -37,8 +35,7 @@ pub(super) struct Channel<M> {
     pub paths: Vec<PathState>,
     /// The number of paths by which frames are sent.
     senders: usize,
-    /// The only sending path, if exactly one path sends and this path is neither spare nor
-    /// suspected.
+    /// The only sending path, if exactly one path sends and it is neither spare nor suspected.
     sole_sender: Option<PathId>,
     /// The suspected paths that send because no other path is up, as a bit mask by path number.
     suspected_senders: u8,
@@ -46,8 +43,7 @@ pub(super) struct Channel<M> {
     is_measured: bool,
     /// Whether frames may overtake each other: see [`Self::may_reorder`].
     may_reorder: bool,
-    /// The path by which this endpoint last received something from the peer, which shows that the
-    /// path works.
+    /// The path by which this endpoint last received something from the peer: it works.
     pub last_heard_by: PathId,
     /// Some path that is up can lose frames without reporting the loss.
     pub has_silent_loss: bool,
@@ -57,35 +53,30 @@ pub(super) struct Channel<M> {
     /// The items that wait to be handed to a path, in sending order.
     pub queue: VecDeque<Item<M>>,
     pub out: RetransmitBuffer<M>,
-    /// Payload that may have to be retransmitted may be copied when it leaves: see
-    /// [`Endpoint::set_copying`].
+    /// Whether payload for retransmission may be copied: see [`Endpoint::set_copying`].
     pub may_copy: bool,
     pub into: ReassemblyBuffer,
-    /// The last delivered position that this endpoint reported to the peer: all bytes below this
-    /// number have been delivered.
+    /// All bytes below this number have been delivered, as this endpoint last reported to the peer.
     pub acknowledged: u64,
     /// The peer waits for an acknowledgement.
     pub ack_wanted: bool,
-    /// The peer waits for an acknowledgement of all bytes below this number; 0 if it waits for
-    /// none.
+    /// The peer waits for an acknowledgement of all bytes below this number; 0: of none.
     pub ack_when_delivered: u64,
     /// This endpoint waits for an acknowledgement, and no frame that it has sent asks for one.
     pub solicits_ack: bool,
     /// [`Endpoint::solicit_ack`] has asked for an acknowledgement of all bytes below this number.
     pub solicited: u64,
-    /// The number of acknowledgements in a row that travelled at once with an answer of the
-    /// application.
+    /// Acknowledgements in a row that travelled at once with an answer of the application.
     pub piggybacked_acks: u8,
     /// The control frames that wait to be sent. They carry no bytes of the channel.
     pub control_frames: Vec<ControlFrame>,
-    /// The number of the last status request that was answered. The answer may be lost with a path
-    /// that the peer has already closed.
+    /// The last status request answered. Its answer may be lost with a path that the peer has
+    /// closed.
     pub answered_request: Option<u64>,
-    /// Byte ranges (start, end) that arrived corrupt and have not been received again, each with a
-    /// flag: the range has been reported to the peer.
+    /// Corrupt ranges (start, end) not yet received again, and whether the peer knows of each.
     pub corrupt: Vec<(u64, u64, bool)>,
-    /// The bytes from the first to the end of the frames that arrived early and exceeded the
-    /// reorder window. This endpoint dropped them and asks for them when their turn comes.
+    /// The bytes from the first to the end of early frames that were dropped because they exceeded
+    /// the reorder window. This endpoint asks for them when their turn comes.
     pub dropped_out_of_order: Option<(u64, u64)>,
     /// The number of refusals that wait to be sent.
     pub refusals: u32,
@@ -96,16 +87,15 @@ pub(super) struct Channel<M> {
     /// An acknowledgement (`.1`) that overtook bytes of the peer. It holds once this endpoint has
     /// delivered all bytes below `.0`.
     pub early_ack: (u64, u64),
-    /// The operations (`.1`) that complete when the peer has all bytes below a number (`.0`), in
-    /// ascending order of that number.
+    /// Operations (`.1`) that complete when the peer has all bytes below `.0`, in ascending order.
     pub awaiting: VecDeque<(u64, u32)>,
     pub credit: Credit,
     pub granted_credit: GrantedCredit,
     pub eager_window: u32,
     /// The frame whose turn it is and whose payload is arriving.
     pub arriving: Option<ArrivingFrame>,
-    /// Frames and fragments that arrive early and are being written into the reorder buffers; at
-    /// most one for each path.
+    /// Early frames and fragments that are being written into reorder buffers, at most one per
+    /// path.
     pub out_of_order: Vec<OutOfOrderArrival>,
     /// Messages of which announced pieces are still to come, by the sender's operation number. Each
     /// holds credit for at least one byte, so the credit bounds their number.
@@ -256,8 +246,7 @@ impl<M: Clone> Channel<M> {
         self.senders > 1
     }
 
-    /// Whether the transfer time of frames matters, because frames can choose between paths or are
-    /// sent as datagrams.
+    /// Whether transfer times matter: frames can choose between paths or are sent as datagrams.
     #[inline]
     pub fn is_measured(&self) -> bool {
         self.is_measured
@@ -383,8 +372,7 @@ impl<M: Clone> Channel<M> {
         self.path_state(path).is_some_and(|state| is_sure(state) || is_needed())
     }
 
-    /// Processes the answer to status request `number`, once the ranges of that answer have been
-    /// processed.
+    /// Processes the answer to status request `number`, whose ranges have been processed.
     pub fn handle_status_reply(&mut self, now: Time, number: u64) {
         self.out.handle_status_reply(number);
         let Self { out, paths, .. } = self;
@@ -439,8 +427,7 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// Marks all frames in flight on `path` for retransmission, because the path has lost them or
-    /// can no longer be observed.
+    /// Marks all frames in flight on `path` lost: the path lost them or can no longer be observed.
     pub fn lose_in_flight(&mut self, path: PathId, now: Time) {
         let flow = self.paths.get_mut(path.0 as usize).and_then(|state| state.flow.as_mut());
         if let Some(flow) = flow {
@@ -475,8 +462,7 @@ impl<M: Clone> Channel<M> {
             || self.granted_credit.unadvertised() >= (self.eager_window / 2).max(1)
     }
 
-    /// Whether a path still holds a frame with bytes of operation `id`, of which it has sent only a
-    /// part.
+    /// Whether a path has sent only a part of a frame with bytes of operation `id`.
     pub fn holds(&self, id: u32) -> bool {
         self.holder(id).is_some()
     }
@@ -485,8 +471,7 @@ impl<M: Clone> Channel<M> {
         self.paths.iter().position(|state| state.held.and_then(SentPiece::op) == Some(id))
     }
 
-    /// Records `sent` for the path that holds a frame of operation `id`: it takes effect when the
-    /// path has sent the frame.
+    /// Records `sent` for when the path that holds a frame of operation `id` has sent it.
     pub fn after_flush(&mut self, id: u32, sent: SentPiece) {
         if let Some(state) = self.holder(id) {
             self.paths[state].held = Some(sent);
@@ -513,15 +498,13 @@ impl<M: Clone> Channel<M> {
         self.granted_credit.advertise();
     }
 
-    /// The position that a header may confirm. While a refusal waits to be sent, nothing new is
-    /// confirmed.
+    /// The position that a header may confirm: nothing new while a refusal waits to be sent.
     #[inline]
     pub fn confirmed_now(&self) -> u64 {
         if self.refusals > 0 { self.acknowledged } else { self.into.delivered() }
     }
 
-    /// Removes operation `id` from the queue and from the waiting operations, so that no later
-    /// operation with this number is mistaken for it.
+    /// Removes operation `id` from all queues, so that no later operation is mistaken for it.
     pub fn remove_operation(&mut self, id: u32) {
         let is_of = |item: &Item<M>| match *item {
             Item::First(of) | Item::Rest(of) | Item::Remote(of) => of == id,
@@ -531,8 +514,7 @@ impl<M: Clone> Channel<M> {
         self.awaiting.retain(|&(_, of)| of != id);
     }
 
-    /// Whether an owed acknowledgement may wait for the application's answer, because the last
-    /// answers followed at once.
+    /// Whether an owed acknowledgement may wait for the application's answer, as the last ones did.
     #[inline]
     pub fn may_defer_ack(&self) -> bool {
         self.piggybacked_acks >= PIGGYBACKED_ACKS_MIN
@@ -595,8 +577,7 @@ fn silent_loss_paths(paths: &[PathState]) -> Vec<PathId> {
 const PIGGYBACKED_ACKS_MIN: u8 = 16;
 
 impl<M: Memory> Endpoint<M> {
-    /// Releases the reorder buffer of `frame`: the driver drops the bytes of the frame that arrived
-    /// early.
+    /// Releases the reorder buffer of `frame`: the driver drops the frame's bytes.
     pub(super) fn release_buffered(&mut self, peer: Peer, frame: u64) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.into.release(frame).is_none() {
@@ -637,8 +618,7 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].has_left = false;
     }
 
-    /// The peers that have sent Goodbye, once for each receive that accepts messages of that peer
-    /// only.
+    /// Peers that have sent Goodbye, once for each receive that accepts messages of that peer only.
     pub fn awaited_departed_peers(&self) -> impl Iterator<Item = Peer> {
         let wanted = self.posted_queue.tagged.iter().chain(self.posted_queue.untagged.iter());
         let sources = wanted.map(|want| want.source).filter(|source| *source != ANY).map(Peer);

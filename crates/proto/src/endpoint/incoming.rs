@@ -1,5 +1,4 @@
-//! A message at its receiver: from the first piece, through the store of unexpected messages or
-//! straight to its receive, to the completion.
+//! A message at its receiver, from the first piece to the completion.
 //!
 //! The pieces of a message arrive in this order: the first piece; the pieces that the first has
 //! announced (an [`AnnouncedPieces`]); the granted pieces, or one pull. A message that matches no
@@ -17,16 +16,15 @@ use crate::wire::frame::{Kind, flag};
 use crate::wire::kind_header::{KindHeader, Long};
 
 /// The most messages that may wait for a receive, over all peers. Empty messages need no credit, so
-/// without a bound a peer could take all memory with them. 2^20 headers are 100 MB, far more than a
-/// sane program leaves waiting.
+/// without a bound a peer could take all memory. 2^20 headers are 100 MB, more than sane programs
+/// use.
 const UNEXPECTED_MESSAGES_MAX: usize = 1 << 20;
 
 /// A receive, posted or matched.
 pub(super) struct Receive<M> {
     pub ticket: Ticket,
     memory: M,
-    /// The offset in `memory` at which the message starts, for a part of a multi-receive; otherwise
-    /// 0.
+    /// The offset in `memory` of a part of a multi-receive; otherwise 0.
     base: u64,
     capacity: u64,
     tagged: bool,
@@ -89,8 +87,7 @@ struct MessageStart {
     data: Option<u64>,
     long: Option<Long>,
     total: u64,
-    /// The bytes that arrive without a grant: those of the first frame, and those that it
-    /// announces.
+    /// The bytes that arrive without a grant: in the first frame, or announced by it.
     eager_bytes: u64,
 }
 
@@ -168,8 +165,7 @@ impl UnexpectedMessage {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// The memory of a payload destination, the offset in it, and the number of payload bytes that
-    /// it takes.
+    /// The memory of a payload destination, the offset in it, and the payload bytes that it takes.
     #[inline]
     pub fn place_memory(&self, place: PayloadDestination) -> Option<(&M, u64, u64)> {
         match place {
@@ -185,8 +181,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or that they cannot be
-    /// read (`Err`). In the latter case, the receiver grants them instead.
+    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or grants them (`Err`).
     pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
         let Some(receive) = self.receives.at_mut(recv) else {
             return;
@@ -336,8 +331,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Records that the first piece has arrived while announced pieces follow. The rest after the
-    /// announced pieces is granted at once.
+    /// Records that the first piece has arrived, and grants the bytes after the announced pieces.
     fn handle_first_piece(&mut self, recv: u32, take: u64) {
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
         else {
@@ -409,8 +403,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Records that all bytes that come without a grant are in the receive's memory. Grants or
-    /// pulls the rest, or completes the receive.
+    /// Ends the bytes that come without a grant: grants or pulls the rest, or completes the
+    /// receive.
     #[inline]
     fn handle_eager_done(&mut self, recv: u32, take: u64, long: Option<Long>) {
         let Some(receive) = self.receives.at_mut(recv) else {
@@ -652,8 +646,7 @@ impl<M: Memory> Endpoint<M> {
         self.push_action(Action::Complete(done));
     }
 
-    /// Records that one part of multi-receive `id` is done. Returns true if this was the last part,
-    /// so that the memory belongs to the caller again.
+    /// Ends one part of multi-receive `id`. Returns true if the caller owns the memory again.
     fn end_part(&mut self, id: u32) -> bool {
         let Some(Receive { multi: Some(multi), .. }) = self.receives.at_mut(id) else {
             return false;
@@ -666,9 +659,8 @@ impl<M: Memory> Endpoint<M> {
         is_last
     }
 
-    /// Ends what can no longer arrive from `peer`. If the peer has sent Goodbye, the unmatched
-    /// receives of its messages wait on, as receives from any other silent peer do: the application
-    /// may mean to cancel them.
+    /// Ends what can no longer arrive from `peer`. After a Goodbye, unmatched receives of its
+    /// messages wait on, as those of any silent peer: the application may mean to cancel them.
     pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
         let has_left = self.channels[peer.0 as usize].has_left;
         let cut: Vec<u32> = self

@@ -34,12 +34,10 @@ pub const CONTROL_BASE: u64 = u64::MAX - 500;
 const ACCEPTS_MAX: usize = 64;
 /// How long the listeners pause when there are no more descriptors.
 const ACCEPT_PAUSE_MILLIS: u64 = 100;
-/// The first pause before a relay is dialled again. The pause doubles each time, up to the
-/// configured maximum.
+/// The first pause before a relay is dialled again. It doubles up to the configured maximum.
 const DIAL_MILLIS_MIN: u64 = 100;
 
-/// A TCP dial that takes longer than this suggests an outage: a network that drops only UDP answers
-/// sooner.
+/// TCP that connects later suggests an outage: a network that drops only UDP answers sooner.
 const OUTAGE_CONNECT_MILLIS: u64 = 900;
 
 enum ListeningSocket {
@@ -136,8 +134,7 @@ pub struct Dial {
     due_millis: Option<u64>,
     pause_millis: u64,
     pause_millis_max: u64,
-    /// The reasons why addresses could not be reached that have been reported since the link was
-    /// last up.
+    /// The reason for each unreachable address that was logged since the link was last up.
     reported: Vec<(String, String)>,
     /// The address at which UDP failed, and to which TCP is dialled next.
     fallback: Option<SocketAddr>,
@@ -177,8 +174,8 @@ impl Dial {
         self.due_millis.is_some()
     }
 
-    /// Whether the reason differs from the last one for this address, and records it. There are no
-    /// more entries than addresses.
+    /// Records the reason for this address, one of at most as many entries as there are addresses,
+    /// and returns whether it differs from the last reason.
     fn is_new_reason(&mut self, address: String, why: &str) -> bool {
         match self.reported.iter_mut().find(|(known, _)| *known == address) {
             Some((_, reason)) if reason == why => false,
@@ -193,8 +190,8 @@ impl Dial {
         }
     }
 
-    /// Whether TCP connects so long after UDP has failed that the network was down at that time. If
-    /// so, UDP is tried once more.
+    /// Whether TCP connects so late after UDP failed that the network was down. UDP is retried
+    /// then.
     fn suspects_outage(&mut self, now_millis: u64) -> bool {
         let failed = self.udp_failed_millis.take();
         self.is_dropped_for_udp = failed.is_some_and(|at| now_millis > at + OUTAGE_CONNECT_MILLIS);
@@ -478,9 +475,9 @@ impl EventLoop<'_> {
         Ok(())
     }
 
-    /// Closes what this stream replaces: all streams to an earlier incarnation of the relay there,
-    /// or the same stream. If `takes_over`, the same stream still works, so it is returned and must
-    /// be retired.
+    /// Closes the streams that this one replaces: all to an earlier incarnation of the relay, or
+    /// the same stream. With `takes_over`, the same stream still works: it is returned, to be
+    /// retired.
     fn replace_streams(
         &mut self,
         peer: LinkId,
@@ -573,8 +570,7 @@ impl EventLoop<'_> {
         dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
     }
 
-    /// Dials the streams that are due. While there is no stream to a relay, only the first stream
-    /// is dialled.
+    /// Dials the streams that are due. While a relay has no stream, only the first one is dialled.
     pub(super) fn dial_due(&mut self, now_millis: u64) {
         for index in 0..self.dials.len() {
             let dial = &mut self.dials[index];
@@ -596,8 +592,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Schedules the next dial to a relay, without a limit on their number. The log contains each
-    /// reason once.
+    /// Schedules the next dial to a relay, without a limit. The log contains each reason once.
     pub(super) fn handle_dial_failure(
         &mut self,
         cluster: ClusterId,
@@ -623,8 +618,7 @@ impl EventLoop<'_> {
         self.schedule_dial(cluster, stream);
     }
 
-    /// Dials TCP at once after UDP failed, unless the stream is up over TCP already. UDP is tried
-    /// again later.
+    /// Dials TCP after UDP failed, unless the stream is up over TCP. UDP is tried again later.
     pub(super) fn handle_udp_failure(
         &mut self,
         cluster: ClusterId,
@@ -660,8 +654,8 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Records that a stream that this relay has dialled has broken. After several breaks over UDP,
-    /// TCP is used for a while.
+    /// Records that a dialled stream has broken. After several breaks over UDP, TCP is used for a
+    /// time.
     pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
         let Some(dial) = self.dial_of(cluster, stream) else { return };
         dial.udp_upgrade.note_break();

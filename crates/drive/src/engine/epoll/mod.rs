@@ -56,14 +56,11 @@ use waiting::Waiter;
 /// The bytes read at once: as much as a socket's buffer commonly holds, and at least four frames,
 /// so that little of what is read is the beginning of a frame that must be moved.
 const READ_BYTES: usize = 256 << 10;
-/// The unparsed bytes that all links may keep. Beyond this, links read in steps of
-/// [`READ_STEP_BYTES`].
+/// The unparsed bytes of all links above which links read in steps of [`READ_STEP_BYTES`].
 const UNPARSED_BYTES_MAX: usize = 64 << 20;
-/// The bytes of a small read: enough to complete any frame whose beginning has been read, also the
-/// longest frame in a ring.
+/// The bytes of a small read, which completes any frame, also the longest in a ring.
 const READ_STEP_BYTES: usize = 2 * FRAME_BYTES_MAX;
-/// The most connections whose hello is not complete. Beyond this, the relay closes the one that has
-/// waited longest.
+/// The most connections in their hello. Beyond this, the relay closes the one that waited longest.
 pub const PENDING_MAX: usize = 1024;
 /// The most events taken from the kernel at once.
 const EVENTS_MAX: usize = 256;
@@ -72,8 +69,7 @@ const TICK_MILLIS: u64 = 100;
 /// The interval of the clock in milliseconds while nothing needs the shorter one.
 const IDLE_TICK_MILLIS: u64 = 1_000;
 
-/// The reason for closing a link that the other side has closed, because its process ended in good
-/// order or was killed.
+/// The reason when the other side has closed, because its process ended or was killed.
 const CLOSED: &str = "it has closed the connection, as when its process ends";
 
 const _: () = assert!(READ_BYTES >= 2 * READ_STEP_BYTES);
@@ -147,8 +143,7 @@ struct Connection {
     has_ended: bool,
     /// The connection was written to, so it is monitored until the other side has confirmed this.
     is_watched: bool,
-    /// The time since which something was in flight at each check; kept for streams to other
-    /// relays.
+    /// Since when each check saw something in flight; kept for streams to other relays.
     unacked_since_millis: Option<u64>,
     /// The time at which another stream replaced this stream to another relay.
     retired_millis: Option<u64>,
@@ -386,8 +381,7 @@ impl<'w> EventLoop<'w> {
         }
     }
 
-    /// Serves everything that is ready now. What becomes ready meanwhile has its turn in the next
-    /// round.
+    /// Serves everything that is ready now. What becomes ready meanwhile waits for the next round.
     fn serve_ready(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(slot) = self.ready.pop_front() else { break };
@@ -468,8 +462,7 @@ impl<'w> EventLoop<'w> {
         true
     }
 
-    /// Processes everything that an ended process has left in its link, whether the outputs have
-    /// capacity or not.
+    /// Processes all that an ended process has left in its link, whatever the outputs' capacity.
     fn drain_input(&mut self, slot: usize, link: LinkId) {
         self.relay.begin_drain(link);
         // The buffer holds a whole frame behind whatever the connection keeps.
@@ -669,8 +662,7 @@ impl Connection {
         }
     }
 
-    /// Whether the connection is a stream to another relay of which the kernel knows how long it
-    /// has been silent.
+    /// Whether this is a stream to another relay of which the kernel knows the silent time.
     fn is_tcp_stream(&self) -> bool {
         self.is_relay_stream() && matches!(self.transport, Some(Transport::Tls(_)))
     }
@@ -681,8 +673,7 @@ impl Connection {
 }
 
 impl RelayStream {
-    /// The stream that another relay has dialled, and whether it replaces an older one, decoded
-    /// from the cookie of its hello.
+    /// The stream of another relay's dial, and whether it replaces an older one, from the cookie.
     fn parse(cookie: u64) -> Result<(Self, bool), String> {
         let number = cookie & !TAKES_OVER;
         match number < STREAMS_MAX as u64 {
