@@ -70,8 +70,7 @@ pub(super) struct Channel<M> {
     pub piggybacked_acks: u8,
     /// The control frames that wait to be sent. They carry no bytes of the channel.
     pub control_frames: Vec<ControlFrame>,
-    /// The last status request answered. Its answer may be lost with a path that the peer has
-    /// closed.
+    /// The last status request answered. The answer may be lost with a path that the peer closed.
     pub answered_request: Option<u64>,
     /// Corrupt ranges (start, end) not yet received again, and whether the peer knows of each.
     pub corrupt: Vec<(u64, u64, bool)>,
@@ -94,8 +93,7 @@ pub(super) struct Channel<M> {
     pub eager_window: u32,
     /// The frame whose turn it is and whose payload is arriving.
     pub arriving: Option<ArrivingFrame>,
-    /// Early frames and fragments that are being written into reorder buffers, at most one per
-    /// path.
+    /// Early frames and fragments that are written into reorder buffers, at most one per path.
     pub out_of_order: Vec<OutOfOrderArrival>,
     /// Messages of which announced pieces are still to come, by the sender's operation number. Each
     /// holds credit for at least one byte, so the credit bounds their number.
@@ -561,8 +559,7 @@ impl<M: Clone> Channel<M> {
     }
 }
 
-/// The paths with silent loss that keep the order of frames: when a frame arrives, every frame sent
-/// before it has arrived or is lost.
+/// Paths with silent loss that keep order: when a frame arrives, all before it arrived or are lost.
 fn silent_loss_paths(paths: &[PathState]) -> Vec<PathId> {
     let numbered = paths.iter().enumerate().map(|(number, state)| (PathId(number as u8), state));
     numbered
@@ -594,13 +591,13 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Sets how many eager bytes `peer` accepts from this endpoint, which may differ from what this
-    /// endpoint accepts from `peer`. The driver must call this function before anything is sent to
-    /// `peer`; later it has no effect.
+    /// endpoint accepts. The driver must call this before it sends anything to `peer`; later it has
+    /// no effect.
     pub fn set_eager_window(&mut self, peer: Peer, bytes: u32) {
         self.channels[peer.0 as usize].credit.set_window(bytes);
     }
 
-    /// The properties of the path to `peer` that opened or changed last or, once a path has been
+    /// The properties of the path to `peer` that opened or changed last or, after a path was
     /// closed, of the first path that is up.
     pub fn path(&self, peer: Peer) -> PathProperties {
         self.channels[peer.0 as usize].path
@@ -611,9 +608,8 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].has_left
     }
 
-    /// Records that `peer` has broken the protocol: its Goodbye counts for nothing, and the
-    /// operations that wait for it fail with it. The driver must call this function before
-    /// [`Self::fail`].
+    /// Records that `peer` has broken the protocol: its Goodbye counts for nothing, and its
+    /// operations fail with it. The driver must call this function before [`Self::fail`].
     pub fn revoke_goodbye(&mut self, peer: Peer) {
         self.channels[peer.0 as usize].has_left = false;
     }

@@ -1,8 +1,5 @@
-//! A message at its receiver, from the first piece to the completion.
-//!
-//! The pieces of a message arrive in this order: the first piece; the pieces that the first has
-//! announced (an [`AnnouncedPieces`]); the granted pieces, or one pull. A message that matches no
-//! posted receive waits as an [`UnexpectedMessage`].
+//! A message at its receiver: first piece, announced pieces (an [`AnnouncedPieces`]), then granted
+//! pieces or one pull, and the completion. Unmatched, it waits as an [`UnexpectedMessage`].
 
 use alloc::vec::Vec;
 
@@ -16,8 +13,7 @@ use crate::wire::frame::{Kind, flag};
 use crate::wire::kind_header::{KindHeader, Long};
 
 /// The most messages that may wait for a receive, over all peers. Empty messages need no credit, so
-/// without a bound a peer could take all memory. 2^20 headers are 100 MB, more than sane programs
-/// use.
+/// without a bound a peer could take all memory. 2^20 headers are 100 MB, more than sane use.
 const UNEXPECTED_MESSAGES_MAX: usize = 1 << 20;
 
 /// A receive, posted or matched.
@@ -403,8 +399,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Ends the bytes that come without a grant: grants or pulls the rest, or completes the
-    /// receive.
+    /// Ends the bytes that come without a grant: asks for the rest, or completes the receive.
     #[inline]
     fn handle_eager_done(&mut self, recv: u32, take: u64, long: Option<Long>) {
         let Some(receive) = self.receives.at_mut(recv) else {

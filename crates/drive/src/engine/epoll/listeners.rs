@@ -190,8 +190,7 @@ impl Dial {
         }
     }
 
-    /// Whether TCP connects so late after UDP failed that the network was down. UDP is retried
-    /// then.
+    /// Whether TCP connects so late after UDP failed that the network was down: UDP is retried.
     fn suspects_outage(&mut self, now_millis: u64) -> bool {
         let failed = self.udp_failed_millis.take();
         self.is_dropped_for_udp = failed.is_some_and(|at| now_millis > at + OUTAGE_CONNECT_MILLIS);
@@ -476,8 +475,7 @@ impl EventLoop<'_> {
     }
 
     /// Closes the streams that this one replaces: all to an earlier incarnation of the relay, or
-    /// the same stream. With `takes_over`, the same stream still works: it is returned, to be
-    /// retired.
+    /// the same stream. With `takes_over`, it returns the working stream, to be retired.
     fn replace_streams(
         &mut self,
         peer: LinkId,
@@ -654,8 +652,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Records that a dialled stream has broken. After several breaks over UDP, TCP is used for a
-    /// time.
+    /// Records that a dialled stream has broken. UDP is avoided for a time after several breaks.
     pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
         let Some(dial) = self.dial_of(cluster, stream) else { return };
         dial.udp_upgrade.note_break();
