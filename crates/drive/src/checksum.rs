@@ -1,28 +1,30 @@
-//! Integrity of what lies in memory: sums over bytes, taken in the same pass as a copy where there is one.
+//! Checksums of bytes in memory, computed in the same pass as a copy where there is one.
 //!
-//! What enters: the bytes of a payload, in any number of pieces. What leaves: 32 bits, the same for every split of
-//! the same bytes. What may never happen: bytes that a copy has made differ from those that were summed. Therefore
-//! [`RunningChecksum::copy`] sums what has arrived, not what it was made from: memory that somebody else changes meanwhile
-//! gives old or new bytes, but always their own sum.
+//! What enters: the bytes of a payload, in any number of pieces. What leaves: 32 bits, the same for
+//! every split of the same bytes. What may never happen: the bytes of a copy differ from the bytes
+//! that were summed. So [`RunningChecksum::copy`] sums the copy, not the source: if another thread
+//! changes the source meanwhile, the copy has old or new bytes, but always their own checksum.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// How bytes are summed. Both sides of a channel use the same.
+/// The algorithm of checksums. Both sides of a channel use the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Checksum {
-    /// CRC-32C (RFC 3720): finds every burst of up to 32 bits and every change of up to three bits in a datagram.
+    /// CRC-32C (RFC 3720): detects every burst of up to 32 bits, and every change of up to three
+    /// bits in a datagram.
     #[default]
     Crc32c,
-    /// The sum of the little-endian 32-bit words, modulo 2^32, the last word filled up with zeroes. Cheaper than the
-    /// CRC, and blind to words that change places and to zeroes that come or go.
+    /// The sum of the little-endian 32-bit words, modulo 2^32, the last word filled up with zeroes.
+    /// Cheaper than the CRC, and blind to reordered words and to inserted or removed zeroes.
     Additive,
-    /// Nothing is summed; the result is always 0.
+    /// No checksum; the result is always 0.
     Off,
 }
 
 impl Checksum {
-    /// What the setting `integrity` means. `recovers`: processes of the job may be restarted, and what they send is compared
-    /// by these checks, so a check sees the order of words.
+    /// The algorithm for the value `word` of the setting `integrity`. `recovers` says that
+    /// processes of the job may be restarted: replay compares what they send by these checksums, so
+    /// a checksum must depend on the order of words.
     #[must_use]
     pub fn of_job(word: &str, recovers: bool) -> Self {
         match word {
@@ -32,7 +34,7 @@ impl Checksum {
         }
     }
 
-    /// How bytes are summed, for those who know of no kinds; `None`: they are not.
+    /// The checksum as a plain function; `None` if there is none.
     #[must_use]
     pub fn function(self) -> Option<fn(&[u8]) -> u32> {
         match self {
@@ -42,7 +44,7 @@ impl Checksum {
         }
     }
 
-    /// The sum of `bytes`.
+    /// The checksum of `bytes`.
     #[inline]
     #[must_use]
     pub fn of(self, bytes: &[u8]) -> u32 {
@@ -53,7 +55,7 @@ impl Checksum {
         }
     }
 
-    /// The sum of no bytes yet.
+    /// A running checksum of no bytes.
     #[inline]
     #[must_use]
     pub fn start(self) -> RunningChecksum {
@@ -62,27 +64,29 @@ impl Checksum {
     }
 }
 
-/// What the register of a CRC-32C begins with, and what its result is changed by.
+/// The initial register of a CRC-32C, and the value with which its result is XORed.
 const CRC_START: u32 = u32::MAX;
 
-/// A sum under way.
+/// A checksum that is being computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningChecksum {
     sum: Checksum,
     /// The register of the CRC, or the additive sum so far.
     value: u32,
-    /// Bytes so far, modulo 4: where in its word the next one lies. For the additive sum alone.
+    /// The number of bytes so far, modulo 4: the position of the next byte in its word. Used for
+    /// the additive sum only.
     phase: u32,
 }
 
-/// Copied, then summed while it is still in the first-level cache: from cold memory that costs a few per cent more than
-/// the copy alone, where a pass of its own costs a fifth.
+/// The bytes that are copied, then summed while they are still in the first-level cache. From cold
+/// memory, this costs a few per cent more than the copy alone; a pass of its own costs a fifth
+/// more.
 const BLOCK_BYTES: usize = 8 << 10;
-/// Up to this much is one block: beginning anew costs more than the cache saves.
+/// The most bytes that form one block: starting another block costs more than the cache saves.
 const ONE_BLOCK_BYTES_MAX: usize = 16 << 10;
 
 impl RunningChecksum {
-    /// Goes on with `bytes`.
+    /// Adds `bytes`.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         match self.sum {
@@ -95,7 +99,7 @@ impl RunningChecksum {
         }
     }
 
-    /// Copies `from` to `to` and goes on with it.
+    /// Copies `from` to `to` and adds the bytes of the copy.
     ///
     /// # Panics
     /// If the two differ in length.
@@ -106,10 +110,10 @@ impl RunningChecksum {
         unsafe { self.copy_raw(from.as_ptr(), to.as_mut_ptr(), from.len()) }
     }
 
-    /// As [`Self::copy`], of memory that somebody else may write meanwhile.
+    /// Copies and sums like [`Self::copy`], from memory that another thread may write meanwhile.
     ///
     /// # Safety
-    /// `from` and `to` are valid for `len` bytes and do not overlap; `to` is nobody else's.
+    /// `from` and `to` are valid for `len` bytes and do not overlap; nobody else uses `to`.
     #[inline]
     pub unsafe fn copy_raw(&mut self, from: *const u8, to: *mut u8, len: usize) {
         let block_bytes = if len > ONE_BLOCK_BYTES_MAX { BLOCK_BYTES } else { len.max(1) };
@@ -127,7 +131,7 @@ impl RunningChecksum {
         }
     }
 
-    /// The sum of everything so far.
+    /// The checksum of everything so far.
     #[inline]
     #[must_use]
     pub fn value(&self) -> u32 {
@@ -138,8 +142,9 @@ impl RunningChecksum {
     }
 }
 
-/// Up to so much is summed with the processor's own instruction, 8 bytes at a time. For more the library is quicker, which
-/// takes 15 to 20 ns to begin: five times what a header takes here.
+/// The most bytes that are summed with the processor's own instruction, 8 bytes at a time. For more
+/// bytes the library is faster, but it takes 15 to 20 ns to begin: five times what a header takes
+/// here.
 const SHORT_BYTES_MAX: usize = 256;
 
 /// The register of a CRC-32C after `bytes`.
@@ -153,7 +158,7 @@ fn crc_update(register: u32, bytes: &[u8]) -> u32 {
     crc_long(register, bytes)
 }
 
-/// As [`crc_update`].
+/// The register of a CRC-32C after `bytes`, computed with the processor's instruction.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
 fn crc_short(register: u32, bytes: &[u8]) -> u32 {
@@ -164,10 +169,10 @@ fn crc_short(register: u32, bytes: &[u8]) -> u32 {
     rest.iter().fold(register, |crc, &byte| _mm_crc32_u8(crc, byte))
 }
 
-/// As [`crc_update`], by the library.
+/// The register of a CRC-32C after `bytes`, computed by the library.
 fn crc_long(register: u32, bytes: &[u8]) -> u32 {
     if register == CRC_START {
-        // Most sums have one piece, for which there is a shorter way.
+        // Most checksums have one piece, for which the library has a faster function.
         return crc_fast::crc32_iscsi(bytes) ^ CRC_START;
     }
     let mut digest = digest(register);
@@ -180,10 +185,10 @@ fn digest(register: u32) -> Digest {
     Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register))
 }
 
-/// Copies block by block; `each` gets every block where it has arrived.
+/// Copies block by block; `each` gets every block of the copy.
 ///
 /// # Safety
-/// As [`RunningChecksum::copy_raw`].
+/// `from` and `to` are valid for `len` bytes and do not overlap; nobody else uses `to`.
 #[inline]
 unsafe fn copy_blocks(
     from: *const u8,
@@ -204,7 +209,7 @@ unsafe fn copy_blocks(
     }
 }
 
-/// The additive sum `value`, of which `phase` bytes of the last word are in, after `bytes`.
+/// The additive sum after `bytes`, from the sum `value` with `phase` bytes in its last word.
 #[inline]
 fn add(value: u32, phase: u32, bytes: &[u8]) -> u32 {
     let first = ((4 - phase as usize) % 4).min(bytes.len());
@@ -262,7 +267,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(Checksum::Crc32c.of(&bytes[..len]), !register, "{len} bytes");
             assert_eq!(crc_long(CRC_START, &bytes[..len]), register, "{len} bytes");
-            // In two pieces, of which one is short.
+            // The bytes come in two pieces, of which one is short.
             let (front, back) = bytes[..len].split_at(len.min(len % 300));
             assert_eq!(crc_update(crc_update(CRC_START, front), back), register);
             register ^= u32::from(bytes[len]);
@@ -292,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_register_that_looks_unused_in_the_middle_goes_on_as_well() {
-        // These four bytes bring the register back to where it began.
+        // These four bytes bring the register back to its initial value.
         let mut running = Checksum::Crc32c.start();
         running.update(&[0xff, 0xff, 0xff, 0xff]);
         let back = !running.value();
@@ -306,7 +311,7 @@ mod tests {
         );
     }
 
-    /// The register before four zero bytes made it `register`.
+    /// The register from which four zero bytes lead to `register`.
     fn unwound(mut register: u32) -> u32 {
         for _ in 0..32 {
             let low = register >> 31;
@@ -361,7 +366,8 @@ mod tests {
         (0..len).map(step).collect()
     }
 
-    /// `cargo test --release -p landbridge-drive checksum::tests::measure -- --ignored --nocapture`
+    /// Run with `cargo test --release -p landbridge-drive checksum::tests::measure -- --ignored
+    /// --nocapture`
     #[test]
     #[ignore = "a measurement"]
     fn measure() {
@@ -391,7 +397,7 @@ mod tests {
     }
 
     fn report(name: &str, size: usize, mut work: impl FnMut()) {
-        // Many short rounds, of which some are disturbed by nobody.
+        // Many short rounds, some of which run undisturbed.
         let rounds = 2_000_000 / (size + 100) + 1;
         let mut best = f64::MAX;
         for _ in 0..300 {

@@ -1,4 +1,5 @@
-//! The world: links that carry frames. The only system calls on the data path are here.
+//! The driver: links that carry frames, and the relay's engine. Only this crate makes system calls
+//! on the data path.
 
 pub mod checksum;
 pub mod engine;

@@ -1,15 +1,17 @@
-//! What the log says of those who are turned away: who and why; but of many for the same reason no more
-//! than one line a second, so that whoever knocks a thousand times does not write the log.
+//! Log lines about refused connections: which connection, and why. For many refusals with the same
+//! reason, there is no more than one line a second, so that a peer that connects a thousand times
+//! does not fill the log.
 
-/// How long nothing more is said of a reason after a line about it.
+/// How long no further line is written for a reason after a line about it, in milliseconds.
 pub const QUIET_MILLIS: u64 = 1_000;
-/// Reasons told apart within that time. There are fewer, but for what strangers can put into them.
+/// The most reasons that are distinguished within this time. There are fewer, except for reasons
+/// that contain text of an unauthenticated peer.
 const REASONS_MAX: usize = 32;
 
-/// See the module head.
+/// The refusals of the last second: see the module documentation.
 #[derive(Default)]
 pub struct Refusals {
-    /// The last one, if there are [`REASONS_MAX`], stands for all others.
+    /// The last entry, if there are [`REASONS_MAX`], stands for all further reasons.
     reasons: Vec<Reason>,
 }
 
@@ -20,7 +22,8 @@ struct Reason {
 }
 
 impl Refusals {
-    /// Somebody is refused. False: a line has said why a moment ago; this one is counted.
+    /// Records a refusal. Returns false if a line with this reason was written a moment ago; the
+    /// refusal is then counted.
     pub fn note(&mut self, why: &str, now_millis: u64) -> bool {
         let is_full = self.reasons.len() == REASONS_MAX;
         match self.reasons.iter_mut().find(|reason| reason.why == why) {
@@ -39,7 +42,8 @@ impl Refusals {
         false
     }
 
-    /// How many were refused without a line, and why; call until `None`, every now and then.
+    /// The number of refusals without a line, and their reason. The caller must call this function
+    /// from time to time, until it returns `None`.
     pub fn poll(&mut self, now_millis: u64) -> Option<(u64, String)> {
         let is_over = |reason: &Reason| reason.quiet_until_millis <= now_millis;
         self.reasons.retain(|reason| !is_over(reason) || reason.suppressed > 0);
@@ -48,7 +52,7 @@ impl Refusals {
         Some((std::mem::take(&mut reason.suppressed), reason.why.clone()))
     }
 
-    /// Whether [`Self::poll`] may have something to say later.
+    /// Whether [`Self::poll`] may return something later.
     pub fn needs_clock(&self) -> bool {
         !self.reasons.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What the operating system is asked for beside reading, writing and waiting.
+//! Requests to the operating system other than reading, writing and waiting.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -12,8 +12,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// A link on which nothing is acknowledged for this long is broken, however idle it is.
 const KEEPALIVE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes that wait unsent in the kernel, beyond what the network has under way. More would only
-/// delay whatever is written next.
+/// The bytes that wait unsent in the kernel, beyond what the network has in flight. More would only
+/// delay what is written next.
 const UNSENT_BYTES: libc::c_int = 256 << 10;
 
 /// Milliseconds on a clock that never jumps.
@@ -22,10 +22,10 @@ pub fn now_millis() -> u64 {
     now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Bytes nobody can guess.
+/// Cryptographically secure random bytes.
 ///
 /// # Errors
-/// If the system has none to give.
+/// If the system provides none.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut done = 0;
@@ -35,7 +35,7 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Raises the number of open files to what the system allows; gives that number.
+/// Raises the limit of open files to what the system allows. Returns the new limit.
 pub fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -43,12 +43,12 @@ pub fn raise_open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The system is to begin to write what has been written to this part of a file, and not to let it pile up.
+/// Starts writeback of this part of a file, so that dirty pages do not pile up.
 pub fn begin_writeback(file: impl AsFd, at: u64, bytes: u64) {
     sync_range(file, at, bytes, libc::SYNC_FILE_RANGE_WRITE);
 }
 
-/// Returns when this part of a file is on its disk, and has the system let go of the memory that it has for that.
+/// Waits until this part of a file is on the disk, and drops its pages from the page cache.
 pub fn drop_written_pages(file: impl AsFd, at: u64, bytes: u64) {
     let whole = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
@@ -59,11 +59,13 @@ pub fn drop_written_pages(file: impl AsFd, at: u64, bytes: u64) {
 
 fn sync_range(file: impl AsFd, at: u64, bytes: u64, flags: libc::c_uint) {
     let (at, bytes) = (at as libc::off64_t, bytes as libc::off64_t);
-    // SAFETY: the call takes numbers only. That it fails changes nothing but when the system writes.
+    // SAFETY: the call takes numbers only. A failure only changes the time at which the kernel
+    // writes.
     unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), at, bytes, flags) };
 }
 
-/// Small messages leave at once, and a vanished peer is noticed. No effect on Unix sockets.
+/// Disables Nagle's algorithm, so that small messages leave at once, and enables keepalive, so that
+/// a vanished peer is detected. No effect on Unix sockets.
 pub fn tune_link(socket: impl AsFd) {
     let _ = sockopt::set_tcp_nodelay(&socket, true);
     let _ = sockopt::set_socket_keepalive(&socket, true);
@@ -72,8 +74,8 @@ pub fn tune_link(socket: impl AsFd) {
     let _ = sockopt::set_tcp_keepcnt(&socket, 3);
 }
 
-/// For the link of a rank that is recorded, which must not break before `peer_timeout` has passed: each break costs a new start.
-/// How long the rank takes nothing does not count.
+/// Tunes the link of a recorded rank, which must not break before `peer_timeout` has passed,
+/// because each break costs a restart. Time in which the rank reads nothing does not count.
 pub fn tune_recorded_link(socket: impl AsFd, peer_timeout: Duration) {
     tune_link(&socket);
     let probe = KEEPALIVE_TIME_MAX / 6;
@@ -81,9 +83,9 @@ pub fn tune_recorded_link(socket: impl AsFd, peer_timeout: Duration) {
     let _ = sockopt::set_tcp_keepcnt(&socket, probes as u32);
 }
 
-/// For a link that many share: with a short queue. Whether it is alive its owner finds out
-/// ([`tcp_info`]); the system's own limit would also count the time in which the other side takes
-/// nothing because its ranks do not read.
+/// Tunes a link that many endpoints share: the queue in the kernel is short. The owner checks the
+/// link's liveness itself ([`tcp_info`]): the kernel's own limit would also count the time in which
+/// the other side reads nothing because its ranks do not read.
 pub fn tune_shared_link(socket: impl AsFd) {
     tune_link(&socket);
     let bytes = UNSENT_BYTES;
@@ -99,30 +101,30 @@ pub fn tune_shared_link(socket: impl AsFd) {
     }
 }
 
-/// What the system knows of the other end of a TCP connection.
+/// The kernel's information about the other end of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Since anything has come from it, be it only that it has got something. Its system answers,
+    /// The time since anything has arrived, acknowledgements included. The other kernel answers
     /// also for a process that is stopped.
     pub idle_millis: u64,
-    /// Since it confirmed anything.
+    /// The time since the other end acknowledged anything.
     pub unacked_millis: u64,
-    /// Whether something is under way that it has not confirmed.
+    /// Whether bytes are in flight that the other end has not acknowledged.
     pub has_unacked: bool,
-    /// Whether something cannot leave although it has room for it.
+    /// Whether bytes cannot leave although the other end's window is open.
     pub has_unsent: bool,
-    /// Whether something cannot leave because it has no room for it.
+    /// Whether bytes cannot leave because the other end's window is closed.
     pub is_zero_window: bool,
-    /// From a segment to its confirmation, smoothed.
+    /// The smoothed round trip.
     pub round_trip_micros: u32,
-    /// How much that varies.
+    /// The variation of the round trip.
     pub variation_micros: u32,
-    /// What it delivered when that was measured last; 0: it was not, or the kernel does not tell.
+    /// The rate at the last measurement; 0 if there was none, or if the kernel does not report it.
     pub bytes_per_second: u64,
 }
 
-/// Where fields of Linux' `struct tcp_info` stand (linux/tcp.h), of which the C library knows only the older ones. Kernels
-/// before 5.4 do not tell the last one.
+/// The offsets of fields in Linux' `struct tcp_info` (linux/tcp.h), of which the C library knows
+/// only the older ones. Kernels before 5.4 do not report the last field.
 const UNACKED_AT: usize = 24;
 const LAST_DATA_RECV_AT: usize = 52;
 const LAST_ACK_RECV_AT: usize = 56;
@@ -133,7 +135,7 @@ const DELIVERY_RATE_AT: usize = 160;
 const SND_WND_AT: usize = 228;
 const TCP_INFO_WORDS: usize = 58;
 
-/// Since when nothing has come over a TCP connection. `None`: it is none.
+/// The state of a TCP connection; `None` if the socket is no TCP connection.
 pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
     let mut info = [0u32; TCP_INFO_WORDS];
     let mut size = size_of_val(&info) as libc::socklen_t;
@@ -161,8 +163,9 @@ pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
     })
 }
 
-/// The process at the other end of a Unix socket, as this process' namespace numbers it; 0: it is in none
-/// that can be seen from here, or not known. (Asked of the system directly: rustix' type for it has no 0.)
+/// The process id of the other end of a Unix socket, in this process's PID namespace; 0 if the
+/// other process is not visible in this namespace, or not known. (The system call is made directly,
+/// because rustix' type for a process id has no 0.)
 pub fn peer_pid(socket: impl AsFd) -> i32 {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
@@ -179,13 +182,14 @@ pub fn peer_pid(socket: impl AsFd) -> i32 {
     if result == 0 { who.pid } else { 0 }
 }
 
-/// Turns signals into something to read: they no longer interrupt, and a read of 128 bytes gives
-/// the number of one in its first four.
+/// Creates a signalfd: the signals no longer interrupt, and a read of 128 bytes returns the number
+/// of one signal in its first four bytes.
 ///
 /// # Errors
-/// If the system has no room for it.
+/// If the system has no resources for it.
 pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
-    // SAFETY: `set` is initialised by sigemptyset before use; the new descriptor is ours alone.
+    // SAFETY: `set` is initialised by sigemptyset before use; only this function has the new
+    // descriptor.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -228,7 +232,7 @@ mod tests {
         one.write_all(b"x").unwrap();
         other.read_exact(&mut [0]).unwrap();
         assert!(tcp_info(&other).unwrap().idle_millis < 50);
-        // Its confirmation may be on the way.
+        // The acknowledgement may be in flight.
         while tcp_info(&one).unwrap().has_unacked {
             assert!(start.elapsed() < Duration::from_secs(10));
         }
@@ -241,16 +245,16 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         assert_eq!(peer_pid(&one), std::process::id() as i32);
         assert_eq!(peer_pid(std::fs::File::open("/dev/null").unwrap()), 0, "no socket");
-        // The child's children live in a namespace of their own, from which this process cannot be seen.
-        // SAFETY: the child calls nothing but system calls.
+        // The child's children live in a PID namespace of their own, from which this process is not
+        // visible.
         let seen = unsafe { in_namespace_below(|| peer_pid(&other)) };
         assert!(seen == 0 || seen == CANNOT, "process {seen}");
     }
 
-    /// What [`in_namespace_below`] gives where namespaces are not allowed.
+    /// What [`in_namespace_below`] returns where namespaces are not allowed.
     const CANNOT: i32 = 99;
 
-    /// What `look` (at most 98) gives in a new process in a new namespace of process numbers.
+    /// The result of `look` (at most 98) in a new process in a new PID namespace.
     ///
     /// # Safety
     /// `look` does nothing that is forbidden after a fork.

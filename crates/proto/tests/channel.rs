@@ -1,4 +1,4 @@
-//! The smallest cases of what the simulator and the fuzzer have found in channels of several paths.
+//! The smallest cases of faults that simulator and fuzzer found in channels with several paths.
 
 mod common;
 
@@ -17,7 +17,7 @@ use landbridge_proto::wire::kind_header::KindHeader;
 
 use common::Room;
 
-/// It may lose what it carries, and cuts what is longer than ten bytes.
+/// A path that may lose frames, and that cuts frames of more than ten bytes.
 const PIECES: PathProperties = PathProperties {
     payload_max: 10,
     eager_max: 10,
@@ -41,7 +41,7 @@ fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
     a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
     let older = a.next(TWO).unwrap();
-    // The older ask is still on its way when its path breaks for the sender.
+    // The older status request is still in flight when its path breaks for the sender.
     a.open_path(PEER, ONE, PIECES);
     a.close_path(PEER, TWO);
     let newer = a.next(ONE).unwrap();
@@ -53,7 +53,8 @@ fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
     assert_eq!(again.kind(), Kind::Tagged);
 }
 
-/// Small messages ask for no confirmation. What stayed behind would stay for ever if the sender waits for an answer to them.
+/// Small messages ask for no acknowledgement. What stayed behind would stay for ever if the sender
+/// waited for an answer to them.
 #[test]
 fn what_waits_for_several_paths_leaves_without_an_answer() {
     const MANY: usize = 9;
@@ -81,7 +82,7 @@ fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answer
         let ack = b.next(TWO).unwrap();
         a.close_path(PEER, ONE);
         if is_asked {
-            // Whatever becomes of it.
+            // The fate of this frame does not matter.
             assert_eq!(a.next(TWO).unwrap().kind(), Kind::StatusRequest);
         }
         a.deliver(TWO, ack);
@@ -96,7 +97,7 @@ fn a_confirmation_that_overtakes_a_refusal_waits_for_it() {
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(ONE).unwrap());
     let refusal = b.next(ONE).unwrap();
-    // So that the confirmation goes by the other path.
+    // With this message, the acknowledgement takes the other path.
     a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     b.deliver(TWO, a.next(TWO).unwrap());
     assert_eq!(a.errors(), [None]);
@@ -134,7 +135,7 @@ fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(ONE).unwrap());
     assert_eq!(b.next(ONE).unwrap().kind(), Kind::Refused);
-    // Both are lost; the first to come again has a number from before the refusal.
+    // Both frames are lost; the first retransmission has a number from before the refusal.
     b.open_path(PEER, TWO, PIECES);
     b.close_path(PEER, ONE);
     a.close_path(PEER, ONE);
@@ -182,7 +183,7 @@ fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
     a.close_path(PEER, ONE);
     b.refuse_write(write);
     b.deliver(TWO, a.next(TWO).unwrap());
-    // The answer to the ask overtakes the refusal, which has not left.
+    // The answer to the status request overtakes the refusal, which has not left.
     let report = b.next(TWO).unwrap();
     assert_eq!((report.kind(), report.header.delivered), (Kind::Sack, 0));
     a.deliver(TWO, report);
@@ -198,7 +199,7 @@ fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
     b.next(ONE).unwrap();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(TWO).unwrap());
-    // Until its ask is answered, nothing new goes out: no refusal either.
+    // Until its status request is answered, the endpoint sends nothing new, refusals included.
     b.close_path(PEER, ONE);
     let ask = b.next(TWO).unwrap();
     assert_eq!(ask.kind(), Kind::StatusRequest);
@@ -219,7 +220,7 @@ fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
     assert_eq!(discarded(&mut b), []);
     assert_eq!(b.hear(TWO, &frame), place);
     assert_eq!(discarded(&mut b), [ONE]);
-    // The first turns out to be corrupt: that harms nothing, and nothing need come again.
+    // The first copy turns out to be corrupt, which has no effect: nothing need be retransmitted.
     assert!(b.handle_corrupt(PEER, ONE));
     assert!(b.next(ONE).is_none());
     b.handle_payload(PEER, TWO);
@@ -316,7 +317,7 @@ fn an_answer_that_is_lost_with_a_path_the_asker_has_given_up_is_said_again() {
     a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
     b.deliver(THREE, a.next(THREE).unwrap());
-    // It does not know yet that path two is gone, and doubts the one that is left.
+    // The endpoint does not know yet that path two is broken, and suspects the path that is left.
     b.suspect_path(PEER, THREE, true);
     assert_eq!(b.next(TWO).unwrap().kind(), Kind::Sack);
     b.close_path(PEER, ONE);
@@ -335,7 +336,7 @@ fn a_payload_that_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
     a.deliver(TWO, b.next(TWO).unwrap());
     let again = a.next(TWO).unwrap();
     b.hear(TWO, &again);
-    // What path one had carried before it broke can still be read, but not to its end.
+    // What path one carried before it broke can still be read, but not to the end of the frame.
     b.hear(ONE, &older);
     assert_eq!(discarded(&mut b), [TWO]);
     b.handle_payload(PEER, TWO);
@@ -376,7 +377,7 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     a.set_path(PEER, TWO, PathProperties { payload_max: 4, ..PIECES });
     let [piece, next] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
     b.hear(TWO, &piece);
-    // An old copy of all comes between two pieces of it.
+    // An old copy of the whole frame arrives between two pieces of it.
     b.hear(ONE, &whole);
     assert_eq!(discarded(&mut b), [TWO]);
     b.handle_payload(PEER, TWO);
@@ -389,7 +390,8 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     assert_eq!(b.next_reassembled(PEER), Some(whole.header.sequence));
 }
 
-/// The driver had asked it before, and the other path leaves the message to it: nobody would have asked it again.
+/// The driver had polled this path before, and the other path leaves the message to it: nobody
+/// would have polled it again.
 #[test]
 fn a_path_that_is_spare_no_longer_is_asked_for_what_waits() {
     let (mut a, _) = pair();
@@ -410,7 +412,7 @@ fn an_answer_takes_the_way_of_the_question() {
     for (dead, alive) in [(ONE, TWO), (TWO, ONE)] {
         let (mut a, mut b) = pair();
         a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-        // It was given to a path on which nothing arrives any more, and only this side has noticed.
+        // The message was given to a path that is dead, and only this side has noticed.
         assert!(a.next(dead).is_some());
         a.suspect_path(PEER, dead, true);
         assert!(a.next(dead).is_none());
@@ -454,7 +456,7 @@ fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
     a.suspect_path(PEER, ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    // It never arrives.
+    // This frame never arrives.
     a.next(ONE).expect("something goes out");
     [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
     settle_by(TWO, &mut a, &mut b);
@@ -467,7 +469,7 @@ fn what_a_doubted_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
     a.suspect_path(PEER, ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    // The rest of it never leaves, and nobody says so.
+    // The rest of the frame never leaves, and nobody reports this.
     let lets_go = a.poll_transmit(PEER, ONE).expect("something goes out").must_release_memory;
     a.transmitted(PEER, ONE, lets_go, None);
     [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
@@ -492,7 +494,7 @@ fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
         frames.push(frame);
         a.done();
     }
-    // The path loses nothing, but the first frame arrives corrupt: all behind it is early.
+    // The path loses nothing, but the first frame arrives corrupt: all frames behind it are early.
     assert!(b.handle_corrupt_frame(PEER, &frames[0].header));
     frames.drain(..).skip(1).for_each(|frame| b.deliver(ONE, frame));
     for _ in 0..MANY {
@@ -526,7 +528,7 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
     }
     b.deliver(TWO, a.next(TWO).unwrap());
     a.deliver(TWO, b.next(TWO).unwrap());
-    // The first goes by one path, all others overtake it by another.
+    // The first frame takes one path; all others overtake it by another.
     let first = a.next(TWO).unwrap();
     let mut heads = BTreeMap::new();
     while let Some(frame) = a.next(THREE) {
@@ -545,7 +547,7 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
     assert_eq!(a.errors(), [None]);
 }
 
-/// The other side of every test, and the paths to it.
+/// The peer in every test, and the paths to it.
 const PEER: Peer = Peer(0);
 const ONE: PathId = PathId(0);
 const TWO: PathId = PathId(1);
@@ -577,7 +579,7 @@ fn posting(bytes: u64) -> Posting<Room> {
     Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
 }
 
-/// Two messages, by whatever path, that nobody has heard yet.
+/// Two messages, by whatever path, that have not been delivered.
 fn two_messages(a: &mut Endpoint<Room>) -> [Frame; 2] {
     [5, 6].map(|bytes| {
         a.send(message(bytes, CompletionLevel::TransmitComplete)).unwrap();
@@ -592,7 +594,7 @@ fn ask(frame: &Frame) -> Option<u64> {
     }
 }
 
-/// Everything goes by path two until there is nothing more.
+/// Exchanges frames by path two until there are no more.
 fn settle(a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
     settle_by(TWO, a, b);
 }
@@ -609,7 +611,7 @@ fn settle_by(path: PathId, a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
     panic!("they never come to rest");
 }
 
-/// The paths whose payload is not wanted any more.
+/// The paths whose payload must be discarded.
 fn discarded(endpoint: &mut Endpoint<Room>) -> Vec<PathId> {
     let actions = std::iter::from_fn(|| endpoint.poll_action());
     actions
@@ -639,12 +641,12 @@ impl Frame {
 
 /// What a test does with an endpoint.
 trait Drive {
-    /// The next frame for a path, which takes all of it at once.
+    /// The next frame for a path, which takes the whole frame at once.
     fn next(&mut self, path: PathId) -> Option<Frame>;
-    /// A frame comes by a path; its payload is still to come.
+    /// A frame arrives by a path; its payload is still to come.
     fn hear(&mut self, path: PathId, frame: &Frame) -> PayloadDestination;
     fn deliver(&mut self, path: PathId, frame: Frame);
-    /// A write comes by path one, and there is no such region.
+    /// A write arrives by path one, and there is no such region.
     fn refuse_write(&mut self, frame: Frame);
     fn done(&mut self) -> Vec<OperationCompletion>;
     fn errors(&mut self) -> Vec<Option<Failure>>;
@@ -677,7 +679,7 @@ impl Drive for Endpoint<Room> {
         self.handle_payload(PEER, ONE);
     }
 
-    /// Completions since the last time.
+    /// The completions since the last call.
     fn done(&mut self) -> Vec<OperationCompletion> {
         let actions = std::iter::from_fn(|| self.poll_action());
         actions
@@ -688,7 +690,7 @@ impl Drive for Endpoint<Room> {
             .collect()
     }
 
-    /// How what was done since the last time ended.
+    /// The outcomes of the operations that completed since the last call.
     fn errors(&mut self) -> Vec<Option<Failure>> {
         self.done().iter().map(|done| done.error).collect()
     }

@@ -1,4 +1,5 @@
-//! The smallest cases of what the simulator has found in the endpoint, and the table of a receive's states.
+//! The smallest cases of the faults that the simulator has found in the endpoint, and the table of
+//! a receive's states.
 
 mod common;
 
@@ -37,7 +38,7 @@ fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     let (header, head) = a.transmit().unwrap();
     b.handle_frame(PEER, PATH, &header, &head).unwrap();
-    // Something else leaves between header and payload.
+    // Another frame leaves between header and payload.
     b.send(message(1, CompletionLevel::TransmitComplete)).unwrap();
     a.deliver(b.transmit().unwrap());
     b.handle_payload(PEER, PATH);
@@ -53,7 +54,8 @@ fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     b.deliver(a.transmit().unwrap());
     let late = b.transmit().expect("an acknowledgement");
     assert_eq!((late.0.kind, late.0.length), (Kind::Ack, 0));
-    // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving when that comes.
+    // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving
+    // when the acknowledgement arrives.
     b.send(message(7, CompletionLevel::TransmitComplete)).unwrap();
     let (header, head) = b.transmit().unwrap();
     a.handle_frame(PEER, PATH, &header, &head).unwrap();
@@ -90,7 +92,7 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
             unasked += frame.0.length as u64 - frame.1.len() as u64;
             b.deliver(frame);
         }
-        // Half of what is left of the credit behind the first piece.
+        // Half of the credit that is left behind the first piece.
         let ahead = (WINDOW as u64 - 100) / 2;
         assert_eq!(unasked, size.min(100 + ahead));
         if !is_posted {
@@ -209,7 +211,7 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     };
     b.refuse(PEER, op, 13);
     b.handle_payload(PEER, PATH);
-    // The second piece is half sent when the refusal of the first comes.
+    // The second piece is half sent when the refusal of the first arrives.
     assert!(a.poll_transmit(PEER, PATH).is_some());
     a.transmitted(PEER, PATH, false, None);
     a.deliver(b.transmit().unwrap());
@@ -364,28 +366,28 @@ fn traits_no_frame_can_have_are_cut() {
     assert!(a.path(PEER).payload_max < bound && a.path(PEER).window > 0);
 }
 
-/// The states of a receive, as a peer's frames see them.
+/// The states of a receive that a peer's frames may meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// No receive has the number.
     Unknown,
-    /// Waits for a message.
+    /// The receive waits for a message.
     Posted,
-    /// Its first piece is arriving.
+    /// The first piece is arriving.
     First,
-    /// The rest was granted, 100 bytes ahead of the 10 that are there.
+    /// The rest was granted, up to 100 bytes beyond the 10 that have arrived.
     Granted,
     /// The rest is being pulled.
     Pulling,
-    /// Another peer's message is in it.
+    /// The receive has matched a message of another peer.
     Foreign,
 }
 
-/// What a frame with `Data` may do to a receive in each state: every pair of state and piece.
+/// The effect of a Data frame on a receive in each state: every pair of state and piece.
 #[test]
 fn data_is_taken_only_where_it_was_granted() {
     use State::*;
-    // Offset and bytes of the piece.
+    // The offset and the bytes of the piece.
     let pieces = [(10, 1), (10, 100), (10, 101), (10, 0), (0, 10), (11, 5), (u64::MAX, 2)];
     for state in [Unknown, Posted, First, Granted, Pulling, Foreign] {
         for (offset, bytes) in pieces {
@@ -394,7 +396,8 @@ fn data_is_taken_only_where_it_was_granted() {
             let outcome =
                 b.hear(sequence, Kind::Data, 0, KindHeader::Data { recv: 0, offset }, bytes);
             if state == First {
-                // By another path it may come before the first piece has ended: then it is kept.
+                // By another path, the piece may arrive before the first piece has ended; then it
+                // is buffered.
                 assert!(
                     matches!(outcome, Ok(PayloadDestination::OutOfOrder { .. })),
                     "{outcome:?}"
@@ -410,7 +413,8 @@ fn data_is_taken_only_where_it_was_granted() {
     }
 }
 
-/// An endpoint whose receive number 0, of 500 bytes, is in `state`, and the sequence its peer has come to.
+/// An endpoint whose receive number 0, of 500 bytes, is in `state`, and the sequence number that
+/// its peer has reached.
 fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let (_, mut b) = pair();
     let pull = state == State::Pulling;
@@ -435,7 +439,7 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     (b, if from == PEER { header.length as u64 } else { 0 })
 }
 
-/// The other side of every test.
+/// The peer in every test.
 const PEER: Peer = Peer(0);
 const PATH: PathId = PathId(0);
 const TICKET: Ticket = Ticket { context: 7, notify: true };
@@ -492,7 +496,7 @@ fn frame(
 trait Drive {
     fn transmit(&mut self) -> Option<(Header, Vec<u8>)>;
     fn deliver(&mut self, frame: (Header, Vec<u8>));
-    /// Takes in a front; its payload is still to come.
+    /// Passes in header and head of a frame; its payload is still to come.
     fn hear(
         &mut self,
         sequence: u64,
@@ -505,7 +509,7 @@ trait Drive {
 }
 
 impl Drive for Endpoint<Room> {
-    /// The next frame, as if the path had room for all of it.
+    /// The next frame, as if the path had capacity for the whole frame.
     fn transmit(&mut self) -> Option<(Header, Vec<u8>)> {
         let front = self.poll_transmit(PEER, PATH)?.front().to_vec();
         self.transmitted(PEER, PATH, true, None);
@@ -529,7 +533,7 @@ impl Drive for Endpoint<Room> {
         self.handle_frame(PEER, PATH, &header, &bytes)
     }
 
-    /// Completions so far.
+    /// The completions so far.
     fn done(&mut self) -> Vec<OperationCompletion> {
         let actions = std::iter::from_fn(|| self.poll_action());
         actions

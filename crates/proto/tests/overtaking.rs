@@ -1,4 +1,5 @@
-//! A channel through relays that share its frames out over several streams: what is sent later may arrive much sooner.
+//! A channel through relays that distribute its frames over several streams: a frame that is sent
+//! later may arrive much sooner.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,7 +22,7 @@ fn a_stream_that_breaks_after_standing_still_for_long_stops_no_message() {
     all_messages_arrive(Fate::Lost);
 }
 
-/// One frame of some takes a stream that stands still until nothing else moves.
+/// One frame of every `held_every` takes a stream that stands still until nothing else moves.
 fn all_messages_arrive(fate: Fate) {
     for (bytes, messages) in [(1 << 20, 64), (8, 2 * REORDER_WINDOW_FRAMES_MAX)] {
         for held_every in [1, 7, 100, 1_000] {
@@ -57,7 +58,7 @@ impl Memory for Room {
     }
 }
 
-/// Two endpoints.
+/// Two endpoints and the streams between them.
 struct World {
     ends: [End; 2],
     fate: Fate,
@@ -65,22 +66,22 @@ struct World {
     sent: usize,
 }
 
-/// What becomes of frames on a stream that stands still.
+/// The fate of frames on a stream that stands still.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Late,
-    /// The stream breaks, and the relays tell the sender.
+    /// The stream breaks, and the relays report this to the sender.
     Lost,
 }
 
 struct End {
     endpoint: Endpoint<Room>,
-    /// It has something to send, it says.
+    /// The endpoint has named its peer as busy.
     is_ready: bool,
     coming: VecDeque<Frame>,
-    /// On a stream that stands still.
+    /// The frames on a stream that stands still.
     held: VecDeque<Frame>,
-    /// Of the frames that have come early, the heads, and how long they are.
+    /// The heads and lengths of the frames that arrived early.
     early: BTreeMap<u64, (Vec<u8>, u32)>,
     early_bytes: usize,
     most_early: (usize, usize),
@@ -98,7 +99,8 @@ impl World {
         Self { ends: [0, 1].map(End::new), fate, held_every, sent: 0 }
     }
 
-    /// Everything that can move does; only then something becomes of what stands still.
+    /// Moves everything that can move; only then the frames on streams that stand still meet their
+    /// fate.
     fn settle(&mut self) {
         while self.step() || self.release() {}
     }
@@ -112,7 +114,7 @@ impl World {
             match self.fate {
                 Fate::Late => self.ends[to].coming = held,
                 Fate::Lost => {
-                    // The stream after it does not stand still so soon.
+                    // The next stream stands still later.
                     self.held_every *= 2;
                     self.ends[1 - to].endpoint.presume_path_lost(PEER, PATH);
                 }
@@ -123,7 +125,7 @@ impl World {
         false
     }
 
-    /// False: nothing moves.
+    /// Moves frames once. Returns false if nothing moves.
     fn step(&mut self) -> bool {
         let mut has_moved = false;
         for (from, to) in [(0, 1), (1, 0)] {
@@ -161,7 +163,7 @@ impl End {
         }
     }
 
-    /// The next frame, as drivers ask for it: only after the endpoint has named the peer.
+    /// The next frame, polled as drivers do: only after the endpoint has named the peer as busy.
     fn next(&mut self) -> Option<Frame> {
         self.is_ready |= self.endpoint.next_busy().is_some();
         if !self.is_ready {
@@ -190,7 +192,7 @@ impl End {
             self.act();
             while let Some(frame) = self.endpoint.next_reassembled(PEER) {
                 let (head, _) = self.early[&frame].clone();
-                // Only the head is looked at.
+                // Only the head is read.
                 self.endpoint.handle_reassembled(PEER, &head).unwrap();
                 self.act();
                 self.endpoint.handle_payload(PEER, REASSEMBLED);

@@ -1,4 +1,4 @@
-//! A set of ranges against the plain set of its numbers.
+//! Compares a set of ranges with the plain set of its numbers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,9 +6,9 @@ use std::ops::Range;
 use landbridge_proto::range::{RangeSet, RangeSetFull};
 use proptest::prelude::*;
 
-/// Few, so that sets are full often.
+/// The capacity of the set: few ranges, so that the set is full often.
 const RANGES_MAX: usize = 4;
-/// Numbers in play, beyond where the set begins.
+/// The numbers in use, beyond the contiguous end of the set.
 const NUMBERS: u64 = 60;
 
 proptest! {
@@ -18,10 +18,11 @@ proptest! {
         ranges in prop::collection::vec((0..NUMBERS, 0..12_u64), 0..40),
     ) {
         let mut set = RangeSet::<RANGES_MAX>::below(contiguous_end);
-        // Only what is not below `contiguous_end`: a set of all numbers below would be long.
+        // The model holds only numbers that are not below `contiguous_end`: a set of all numbers
+        // below would be large.
         let mut model = BTreeSet::new();
         for (start, length) in ranges {
-            // Some begin below.
+            // Some ranges begin below.
             let start = (contiguous_end + start).saturating_sub(8);
             let range = start..start.saturating_add(length);
             let before = set.clone();
@@ -41,7 +42,7 @@ fn put(model: &mut BTreeSet<u64>, range: &Range<u64>, contiguous_end: u64) -> u6
     range.clone().filter(|&number| number >= contiguous_end && model.insert(number)).count() as u64
 }
 
-/// Nothing in or beside the range is in the set.
+/// Whether the range and its neighbours are not in the set.
 fn is_alone(model: &BTreeSet<u64>, range: &Range<u64>) -> bool {
     model.range(range.start.saturating_sub(1)..=range.end).next().is_none()
 }

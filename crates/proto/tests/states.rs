@@ -1,4 +1,4 @@
-//! The state tables of a channel's two sides, whole: every state under every event.
+//! The complete state tables of a channel's two sides: every state under every event.
 
 use landbridge_proto::channel::{
     ArrivalOrder, BufferedFrame, PathId, ReassemblyBuffer, RetainedFrame, RetainedState,
@@ -12,26 +12,27 @@ const OWN: PathId = PathId(0);
 const OTHER: PathId = PathId(1);
 const THIRD: PathId = PathId(2);
 
-/// What can happen to bytes 10..20, which path `OWN` carried, behind bytes 0..10 by path `THIRD`.
+/// The events that can affect bytes 10..20, which path `OWN` carried, behind bytes 0..10 on path
+/// `THIRD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// All below 15 is confirmed.
+    /// All bytes below 15 are confirmed.
     AckedInPart,
-    /// All below 20 is confirmed.
+    /// All bytes below 20 are confirmed.
     Acked,
-    /// A report names them.
+    /// A report names the bytes.
     Sacked,
-    /// A report names some of them.
+    /// A report names some of the bytes.
     SackedInPart,
-    /// The peer asks for them again.
+    /// The peer reports the bytes as corrupt.
     Corrupt,
-    /// The peer asks for one of them again.
+    /// The peer reports one of the bytes as corrupt.
     CorruptInPart,
-    /// Their path breaks.
+    /// The path of the bytes breaks.
     Break,
     /// Another path breaks.
     BreakOfAnother,
-    /// What must go again goes by path `OTHER`.
+    /// What must be retransmitted is sent by path `OTHER`.
     Retransmitted,
 }
 
@@ -39,7 +40,7 @@ enum Event {
 fn a_range_that_was_sent_in_every_state_under_every_event() {
     use RetainedState::*;
     let rows = [
-        // From InFlight, from Lost, from Sacked; none: it is forgotten.
+        // The next state from InFlight, from Lost, from Sacked; `None` if the range is forgotten.
         (Event::AckedInPart, [Some(InFlight), Some(Lost), Some(Sacked)]),
         (Event::Acked, [None, None, None]),
         (Event::Sacked, [Some(Sacked), Some(Sacked), Some(Sacked)]),
@@ -86,7 +87,8 @@ fn happen(out: &mut RetransmitBuffer<()>, event: Event) {
     }
 }
 
-/// The state of bytes 10..20, by what becomes of them; `path`: which has them if they fly.
+/// The state of bytes 10..20, seen from their further fate. `path` is the path that carries them if
+/// they are in flight.
 fn state_of(mut out: RetransmitBuffer<()>, path: PathId) -> Option<RetainedState> {
     let first = out.delivered() == 0;
     match out.retained() - usize::from(first) {
@@ -112,7 +114,7 @@ fn sent(start: u64, path: PathId) -> RetainedFrame<()> {
         length: 10,
         offset: 0,
         whole: 10,
-        // Without a head, so that numbers are those of the payload.
+        // The frames have no head, so that byte numbers are those of the payload.
         kind: Kind::Ack,
         flags: 0,
         head: KindHeader::Empty,
@@ -126,14 +128,14 @@ fn sent(start: u64, path: PathId) -> RetainedFrame<()> {
     }
 }
 
-/// Who waits for an answer, and what may end that.
+/// Whether a sender waits for an answer to a status request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StatusWait {
     /// No answer is awaited.
     Idle,
-    /// That to ask 2, which has not left.
+    /// The answer to status request 2 is awaited, which has not left.
     Requesting,
-    /// That to ask 2.
+    /// The answer to status request 2 is awaited.
     Requested,
 }
 
@@ -141,7 +143,8 @@ enum StatusWait {
 fn a_hushed_sender_in_every_state_under_every_event() {
     use StatusWait::*;
     type Happen = fn(&mut RetransmitBuffer<()>);
-    // What happens; then for each state before, whether it is awaiting_status and which ask must leave.
+    // What happens; then, for each state before, whether `is_awaiting_status` holds, and which
+    // status request must leave.
     type Row = (&'static str, Happen, [(bool, Option<u64>); 3]);
     let (free, waits) = ((false, None), (true, None));
     let rows: [Row; 7] = [
@@ -186,7 +189,7 @@ fn awaiting_status(state: StatusWait) -> RetransmitBuffer<()> {
     out
 }
 
-/// What is here of the bytes behind 10, of which all below have been taken in.
+/// What has arrived of the bytes from 10 on, when all bytes below have been delivered.
 #[derive(Clone, Copy, Debug)]
 enum Here {
     Nothing,
@@ -204,7 +207,8 @@ enum Here {
 fn a_frame_or_fragment_stands_as_what_is_here_says() {
     use ArrivalOrder::*;
     let rows = [
-        // Bytes that come; then how they stand when nothing is here, what is behind, the front, the back, the whole.
+        // The bytes that arrive; then their order when nothing has arrived, the frame behind, the
+        // front, the back, the whole.
         (0..10, [Ok(Duplicate); 5]),
         (2..5, [Ok(Duplicate); 5]),
         (10..20, [Ok(InOrder), Ok(InOrder), Ok(InOrder), Ok(InOrder), Ok(Duplicate)]),
@@ -214,14 +218,14 @@ fn a_frame_or_fragment_stands_as_what_is_here_says() {
         (20..30, [Ok(OutOfOrder), Ok(Duplicate), Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder)]),
         (22..25, [Ok(OutOfOrder), Ok(Duplicate), Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder)]),
         (30..40, [Ok(OutOfOrder); 5]),
-        // No frame reaches from what has been taken in to what has not.
+        // No frame extends from delivered bytes to bytes that have not been delivered.
         (5..15, [Err(()); 5]),
     ];
     for (range, expected) in rows {
         let heres = [Here::Nothing, Here::Behind, Here::Front, Here::Back, Here::Whole];
         for (here, mut expected) in heres.into_iter().zip(expected) {
             if matches!(here, Here::Whole) && range == (5..15) {
-                // All of it is here, so nothing need be done.
+                // All of the frame has arrived, so nothing need be done.
                 expected = Ok(Duplicate);
             }
             let found = reassembly_buffer(here).arrival_order(&range).map_err(drop);

@@ -1,11 +1,12 @@
-//! What a relay costs, beside a bare forwarder that only reads and writes.
+//! Measures what a relay costs, compared with a bare forwarder that only reads and writes.
 //!
 //! `cargo run --release -p landbridge-relay --example measure [ROUNDS]`
 //!
-//! For each path between two clients: the time of a round trip of small frames and, per message and
-//! hop, processor time, calls to the kernel and voluntary context switches of the process in the middle
-//! (the forwarder's and HAProxy's calls are not counted: the forwarder makes three);
-//! then the bandwidth of a stream of the largest frames. Medians of several interleaved rounds, as a table.
+//! For each path between two clients, the example measures the round-trip time of small frames and,
+//! per message and hop, the processor time, the system calls and the voluntary context switches of
+//! the process in the middle. (The calls of the forwarder and of HAProxy are not counted: the
+//! forwarder makes three.) Then it measures the bandwidth of a stream of the largest frames. The
+//! output is a table of medians over several interleaved rounds.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -125,7 +126,7 @@ fn measure(path: &mut TestPath, results: &mut Results) {
     results.bandwidth.push(stream(path, one, two));
 }
 
-/// Megabytes per second in one direction.
+/// The bandwidth in megabytes per second in one direction.
 fn stream(path: &mut TestPath, one: Address, two: Address) -> f64 {
     let bytes = frame(one, two, 0, &pattern(0, RELAY_PAYLOAD_BYTES_MAX));
     let whole = STREAM_BYTES / bytes.len();
@@ -146,7 +147,7 @@ fn stream(path: &mut TestPath, one: Address, two: Address) -> f64 {
     total as f64 / start.elapsed().as_secs_f64() / 1e6
 }
 
-// ---- ways --------------------------------------------------------------------------------
+// ---- paths -------------------------------------------------------------------------------
 
 fn direct() -> TestPath {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -172,7 +173,7 @@ fn two_forwarders() -> TestPath {
     forwarders("two forwarders", 2)
 }
 
-/// HAProxy in TCP mode, twice.
+/// A path through two HAProxies in TCP mode.
 fn two_haproxies() -> TestPath {
     chain("two HAProxies", 2, |target| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -186,7 +187,8 @@ fn two_haproxies() -> TestPath {
         std::fs::write(&file, text).unwrap();
         let child = Command::new("haproxy").args(["-db", "-f"]).arg(&file).spawn().unwrap();
         let deadline = Instant::now() + common::PATIENCE;
-        // A connection that is only tried would be forwarded, so the socket table tells.
+        // HAProxy would forward a connection that only tests whether it listens, so the socket
+        // table is read instead.
         let port = format!(":{:04X} ", own.port());
         while !std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&port) {
             assert!(Instant::now() < deadline, "HAProxy does not start");
@@ -211,7 +213,8 @@ fn forwarders(name: &'static str, count: usize) -> TestPath {
     })
 }
 
-/// A chain of processes, each of which connects onwards; `start` makes one that leads to an address.
+/// A chain of processes, each of which connects to the next; `start` starts a process that leads to
+/// an address.
 fn chain(
     name: &'static str,
     count: usize,
@@ -254,7 +257,7 @@ fn two_relays() -> TestPath {
 
 // ---- the bare forwarder ------------------------------------------------------------------
 
-/// Accepts one connection, makes one to `target`, and copies between them: wait, read, write.
+/// Accepts one connection, opens one to `target`, and copies between them: wait, read, write.
 fn forward(target: SocketAddr) {
     use rustix::event::epoll::{self, EventData, EventFlags};
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -300,7 +303,7 @@ fn usage(path: &mut TestPath) -> Usage {
         sum.switches += line.unwrap().trim().parse::<f64>().unwrap();
     }
     for relay in &mut path.guards.relays {
-        // One line has all of them; asking is itself only a few calls.
+        // One line of the log has all counters; asking for it costs only a few calls.
         for name in ["waits", "reads", "writes"] {
             sum.calls += relay.counter(name) as f64;
         }

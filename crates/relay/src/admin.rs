@@ -1,19 +1,20 @@
-//! Who may tell a running relay what to do: signals, and whoever holds its standard input. And its log:
-//! whole lines on standard error, and never a wait for whoever reads them. Whoever has started the relay
-//! reads on its standard output what becomes of the links to other relays, in lines such as
+//! The control of a running relay: signals, and commands on its standard input. And its log: whole
+//! lines on standard error, which never wait for a reader. The relay reports the state of its links
+//! to other relays on its standard output to the process that started it, in lines such as
 //!
 //! ```text
 //! landbridge-relay: link cluster=1 at=192.0.2.1:7711 is=up
 //! landbridge-relay: link cluster=2 at=192.0.2.9:7711 is=unreachable why=Connection refused
 //! ```
 //!
-//! and what the user should know, in lines such as
+//! It reports what the user should know in lines such as
 //!
 //! ```text
 //! landbridge-relay: warns: recover_dir cannot be written: No space left on device
 //! ```
 //!
-//! and what they have input for on its standard input (see `log_query`).
+//! On its standard output, the relay also answers the queries that arrive on its standard input
+//! (see `log_query`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,28 +31,28 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::log_query;
 
-/// What each control means.
+/// The meaning of a control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Control {
     Signals,
     Lifeline,
 }
 
-/// See the module head.
+/// The control of a relay: see the module documentation.
 pub struct Admin {
     controls: Vec<Control>,
-    /// What has been said on standard input since the last whole line.
+    /// The bytes from standard input since the last whole line.
     input: Vec<u8>,
-    /// The number of the question that is answered.
+    /// The number of the query that is being answered.
     serial: u32,
-    /// Whose earlier starts nothing is to be taken of any more.
+    /// The endpoints to fence, each with the first incarnation that is not refused.
     fences: VecDeque<(Address, u32)>,
     log: LogWriter,
     events: LogWriter,
 }
 
 impl Admin {
-    /// Takes over the signals and, with `lifeline`, standard input. The descriptors are to be
+    /// Takes over the signals and, with `lifeline`, standard input. Returns the descriptors to be
     /// watched.
     ///
     /// # Errors
@@ -71,7 +72,7 @@ impl Admin {
         Ok((Self { controls, input, serial: 0, fences, log, events }, fds))
     }
 
-    /// The last line of a relay's log.
+    /// Writes the last line of a relay's log.
     pub fn summarize(&mut self, report: &EngineReport) {
         let relay = &report.relay;
         let mut text =
@@ -108,7 +109,8 @@ impl Admin {
         }
     }
 
-    /// Its end is ours. Of questions that come at once the last is answered; what is no question is ignored.
+    /// Reads commands. The end of standard input ends the relay. Of several queries that arrive at
+    /// once, the last is answered; anything else is ignored.
     fn handle_lifeline(&mut self, fd: &OwnedFd) -> ControlAction {
         let mut buffer = [0; 256];
         let count = match rustix::io::read(fd, &mut buffer) {
@@ -120,7 +122,7 @@ impl Admin {
         self.input.extend(&buffer[..count]);
         self.fences.extend(log_query::fences(&self.input));
         let (question, rest) = log_query::newest(&self.input);
-        // Longer than any question is nothing that will become one.
+        // A rest that is longer than any query cannot become one.
         self.input = if rest.len() > buffer.len() { Vec::new() } else { rest.to_vec() };
         let Some((serial, inquiry)) = question else { return ControlAction::Continue };
         self.serial = serial;
@@ -186,10 +188,11 @@ impl EngineHost for Admin {
     }
 }
 
-/// Longest line: what a pipe takes whole or not at all.
+/// The longest line in bytes, which a pipe takes whole or not at all.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// Lines for somebody who may not read them: those that find no room are dropped and counted.
+/// A writer of lines for a reader who may not read: lines that find no space are dropped and
+/// counted.
 struct LogWriter {
     name: String,
     out: OwnedFd,
@@ -215,7 +218,7 @@ impl LogWriter {
         }
     }
 
-    /// False: there is no room.
+    /// Writes a line. Returns false if there is no space.
     fn write_line(&mut self, line: fmt::Arguments<'_>) -> bool {
         let mut text = format!("{}: {line}", self.name);
         while text.len() >= LINE_BYTES_MAX {
@@ -230,8 +233,9 @@ impl LogWriter {
     }
 }
 
-/// Standard output or error, in such a way that writing does not wait. Where that is a property of the open file, it
-/// must not spread to others who have it open: so it is opened anew.
+/// Standard output or error as a descriptor whose writes do not wait. Where non-blocking mode is a
+/// property of the open file, it must not affect other processes that have the file open, so the
+/// file is opened a second time.
 fn nonblocking_stream(stream: impl AsFd) -> io::Result<OwnedFd> {
     let shared = stream.as_fd().try_clone_to_owned()?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&shared)?.st_mode);

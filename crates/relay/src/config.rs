@@ -1,18 +1,18 @@
-//! What a relay is told when it starts: one TOML document.
+//! The configuration that a relay reads when it starts: one TOML document.
 //!
 //! ```toml
 //! job = "000102030405060708090a0b0c0d0e0f"    # 32 hexadecimal digits
 //! key = "00…1f"                               # 64 hexadecimal digits
-//! cluster = 0                                 # its own
+//! cluster = 0                                 # the relay's own cluster
 //! listen = "0.0.0.0:0"                        # where ranks connect
 //! unix = "@landbridge-relay-0"                # optional: where ranks of its node connect
 //! wan_listen = "0.0.0.0:7711"                 # optional: where other relays connect
-//! ca = "PEM"                                  # these three: needed to talk to other relays
+//! ca = "PEM"                                  # these three are needed to talk to other relays
 //! certificate = "PEM"                         # for the DNS name relay-0.landbridge
 //! private_key = "PEM"
 //! ranks = [[0, 4], [4, 4]]                    # for each cluster: first process index, number
-//! spawned = 65536                             # optional: indices each cluster owns behind these,
-//!                                             # in the order of the clusters, for spawned processes
+//! spawned = 65536                             # optional: indices each cluster owns after these,
+//!                                             # in the order of the clusters for spawned processes
 //! spin_micros = 0                             # optional: how long to spin before sleeping
 //!
 //! [[peer]]                                    # relays to connect to; the others connect to it
@@ -32,12 +32,13 @@ use landbridge_proto::route::routing_table::{ClusterRange, RoutingTable};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
-/// Longest document: ten thousand clusters fit.
+/// The longest document in bytes: ten thousand clusters fit.
 const DOCUMENT_BYTES_MAX: usize = 1 << 20;
-/// Where the document ends when more follows it on standard input.
+/// The line that ends the document when more follows on standard input.
 const END_OF_DOCUMENT: &str = "---";
 
-/// See the module head. Each field has been checked for itself.
+/// The configuration of a relay: see the module documentation. Each field has been checked by
+/// itself.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -73,7 +74,7 @@ impl Config {
     /// Reads a document.
     ///
     /// # Errors
-    /// Says in which line, and what is wrong with it.
+    /// The text names the line and the problem.
     pub fn parse(text: &str) -> Result<Self> {
         if text.len() > DOCUMENT_BYTES_MAX {
             bail!("the configuration is longer than {DOCUMENT_BYTES_MAX} bytes");
@@ -99,7 +100,7 @@ impl Config {
         Ok(())
     }
 
-    /// The line that decides what [`Self::check`] looks at.
+    /// The number of the line that decides what [`Self::check`] refuses.
     fn line_to_blame(&self, text: &str) -> usize {
         let is_bad = |peer: &PeerEntry| {
             peer.cluster == self.cluster || peer.cluster as usize >= self.ranks.len()
@@ -119,10 +120,10 @@ impl Config {
         self.ranks.iter().map(|&(first, count)| ClusterRange { first, count, spawned }).collect()
     }
 
-    /// What this relay shows to others, if it talks to any.
+    /// The TLS identity that this relay shows to other relays, if it has one.
     ///
     /// # Errors
-    /// If a certificate or key is not usable.
+    /// If a certificate or key cannot be used.
     pub fn identity(&self) -> Result<Option<Identity>> {
         let Some([ca, certificate, key]) = self.pems() else { return Ok(None) };
         Identity::new(ca, certificate, key).map(Some).map_err(anyhow::Error::msg)
@@ -132,10 +133,10 @@ impl Config {
         Some([self.ca.as_deref()?, self.certificate.as_deref()?, self.private_key.as_deref()?])
     }
 
-    /// The relays to connect to. Names are looked up once, here.
+    /// The relays to connect to. Names are resolved once, here.
     ///
     /// # Errors
-    /// If a name is not known.
+    /// If a name cannot be resolved.
     pub fn peers(&self) -> Result<Vec<Peer>> {
         let resolve = |peer: &PeerEntry| {
             let addresses: Vec<SocketAddr> = peer
@@ -152,7 +153,7 @@ impl Config {
 /// Reads the document from a file, or with `-` from standard input up to a line `---`.
 ///
 /// # Errors
-/// If it cannot be read, or is too long.
+/// If the document cannot be read, or is too long.
 pub fn read(path: &Path) -> Result<String> {
     if path != Path::new("-") {
         return std::fs::read_to_string(path).with_context(|| path.display().to_string());
@@ -192,7 +193,7 @@ fn key<'de, D: Deserializer<'de>>(input: D) -> Result<JobKey, D::Error> {
 fn unix_name<'de, D: Deserializer<'de>>(input: D) -> Result<Option<String>, D::Error> {
     let text = String::deserialize(input)?;
     match text.strip_prefix('@') {
-        // A socket address has room for 107 bytes of name.
+        // The address of a Unix socket has space for a name of 107 bytes.
         Some(name) if !name.is_empty() && name.len() <= 107 => Ok(Some(name.into())),
         _ => Err(D::Error::custom("unix must be @ and a name of at most 107 bytes")),
     }

@@ -1,4 +1,4 @@
-//! The parts of the relay daemon that tests and fuzzers reach, too.
+//! The parts of the relay daemon that tests and fuzzers use as well.
 
 pub mod config;
 pub mod settings;

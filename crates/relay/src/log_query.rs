@@ -1,15 +1,17 @@
-//! What a relay keeps of its processes, for whoever has started it: asked in a line on its standard input, and told in lines on
-//! its standard output.
+//! Queries about a relay's message logs, from the process that started the relay: a query is a line
+//! on the relay's standard input, and the answer is lines on its standard output.
 //!
 //! ```text
-//! log 7 all 0             what is kept of each endpoint, from this one on
+//! log 7 all 0             the log status of each endpoint, from this one on
 //! log 8 one 3 100 20      of process 3: 20 determinants from number 100 on, and their frames
-//! fence 3 10000         nothing more is taken of starts of process 3 before this one
+//! fence 3 10000           refuses all incarnations of process 3 before this one
 //! ```
 //!
-//! Each line of the answer is a JSON object behind `log ` and the number of the question, which whoever asks chooses, so that an answer
-//! that comes late is taken for no other; the last one is `end`, with the endpoint from which on to ask for more, or `-`. A fence is
-//! answered by a line of its own, which says how much of what the process has read of clocks and chance lies in the file for that.
+//! Each line of an answer is a JSON object behind `log ` and the number of the query. The asking
+//! process chooses the number, so a late answer cannot be mistaken for another one. The last line
+//! is `end`, with the endpoint from which on to ask for more, or `-`. A fence is answered by a line
+//! of its own, which says how much of the process's recorded nondeterminism (clocks and random
+//! numbers) lies in the file for it.
 
 use std::fmt::Write as _;
 
@@ -17,7 +19,7 @@ use landbridge_drive::engine::{FencedRecord, LogQuery, LogReply};
 use landbridge_proto::id::Address;
 use landbridge_proto::relay::{DeterminantStatus, LogStatus, ShownFrame};
 
-/// Reads a question, with its number.
+/// Parses a query and its number.
 pub fn parse(line: &str) -> Option<(u32, LogQuery)> {
     let words: Vec<&str> = line.split(' ').collect();
     let (serial, inquiry) = match words[..] {
@@ -33,28 +35,28 @@ pub fn parse(line: &str) -> Option<(u32, LogQuery)> {
     Some((serial.parse().ok()?, inquiry))
 }
 
-/// Whose starts before which one are to be fenced.
+/// The endpoint to fence, and the first incarnation that is not refused.
 fn parse_fence(line: &str) -> Option<(Address, u32)> {
     let (index, incarnation) = line.strip_prefix("fence ")?.split_once(' ')?;
     let index = index.parse().ok().filter(|index| *index <= Address::INDEX_MAX)?;
     Some((Address::new(index, 0), incarnation.parse().ok()?))
 }
 
-/// The answer to that.
+/// The line that answers a fence.
 pub fn fenced(who: Address, fenced: &FencedRecord) -> String {
     let FencedRecord { first, bytes, polls, is_full } = *fenced;
     let full = u8::from(is_full);
     format!("fenced process={} first={first} bytes={bytes} polls={polls} full={full}", who.index())
 }
 
-/// All that is to be fenced of what was said.
+/// All fences in the whole lines of `said`.
 pub fn fences(said: &[u8]) -> Vec<(Address, u32)> {
     let end = said.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     String::from_utf8_lossy(&said[..end]).lines().filter_map(parse_fence).collect()
 }
 
-/// The question that has come last of what was said, and what behind it is no whole line yet. Whoever asks again waits for the
-/// answer to the one before no more.
+/// The last query in the whole lines of `said`, and the incomplete line behind them. A process that
+/// asks again no longer waits for the answer to its previous query.
 pub fn newest(said: &[u8]) -> (Option<(u32, LogQuery)>, &[u8]) {
     let end = said.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     let (whole, rest) = said.split_at(end);
@@ -62,7 +64,7 @@ pub fn newest(said: &[u8]) -> (Option<(u32, LogQuery)>, &[u8]) {
     (text.lines().rev().find_map(parse), rest)
 }
 
-/// The lines of an answer to the question of this number.
+/// The lines of the answer to query `serial`.
 pub fn lines(serial: u32, exhibit: &LogReply) -> Vec<String> {
     let mut lines = Vec::new();
     let mut next = None;
@@ -83,7 +85,7 @@ pub fn lines(serial: u32, exhibit: &LogReply) -> Vec<String> {
     lines
 }
 
-/// Numbers under their names; nothing in it needs to be escaped.
+/// A JSON object of numbers under their names; nothing in it needs to be escaped.
 fn object(fields: &[(&str, u64)], rest: &str) -> String {
     let mut text = String::from("{");
     for (name, number) in fields {

@@ -1,5 +1,5 @@
-//! The relay of a cluster: ranks attach to it, other relays are linked to it, and it passes frames
-//! between them. It looks at a frame's header and at nothing behind it.
+//! The relay of a cluster: ranks attach to it, other relays link to it, and it passes frames
+//! between them. A relay reads a frame's header and nothing behind it.
 
 mod admin;
 mod log_query;
@@ -27,15 +27,16 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use admin::Admin;
 
-/// A configuration that cannot be used.
+/// The exit code for an unusable configuration.
 const EXIT_CONFIG: u8 = 2;
-/// Connections that wait to be accepted: a whole cluster may start at once. The system cuts it down
-/// to what it allows.
+/// The most connections that wait to be accepted: a whole cluster may start at once. The system
+/// reduces the value to its own limit.
 const BACKLOG: i32 = 4096;
 
 /// Passes messages between the clusters of a Landbridge job.
 ///
-/// The launcher starts one on each cluster and tells it all it needs; by hand it is rarely needed.
+/// The launcher starts one relay on each cluster and sends its configuration. A relay rarely needs
+/// to be started by hand.
 #[derive(Parser)]
 #[command(
     version,
@@ -51,16 +52,17 @@ const BACKLOG: i32 = 4096;
         LANDBRIDGE_CHECKPOINT_LOG."
 )]
 struct Arguments {
-    /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
-    /// that is exactly `---`, and then the relay ends when standard input does
+    /// The TOML document that describes the relay; `-` reads the document from standard input, up
+    /// to a line that is exactly `---`, and the relay then ends when standard input ends
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
 
-/// Set by the agent on this host, if ranks of other nodes may be started on third ones.
+/// The environment variable that the node agent on this host sets if ranks of other nodes may be
+/// restarted on third nodes.
 const STATE_TRANSFER: &str = "LANDBRIDGE_STATE_TRANSFER";
 
-/// A configuration that can be used.
+/// A usable configuration.
 struct Prepared {
     config: Config,
     identity: Option<Identity>,
@@ -87,14 +89,14 @@ fn main() -> ExitCode {
 }
 
 fn run((mut admin, setup, ready): (Admin, Setup, String)) -> Result<()> {
-    // Nobody may be left to read it; the relay works all the same.
+    // Nobody may read this line; the relay works all the same.
     let _ = writeln!(std::io::stdout(), "{ready}");
     let report = Epoll::run(setup, &mut admin)?;
     admin.summarize(&report);
     Ok(())
 }
 
-/// Everything that can go wrong because of the configuration.
+/// Reads and checks the configuration, with all errors that its contents can cause.
 fn read(path: &Path) -> Result<Prepared> {
     let config = Config::parse(&config::read(path)?)?;
     let (identity, peers) = (config.identity()?, config.peers()?);
@@ -102,7 +104,7 @@ fn read(path: &Path) -> Result<Prepared> {
     Ok(Prepared { config, identity, peers, settings })
 }
 
-/// Everything that can go wrong because of this machine.
+/// Prepares the relay, with all errors that this machine can cause.
 fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
     let Prepared { config, identity, peers, settings } = prepared;
     sys::raise_open_files();
@@ -115,7 +117,8 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
     };
     let ready = format!("landbridge-relay: ready ranks={} relays={relays_at}", ranks.local_addr()?);
     let (admin, controls) = Admin::new(config.cluster, path == Path::new("-"))?;
-    // Signals are blocked by now, so in the thread of the disk as well: one that met that would end the relay.
+    // The signals are blocked by now, so the disk's thread inherits the mask: a signal that this
+    // thread received would end the relay.
     let recover = recover(&settings)?;
     let setup = Setup {
         own: ClusterId(config.cluster),
@@ -139,7 +142,7 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
     Ok((admin, setup, ready))
 }
 
-/// What is kept for processes that may come back, and where.
+/// The settings of the message log for processes that may be restarted, if recovery is on.
 fn recover(settings: &Settings) -> Result<Option<RecoveryConfig>> {
     let directory = settings.recover_dir.as_deref().filter(|_| settings.recover);
     let open = |path: &Path| {
@@ -147,7 +150,7 @@ fn recover(settings: &Settings) -> Result<Option<RecoveryConfig>> {
         disk.with_context(|| format!("recover_dir: no file can be made in {}", path.display()))
     };
     let disk = directory.map(open).transpose()?;
-    // 0: whatever it is.
+    // The value 0 of the setting means that no number of bytes makes a checkpoint due.
     let checkpoint_log_bytes =
         settings.checkpoint_log.checked_sub(1).map_or(u64::MAX, |bytes| bytes + 1);
     let memory = settings.recover_memory;
@@ -160,7 +163,8 @@ fn recover(settings: &Settings) -> Result<Option<RecoveryConfig>> {
     }))
 }
 
-/// Where to write what fenced processes have read of clocks and chance, if whoever has started us has a file for it.
+/// The file for the recorded nondeterminism of fenced processes (clocks and random numbers), if the
+/// parent process has passed a descriptor for it.
 fn nondeterminism_file() -> Option<File> {
     let number: u32 = std::env::var(STATE_TRANSFER).ok()?.parse().ok()?;
     File::options().write(true).open(format!("/proc/self/fd/{number}")).ok()

@@ -1,5 +1,5 @@
-//! What the user can set, as the launcher hands it on in the environment: see
-//! [`landbridge_proto::setting`]. A variable that is empty counts as not set.
+//! The user's settings, as the launcher passes them on in the environment: see
+//! [`landbridge_proto::setting`]. An empty variable counts as not set.
 
 use std::env;
 use std::path::PathBuf;
@@ -13,29 +13,30 @@ use landbridge_proto::setting::{
     RECOVER_MEMORY, REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
 };
 
-/// What `recover_dir` is by default.
+/// The default of `recover_dir`.
 const NOWHERE: &str = "off";
 
-/// See the module head.
+/// The user's settings: see the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How long frames wait for an endpoint whose link has broken.
     pub peer_timeout: Duration,
-    /// Parallel streams to each relay that this one dials.
+    /// The parallel streams to each relay that this relay dials.
     pub wan_streams: usize,
-    /// Longest pause before a relay is dialled again.
+    /// The longest pause before a relay is dialled again.
     pub redial_max: Duration,
-    /// Whether relays are reached over UDP, and how fast that sends.
+    /// The congestion control of links to relays over UDP; `None` if UDP is off.
     pub wan_udp: Option<Congestion>,
-    /// Whether killed processes may come back.
+    /// Whether killed processes may be restarted.
     pub recover: bool,
-    /// Memory for what is kept for that,
+    /// The bytes of memory for the message log.
     pub recover_memory: u64,
-    /// where the rest of it goes,
+    /// The directory for the part of the message log that exceeds the memory.
     pub recover_dir: Option<PathBuf>,
-    /// and how much of it.
+    /// The most bytes of the message log on the disk.
     pub recover_disk: u64,
-    /// How much may be given to a process before its next image is due; 0: nobody looks.
+    /// The bytes delivered to a process after which its next checkpoint is due; 0 if no number of
+    /// bytes makes a checkpoint due.
     pub checkpoint_log: u64,
     /// How frames of processes are checked.
     pub integrity: Checksum,
@@ -45,7 +46,7 @@ impl Settings {
     /// Reads the environment.
     ///
     /// # Errors
-    /// Says which variable is wrong, and what to write.
+    /// The text names the invalid variable and the values to write.
     pub fn from_environment() -> Result<Self> {
         Self::from(|variable| env::var(variable).ok())
     }

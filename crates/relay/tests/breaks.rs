@@ -1,4 +1,5 @@
-//! Links that break and come back: what waits, what is lost, and who hears of it.
+//! Tests of links that break and come back: which frames wait, which are lost, and which endpoints
+//! are notified.
 
 mod common;
 
@@ -26,13 +27,13 @@ fn a_rank_whose_connection_breaks_comes_back_and_its_peers_hear_of_it() {
     here.send(5, 5, b"second");
     let mut there = Rank::attach(&one, 5);
     assert_eq!(there.receive().1, b"second");
-    // Its relay cannot know whether the first one was read.
+    // The relay of this rank cannot know whether the first frame was read.
     let (header, _) = here.receive();
     assert_eq!((header.kind, header.source), (Kind::Lost, Address::new(5, 0)));
     there.send(1, 0, b"back");
     assert_eq!(here.receive().1, b"back");
 
-    // The other way round: it comes back before its relay has noticed the break.
+    // In the opposite case, the rank comes back before its relay has detected the break.
     let again = Rank::attach_as(&zero, introduction(1));
     zero.wait_for("it reconnects");
     here = again.unwrap();
@@ -73,7 +74,7 @@ fn a_process_of_the_relays_node_is_gone_when_its_connection_ends() {
     relay.wait_for_counter("frames", |frames| frames == 1);
     drop(near);
     relay.wait_for("rank 1 at");
-    // It has not taken leave, so nobody knows whether it has read that.
+    // The rank has not sent Goodbye, so it is unknown whether it has read the frame.
     let (header, _) = far.receive();
     assert_eq!((header.kind, header.source), (Kind::Unreachable, Address::new(1, 0)));
 }
@@ -101,7 +102,7 @@ fn many_streams_share_the_load_and_one_that_breaks_comes_back() {
             let mut sender = sender;
             (0..FRAMES).for_each(|number| sender.send(5, number, &body));
         });
-        // Two breaks in the middle, then what is asked for once more.
+        // Two breaks happen in the middle; then the missing frames are requested.
         let mut breaks = 0;
         while breaks < 2 {
             let (header, body) = there.receive();
@@ -125,7 +126,7 @@ fn many_streams_share_the_load_and_one_that_breaks_comes_back() {
     }
     let of_streams = |line: &&String| line.contains(": stream ") && line.contains("others go on");
     assert_eq!(zero.log.iter().filter(of_streams).count(), 2, "{:#?}", zero.log);
-    // Frames are missing only if that has been said.
+    // Frames may be missing only if their loss was reported.
     let (header, _) = reports.receive();
     assert_eq!((header.kind, header.source), (Kind::Lost, Address::new(5, 0)));
     assert!(arrived.len() as u64 > FRAMES / 2, "{} of {FRAMES}", arrived.len());
@@ -159,7 +160,7 @@ fn a_relay_that_is_stopped_for_a_while_loses_nothing() {
 
 // ---- helpers -----------------------------------------------------------------------------
 
-/// A port that leads to another, and what passes through it.
+/// A port that leads to another, and the connections through it.
 struct Wires {
     address: SocketAddr,
     all: Arc<Mutex<Vec<Wire>>>,
@@ -201,7 +202,7 @@ impl Wires {
         self.all.lock().unwrap().iter().map(|wire| *wire.carried.lock().unwrap()).collect()
     }
 
-    /// Whether the first four have carried so many bytes each.
+    /// Whether the first four connections have carried `bytes` bytes each.
     fn all_have_carried(&self, bytes: usize) -> bool {
         self.carried().iter().take(4).all(|carried| *carried >= bytes)
     }

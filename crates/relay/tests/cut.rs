@@ -1,6 +1,8 @@
-//! Networks that swallow everything for a while: no error, no end, only silence.
+//! Tests with networks that drop everything for a while: no error and no end of a connection, only
+//! silence.
 //!
-//! Needs to make a network namespace and `nft` in it; where that is not allowed, it says so and ends.
+//! The tests need to create a network namespace and to use `nft` in it. Where this is not allowed,
+//! they print so and end.
 
 mod common;
 
@@ -11,13 +13,17 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, Plan, Rank, RelayProcess};
 use landbridge_proto::wire::frame::Kind;
 
-/// Longer than a stream may be silent; `LANDBRIDGE_TEST_CUT_SECONDS` makes it longer.
+/// The length of a cut in seconds: longer than a stream may be silent.
+/// `LANDBRIDGE_TEST_CUT_SECONDS` makes it longer.
 const CUT_SECONDS: u64 = 7;
-/// A dial over UDP begins after four seconds at the earliest, and asks for the last time 2.1 s later: it is to get through then.
+/// The length of a cut in seconds after which a dial over UDP must get through. A dial begins after
+/// four seconds at the earliest, and sends its last datagram 2.1 s later.
 const CUT_SECONDS_UDP: u64 = 5;
-/// In which both relays notice: four seconds of silence, looked at every second.
+/// The time in which both relays must detect the cut: four seconds of silence, checked every
+/// second.
 const NOTICED: Duration = Duration::from_secs(8);
-/// In which the link is back: the longest pause between attempts, and attempts that wait for their answer.
+/// The time in which the link must be back: the longest pause between attempts, and attempts that
+/// wait for their answer.
 const BACK: Duration = Duration::from_secs(12);
 
 #[test]
@@ -33,13 +39,13 @@ fn a_cut_is_noticed_as_soon_and_healed_over_udp() {
 
 #[test]
 fn that_udp_was_cut_off_with_all_the_rest_does_not_count() {
-    // Noticed after some five seconds; UDP is tried for four, TCP after that.
+    // The cut is detected after some five seconds; UDP is tried for four seconds, TCP after that.
     let line =
         notice_and_heal(11, &[("LANDBRIDGE_WAN_STREAMS", "3"), ("LANDBRIDGE_WAN_UDP", "on")]);
     assert!(line.contains("/udp"), "{line}");
 }
 
-/// Gives the line that says that the link is back.
+/// Cuts the network and heals it. Returns the log line that reports that the link is back.
 fn notice_and_heal(cut_seconds: u64, variables: &[(&str, &str)]) -> String {
     if let Err(why) = own_network() {
         println!("skipped: {why}");
@@ -122,7 +128,7 @@ fn heal() {
     nft(&["delete", "table", "inet", "cut"]);
 }
 
-/// Sends small frames, one each ten milliseconds; gives the number of the next.
+/// Sends small frames, one every ten milliseconds. Returns the number of the next frame.
 fn send(rank: &mut Rank, first: u64, duration: Duration) -> u64 {
     let (start, mut number) = (Instant::now(), first);
     while start.elapsed() < duration {
@@ -133,7 +139,7 @@ fn send(rank: &mut Rank, first: u64, duration: Duration) -> u64 {
     number
 }
 
-/// From here on this thread, and what it starts, has a network of its own.
+/// Gives this thread, and the processes that it starts, a network namespace of their own.
 fn own_network() -> Result<(), String> {
     // SAFETY: unshare has no memory effects, and the namespace concerns this thread only.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {

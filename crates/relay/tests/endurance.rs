@@ -1,4 +1,4 @@
-//! Links that break, links over shared memory, and very many links.
+//! Tests of links that break, of links over shared memory, and of very many links.
 
 mod common;
 
@@ -19,7 +19,7 @@ use landbridge_proto::relay::ENDPOINT_QUEUE_BYTES_MAX;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 const IDLE_LINKS: u32 = 2_000;
-/// What a relay may spend on a rank that does nothing.
+/// The bytes that a relay may spend on a rank that does nothing.
 const IDLE_LINK_BYTES_MAX: u64 = 16 << 10;
 
 #[test]
@@ -37,14 +37,15 @@ fn an_idle_link_between_relays_breaks_and_frames_wait() {
         one.wait_for("is down");
         zero.wait_for("is down");
         there.send(1, round * 4, b"pong");
-        // Those whose frames may have been lost are told; here none has been.
+        // Endpoints whose frames may have been lost are notified; here no frame has been lost.
         let (header, body) = here.receive_frame();
         assert_eq!((header.kind, &body[..]), (Kind::Ack, &b"pong"[..]));
     }
     assert_eq!((zero.counter("breaks"), one.counter("breaks")), (3, 3));
 }
 
-/// Frames of the largest size that exceed a rank's queue at its relay, with what sockets and rings hold.
+/// The number of frames of the largest size that exceed a rank's queue at its relay, together with
+/// what sockets and rings hold.
 const FLOOD_FRAMES: u64 =
     (ENDPOINT_QUEUE_BYTES_MAX + (24 << 20)) as u64 / RELAY_PAYLOAD_BYTES_MAX as u64;
 
@@ -58,7 +59,7 @@ fn a_busy_link_between_relays_breaks_and_every_hole_is_told() {
     let (sender, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
     let mut notices = Rank { address: sender.address, stream: sender.stream.try_clone().unwrap() };
 
-    // Much is under way, since nobody reads, when the link is cut.
+    // Much is in flight, since nobody reads, when the link is cut.
     let flood = std::thread::spawn(move || {
         let mut sender = sender;
         let mut sequence = 0;
@@ -73,8 +74,8 @@ fn a_busy_link_between_relays_breaks_and_every_hole_is_told() {
     cut.send(()).unwrap();
     zero.wait_for("is down");
 
-    // What does arrive is whole and in order. What is missing was under way, or found no room while the other
-    // relay was away.
+    // What arrives is whole and in order. What is missing was in flight, or exceeded the queue
+    // while the other relay was unreachable.
     let end = FLOOD_FRAMES * RELAY_PAYLOAD_BYTES_MAX as u64;
     let reader = std::thread::spawn(move || {
         let (mut holes, mut expected) = (0, 0);
@@ -104,7 +105,7 @@ fn a_relay_that_is_not_there_yet_is_complained_of_once_and_found() {
     let mut one = RelayProcess::start(&Plan::new(1, &authority).peer(0, address));
     let line = one.wait_for("cannot reach the relay of cluster 0");
     assert!(line.contains(&format!("at {address}: Connection refused")), "{line}");
-    // Several attempts later.
+    // Several attempts follow.
     one.wait_for_counter("refused", |refused| refused >= 4);
     let door = format!("wan_listen = \"{address}\"");
     let zero = RelayProcess::start(&Plan::new(0, &authority).line(&door));
@@ -136,7 +137,8 @@ fn a_relay_that_is_started_anew_is_linked_again() {
     drop(first);
     zero.wait_for("is down");
     let second = RelayProcess::start(&plan);
-    // What the first one took with it counts as lost: the channel's source is told.
+    // The frames that the first relay held count as lost, and the source of the channel is
+    // notified.
     assert_eq!(here.receive().0.kind, Kind::Lost);
     let mut there = Rank::attach(&second, 5);
     there.send(1, 0, b"two");
@@ -165,7 +167,7 @@ fn ranks_of_the_relays_node_use_shared_memory() {
 
 #[test]
 fn a_full_ring_holds_back_and_loses_nothing() {
-    // Of half the largest size on average.
+    // The frames have half the largest size on average.
     const FRAMES: u64 = 2 * FLOOD_FRAMES;
     let name = format!("landbridge-ring-{}", std::process::id());
     let mut relay = RelayProcess::start(&Plan::alone(4).line(&format!("unix = \"@{name}\"")));
@@ -203,7 +205,7 @@ fn two_thousand_idle_links_cost_little() {
     println!("{per_link} bytes of memory per idle link");
     assert!(per_link <= IDLE_LINK_BYTES_MAX, "{per_link} bytes per idle link");
 
-    // Each of them has said something once, and it still holds.
+    // Each link has been used once, and still works.
     for mut rank in ranks.iter().map(|rank| rank.stream.try_clone().unwrap()) {
         rank.write_all(&[]).unwrap();
     }
@@ -227,7 +229,7 @@ fn two_thousand_idle_links_cost_little() {
 
 // ---- helpers -----------------------------------------------------------------------------
 
-/// A port that leads to `target`; each message on the channel cuts the connection of the moment.
+/// A port that leads to `target`; each message on the channel cuts the current connection.
 fn cuttable(target: SocketAddr) -> (SocketAddr, Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

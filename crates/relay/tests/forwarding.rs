@@ -1,4 +1,4 @@
-//! Frames through real relay processes.
+//! Tests of frames through real relay processes.
 
 mod common;
 
@@ -108,16 +108,16 @@ fn a_rank_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
     }
     one.wait_for_counter("pauses", |pauses| pauses > 0);
     let grown = one.memory_bytes().saturating_sub(memory);
-    // Its queue, and what queues and buffers take beside their bytes.
+    // The bound is the rank's queue, and the overhead of queues and buffers.
     let bound = ENDPOINT_QUEUE_BYTES_MAX + (8 << 20);
     assert!((grown as usize) < bound, "{grown} bytes for one rank that does not read");
 
-    // Others at the relay of the sleeper go on.
+    // Other ranks at the relay of the sleeping rank go on.
     for round in 0..100u64 {
         neighbour.send(7, round * 5, b"hello");
         assert_eq!(other.receive().1, b"hello");
     }
-    // The sleeper wakes, and misses nothing.
+    // The sleeping rank wakes, and misses nothing.
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let rest = flood[part..].to_vec();
     let writer = std::thread::spawn(move || stream.write_all(&rest).unwrap());

@@ -1,4 +1,5 @@
-//! Whoever does not belong is refused with one line, counted, and disturbs nobody.
+//! Tests with unauthenticated and invalid peers: each is refused with one line, counted, and
+//! disturbs nobody.
 
 mod common;
 
@@ -21,7 +22,7 @@ use landbridge_proto::wire::frame::{CHECKSUM_AT, Kind, flag, pair_check};
 use landbridge_proto::wire::framing_crc::framing_crc;
 use landbridge_proto::wire::hello::{Dialler, OPEN_BYTES, Role};
 
-/// A relay with two ranks that must not notice what else goes on.
+/// A relay with two ranks that must not notice what else happens.
 struct Scene {
     relay: RelayProcess,
     ranks: [Rank; 2],
@@ -35,7 +36,7 @@ impl Scene {
         Self { relay, ranks, refused: 0 }
     }
 
-    /// One more was refused, with exactly one line that says who and why.
+    /// Expects one more refusal, with exactly one line that names the peer and the reason.
     fn expect_refusal(&mut self, dialler: Option<SocketAddr>, why: &str) {
         let line = self.relay.wait_for("refused");
         assert!(line.contains(why), "{line}");
@@ -74,7 +75,7 @@ fn strangers_are_refused_one_by_one() {
         "does not speak the landbridge protocol",
     );
 
-    // Another version.
+    // Another version of the protocol.
     let mut open = open_message(JOB);
     open[4] = 99;
     let mut stream = scene.dial();
@@ -88,7 +89,8 @@ fn strangers_are_refused_one_by_one() {
     expect_end(&mut stream);
     scene.expect_refusal(Some(stream.local_addr().unwrap()), "another job");
 
-    // The wrong key: whoever has it notices first, so it answers with noise.
+    // The wrong key. The side that has the right key would notice first, so the dialler answers
+    // with noise.
     let mut stream = scene.dial();
     stream.write_all(&open_message(JOB)).unwrap();
     let mut reply = [0; landbridge_proto::wire::hello::REPLY_BYTES];
@@ -97,14 +99,14 @@ fn strangers_are_refused_one_by_one() {
     expect_end(&mut stream);
     scene.expect_refusal(Some(stream.local_addr().unwrap()), "does not know the key");
 
-    // Gone in the middle.
+    // The connection is closed in the middle of the hello.
     let mut stream = scene.dial();
     stream.write_all(&open_message(JOB)[..20]).unwrap();
     let address = stream.local_addr().unwrap();
     drop(stream);
     scene.expect_refusal(Some(address), "left before the hello was over");
 
-    // Members of the job that are in the wrong place.
+    // Members of the job that connect in the wrong place.
     for (index, cluster, role, why) in [
         (5, 1, Role::Endpoint, "belongs to cluster 1, this relay to cluster 0"),
         (5, 0, Role::Endpoint, "another cluster"),
@@ -198,7 +200,7 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     assert_eq!(scene.relay.counter("malformed"), 8);
 }
 
-/// Each of these would have ended the connection of its receiver.
+/// Each of these frames would have ended the connection of its receiver.
 #[test]
 fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
     let plan = Plan::new(0, &Authority::new());
@@ -230,7 +232,7 @@ fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
         relay.wait_for("rank 3 at");
     }
     assert_eq!(relay.counter("malformed"), 2);
-    // Without an end it could connect, be cut off, and connect again.
+    // Without a bound, the rank could connect, be disconnected, and connect again for ever.
     for _ in 0..16 {
         let mut rank = Rank::attach(&relay, 3);
         rank.stream.write_all(&frame(from, to, 0, b"")).unwrap();
@@ -250,7 +252,7 @@ fn the_door_of_the_relays_opens_to_certificates_of_the_job_only() {
     let mut relay = RelayProcess::start(&Plan::new(0, &authority).wan());
     let relay_addr = relay.relays.unwrap();
 
-    // No TLS at all.
+    // A connection without TLS.
     let mut stream = connect(relay_addr);
     stream.write_all(&[b'G'; 400]).unwrap();
     expect_end(&mut stream);
@@ -271,7 +273,7 @@ fn the_door_of_the_relays_opens_to_certificates_of_the_job_only() {
     let _ = naked.write_all(&open_message(JOB));
     relay.wait_for("TLS: ");
 
-    // A good certificate, and a hello that does not fit it.
+    // A valid certificate, and a hello that does not fit the certificate.
     for (cluster, role, key, why) in [
         (2, Role::Relay, KEY, "but its certificate is for cluster 1"),
         (1, Role::Endpoint, KEY, "a rank connected to the listener of the relays"),
@@ -345,7 +347,7 @@ fn open_message(job: JobId) -> [u8; OPEN_BYTES] {
     Dialler::new(job, KEY, introduction(3), [5; 32]).open()
 }
 
-/// The relay closes the connection, in whatever way.
+/// Expects the relay to close the connection, in whatever way.
 fn expect_end(stream: &mut TcpStream) {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
@@ -356,7 +358,7 @@ fn expect_end(stream: &mut TcpStream) {
 
 type Tls = rustls::StreamOwned<rustls::ClientConnection, TcpStream>;
 
-/// A TLS client that trusts `authority` and shows `mine`.
+/// A TLS client that trusts `authority` and shows the certificate `mine`.
 fn tls(relay_addr: SocketAddr, authority: &Authority, mine: Option<(String, String)>) -> Tls {
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};

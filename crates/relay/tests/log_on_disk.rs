@@ -1,4 +1,4 @@
-//! What a relay keeps for processes that may come back, beyond the memory for it.
+//! Tests of a message log for restartable processes that exceeds the relay's memory.
 
 mod common;
 
@@ -9,10 +9,10 @@ use landbridge_proto::limit::RELAY_PAYLOAD_BYTES_MAX;
 use landbridge_proto::wire::frame::{Header, Kind};
 use landbridge_proto::wire::hello::Introduction;
 
-/// Three times what two processes may have in memory in any case.
+/// Three times what two processes may have in memory in any case, in frames.
 const FRAMES: u64 = (48 << 20) / RELAY_PAYLOAD_BYTES_MAX as u64;
 
-/// A directory of its own, gone with this.
+/// A temporary directory, which is removed when this value is dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -43,7 +43,8 @@ fn relay(directory: &Path, disk: &str) -> RelayProcess {
     RelayProcess::start_with(&Plan::alone(4), command(&variables))
 }
 
-/// A start of a process, which hears first how much it has sent before.
+/// Attaches an incarnation of a process, which first receives the number of frames that it has sent
+/// before.
 fn start(relay: &RelayProcess, index: u32, incarnation: u32) -> Rank {
     let own = Introduction { incarnation, ..introduction(index) };
     let mut rank = Rank::attach_as(relay, own).unwrap();
@@ -98,11 +99,11 @@ fn a_process_comes_back_from_a_record_that_is_mostly_on_disk() {
         read_all(&mut reader);
         assert!(relay.counter("read_back_bytes") >= u64::from(incarnation) * (24 << 20));
     }
-    // And it is one like any other again.
+    // The process now is one like any other.
     let mut sender = sender;
     sender.send(1, 1 << 40, b"on");
     assert_eq!(reader.receive().1, b"on");
-    // What is told again is not kept in memory.
+    // What is replayed is not kept in memory.
     assert!(relay.memory_bytes() < 64 << 20, "{} MiB", relay.memory_bytes() >> 20);
 }
 
@@ -119,7 +120,7 @@ fn a_disk_that_may_take_no_more_is_told_of_and_the_job_goes_on() {
     drop(reader);
     relay.wait_for("is away");
     let own = Introduction { incarnation: 1, ..introduction(1) };
-    // It is refused behind the hello.
+    // The process is refused after the hello.
     let again = Rank::attach_as(&relay, own);
     let said = again.and_then(|mut rank| std::io::Read::read(&mut rank.stream, &mut [0]));
     assert!(!matches!(said, Ok(1)), "it cannot come back");

@@ -1,4 +1,4 @@
-//! A relay's memory does not grow with what its links have begun and not ended.
+//! Tests that a relay's memory does not grow with incomplete frames of its links.
 
 mod common;
 
@@ -9,7 +9,7 @@ use landbridge_proto::id::Address;
 use landbridge_proto::relay::FRAME_BYTES_MAX;
 
 const RANKS: u32 = 100;
-/// What one of them sends in whole frames: more than a relay reads at once.
+/// The frames that a rank sends whole: more than a relay reads at once.
 const FRAMES: u64 = 40;
 const BODY_BYTES: usize = 16 << 10;
 
@@ -27,7 +27,7 @@ fn links_in_the_middle_of_a_frame_cost_no_more_than_that_frame() {
         }
         let last = frame(rank.address, target, FRAMES, &pattern(FRAMES, BODY_BYTES));
         bytes.extend(&last[..last.len() / 2]);
-        // Written and read at once, so that the relay finds much to read.
+        // The bytes are written and read at the same time, so that the relay finds much to read.
         std::thread::scope(|scope| {
             scope.spawn(|| rank.stream.write_all(&bytes).unwrap());
             (0..FRAMES).for_each(|_| drop(reader.receive()));

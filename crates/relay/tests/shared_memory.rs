@@ -1,4 +1,5 @@
-//! Ranks on the relay's node: their frames go through shared memory, and waiting for them costs nothing.
+//! Tests with ranks on the relay's node: their frames move through shared memory, and waiting for
+//! them costs nothing.
 
 mod common;
 
@@ -15,10 +16,11 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 use landbridge_proto::wire::hello::{Introduction, LogPosition};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Longer than a relay needs to take in what it has room for.
+/// A time that is longer than a relay needs to read what it has capacity for.
 const SETTLED: Duration = Duration::from_millis(300);
 const BODY_BYTES: usize = 16 << 10;
-/// Times a relay may wake in a second in which nothing can move: hardly more than it is asked for its counters.
+/// The times that a relay may wake in a second in which nothing can move: hardly more than it is
+/// asked for its counters.
 const IDLE_WAITS_MAX: u64 = 50;
 
 #[test]
@@ -34,12 +36,13 @@ fn a_relay_sleeps_while_nothing_can_move() {
     assert!(waits < IDLE_WAITS_MAX, "{waits} waits in a second");
 
     receive(&mut reader, 0..sent);
-    // And on it goes.
+    // The flow of frames continues.
     assert!(sender.send(&message(sent), &[]));
     receive(&mut reader, sent..sent + 1);
 }
 
-/// A process makes another connection, as for its image, while its relay waits with what it had read of it.
+/// A process opens another connection, as it does for a checkpoint, while its relay holds frames
+/// that it has read from the process.
 #[test]
 fn all_that_is_left_in_a_ring_is_taken_in_before_its_process_comes_back() {
     let authority = Authority::new();
@@ -54,7 +57,7 @@ fn all_that_is_left_in_a_ring_is_taken_in_before_its_process_comes_back() {
 
     let (mut first, mut second) = (attach(&name, 1), attach(&name, 2));
     send_until_full(&mut first, |number| far_message(1, number));
-    // Nothing of what was read of it can go on: others wait already.
+    // Nothing that was read from this process can move on: other frames wait already.
     let sent = send_until_full(&mut second, |number| far_message(2, number));
     let standing = LogPosition { sent, ..LogPosition::default() };
     let mut again = attach_as(&name, Introduction { log_position: standing, ..introduction(2) });
@@ -67,13 +70,13 @@ fn all_that_is_left_in_a_ring_is_taken_in_before_its_process_comes_back() {
     here.cut_lifeline();
 }
 
-/// Of full size, to a process of the other cluster.
+/// A message of full size, to a process of the other cluster.
 fn far_message(source: u32, number: u64) -> Vec<u8> {
     let body = pattern(number, RELAY_PAYLOAD_BYTES_MAX);
     frame(Address::new(source, 0), Address::new(5, 0), number, &body)
 }
 
-/// A relay with a door for its node.
+/// A relay with a listener for its node.
 fn start(what: &str) -> (RelayProcess, String) {
     let name = format!("landbridge-near-{what}-{}", std::process::id());
     let plan = Plan::alone(4).line(&format!("unix = \"@{name}\"")).line("spin_micros = 0");
@@ -96,7 +99,7 @@ fn message(number: u64) -> Vec<u8> {
     frame(Address::new(1, 0), Address::new(2, 0), number, &pattern(number, BODY_BYTES))
 }
 
-/// Until relay and rings hold all they can; the number of messages.
+/// Sends until relay and rings hold all that they can. Returns the number of messages.
 fn send_until_full(sender: &mut ShmLink, message: impl Fn(u64) -> Vec<u8>) -> u64 {
     let (mut sent, mut full_since) = (0, Instant::now());
     while full_since.elapsed() < SETTLED {
@@ -121,7 +124,7 @@ fn receive(reader: &mut ShmLink, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// Sleeps until the bell rings.
+/// Sleeps until the doorbell rings.
 fn sleep(link: &mut ShmLink) {
     if link.prepare_park() {
         let mut fds = [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)];

@@ -1,4 +1,4 @@
-//! Relays that talk to each other over UDP.
+//! Tests of relays that are linked over UDP.
 
 mod common;
 
@@ -14,9 +14,10 @@ use landbridge_proto::id::ClusterId;
 
 const UDP: (&str, &str) = ("LANDBRIDGE_WAN_UDP", "on");
 
-/// So many pending_connections together are more than are let in without being asked to come again.
+/// A number of pending connections that exceeds what a relay accepts without address validation.
 const CROWD: usize = 100;
-/// A stranger with a good certificate costs less; without one there is no stream.
+/// The bytes that a pending connection with a valid certificate may cost; without one, there is no
+/// stream.
 const PENDING_CONNECTION_BYTES_MAX: u64 = 100 << 10;
 const _: () = assert!(CROWD < CONNECTIONS_MAX);
 
@@ -151,7 +152,7 @@ fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
     let is_done = AtomicBool::new(false);
     let (mut numbers, mut arrived) = ([0; 2], [0; 2]);
     std::thread::scope(|scope| {
-        // Both ways, all the while.
+        // Frames move in both directions all the while.
         let clone =
             |rank: &Rank| Rank { address: rank.address, stream: rank.stream.try_clone().unwrap() };
         let talk = |mut rank: Rank, to: u32, is_done: &AtomicBool| {
@@ -171,7 +172,7 @@ fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
         ];
         scope.spawn(|| {
             gate.is_shut.store(false, Ordering::Relaxed);
-            // Until the old ones have been closed, and for a while after that.
+            // Waits until the old streams have been closed, and for a while after this.
             for _ in 0..2 {
                 one.wait_for("was replaced");
             }
@@ -200,7 +201,7 @@ fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
 #[test]
 fn a_port_that_is_taken_for_udp_leaves_tcp() {
     let authority = Authority::new();
-    // Free for TCP, as it has just been.
+    // The port is free for TCP, as it has just been.
     let taken = both_at_one_port().1;
     let plan =
         Plan::new(0, &authority).line(&format!("wan_listen = \"{}\"", taken.local_addr().unwrap()));
@@ -217,7 +218,7 @@ fn who_has_no_certificate_of_the_job_is_refused() {
     let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
     let relay_addr = zero.relays.unwrap();
 
-    // It trusts us, and we do not trust it.
+    // The other relay trusts this authority, and is not trusted.
     let mut plan = Plan::new(1, &foreign).peer(0, relay_addr);
     plan.text = plan.text.replace(&foreign.pem(), &authority.pem());
     let mut strange = RelayProcess::start_with(&plan, command(&[UDP]));
@@ -226,7 +227,7 @@ fn who_has_no_certificate_of_the_job_is_refused() {
     strange.wait_for("over UDP: QUIC: ");
     drop(strange);
 
-    // A good certificate, but not that of another relay.
+    // A valid certificate, but not that of another relay.
     for (cluster, why) in [(0, "of no other cluster"), (7, "of no relay of this job")] {
         let crowd = Crowd::new(&authority, cluster, relay_addr, 1);
         zero.wait_for(why);
@@ -273,14 +274,14 @@ fn garbage_and_a_crowd_at_the_door_disturb_nobody() {
     assert_eq!(zero.counter("breaks"), 0);
 }
 
-/// Connections that show a certificate of the job, and then say nothing.
+/// Connections that show a certificate of the job, and then send nothing more.
 struct Crowd {
     hub: QuicHub,
     links: Vec<QuicLink>,
 }
 
 impl Crowd {
-    /// All of them are through the handshake.
+    /// Opens the connections and completes all handshakes.
     fn new(authority: &Authority, cluster: u16, relay_addr: SocketAddr, count: usize) -> Self {
         let (certificate, key) = authority.issue(cluster);
         let identity = Identity::new(&authority.pem(), &certificate, &key).unwrap();
@@ -295,7 +296,7 @@ impl Crowd {
             crowd.turn();
         }
         for link in &crowd.links {
-            // A stream is there once something is in it.
+            // A stream exists once something is in it.
             link.write(std::iter::once(&b"L"[..])).unwrap();
         }
         crowd.turn();
@@ -331,7 +332,7 @@ fn a_dialler_whose_address_changes_keeps_its_connection() {
     assert_eq!((zero.counter("breaks"), one.counter("breaks")), (0, 0));
 }
 
-/// Hands datagrams on under an address of its own, which may change.
+/// Forwards datagrams from an address of its own, which may change (NAT).
 struct Translator {
     address: SocketAddr,
     changes: Arc<AtomicUsize>,
@@ -355,7 +356,7 @@ impl Translator {
                     inside = Some(from);
                     back.send_to(&bytes[..size], relay_addr).unwrap();
                 }
-                // What still comes to the old address comes in vain.
+                // Datagrams that still arrive at the old address are lost.
                 while let Ok((size, _)) = back.recv_from(&mut bytes) {
                     front.send_to(&bytes[..size], inside.unwrap()).unwrap();
                 }
@@ -370,7 +371,7 @@ impl Translator {
     }
 }
 
-/// Others of this machine may have the port for one of the two.
+/// A TCP listener and a UDP socket at one port. Other programs may have a port for one of the two.
 fn both_at_one_port() -> (TcpListener, UdpSocket) {
     let try_one = || {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -380,7 +381,7 @@ fn both_at_one_port() -> (TcpListener, UdpSocket) {
     std::iter::repeat_with(try_one).flatten().next().unwrap()
 }
 
-/// Hands TCP on, and UDP while it is not shut.
+/// Forwards TCP, and UDP while it is not shut.
 struct Gate {
     address: SocketAddr,
     is_shut: Arc<AtomicBool>,
@@ -424,12 +425,12 @@ impl Gate {
     }
 }
 
-/// TCP: two signs of life each second, and the clock.
+/// With TCP, an idle link has two keepalives each second, and the clock.
 #[test]
 fn an_idle_link_wakes_its_relays_seldom() {
     let waits = |variables: &[(&str, &str)]| {
         let (mut zero, one) = RelayProcess::pair_with(variables);
-        // Until the size of datagrams has been found.
+        // The search for the size of datagrams ends first.
         std::thread::sleep(Duration::from_secs(2));
         let before = zero.counter("waits");
         std::thread::sleep(Duration::from_secs(4));

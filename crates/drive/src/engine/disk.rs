@@ -1,16 +1,18 @@
-//! The disk on which a relay lays what it keeps for its processes and has no memory for: one file, written and read by a
-//! thread of its own.
+//! The disk for the part of a relay's message logs that exceeds its memory: one file, written and
+//! read by a thread of its own.
 //!
-//! What enters: orders of the relay ([`landbridge_proto::relay::DiskRequest`]). What leaves: what has become of them, and an eventfd
-//! that says so. How many orders wait is bounded by whoever gives them: a few writes, and a few reads for each process that
-//! comes back. Reads go first.
+//! What enters: orders of the relay ([`landbridge_proto::relay::DiskRequest`]). What leaves: their
+//! results, and an eventfd that announces results. The relay bounds the number of waiting orders: a
+//! few writes, and a few reads for each process that is replayed. Reads come first.
 //!
-//! The system's own memory for files is no place for it either: it would grow by all that is written, and take the pages of
-//! the program. So what was written some segments ago is waited for, and its pages are let go of.
+//! The page cache must not hold the logs either: it would grow by everything that is written, and
+//! displace the pages of the application. So the thread waits for segments that were written some
+//! time ago, and drops their pages.
 //!
-//! The file has no name, so it is gone when the relay is, however that ends. A segment lies in a *slot* of it, with its
-//! CRC-32C in memory. What may never happen: the relay waits for the disk; a segment is handed out that is not as it was
-//! written; more is taken than was allowed, but for one slot.
+//! The file has no name, so it disappears with the relay, however the relay ends. A segment lies in
+//! a *slot* of the file; its CRC-32C is in memory. What may never happen: the relay waits for the
+//! disk; a segment is returned that differs from what was written; the file takes more than was
+//! allowed, by more than one slot.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -28,19 +30,20 @@ use rustix::io::Errno;
 use crate::checksum::Checksum;
 use crate::sys;
 
-/// Segments that may be on their way from the system's memory to the disk: what keeps it busy.
+/// The segments that may be in writeback from the page cache to the disk: enough to keep the disk
+/// busy.
 const WRITEBACK_SEGMENTS_MAX: usize = 16;
 
-/// What has become of an order.
+/// The result of an order.
 #[derive(Debug)]
 pub enum DiskCompletion {
-    /// It has been written, or why not.
+    /// The segment has been written, or the error.
     Written(SegmentId, io::Result<()>),
-    /// It has been read as it was written, or why not.
+    /// The segment has been read as it was written, or the error.
     Read(SegmentId, io::Result<Vec<u8>>),
 }
 
-/// See the module head.
+/// The disk of a relay: see the module documentation.
 pub struct Disk {
     shared: Arc<DiskShared>,
     bytes_max: u64,
@@ -61,10 +64,11 @@ struct DiskQueue {
 }
 
 impl Disk {
-    /// A file in `directory` that may take so many bytes, and its thread. What signals are blocked here are blocked in that, too.
+    /// Creates a file in `directory` that may take `bytes_max` bytes, and starts its thread. The
+    /// thread inherits the signal mask of this thread.
     ///
     /// # Errors
-    /// If there can be none.
+    /// If the file or the thread cannot be created.
     pub fn open(directory: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = open_unnamed(directory)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -76,17 +80,17 @@ impl Disk {
         Ok(Self { shared, bytes_max })
     }
 
-    /// Bytes that it may take.
+    /// The most bytes that the file may take.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
 
-    /// Readable when something is done.
+    /// The eventfd, which is readable when results are available.
     pub fn completion_fd(&self) -> &OwnedFd {
         &self.shared.completion_fd
     }
 
-    /// To be done as soon as possible.
+    /// Queues an order.
     pub fn submit(&self, order: DiskRequest) {
         let mut orders = lock(&self.shared.orders);
         match order {
@@ -96,7 +100,7 @@ impl Disk {
         self.shared.work.notify_one();
     }
 
-    /// What has been done since the last call.
+    /// The results since the last call.
     pub fn take_completions(&self) -> Vec<DiskCompletion> {
         let _ = rustix::io::read(&self.shared.completion_fd, &mut [0; 8]);
         std::mem::take(&mut *lock(&self.shared.done))
@@ -104,34 +108,35 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// Nobody waits for the thread: it may be waiting for a disk that does not answer.
+    /// The thread is not joined, because it may be waiting for a disk that does not answer.
     fn drop(&mut self) {
         lock(&self.shared.orders).is_closed = true;
         self.shared.work.notify_one();
     }
 }
 
-/// Nothing that holds a lock here can panic; should it have, what it guards is still whole.
+/// Locks a mutex. Nothing that holds a lock here can panic; if it did, the protected data would
+/// still be valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a segment lies.
+/// The slot of a segment in the file.
 struct DiskSlot {
     number: u64,
     bytes: usize,
     sum: u32,
 }
 
-/// What the thread owns.
+/// The state that the thread owns.
 struct DiskWorker {
     file: File,
     shared: Arc<DiskShared>,
     slots: BTreeMap<SegmentId, DiskSlot>,
-    /// Slots that nobody uses, before `end`.
+    /// The unused slots before `end`.
     free: Vec<u64>,
     end: u64,
-    /// Where what was written last begins, in the order of its writing.
+    /// The offsets of the segments in writeback, in the order of writing.
     in_writeback: VecDeque<u64>,
 }
 
@@ -190,7 +195,7 @@ impl DiskWorker {
         Ok(())
     }
 
-    /// From the system's memory to the disk.
+    /// Starts writeback of a segment from the page cache to the disk.
     fn start_writeback(&mut self, at: u64) {
         sys::begin_writeback(&self.file, at, SEGMENT_BYTES as u64);
         self.in_writeback.push_back(at);
@@ -218,20 +223,21 @@ impl DiskWorker {
     fn forget(&mut self, id: SegmentId) {
         let Some(slot) = self.slots.remove(&id) else { return };
         self.free.push(slot.number);
-        // Others may need the room sooner than we do. Where that is not possible the slot is used again.
+        // The disk space is released, because others may need it sooner. Where this is not
+        // possible, the slot is used again.
         let at = slot.number * SEGMENT_BYTES as u64;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(&self.file, flags, at, SEGMENT_BYTES as u64);
     }
 }
 
-/// A file without a name.
+/// Opens a file without a name.
 fn open_unnamed(directory: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
         Ok(file) => return Ok(file.into()),
-        // File systems that know no such files, and kernels of them.
+        // Some file systems and kernels do not support such files.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => (),
         Err(error) => return Err(error.into()),
     }

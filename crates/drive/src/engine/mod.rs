@@ -1,7 +1,7 @@
 //! Engines: ways to move the bytes of one relay.
 //!
-//! All engines share the state machine ([`landbridge_proto::relay`]), the setup, and how they speak
-//! to the program around them; they differ in how they wait and in what runs at the same time.
+//! All engines share the state machine ([`landbridge_proto::relay`]), the setup, and the interface
+//! to the program around them. Engines differ in how they wait and in what runs at the same time.
 
 pub mod disk;
 pub mod epoll;
@@ -24,113 +24,122 @@ use crate::link::quic::Congestion;
 use crate::link::tls::Identity;
 use disk::Disk;
 
-/// What a relay is to do.
+/// The setup of a relay.
 pub struct Setup {
-    /// Whoever belongs to another job is refused.
+    /// The job; connections of another job are refused.
     pub job: JobId,
-    /// Whoever does not know it is refused.
+    /// The job's key; connections without proof of the key are refused.
     pub key: JobKey,
     /// The relay's own cluster.
     pub own: ClusterId,
     /// The processes of each cluster of the job.
     pub clusters: Vec<ClusterRange>,
-    /// Where endpoints of the own cluster attach.
+    /// The listener at which endpoints of the relay's own cluster attach.
     pub ranks: TcpListener,
-    /// Where endpoints of the own node attach.
+    /// The listener at which endpoints of the relay's own node attach.
     pub unix: Option<UnixListener>,
-    /// Where other relays connect.
+    /// The listener at which other relays connect.
     pub relays: Option<TcpListener>,
-    /// What to show to other relays. Needed for `relays` and `peers`.
+    /// The TLS identity that the relay shows to other relays. Needed for `relays` and `peers`.
     pub identity: Option<Identity>,
     /// The relays to connect to.
     pub peers: Vec<Peer>,
-    /// Descriptors of the program: [`EngineHost::handle_control`] is called when one is readable.
+    /// Descriptors of the program: the engine calls [`EngineHost::handle_control`] when one is
+    /// readable.
     pub controls: Vec<OwnedFd>,
     /// How long frames wait for an endpoint whose link has broken.
     pub peer_timeout: Duration,
-    /// Streams to each relay that this one connects to.
+    /// The number of streams to each relay that this relay connects to.
     pub wan_streams: usize,
-    /// Whether links to other relays are made over UDP where that gets through, and how fast they send.
+    /// The congestion control of links to other relays over UDP, which are used where UDP works;
+    /// `None` to use TCP only.
     pub wan_udp: Option<Congestion>,
-    /// Longest pause before a relay is dialled again.
+    /// The longest pause before a relay is dialled again.
     pub redial_max: Duration,
-    /// Endpoints that were killed may come back: what is kept for them.
+    /// The message log for endpoints that may be restarted after they were killed; `None` to keep
+    /// no log.
     pub recover: Option<RecoveryConfig>,
     /// How frames of endpoints are checked.
     pub integrity: Checksum,
-    /// How long to spin before sleeping; `None`: as long as it pays on this machine.
+    /// How long to spin before sleeping; `None` to spin as long as it pays on this machine.
     pub spin: Option<Duration>,
 }
 
-/// What is kept for endpoints that may come back.
+/// The settings of the message log, which is kept for endpoints that may be restarted.
 pub struct RecoveryConfig {
-    /// Bytes of memory for it.
+    /// The bytes of memory for the message log.
     pub memory: u64,
-    /// Where the rest goes, if anywhere.
+    /// The disk for what exceeds the memory, if there is one.
     pub disk: Option<Disk>,
-    /// Given to an endpoint since its last image that much, another one is due.
+    /// The bytes delivered to an endpoint since its last checkpoint after which another checkpoint
+    /// is due.
     pub checkpoint_log_bytes: u64,
-    /// Endpoints of other nodes may be started on third ones: what they have read of clocks and chance is kept, and written here
-    /// when one of them is fenced.
+    /// The file for recorded nondeterminism, if endpoints of other nodes may be restarted on third
+    /// nodes: the relay keeps what these endpoints have read of clocks and random numbers, and
+    /// writes it here when one of them is fenced.
     pub nondeterminism_file: Option<File>,
 }
 
-/// What is kept of the reads of an endpoint that has been fenced, and lies at the beginning of the file for it.
+/// The recorded nondeterminism that the relay keeps of a fenced endpoint, and that lies at the
+/// beginning of the file for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FencedRecord {
-    /// Where it begins in the endpoint's record,
+    /// The position of the first byte in the endpoint's record.
     pub first: u64,
-    /// and how much it is.
+    /// The number of bytes.
     pub bytes: u64,
-    /// How often it has looked for messages.
+    /// How often the endpoint has polled for messages.
     pub polls: u64,
-    /// There is no more room in its record.
+    /// The endpoint's record has reached its maximum size.
     pub is_full: bool,
 }
 
 /// A relay to connect to.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Its cluster.
+    /// The relay's cluster.
     pub cluster: ClusterId,
-    /// Where it listens: addresses to try in turn.
+    /// The addresses at which the relay listens, to be tried in turn.
     pub addresses: Vec<SocketAddr>,
 }
 
 /// The program around an engine.
 pub trait EngineHost {
-    /// One line for the log.
+    /// Writes one line to the log.
     fn log(&mut self, line: fmt::Arguments<'_>);
 
-    /// One line that the user should read.
+    /// Writes one line that the user should read.
     fn warn(&mut self, line: fmt::Arguments<'_>);
 
-    /// What somebody wanted to know: see [`ControlAction::Query`].
+    /// Receives the answer to a [`ControlAction::Query`].
     fn handle_log_reply(&mut self, reply: &LogReply);
 
-    /// Somebody wants nothing more to be taken of starts of an endpoint before this one. Asked for after each control that was
-    /// readable, until there is none.
+    /// The next endpoint to fence, and an incarnation: the relay must accept nothing more of
+    /// earlier incarnations of the endpoint. The engine calls this function after each readable
+    /// control, until it returns `None`.
     fn poll_fence(&mut self) -> Option<(Address, u32)> {
         None
     }
 
-    /// Nothing is; and what is known of its reads.
+    /// Reports that `_who` is fenced, and what the relay keeps of its recorded nondeterminism.
     fn handle_fenced(&mut self, _who: Address, _fenced: &FencedRecord) {}
 
-    /// So much was given to an endpoint since its last image that another would be good.
+    /// Reports that so many bytes were delivered to endpoint `_who` since its last checkpoint that
+    /// another one is due.
     fn handle_checkpoint_due(&mut self, _who: Address) {}
 
-    /// Nothing is kept of an endpoint any more.
+    /// Reports that the relay no longer keeps a message log of endpoint `_who`.
     fn handle_log_abandoned(&mut self, _who: Address) {}
 
-    /// Of an endpoint of which too much was given to be kept all is kept again, from where it stands for an image.
+    /// Reports that the relay keeps a complete message log of endpoint `_who` again, from the log
+    /// position of a checkpoint on, after the log had exceeded its bound.
     fn handle_log_resumed(&mut self, _who: Address) {}
 
-    /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
-    /// for this reason. Of attempts that fail for the same reason only the first is told.
+    /// Reports that the link to the relay of `cluster`, with `remote` at the other end, is up, or
+    /// why it is down. Of attempts that fail for the same reason, only the first is reported.
     fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>);
 
-    /// The control with this index is readable.
+    /// Handles the readable control with this index.
     fn handle_control(
         &mut self,
         index: usize,
@@ -139,83 +148,84 @@ pub trait EngineHost {
     ) -> ControlAction;
 }
 
-/// See [`EngineHost::handle_link`].
+/// The state of a link to another relay: see [`EngineHost::handle_link`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState<'a> {
-    /// Frames pass both ways.
+    /// Frames pass in both directions.
     Up,
-    /// It was up and has broken.
+    /// The link was up and has broken, for this reason.
     Down(&'a str),
-    /// An attempt to make it has failed.
+    /// An attempt to open the link has failed, for this reason.
     Unreachable(&'a str),
 }
 
-/// Whether an engine goes on.
+/// What an engine does after a control was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlAction {
-    /// It does.
+    /// The engine goes on.
     Continue,
-    /// It ends.
+    /// The engine ends.
     Stop,
-    /// It goes on, and says what it keeps of its endpoints.
+    /// The engine goes on, and reports on the message logs of its endpoints.
     Query(LogQuery),
 }
 
-/// What of that somebody wants to know.
+/// A query about the message logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogQuery {
-    /// How much it is, of endpoints from this one on: as many as fit into an answer.
+    /// The size of the log of each endpoint from this address on: as many endpoints as fit into an
+    /// answer.
     All(Address),
-    /// So many determinants of this endpoint, and their frames.
+    /// Determinants of one endpoint, and their frames.
     One {
-        /// Whose.
+        /// The address of the endpoint.
         address: Address,
-        /// The first of them.
+        /// The number of the first determinant.
         from: u64,
-        /// How many.
+        /// The number of determinants.
         count: u64,
     },
 }
 
-/// The answer to an [`LogQuery`].
+/// The answer to a [`LogQuery`].
 #[derive(Clone, Debug)]
 pub enum LogReply {
-    /// Of each endpoint, and where there are more.
+    /// The log status of each endpoint, and the next endpoint if there are more.
     All(Vec<LogStatus>, Option<Address>),
-    /// Of one, if anything is kept of it.
+    /// The determinants of one endpoint, if a log of it is kept.
     One(Option<LogExcerpt>),
 }
 
-/// What an engine has done so far, and what it holds.
+/// The counters of an engine, and what the engine holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineReport {
-    /// Frames and bytes.
+    /// The counters of the relay's state machine.
     pub relay: Counters,
     /// Connections accepted.
     pub accepted: u64,
     /// Connections refused, for any reason.
     pub refused: u64,
-    /// Links that got through the hello.
+    /// Links that completed the hello.
     pub attached: u64,
-    /// Links now.
+    /// Links at present.
     pub links: usize,
-    /// Connections still in their hello.
+    /// Connections whose hello is not complete.
     pub pending: usize,
-    /// Streams to other relays, of those.
+    /// Of the links at present, the streams to other relays.
     pub streams: usize,
     /// Bytes in queues.
     pub queued_bytes: usize,
-    /// Bytes kept for endpoints that may come back: in memory,
+    /// Bytes of message logs in memory.
     pub log_bytes: u64,
-    /// and on the disk.
+    /// Bytes of message logs on the disk.
     pub disk_bytes: u64,
     /// Streams to other relays that broke.
     pub breaks: u64,
-    /// Calls to the kernel.
+    /// System calls that waited for events.
     pub waits: u64,
-    /// See `waits`.
+    /// System calls that read.
     pub reads: u64,
-    /// See `waits`.
+    /// System calls that wrote.
     pub writes: u64,
 }
 
@@ -258,11 +268,11 @@ impl fmt::Display for EngineReport {
     }
 }
 
-/// A way to run a relay.
+/// An engine: a way to run a relay.
 pub trait Engine {
-    /// Runs until [`EngineHost::handle_control`] says stop.
+    /// Runs until [`EngineHost::handle_control`] returns [`ControlAction::Stop`].
     ///
     /// # Errors
-    /// If the system refuses what the engine cannot do without.
+    /// If the system refuses something that the engine cannot do without.
     fn run(setup: Setup, host: &mut dyn EngineHost) -> io::Result<EngineReport>;
 }

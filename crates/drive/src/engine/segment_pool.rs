@@ -1,14 +1,17 @@
-//! Memory for what a relay is going to keep: what it does not need any more, and what a thread of its own prepares.
+//! Memory for a relay's message logs: segments that the relay no longer needs, and segments that a
+//! thread prepares.
 //!
-//! The system finds and clears a page when it is touched first. For a segment that takes longer than to fill it, much longer on
-//! a virtual machine whose host has to find the page as well, and whoever waits for the relay would wait for that. So a thread
-//! prepares some segments ahead. The relay never waits for it: without a spare segment it takes memory as it comes.
+//! The kernel finds and clears a page when the page is touched first. For a segment this takes
+//! longer than filling the segment, and much longer on a virtual machine whose host must find the
+//! page as well. So a thread touches some segments ahead. The relay never waits for the thread:
+//! without a prepared segment, it allocates memory as usual.
 //!
-//! What it does not need any more, as after an image, is lent to the system: it stays as it is, and costs nothing when it is used
-//! again, unless somebody else is short of memory before that.
+//! Segments that are no longer needed, for example after a checkpoint, are lent to the kernel
+//! (`MADV_FREE`): they remain as they are, and cost nothing when they are used again, unless
+//! another process is short of memory before that.
 //!
-//! What may never happen: more than [`PREPARED_SEGMENTS_MAX`] segments, and one in its hands, are prepared that nobody has asked for; new memory
-//! is taken while there is some that has been in use before.
+//! What may never happen: more than [`PREPARED_SEGMENTS_MAX`] segments, and one in the thread's
+//! hands, are prepared without a request; new memory is allocated while a used segment is free.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,51 +20,52 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use landbridge_proto::relay::SEGMENT_BYTES;
 use rustix::mm::{Advice, madvise};
 
-/// Segments that are prepared ahead of those that the relay holds itself: what a burst of long messages fills before the
-/// thread, which prepares 2 to 4 GB/s, has to keep up with it.
+/// The most segments that are prepared ahead, in addition to those that the relay holds itself:
+/// what a burst of long messages fills before the thread, which prepares 2 to 4 GB/s, must keep up
+/// with it.
 const PREPARED_SEGMENTS_MAX: usize = 32;
 
-/// Pages are not smaller than this anywhere.
+/// The smallest page size of any supported system, in bytes.
 const PAGE_BYTES: usize = 4 << 10;
 
-/// See the module head.
+/// The pool of segments: see the module documentation.
 pub struct SegmentPool {
     prepared: Receiver<Vec<u8>>,
     returned: Vec<Vec<u8>>,
 }
 
 impl SegmentPool {
-    /// Starts the thread. What signals are blocked here are blocked in that, too.
+    /// Starts the thread. It inherits the signal mask of this thread.
     ///
     /// # Errors
-    /// If there can be none.
+    /// If no thread can be started.
     pub fn open() -> io::Result<Self> {
         let (sender, prepared) = sync_channel(PREPARED_SEGMENTS_MAX);
         std::thread::Builder::new().name("segments".into()).spawn(move || prepare(&sender))?;
         Ok(Self { prepared, returned: Vec::new() })
     }
 
-    /// A segment without content, if one is ready.
+    /// An empty segment, if one is ready.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         self.returned.pop().or_else(|| self.prepared.try_recv().ok())
     }
 
-    /// What is not needed for now takes no more than this.
+    /// Frees returned segments until those that remain take at most `bytes` bytes.
     pub fn shrink_to(&mut self, bytes: u64) {
         self.returned.truncate((bytes / SEGMENT_BYTES as u64) as usize);
     }
 
-    /// Takes a segment without content that is not needed for now.
+    /// Returns an empty segment to the pool, which is not needed for now.
     pub fn put(&mut self, mut segment: Vec<u8>) {
         segment.clear();
         let (start, bytes) = whole_pages(segment.spare_capacity_mut());
-        // SAFETY: these pages are ours alone, and nobody will read what is in them now.
+        // SAFETY: only this process uses these pages, and nobody will read their present content.
         let _ = unsafe { madvise(start.cast(), bytes, Advice::LinuxFree) };
         self.returned.push(segment);
     }
 }
 
-/// Until nobody takes them any more.
+/// Prepares segments until the pool is dropped.
 fn prepare(sender: &SyncSender<Vec<u8>>) {
     loop {
         let mut segment = Vec::with_capacity(SEGMENT_BYTES);
@@ -72,11 +76,11 @@ fn prepare(sender: &SyncSender<Vec<u8>>) {
     }
 }
 
-/// Has the system find its pages: all at once, which takes it two thirds of the time, or one by one where it cannot (before
-/// Linux 5.14).
+/// Makes the kernel allocate all pages: with one call, which takes two thirds of the time, or one
+/// by one where the kernel does not support this (before Linux 5.14).
 fn touch(memory: &mut [MaybeUninit<u8>]) {
     let (start, bytes) = whole_pages(memory);
-    // SAFETY: these pages are ours alone, and their content stays as it is.
+    // SAFETY: only this process uses these pages, and their content stays as it is.
     let is_done = unsafe { madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok();
     let rest = if is_done { memory.len() - 1 } else { 0 };
     for byte in memory[rest..].iter_mut().step_by(PAGE_BYTES) {
@@ -84,7 +88,7 @@ fn touch(memory: &mut [MaybeUninit<u8>]) {
     }
 }
 
-/// The part of `memory` that is whole pages: where it begins, and how long it is.
+/// The part of `memory` that consists of whole pages: its start and its length.
 fn whole_pages(memory: &mut [MaybeUninit<u8>]) -> (*mut MaybeUninit<u8>, usize) {
     let pages = memory.as_mut_ptr_range();
     let start = pages.start.map_addr(|address| address.next_multiple_of(PAGE_BYTES));

@@ -1,14 +1,16 @@
 //! Frames in datagrams: one UDP socket of a process, for all its peers.
 //!
-//! What enters: datagrams in pieces, gathered in one buffer, which is the only copy before the kernel's and the place
-//! where a payload's check is computed; datagrams from the network, many with one call. What leaves: runs of equal
-//! datagrams to one destination, each with one call (segmentation offload); every datagram that arrived, one by one;
-//! notices about destinations. Datagrams may be lost, doubled and reordered on the way: that is the channel's matter,
-//! as is how fast they may leave.
+//! What enters: datagrams in pieces, gathered in one buffer, which is the only copy before the
+//! kernel's and the place where a payload's checksum is computed; datagrams from the network, many
+//! with one call. What leaves: runs of equal datagrams to one destination, each with one call
+//! (segmentation offload); every datagram that arrived, one by one; notices about destinations.
+//! Datagrams may be lost, duplicated and reordered in transit: the channel handles this, and it
+//! decides how fast datagrams may leave.
 //!
-//! What may never happen: trouble with one destination ends the socket or is blamed on another; a datagram is
-//! fragmented on its way; anything is lost because the kernel has no room now. Nothing that arrives is believed:
-//! notices come from ICMP messages, which anybody can forge, so they are a reason to look, not a verdict.
+//! What may never happen: an error of one destination ends the socket or is attributed to another
+//! destination; a datagram is fragmented in transit; anything is lost because the kernel has no
+//! space at the moment. Notices are not trusted: they come from ICMP messages, which anybody can
+//! forge, so they are a reason to probe, not a verdict.
 
 mod batch;
 mod destination_notice;
@@ -26,23 +28,24 @@ pub use self::destination_notice::{DestinationError, DestinationNotice};
 use super::stream::{Piece, Sent};
 use crate::checksum::Checksum;
 
-/// Largest datagram: what IPv4 has room for.
+/// The largest datagram in bytes: the IPv4 limit.
 pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 
-/// Asked for in each direction: 30 ms of 1 Gb/s, for a process that computes instead of reading.
+/// The socket buffer size that is requested in each direction, in bytes: 30 ms at 1 Gbit/s, for a
+/// process that computes instead of reading.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
-/// Room for what one receiving call may bring in one place: no packet is larger.
+/// The bytes of one slot of a receiving call: no packet is larger.
 const SLOT_BYTES: usize = 64 << 10;
-/// Places for one receiving call. All of them stay in a second-level cache.
+/// The slots of one receiving call. All of them stay in a second-level cache.
 const SLOTS: usize = 8;
-/// Receiving calls before others have their turn: at most 2 MiB, a millisecond's work.
+/// The most receiving calls before other work has its turn: at most 2 MiB, a millisecond's work.
 const CALLS_MAX: usize = 4;
 
-/// Lowest number of a socket, if there is one.
+/// The lowest descriptor number of a socket, if such a number is free.
 const LOWEST_FD: i32 = 512;
 
-/// One side of all paths that begin at one local address. It speaks IPv4 or IPv6, not both.
+/// One side of all paths that begin at one local address. The socket uses IPv4 or IPv6, not both.
 pub struct DatagramLink {
     socket: UdpSocket,
     state: UdpSocketState,
@@ -56,30 +59,31 @@ pub struct DatagramLink {
     refused: usize,
 }
 
-/// Whether many datagrams go out with one call.
+/// Whether many datagrams leave with one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Offload {
     On,
-    /// A run was refused. The next datagram, sent alone, tells whether offload is to blame.
+    /// A run was refused. The next datagram, sent alone, shows whether offload is the reason.
     Suspected,
     Off,
 }
 
-/// What [`DatagramLink::receive`] did.
+/// The result of [`DatagramLink::receive`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Datagrams handed on.
+    /// The number of datagrams passed on.
     pub datagrams: usize,
-    /// The socket had no more: its readiness will be announced again. Otherwise there may be more, which nothing
-    /// announces: receive again.
+    /// The socket had no more: its readiness will be announced again. Otherwise there may be more,
+    /// which nothing announces, so the caller must receive again.
     pub drained: bool,
 }
 
 impl DatagramLink {
-    /// A socket at `local`, port 0 for any. Takes part in path MTU discovery: nothing is ever fragmented.
+    /// Creates a socket at `local`, with port 0 for any port. The socket takes part in path MTU
+    /// discovery: nothing is ever fragmented.
     ///
     /// # Errors
-    /// If there is no such local address or no descriptor to be had.
+    /// If there is no such local address or no descriptor available.
     pub fn bind(local: SocketAddr) -> io::Result<Self> {
         let socket = bind(local)?;
         let state = tuned(&socket)?;
@@ -106,38 +110,41 @@ impl DatagramLink {
         self.socket.as_fd()
     }
 
-    /// Where it is bound.
+    /// The address to which the socket is bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// What the kernel gave for what has arrived and not been read, its own bookkeeping included: about twice the
-    /// bytes that fit in.
+    /// The size of the kernel's receive buffer, its own bookkeeping included: about twice the bytes
+    /// that fit in.
     pub fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
 
-    /// Whether many datagrams go out with one call. May end when a network card turns out not to be capable of it.
+    /// Whether many datagrams leave with one call. This may end when a network card turns out not
+    /// to support it.
     pub fn has_offload(&self) -> bool {
         self.offload == Offload::On
     }
 
-    /// Never again sends or receives many datagrams as one: for what does not stand it.
+    /// Disables sending and receiving of many datagrams as one for good, for networks that do not
+    /// support it.
     ///
     /// # Errors
-    /// As setsockopt(2).
+    /// The errors of setsockopt(2).
     pub fn forbid_offload(&mut self) -> io::Result<()> {
         self.offload = Offload::Off;
         destination_notice::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, 0)
     }
 
-    /// Datagrams of `size` bytes that go out with one call: worth being pushed before [`Self::flush`].
+    /// The datagrams of `size` bytes that leave with one call. As many are worth being pushed
+    /// before [`Self::flush`].
     pub fn max_batch(&self, size: usize) -> usize {
         if self.has_offload() { batch::run_datagrams_max(size) } else { 1 }
     }
 
-    /// The next datagrams go to `to`, each of at most `size_max` bytes. False: there is no room for even one of them;
-    /// [`Self::flush`] first.
+    /// Starts a run of datagrams to `to`, each of at most `size_max` bytes. Returns false if the
+    /// buffer has no space for even one of them: the caller must call [`Self::flush`] first.
     ///
     /// # Panics
     /// If `size_max` exceeds [`DATAGRAM_BYTES_MAX`].
@@ -146,45 +153,47 @@ impl DatagramLink {
         self.batch.begin(to, size_max)
     }
 
-    /// Adds a datagram: `front`, then `payload`. False: there was no room and nothing was done; [`Self::flush`] first.
-    /// Datagrams of one size, the last of them perhaps smaller, go out together; it costs a call whenever the
-    /// size or the destination changes.
+    /// Adds a datagram: `front`, then `payload`. Returns false if the buffer had no space and
+    /// nothing was done: the caller must call [`Self::flush`] first. Datagrams of one size, the
+    /// last of them perhaps smaller, leave together; every change of size or destination costs
+    /// another call.
     ///
     /// # Safety
     /// The payload's memory is valid during the call.
     ///
     /// # Panics
-    /// If nothing was begun, or the datagram is larger than was said then.
+    /// If no run was started, or the datagram is larger than the run's `size_max`.
     #[inline]
     pub unsafe fn push(&mut self, front: &[u8], payload: &[Piece]) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.push_summed(Checksum::Off, front, payload) }
     }
 
-    /// As [`Self::push`], with the sum of the payload between both: four bytes, the lowest first; none with
-    /// [`Checksum::Off`].
+    /// Adds a datagram like [`Self::push`], with the checksum of the payload between `front` and
+    /// `payload`: four bytes, the lowest first; none with [`Checksum::Off`].
     ///
     /// # Safety
-    /// As [`Self::push`].
+    /// The payload's memory is valid during the call.
     ///
     /// # Panics
-    /// As [`Self::push`].
+    /// If no run was started, or the datagram is larger than the run's `size_max`.
     #[inline]
     pub unsafe fn push_summed(&mut self, sum: Checksum, front: &[u8], payload: &[Piece]) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.batch.push(sum, front, payload) }
     }
 
-    /// Whether there is something for [`Self::flush`].
+    /// Whether [`Self::flush`] has something to send.
     pub fn is_holding(&self) -> bool {
         self.batch.first().is_some()
     }
 
-    /// Sends what was pushed. [`Sent::Busy`]: the kernel has no room now; the rest is kept for the next call, when the
-    /// socket has become writable. What cannot be sent is dropped, with a notice.
+    /// Sends what was pushed. [`Sent::Busy`] means that the kernel has no space now; the rest is
+    /// kept for the next call, when the socket has become writable. What cannot be sent is dropped,
+    /// with a notice.
     ///
     /// # Errors
-    /// If the socket itself is of no use any more.
+    /// If the socket itself cannot be used any more.
     pub fn flush(&mut self) -> io::Result<Sent> {
         let mut is_again = false;
         while let Some(run) = self.batch.first() {
@@ -220,8 +229,9 @@ impl DatagramLink {
         self.state.try_send(UdpSockRef::from(&self.socket), &transmit)
     }
 
-    /// The first `bytes` of a run were refused. Gives whether the next call is their second trial: the first error may
-    /// be that of an ICMP message about another destination, which the kernel tells whoever calls next.
+    /// Handles the refusal of the first `bytes` bytes of a run. Returns whether the next call is
+    /// their second trial: the first error may stem from an ICMP message about another destination,
+    /// which the kernel reports to the next caller.
     #[cold]
     fn handle_failure(
         &mut self,
@@ -240,7 +250,7 @@ impl DatagramLink {
             return Ok(false);
         }
         if is_halted {
-            // A datagram alone fares no better, so it was not offload.
+            // A datagram alone was refused too, so offload was not the reason.
             self.state = tuned(&self.socket)?;
             self.offload = Offload::On;
         } else if !is_again {
@@ -255,10 +265,10 @@ impl DatagramLink {
         Ok(false)
     }
 
-    /// Hands on what has arrived, in order of arrival, up to a bound. Looks for notices too.
+    /// Passes on what has arrived, in order of arrival, up to a bound. Reads notices too.
     ///
     /// # Errors
-    /// If the socket itself is of no use any more.
+    /// If the socket itself cannot be used any more.
     pub fn receive(&mut self, mut each: impl FnMut(SocketAddr, &[u8])) -> io::Result<Received> {
         let mut received = Received::default();
         for _ in 0..CALLS_MAX {
@@ -276,14 +286,14 @@ impl DatagramLink {
                 }
             };
             for (slot, meta) in self.arrived.chunks(SLOT_BYTES).zip(&meta[..count]) {
-                // An empty datagram is no frame of ours, and has no stride.
+                // An empty datagram is no frame, and has no stride.
                 for datagram in slot[..meta.len].chunks(meta.stride.max(1)) {
                     each(meta.addr, datagram);
                     received.datagrams += 1;
                 }
             }
-            // The call ended early because nothing was left, or at an error that came just now and whose
-            // announcement is therefore still to come.
+            // The call ended early because nothing was left, or at an error that came just now and
+            // whose announcement is therefore still to come.
             if count < SLOTS {
                 received.drained = true;
                 break;
@@ -294,14 +304,14 @@ impl DatagramLink {
 
     fn receive_once(&mut self, meta: &mut [RecvMeta; SLOTS]) -> io::Result<usize> {
         let mut slots = self.arrived.chunks_mut(SLOT_BYTES);
-        // As many chunks as there are slots: see `bind`.
+        // There are as many chunks as slots: see `bind`.
         let mut slots: [IoSliceMut<'_>; SLOTS] =
             std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
         self.state.recv(UdpSockRef::from(&self.socket), &mut slots, meta)
     }
 
-    /// What was learned about destinations since the last call, the oldest first. New notices come up in
-    /// [`Self::flush`] and [`Self::receive`].
+    /// The notices about destinations since the last call, the oldest first. [`Self::flush`] and
+    /// [`Self::receive`] collect new notices.
     pub fn take_notices(&mut self) -> impl Iterator<Item = DestinationNotice> + '_ {
         self.notices.take()
     }
@@ -312,28 +322,30 @@ fn bind(local: SocketAddr) -> io::Result<UdpSocket> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
-    // When it is opened depends on the network, and a program sees which low numbers are taken.
+    // The time of the opening depends on the network, and a program sees which low descriptor
+    // numbers are taken.
     let socket = rustix::io::fcntl_dupfd_cloexec(&socket, LOWEST_FD).unwrap_or(socket);
     if local.is_ipv6() {
-        // Else a peer would have two addresses.
+        // Without this option, a peer would have two addresses.
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     rustix::net::bind(&socket, &local)?;
     Ok(socket.into())
 }
 
-/// Offloads, don't-fragment and notices are on; what nobody looks at is off.
+/// Enables offloads, don't-fragment and notices, and disables options that nothing here uses.
 fn tuned(socket: &UdpSocket) -> io::Result<UdpSocketState> {
     let state = UdpSocketState::new(UdpSockRef::from(socket))?;
     state.enable_transport_errors(UdpSockRef::from(socket))?;
-    // Asked for by the crate, at a price for every datagram. Where an option is unknown there is nothing to turn off.
+    // The quinn-udp crate enables these options, which cost time for every datagram. Where an
+    // option is unknown, there is nothing to disable.
     let _ = destination_notice::set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0);
     let _ = destination_notice::set_option(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 0);
     let _ = destination_notice::set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 0);
     Ok(state)
 }
 
-/// As much as there is to be had: more than the system's limit only with privileges.
+/// Requests the buffer sizes. The kernel grants more than the system's limit only with privileges.
 fn ask_for_buffers(socket: &UdpSocket) {
     if sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err() {
         let _ = sockopt::set_socket_recv_buffer_size(socket, SOCKET_BUFFER_BYTES);

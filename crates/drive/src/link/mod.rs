@@ -1,4 +1,4 @@
-//! Ways to carry frames between two processes.
+//! The links that carry frames between two processes.
 
 pub mod datagram;
 pub mod quic;

@@ -1,16 +1,20 @@
-//! QUIC between two relays, each of which checks the other's certificate: one connection with one stream for each link.
+//! QUIC between two relays, each of which checks the other's certificate: one connection with one
+//! stream for each link.
 //!
-//! What enters: slices of frames, copied into the connection's buffer; datagrams from the network. What leaves: the
-//! bytes of frames, in order; datagrams; and for whoever drives the engine, whom something has happened to. The state
-//! machine is quinn-proto's. A [`QuicHub`] owns a socket and all connections through it; a [`QuicLink`] is the engine's
-//! hold of one of them, with the face of a [`TlsLink`](super::tls::TlsLink). A connection outlives its link by the
-//! moments in which the other side may still ask what has become of it.
+//! What enters: slices of frames, copied into the connection's buffer; datagrams from the network.
+//! What leaves: the bytes of frames, in order; datagrams; the events of each link, for the engine.
+//! The state machine is that of quinn-proto. A [`QuicHub`] owns a socket and all connections
+//! through it; a [`QuicLink`] is the engine's handle of one connection, with the interface of a
+//! [`TlsLink`](super::tls::TlsLink). A connection outlives its link for the short time in which the
+//! other side may still ask for its state.
 //!
-//! Everything happens in three calls of the hub, in this order: [`QuicHub::receive`], [`QuicHub::collect`] before links
-//! are served, [`QuicHub::transmit`] after that. In between links are read and written, which sends nothing yet.
+//! Everything happens in three calls of the hub, in this order: [`QuicHub::receive`],
+//! [`QuicHub::collect`] before links are served, [`QuicHub::transmit`] after that. Between the
+//! latter two, links are read and written, which sends nothing yet.
 //!
-//! What may never happen: plaintext on the wire; a byte of a stream from whom the job's authority has made no certificate;
-//! more than [`CONNECTIONS_MAX`] connections, or more kept of them than [`window_share`] allows.
+//! What may never happen: plaintext on the wire; a byte of a stream from a peer without a
+//! certificate of the job's authority; more than [`CONNECTIONS_MAX`] connections, or more bytes
+//! kept of them than [`window_share`] allows.
 
 mod config;
 mod connection;
@@ -42,28 +46,29 @@ use connection::QuicConnection;
 use socket::QuicSocket;
 pub use window_share::WindowPool;
 
-/// Connections through one socket, those that are ending included. Beyond, strangers get no answer.
+/// The most connections through one socket, ending ones included. Beyond this, new peers get no
+/// answer.
 pub const CONNECTIONS_MAX: usize = 2048;
-/// With so many connections, who comes must show first that it is where it says it is, and a stranger that goes leaves
-/// nothing behind.
+/// From this many connections on, a new peer must first prove its address (Retry), and a connection
+/// without a checked certificate that ends leaves nothing behind.
 const CONNECTIONS_UNVALIDATED_MAX: usize = 64;
-/// Receiving calls before others have their turn.
+/// The most receiving calls before other work has its turn.
 const RECEIVES_MAX: usize = 4;
-/// Runs of datagrams that one connection sends before others have their turn.
+/// The most runs of datagrams that one connection sends before others have their turn.
 const RUNS_MAX: usize = 32;
 
-/// A socket and the connections through it. See the module head.
+/// A socket and the connections through it: see the module documentation.
 #[derive(Clone)]
 pub struct QuicHub(Rc<RefCell<Hub>>);
 
 /// What has happened to a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuicEvents {
-    /// There is something to read, or a handshake has moved on.
+    /// There is something to read, or the handshake has advanced.
     pub is_readable: bool,
-    /// It takes more.
+    /// The link takes more.
     pub is_writable: bool,
-    /// It has ended: reading tells why.
+    /// The connection has ended: reading returns the reason.
     pub is_over: bool,
 }
 
@@ -72,23 +77,24 @@ struct Hub {
     endpoint: Endpoint,
     client: ClientConfig,
     pool: WindowPool,
-    /// By handle.
+    /// The connections, indexed by handle.
     connections: Vec<Option<Box<QuicConnection>>>,
     connections_count: usize,
-    /// Lines that may have something to tell or to send.
+    /// The indices of connections that may have events, or something to send.
     touched: Vec<usize>,
     timers: BTreeSet<(Instant, usize)>,
-    /// Lines with news.
+    /// The indices of connections with events for their links.
     with_events: Vec<usize>,
     accepted: Vec<usize>,
     outgoing: Vec<u8>,
 }
 
 impl QuicHub {
-    /// A hub at `local`, port 0 for any; it answers strangers if it `listens`. Its connections share `pool`.
+    /// Creates a hub at `local`, with port 0 for any port; it accepts connections if it `listens`.
+    /// Its connections share `pool`.
     ///
     /// # Errors
-    /// If the address cannot be had, or the identity is of no use.
+    /// If the address cannot be bound, or the identity is invalid.
     pub fn bind(
         local: SocketAddr,
         identity: &Identity,
@@ -120,8 +126,10 @@ impl QuicHub {
         self.0.borrow().socket.fd().as_raw_fd()
     }
 
+    /// The local address of the socket.
+    ///
     /// # Errors
-    /// As getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.borrow().socket.local_addr()
     }
@@ -129,7 +137,7 @@ impl QuicHub {
     /// Starts a connection to the relay of `cluster`.
     ///
     /// # Errors
-    /// If there is no way to it from here.
+    /// If the socket cannot send to the address, or there are too many connections.
     pub fn dial(
         &self,
         cluster: ClusterId,
@@ -148,18 +156,18 @@ impl QuicHub {
         Ok(QuicLink { hub: self.clone(), index: handle.0 })
     }
 
-    /// Takes in datagrams. False: there was nothing more.
+    /// Receives datagrams. Returns false if there was nothing more.
     pub fn receive(&self, now: Instant) -> bool {
         self.0.borrow_mut().receive(now)
     }
 
-    /// Looks at what has come and at the clock. Afterwards [`Self::take_accepted`] and [`Self::take_events`] say what has
-    /// happened.
+    /// Processes what has arrived, and the time. Afterwards [`Self::take_accepted`] and
+    /// [`Self::take_events`] return what has happened.
     pub fn collect(&self, now: Instant) {
         self.0.borrow_mut().collect(now);
     }
 
-    /// Links that strangers have opened, and where they are.
+    /// The links that other relays have opened, and their addresses.
     pub fn take_accepted(&self) -> Vec<(QuicLink, SocketAddr)> {
         let mut hub = self.0.borrow_mut();
         let accepted = std::mem::take(&mut hub.accepted);
@@ -168,28 +176,29 @@ impl QuicHub {
         known.map(|(index, at)| (QuicLink { hub: self.clone(), index }, at)).collect()
     }
 
-    /// What has happened, and to whom: the tokens are those of [`QuicLink::set_token`].
+    /// The events of all links since the last call, by the tokens of [`QuicLink::set_token`].
     pub fn take_events(&self) -> Vec<(u64, QuicEvents)> {
         self.0.borrow_mut().take_events()
     }
 
-    /// Whether there is something for [`Self::take_events`].
+    /// Whether [`Self::take_events`] has something to return.
     pub fn has_events(&self) -> bool {
         !self.0.borrow().with_events.is_empty()
     }
 
-    /// Sends what may leave now. Whether the socket must be waited for: it takes no more.
+    /// Sends what may leave now. Returns true if the socket takes no more, so that the caller must
+    /// wait for it.
     pub fn transmit(&self, now: Instant) -> bool {
         self.0.borrow_mut().transmit(now)
     }
 
-    /// When [`Self::collect`] is due at the latest; `Some(now)` or earlier: at once.
+    /// The latest time at which [`Self::collect`] is due; `Some(now)` or earlier means at once.
     pub fn next_wake(&self) -> Option<Instant> {
         let hub = self.0.borrow();
         hub.timers.first().map(|(at, _)| *at)
     }
 
-    /// Whether somebody has still more to send than one turn allows.
+    /// Whether a connection has more to send than one turn allows.
     pub fn is_busy(&self) -> bool {
         self.0.borrow().is_busy()
     }
@@ -200,7 +209,7 @@ impl Hub {
         self.connections.get(index)?.as_deref()
     }
 
-    /// A link is going to hold it.
+    /// Adds a connection, for which a link is about to be made.
     fn insert(&mut self, handle: ConnectionHandle, connection: Connection) {
         if self.connections.len() <= handle.0 {
             self.connections.resize_with(handle.0 + 1, || None);
@@ -210,7 +219,7 @@ impl Hub {
         self.touch(handle.0);
     }
 
-    /// It may have something to tell or to send.
+    /// Queues a connection that may have events, or something to send.
     fn touch(&mut self, index: usize) {
         if let Some(quic) = self.connections.get_mut(index).and_then(Option::as_mut)
             && !quic.is_touched
@@ -227,7 +236,8 @@ impl Hub {
             let (mut events, mut responses) = (Vec::new(), Vec::new());
             let (endpoint, outgoing) = (&mut self.endpoint, &mut self.outgoing);
             let more = self.socket.receive(|batch| {
-                // Nobody can be answered there, and the kernel's refusal would end the cutting of runs for all.
+                // No peer can be answered at such an address, and the kernel's refusal would end
+                // segmentation offload for all peers.
                 if batch.from.port() == 0 || batch.from.ip().is_unspecified() {
                     return;
                 }
@@ -269,7 +279,7 @@ impl Hub {
         }
     }
 
-    /// Somebody has knocked.
+    /// Accepts, defers (Retry) or ignores a new connection.
     fn handle_incoming(&mut self, incoming: Incoming, now: Instant) {
         if self.connections_count >= CONNECTIONS_MAX {
             self.endpoint.ignore(incoming);
@@ -298,7 +308,8 @@ impl Hub {
         }
     }
 
-    /// To somebody with whom there is no connection. While the socket has no room nobody gets an answer.
+    /// Answers a peer without a connection. While the socket is blocked, no such peer gets an
+    /// answer.
     fn respond(&mut self, transmit: &Transmit, bytes: &[u8]) {
         if !self.socket.is_blocked() {
             self.socket.send(transmit, &bytes[..transmit.size]);
@@ -324,12 +335,12 @@ impl Hub {
         }
     }
 
-    /// What a connection has to tell, to its endpoint and to its link.
+    /// Passes the events of a connection on to the endpoint and to the link.
     fn poll_events(&mut self, index: usize) {
         let Some(quic) = &mut self.connections[index] else { return };
         while let Some(event) = quic.connection.poll_endpoint_events() {
             if event.is_drained() {
-                // Its number is free for another one only when nobody holds this one.
+                // The handle is free for another connection only when no link holds this one.
                 quic.is_drained = true;
             } else if let Some(event) = self.endpoint.handle_event(ConnectionHandle(index), event) {
                 quic.connection.handle_event(event);
@@ -403,14 +414,14 @@ impl Hub {
     }
 }
 
-/// One connection of a hub. Dropped, it is closed.
+/// One connection of a hub. Dropping the link closes the connection.
 pub struct QuicLink {
     hub: QuicHub,
     index: usize,
 }
 
 impl QuicLink {
-    /// Lets `f` work on the connection. There is one as long as there is a link.
+    /// Runs `f` on the connection. There is a connection as long as there is a link.
     fn with<T>(&self, f: impl FnOnce(&mut QuicConnection) -> T) -> T {
         let mut hub = self.hub.0.borrow_mut();
         f(hub.connections[self.index].as_mut().expect("a connection that is held stays"))
@@ -420,36 +431,37 @@ impl QuicLink {
         self.hub.0.borrow_mut().touch(self.index);
     }
 
-    /// Whom [`QuicHub::take_events`] is to name from now on. What has happened before is news once more.
+    /// Sets the token by which [`QuicHub::take_events`] names the link from now on. Earlier events
+    /// are reported again.
     pub fn set_token(&self, token: u64) {
         self.with(|quic| quic.token = Some(token));
         self.hub.0.borrow_mut().with_events.push(self.index);
     }
 
-    /// Whether the handshake is over: the peer's certificate is good.
+    /// Whether the handshake is complete, so that the peer's certificate is valid.
     pub fn is_ready(&self) -> bool {
         self.with(|quic| quic.is_connected && quic.stream.is_some())
     }
 
-    /// Which of `clusters` clusters the peer's certificate is made for.
+    /// The cluster for which the peer's certificate was made, of `clusters` clusters.
     pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
         let identity = self.with(|quic| quic.connection.crypto_session().peer_identity())?;
         let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
         certified_cluster(chain.first()?, clusters)
     }
 
-    /// Says whether the handshake has failed; it goes on by itself.
+    /// Reports whether the handshake has failed; the handshake advances by itself.
     ///
     /// # Errors
-    /// If the peer breaks it off, is not heard, or its certificate is refused.
+    /// If the peer ends the handshake or does not answer, or if its certificate is refused.
     pub fn advance(&self) -> io::Result<()> {
         self.with(|quic| quic.end().map_or(Ok(()), Err))
     }
 
-    /// Reads what has come, as much as there is room for.
+    /// Reads what has arrived, as much as fits into `buffer`.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is there, else the link is broken.
+    /// `WouldBlock` if nothing has arrived; otherwise the link is broken.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         let (result, credit) = self.with(|quic| quic.read(buffer));
         if credit {
@@ -458,7 +470,7 @@ impl QuicLink {
         result
     }
 
-    /// Takes as many of `slices` as there is room for.
+    /// Takes as many of `slices` as the connection's buffer has space for.
     ///
     /// # Errors
     /// If the link is broken.

@@ -1,15 +1,19 @@
-//! Whole frames over a byte stream, for a process whose every step is recorded: what it sees must not depend on how many bytes
-//! a socket holds just now.
+//! A recorded link: whole frames over a byte stream, for a process whose every step is recorded.
+//! What the process sees must not depend on how many bytes a socket holds at a certain time.
 //!
-//! So the calls are those of a ring ([`super::shm::ShmLink`]): a frame is there as a whole or it is not, it is taken when its
-//! turn has come, and one that is sent is sent when the call returns, however long that takes. All memory is taken at
-//! the beginning, so that later allocations are where they are in every run.
+//! So the calls are those of a ring ([`super::shm::ShmLink`]): a frame has arrived as a whole or
+//! not at all, a frame is consumed when its turn has come, and a frame is sent when the call
+//! returns, however long the call takes. All memory is allocated at the beginning, so that later
+//! allocations have the same addresses in every run.
 //!
-//! **Timeout.** Whoever has confirmed nothing of what is under way for as long as the peer timeout allows counts as unreachable. The system's own
-//! limit (`TCP_USER_TIMEOUT`) would also count the time in which a relay takes nothing, because its disk does not answer or
-//! those it passes frames on to do not read: that is waited for, however long it lasts, as through shared memory.
+//! **Timeout.** A peer that has confirmed nothing of what is in flight for the peer timeout counts
+//! as unreachable. The kernel's own limit (`TCP_USER_TIMEOUT`) would also count the time in which a
+//! relay reads nothing, because its disk does not answer or because the receivers of its frames do
+//! not read. This link waits for such a relay, however long it takes, as a link through shared
+//! memory does.
 //!
-//! What may never happen: a part of a frame is shown; bytes of two frames mix; a relay that is there and slow counts as gone.
+//! What may never happen: a part of a frame is shown; bytes of two frames mix; a relay that is slow
+//! counts as unreachable.
 
 use std::io::{self, IoSlice};
 use std::mem;
@@ -26,46 +30,48 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 use super::stream::PIECES_MAX;
 use crate::sys::{self, TcpInfo};
 
-/// What is read ahead: as much as a ring holds.
+/// The bytes read ahead: as many as a ring holds.
 const READ_BYTES: usize = 256 << 10;
-/// How long one look at a socket without room lasts.
+/// How long one wait for a socket without space lasts.
 const ROOM_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Between two checks.
+/// The time between two liveness checks.
 const CHECK_GAP: Duration = Duration::from_millis(100);
-/// A system that takes nothing is asked again by ours, at longer and longer intervals: up to two minutes. So it counts as gone
-/// only after more than that.
+/// How long a peer may keep its window closed. The kernel probes a closed window at longer and
+/// longer intervals, up to two minutes, so this bound must exceed two minutes.
 const ZERO_WINDOW_TIME_MAX: Duration = Duration::from_secs(300);
 
 const _: () = assert!(READ_BYTES >= 2 * FRAME_BYTES_MAX);
 
-/// What is to go in front of the next frame: enough for most that a program reads of clocks between two.
+/// The buffer for frames that precede the next frame, in bytes: enough for most that a program
+/// reads of clocks between two frames.
 const PREFIX_BYTES: usize = 4 << 10;
 
-/// See the module head. The socket is non-blocking.
+/// A recorded link: see the module documentation. The socket is non-blocking.
 #[derive(Debug)]
 pub struct RecordedLink {
     socket: OwnedFd,
     inbox: Box<[u8]>,
-    /// Goes out with the next frame, in front of it.
+    /// The frames that leave with the next frame, in front of it.
     prefix: Box<[u8]>,
     prefix_end: usize,
-    /// What has been read and not taken.
+    /// The range of `inbox` that has been read and not consumed.
     start: usize,
     end: usize,
     peer_timeout: Duration,
     last_check: Instant,
-    /// Something has been seen under way at each look since then.
+    /// The time since which every check has seen something in flight.
     unacked_since: Option<Instant>,
-    /// The other side counts as gone, and stays so.
+    /// The other side has timed out. This is final.
     is_timed_out: bool,
 }
 
 impl RecordedLink {
-    /// Over a socket that is connected to a relay. `peer_timeout`: how long the other side may confirm nothing.
+    /// Creates a link over a socket that is connected to a relay. `peer_timeout` is how long the
+    /// other side may confirm nothing.
     pub fn new(socket: OwnedFd, peer_timeout: Duration) -> Self {
-        // What is on its way is lost if this process is killed: no more than is kept for that case. The system gives
-        // twice of it, for what it needs itself.
+        // Bytes in flight are lost if this process is killed, so the send buffer holds no more than
+        // is retained for this case. The kernel doubles the requested size for its own overhead.
         let _ = sockopt::set_socket_send_buffer_size(&socket, UPLINK_BUFFER_BYTES_MAX / 2);
         sys::tune_recorded_link(&socket, peer_timeout);
         Self {
@@ -90,7 +96,7 @@ impl RecordedLink {
     /// The next frame, if all of it has arrived.
     ///
     /// # Errors
-    /// If the stream has ended or is broken, or brings something else than frames.
+    /// If the stream has ended or is broken, or carries something else than frames.
     #[inline]
     pub fn peek(&mut self) -> io::Result<Option<&[u8]>> {
         if self.frame_length()?.is_none() {
@@ -100,7 +106,7 @@ impl RecordedLink {
         Ok(length.map(|length| &self.inbox[self.start..self.start + length]))
     }
 
-    /// The frame that was shown is done with.
+    /// Removes the frame that [`Self::peek`] returned.
     #[inline]
     pub fn consume(&mut self) {
         if let Ok(Some(length)) = self.frame_length() {
@@ -108,12 +114,12 @@ impl RecordedLink {
         }
     }
 
-    /// Whether a frame is there without another look at the socket.
+    /// Whether a frame has arrived, without a read from the socket.
     pub fn has_frame(&self) -> bool {
         !matches!(self.frame_length(), Ok(None))
     }
 
-    /// Length of the frame in front, if all of it is there.
+    /// The length of the first frame, if all of it has arrived.
     #[inline]
     fn frame_length(&self) -> io::Result<Option<usize>> {
         let bytes = &self.inbox[self.start..self.end];
@@ -149,14 +155,15 @@ impl RecordedLink {
         }
     }
 
-    /// Whether the other side is still there, as far as the system can tell.
+    /// Checks, at most once per [`CHECK_GAP`], whether the other side has timed out.
     fn check_liveness(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if !self.is_timed_out && now - self.last_check >= CHECK_GAP {
             self.last_check = now;
             self.check_timeout(sys::tcp_info(&self.socket), now);
         }
-        // Whoever is told may have asked only whether there is something, and ask again for the reason.
+        // The error repeats: a caller may ask first only whether there is a frame, and ask again
+        // for the reason.
         if self.is_timed_out { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
@@ -170,8 +177,8 @@ impl RecordedLink {
         }
     }
 
-    /// A frame that must be there before the next one that is sent, and need not be sooner: it costs no call of its own, unless it
-    /// is long.
+    /// Queues a frame that must arrive before the next one that is sent, and need not arrive
+    /// sooner. The frame costs no system call of its own, unless it exceeds the buffer.
     ///
     /// # Errors
     /// If the stream is broken.
@@ -187,10 +194,10 @@ impl RecordedLink {
         Ok(())
     }
 
-    /// Sends a frame, and waits for room as long as it takes.
+    /// Sends a frame, and waits for space as long as it takes.
     ///
     /// # Errors
-    /// If the stream is broken, or the other side counts as gone.
+    /// If the stream is broken, or the other side has timed out.
     ///
     /// # Panics
     /// If there are more than [`PIECES_MAX`] pieces.
@@ -212,7 +219,7 @@ impl RecordedLink {
         slices[1] = IoSlice::new(front);
         slices[2..2 + payload.len()].copy_from_slice(payload);
         let mut left = &mut slices[..2 + payload.len()];
-        // Pieces of no bytes at the end would never be sent.
+        // Empty slices at the end would never be consumed.
         while left.iter().any(|slice| !slice.is_empty()) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match rustix::net::sendmsg(
@@ -233,25 +240,26 @@ impl RecordedLink {
     #[cold]
     fn await_room(&mut self) -> io::Result<()> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
-        // An error of the socket is that of the next attempt to send.
+        // An error of the socket is reported by the next attempt to send.
         let _ = poll(&mut fds, Some(&ROOM_WAIT));
         self.check_liveness()
     }
 
-    /// Says that nothing more will be sent, and waits until the other side has read everything and ends, at most so long. Frames
-    /// that still come are shown to `hear`. A socket that is closed while something in it is unread drops what it was to send.
+    /// Shuts down the sending direction, and waits until the other side has read everything and
+    /// closes, at most `at_most`. Frames that still arrive are passed to `on_frame`. (A socket that
+    /// is closed while unread bytes are in it drops what it was to send.)
     ///
     /// # Errors
-    /// If it has not read everything, or nobody knows: the reason.
+    /// If the other side has not read everything, or if this is unknown: the reason.
     pub fn finish(&mut self, at_most: Duration, mut on_frame: impl FnMut(&[u8])) -> io::Result<()> {
         let deadline = Instant::now() + at_most;
         let sent = self.send(&[], &[]).and_then(|()| {
             rustix::net::shutdown(&self.socket, Shutdown::Write).map_err(io::Error::from)
         });
-        // Whoever refuses what it was sent has said so before it closed its end.
+        // A relay that refuses what it was sent has reported the reason before it closed its end.
         let mut problem = sent.err();
         loop {
-            // It may have more to send than there is time for.
+            // The other side may have more to send than there is time for.
             if Instant::now() > deadline {
                 return Err(problem.unwrap_or_else(|| io::ErrorKind::TimedOut.into()));
             }
@@ -279,12 +287,13 @@ impl RecordedLink {
     }
 }
 
-/// Whether the other system has something to say.
+/// Whether the other kernel owes an acknowledgement or a window update.
 fn is_awaiting_peer(tcp_info: &TcpInfo) -> bool {
     tcp_info.has_unacked || tcp_info.has_unsent || tcp_info.is_zero_window
 }
 
-/// Whether it should have said it by now. Something has been under way for `unacked`; what came last may have come long before.
+/// Whether the other side has timed out. Something has been in flight for `unacked`; the last
+/// acknowledgement may be much older.
 fn is_timed_out(tcp_info: &TcpInfo, unacked: Duration, peer_timeout: Duration) -> bool {
     let silent = unacked.min(Duration::from_millis(tcp_info.idle_millis));
     let is_zero_window = tcp_info.is_zero_window && !tcp_info.has_unacked;
@@ -449,7 +458,8 @@ mod tests {
             bytes_per_second: 0,
         };
         let rows = [
-            // Something is awaited; its window is shut; silent for so long; under way for; is it gone?
+            // Bytes in flight; a closed window; silent time in seconds; time in flight in seconds;
+            // whether the other side has timed out.
             (true, false, 59, 1_000, false),
             (true, false, 61, 1_000, true),
             (true, false, 61, 59, false),
@@ -485,7 +495,7 @@ mod tests {
         link.check_timeout(Some(tcp_info(100)), began);
         assert_eq!(link.peek().unwrap(), None);
         link.check_timeout(Some(tcp_info(2_100)), began + Duration::from_millis(2_100));
-        // The first one asks whether there is something, the second one for the reason.
+        // The first call asks whether there is a frame, the second one for the reason.
         for _ in 0..2 {
             assert_eq!(link.peek().unwrap_err().kind(), io::ErrorKind::TimedOut);
         }

@@ -1,5 +1,5 @@
-//! A relay's end of shared memory with an endpoint of its node ("near deliver"): the same calls as
-//! a [`super::socket::Socket`], over rings that hold whole frames.
+//! A relay's end of the shared memory with an endpoint of its node: the same calls as a
+//! [`super::socket::Socket`], over rings that hold whole frames.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -7,13 +7,13 @@ use std::os::fd::BorrowedFd;
 use super::shm::{FRAME_BYTES_MAX, ShmLink};
 use super::socket::{SocketRead, SocketWrite};
 
-/// Most slices that one frame is cut into by a queue: its chunks, and one more at each end.
+/// The most slices into which a queue cuts one frame: its chunks, and one more at each end.
 const SLICES_MAX: usize = FRAME_BYTES_MAX / landbridge_proto::route::byte_queue::CHUNK_BYTES + 3;
 
-// Whatever a relay takes from elsewhere it can hand to an endpoint of its node.
+// A relay can pass any frame that it accepts to an endpoint of its node.
 const _: () = assert!(landbridge_proto::relay::FRAME_BYTES_MAX <= FRAME_BYTES_MAX);
 
-/// See the module head.
+/// A relay's end of shared memory: see the module documentation.
 #[derive(Debug)]
 pub struct RelayShmLink(pub ShmLink);
 
@@ -23,15 +23,16 @@ impl RelayShmLink {
         self.0.fd()
     }
 
-    /// Whether a frame has arrived (or something that is none).
+    /// Whether a frame has arrived, or something that is no frame.
     pub fn has_input(&mut self) -> bool {
         !matches!(self.0.peek(), Ok(None))
     }
 
-    /// Takes as many frames as have arrived and fit.
+    /// Reads as many frames as have arrived and fit.
     ///
     /// # Errors
-    /// `WouldBlock` if there is none, `UnexpectedEof` if the endpoint is gone, or the link is broken.
+    /// `WouldBlock` if there is none, `UnexpectedEof` if the endpoint has ended; otherwise the link
+    /// is broken.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         let mut bytes = 0;
         loop {
@@ -59,10 +60,11 @@ impl RelayShmLink {
         }
     }
 
-    /// Writes as many whole frames of `slices` as there is room for; `lengths` are the frames'.
+    /// Writes as many whole frames of `slices` as the ring has space for; `lengths` are the frames'
+    /// lengths.
     ///
     /// # Errors
-    /// If a frame does not fit any ring, or the link is broken.
+    /// If a frame does not fit any ring, or if the link is broken.
     pub fn write<'a>(
         &mut self,
         mut slices: impl Iterator<Item = &'a [u8]>,
@@ -98,7 +100,7 @@ impl RelayShmLink {
         Ok(written)
     }
 
-    /// The announcement, the first eight bytes of a frame, must lie in one piece.
+    /// Sends one frame. The announcement, the first eight bytes of a frame, must be contiguous.
     fn send(&mut self, parts: &[IoSlice<'_>]) -> bool {
         if parts[0].len() >= 8 {
             return self.0.send(&parts[0], &parts[1..]);

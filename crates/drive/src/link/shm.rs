@@ -1,19 +1,19 @@
 //! Frames between two processes of one node, through shared memory.
 //!
-//! A link is two rings in one memory file, one for each direction, made by the side that dialled and passed over the
-//! Unix socket on which the hello took place. That socket stays open: it carries wake-ups (one byte,
-//! only for a side that sleeps: for a frame, or for room in a ring that was full) and, by its end, the
-//! news that the other side is gone. Nothing has
-//! a name in a file system, so nothing is left behind however a process ends.
+//! A link is two rings in one memory file, one for each direction. The dialling side makes the file
+//! and passes it over the Unix socket of the hello. The socket stays open. It carries wake-ups, one
+//! byte each and only for a side that sleeps: for a frame, or for space in a ring that was full.
+//! The end of the socket reports the end of the other process. Nothing has a name in a file system,
+//! so no process leaves anything behind, however it ends.
 //!
 //! A ring holds whole frames at multiples of [`SLOT`] bytes. The first eight bytes of a frame's
-//! header (its length and kind, never zero) are written last and announce it; the eight bytes
-//! after the last frame are always zero. The reader thus polls one word, and a small frame travels
-//! in the same cache line as its announcement.
+//! header (its length and kind, never zero) are written last and announce the frame; the eight
+//! bytes after the last frame are always zero. So the reader polls one word, and a small frame
+//! travels in the same cache line as its announcement.
 //!
 //! What may never happen: a frame is seen before it is whole; a writer overtakes the reader; a side
-//! sleeps while a frame waits for it; a word that the other side could have written is believed
-//! before it was found possible.
+//! sleeps while a frame waits for it; a word that the other side could have written is used before
+//! it was checked.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,46 +27,47 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
 };
 
-/// Frames start at multiples of this: a cache line.
+/// Frames start at multiples of this many bytes: a cache line.
 const SLOT: usize = 64;
 
-/// Lines fetched ahead: a small frame may take two.
+/// The cache lines that are fetched ahead: a small frame may take two.
 #[cfg(target_arch = "x86_64")]
 const AHEAD_SLOTS: usize = 3;
 
-/// Bytes of one ring: some thirty frames of [`FRAME_BYTES_MAX`], and small enough that both rings of a
-/// pair stay in a core's second-level cache.
+/// The size of one ring in bytes: some thirty frames of [`FRAME_BYTES_MAX`], and small enough that
+/// both rings of a pair stay in a core's second-level cache.
 const RING_BYTES: usize = 256 << 10;
 
-/// A writer that finds the ring empty starts over after so much of it: messages that wait for each other then use a few
-/// pages, which stay in the first-level caches, and the rest is never touched.
+/// A writer that finds the ring empty wraps after this many bytes. Messages that wait for each
+/// other then use a few pages, which stay in the first-level caches, and the rest of the ring is
+/// never touched.
 const SHORT_LAP_BYTES: usize = 8 << 10;
 
-/// Longest frame a ring takes, header included.
+/// The longest frame that a ring takes, header included, in bytes.
 pub const FRAME_BYTES_MAX: usize = RING_BYTES / 8;
 
-/// A reader looks for a writer that waits for room each time it has done with so much: enough to be worth
-/// waking somebody, and so rarely that nobody feels the fence it takes.
+/// A reader checks for a writer that waits for space each time that it has freed this many bytes:
+/// enough to be worth waking the writer, and so rarely that the fence costs nothing noticeable.
 const ROOM_BYTES: usize = RING_BYTES / 4;
 
-/// Bytes of the memory file: a page of control words, then the rings.
+/// The size of the memory file in bytes: a page of control words, then the rings.
 const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
 const CONTROL_BYTES: usize = 4096;
 
-/// First word of the place where a ring starts over before its end.
+/// The first word at the offset where a ring wraps before its end.
 const WRAP: u64 = u64::MAX;
 
-/// Where shared memory is mapped: a provider keeps it inside its own arena.
+/// The functions that map shared memory: a provider keeps the mapping inside its own arena.
 #[derive(Clone, Copy)]
 pub struct Mapper {
     /// Maps a file of the given size, readable and writable.
     pub map: fn(BorrowedFd<'_>, usize) -> io::Result<NonNull<u8>>,
-    /// Undoes `map`.
+    /// Unmaps what `map` has mapped.
     pub unmap: fn(NonNull<u8>, usize),
 }
 
 impl Mapper {
-    /// Anywhere.
+    /// Maps at any address.
     pub const ANYWHERE: Mapper = Mapper { map: map_anywhere, unmap: unmap_anywhere };
 }
 
@@ -75,21 +76,22 @@ pub struct ShmLink {
     socket: OwnedFd,
     memory: NonNull<u8>,
     mapper: Mapper,
-    /// Control words and ring in which this side writes.
+    /// The control words and the ring that this side writes.
     out: ShmRing,
-    /// And in which it reads.
+    /// The control words and the ring that this side reads.
     into: ShmRing,
-    /// Bytes ever written and, as far as known, read by the other side.
+    /// The bytes ever written and, as far as known, read by the other side.
     written: u64,
     freed: u64,
-    /// What the last frame that found no room needed; 0: there was room.
+    /// The bytes that the last frame without space needed; 0 if there was space.
     needed_bytes: usize,
-    /// Bytes ever read, and how many it were when this side last looked for a writer that waits.
+    /// The bytes ever read, and their number when this side last checked for a waiting writer.
     read: u64,
     room_reported: u64,
-    /// Bytes of the frame that [`Self::peek`] showed.
+    /// The size of the frame that [`Self::peek`] returned.
     shown: usize,
-    /// The other side says it has read what cannot be. [`Self::peek`] tells.
+    /// The other side claims to have read bytes that were never written. [`Self::peek`] reports
+    /// this.
     is_broken: bool,
 }
 
@@ -99,11 +101,11 @@ struct ShmRing {
     ring: NonNull<u8>,
 }
 
-/// Control words of one ring; each on its own cache line, so that one side's stores do not disturb what the
-/// other polls.
+/// The control words of one ring. Each word is on its own cache line, so that one side's stores do
+/// not disturb what the other side polls.
 #[repr(C, align(128))]
 struct RingControl {
-    /// Bytes the reader has done with.
+    /// The bytes that the reader has freed.
     read: AtomicU64,
     _line: [u64; 15],
     /// Not 0: the reader sleeps, or is about to.
@@ -111,13 +113,14 @@ struct RingControl {
     _another_line: [u32; 15],
     /// Not 0: the writer found the ring full and sleeps, or is about to.
     wants_room: AtomicU32,
-    /// What the writer says last, and 1 more; 0: nothing.
+    /// The writer's close code plus 1; 0 if there is none.
     close_code: AtomicU64,
 }
 
 const _: () = {
-    // A frame and what is skipped before it take less than two of the longest frames. So a ring without room for one
-    // holds more than a reader reads until it looks for a waiting writer, wherever it looked last.
+    // A frame and what is skipped before it take less than two of the longest frames. So a ring
+    // without space for a frame holds more than a reader reads until it checks for a waiting
+    // writer, wherever it checked last.
     let most = 2 * FRAME_BYTES_MAX;
     assert!(ROOM_BYTES + most < RING_BYTES - most - SLOT);
     assert!(2 * size_of::<RingControl>() <= CONTROL_BYTES);
@@ -131,12 +134,12 @@ impl ShmLink {
     /// Makes the memory of a new link and passes it over `socket`, right after the hello.
     ///
     /// # Errors
-    /// If memory is short, or the other side is gone.
+    /// If memory is short, or the other side has closed the socket.
     pub fn dial(socket: OwnedFd, mapper: Mapper) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("landbridge-link", flags)?;
         rustix::fs::ftruncate(&file, FILE_BYTES as u64)?;
-        // A peer that shrinks the file would kill us with SIGBUS.
+        // A peer that shrinks the file would kill this process with SIGBUS.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let link = Self::new(socket, &file, mapper, 0)?;
 
@@ -148,10 +151,11 @@ impl ShmLink {
         Ok(link)
     }
 
-    /// Takes the memory that the other side made. `WouldBlock` until it is there: then call again.
+    /// Receives the memory that the other side has made. `WouldBlock` means that it has not
+    /// arrived: call again.
     ///
     /// # Errors
-    /// If it does not come, or is not what it should be.
+    /// If the other side closes the socket, or sends something else than one descriptor.
     pub fn receive_memory(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let mut byte = [0];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -168,7 +172,7 @@ impl ShmLink {
         file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no memory came with it"))
     }
 
-    /// The other end of [`Self::dial`], with the memory from [`Self::receive_memory`].
+    /// Creates the accepting side of a link, with the memory from [`Self::receive_memory`].
     ///
     /// # Errors
     /// If the memory is not a sealed file of the right size.
@@ -185,9 +189,9 @@ impl ShmLink {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let memory = (mapper.map)(file.as_fd(), FILE_BYTES)?;
         let half = |index: usize| ShmRing {
-            // SAFETY: both stay inside the FILE_BYTES just mapped.
+            // SAFETY: the control words of both rings lie inside the FILE_BYTES just mapped.
             control: unsafe { memory.cast::<RingControl>().add(index) },
-            // SAFETY: see above.
+            // SAFETY: both rings lie inside the FILE_BYTES just mapped.
             ring: unsafe { memory.add(CONTROL_BYTES + index * RING_BYTES) },
         };
         Ok(Self {
@@ -206,11 +210,13 @@ impl ShmLink {
         })
     }
 
-    /// Writes one frame (`front`: header and head), waking the other side if it sleeps. False: no room, or
-    /// the link is broken, as [`Self::peek`] then tells.
+    /// Writes one frame (`front` is its header and head), and wakes the other side if it sleeps.
+    /// Returns false if the ring has no space, or if the link is broken, which [`Self::peek`] then
+    /// reports.
     ///
     /// # Panics
-    /// If the frame is longer than [`FRAME_BYTES_MAX`] or `front` shorter than its announcement.
+    /// If the frame is longer than [`FRAME_BYTES_MAX`], or `front` is shorter than the
+    /// announcement.
     #[inline]
     pub fn send(&mut self, front: &[u8], payload: &[IoSlice<'_>]) -> bool {
         let size = front.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
@@ -219,7 +225,8 @@ impl ShmLink {
         let Some(at) = self.reserve(span) else {
             return false;
         };
-        // SAFETY: `reserve` found `span` bytes at `at`, and a slot behind them, that only this side touches.
+        // SAFETY: `reserve` found `span` bytes at `at`, and a slot behind them, which only this
+        // side accesses.
         unsafe {
             let start = self.out.ring.add(at);
             let mut to = copy_front(&front[8..], start.add(8));
@@ -238,8 +245,9 @@ impl ShmLink {
         true
     }
 
-    /// Fetches the lines the next small frame and the zero slot behind it will need, for writing, while nobody waits: the
-    /// reader has them since the last lap, and its announcement cannot be seen before they are ours.
+    /// Prefetches for writing the cache lines that the next small frame and the zero slot behind it
+    /// need, while nobody waits. The reader's cache holds these lines since the last lap, and the
+    /// next announcement cannot become visible before this side owns them.
     #[inline]
     fn own_next_lines(&self) {
         #[cfg(target_arch = "x86_64")]
@@ -253,12 +261,14 @@ impl ShmLink {
         }
     }
 
-    /// Where a frame of `span` bytes goes, if the ring has room for it and the zero slot behind it.
+    /// The offset for a frame of `span` bytes, if the ring has space for the frame and the zero
+    /// slot behind it.
     #[inline]
     fn reserve(&mut self, span: usize) -> Option<usize> {
         let at = self.written as usize & (RING_BYTES - 1);
         let to_end = RING_BYTES - at;
-        // Early only where the frame fits before `at`: nobody will ever read the ring emptier than empty.
+        // An early wrap needs a frame that fits before `at`: the reader will never free more than
+        // the whole ring.
         let is_early = at >= SHORT_LAP_BYTES.max(span + SLOT);
         let starts_over = span > to_end || (is_early && self.is_all_read());
         let skip = if starts_over { to_end } else { 0 };
@@ -271,7 +281,7 @@ impl ShmLink {
         if skip == 0 {
             return Some(at);
         }
-        // SAFETY: the rest of the ring and its first slot are free, as just found.
+        // SAFETY: the rest of the ring and its first slot are free, as the check above found.
         unsafe {
             word(self.out.ring, 0).store(0, Ordering::Relaxed);
             word(self.out.ring, at).store(WRAP, Ordering::Release);
@@ -280,7 +290,7 @@ impl ShmLink {
         Some(0)
     }
 
-    /// Whether the reader is done with everything.
+    /// Whether the reader has freed everything.
     #[inline]
     fn is_all_read(&mut self) -> bool {
         self.refresh_freed();
@@ -296,13 +306,14 @@ impl ShmLink {
         self.unread() + bytes <= RING_BYTES && !self.is_broken
     }
 
-    /// Bytes in the ring: at most [`RING_BYTES`], since `freed` has been found possible.
+    /// The bytes in the ring: at most [`RING_BYTES`], since `freed` has been checked.
     #[inline]
     fn unread(&self) -> usize {
         (self.written - self.freed) as usize
     }
 
-    /// Takes note of what the reader is done with: never less than before, never more than was written.
+    /// Reads what the reader has freed: never less than before, never more than was written. Any
+    /// other value marks the link broken.
     #[inline]
     fn refresh_freed(&mut self) {
         // SAFETY: the control words live as long as the mapping.
@@ -314,14 +325,14 @@ impl ShmLink {
         }
     }
 
-    /// Rings the other side's bell if it sleeps.
+    /// Rings the other side's doorbell if it sleeps.
     #[inline]
     fn wake(&self) {
         // SAFETY: the control words live as long as the mapping.
         self.ring_doorbell_if(&unsafe { self.out.control.as_ref() }.parked);
     }
 
-    /// Rings the other side's bell if it sleeps until there is room.
+    /// Rings the other side's doorbell if it sleeps until the ring has space.
     #[cold]
     fn notify_room(&mut self) {
         self.room_reported = self.read;
@@ -331,18 +342,20 @@ impl ShmLink {
 
     #[inline]
     fn ring_doorbell_if(&self, sleeps: &AtomicU32) {
-        // Pairs with the fence in `prepare_park`: either we see that it sleeps, or it sees what we did.
+        // The fence pairs with the fence in `prepare_park`: either this side sees that the other
+        // one sleeps, or the other side sees what this side did.
         fence(Ordering::SeqCst);
         if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0 {
-            // A full socket buffer means it has been rung often enough.
+            // A full socket buffer means that the doorbell has been rung often enough.
             let _ = send(&self.socket, b"!", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
 
-    /// The next frame, whole and in one piece, if one has arrived. It stays until [`Self::consume`].
+    /// The next frame, whole and contiguous, if one has arrived. The frame stays until
+    /// [`Self::consume`].
     ///
     /// # Errors
-    /// If the other side claims a frame that cannot be: close the link.
+    /// If the other side announces an impossible frame: the caller must close the link.
     #[inline]
     pub fn peek(&mut self) -> io::Result<Option<&[u8]>> {
         let mut at = self.read as usize & (RING_BYTES - 1);
@@ -354,7 +367,7 @@ impl ShmLink {
         if first == WRAP {
             self.read += (RING_BYTES - at) as u64;
             at = 0;
-            // SAFETY: as above.
+            // SAFETY: offset 0 is a multiple of SLOT inside the ring.
             first = unsafe { word(self.into.ring, 0) }.load(Ordering::Acquire);
             if first == 0 {
                 return Ok(None);
@@ -365,12 +378,16 @@ impl ShmLink {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame longer than its ring"));
         }
         self.shown = size;
-        // SAFETY: the frame lies inside the ring, and its writer leaves it alone until it is consumed.
+        // SAFETY: the frame lies inside the ring, and its writer does not change it until it is
+        // consumed.
         Ok(Some(unsafe { std::slice::from_raw_parts(self.into.ring.add(at).as_ptr(), size) }))
     }
 
+    /// Checks the link.
+    ///
     /// # Errors
-    /// If the other side is known to have written what cannot be: close the link.
+    /// If the other side is known to have written an impossible value: the caller must close the
+    /// link.
     #[inline]
     pub fn check(&self) -> io::Result<()> {
         if self.is_broken {
@@ -380,7 +397,7 @@ impl ShmLink {
         Ok(())
     }
 
-    /// Gives the place of the frame that [`Self::peek`] showed back to the writer.
+    /// Returns the space of the frame that [`Self::peek`] returned to the writer.
     #[inline]
     pub fn consume(&mut self) {
         self.read += self.shown.next_multiple_of(SLOT) as u64;
@@ -392,8 +409,9 @@ impl ShmLink {
         }
     }
 
-    /// Announces that this side will sleep on [`Self::fd`] until a frame arrives, or there is room for the
-    /// frame that found none. False: it is so already, do not.
+    /// Announces that this side will sleep on [`Self::fd`] until a frame arrives, or until there is
+    /// space for the frame that found none. Returns false if this has happened already: the caller
+    /// must not sleep.
     pub fn prepare_park(&mut self) -> bool {
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.into.control.as_ref() }.parked.store(1, Ordering::Relaxed);
@@ -404,16 +422,18 @@ impl ShmLink {
         may_sleep
     }
 
-    /// As [`Self::prepare_park`], for a side that takes no frames for now.
+    /// Announces that this side will sleep until there is space for the frame that found none, for
+    /// a side that reads no frames for now. Returns false if there is space already: the caller
+    /// must not sleep.
     pub fn prepare_wait_for_room(&mut self) -> bool {
         if self.needed_bytes > 0 {
             // SAFETY: the control words live as long as the mapping.
             unsafe { self.out.control.as_ref() }.wants_room.store(1, Ordering::Relaxed);
         }
-        // Pairs with the fence in `ring_doorbell_if`.
+        // The fence pairs with the fence in `ring_doorbell_if`.
         fence(Ordering::SeqCst);
         if self.needed_bytes > 0 && self.has_room(self.needed_bytes) {
-            // Told once: the frame may not be wanted any more.
+            // The space is reported once: the frame may not be wanted any more.
             self.needed_bytes = 0;
             self.unpark();
             return false;
@@ -421,7 +441,7 @@ impl ShmLink {
         true
     }
 
-    /// This side is awake.
+    /// Records that this side is awake.
     pub fn unpark(&mut self) {
         // SAFETY: the control words live as long as the mapping.
         let (into, out) = unsafe { (self.into.control.as_ref(), self.out.control.as_ref()) };
@@ -431,12 +451,13 @@ impl ShmLink {
         }
     }
 
-    /// Bytes of the ring that this side has ever written.
+    /// The bytes that this side has ever written to its ring.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Leaves a number for the other side, to be found when this one is gone, however full the ring is.
+    /// Sets a close code for the other side, which the other side finds after this process has
+    /// ended, however full the ring is.
     pub fn set_close_code(&mut self, number: u64) {
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.out.control.as_ref() }
@@ -444,18 +465,20 @@ impl ShmLink {
             .store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// The number that the other side has left, if it has. Whoever uses it must have it for possible.
+    /// The close code of the other side, if it has set one. The caller must check that the value is
+    /// plausible.
     pub fn close_code(&self) -> Option<u64> {
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.into.control.as_ref() }.close_code.load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Becomes readable when the bell rings or the other side is gone.
+    /// The descriptor that becomes readable when the doorbell rings or the other side ends.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Takes in what rang. False: the other side is gone (frames it wrote may still be there).
+    /// Reads and discards the doorbell's bytes. Returns false if the other side has ended (frames
+    /// that it wrote may still be in the ring).
     pub fn drain_doorbell(&mut self) -> bool {
         let mut bytes = [0u8; 64];
         loop {
@@ -469,10 +492,10 @@ impl ShmLink {
         }
     }
 
-    /// The other side's process id as this side's namespace knows it.
+    /// The other side's process id in this side's PID namespace.
     ///
     /// # Errors
-    /// If it has none there.
+    /// If the other process has no id in this namespace.
     pub fn peer_pid(&self) -> io::Result<i32> {
         match crate::sys::peer_pid(&self.socket) {
             0 => Err(io::ErrorKind::NotFound.into()),
@@ -506,7 +529,7 @@ unsafe fn word<'a>(ring: NonNull<u8>, at: usize) -> &'a AtomicU64 {
 fn map_anywhere(file: BorrowedFd<'_>, size: usize) -> io::Result<NonNull<u8>> {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping of a file of our own, nobody's memory is replaced.
+    // SAFETY: a new mapping of this process's own file replaces no memory.
     let memory =
         unsafe { mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, file, 0)? };
     NonNull::new(memory.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
@@ -517,16 +540,17 @@ fn unmap_anywhere(memory: NonNull<u8>, size: usize) {
     let _ = unsafe { rustix::mm::munmap(memory.as_ptr().cast(), size) };
 }
 
-/// Copies what was written just now, word by word as it was written: the stores that wider loads take from would have to
-/// reach the caches first. Says where it ends.
+/// Copies bytes that were written just now, word by word as they were written: wider loads would
+/// have to wait until the stores have reached the cache. Returns the end of the copy.
 ///
 /// # Safety
-/// There is room for it at `to`, which is aligned to words, and only this side touches.
+/// `to` is aligned to words and has space for the copy, and only this side accesses this space.
 #[inline]
 unsafe fn copy_front(front: &[u8], to: NonNull<u8>) -> NonNull<u8> {
     let (words, rest) = front.as_chunks::<8>();
     for (place, bytes) in words.iter().enumerate() {
-        // SAFETY: the caller's promise. (Plain stores would become one call that copies in pieces as wide as can be.)
+        // SAFETY: the caller's promise. (The compiler would turn plain stores into one call that
+        // copies in pieces as wide as possible.)
         unsafe { word(to, 8 * place) }.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
     // SAFETY: the caller's promise.

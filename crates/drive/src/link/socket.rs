@@ -3,28 +3,28 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Most slices in one call: enough for 1 MiB of queue chunks, and cheap to set up.
+/// The most slices in one call: enough for 1 MiB of queue chunks, and cheap to set up.
 const SLICES_MAX: usize = 64;
 
-/// What a read brought.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketRead {
-    /// Bytes read; 0 at the end of the stream.
+    /// The bytes read; 0 at the end of the stream.
     pub bytes: usize,
-    /// There may be more, which nothing will announce: read again.
+    /// There may be more, which nothing will announce, so the caller must read again.
     pub more: bool,
 }
 
-/// What a write achieved.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketWrite {
-    /// Bytes taken.
+    /// The bytes taken.
     pub bytes: usize,
     /// The socket takes no more for now; it will become writable.
     pub blocked: bool,
 }
 
-/// See the module head. The socket is non-blocking.
+/// A relay's end of a stream socket: see the module documentation. The socket is non-blocking.
 #[derive(Debug)]
 pub struct Socket(pub OwnedFd);
 
@@ -37,7 +37,7 @@ impl Socket {
     /// Reads once.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is there, else the link is broken.
+    /// `WouldBlock` if nothing has arrived; otherwise the link is broken.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         loop {
             match rustix::io::read(&self.0, &mut *buffer) {
@@ -48,7 +48,7 @@ impl Socket {
         }
     }
 
-    /// Writes as many of `slices` as one call takes, and as the socket has room for.
+    /// Writes as many of `slices` as one call takes, and as the socket has space for.
     ///
     /// # Errors
     /// If the link is broken.

@@ -1,36 +1,36 @@
-//! Frames over a byte stream, to and from memory that is somebody else's.
+//! Frames over a byte stream, to and from memory that belongs to the caller.
 //!
-//! Bytes go from the caller's memory to the socket and from the socket to the place where they belong, without a
-//! stop in between: only headers, heads and small payloads that came along with them are copied out of a staging
-//! buffer, which all streams of a process share.
+//! Bytes move from the caller's memory to the socket and from the socket to their destination
+//! without an intermediate copy. Only headers, heads and small payloads that arrived together with
+//! them are copied out of a staging buffer, which all streams of a process share.
 //!
-//! A frame that the socket takes only in part is *held*: the stream remembers the rest, and nothing else goes out
-//! before it. What may never happen: bytes of two frames mix; a held frame's memory is read after
-//! [`StreamLink::copy_held`] was called for it.
+//! The link *holds* a frame of which the socket takes only a part: it remembers the rest, and sends
+//! nothing else before the rest. What may never happen: bytes of two frames mix; the memory of a
+//! held frame is read after [`StreamLink::copy_held`] was called for it.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Pieces of memory in one call to the kernel.
+/// The most pieces of memory in one system call.
 pub const PIECES_MAX: usize = 8;
 
 /// A piece of memory that stays valid by the caller's promise.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Start.
+    /// The start address.
     pub base: *mut u8,
-    /// Bytes.
+    /// The length in bytes.
     pub len: usize,
 }
 
-/// What became of a frame.
+/// The outcome of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The socket has it.
+    /// The socket has taken the whole frame.
     All,
-    /// The stream holds the rest of it: see [`StreamLink::flush`].
+    /// The link holds the rest of the frame: see [`StreamLink::flush`].
     Held,
-    /// Nothing of it was taken.
+    /// The socket has taken nothing of the frame.
     Busy,
 }
 
@@ -38,32 +38,32 @@ pub enum Sent {
 pub struct StreamLink {
     socket: OwnedFd,
     held: Option<PartialFrame>,
-    /// Where the payload under way goes; empty between frames.
+    /// The destination of the payload that is arriving; empty between frames.
     target: Vec<Piece>,
-    /// Bytes of it that go nowhere, after `target`.
+    /// The bytes of the arriving payload that are skipped, after `target`.
     skip: usize,
-    /// Start of a frame whose head has not all arrived.
+    /// The start of a frame whose head has not all arrived.
     rest: Vec<u8>,
-    /// Bytes read ahead between payloads: many while frames are small, few while they are large, whose payload would
-    /// otherwise be copied once more.
+    /// The bytes read ahead between payloads: many while frames are small; few while frames are
+    /// large, because their payload would otherwise be copied once more.
     read_ahead: usize,
 }
 
-/// The rest of a frame.
+/// The unsent rest of a frame.
 struct PartialFrame {
     front: Vec<u8>,
     pieces: Vec<Piece>,
     owned: Vec<u8>,
 }
 
-// SAFETY: the pieces point to memory that is valid by the caller's promise, whatever thread calls.
+// SAFETY: the pieces point to memory that is valid by the caller's promise, on whatever thread.
 unsafe impl Send for StreamLink {}
 
 impl StreamLink {
-    /// A stream over a connected socket, which becomes non-blocking.
+    /// Creates a stream over a connected socket, which becomes non-blocking.
     ///
     /// # Errors
-    /// As ioctl(2).
+    /// The errors of ioctl(2).
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self {
@@ -84,8 +84,8 @@ impl StreamLink {
     /// Sends a frame: `front` (header and head), then `payload`.
     ///
     /// # Safety
-    /// The payload's memory stays valid until the frame has left: at once with [`Sent::All`], else when
-    /// [`Self::flush`] says so or [`Self::copy_held`] is called.
+    /// The payload's memory stays valid until the frame has left: with [`Sent::All`] the frame has
+    /// left; otherwise until [`Self::flush`] returns true or [`Self::copy_held`] is called.
     ///
     /// # Errors
     /// If the stream is broken.
@@ -115,12 +115,12 @@ impl StreamLink {
             Some(PartialFrame { front: front[in_front..].to_vec(), pieces, owned: Vec::new() });
     }
 
-    /// Whether a frame is held.
+    /// Whether the link holds a frame.
     pub fn is_holding(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Sends more of the held frame. True: none is held any more.
+    /// Sends more of the held frame. Returns true if no frame is held any more.
     ///
     /// # Errors
     /// If the stream is broken.
@@ -139,7 +139,7 @@ impl StreamLink {
         Ok(self.held.is_none())
     }
 
-    /// Takes a copy of what is held, so that the caller's memory is no longer needed.
+    /// Copies the rest of the held frame, so that the caller's memory is no longer needed.
     pub fn copy_held(&mut self) {
         let Some(held) = self.held.as_mut() else {
             return;
@@ -154,11 +154,12 @@ impl StreamLink {
         held.pieces.retain(|piece| piece.len > 0);
     }
 
-    /// Reads once: first what the payload under way still lacks, then up to `stage` bytes of what follows.
-    /// The bytes kept by [`Self::keep`] come first in `stage`.
+    /// Reads once: first the missing bytes of the arriving payload, then up to `stage` bytes of
+    /// what follows. The bytes kept by [`Self::keep`] come first in `stage`.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is there, `UnexpectedEof` at the end, or as recvmsg(2).
+    /// `WouldBlock` if nothing has arrived, `UnexpectedEof` at the end, and the errors of
+    /// recvmsg(2).
     #[inline]
     pub fn read(&mut self, stage: &mut [u8]) -> io::Result<StreamRead> {
         let kept = self.rest.len();
@@ -196,8 +197,8 @@ impl StreamLink {
             wanted += piece.len;
             count += 1;
         }
-        // While a payload is under way little more than the next header is read with it, so that the payload after it
-        // can again go where it belongs.
+        // While a payload is arriving, little more than the next header is read with it, so that
+        // the next payload can again move straight to its destination.
         let ahead = READ_AHEAD_BYTES.min(stage.len());
         let room = if self.target.len() < PIECES_MAX { &mut stage[kept..ahead] } else { &mut [] };
         vector[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
@@ -207,7 +208,7 @@ impl StreamLink {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = vector.as_mut_ptr();
         message.msg_iovlen = count + 1;
-        // SAFETY: the vector describes memory that is valid by the callers' promise, and the stage.
+        // SAFETY: the vector describes the stage, and memory that is valid by the callers' promise.
         let got =
             unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
         if got < 0 {
@@ -232,7 +233,7 @@ impl StreamLink {
         Ok(StreamRead { start, end: staged, ended, drained: got < asked })
     }
 
-    /// The usual case, with the cheaper of the two system calls.
+    /// Reads into the stage only, the usual case, with the cheaper of the two system calls.
     #[inline]
     fn receive_plainly(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let fd = self.socket.as_raw_fd();
@@ -246,22 +247,24 @@ impl StreamLink {
         }
     }
 
-    /// The payload of the current frame goes to `target`, then `skip` bytes nowhere. Takes what is already in `staged`;
-    /// says how many bytes that was. The payload is complete if [`Self::is_inside`] is false then.
+    /// Directs the payload of the current frame to `target`, and skips `skip` bytes after it. Takes
+    /// the payload bytes that are already in `staged`, and returns their number. The payload is
+    /// complete if [`Self::is_inside`] is false then.
     ///
     /// # Safety
-    /// The target's memory stays valid and is nobody else's until the payload is complete or the stream dropped.
+    /// The target's memory stays valid, and nobody else uses it, until the payload is complete or
+    /// the stream is dropped.
     #[inline]
     pub unsafe fn begin(&mut self, target: &[Piece], skip: usize, staged: &[u8]) -> usize {
         let mut used = 0;
         let mut pieces = target.iter();
         for piece in pieces.by_ref() {
             let here = piece.len.min(staged.len() - used);
-            // SAFETY: the caller's promise; the stage is our own memory.
+            // SAFETY: the caller's promise; the stage is memory of this process.
             unsafe { staged[used..].as_ptr().copy_to_nonoverlapping(piece.base, here) };
             used += here;
             if here < piece.len {
-                // SAFETY: `here` bytes of the piece are behind.
+                // SAFETY: the piece continues `here` bytes further on.
                 let base = unsafe { piece.base.add(here) };
                 self.target.push(Piece { base, len: piece.len - here });
                 break;
@@ -276,13 +279,14 @@ impl StreamLink {
         used + skipped
     }
 
-    /// Whether a payload is under way.
+    /// Whether a payload is arriving.
     #[inline]
     pub fn is_inside(&self) -> bool {
         !self.target.is_empty() || self.skip > 0
     }
 
-    /// The socket takes no more while it holds `bytes` that have not left. A hint; without it more is held.
+    /// Sets the most unsent bytes that the socket holds before it takes no more. This is a hint;
+    /// without it, the socket holds more.
     pub fn set_unsent_max(&self, bytes: u32) {
         let (value, size) = (&raw const bytes, size_of::<u32>() as libc::socklen_t);
         // SAFETY: the option's value is one u32.
@@ -292,52 +296,52 @@ impl StreamLink {
         };
     }
 
-    /// Bytes of the payload under way that have not arrived, but for those that go nowhere.
+    /// The bytes of the arriving payload that are still to come, without the skipped ones.
     #[inline]
     pub fn payload_left(&self) -> usize {
         self.target.iter().map(|piece| piece.len).sum()
     }
 
-    /// What is still to come of the payload under way goes nowhere: its memory is somebody else's from now on.
+    /// Skips the rest of the arriving payload: its memory belongs to somebody else from now on.
     pub fn discard_rest(&mut self) {
         self.skip += self.payload_left();
         self.target.clear();
     }
 
-    /// Keeps the start of a frame whose head has not all arrived for the next [`Self::read`].
+    /// Keeps the start of a frame whose head has not all arrived, for the next [`Self::read`].
     #[inline]
     pub fn keep(&mut self, start: &[u8]) {
         self.rest.extend_from_slice(start);
     }
 }
 
-/// A payload larger than this is worth a system call of its own.
+/// A payload of more bytes than this is worth a system call of its own.
 const BULK_BYTES: usize = 16 << 10;
 
-/// Staged bytes read along with the end of a payload: a header and head, and a small payload.
+/// The staged bytes read along with the end of a payload: a header and head, and a small payload.
 const READ_AHEAD_BYTES: usize = 512;
 
-/// What a [`StreamLink::read`] brought: `stage[start..end]` are new frames.
+/// The result of [`StreamLink::read`]: `stage[start..end]` are new frames.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamRead {
-    /// First staged byte.
+    /// The index of the first staged byte.
     pub start: usize,
-    /// End of the staged bytes.
+    /// The index after the last staged byte.
     pub end: usize,
-    /// The payload that was under way is complete.
+    /// The payload that was arriving is complete.
     pub ended: bool,
     /// The socket had no more.
     pub drained: bool,
 }
 
-/// `pieces` without their first `bytes`.
+/// The `pieces` without their first `bytes` bytes.
 fn advance(pieces: &[Piece], mut bytes: usize) -> Vec<Piece> {
     let mut rest = Vec::new();
     for piece in pieces {
         let here = bytes.min(piece.len);
         bytes -= here;
         if here < piece.len {
-            // SAFETY: stays inside the piece.
+            // SAFETY: the pointer stays inside the piece.
             rest.push(Piece { base: unsafe { piece.base.add(here) }, len: piece.len - here });
         }
     }
@@ -376,11 +380,14 @@ unsafe fn write(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<
     }
 }
 
-/// Frames up to this size are gathered in one buffer: the copy is cheaper than what the kernel does for a vector.
+/// The size up to which frames are gathered in one buffer, in bytes: the copy is cheaper than the
+/// kernel's work for a vector.
 const GATHER_BYTES_MAX: usize = 1024;
 
+/// Writes front and pieces from one buffer.
+///
 /// # Safety
-/// The pieces are valid memory, together with `front` at most [`GATHER_BYTES_MAX`].
+/// The pieces are valid memory, and are together with `front` at most [`GATHER_BYTES_MAX`] bytes.
 #[inline]
 unsafe fn write_gathered(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<usize> {
     let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); GATHER_BYTES_MAX];
@@ -404,7 +411,7 @@ unsafe fn write_gathered(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io
     }
 }
 
-/// What a writing call took; `None` if it was interrupted, 0 if the socket is full.
+/// The bytes that a writing call took; `None` if it was interrupted, 0 if the socket is full.
 fn taken(written: isize) -> io::Result<Option<usize>> {
     if written >= 0 {
         return Ok(Some(written as usize));
@@ -434,7 +441,7 @@ mod tests {
         let read = b.read(&mut stage).unwrap();
         assert_eq!(&stage[..5], b"front");
         let target = [Piece { base: into.as_mut_ptr(), len: into.len() }];
-        // SAFETY: see above.
+        // SAFETY: `into` outlives the links.
         let used = unsafe { b.begin(&target, 40_000, &stage[5..read.end]) };
         assert_eq!(used, read.end - 5);
         let mut is_sent = sent == Sent::All;
@@ -458,11 +465,11 @@ mod tests {
         let (mut a, mut b) = pair();
         let mut payload = vec![7u8; 4 << 20];
         let whole = Piece { base: payload.as_mut_ptr(), len: payload.len() };
-        // SAFETY: `copy_held` is called before the memory goes.
+        // SAFETY: `copy_held` is called before the memory changes.
         assert_eq!(unsafe { a.send(b"f", &[whole]) }.unwrap(), Sent::Held);
         a.copy_held();
         payload.fill(0);
-        // SAFETY: nothing is taken while a frame is held.
+        // SAFETY: the link takes nothing while it holds a frame.
         assert_eq!(unsafe { a.send(b"g", &[]) }.unwrap(), Sent::Busy);
         let mut seen = 0;
         let mut stage = vec![0u8; 1 << 16];

@@ -1,8 +1,8 @@
 //! TLS 1.3 between two relays, each of which checks the other's certificate.
 //!
-//! What enters: slices of frames, packed into full records; what leaves: the bytes of frames,
-//! decrypted into the caller's buffer. Ciphertext under way is bounded in both directions. What may
-//! never happen: plaintext on the wire, or a peer whose certificate the job's authority has not made.
+//! What enters: slices of frames, packed into full records. What leaves: the bytes of frames,
+//! decrypted into the caller's buffer. Buffered ciphertext is bounded in both directions. What may
+//! never happen: plaintext on the wire, or a peer without a certificate of the job's authority.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,21 +19,22 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::socket::{Socket, SocketRead, SocketWrite};
 
-/// Plaintext of a full record (RFC 8446, 5.1).
+/// The plaintext bytes of a full record (RFC 8446, section 5.1).
 const RECORD_BYTES: usize = 16 << 10;
-/// Its ciphertext is longer by a header, a content type and a tag; the rest is slack.
+/// The bytes of a full record's ciphertext: the plaintext, a header, a content type and a tag; the
+/// rest is slack.
 const SEALED_BYTES: usize = RECORD_BYTES + 256;
-/// Ciphertext read at once: sixteen records, as much as the engine reads elsewhere.
+/// The ciphertext read at once: sixteen records, as much as the engine reads elsewhere.
 const INPUT_BYTES: usize = 16 * SEALED_BYTES;
-/// Ciphertext that may wait for the socket. Two more records than a write is asked for.
+/// The ciphertext that may wait for the socket: two records more than one write passes in.
 const OUTPUT_BYTES: usize = 16 * SEALED_BYTES;
-/// A record this small is not worth encrypting straight from where it lies.
+/// The least plaintext that is worth encrypting straight from the caller's memory.
 const STRAIGHT_BYTES_MIN: usize = RECORD_BYTES;
 
-/// The name of what relays speak, inside QUIC.
+/// The ALPN name of the relay protocol, inside QUIC.
 const PROTOCOL: &[u8] = b"landbridge";
 
-/// What a relay shows to and asks of other relays.
+/// The certificate that a relay shows to other relays, and the authority that it asks of them.
 #[derive(Clone)]
 pub struct Identity {
     client: Arc<ClientConfig>,
@@ -41,10 +42,11 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Takes the job's authority, this relay's certificate and its key, all in PEM.
+    /// Creates the identity from the job's authority, this relay's certificate and its key, all in
+    /// PEM.
     ///
     /// # Errors
-    /// Says which of them is wrong.
+    /// The text names the invalid part.
     pub fn new(authority: &str, certificate: &str, private_key: &str) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
         for root in certificates(authority, "ca")? {
@@ -66,7 +68,7 @@ impl Identity {
             .with_webpki_verifier(verifier)
             .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(mine)?;
-        // Each connection proves itself anew.
+        // Each connection authenticates by itself: sessions are not resumed.
         client.resumption = rustls::client::Resumption::disabled();
 
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
@@ -82,7 +84,7 @@ impl Identity {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The same for QUIC, which demands that both sides name what they speak.
+    /// The configurations for QUIC, which demands that both sides name their protocol (ALPN).
     pub fn for_quic(&self) -> (ClientConfig, ServerConfig) {
         let (mut client, mut server) = ((*self.client).clone(), (*self.server).clone());
         client.alpn_protocols = vec![PROTOCOL.into()];
@@ -100,7 +102,7 @@ fn certificates(pem: &str, name: &str) -> Result<Vec<CertificateDer<'static>>, S
     }
 }
 
-/// One provider, and the cipher that current processors do fastest in front.
+/// The cryptographic provider, with the cipher that current processors do fastest in front.
 fn provider() -> CryptoProvider {
     let mut provider = ring::default_provider();
     provider.cipher_suites = vec![
@@ -115,7 +117,7 @@ pub fn relay_name(cluster: ClusterId) -> String {
     format!("relay-{}.landbridge", cluster.0)
 }
 
-/// Which of `clusters` clusters a certificate is made for.
+/// The cluster for which a certificate was made, of `clusters` clusters.
 pub fn certified_cluster(certificate: &CertificateDer<'_>, clusters: usize) -> Option<ClusterId> {
     let certificate = ParsedCertificate::try_from(certificate).ok()?;
     (0..clusters).map(|number| ClusterId(number as u16)).find(|cluster| {
@@ -129,15 +131,15 @@ enum TlsConnection {
     Server(UnbufferedServerConnection),
 }
 
-/// See the module head.
+/// A TLS link: see the module documentation.
 pub struct TlsLink {
     connection: TlsConnection,
     socket: Socket,
-    /// Ciphertext `input[input_start..input_end]` has not been looked at.
+    /// Ciphertext `input[input_start..input_end]` has not been decrypted.
     input: Vec<u8>,
     input_start: usize,
     input_end: usize,
-    /// Plaintext for which the caller had no room.
+    /// Plaintext that did not fit into the caller's buffer.
     spill: Vec<u8>,
     /// Ciphertext `output[output_start..output_end]` waits for the socket.
     output: Vec<u8>,
@@ -149,7 +151,7 @@ pub struct TlsLink {
     at_end: bool,
 }
 
-/// What one look at the ciphertext gave.
+/// The result of one step over the ciphertext.
 enum TlsStep {
     Plain(usize),
     Again,
@@ -174,7 +176,7 @@ impl TlsLink {
         Ok(Self::new(TlsConnection::Client(client), socket))
     }
 
-    /// Answers a connection.
+    /// Accepts a connection.
     ///
     /// # Errors
     /// If the configuration does not allow it.
@@ -187,7 +189,8 @@ impl TlsLink {
         Self {
             connection,
             socket: Socket(socket),
-            // A stranger gets room for one record each way (33 KiB); who is known gets more.
+            // A pending connection gets buffers for one record in each direction (33 KiB); an
+            // authenticated one gets more.
             input: vec![0; SEALED_BYTES],
             input_start: 0,
             input_end: 0,
@@ -207,18 +210,18 @@ impl TlsLink {
         self.socket.0.as_fd()
     }
 
-    /// Whether the handshake is over: the peer's certificate is good.
+    /// Whether the handshake is complete, so that the peer's certificate is valid.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
 
-    /// Gives a link that has proved itself its full buffers.
+    /// Gives an authenticated link its full buffers.
     pub fn grow(&mut self) {
         self.input.resize(INPUT_BYTES, 0);
         self.output.resize(OUTPUT_BYTES, 0);
     }
 
-    /// Which of `clusters` clusters the peer's certificate is made for.
+    /// The cluster for which the peer's certificate was made, of `clusters` clusters.
     pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
         let certificates = match &self.connection {
             TlsConnection::Client(connection) => connection.peer_certificates(),
@@ -227,10 +230,10 @@ impl TlsLink {
         certified_cluster(certificates?.first()?, clusters)
     }
 
-    /// Moves the handshake on as far as it goes without waiting.
+    /// Advances the handshake as far as possible without waiting.
     ///
     /// # Errors
-    /// If the peer breaks it off, or its certificate is refused.
+    /// If the peer ends the handshake, or if its certificate is refused.
     pub fn advance(&mut self) -> io::Result<()> {
         while !self.is_ready {
             match self.advance_handshake()? {
@@ -255,7 +258,7 @@ impl TlsLink {
     /// Reads from the socket at most once, and decrypts.
     ///
     /// # Errors
-    /// `WouldBlock` if no whole record is there, else the link is broken.
+    /// `WouldBlock` if no whole record has arrived; otherwise the link is broken.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         let mut bytes = self.take_spill(buffer);
         bytes += self.open_records(&mut buffer[bytes..])?;
@@ -264,7 +267,7 @@ impl TlsLink {
         }
         let filled = self.fill()?;
         if filled.bytes == 0 {
-            // TLS ends with a message; without it, the stream was cut.
+            // A TLS stream ends with a message; without it, the stream was cut.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let bytes = self.open_records(buffer)?;
@@ -282,12 +285,13 @@ impl TlsLink {
         }
     }
 
-    /// One step; that a certificate is refused is also told to the peer, so that both logs say why.
+    /// Advances the handshake by one step. If this side refuses the certificate, it notifies the
+    /// peer, so that both logs contain the reason.
     fn advance_handshake(&mut self) -> io::Result<TlsStep> {
         let step = self.step(&mut [], None);
         if step.as_ref().is_err_and(is_about_certificate) {
-            // The one message that waits to be sent comes before anything else is looked at; after
-            // it, this connection must not be asked again.
+            // The one message that waits to be sent is encoded before any input is read. After it,
+            // this connection must not be used again.
             self.is_broken = false;
             let _ = self.step(&mut [], None);
             let _ = self.flush();
@@ -303,7 +307,7 @@ impl TlsLink {
         bytes
     }
 
-    /// Decrypts whole records as long as there is room.
+    /// Decrypts whole records as long as the buffer has space.
     fn open_records(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut bytes = 0;
         while self.input_end > self.input_start && bytes < buffer.len() {
@@ -335,7 +339,7 @@ impl TlsLink {
         Ok(read)
     }
 
-    /// Deals with the next record that has arrived; when there is none, encrypts `to_seal`.
+    /// Processes the next record that has arrived; if there is none, encrypts `to_seal`.
     fn step(&mut self, plain: &mut [u8], to_seal: Option<&[u8]>) -> io::Result<TlsStep> {
         if self.is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -357,12 +361,13 @@ impl TlsLink {
         step.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Encrypts and writes as many of `slices` as there is room for.
+    /// Encrypts and writes as many of `slices` as the output buffer has space for.
     ///
     /// # Errors
     /// If the link is broken.
     pub fn write<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<SocketWrite> {
-        // With nothing left from before there is room, so that not being blocked means progress.
+        // Once everything earlier has left, the buffer has space, so a write that is not blocked
+        // makes progress.
         self.flush()?;
         if self.output_end > self.output_start {
             return Ok(SocketWrite { bytes: 0, blocked: true });
@@ -403,7 +408,7 @@ impl TlsLink {
         Ok(SocketWrite { bytes, blocked: self.output_end > self.output_start })
     }
 
-    /// Encrypts one record. False: no room.
+    /// Encrypts one record. Returns false if the output buffer has no space.
     fn seal(&mut self, plain: &[u8]) -> io::Result<bool> {
         if self.output_end + SEALED_BYTES > self.output.len() {
             return Ok(false);
@@ -473,7 +478,7 @@ fn look<D>(
             result.map(|()| TlsStep::Plain(bytes))
         }
         Ok(ConnectionState::EncodeTlsData(mut data)) => {
-            // Rare, and what rustls says of its own accord is short.
+            // This case is rare, and the messages that rustls sends by itself are short.
             if *room.output_end + SEALED_BYTES > room.output.len() {
                 room.output.resize(*room.output_end + SEALED_BYTES, 0);
             }

@@ -1,37 +1,43 @@
-//! What is under way by one path of datagrams, in the order in which it was sent, and what of it is lost.
+//! What is in flight on one path of datagrams, in the order of sending, and which datagrams are
+//! lost.
 //!
-//! Enters: every datagram that may not get lost, as it leaves; which of them have arrived. Leaves: those that have not and
-//! will not, because others that were sent later have (RFC 9002, section 6.1): as many later as datagrams overtake each
-//! other by, or so much later as an answer can be late. Both grow when something given up for lost turns out to have
-//! been late only.
+//! What enters: every datagram whose loss matters, as it leaves; the datagrams that have arrived.
+//! What leaves: the datagrams that are lost, because datagrams sent later have arrived (RFC 9002,
+//! section 6.1): as many later datagrams as the packet threshold, or one that was sent as much
+//! later as the time threshold. Both thresholds grow when a datagram that was declared lost turns
+//! out to have been only late.
 //!
-//! What may never happen: something is lost while nothing sent after it has arrived; bytes count as under way that are
-//! neither.
+//! What may never happen: a datagram is declared lost while nothing sent after it has arrived;
+//! bytes count as in flight that have arrived or are lost.
 
 use alloc::collections::VecDeque;
 
 use crate::path::rtt::GRANULARITY_NANOS;
 use crate::path::time::Time;
 
-/// A datagram may be overtaken by fewer than this (RFC 9002: kPacketThreshold).
+/// The initial packet threshold: a datagram is lost if one this many positions later has arrived
+/// (RFC 9002: kPacketThreshold).
 const PACKET_THRESHOLD_MIN: u64 = 3;
-/// And by no more than this, however the path mixes them up: beyond it only time tells.
+/// The largest packet threshold, however the path reorders datagrams. Beyond it, only time shows a
+/// loss.
 const PACKET_THRESHOLD_MAX: u64 = 1 << 10;
-/// An answer may be late by so many eighths of a round trip (RFC 9002: kTimeThreshold is nine of eight).
+/// The initial time threshold, in eighths of a round trip beyond one round trip (RFC 9002:
+/// kTimeThreshold is nine eighths).
 const TIME_THRESHOLD_EIGHTHS_MIN: u64 = 1;
-/// By a whole round trip, and no more.
+/// The largest time threshold beyond one round trip: another whole round trip.
 const TIME_THRESHOLD_EIGHTHS_MAX: u64 = 8;
 
-/// See the module head.
+/// The datagrams in flight on one path: see the module documentation.
 #[derive(Debug)]
 pub struct Flight {
-    /// Order of the first of `sent_datagrams`; the first of all has 1.
+    /// The position in the order of sending of the first entry of `sent_datagrams`. The first
+    /// datagram of all has position 1.
     base: u64,
-    /// The first is still under way.
+    /// The tracked datagrams. The first one is still in flight.
     sent_datagrams: VecDeque<SentDatagram>,
-    /// Under way.
+    /// The bytes in flight.
     bytes: u64,
-    /// Order of the latest that is known to have arrived, or 0.
+    /// The position of the latest datagram that is known to have arrived, or 0.
     largest_acked: u64,
     packet_threshold: u64,
     time_threshold_eighths: u64,
@@ -40,19 +46,20 @@ pub struct Flight {
 /// A datagram as it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentDatagram {
-    /// Number of its first byte in the channel.
+    /// The number of the datagram's first byte in the channel.
     pub start: u64,
-    /// Its size; 0 if nothing need be sent again when it is lost.
+    /// The datagram's size in bytes; 0 if nothing need be retransmitted when the datagram is lost.
     pub bytes: u64,
-    /// When.
+    /// The time of sending.
     pub sent_at: Time,
-    /// What the path had delivered by then.
+    /// The bytes that the path had delivered at the time of sending.
     pub delivered: u64,
-    /// Some of it had been sent before: what is confirmed may be that.
+    /// Some bytes of the datagram had been sent before, so an acknowledgement may be for the
+    /// earlier transmission.
     pub is_retransmission: bool,
     /// There was nothing more to send, though more was allowed.
     pub is_app_limited: bool,
-    /// It has arrived, or is lost.
+    /// The datagram has arrived, or is lost.
     pub is_resolved: bool,
 }
 
@@ -70,27 +77,28 @@ impl Default for Flight {
 }
 
 impl Flight {
-    /// Bytes under way.
+    /// The bytes in flight.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.sent_datagrams.is_empty()
     }
 
-    /// Datagrams that are noted, those that are over behind one that is not included.
+    /// The number of tracked datagrams. A resolved datagram is tracked until all datagrams before
+    /// it are resolved.
     pub fn tracked_datagrams(&self) -> usize {
         self.sent_datagrams.len()
     }
 
-    /// The order that the next will have.
+    /// The position that the next datagram will have.
     pub fn next_order(&self) -> u64 {
         self.base + self.sent_datagrams.len() as u64
     }
 
-    /// A datagram has left. Says its order.
+    /// Records that a datagram has left. Returns its position in the order of sending.
     pub fn send(&mut self, datagram: SentDatagram) -> u64 {
         let order = self.next_order();
         self.bytes += datagram.bytes;
@@ -98,14 +106,16 @@ impl Flight {
         order
     }
 
-    /// From `first` on there was nothing more to send.
+    /// Records that from position `first` on there was nothing more to send.
     pub fn mark_app_limited(&mut self, first: u64) {
         let from = (first.saturating_sub(self.base) as usize).min(self.sent_datagrams.len());
         self.sent_datagrams.range_mut(from..).for_each(|datagram| datagram.is_app_limited = true);
     }
 
-    /// The datagram of that `order` has arrived, unless it is over already. `shortest`: no answer comes sooner, so one that
-    /// does is for an earlier datagram, and says nothing of what was sent before this one.
+    /// Records that the datagram at position `order` has arrived, unless it is resolved already.
+    /// `shortest` is the shortest possible round trip in nanoseconds. An acknowledgement of a
+    /// retransmission that comes sooner is for the earlier transmission, and says nothing of the
+    /// datagrams sent before this one.
     pub fn acknowledge(&mut self, order: u64, now: Time, shortest: u64) -> Option<SentDatagram> {
         let datagram = self.resolve(order)?;
         if !datagram.is_retransmission || now.nanos_since(datagram.sent_at) >= shortest {
@@ -115,13 +125,14 @@ impl Flight {
         Some(datagram)
     }
 
-    /// The datagram of that `order` is of no use.
+    /// Records that the fate of the datagram at position `order` no longer matters.
     pub fn forget(&mut self, order: u64) {
         self.resolve(order);
         self.trim();
     }
 
-    /// The oldest that is lost by now, if a round trip takes `round_trip`.
+    /// The oldest datagram that is lost at time `now`, if a round trip takes `round_trip`
+    /// nanoseconds.
     pub fn next_lost(&mut self, now: Time, round_trip: u64) -> Option<(u64, SentDatagram)> {
         let (order, first) = (self.base, *self.sent_datagrams.front()?);
         let is_past_packet_threshold =
@@ -134,21 +145,23 @@ impl Flight {
         Some((order, first))
     }
 
-    /// When the oldest will be lost, if something sent later has arrived and it does not.
+    /// The time at which the oldest datagram counts as lost unless it arrives, if a datagram sent
+    /// later has arrived.
     pub fn loss_time(&self, round_trip: u64) -> Option<Time> {
         let first = self.sent_datagrams.front().filter(|_| self.largest_acked > self.base)?;
         let late = round_trip / 8 * self.time_threshold_eighths;
         Some(first.sent_at.after(round_trip.saturating_add(late.max(GRANULARITY_NANOS))))
     }
 
-    /// Something given up for lost has arrived all the same.
+    /// Doubles both thresholds, up to their maxima, because a datagram that was declared lost has
+    /// arrived.
     pub fn handle_spurious_loss(&mut self) {
         self.packet_threshold = (self.packet_threshold * 2).min(PACKET_THRESHOLD_MAX);
         self.time_threshold_eighths =
             (self.time_threshold_eighths * 2).min(TIME_THRESHOLD_EIGHTHS_MAX);
     }
 
-    /// All that is under way is lost: the oldest, as long as there is one.
+    /// Removes the oldest datagram as lost, when all datagrams in flight are lost.
     pub fn pop_lost(&mut self) -> Option<(u64, SentDatagram)> {
         let (order, first) = (self.base, *self.sent_datagrams.front()?);
         self.forget(order);

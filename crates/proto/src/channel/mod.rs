@@ -1,11 +1,14 @@
-//! A channel below its messages: the numbered bytes from one process to another, over paths that come and go.
+//! A channel below its messages: the numbered bytes from one process to another, over paths that
+//! come and go.
 //!
-//! [`RetransmitBuffer`] is the sender's side: what has been sent and not confirmed, on which path, and what of it must go again.
-//! [`ReassemblyBuffer`] is the receiver's: what has arrived, in whatever order, and which frame may be taken in next. Neither
-//! sees a payload byte. Who decides what is *new* on the channel is the endpoint.
+//! [`RetransmitBuffer`] is the sender's side: which frames have been sent and not confirmed, on
+//! which path, and which of them must be retransmitted. [`ReassemblyBuffer`] is the receiver's
+//! side: which frames have arrived, in any order, and which frame may be delivered next. Neither
+//! sees a payload byte. The endpoint decides what is *new* on the channel.
 //!
-//! **Repair.** There is one exchange for everything that can be lost: the sender asks ([`Kind::StatusRequest`]), the receiver
-//! answers with the ranges it has ([`Kind::Sack`]), the sender sends what is missing, by any path.
+//! **Repair.** One exchange repairs every loss: the sender asks ([`Kind::StatusRequest`]), the
+//! receiver answers with the ranges that it has ([`Kind::Sack`]), and the sender retransmits what
+//! is missing, by any path.
 //!
 //! [`Kind::StatusRequest`]: crate::wire::frame::Kind::StatusRequest
 //! [`Kind::Sack`]: crate::wire::frame::Kind::Sack
@@ -18,16 +21,17 @@ mod retransmit_buffer;
 pub use reassembly_buffer::{ArrivalOrder, BufferedFrame, ReassemblyBuffer};
 pub use retransmit_buffer::{Origin, RetainedFrame, RetainedState, RetransmitBuffer};
 
-/// One of the paths of a channel, numbered by its driver.
+/// The number of a path of a channel, which the driver assigns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub u8);
 
-/// Paths of one channel: every pair of interfaces that is worth having, and the relay.
+/// The most paths of one channel: every pair of interfaces that is worth having, and the relay.
 pub const PATHS_MAX: usize = 8;
 
-/// Bytes between the last one confirmed and the last one sent, once they may overtake each other. The receiver keeps
-/// what comes early, so it is its bound as well. 1 Gb/s times 128 ms.
+/// The reorder window: the most bytes between the last confirmed byte and the last sent byte while
+/// frames may overtake each other. The receiver buffers frames that arrive early, so this value
+/// bounds the receiver's reorder buffers too. 1 Gbit/s times 128 ms.
 pub const REORDER_WINDOW_BYTES_MAX: u64 = 16 << 20;
 
-/// Frames among them.
+/// The most unconfirmed frames while frames may overtake each other.
 pub const REORDER_WINDOW_FRAMES_MAX: usize = 1 << 13;

@@ -1,26 +1,28 @@
-//! When what is under way has been silent for too long: a wait that doubles each time it passes in vain.
+//! The probe timeout: when a path with bytes in flight has been silent for too long. The wait
+//! doubles each time that it passes without an answer.
 //!
-//! Nobody is told when something is lost in silence, so after a wait the peer is asked. It may be computing, and answer
-//! when it is done; until then each further question comes after twice the time, and what it costs is a few bytes.
+//! Nobody reports a silent loss, so after a wait a status request is sent to the peer. The peer may
+//! be computing, and answer when it is done. Until then each further status request comes after
+//! twice the time, and costs a few bytes.
 //!
-//! | state | something is under way | a sign of life | the wait has passed | nothing is under way |
+//! | state | bytes are in flight | progress | the wait has passed | nothing is in flight |
 //! |---|---|---|---|---|
 //! | idle | waits from now on | | | |
-//! | waits | | waits anew, the first time | waits anew, twice as long | idle |
+//! | waits | | waits again, the first time | waits again, twice as long | idle |
 
 use crate::path::time::{SECOND, Time};
 
-/// The longest wait.
+/// The longest wait, in nanoseconds.
 pub const PROBE_TIMEOUT_NANOS_MAX: u64 = 64 * SECOND;
 
-/// The longest first wait, and that of paths of which nothing is known: longer than any round trip and any stop of a relay
-/// that somebody would call normal.
+/// The longest first wait, and the first wait of paths of which nothing is known, in nanoseconds.
+/// The value exceeds any round trip and any normal standstill of a relay.
 pub const FIRST_PROBE_TIMEOUT_NANOS_MAX: u64 = 4 * SECOND;
 
-/// More would not be longer.
+/// The most doublings; more would not make the wait longer.
 const DOUBLINGS_MAX: u32 = 36;
 
-/// See the module head.
+/// The probe timeout of a path or channel: see the module documentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeTimeout {
     since: Option<Time>,
@@ -28,44 +30,44 @@ pub struct ProbeTimeout {
 }
 
 impl ProbeTimeout {
-    /// Something is under way.
+    /// Starts the wait, because bytes are in flight, unless it has started.
     pub fn start(&mut self, now: Time) {
         self.since.get_or_insert(now);
     }
 
-    /// The peer has let something be known of what is under way.
+    /// Restarts the wait, because the peer has reported something about the bytes in flight.
     pub fn handle_progress(&mut self, now: Time) {
         if self.since.is_some() {
             *self = Self { since: Some(now), doublings: 0 };
         }
     }
 
-    /// The wait has passed.
+    /// Restarts the wait with twice the time, because it has passed.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.since.is_some() {
             *self = Self { since: Some(now), doublings: (self.doublings + 1).min(DOUBLINGS_MAX) };
         }
     }
 
-    /// Nothing is under way.
+    /// Stops the wait, because nothing is in flight.
     pub fn stop(&mut self) {
         *self = Self::default();
     }
 
-    /// When the wait is over, if the first is of `first` nanoseconds.
+    /// The time at which the wait ends, if the first wait takes `first` nanoseconds.
     pub fn due(&self, first: u64) -> Option<Time> {
         let first = first.clamp(1, FIRST_PROBE_TIMEOUT_NANOS_MAX);
         let wait = first.saturating_mul(1 << self.doublings).min(PROBE_TIMEOUT_NANOS_MAX);
         self.since.map(|since| since.after(wait))
     }
 
-    /// How often in a row it has passed in vain.
+    /// The number of waits in a row that passed without an answer.
     pub fn doublings(&self) -> u32 {
         self.doublings
     }
 }
 
-// Even the shortest first wait comes to the longest.
+// Even the shortest first wait reaches the longest wait.
 const _: () = assert!(1 << DOUBLINGS_MAX >= PROBE_TIMEOUT_NANOS_MAX);
 
 #[cfg(test)]

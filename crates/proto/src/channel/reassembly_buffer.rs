@@ -1,10 +1,13 @@
-//! The receiver's side of a channel: which bytes have arrived, and which frame may be taken in next.
+//! The receiver's side of a channel: which bytes have arrived, and which frame may be delivered
+//! next.
 //!
-//! What enters: frames and fragments as they arrive. What leaves: for each, whether it is next, known already or to be
-//! kept for later; the kept frame whose turn has come; the ranges of a report.
+//! What enters: frames and fragments as they arrive. What leaves: for each frame, whether its turn
+//! has come, it is a duplicate, or it must be buffered; the buffered frame whose turn has come; the
+//! ranges of a report.
 //!
-//! What may never happen: a frame is taken in twice, or before the one in front of it; more is kept than
-//! [`REORDER_WINDOW_BYTES_MAX`] of bytes and [`FRAMES_MAX`] frames; bytes are reported that are not here intact.
+//! What may never happen: a frame is delivered twice, or before the frame in front of it; the
+//! buffered frames exceed [`REORDER_WINDOW_BYTES_MAX`] by more than one frame, or their number
+//! exceeds [`FRAMES_MAX`]; bytes are reported that have not arrived intact.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -17,22 +20,24 @@ use crate::wire::Malformed;
 use crate::wire::frame::Kind;
 use crate::wire::kind_header::SACK_RANGES;
 
-/// Ranges that may stand apart: one for every other frame that may have overtaken.
+/// The most separate ranges: one for every second frame that may have overtaken others.
 const RANGES_MAX: usize = FRAMES_MAX / 2;
 
-/// Frames that may be kept.
+/// The most frames that may be buffered.
 const FRAMES_MAX: usize = REORDER_WINDOW_FRAMES_MAX;
 
-/// See the module head.
+/// The reassembly buffer of one channel: see the module documentation.
 #[derive(Debug, Default)]
 pub struct ReassemblyBuffer {
-    /// All bytes below have been taken in.
+    /// All bytes below this number have been delivered.
     delivered: u64,
-    /// Those that are here: taken in, or kept.
+    /// The bytes that have arrived: delivered or buffered.
     arrived: RangeSet<RANGES_MAX>,
-    /// Ranges that came early, the latest first, and whether they have been reported.
+    /// The ranges that arrived early, the latest first, each with a flag: the range has been
+    /// reported.
     recent: Vec<RecentRange>,
-    /// Where there are others that have not been reported and found no room there.
+    /// The bytes from the first to the end of further ranges that have not been reported and for
+    /// which `recent` has no capacity.
     evicted: Option<Range<u64>>,
     buffered: BTreeMap<u64, BufferedFrame>,
     buffered_bytes: u64,
@@ -44,30 +49,30 @@ struct RecentRange {
     is_reported: bool,
 }
 
-/// Ranges that are remembered for reports at a time: as many as one call of the driver may well bring, if every other
-/// datagram is missing. With more the reports take turns.
+/// The most ranges that are remembered for reports at a time: as many as one call of the driver may
+/// bring if every other datagram is missing. If there are more, the reports cover them in turns.
 const RECENT_RANGES_MAX: usize = 32;
 
-/// A frame that came early, whole or in fragments.
+/// A frame that arrived early, whole or in fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferedFrame {
-    /// What it is.
+    /// The frame's kind.
     pub kind: Kind,
-    /// Its flags.
+    /// The frame's flags.
     pub flags: u8,
-    /// Its bytes, head included.
+    /// The frame's bytes, head included.
     pub whole: u32,
     got: u32,
 }
 
-/// How a frame that arrives stands to those before it.
+/// The position of an arriving frame relative to the frames before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOrder {
-    /// All before it has been taken in.
+    /// All frames before the arriving frame have been delivered.
     InOrder,
-    /// It is here already.
+    /// The arriving frame has arrived before.
     Duplicate,
-    /// Something before it is missing.
+    /// Bytes before the arriving frame are missing.
     OutOfOrder,
 }
 
@@ -79,16 +84,16 @@ impl BufferedFrame {
 }
 
 impl ReassemblyBuffer {
-    /// All bytes below have been taken in.
+    /// All bytes below this number have been delivered.
     #[inline]
     pub fn delivered(&self) -> u64 {
         self.delivered
     }
 
-    /// How the frame with bytes `range` stands.
+    /// The position of the frame with bytes `range`.
     ///
     /// # Errors
-    /// If there can be no frame with these bytes.
+    /// [`Malformed`] if there can be no frame with these bytes.
     #[inline]
     pub fn arrival_order(&self, range: &Range<u64>) -> Result<ArrivalOrder, Malformed> {
         if range.start == self.delivered && !self.has_out_of_order() {
@@ -104,26 +109,27 @@ impl ReassemblyBuffer {
         }
     }
 
-    /// The frame at [`Self::delivered`], of `bytes`, is in its place.
+    /// Records that the frame at [`Self::delivered`], of `bytes` bytes, has been delivered.
     #[inline]
     pub fn deliver(&mut self, bytes: u64) {
         let start = self.delivered;
         self.delivered += bytes;
-        // It touches what is whole, so there is room.
+        // The new range touches the delivered bytes, so the set has capacity.
         let _ = self.arrived.insert(start..self.delivered);
     }
 
-    /// The kept frame that has just been taken in by another way, or as a whole: it is kept no more.
+    /// Removes a buffered frame that has just been delivered by another path, or from the buffer.
     pub fn release(&mut self, frame: u64) -> Option<BufferedFrame> {
         let buffered = self.buffered.remove(&frame)?;
         self.buffered_bytes -= buffered.whole as u64;
         Some(buffered)
     }
 
-    /// Makes room for the frame that begins at byte `frame`; false if there is none: it must be dropped.
+    /// Reserves capacity for the frame that begins at byte `frame`. Returns false if there is none,
+    /// so that the frame must be dropped.
     ///
     /// # Errors
-    /// If another frame begins there.
+    /// [`Malformed`] if another frame begins at the same byte.
     pub fn reserve(&mut self, frame: u64, as_of: BufferedFrame) -> Result<bool, Malformed> {
         if let Some(buffered) = self.buffered.get(&frame) {
             let is_same = BufferedFrame { got: 0, ..*buffered } == as_of;
@@ -140,7 +146,7 @@ impl ReassemblyBuffer {
         Ok(true)
     }
 
-    /// Bytes `range` of the frame kept from byte `frame` on have arrived.
+    /// Records that bytes `range` of the buffered frame that begins at byte `frame` have arrived.
     pub fn handle_buffered(&mut self, frame: u64, range: Range<u64>) {
         let Some(buffered) = self.buffered.get_mut(&frame) else {
             return;
@@ -152,13 +158,14 @@ impl ReassemblyBuffer {
         self.note_recent(range.start);
     }
 
-    /// Bytes `range`, which are here, have come once more: the sender does not know, for a report is lost or says too little.
-    /// They are reported again; false if [`Self::delivered`] alone says it.
+    /// Records that bytes `range`, which have arrived before, have arrived again: the sender does
+    /// not know of the first arrival, because a report is lost or says too little. The range is
+    /// reported again. Returns false if [`Self::delivered`] alone reports it.
     pub fn handle_duplicate(&mut self, range: &Range<u64>) -> bool {
         if range.end <= self.delivered {
             return false;
         }
-        // Perhaps only a part of them is here.
+        // Possibly only a part of the range has arrived before.
         let is_here = |&at: &u64| self.arrived.above_at(at).is_some();
         if let Some(at) = [range.start, range.end - 1].into_iter().find(is_here) {
             self.note_recent(at);
@@ -166,10 +173,10 @@ impl ReassemblyBuffer {
         true
     }
 
-    /// The range with byte `at` is to be reported.
+    /// Marks the range around byte `at` for the next report.
     fn note_recent(&mut self, at: u64) {
         let Some(grown) = self.arrived.above_at(at) else { return };
-        // Those that it has swallowed make room for older ones.
+        // Ranges that the grown range includes are removed, which frees capacity for older ones.
         self.recent.retain(|other| other.range.end < grown.start || grown.end < other.range.start);
         if self.recent.len() == RECENT_RANGES_MAX {
             self.evict_one();
@@ -177,7 +184,7 @@ impl ReassemblyBuffer {
         self.recent.insert(0, RecentRange { range: grown, is_reported: false });
     }
 
-    /// Makes room: what has been reported goes first.
+    /// Removes the oldest reported range, or the oldest range if none has been reported.
     fn evict_one(&mut self) {
         let reported = self.recent.iter().rposition(|other| other.is_reported);
         let oldest = self.recent.remove(reported.unwrap_or(RECENT_RANGES_MAX - 1));
@@ -188,7 +195,7 @@ impl ReassemblyBuffer {
         }
     }
 
-    /// All recent ranges have been reported: the evicted ranges have their turn, the highest first.
+    /// Restores evicted ranges, the highest first, after all recent ranges have been reported.
     fn restore_evicted(&mut self) {
         let Some(Range { start, end }) = self.evicted.take() else { return };
         let above = self.arrived.above().iter().rev();
@@ -200,7 +207,8 @@ impl ReassemblyBuffer {
         self.evicted = among.next().map(|next| start..next.end);
     }
 
-    /// The kept frame whose turn has come, by its first byte.
+    /// The number of the first byte of the buffered frame whose turn has come, and the frame, if
+    /// all its bytes have arrived.
     #[inline]
     pub fn next_reassembled(&self) -> Option<(u64, BufferedFrame)> {
         if self.buffered.is_empty() {
@@ -210,12 +218,12 @@ impl ReassemblyBuffer {
         (buffered.got == buffered.whole).then_some((self.delivered, *buffered))
     }
 
-    /// Whether all of `range` is here.
+    /// Whether all of `range` has arrived.
     pub fn has(&self, range: &Range<u64>) -> bool {
         self.arrived.contains(range)
     }
 
-    /// Whether some of `range` is here.
+    /// Whether some of `range` has arrived.
     pub fn has_some(&self, range: &Range<u64>) -> bool {
         self.arrived.overlaps(range)
     }
@@ -226,8 +234,8 @@ impl ReassemblyBuffer {
         !self.buffered.is_empty()
     }
 
-    /// What a report says besides `confirmed`, which may be less than [`Self::delivered`]: first bytes, and how many. Of what is
-    /// kept no more than fits.
+    /// The ranges of a report beyond `confirmed`, which may be less than [`Self::delivered`]: the
+    /// first byte and the number of bytes of each. The report names at most [`SACK_RANGES`] ranges.
     pub fn ranges(&self, confirmed: u64) -> [(u64, u32); SACK_RANGES] {
         let mut chosen = self.chosen().map(|place| self.recent[place].range.clone());
         let mut ranges = core::array::from_fn(|_| {
@@ -235,8 +243,9 @@ impl ReassemblyBuffer {
             let start = range.start.max(self.delivered);
             (start, range.end.saturating_sub(start) as u32)
         });
-        // Buffered frames up to the first gap are here as well, but what is confirmed is only what is in its place, and while a
-        // refusal waits not even that. Who repeats it all for ever has no room for what the peer waits for.
+        // Buffered frames before the first gap have arrived as well. But `confirmed` covers only
+        // delivered frames, and while a refusal waits not all of them. A sender that kept
+        // retransmitting these bytes would have no credit for the bytes that the peer waits for.
         let whole = self.arrived.contiguous_end();
         if confirmed < whole {
             let bytes = u32::try_from(whole - confirmed).unwrap_or(u32::MAX);
@@ -245,7 +254,8 @@ impl ReassemblyBuffer {
         ranges
     }
 
-    /// Places of those that a report names: such as no report has named first, then the latest, lest a report is lost.
+    /// The indices of the ranges that the next report names: unreported ranges first, then the
+    /// latest reported ones, in case a report was lost.
     fn chosen(&self) -> impl Iterator<Item = usize> {
         let of = |is_reported| {
             let places = self.recent.iter().enumerate();
@@ -254,7 +264,8 @@ impl ReassemblyBuffer {
         of(false).chain(of(true)).take(SACK_RANGES)
     }
 
-    /// What [`Self::ranges`] gave has been reported. True: there is more.
+    /// Records that the ranges of [`Self::ranges`] have been reported. Returns true if there are
+    /// unreported ranges.
     pub fn handle_sack_sent(&mut self) -> bool {
         let mut chosen = [None; SACK_RANGES];
         self.chosen().zip(&mut chosen).for_each(|(place, chosen)| *chosen = Some(place));
@@ -269,7 +280,7 @@ impl ReassemblyBuffer {
         self.recent.iter().any(|other| !other.is_reported)
     }
 
-    /// Forgets what is kept.
+    /// Drops all buffered frames.
     pub fn clear(&mut self) {
         self.buffered.clear();
         self.buffered_bytes = 0;
@@ -370,7 +381,7 @@ mod tests {
         assert!(!buffer.handle_duplicate(&(0..10)), "`delivered` says it");
     }
 
-    /// The first bytes of all ranges that reports name, until none has anything new to say.
+    /// The first bytes of all ranges that reports name, until no report has anything new to name.
     fn all_named(buffer: &mut ReassemblyBuffer) -> Vec<u64> {
         let mut all = named(buffer);
         while buffer.handle_sack_sent() {

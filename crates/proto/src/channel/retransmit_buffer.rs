@@ -1,10 +1,13 @@
-//! The sender's side of a channel: what has been sent and not confirmed, and what of it must go again.
+//! The sender's side of a channel: which frames have been sent and not confirmed, and which of them
+//! must be retransmitted.
 //!
-//! What enters: every frame that leaves ([`RetransmitBuffer::retain`]), confirmations, reports, paths that break. What leaves: the
-//! piece that must go again next, cut for the path that takes it.
+//! What enters: every frame that leaves ([`RetransmitBuffer::retain`]), acknowledgements, reports
+//! of arrived ranges, broken paths. What leaves: the piece that must be retransmitted next, cut for
+//! the path that takes the piece.
 //!
-//! What may never happen: a byte is forgotten that the peer has not confirmed; a byte goes again that is confirmed;
-//! anything goes again after a break before the peer has said what it has.
+//! What may never happen: the buffer forgets a byte that the peer has not confirmed; it retransmits
+//! a byte that the peer has confirmed; after a break, it retransmits before the peer has reported
+//! what has arrived.
 
 use alloc::collections::VecDeque;
 
@@ -13,89 +16,94 @@ use crate::path::time::Time;
 use crate::wire::frame::Kind;
 use crate::wire::kind_header::{KindHeader, SACK_RANGES};
 
-/// See the module head.
+/// The retransmit buffer of one channel: see the module documentation.
 #[derive(Debug)]
 pub struct RetransmitBuffer<M> {
-    /// Number of the next new byte.
+    /// The number of the next new byte.
     next: u64,
-    /// The peer has taken in all bytes below.
+    /// The peer has delivered all bytes below this number.
     delivered: u64,
-    /// Ascending.
+    /// The unconfirmed frames, in ascending order of their first byte.
     retained: VecDeque<RetainedFrame<M>>,
-    /// Of those, how many must go again.
+    /// The number of retained frames that must be retransmitted.
     lost: usize,
-    /// Status requests made so far.
+    /// The number of status requests made so far.
     status_requests: u64,
-    /// Ranges that were said to have arrived, the latest first: nothing in them need be looked at again.
+    /// The ranges that the peer has reported as arrived, the latest first. Frames within them need
+    /// no second look.
     reported: [(u64, u64); SACK_RANGES],
-    /// Nothing before this place is lost.
+    /// No retained frame that starts below this number is lost.
     first_lost_at: u64,
-    /// The status request without whose answer nothing goes again, and whether it has left. Any later one will do.
+    /// The number of the status request whose answer must arrive before anything is retransmitted,
+    /// and whether the request has left. The answer to any later status request serves as well.
     awaited_status: Option<(u64, bool)>,
 }
 
-/// What has arrived corrupt goes again in pieces of this size. A path that damages one of a hundred packets damages half of
-/// all pieces of 100 kB, and hardly ever lets a megabyte pass.
+/// The size of the pieces in which bytes that arrived corrupt are retransmitted. A path that
+/// damages one of a hundred packets damages half of all pieces of 100 kB, and hardly ever lets a
+/// megabyte pass.
 const CORRUPT_PIECE_BYTES: u32 = 16 << 10;
 
-/// A frame, or a range of its bytes, that the peer has not confirmed.
+/// A frame, or a range of a frame's bytes, that the peer has not confirmed.
 #[derive(Clone, Debug)]
 pub struct RetainedFrame<M> {
-    /// Number of its first byte.
+    /// The number of the first byte.
     pub start: u64,
-    /// Its bytes.
+    /// The length of the range in bytes.
     pub length: u32,
-    /// Where in the frame it begins.
+    /// The offset of the range in the frame, in bytes.
     pub offset: u32,
-    /// Bytes of the frame, head included.
+    /// The bytes of the whole frame, head included.
     pub whole: u32,
-    /// Kind of the frame.
+    /// The frame's kind.
     pub kind: Kind,
-    /// Flags of the frame.
+    /// The frame's flags.
     pub flags: u8,
-    /// KindHeader of the frame.
+    /// The frame's head.
     pub head: KindHeader,
-    /// The frame's payload lies in it, from byte `at` on.
+    /// The memory that holds the frame's payload, from byte `at` on.
     pub memory: Option<M>,
-    /// See `memory`.
+    /// The offset of the payload in `memory`, in bytes.
     pub at: u64,
-    /// The path that it took last.
+    /// The path by which the range was sent last.
     pub path: PathId,
-    /// When; [`RetainedFrame::UNKNOWN`] when nobody looked, or it was sent before, so that a confirmation may be of either.
+    /// The time of sending. [`RetainedFrame::UNKNOWN`] if nobody read the time, or if the range was
+    /// sent more than once, so that an acknowledgement may be for either transmission.
     pub sent_at: Time,
-    /// On a path of datagrams: its place in the order in which they were sent. On another that loses in silence: the first
-    /// status request that was sent behind it, or 0.
+    /// On a path of datagrams: the position in the order of sending. On another path with silent
+    /// loss: the number of the first status request that was sent behind the range, or 0.
     pub order: u64,
-    /// It has arrived corrupt: it goes again in smaller pieces, of which fewer are corrupt.
+    /// The range has arrived corrupt. It is retransmitted in smaller pieces, of which fewer are
+    /// corrupt.
     pub was_corrupt: bool,
-    /// Where it is.
+    /// Whether the range is in flight, lost or reported as arrived.
     pub state: RetainedState,
 }
 
 impl<M> RetainedFrame<M> {
-    /// See [`RetainedFrame::sent_at`].
+    /// The value of [`RetainedFrame::sent_at`] if no round trip can be measured.
     pub const UNKNOWN: Time = Time(u64::MAX);
 }
 
-/// Where a range is.
+/// The state of a retained range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetainedState {
-    /// On its way.
+    /// The range is in flight.
     InFlight,
-    /// To be sent again.
+    /// The range must be retransmitted.
     Lost,
-    /// The peer has it, but not yet all before it.
+    /// The peer has the range, but not yet all bytes before it.
     Sacked,
 }
 
-/// What a frame that leaves is.
+/// What a frame that leaves carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// New bytes of the channel.
+    /// The frame carries new bytes of the channel.
     New,
-    /// What [`RetransmitBuffer::next_lost`] gave.
+    /// The frame carries what [`RetransmitBuffer::next_lost`] returned.
     Retransmission,
-    /// No bytes of the channel.
+    /// The frame carries no bytes of the channel.
     Control,
 }
 
@@ -115,49 +123,49 @@ impl<M> Default for RetransmitBuffer<M> {
 }
 
 impl<M: Clone> RetransmitBuffer<M> {
-    /// Number of the next new byte.
+    /// The number of the next new byte.
     #[inline]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The peer has taken in all bytes below.
+    /// The peer has delivered all bytes below this number.
     #[inline]
     pub fn delivered(&self) -> u64 {
         self.delivered
     }
 
-    /// Bytes sent and not confirmed.
+    /// Bytes that have been sent and not confirmed.
     #[inline]
     pub fn unconfirmed(&self) -> u64 {
         self.next - self.delivered
     }
 
-    /// Frames kept until they are confirmed.
+    /// The number of frames and ranges that are retained until the peer confirms them.
     pub fn retained(&self) -> usize {
         self.retained.len()
     }
 
-    /// What is kept, in its order.
+    /// The retained frames and ranges, in ascending order of their first byte.
     pub fn retained_frames(&self) -> impl Iterator<Item = &RetainedFrame<M>> {
         self.retained.iter()
     }
 
-    /// `bytes` new ones have left on a path that loses nothing.
+    /// Records that `bytes` new bytes have left on a lossless path. They are not retained.
     #[inline]
     pub fn advance_lossless(&mut self, bytes: u64) {
         self.next += bytes;
     }
 
-    /// New bytes have left, and may have to be sent again.
+    /// Retains new bytes that have left and may have to be retransmitted.
     #[inline]
     pub fn retain(&mut self, frame: RetainedFrame<M>) {
         self.next = frame.start + frame.length as u64;
         self.retained.push_back(frame);
     }
 
-    /// The peer has taken in all bytes below `delivered`; false if that is not new. `each` sees what was not known to have
-    /// arrived.
+    /// Records that the peer has delivered all bytes below `delivered`. Returns false if this is
+    /// not new. Calls `each` for every confirmed range that was not known to have arrived.
     #[inline]
     pub fn handle_delivered(
         &mut self,
@@ -178,13 +186,15 @@ impl<M: Clone> RetransmitBuffer<M> {
             self.retained.pop_front();
         }
         if self.retained.is_empty() {
-            // Nothing is left that an answer could be about, and it may never come.
+            // No retained frame is left that an answer could report on, and the answer may never
+            // come.
             self.awaited_status = None;
         }
         true
     }
 
-    /// Bytes `start..end` are with the peer. `each` as in [`Self::handle_delivered`].
+    /// Records that bytes `start..end` have arrived at the peer. Calls `each` for every range that
+    /// was not known to have arrived.
     pub fn handle_arrived(
         &mut self,
         start: u64,
@@ -193,7 +203,7 @@ impl<M: Clone> RetransmitBuffer<M> {
     ) {
         let known = self.reported.iter().position(|other| other.0 == start && other.1 <= end);
         let place = known.unwrap_or(SACK_RANGES - 1);
-        // A frame that was known in part only is looked at again.
+        // A frame of which only a part was known to have arrived is checked again.
         let fresh = known.map_or(start, |known| self.reported[known].1);
         self.reported[..=place].rotate_right(1);
         self.reported[0] = (start, end);
@@ -212,7 +222,8 @@ impl<M: Clone> RetransmitBuffer<M> {
         }
     }
 
-    /// Bytes `start..end` have arrived corrupt. `each` sees what is lost by that.
+    /// Records that bytes `start..end` have arrived corrupt. Calls `each` for every range that is
+    /// lost by this.
     pub fn handle_corrupt(&mut self, start: u64, end: u64, each: impl FnMut(&RetainedFrame<M>)) {
         let is_hit = |frame: &RetainedFrame<M>| {
             frame.start < end && start < frame.start + frame.length as u64
@@ -221,12 +232,14 @@ impl<M: Clone> RetransmitBuffer<M> {
         self.lose(is_hit, each);
     }
 
-    /// What `path` carried may be lost, and will never arrive by it.
+    /// Records that `path` is broken: every range in flight on it may be lost, and will never
+    /// arrive by it.
     pub fn handle_break(&mut self, path: PathId) {
         self.lose(|frame| frame.path == path, |_| ());
     }
 
-    /// Status request `number` has left behind what flies by a path that loses in silence.
+    /// Records that status request `number` has left behind the ranges in flight on paths with
+    /// silent loss.
     pub fn mark_status_requested(&mut self, number: u64, has_silent_loss: impl Fn(PathId) -> bool) {
         let flying =
             self.retained.iter_mut().filter(|frame| frame.state == RetainedState::InFlight);
@@ -235,8 +248,9 @@ impl<M: Clone> RetransmitBuffer<M> {
             .for_each(|frame| frame.order = number);
     }
 
-    /// Status request `number` is answered, and all that is said to have arrived is known: what was sent before the status request by a path
-    /// that loses in silence is lost.
+    /// Processes the answer to status request `number`, once the ranges that the answer reports
+    /// have been processed. A range that was sent before the status request by a path with silent
+    /// loss, and that is not reported, is lost.
     pub fn handle_silent_loss(
         &mut self,
         number: u64,
@@ -247,7 +261,8 @@ impl<M: Clone> RetransmitBuffer<M> {
         self.lose(|frame| was_covered(frame) && has_silent_loss(frame.path), each);
     }
 
-    /// What begins with byte `start` and left by `path` in that `order` is lost, if it is still on its way.
+    /// Records that the range that begins with byte `start` and left by `path` as number `order` is
+    /// lost, if it is still in flight.
     pub fn handle_lost(
         &mut self,
         (path, order): (PathId, u64),
@@ -280,8 +295,9 @@ impl<M: Clone> RetransmitBuffer<M> {
         }
     }
 
-    /// From now on nothing goes again, nor anything new, until the peer has said what it has. With nothing unconfirmed there is
-    /// nothing to wait for, and nobody would notice if the question were lost.
+    /// Requests the peer's status: until the peer has reported what has arrived, nothing is sent,
+    /// neither lost nor new bytes. With nothing unconfirmed there is nothing to wait for, and
+    /// nobody would notice the loss of the status request.
     pub fn request_status(&mut self) {
         if self.retained.is_empty() {
             return;
@@ -290,19 +306,19 @@ impl<M: Clone> RetransmitBuffer<M> {
         self.awaited_status = Some((self.status_requests, false));
     }
 
-    /// The number of the status request that must leave.
+    /// The number of the status request that must be sent.
     #[inline]
     pub fn due_status_request(&self) -> Option<u64> {
         self.awaited_status.filter(|(_, has_left)| !has_left).map(|(number, _)| number)
     }
 
-    /// The number of a status request for whose answer nothing waits.
+    /// The number for a further status request, for whose answer nothing waits.
     #[inline]
     pub fn next_status_request(&self) -> u64 {
         self.status_requests + 1
     }
 
-    /// Status request `number` has left.
+    /// Records that status request `number` has left.
     pub fn handle_status_request_sent(&mut self, number: u64) {
         self.status_requests = self.status_requests.max(number);
         if self.due_status_request() == Some(number) {
@@ -310,52 +326,55 @@ impl<M: Clone> RetransmitBuffer<M> {
         }
     }
 
-    /// It has left.
+    /// Records that the awaited status request has left.
     pub fn mark_status_request_sent(&mut self) {
         if let Some((_, has_left)) = &mut self.awaited_status {
             *has_left = true;
         }
     }
 
-    /// The peer has answered status request `number`, which came after all before it had been sent, and its ranges have been taken in.
+    /// Processes the answer to status request `number`, once its ranges have been processed. The
+    /// answer to a later status request than the awaited one ends the waiting too.
     pub fn handle_status_reply(&mut self, number: u64) {
         if self.awaited_status.is_some_and(|(awaited_status, _)| awaited_status <= number) {
             self.awaited_status = None;
         }
     }
 
-    /// Whether the peer's answer is awaited.
+    /// Whether the peer's answer to a status request is awaited.
     #[inline]
     pub fn is_awaiting_status(&self) -> bool {
         self.awaited_status.is_some()
     }
 
-    /// Whether a frame, of those of a kind and on a path that are meant, is on its way.
+    /// Whether a frame of a kind and on a path that `is_meant` accepts is in flight.
     pub fn is_under_way(&self, is_meant: impl Fn(Kind, PathId) -> bool) -> bool {
         let mut flying =
             self.retained.iter().filter(|frame| frame.state == RetainedState::InFlight);
         flying.any(|frame| is_meant(frame.kind, frame.path))
     }
 
-    /// Whether something must go again.
+    /// Whether something must be retransmitted.
     #[inline]
     pub fn has_lost(&self) -> bool {
         self.lost > 0
     }
 
-    /// Whether what must go again next is near enough for the peer to keep it, whatever overtakes what is before it.
+    /// Whether the range that must be retransmitted next lies within the peer's reorder window, so
+    /// that the peer buffers it even if it overtakes what is before it.
     pub fn is_lost_in_window(&self) -> bool {
         self.lost_index().is_some_and(|index| {
             let range = &self.retained[index];
             let ahead = range.start.saturating_sub(self.delivered);
-            // However small the pieces are, the peer waits for those of the frame that is next.
+            // However small the pieces are, the peer waits for those of the frame whose turn is
+            // next.
             let is_of_next = range.start - range.offset as u64 <= self.delivered;
             is_of_next || (index < REORDER_WINDOW_FRAMES_MAX && ahead < REORDER_WINDOW_BYTES_MAX)
         })
     }
 
-    /// What must go again next: a whole frame with at most `payload_max` bytes of payload, or at most as many bytes of a
-    /// longer one, which is cut.
+    /// The range that must be retransmitted next: a whole frame with at most `payload_max` bytes of
+    /// payload, or a piece of at most `payload_max` bytes that is cut from a longer frame.
     pub fn next_lost(&mut self, payload_max: u32) -> Option<&RetainedFrame<M>> {
         let index = self.lost_index()?;
         let range = &self.retained[index];
@@ -371,12 +390,13 @@ impl<M: Clone> RetransmitBuffer<M> {
         self.retained.get(index)
     }
 
-    /// What [`Self::next_lost`] gave last.
+    /// The range that [`Self::next_lost`] returned last.
     pub fn first_lost(&self) -> Option<&RetainedFrame<M>> {
         self.retained.get(self.lost_index()?)
     }
 
-    /// What [`Self::next_lost`] gave is on its way by `path`, in that order: see [`RetainedFrame::order`].
+    /// Records that the range that [`Self::next_lost`] returned has left by `path` as number
+    /// `order`: see [`RetainedFrame::order`].
     pub fn mark_retransmitted(&mut self, path: PathId, order: u64) {
         if let Some(index) = self.lost_index() {
             let frame = &mut self.retained[index];
@@ -408,14 +428,15 @@ impl<M: Clone> RetransmitBuffer<M> {
         self.retained.insert(index + 1, rest);
     }
 
-    /// A frame is too long for the path that has it: it is numbered, and goes in pieces, as if it were lost.
+    /// Numbers a frame that is too long for the path that has it, and marks it lost, so that it is
+    /// sent in pieces.
     pub fn retain_as_lost(&mut self, frame: RetainedFrame<M>) {
         self.lost += 1;
         self.first_lost_at = self.first_lost_at.min(frame.start);
         self.retain(RetainedFrame { state: RetainedState::Lost, ..frame });
     }
 
-    /// Nothing can be sent any more.
+    /// Forgets all retained frames, because nothing can be sent any more.
     pub fn clear(&mut self) {
         self.retained.clear();
         self.lost = 0;
@@ -514,7 +535,7 @@ mod tests {
                 length: 10,
                 offset: 0,
                 whole: 10,
-                // Without a head, so that numbers are those of the payload.
+                // The frames have no head, so that byte numbers are those of the payload.
                 kind: Kind::Ack,
                 flags: 0,
                 head: KindHeader::Empty,

@@ -1,4 +1,4 @@
-//! The two directions between this endpoint and one peer.
+//! The two directions between this endpoint and one peer: paths, queue, buffers and credit.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -21,90 +21,95 @@ use crate::slab::Slab;
 use crate::wire::frame::Kind;
 use crate::wire::kind_header::KindHeader;
 
-/// Items that may wait for a peer when it asks for one more answer. Without a bound a peer that asks and never reads could
-/// take all memory; an honest one has a quarter of this in flight, and we as much towards it.
+/// Items that may wait in the queue of a peer when the peer asks for one more answer. Without this
+/// bound, a peer that sends requests and never reads could take all memory of this process. An
+/// honest peer and this endpoint each have at most a quarter of this number in flight.
 pub(super) const QUEUE_MAX: usize = 1 << 18;
 
 pub(super) struct Channel<M> {
     pub address: Address,
-    /// What decides how messages are asked for: that of the path that has opened last.
+    /// The properties of the path that opened or changed last or, once a path has been closed, of
+    /// the first path that is up. They decide how this endpoint asks for the rest of a message.
     pub path: PathProperties,
-    /// By their numbers.
+    /// All paths, indexed by path number.
     pub paths: Vec<PathState>,
-    /// Paths by which frames go out.
+    /// The number of paths by which frames are sent.
     senders: usize,
-    /// The only one, if it is neither spare nor suspected.
+    /// The only sending path, if exactly one path sends and it is neither spare nor suspected.
     sole_sender: Option<PathId>,
-    /// Of those, the suspected ones, a bit for each: there is no other.
+    /// The suspected paths that send because no other path is up, as a bit mask by path number.
     suspected_senders: u8,
-    /// See [`Self::is_measured`].
+    /// Whether the transfer time of frames matters: see [`Self::is_measured`].
     is_measured: bool,
-    /// See [`Self::may_reorder`].
+    /// Whether frames may overtake each other: see [`Self::may_reorder`].
     may_reorder: bool,
-    /// The path by which the peer was heard last: it is alive.
+    /// The path by which this endpoint last received something from the peer: it works.
     pub last_heard_by: PathId,
-    /// Something may be lost without a word.
+    /// Some path that is up can lose frames without reporting the loss.
     pub has_silent_loss: bool,
-    /// Some path carries datagrams.
+    /// Some path that is up carries datagrams.
     pub has_datagrams: bool,
     pub timers: ChannelTimers,
-    /// What waits to be handed to a path, in order.
+    /// The items that wait to be handed to a path, in sending order.
     pub queue: VecDeque<Item<M>>,
     pub out: RetransmitBuffer<M>,
-    /// What leaves and may have to go again may be copied: see [`Endpoint::set_copying`].
+    /// Whether payload for retransmission may be copied: see [`Endpoint::set_copying`].
     pub may_copy: bool,
     pub into: ReassemblyBuffer,
-    /// All bytes below have been taken in here, as the peer last heard it.
+    /// All bytes below this number have been delivered, as this endpoint last reported to the peer.
     pub acknowledged: u64,
-    /// The peer waits to hear of it.
+    /// The peer waits for an acknowledgement.
     pub ack_wanted: bool,
-    /// The peer waits to hear when all below has been taken in; 0: for nothing.
+    /// The peer waits for an acknowledgement of all bytes below this number; 0: of none.
     pub ack_when_delivered: u64,
-    /// We wait to hear what the peer has taken in, and nothing that is sent asks for it.
+    /// This endpoint waits for an acknowledgement, and no frame that it has sent asks for one.
     pub solicits_ack: bool,
-    /// All below has been asked about by [`Endpoint::solicit_ack`].
+    /// [`Endpoint::solicit_ack`] has asked for an acknowledgement of all bytes below this number.
     pub solicited: u64,
-    /// How often in a row an answer of the application took that along at once.
+    /// Acknowledgements in a row that travelled at once with an answer of the application.
     pub piggybacked_acks: u8,
-    /// What is to be said that is no byte of the channel.
+    /// The control frames that wait to be sent. They carry no bytes of the channel.
     pub control_frames: Vec<ControlFrame>,
-    /// The last status request that has been answered: its answer may be lost with a path that the peer has given up already.
+    /// The last status request answered. The answer may be lost with a path that the peer closed.
     pub answered_request: Option<u64>,
-    /// Ranges that have arrived corrupt and have not come again, and whether the peer has been told.
+    /// Corrupt ranges (start, end) not yet received again, and whether the peer knows of each.
     pub corrupt: Vec<(u64, u64, bool)>,
-    /// What came early and found no room, from its first byte to its end: it is asked for when its turn comes.
+    /// The bytes from the first to the end of early frames that were dropped because they exceeded
+    /// the reorder window. This endpoint asks for them when their turn comes.
     pub dropped_out_of_order: Option<(u64, u64)>,
-    /// Refusals that wait to be sent.
+    /// The number of refusals that wait to be sent.
     pub refusals: u32,
-    /// The peer has taken in all our bytes below, and we have taken in all that it sent before it said so: a refusal, for
-    /// one. That is what operations wait for.
+    /// The peer has delivered all bytes of this endpoint below this number, and this endpoint has
+    /// delivered all that the peer sent before the acknowledgement, refusals included. Operations
+    /// wait for this position.
     pub confirmed: u64,
-    /// A confirmation (`.1`) that has overtaken bytes: it holds when all below `.0` have been taken in.
+    /// An acknowledgement (`.1`) that overtook bytes of the peer. It holds once this endpoint has
+    /// delivered all bytes below `.0`.
     pub early_ack: (u64, u64),
-    /// Operations that complete when the peer has all bytes below the number. Ascending.
+    /// Operations (`.1`) that complete when the peer has all bytes below `.0`, in ascending order.
     pub awaiting: VecDeque<(u64, u32)>,
     pub credit: Credit,
     pub granted_credit: GrantedCredit,
     pub eager_window: u32,
-    /// The frame that is being taken in.
+    /// The frame whose turn it is and whose payload is arriving.
     pub arriving: Option<ArrivingFrame>,
-    /// Frames and fragments that are on their way into what is kept for later, one for each path at most.
+    /// Early frames and fragments that are written into reorder buffers, at most one per path.
     pub out_of_order: Vec<OutOfOrderArrival>,
-    /// Messages of which announced pieces are still to come, by the sender's operation. Each has credit for at least one
-    /// byte, so the credit bounds them.
+    /// Messages of which announced pieces are still to come, by the sender's operation number. Each
+    /// holds credit for at least one byte, so the credit bounds their number.
     pub announced: BTreeMap<u32, AnnouncedPieces>,
-    /// Bytes that may have been sent without asking to hear of them.
+    /// Bytes of frames sent since a frame last asked for an acknowledgement.
     pub bytes_since_ack_request: u64,
     pub failed: Option<i32>,
-    /// The peer has said goodbye: it takes in nothing new.
+    /// The peer has sent Goodbye, so it delivers nothing new.
     pub has_left: bool,
-    /// And we to it.
+    /// This endpoint has sent Goodbye to the peer.
     pub has_said_goodbye: bool,
-    /// Stands in the endpoint's queue of busy peers.
+    /// The peer is in the endpoint's queue of busy peers.
     pub is_busy: bool,
 }
 
-/// Something that waits to be handed to the path.
+/// Something that waits to be handed to a path.
 pub(super) enum Item<M> {
     /// The first piece of a message.
     First(u32),
@@ -112,24 +117,24 @@ pub(super) enum Item<M> {
     Rest(u32),
     /// Pieces of a write, or a read or atomic request.
     Remote(u32),
-    /// A frame without payload.
+    /// A control frame: its kind, flags and head. It has no payload.
     Control(Kind, u8, KindHeader),
-    /// Bytes a peer asked for.
+    /// Bytes of this process that the peer asked for.
     Reply { kind: Kind, op: u32, memory: M, sent: u64, total: u64 },
 }
 
-/// What becomes true when a frame has left for good.
+/// What a frame means for its operation once a path has taken the whole frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SentPiece {
     Nothing,
-    /// Something of operation `.0`, but not the end.
+    /// The frame carries bytes of operation `.0`, but not the last ones.
     PieceOf(u32),
-    /// The last byte of operation `.0` has left; its frame ends at sequence `.1`.
+    /// The frame carries the last byte of operation `.0`, and ends at sequence number `.1`.
     LastOf(u32, u64),
 }
 
 impl SentPiece {
-    /// The operation whose bytes the frame has.
+    /// The operation whose bytes the frame carries.
     pub fn op(self) -> Option<u32> {
         match self {
             SentPiece::Nothing => None,
@@ -139,7 +144,7 @@ impl SentPiece {
 }
 
 impl<M: Memory> Item<M> {
-    /// Bytes that could be sent of it now.
+    /// Bytes of the item that may be sent now.
     pub fn rest(&self, ops: &Slab<Op<M>>) -> u64 {
         match self {
             Item::First(id) | Item::Remote(id) => ops.at(*id).map_or(0, |op| op.total - op.sent),
@@ -219,40 +224,42 @@ impl<M: Clone> Channel<M> {
         self.paths.iter_mut().for_each(|state| state.held = None);
     }
 
-    /// The path with this number, if it is up.
+    /// The state of path `path`, if the path is up.
     #[inline]
     pub fn path_state(&self, path: PathId) -> Option<&PathState> {
         self.paths.get(path.0 as usize).filter(|state| state.is_up)
     }
 
-    /// The paths by which frames go out: those that are up, but spare ones, and still less those that are suspected, only when
-    /// there is no other.
+    /// The paths by which frames are sent: of the paths that are up, those of the lowest rank. A
+    /// spare path sends only if no other path is up, and a suspected path ranks below a spare path.
     fn sending(&self) -> impl Iterator<Item = &PathState> {
         let up = || self.paths.iter().filter(|state| state.is_up);
         let lowest = up().map(PathState::rank).min();
         up().filter(move |state| Some(state.rank()) == lowest)
     }
 
-    /// Frames go out by several paths, and may choose between them.
+    /// Whether frames are sent by several paths, so that each frame can choose a path.
     #[inline]
     pub fn has_choice(&self) -> bool {
         self.senders > 1
     }
 
-    /// Frames may choose between paths, or go out as datagrams: how long each takes matters.
+    /// Whether transfer times matter: frames can choose between paths or are sent as datagrams.
     #[inline]
     pub fn is_measured(&self) -> bool {
         self.is_measured
     }
 
-    /// What is sent later may arrive sooner, by another path or by the same: no more goes out than the peer keeps.
+    /// Whether a frame that is sent later may arrive earlier, by another path or by the same path.
+    /// If so, this endpoint sends no more than the peer's reorder window takes.
     #[inline]
     pub fn may_reorder(&self) -> bool {
         self.may_reorder
     }
 
-    /// To be called when paths have changed. Says, with a bit for each, by which suspected paths frames have gone out, for want of
-    /// others, and do no more.
+    /// Computes which paths send. The endpoint must call this function whenever paths have changed.
+    /// Returns, as a bit mask by path number, the suspected paths that sent because no other path
+    /// was up, and that now send no more.
     pub fn count_senders(&mut self) -> u8 {
         self.senders = self.sending().count();
         self.sole_sender = self.find_sole_sender();
@@ -264,12 +271,12 @@ impl<M: Clone> Channel<M> {
         let left = core::mem::replace(&mut self.suspected_senders, now) & suspected & !now;
         let has_datagrams = self.sending().any(|state| state.path.datagram.is_some());
         self.is_measured = self.has_choice() || has_datagrams;
-        // What a suspected path carries may yet arrive.
+        // Frames that a suspected path carries may still arrive.
         let several =
             self.paths.iter().filter(|state| state.is_up && !state.path.spare).count() > 1;
         self.may_reorder =
             several || self.is_measured || self.sending().any(|state| state.path.reorders);
-        // What a path carried before it became a spare one may still be lost.
+        // Frames that a path carried before it became spare may still be lost.
         let mut up = self.paths.iter().filter(|state| state.is_up);
         self.has_datagrams = up.clone().any(|state| state.flow.is_some());
         self.has_silent_loss = up.any(|state| state.path.silent_loss);
@@ -282,17 +289,17 @@ impl<M: Clone> Channel<M> {
         Some(PathId(place as u8))
     }
 
-    /// Whether time matters.
+    /// Whether the channel needs the time.
     pub fn is_timed(&self) -> bool {
         self.is_measured || self.has_silent_loss
     }
 
-    /// Whether frames go out at all.
+    /// Whether any path sends frames.
     pub fn has_senders(&self) -> bool {
         self.senders > 0
     }
 
-    /// Whether frames go out by this path at all.
+    /// Whether path `path` sends frames.
     #[inline]
     pub fn sends_by(&self, path: PathId) -> bool {
         self.sole_sender == Some(path)
@@ -301,8 +308,9 @@ impl<M: Clone> Channel<M> {
                 .is_some_and(|state| self.sending().any(|it| core::ptr::eq(it, state)))
     }
 
-    /// Whether the next piece, of `bytes`, is best sent by `path`: no other would have all that is left, `rest`, there
-    /// sooner. So a slow path never makes a message later than it would be without it, and a short one takes the quickest.
+    /// Whether the next piece, of `bytes` bytes, is best sent by `path`: no other sending path
+    /// would finish all `rest` bytes that are left sooner. So a slow path never delays a message,
+    /// and a short message takes the quickest path.
     pub fn prefers(&self, path: PathId, bytes: u64, rest: u64) -> bool {
         let Some(mine) = self.path_state(path) else {
             return false;
@@ -311,14 +319,14 @@ impl<M: Clone> Channel<M> {
         self.sending().all(|other| core::ptr::eq(other, mine) || finish <= other.finish_nanos(rest))
     }
 
-    /// Nothing is lost or asked for.
+    /// Whether nothing is lost, nothing is corrupt and no control frame waits.
     #[inline]
     pub fn has_nothing_to_repair(&self) -> bool {
         let owes = !self.control_frames.is_empty() || self.unreported_corrupt().is_some();
         !owes && !self.out.is_awaiting_status() && !self.out.has_lost()
     }
 
-    /// The peer is to hear what has come early: see [`ControlFrame::Sack`].
+    /// Queues a report to the peer of the ranges that arrived early: see [`ControlFrame::Sack`].
     pub fn owe_sack(&mut self, number: u64, path: Option<PathId>) {
         let is_same = |control_frame: &&mut ControlFrame| match control_frame {
             ControlFrame::Sack(_, other) => number == 0 || *other == path,
@@ -330,14 +338,14 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// The peer is to be asked what has come.
+    /// Queues a status request to the peer, unless the same one waits.
     pub fn owe_status_request(&mut self, path: Option<PathId>) {
         if !self.control_frames.contains(&ControlFrame::StatusRequest(path)) {
             self.control_frames.push(ControlFrame::StatusRequest(path));
         }
     }
 
-    /// The place of the errand that `path` is to do next, of one kind if that is said.
+    /// The index of the control frame that `path` must send next, of kind `kind` if given.
     pub fn control_frame_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
         let may_go = |control_frame: &ControlFrame| match control_frame.path() {
             _ if kind.is_some_and(|kind| kind != control_frame.kind()) => false,
@@ -345,22 +353,24 @@ impl<M: Clone> Channel<M> {
             Some(wanted) if self.path_state(wanted).is_some_and(|state| !state.is_suspected) => {
                 wanted == path
             }
-            // Who asks by a path that is suspected may be heard by it and hear nothing: the answer goes by what is left.
+            // A peer that sends a status request by a suspected path may be heard by that path and
+            // may hear nothing from it. So the answer takes the paths that remain.
             Some(_) => self.sends_by(path),
             None => self.sends_by(path) && self.sends_control_by(path),
         };
         self.control_frames.iter().position(may_go)
     }
 
-    /// Whether addresses may be told by `path`: they are worth being sure that they arrive, and are not for every ear, so no
-    /// datagram has them as long as there is another path.
+    /// Whether address advertisements may be sent by `path`. Their arrival should be certain, and
+    /// not every listener on the network should read them, so no datagram carries them as long as
+    /// there is a path without datagrams.
     pub fn may_advertise_by(&self, path: PathId) -> bool {
         let is_sure = |state: &PathState| state.is_up && state.flow.is_none();
         let is_needed = || !self.paths.iter().any(is_sure);
         self.path_state(path).is_some_and(|state| is_sure(state) || is_needed())
     }
 
-    /// Status request `number` is answered, and what is said to have arrived is known.
+    /// Processes the answer to status request `number`, whose ranges have been processed.
     pub fn handle_status_reply(&mut self, now: Time, number: u64) {
         self.out.handle_status_reply(number);
         let Self { out, paths, .. } = self;
@@ -378,7 +388,7 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// Status request `number` has left by `path`.
+    /// Records that status request `number` left by `path` at time `now`.
     pub fn handle_status_request_sent(&mut self, (path, now): (PathId, Time), number: u64) {
         self.out.handle_status_request_sent(number);
         let silent_loss = silent_loss_paths(&self.paths);
@@ -389,7 +399,7 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// Takes in what has been confirmed, by whatever path, and finds out what that shows to be lost.
+    /// Processes what has been confirmed, for every path, and detects the losses which this shows.
     pub fn process_acks(&mut self, now: Time) {
         for number in 0..self.paths.len() {
             if self.paths[number].process_acks(now) {
@@ -398,7 +408,7 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// What is lost of what `path` carries, by now, goes again.
+    /// Marks for retransmission the frames of `path` that are lost at time `now`.
     pub fn detect_losses(&mut self, path: PathId, now: Time) {
         let Self { out, paths, .. } = self;
         let state = &mut paths[path.0 as usize];
@@ -415,7 +425,7 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// All that `path` carries is lost, or cannot be watched any more: it goes again.
+    /// Marks all frames in flight on `path` lost: the path lost them or can no longer be observed.
     pub fn lose_in_flight(&mut self, path: PathId, now: Time) {
         let flow = self.paths.get_mut(path.0 as usize).and_then(|state| state.flow.as_mut());
         if let Some(flow) = flow {
@@ -424,12 +434,13 @@ impl<M: Clone> Channel<M> {
         self.out.handle_break(path);
     }
 
-    /// A corrupt range that the peer has not been told of.
+    /// The index of the first corrupt range that has not been reported to the peer.
     pub fn unreported_corrupt(&self) -> Option<usize> {
         self.corrupt.iter().position(|&(_, _, is_reported)| !is_reported)
     }
 
-    /// What was said may not have been heard: it is said again.
+    /// Queues everything again that the peer may not have heard: acknowledgements, corrupt ranges,
+    /// the answer to the last status request, and a new status request.
     pub fn repeat_control_frames(&mut self) {
         self.ack_wanted |= self.into.delivered() > 0;
         self.solicits_ack |= !self.awaiting.is_empty();
@@ -440,15 +451,16 @@ impl<M: Clone> Channel<M> {
         self.out.request_status();
     }
 
-    /// Whether a frame must go out although nothing else wants to.
+    /// Whether a frame must be sent to the peer even if nothing else waits to be sent.
     #[inline]
     pub fn owes_ack(&self) -> bool {
-        // While a refusal waits, nothing new can be confirmed: a frame would change nothing, and be owed again.
+        // While a refusal waits, nothing new can be confirmed. A frame would change nothing, and
+        // another one would be owed at once.
         (self.ack_wanted && self.refusals == 0)
             || self.granted_credit.unadvertised() >= (self.eager_window / 2).max(1)
     }
 
-    /// Whether a path still holds a frame with bytes of operation `id`.
+    /// Whether a path has sent only a part of a frame with bytes of operation `id`.
     pub fn holds(&self, id: u32) -> bool {
         self.holder(id).is_some()
     }
@@ -457,21 +469,22 @@ impl<M: Clone> Channel<M> {
         self.paths.iter().position(|state| state.held.and_then(SentPiece::op) == Some(id))
     }
 
-    /// When the path that holds a frame of operation `id` has sent it, `sent` is true.
+    /// Records `sent` for when the path that holds a frame of operation `id` has sent it.
     pub fn after_flush(&mut self, id: u32, sent: SentPiece) {
         if let Some(state) = self.holder(id) {
             self.paths[state].held = Some(sent);
         }
     }
 
-    /// Operation `id` is done when the peer has all bytes below `end`.
+    /// Records that operation `id` is done when the peer has all bytes below `end`.
     pub fn await_delivery(&mut self, end: u64, id: u32) {
         let place = self.awaiting.partition_point(|&(other, _)| other <= end);
         self.awaiting.insert(place, (end, id));
     }
 
-    /// The header of a frame that has left confirms all bytes below `acknowledged`, and gives back the credit. `is_answer`: the
-    /// frame is new, so the application may have answered.
+    /// Records that the header of a frame that has left confirms all bytes below `acknowledged` and
+    /// advertises the granted credit. `is_answer` says that the frame carries new bytes, with which
+    /// the application may have answered.
     #[inline]
     pub fn handle_ack_sent(&mut self, acknowledged: u64, is_answer: bool) {
         self.acknowledged = acknowledged;
@@ -483,13 +496,13 @@ impl<M: Clone> Channel<M> {
         self.granted_credit.advertise();
     }
 
-    /// What may be confirmed: while a refusal waits to be sent, nothing new.
+    /// The position that a header may confirm: nothing new while a refusal waits to be sent.
     #[inline]
     pub fn confirmed_now(&self) -> u64 {
         if self.refusals > 0 { self.acknowledged } else { self.into.delivered() }
     }
 
-    /// Takes operation `id` off everything that waits, so that no later operation is mistaken for it.
+    /// Removes operation `id` from all queues, so that no later operation is mistaken for it.
     pub fn remove_operation(&mut self, id: u32) {
         let is_of = |item: &Item<M>| match *item {
             Item::First(of) | Item::Rest(of) | Item::Remote(of) => of == id,
@@ -499,14 +512,14 @@ impl<M: Clone> Channel<M> {
         self.awaiting.retain(|&(_, of)| of != id);
     }
 
-    /// Whether the frame that is owed may wait for the application's answer, which by experience follows at once.
+    /// Whether an owed acknowledgement may wait for the application's answer, as the last ones did.
     #[inline]
     pub fn may_defer_ack(&self) -> bool {
         self.piggybacked_acks >= PIGGYBACKED_ACKS_MIN
             && self.granted_credit.unadvertised() < self.eager_window / 2
     }
 
-    /// Whether new bytes may go out.
+    /// Whether new bytes may be sent without exceeding the peer's reorder window.
     #[inline]
     pub fn is_within_reorder_window(&self) -> bool {
         let (frames, bytes) = (self.out.retained(), self.out.unconfirmed());
@@ -520,20 +533,21 @@ impl<M: Clone> Channel<M> {
         self.failed.is_some() || !waits
     }
 
-    /// Whether nothing is under way by a path that loses in silence, or only what tells of our leaving. That is not worth
-    /// more than a moment's wait: the peer may compute for long, and hears of it from others if it is lost.
+    /// Whether nothing is in flight on a path with silent loss, except Goodbye frames. A Goodbye is
+    /// worth no more than a short wait: the peer may compute for long, and learns of the departure
+    /// from others if the frame is lost.
     pub fn is_safe(&self) -> bool {
         self.failed.is_some()
             || (self.is_flushed() && !self.is_at_risk(|kind| kind != Kind::Goodbye))
     }
 
-    /// The same, and the peer has heard of our leaving, or has left itself.
+    /// Whether [`Self::is_safe`] holds, and the peer has received Goodbye or has left itself.
     pub fn is_goodbye_acknowledged(&self) -> bool {
         let has_heard = self.has_left || !self.is_at_risk(|kind| kind == Kind::Goodbye);
         self.failed.is_some() || (self.is_safe() && has_heard)
     }
 
-    /// Whether a frame of such a kind is under way by a path that loses in silence.
+    /// Whether a frame of a kind that `is_meant` accepts is in flight on a path with silent loss.
     fn is_at_risk(&self, is_meant: impl Fn(Kind) -> bool) -> bool {
         let has_silent_loss =
             |path| self.path_state(path).is_none_or(|state| state.path.silent_loss);
@@ -545,7 +559,7 @@ impl<M: Clone> Channel<M> {
     }
 }
 
-/// The paths that lose in silence, but in order: when something comes, all that was sent before has come or is lost.
+/// Paths with silent loss that keep order: when a frame arrives, all before it arrived or are lost.
 fn silent_loss_paths(paths: &[PathState]) -> Vec<PathId> {
     let numbered = paths.iter().enumerate().map(|(number, state)| (PathId(number as u8), state));
     numbered
@@ -554,12 +568,13 @@ fn silent_loss_paths(paths: &[PathState]) -> Vec<PathId> {
         .collect()
 }
 
-/// So many prompt answers in a row let the next confirmation wait for one. Like TCP's delayed acknowledgements in an
-/// interactive session, but one disappointment ends it: the peer's application may be waiting.
+/// After this many prompt answers in a row, the next acknowledgement waits for an answer to travel
+/// with. This resembles the delayed acknowledgements of TCP in an interactive session, but a single
+/// missing answer ends the waiting, because the peer's application may wait.
 const PIGGYBACKED_ACKS_MIN: u8 = 16;
 
 impl<M: Memory> Endpoint<M> {
-    /// The driver holds nothing for frames that came early any more.
+    /// Releases the reorder buffer of `frame`: the driver drops the frame's bytes.
     pub(super) fn release_buffered(&mut self, peer: Peer, frame: u64) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.into.release(frame).is_none() {
@@ -575,36 +590,38 @@ impl<M: Memory> Endpoint<M> {
         self.push_action(Action::Release { peer, frame });
     }
 
-    /// `peer` has said how many eager bytes it takes from us, which need not be what we take from it. To be called before
-    /// anything is sent to it; later it has no effect.
+    /// Sets how many eager bytes `peer` accepts from this endpoint, which may differ from what this
+    /// endpoint accepts. The driver must call this before it sends anything to `peer`; later it has
+    /// no effect.
     pub fn set_eager_window(&mut self, peer: Peer, bytes: u32) {
         self.channels[peer.0 as usize].credit.set_window(bytes);
     }
 
-    /// The path to `peer`.
+    /// The properties of the path to `peer` that opened or changed last or, after a path was
+    /// closed, of the first path that is up.
     pub fn path(&self, peer: Peer) -> PathProperties {
         self.channels[peer.0 as usize].path
     }
 
-    /// Whether `peer` has said goodbye.
+    /// Whether `peer` has sent Goodbye.
     pub fn has_left(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].has_left
     }
 
-    /// `peer` has broken the protocol: that it has said goodbye counts for nothing, and what waits for it fails with it. To be
-    /// called before [`Self::fail`].
+    /// Records that `peer` has broken the protocol: its Goodbye counts for nothing, and its
+    /// operations fail with it. The driver must call this function before [`Self::fail`].
     pub fn revoke_goodbye(&mut self, peer: Peer) {
         self.channels[peer.0 as usize].has_left = false;
     }
 
-    /// Peers that have said goodbye, for each receive that waits for nobody else.
+    /// Peers that have sent Goodbye, once for each receive that accepts messages of that peer only.
     pub fn awaited_departed_peers(&self) -> impl Iterator<Item = Peer> {
         let wanted = self.posted_queue.tagged.iter().chain(self.posted_queue.untagged.iter());
         let sources = wanted.map(|want| want.source).filter(|source| *source != ANY).map(Peer);
         sources.filter(|peer| self.has_left(*peer))
     }
 
-    /// Whether `peer` has ever sent anything here.
+    /// Whether this endpoint has ever delivered a frame of `peer`.
     pub fn has_been_heard(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].into.delivered() > 0
     }
@@ -614,8 +631,9 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].address
     }
 
-    /// The application has had its chance to answer: what is still owed goes out now. To be called whenever the
-    /// driver is asked for progress, before it looks for frames.
+    /// Schedules the acknowledgements that waited for an answer of the application, which has had
+    /// its chance to answer. The driver must call this function whenever it is asked for progress,
+    /// before it polls for frames.
     #[inline]
     pub fn flush_deferred_acks(&mut self) {
         while let Some(peer) = self.deferred.pop() {
@@ -627,7 +645,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Sees to it that the peer hears what it waits for.
+    /// Schedules an acknowledgement to `peer`, if one is owed.
     #[inline(always)]
     pub(super) fn schedule_ack(&mut self, peer: Peer) {
         let channel = &self.channels[peer.0 as usize];
@@ -641,8 +659,9 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// A peer with frames to send. Each is named once until [`Self::mark_busy`] names it again, so a driver whose
-    /// path is full may drop it and call that when the path has room.
+    /// The next peer with frames to send. The queue names each peer once until [`Self::mark_busy`]
+    /// names the peer again, so a driver whose path is full may drop the peer and call
+    /// [`Self::mark_busy`] when the path accepts frames again.
     #[inline]
     pub fn next_busy(&mut self) -> Option<Peer> {
         let peer = self.busy.pop_front()?;
@@ -650,7 +669,7 @@ impl<M: Memory> Endpoint<M> {
         Some(peer)
     }
 
-    /// Names `peer` in [`Self::next_busy`] (again).
+    /// Puts `peer` into the queue of [`Self::next_busy`], unless it is there.
     #[inline]
     pub fn mark_busy(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];

@@ -1,7 +1,8 @@
-//! What an endpoint holds for each peer, for whoever compares that with its bounds.
+//! What an endpoint holds for each peer, for comparison with the bounds.
 //!
-//! Enters: nothing; all here only looks, and counts what stands in the channel, however long that takes. Leaves: numbers. The
-//! table of bounds in `docs/ARCHITECTURE.md` says what they may be; the simulator asks all the time.
+//! What enters: nothing; the functions here only read, and count what the channel holds, however
+//! long the counting takes. What leaves: numbers. The table of bounds in `docs/ARCHITECTURE.md`
+//! says which values are allowed; the simulator checks them continually.
 
 use super::path_state::PathState;
 use super::{Endpoint, Memory, Peer};
@@ -9,52 +10,53 @@ use crate::channel::{PathId, RetainedFrame, RetainedState};
 use crate::wire::frame::{HEADER_BYTES, Kind};
 use crate::wire::kind_header::KindHeader;
 
-/// What is held for one peer.
+/// What the endpoint holds for one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelUsage {
-    /// Number of the next new byte to it.
+    /// The number of the next new byte to the peer.
     pub sent: u64,
     /// Bytes of the channel that were sent and are not confirmed.
     pub unconfirmed: u64,
-    /// Frames, or pieces of frames, that are kept for sending them again.
+    /// Frames, or pieces of frames, in the retransmit buffer.
     pub kept: usize,
-    /// Of those, how many are known to be lost.
+    /// Of the frames and pieces in the retransmit buffer, the number that is known to be lost.
     pub lost: usize,
-    /// Operations and answers that wait for their turn.
+    /// Operations and answers in the transmit queue.
     pub queue: usize,
-    /// Operations that are done when the peer has confirmed them.
+    /// Operations that complete when the peer has confirmed their bytes.
     pub awaiting: usize,
-    /// Questions, answers and addresses that are to be said.
+    /// Control frames that wait to be sent.
     pub control_frames: usize,
-    /// Ranges that are to come again.
+    /// Corrupt ranges that must be retransmitted by the peer.
     pub corrupt: usize,
-    /// Frames that come early and are on their way into what is kept of them.
+    /// Frames that arrive early and are being written into reorder buffers.
     pub out_of_order: usize,
     /// Messages of which announced bytes are still to come.
     pub announced: usize,
-    /// How much more may be under way beside each other than one after the other: see [`crate::channel::REORDER_WINDOW_BYTES_MAX`].
+    /// Frames may overtake each other, so [`crate::channel::REORDER_WINDOW_BYTES_MAX`] bounds what
+    /// is in flight.
     pub may_reorder: bool,
 }
 
-/// What is under way by one path of datagrams.
+/// What is in flight on one path of datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InFlightUsage {
-    /// Bytes that its congestion control counts.
+    /// Bytes in flight by the count of the congestion control.
     pub counted: u64,
-    /// Bytes of what is kept and flies by it.
+    /// Bytes in flight by the count of the retransmit buffer.
     pub kept: u64,
-    /// Datagrams of whose fate it keeps a note.
+    /// Datagrams that the flow tracks.
     pub tracked_datagrams: usize,
-    /// Status requests of it that are not answered.
+    /// Status requests of the flow that are not answered.
     pub status_requests: usize,
-    /// Bytes that may be under way.
+    /// The congestion window in bytes.
     pub window: u64,
-    /// Bytes of its largest datagram.
+    /// The size of the path's largest datagram in bytes.
     pub datagram: u64,
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// What is held for `peer`. Nothing is for one that has failed.
+    /// What the endpoint holds for `peer`; nothing for a failed peer.
     pub fn channel_usage(&self, peer: Peer) -> ChannelUsage {
         let channel = &self.channels[peer.0 as usize];
         if channel.failed.is_some() {
@@ -79,13 +81,14 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Each memory out of which something may have to be sent to `peer` again, as often as there are pieces of it.
+    /// The memory of each retained frame or piece from which a retransmission to `peer` may be
+    /// sent.
     pub fn retained_memory(&self, peer: Peer) -> impl Iterator<Item = &M> {
         let channel = &self.channels[peer.0 as usize];
         channel.out.retained_frames().filter_map(|frame| frame.memory.as_ref())
     }
 
-    /// What is under way by `path` of `peer`, if it is up and carries datagrams.
+    /// What is in flight on `path` of `peer`, if the path is up and carries datagrams.
     pub fn in_flight_usage(&self, peer: Peer, path: PathId) -> Option<InFlightUsage> {
         let channel = &self.channels[peer.0 as usize];
         let flow = channel.path_state(path).and_then(|state: &PathState| state.flow.as_ref())?;
@@ -96,13 +99,13 @@ impl<M: Memory> Endpoint<M> {
         Some(InFlightUsage { kept, ..flow.in_flight_usage() })
     }
 
-    /// How often this endpoint wants to be woken: once for each peer at most.
+    /// The number of wake-ups that are scheduled: at most one for each peer.
     pub fn armed_timers(&self) -> usize {
         self.wakes.len()
     }
 }
 
-/// Bytes of the datagram that carries this.
+/// The size in bytes of the datagram that carries the frame or piece.
 fn datagram_bytes<M>(frame: &RetainedFrame<M>) -> u64 {
     let is_piece = frame.length != frame.whole;
     let head = if is_piece { KindHeader::size(Kind::Fragment, 0) } else { 0 };

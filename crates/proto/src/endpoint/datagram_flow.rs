@@ -1,11 +1,13 @@
-//! One path of datagrams: how much may be under way, how fast it may leave, what of it is lost, and when to ask.
+//! The transmission state of one path of datagrams: how much may be in flight, how fast datagrams
+//! may leave, which of them are lost, and when to send a status request.
 //!
-//! Enters: what leaves by the path, what of it is confirmed, the time. Leaves: whether more may leave now, what is lost,
-//! when to look again. The parts know nothing of each other: [`Flight`] knows what is under way, [`Congestion`] how much
-//! may be, [`Pacer`] how fast, [`ProbeTimeout`] how long to wait for an answer.
+//! What enters: what leaves by the path, what of it is confirmed, the time. What leaves: whether
+//! more may be sent now, what is lost, when to act next. The parts are independent: [`Flight`]
+//! knows what is in flight, [`Congestion`] how much may be in flight, [`Pacer`] how fast it may
+//! leave, [`ProbeTimeout`] how long to wait for an answer.
 //!
-//! What may never happen: nothing is under way, and nothing may leave for good; payload is sent again because the peer is
-//! silent.
+//! What may never happen: nothing is in flight and nothing may ever be sent; payload is
+//! retransmitted because the peer is silent.
 
 use alloc::collections::VecDeque;
 
@@ -20,37 +22,41 @@ use crate::path::rtt::RttEstimator;
 use crate::path::time::{MILLISECOND, Time};
 use crate::wire::frame::HEADER_BYTES;
 
-/// The peer confirms at the latest so long after something has arrived.
+/// An acknowledgement leaves at most this long after a datagram has arrived, in nanoseconds.
 pub(super) const ACK_DELAY_NANOS_MAX: u64 = MILLISECOND;
 
-/// Status requests that may be under way: each comes twice as late as the one before, so these are enough for hours.
+/// The most status requests without an answer. Each waits twice as long as the one before, so this
+/// many last for hours.
 const STATUS_REQUESTS_MAX: usize = 16;
 
-/// See the module head.
+/// The transmission state of one path of datagrams: see the module documentation.
 #[derive(Debug)]
 pub(super) struct DatagramFlow {
     pub kind: CongestionAlgorithm,
-    /// Bytes of the largest datagram.
+    /// The size of the largest datagram in bytes.
     datagram: u64,
     flight: Flight,
     congestion: Congestion,
     pacer: Pacer,
     probe_timeout: ProbeTimeout,
-    /// Status requests that have left and are not answered: number, and order.
+    /// The status requests that have left and are not answered: number, and position in the order
+    /// of sending.
     status_requests: VecDeque<(u64, u64)>,
-    /// The latest of those that were confirmed since [`DatagramFlow::process_acks`].
+    /// The latest datagram that was confirmed since [`DatagramFlow::process_acks`] ran.
     newest_acked: Option<(u64, SentDatagram)>,
-    /// What was sent from here on has not met a bound yet.
+    /// No datagram from this position in the order of sending on has been limited by the window or
+    /// the pacer.
     app_limited_from: u64,
-    /// More may leave now.
+    /// More may be sent now.
     is_open: bool,
-    /// More may leave then, as far as the pacer is concerned.
+    /// The time at which the pacer lets more be sent.
     open_at: Option<Time>,
-    /// What leaves next has been there before, and could not.
+    /// The next datagram could have been sent earlier, but the window or the pacer held it back.
     was_blocked: bool,
-    /// We were away when more might have left: the next to leave says less than the path can do.
+    /// The driver did not poll while more could have been sent, so the next datagram says less than
+    /// the path can do.
     is_behind: bool,
-    /// Large datagrams lost since one arrived.
+    /// The number of large datagrams lost since one arrived.
     large_lost: u32,
 }
 
@@ -75,12 +81,13 @@ impl DatagramFlow {
         }
     }
 
-    /// See [`super::PathStatistics::large_lost`].
+    /// The number of large datagrams lost since one arrived: see
+    /// [`super::PathStatistics::large_lost`].
     pub fn large_lost(&self) -> u32 {
         self.large_lost
     }
 
-    /// What is under way, as far as it is known here.
+    /// What is in flight, as far as this flow knows.
     pub fn in_flight_usage(&self) -> InFlightUsage {
         InFlightUsage {
             counted: self.flight.bytes(),
@@ -92,7 +99,7 @@ impl DatagramFlow {
         }
     }
 
-    /// Datagrams have another size from now on.
+    /// Sets the size of the datagrams from now on.
     pub fn set_payload_max(&mut self, payload_max: u32) {
         let datagram = datagram_bytes(payload_max);
         if datagram != self.datagram {
@@ -101,14 +108,15 @@ impl DatagramFlow {
         }
     }
 
-    /// Finds out whether one more datagram may leave now, for [`DatagramFlow::is_open`]. `wants`: there is one.
+    /// Computes whether one more datagram may be sent now, for [`DatagramFlow::is_open`]. `wants`
+    /// says that a datagram waits.
     pub fn update_openness(&mut self, now: Time, wants: bool) {
         let under_way = self.flight.bytes();
         let has_room =
             under_way == 0 || under_way + self.datagram <= self.congestion.window_bytes();
         self.pacer.handle_time(now);
         self.is_behind |= self.pacer.is_behind(now);
-        // Cubic's rate is more than its window needs; it would only lose what it sends at once.
+        // Cubic's rate is more than its window needs, and Cubic would lose what it sends at once.
         let awaits = wants && has_room && self.kind == CongestionAlgorithm::Bbr;
         self.pacer.set_awaited(now, awaits);
         let is_paced = self.pacer.delay_nanos(now, self.datagram) > 0;
@@ -118,19 +126,20 @@ impl DatagramFlow {
         if wants && !self.is_open {
             self.app_limited_from = self.flight.next_order();
             if has_room {
-                // Half a burst at once: a driver that sleeps in between wakes up for more than one datagram.
+                // The wait is for half a burst, so that a driver that sleeps meanwhile wakes up for
+                // more than one datagram.
                 let bytes = (self.pacer.capacity() / 2).max(self.datagram);
                 self.open_at = Some(now.after(self.pacer.delay_nanos(now, bytes).max(1)));
             }
         }
     }
 
-    /// See [`DatagramFlow::update_openness`].
+    /// Whether one more datagram may be sent now: see [`DatagramFlow::update_openness`].
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// More might have left, but there is nothing.
+    /// Records that the application has nothing to send although more could be sent.
     pub fn handle_app_limited(&mut self) {
         if self.is_open {
             self.flight.mark_app_limited(self.app_limited_from);
@@ -138,7 +147,8 @@ impl DatagramFlow {
         }
     }
 
-    /// A frame of `payload` bytes, from byte `start` of the channel on, has left. Says its order.
+    /// Records that a frame of `payload` bytes, from byte `start` of the channel on, has left.
+    /// Returns its position in the order of sending.
     pub fn handle_sent(
         &mut self,
         now: Time,
@@ -163,7 +173,7 @@ impl DatagramFlow {
         order
     }
 
-    /// Status request `number` has left.
+    /// Records that status request `number` has left.
     pub fn handle_status_request_sent(&mut self, now: Time, number: u64) {
         let order = self.flight.send(SentDatagram {
             start: 0,
@@ -181,7 +191,8 @@ impl DatagramFlow {
         self.probe_timeout.start(now);
     }
 
-    /// The datagram of that order has arrived. `shortest`: see [`Flight::acknowledge`].
+    /// Records that the datagram at position `order` has arrived. `shortest` is an argument of
+    /// [`Flight::acknowledge`].
     pub fn handle_confirmed(&mut self, now: Time, order: u64, round_trip: &RttEstimator) {
         let shortest = round_trip.minimum_nanos().unwrap_or(0);
         let Some(datagram_sent) = self.flight.acknowledge(order, now, shortest) else { return };
@@ -200,12 +211,12 @@ impl DatagramFlow {
         }
     }
 
-    /// Something that was given up for lost has arrived.
+    /// Records that a datagram that was declared lost has arrived.
     pub fn handle_spurious_loss(&mut self) {
         self.flight.handle_spurious_loss();
     }
 
-    /// Status request `number` is answered.
+    /// Records that status request `number` is answered.
     pub fn handle_status_reply(&mut self, now: Time, number: u64, round_trip: &RttEstimator) {
         if let Some(place) = self.status_requests.iter().position(|&(ask, _)| ask == number) {
             let order = self.status_requests[place].1;
@@ -215,7 +226,7 @@ impl DatagramFlow {
         }
     }
 
-    /// All that has just come is told. False: nothing new has.
+    /// Processes the acknowledgements of one batch. Returns false if they confirm nothing new.
     pub fn process_acks(&mut self, now: Time, round_trip: &mut RttEstimator) -> bool {
         let Some((_, datagram_sent)) = self.newest_acked.take() else { return false };
         let sample = now.nanos_since(datagram_sent.sent_at);
@@ -244,7 +255,8 @@ impl DatagramFlow {
         self.pacer.set_rate(now, self.congestion.rate_bytes_per_second());
     }
 
-    /// The next that is lost: its order, and its first byte if there is anything to send again.
+    /// The next lost datagram: its position in the order of sending, and its first byte if it
+    /// carries anything to retransmit.
     pub fn next_lost(
         &mut self,
         now: Time,
@@ -254,7 +266,8 @@ impl DatagramFlow {
         Some((order, self.lose(now, datagram_sent)))
     }
 
-    /// Nothing will be heard of what is under way, nor of what has been asked: nobody waits for it any more.
+    /// Declares lost everything in flight, status requests included, because no acknowledgement
+    /// will come.
     pub fn lose_in_flight(&mut self, now: Time) {
         while let Some((_, datagram_sent)) = self.flight.pop_lost() {
             self.lose(now, datagram_sent);
@@ -273,7 +286,7 @@ impl DatagramFlow {
         Some(datagram_sent.start)
     }
 
-    /// The datagram of that order is of no use, which says nothing about the path.
+    /// Forgets the datagram at position `order`, whose loss or arrival says nothing about the path.
     pub fn forget(&mut self, order: u64) {
         self.flight.forget(order);
         self.stop_probe_if_idle();
@@ -285,7 +298,7 @@ impl DatagramFlow {
         }
     }
 
-    /// The time has come to look. True: the peer is to be asked.
+    /// Processes the time. Returns true if a status request must be sent to the peer.
     pub fn handle_time(&mut self, now: Time, round_trip: &RttEstimator) -> bool {
         self.open_at.take_if(|at| *at <= now);
         let due = self.probe_timeout.due(probe_timeout_nanos(round_trip));
@@ -298,7 +311,7 @@ impl DatagramFlow {
         true
     }
 
-    /// When to look again.
+    /// The time of the next action.
     pub fn due(&self, round_trip: &RttEstimator) -> Option<Time> {
         let times = [
             self.probe_timeout.due(probe_timeout_nanos(round_trip)),
@@ -309,7 +322,7 @@ impl DatagramFlow {
     }
 }
 
-/// Bytes of a datagram, whatever its head.
+/// The size of a datagram in bytes, for a head of the maximum length.
 fn datagram_bytes(payload_max: u32) -> u64 {
     payload_max as u64 + (HEADER_BYTES + KIND_HEADER_BYTES_MAX + CHECKSUM_BYTES) as u64
 }
@@ -318,12 +331,13 @@ fn is_large(datagram_sent: &SentDatagram) -> bool {
     datagram_sent.bytes > BASE_BYTES as u64
 }
 
-/// How long an answer may take while nothing is wrong.
+/// The time that an answer may take while nothing is lost, in nanoseconds.
 fn probe_timeout_nanos(round_trip: &RttEstimator) -> u64 {
     round_trip.base_timeout_nanos().saturating_add(ACK_DELAY_NANOS_MAX)
 }
 
-/// The round trip that a late datagram is measured by (RFC 9002, section 6.1.2).
+/// The round trip from which the time threshold of loss detection is computed (RFC 9002, section
+/// 6.1.2), in nanoseconds.
 fn loss_delay_rtt(round_trip: &RttEstimator) -> u64 {
     let (smoothed, latest) = (round_trip.smoothed_nanos(), round_trip.latest_nanos());
     smoothed.max(latest).unwrap_or(crate::path::rtt::TIMEOUT_NANOS_INITIAL)

@@ -1,4 +1,5 @@
-//! The words in which a driver and an endpoint speak: commands, completions, actions, places.
+//! The types that a driver and an endpoint exchange: commands, completions, actions, payload
+//! destinations.
 
 use crate::channel::PathId;
 use crate::id::Address;
@@ -7,322 +8,336 @@ use crate::wire::kind_header::AdvertisedAddress;
 
 /// A piece of the application's memory, opaque to the protocol.
 pub trait Memory: Clone {
-    /// Bytes.
+    /// The size in bytes.
     fn size(&self) -> u64;
-    /// Where it starts, if it lies in one piece that other processes of the node may be able to read; else 0.
+    /// The start address, if the memory is one contiguous piece that other processes of the node
+    /// may be able to read; otherwise 0.
     fn address(&self) -> u64;
 }
 
-/// A peer, numbered by this endpoint.
+/// The number of a peer, assigned by this endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer(pub u32);
 
-/// When an operation may report success.
+/// The point at which an operation may report success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CompletionLevel {
-    /// Its bytes have been handed to the path.
+    /// The operation succeeds when a path has taken its bytes.
     TransmitComplete,
-    /// The peer has taken them in.
+    /// The operation succeeds when the peer has delivered its bytes.
     DeliveryComplete,
 }
 
-/// What an operation was.
+/// The kind of operation that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionKind {
-    /// An untagged message out.
+    /// An untagged message was sent.
     Send,
-    /// A tagged message out.
+    /// A tagged message was sent.
     TaggedSend,
-    /// An untagged message in.
+    /// An untagged message was received.
     Recv,
-    /// A tagged message in (or looked at).
+    /// A tagged message was received or peeked at.
     TaggedRecv,
-    /// Remote memory read.
+    /// Remote memory was read.
     Read,
-    /// Remote memory written.
+    /// Remote memory was written.
     Write,
-    /// Atomic operation on remote memory.
+    /// An atomic operation changed remote memory.
     Atomic,
-    /// Atomic operation that brought old values back.
+    /// An atomic operation on remote memory returned the old values.
     FetchAtomic,
-    /// A peer wrote to our memory and left completion data.
+    /// A peer wrote to memory of this process and sent completion data.
     RemoteWrite,
 }
 
 /// What the caller wants back with the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// The caller's own number for the operation.
+    /// The caller's own value for the operation.
     pub context: usize,
-    /// Whether success is announced (errors always are).
+    /// Whether success is reported. An error is always reported.
     pub notify: bool,
 }
 
 /// A message to send.
 pub struct Message<M> {
-    /// To whom.
+    /// The receiver.
     pub peer: Peer,
-    /// Its bytes.
+    /// The payload.
     pub memory: M,
-    /// `None`: untagged.
+    /// The tag; `None` for an untagged message.
     pub tag: Option<u64>,
-    /// Remote completion data.
+    /// The remote completion data.
     pub data: Option<u64>,
-    /// For the completion.
+    /// The ticket for the completion.
     pub ticket: Ticket,
-    /// When it may complete.
+    /// The point at which the send may complete.
     pub level: CompletionLevel,
 }
 
 /// A receive to post.
 pub struct Posting<M> {
-    /// From whom; `None`: anyone.
+    /// The accepted sender; `None` accepts every sender.
     pub source: Option<Peer>,
-    /// Where the bytes belong.
+    /// The memory for the payload.
     pub memory: M,
-    /// Tag and the bits of it that do not matter; `None`: untagged.
+    /// The tag, and a mask of the tag bits to ignore; `None` for an untagged receive.
     pub tag: Option<(u64, u64)>,
-    /// For the completion.
+    /// The ticket for the completion.
     pub ticket: Ticket,
-    /// Untagged only: takes messages, back to back, until fewer than `min_multi_recv` bytes are left.
+    /// Untagged receives only: the receive accepts messages back to back, until fewer than
+    /// `min_multi_recv` bytes are left.
     pub multi: bool,
 }
 
-/// A look at the tagged messages that wait for a receive.
+/// A peek at the tagged messages that wait for a receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Peek {
-    /// From whom; `None`: anyone.
+    /// The accepted sender; `None` accepts every sender.
     pub source: Option<Peer>,
     /// The tag.
     pub tag: u64,
-    /// Bits of it that do not matter.
+    /// A mask of the tag bits to ignore.
     pub ignore: u64,
-    /// The caller's own number.
+    /// The caller's own value for the peek.
     pub context: usize,
-    /// Set the message aside for `context`.
+    /// Whether a found message is claimed for `context`.
     pub claim: bool,
-    /// Drop the message.
+    /// Whether a found message is dropped.
     pub discard: bool,
 }
 
 impl Peek {
-    /// What a message must carry to be found.
+    /// The criteria that a message must meet to be found.
     pub(super) fn criteria(&self) -> MatchCriteria {
         let source = self.source.map_or(ANY, |peer| peer.0);
         MatchCriteria { tag: self.tag, ignore: self.ignore, source, id: 0 }
     }
 }
 
-/// Something that is done.
+/// The completion of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationCompletion {
-    /// What it was.
+    /// The kind of operation.
     pub kind: CompletionKind,
-    /// Whose it was.
+    /// The context of the operation.
     pub ticket: Ticket,
     /// Bytes received.
     pub length: u64,
-    /// Address of the received message in the caller's memory (multi-receive), else 0.
+    /// The address of the received message in the caller's memory for a multi-receive, otherwise 0.
     pub buffer_address: u64,
     /// The message's tag.
     pub tag: u64,
-    /// Its completion data, if it carried some.
+    /// The message's completion data, if it carried some.
     pub data: Option<u64>,
-    /// The peer it came from.
+    /// The peer that sent the message.
     pub source: Option<Peer>,
-    /// A multi-receive's memory is the caller's again.
+    /// Whether the memory of a multi-receive belongs to the caller again.
     pub released: bool,
-    /// What went wrong.
+    /// The failure; `None` for success.
     pub error: Option<Failure>,
 }
 
 /// Why an operation did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The message was longer than the memory for it, by so many bytes.
+    /// The message was longer than the receive's memory, by this many bytes.
     Truncated(u64),
-    /// It was cancelled.
+    /// The operation was cancelled.
     Cancelled,
-    /// A look found nothing.
+    /// A peek found no message.
     NoMessage,
-    /// The peer is gone, or refused: an errno.
+    /// The peer is unreachable or refused the operation: an errno.
     Errno(i32),
 }
 
-/// Something the driver must do, in this order.
+/// Something that the driver must do, in the order in which the endpoint returns the actions.
 #[derive(Debug)]
 pub enum Action<M> {
-    /// Tell the application.
+    /// Report a completion to the application.
     Complete(OperationCompletion),
-    /// Copy the first `length` bytes of stored message `store` to `memory` at `at`, then forget it.
+    /// Copy the first `length` bytes of stored message `store` to `memory` at offset `at`, then
+    /// drop the stored message.
     CopyUnexpected {
-        /// Number of the stored message.
+        /// The number of the stored message.
         store: u32,
-        /// Where its bytes belong.
+        /// The memory for the bytes.
         memory: M,
-        /// Offset in it.
+        /// The offset in `memory`.
         at: u64,
-        /// Bytes that fit.
+        /// The number of bytes that fit.
         length: u64,
     },
-    /// Forget stored message `store`.
+    /// Drop stored message `store`.
     DropUnexpected {
-        /// Number of the stored message.
+        /// The number of the stored message.
         store: u32,
     },
-    /// Read `length` bytes at `address` of the peer's process into `memory` at `at`; then call
-    /// [`Endpoint::handle_pulled`].
+    /// Read `length` bytes at `address` of the peer's process into `memory` at offset `at`, then
+    /// call [`Endpoint::handle_pulled`].
     Pull {
-        /// Whose memory.
+        /// The peer whose memory is read.
         peer: Peer,
-        /// The receive, for [`Endpoint::handle_pulled`].
+        /// The number of the receive, an argument of [`Endpoint::handle_pulled`].
         recv: u32,
-        /// Address in the peer's process.
+        /// The address in the peer's process.
         address: u64,
-        /// Where the bytes belong.
+        /// The memory for the bytes.
         memory: M,
-        /// Offset in it.
+        /// The offset in `memory`.
         at: u64,
-        /// Bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// A peer wants to read registered memory: [`Endpoint::serve`] or [`Endpoint::refuse`].
+    /// A peer wants to read registered memory. Answer with [`Endpoint::serve`] or
+    /// [`Endpoint::refuse`].
     Serve {
-        /// Who asks.
+        /// The peer that reads.
         peer: Peer,
-        /// Its operation.
+        /// The peer's operation number.
         op: u32,
-        /// Region.
+        /// The key of the region.
         key: u64,
-        /// Offset in it.
+        /// The offset in the region.
         offset: u64,
-        /// Bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// The payload that is arriving by `path` is no longer wanted: the memory for it is somebody else's from now on.
+    /// Discard the payload that is arriving by `path`: its memory belongs to somebody else from now
+    /// on.
     DiscardPayload {
-        /// From whom.
+        /// The peer that sends the payload.
         peer: Peer,
-        /// The path.
+        /// The path by which the payload arrives.
         path: PathId,
     },
-    /// The peer can also be reached at this address.
+    /// The peer advertised a further address at which it can be reached.
     AddressAdvertisement {
-        /// Whose.
+        /// The peer.
         peer: Peer,
-        /// Where.
+        /// The advertised address.
         address: AdvertisedAddress,
     },
-    /// Forget what is kept of the frame that begins at byte `frame`, if anything is: see [`PayloadDestination::OutOfOrder`].
+    /// Drop the reorder buffer of the frame that begins at byte `frame`, if there is one: see
+    /// [`PayloadDestination::OutOfOrder`].
     Release {
-        /// Whose.
+        /// The peer that sent the frame.
         peer: Peer,
-        /// Number of its first byte.
+        /// The number of the frame's first byte.
         frame: u64,
     },
-    /// A peer's atomic operation, whose payload has just been placed in the scratch memory:
-    /// [`Endpoint::answer`], [`Endpoint::refuse`] or nothing if it wants none.
+    /// Perform a peer's atomic operation, whose operands have just been placed in the scratch
+    /// memory. Then call [`Endpoint::answer`] or [`Endpoint::refuse`], or neither if the peer wants
+    /// no answer.
     Atomic {
-        /// Who asks.
+        /// The peer that asks.
         peer: Peer,
-        /// What, as in [`crate::wire::kind_header::KindHeader::Atomic`].
+        /// The request, as in [`crate::wire::kind_header::KindHeader::Atomic`].
         request: AtomicRequest,
     },
 }
 
-/// See [`Action::Atomic`].
+/// A peer's atomic operation: see [`Action::Atomic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// The peer's operation.
+    /// The peer's operation number.
     pub op: u32,
-    /// `enum fi_op`.
+    /// The operation: a value of libfabric's `enum fi_op`.
     pub operation: u8,
-    /// `enum fi_datatype`.
+    /// The type of the operands: a value of libfabric's `enum fi_datatype`.
     pub datatype: u8,
-    /// The old values are wanted.
+    /// Whether the peer wants the old values.
     pub fetch: bool,
-    /// The second half of the payload is to compare with.
+    /// Whether the second half of the payload holds the values to compare with.
     pub compare: bool,
-    /// Bytes of the target.
+    /// The number of bytes of the target.
     pub length: u32,
-    /// Region.
+    /// The key of the region.
     pub key: u64,
-    /// Offset in it.
+    /// The offset in the region.
     pub offset: u64,
 }
 
 /// Where the payload of a frame belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadDestination {
-    /// Nowhere: skip it.
+    /// The driver skips the payload.
     Discard,
-    /// The memory of receive `recv` at `at`; only the first `take` bytes, the rest is skipped.
+    /// The memory of receive `recv` at offset `at`. Only the first `take` bytes are placed; the
+    /// driver skips the rest.
     Receive {
-        /// Number of the receive.
+        /// The number of the receive.
         recv: u32,
-        /// Offset in its memory.
+        /// The offset in the receive's memory.
         at: u64,
-        /// Bytes that fit.
+        /// The number of bytes that fit.
         take: u64,
     },
-    /// The front of a new store; none if its size is 0, for nothing will name it again.
+    /// The start of a new stored message. If its size is 0, the driver creates none, because no
+    /// action will name it.
     NewUnexpected {
-        /// Its number, until [`Action::CopyUnexpected`] or [`Action::DropUnexpected`] names it.
+        /// The number of the stored message, until [`Action::CopyUnexpected`] or
+        /// [`Action::DropUnexpected`] names it.
         store: u32,
-        /// Bytes it must hold: the payload's, and what follows it unasked.
+        /// The bytes that the stored message must hold: the payload and what follows without a
+        /// grant.
         size: u64,
     },
-    /// A store that was opened before, at `at`.
+    /// An existing stored message, at offset `at`.
     Unexpected {
-        /// Its number.
+        /// The number of the stored message.
         store: u32,
-        /// Offset in it.
+        /// The offset in the stored message.
         at: u64,
     },
-    /// Registered memory. If it cannot be had: [`Endpoint::refuse`], and skip the payload.
+    /// Registered memory. If the driver cannot write there, it calls [`Endpoint::refuse`] and skips
+    /// the payload.
     Region {
-        /// The peer's operation.
+        /// The peer's operation number.
         op: u32,
-        /// Region.
+        /// The key of the region.
         key: u64,
-        /// Offset in it.
+        /// The offset in the region.
         offset: u64,
     },
-    /// The memory for the answer to our operation `op`, at `at`.
+    /// The memory for the answer to this endpoint's operation `op`, at offset `at`.
     Reply {
-        /// Number of the operation.
+        /// The number of the operation.
         op: u32,
-        /// Offset.
+        /// The offset in the operation's memory.
         at: u64,
     },
     /// Scratch memory of the driver.
     Scratch,
-    /// Something before it is missing. A buffer of `whole` bytes, one for each peer and `frame`; its bytes before `at`, where
-    /// the payload belongs, are the head if the frame is no fragment. See [`Endpoint::next_reassembled`].
+    /// A reorder buffer of `whole` bytes, one for each peer and `frame`, because bytes before the
+    /// frame are missing. The payload belongs at `at`. The buffer's bytes before `at` are the head,
+    /// if the frame is no fragment. See [`Endpoint::next_reassembled`].
     OutOfOrder {
-        /// Number of the frame's first byte.
+        /// The number of the frame's first byte.
         frame: u64,
-        /// Bytes of head and payload.
+        /// The bytes of head and payload.
         whole: u32,
-        /// Where the payload belongs.
+        /// The offset of the payload in the buffer.
         at: u32,
     },
 }
 
-/// The peer broke the protocol: its link must be closed and [`Endpoint::fail`] called.
+/// The peer broke the protocol: the driver must close the peer's link and call [`Endpoint::fail`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault(pub &'static str);
 
-/// Bounds and sizes of an endpoint.
+/// The bounds and sizes of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Its own address.
+    /// The endpoint's own address.
     pub address: Address,
-    /// Eager credit each peer has with it, and it with each peer.
+    /// The eager credit in bytes that each peer has with this endpoint, and this endpoint with each
+    /// peer.
     pub eager_window: u32,
-    /// A multi-receive with less room than this is given back.
+    /// The bytes below which the remaining memory of a multi-receive is released.
     pub min_multi_recv: u64,
-    /// Operations in flight, over all peers; beyond it commands say [`Full`].
+    /// The most operations in flight, over all peers. Beyond this number, commands return [`Full`].
     pub operations_max: usize,
 }
 

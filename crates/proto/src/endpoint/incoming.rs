@@ -1,6 +1,5 @@
-//! A message at its receiver: from the first piece, by way of a store or straight to its receive, to the completion.
-//! What comes of it, in this order: a first piece; pieces that the first has announced (an [`AnnouncedPieces`]); pieces that were
-//! granted, or a pull. A message that finds no receive waits as an [`UnexpectedMessage`].
+//! A message at its receiver: first piece, announced pieces (an [`AnnouncedPieces`]), then granted
+//! pieces or one pull, and the completion. Unmatched, it waits as an [`UnexpectedMessage`].
 
 use alloc::vec::Vec;
 
@@ -13,69 +12,69 @@ use crate::matching;
 use crate::wire::frame::{Kind, flag};
 use crate::wire::kind_header::{KindHeader, Long};
 
-/// Messages that may wait for a receive, over all peers. Empty ones need no credit, so without a bound a peer
-/// could take all memory with them; 2^20 headers are 100 MB, far more than a sane program leaves waiting.
+/// The most messages that may wait for a receive, over all peers. Empty messages need no credit, so
+/// without a bound a peer could take all memory. 2^20 headers are 100 MB, more than sane use.
 const UNEXPECTED_MESSAGES_MAX: usize = 1 << 20;
 
-/// A receive, posted or under way.
+/// A receive, posted or matched.
 pub(super) struct Receive<M> {
     pub ticket: Ticket,
     memory: M,
-    /// Where in `memory` the message starts (multi-receive), else 0.
+    /// The offset in `memory` of a part of a multi-receive; otherwise 0.
     base: u64,
     capacity: u64,
     tagged: bool,
-    /// The multi-receive this one is a part of.
+    /// The multi-receive of which this receive is a part.
     parent: Option<u32>,
-    /// This is a multi-receive itself.
+    /// The state of a multi-receive, if this is one.
     multi: Option<MultiReceive>,
     posted_source: Option<Peer>,
     from: Option<MatchedMessage>,
 }
 
-/// What a multi-receive has given out.
+/// What a multi-receive has given to its parts.
 struct MultiReceive {
     used: u64,
     parts: u32,
     closed: bool,
 }
 
-/// The message a receive has taken.
+/// The message that a receive has matched.
 struct MatchedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
-    /// Bytes that are to arrive: the message's, or as many as fit.
+    /// The bytes that are to arrive: all of the message, or as many as fit.
     expected: u64,
-    /// Bytes that do not fit.
+    /// The bytes that do not fit.
     excess: u64,
     got: u64,
     granted: u64,
-    /// The sender's operation, while it has more to send.
+    /// The sender's operation number, while the sender has more to send.
     send: Option<u32>,
-    /// End of what comes unasked.
+    /// The end of the bytes that arrive without a grant.
     ahead: u64,
 }
 
-/// A message that came before its receive.
+/// A message that arrived before its receive was posted.
 pub(super) struct UnexpectedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
     tagged: bool,
     total: u64,
-    /// Bytes in the store, once it is filled.
+    /// The number of bytes that the store holds once it is filled.
     stored: u64,
-    /// They are all there.
+    /// All bytes of the store have arrived.
     is_filled: bool,
     long: Option<Long>,
-    /// The receive that took it before it was filled.
+    /// The receive that matched the message before the store was filled.
     matched_receive: Option<u32>,
-    /// Nobody wants it; forget it when it is filled.
+    /// The message is not wanted: it is dropped when the store is filled.
     is_dropped: bool,
 }
 
-/// What the first frame of a message says.
+/// The contents of a message's first frame.
 #[derive(Clone, Copy)]
 struct MessageStart {
     peer: Peer,
@@ -84,22 +83,22 @@ struct MessageStart {
     data: Option<u64>,
     long: Option<Long>,
     total: u64,
-    /// Bytes that come without being asked for: with the first frame, and announced by it.
+    /// The bytes that arrive without a grant: in the first frame, or announced by it.
     eager_bytes: u64,
 }
 
-/// The announced pieces of a message: what has come and what will.
+/// The announced pieces of a message: which have arrived, and which will arrive.
 #[derive(Clone, Copy)]
 pub(super) struct AnnouncedPieces {
-    /// Byte of the message that comes next.
+    /// The offset in the message of the next byte.
     next: u64,
-    /// End of what was announced.
+    /// The end of the announced bytes.
     end: u64,
     long: Long,
     into: EagerDestination,
 }
 
-/// Where an [`AnnouncedPieces`] goes.
+/// The destination of announced pieces.
 #[derive(Clone, Copy)]
 enum EagerDestination {
     Receive(u32),
@@ -126,7 +125,7 @@ impl<M: Memory> Receive<M> {
         self.from.as_ref().is_some_and(|from| from.peer == peer) || self.posted_source == Some(peer)
     }
 
-    /// Whether a message fills it.
+    /// Whether the receive has matched a message.
     pub fn is_taken(&self) -> bool {
         self.from.is_some()
     }
@@ -137,7 +136,7 @@ impl<M: Memory> Receive<M> {
 }
 
 impl AnnouncedPieces {
-    /// Of a message whose first piece of `payload` bytes went to `place`.
+    /// The announced pieces of a message whose first piece of `payload` bytes went to `place`.
     fn new(payload: u64, end: u64, long: Long, place: PayloadDestination) -> Self {
         let into = match place {
             PayloadDestination::NewUnexpected { store, .. } => EagerDestination::Store(store),
@@ -149,7 +148,7 @@ impl AnnouncedPieces {
 }
 
 impl UnexpectedMessage {
-    /// Adds what is known of the message to `done`.
+    /// Adds the sender, the size, the tag and the data of the message to `done`.
     pub fn describe(&self, done: OperationCompletion) -> OperationCompletion {
         OperationCompletion {
             length: self.total,
@@ -162,7 +161,7 @@ impl UnexpectedMessage {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// The memory behind a place: it, the offset in it, and how many of the payload's bytes it takes.
+    /// The memory of a payload destination, the offset in it, and the payload bytes that it takes.
     #[inline]
     pub fn place_memory(&self, place: PayloadDestination) -> Option<(&M, u64, u64)> {
         match place {
@@ -178,7 +177,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The bytes that [`Action::Pull`] named are in place (`Ok`), or cannot be read (`Err`): then they are asked for.
+    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or grants them (`Err`).
     pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
         let Some(receive) = self.receives.at_mut(recv) else {
             return;
@@ -233,7 +232,7 @@ impl<M: Memory> Endpoint<M> {
         Ok(place)
     }
 
-    /// Gives a message that begins to the receive that waits for it, or else lets it wait.
+    /// Matches a message that begins with a posted receive, or lets the message wait.
     #[inline]
     fn match_message(
         &mut self,
@@ -328,7 +327,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The first piece is there, and more follows unasked: what comes after that is asked for already now.
+    /// Records that the first piece has arrived, and grants the bytes after the announced pieces.
     fn handle_first_piece(&mut self, recv: u32, take: u64) {
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
         else {
@@ -400,7 +399,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// All that comes unasked is in its receive's memory: ask for the rest, or be done.
+    /// Ends the bytes that come without a grant: asks for the rest, or completes the receive.
     #[inline]
     fn handle_eager_done(&mut self, recv: u32, take: u64, long: Option<Long>) {
         let Some(receive) = self.receives.at_mut(recv) else {
@@ -432,7 +431,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Lets the sender of `recv`'s message go on, one window ahead of what has arrived.
+    /// Grants the sender of `recv`'s message one window beyond what has arrived or was announced.
     fn grant(&mut self, recv: u32) {
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
         else {
@@ -486,7 +485,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Gives the waiting message `id` to `recv`.
+    /// Gives the unexpected message `id` to receive `recv`.
     pub(super) fn match_unexpected(&mut self, id: u32, recv: u32) {
         let Some(&UnexpectedMessage {
             peer,
@@ -538,7 +537,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Forgets message `id`, at the latest when its first piece is there.
+    /// Drops message `id`, now or when its store is filled.
     pub(super) fn discard(&mut self, id: u32) {
         let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
             return;
@@ -570,7 +569,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// A receive for the next message of multi-receive `id`.
+    /// Creates a receive for the next message of multi-receive `id`.
     pub(super) fn split_multi(&mut self, id: u32) -> u32 {
         let Some(Receive { ticket, memory, capacity, multi: Some(multi), posted_source, .. }) =
             self.receives.at(id)
@@ -601,20 +600,20 @@ impl<M: Memory> Endpoint<M> {
         multi.closed |= *capacity - multi.used < least;
     }
 
-    /// Whether multi-receive `id` takes more messages.
+    /// Whether multi-receive `id` accepts more messages.
     pub(super) fn has_room(&self, id: u32) -> bool {
         let multi = self.receives.at(id).and_then(|receive| receive.multi.as_ref());
         multi.is_some_and(|multi| !multi.closed)
     }
 
-    /// Ends a receive and announces it.
+    /// Ends a receive and reports its completion.
     #[inline]
     pub(super) fn finish_receive(&mut self, id: u32, failure: Option<Failure>) {
         if let Some(MultiReceive { parts, closed, .. }) =
             self.receives.at_mut(id).and_then(|receive| receive.multi.as_mut())
             && *parts > 0
         {
-            // Its last part gives the memory back.
+            // The last part of the multi-receive releases the memory.
             *closed = true;
             return;
         }
@@ -642,7 +641,7 @@ impl<M: Memory> Endpoint<M> {
         self.push_action(Action::Complete(done));
     }
 
-    /// One part of multi-receive `id` is done; true if that was the last, and its memory is the caller's again.
+    /// Ends one part of multi-receive `id`. Returns true if the caller owns the memory again.
     fn end_part(&mut self, id: u32) -> bool {
         let Some(Receive { multi: Some(multi), .. }) = self.receives.at_mut(id) else {
             return false;
@@ -655,8 +654,8 @@ impl<M: Memory> Endpoint<M> {
         is_last
     }
 
-    /// Ends what can no longer come from `peer`. Receives of nothing but its messages wait on if it has left of its own will,
-    /// as those of anybody who sends nothing: whoever posted them may mean to cancel them.
+    /// Ends what can no longer arrive from `peer`. After a Goodbye, unmatched receives of its
+    /// messages wait on, as those of any silent peer: the application may mean to cancel them.
     pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
         let has_left = self.channels[peer.0 as usize].has_left;
         let cut: Vec<u32> = self
@@ -675,7 +674,7 @@ impl<M: Memory> Endpoint<M> {
             .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
             .filter(|&id| !has_left || self.receives.at(id).is_some_and(Receive::is_taken))
             .collect();
-        // Multi-receives first, so that their last part gives the memory back.
+        // The multi-receives come first, so that their last part releases the memory.
         hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));
         for id in hit {
             self.posted_queue.tagged.remove(id);

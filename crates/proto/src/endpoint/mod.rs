@@ -1,24 +1,28 @@
 //! One endpoint of one process: messages, matching and remote memory over channels to its peers.
 //!
 //! What enters: the application's commands ([`Endpoint::send`], [`Endpoint::recv`], …), frames
-//! ([`Endpoint::handle_frame`], then [`Endpoint::handle_payload`]), and what became of frames given
-//! out. What leaves: frames ([`Endpoint::poll_transmit`]) and actions ([`Endpoint::poll_action`]): bytes
-//! to move, memory of the application to touch, operations that are done.
+//! ([`Endpoint::handle_frame`], then [`Endpoint::handle_payload`]), and the driver's reports on
+//! frames that it was given to send. What leaves: frames ([`Endpoint::poll_transmit`]) and actions
+//! ([`Endpoint::poll_action`]), which are bytes to move, memory of the application to access, and
+//! completed operations.
 //!
-//! The endpoint never sees a payload byte. It says where bytes lie and where they belong, in terms
-//! of the caller's own [`Memory`]; the driver moves them, once.
+//! The endpoint never sees a payload byte. It names where bytes lie and where they belong, in terms
+//! of the caller's own [`Memory`]; the driver moves the bytes, once.
 //!
-//! How a message travels. Its first frame carries as much as the path and the receiver's credit allow
-//! (all of a small message, nothing of a large one when credit is gone). If that was not all, the receiver,
-//! once it knows where the rest belongs, either reads it out of the sender's memory
-//! ([`Action::Pull`], answered by `Pulled`) or grants it, and the rest follows in `Data` frames. Where waiting
-//! is dear ([`PathProperties::ahead`]), the first frame announces how much more comes on credit, in `Ahead` frames.
+//! A message travels as follows. Its first frame carries as much as the path and the receiver's
+//! credit allow: all of a small message, nothing of a large message when the credit is used up. If
+//! a rest remains, the receiver learns where the rest belongs when the message is matched. Then the
+//! receiver either reads the rest out of the sender's memory ([`Action::Pull`], answered by
+//! `Pulled`) or grants it, and the rest follows in `Data` frames. Where a round trip is expensive
+//! ([`PathProperties::ahead`]), the first frame announces how many bytes follow on credit in
+//! `Ahead` frames.
 //!
 //! What may never happen: a receive completes before all its bytes are in place; a completion is
-//! lost or doubled; unexpected payload exceeds the credit granted; a frame of one peer stops another's.
+//! lost or reported twice; unexpected payload exceeds the granted credit; a frame of one peer stops
+//! the frames of another peer.
 //!
-//! Drain rule for drivers: after any call that takes `&mut self`, drain [`Endpoint::poll_action`]
-//! until `None` before the next one.
+//! Rule for drivers: after any call that takes `&mut self`, drain [`Endpoint::poll_action`] until
+//! it returns `None` before the next such call.
 
 mod channel;
 mod channel_usage;
@@ -57,7 +61,7 @@ pub use plan::{InjectMessage, OutgoingFrame};
 pub use receive::REASSEMBLED;
 pub use remote::Remote;
 
-/// See the module head.
+/// One endpoint: see the module documentation.
 pub struct Endpoint<M> {
     config: Config,
     channels: Vec<Channel<M>>,
@@ -67,38 +71,40 @@ pub struct Endpoint<M> {
     unexpected_messages: Slab<UnexpectedMessage>,
     posted_queue: ByClass<PostedQueue>,
     unexpected_queue: ByClass<UnexpectedQueue>,
-    /// Messages set aside, by context; or why they will never be complete.
+    /// The messages that a peek claimed, by context, or the reason why such a message never
+    /// completes.
     claimed: BTreeMap<usize, Result<u32, Failure>>,
     actions: VecDeque<Action<M>>,
     now: Time,
     busy: VecDeque<Peer>,
-    /// Peers whose confirmation waits for an answer of the application.
+    /// The peers whose acknowledgement waits for an answer of the application.
     deferred: Vec<Peer>,
-    /// When which channel wants to be looked at: the time that it has noted, or earlier.
+    /// The time at which each channel must be handled: the time that the channel recorded, or an
+    /// earlier one.
     wakes: BTreeSet<(Time, Peer)>,
-    /// Channels to which time matters.
+    /// The number of channels that need the time.
     timed: usize,
 }
 
-/// An operation this endpoint started towards a peer.
+/// An operation that this endpoint started towards a peer.
 struct Op<M> {
     peer: Peer,
     ticket: Ticket,
     level: CompletionLevel,
-    /// Bytes to send (messages, writes, atomics).
+    /// The bytes to send, for messages, writes and atomic operations.
     memory: M,
-    /// Its first frame is with the path.
+    /// A path has taken the operation's first frame.
     is_begun: bool,
-    /// Bytes handed to the path.
+    /// Bytes that paths have taken.
     sent: u64,
-    /// Bytes that may be handed to it; beyond those sent ahead, as granted.
+    /// Bytes that paths may take: beyond the bytes sent ahead, only what the receiver has granted.
     limit: u64,
-    /// End of what goes out ahead of any grant.
+    /// The end of the bytes that are sent ahead of any grant.
     ahead: u64,
     total: u64,
-    /// Some of its bytes may have to be sent again out of its memory.
+    /// Some of the operation's bytes may have to be retransmitted from the operation's memory.
     is_borrowed: bool,
-    /// The peer has refused it with this errno.
+    /// The errno with which the peer has refused the operation.
     refused: Option<i32>,
     kind: OpKind<M>,
 }
@@ -110,7 +116,7 @@ enum OpKind<M> {
     Atomic { request: AtomicRequest, result: Option<M> },
 }
 
-/// Tagged and untagged messages never meet.
+/// One value for tagged and one for untagged messages, which never match each other.
 #[derive(Default)]
 struct ByClass<T> {
     tagged: T,
@@ -138,7 +144,7 @@ impl<M> OpKind<M> {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// An endpoint without peers.
+    /// Creates an endpoint without peers.
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -159,23 +165,27 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The time. It matters only where [`Self::needs_time`] says so, and need not be told otherwise.
+    /// Sets the current time. The endpoint reads the time only if [`Self::needs_time`] is true, so
+    /// the driver need not call this function otherwise.
     #[inline]
     pub fn set_time(&mut self, now: Time) {
         self.now = now;
     }
 
-    /// A multi-receive with less room than `bytes` is given back.
+    /// Sets the bytes below which the remaining memory of a multi-receive is released to the
+    /// application.
     pub fn set_min_multi_recv(&mut self, bytes: u64) {
         self.config.min_multi_recv = bytes;
     }
 
-    /// Whether there has been anything to or from `address`.
+    /// Whether this endpoint has a channel to `address`.
     pub fn is_known(&self, address: Address) -> bool {
         self.by_address.contains_key(&address)
     }
 
-    /// Numbers a peer. Peers with an index are found again by address; anonymous ones are the caller's to remember.
+    /// Returns the number of the peer at `address`, and creates its channel if there is none. A
+    /// peer with an index is found again by its address. The caller must remember the number of an
+    /// anonymous peer.
     pub fn peer(&mut self, address: Address) -> Peer {
         if let Some(&peer) = self.by_address.get(&address) {
             return peer;
@@ -188,15 +198,16 @@ impl<M: Memory> Endpoint<M> {
         peer
     }
 
-    /// Peers numbered so far.
+    /// The number of peers so far.
     pub fn peers(&self) -> usize {
         self.channels.len()
     }
 
-    /// Sends a message. It is handed out by [`Self::poll_transmit`]. The number names it for [`Self::memory_mut`].
+    /// Sends a message, whose frames [`Self::poll_transmit`] returns. The returned operation number
+    /// is an argument of [`Self::memory_mut`].
     ///
     /// # Errors
-    /// [`Full`]: make progress and try again.
+    /// [`Full`] if too many operations are in flight: make progress and try again.
     #[inline]
     pub fn send(&mut self, message: Message<M>) -> Result<u32, Full> {
         let total = message.memory.size();
@@ -232,9 +243,10 @@ impl<M: Memory> Endpoint<M> {
         Ok(id)
     }
 
-    /// The memory of operation `op`, if its bytes have not all left: the caller may put a copy in its place.
-    /// Not of memory with an address on a path with `pull`: the peer may have been told to read it there.
-    /// Nor does it reach a frame that the path still holds.
+    /// The memory of operation `op`, if some of its bytes have not been sent. The caller may
+    /// replace the memory by a copy, unless the memory has an address and the path has `pull`: the
+    /// peer may already have permission to read the memory there. The replacement does not affect a
+    /// frame that a path still holds.
     pub fn memory_mut(&mut self, op: u32) -> Option<&mut M> {
         let op = self.ops.at_mut(op)?;
         let unsent = op.sent < op.total && !matches!(op.kind, OpKind::Read { .. });
@@ -246,7 +258,7 @@ impl<M: Memory> Endpoint<M> {
         self.ops.at(op).is_some()
     }
 
-    /// Gives a receive the oldest message it accepts, or lets it wait.
+    /// Matches a receive with the oldest message that it accepts, or queues the receive.
     #[inline]
     pub fn recv(&mut self, posting: Posting<M>) {
         let tagged = posting.tag.is_some();
@@ -275,7 +287,7 @@ impl<M: Memory> Endpoint<M> {
         self.unexpected_queue.tagged.find(&peek.criteria()).is_some()
     }
 
-    /// Answers a look with "no message", whatever has arrived.
+    /// Completes a peek with "no message", whatever has arrived.
     pub fn complete_empty_peek(&mut self, peek: &Peek) {
         let none = OperationCompletion::new(
             CompletionKind::TaggedRecv,
@@ -284,13 +296,14 @@ impl<M: Memory> Endpoint<M> {
         self.actions.push_back(Action::Complete(none.failed(Failure::NoMessage)));
     }
 
-    /// Looks for a tagged message. Always answered by one [`OperationCompletion`].
+    /// Looks for a tagged message without receiving it. Every peek is answered by one
+    /// [`OperationCompletion`].
     pub fn peek(&mut self, peek: Peek) {
         let ticket = Ticket { context: peek.context, notify: true };
         let Some(id) = self.unexpected_queue.tagged.find(&peek.criteria()) else {
             return self.complete_empty_peek(&peek);
         };
-        // `find` gives numbers of messages that are in the slab.
+        // `find` returns only numbers of messages that are in the slab.
         let unexpected = self.unexpected_messages.at(id).expect("a queued message");
         let done =
             unexpected.describe(OperationCompletion::new(CompletionKind::TaggedRecv, ticket));
@@ -305,7 +318,8 @@ impl<M: Memory> Endpoint<M> {
         self.actions.push_back(Action::Complete(done));
     }
 
-    /// Receives the message that a look set aside for `posting.ticket.context`; false if there is none.
+    /// Receives the message that a peek claimed for `posting.ticket.context`. Returns false if
+    /// there is none.
     pub fn claim(&mut self, posting: Posting<M>) -> bool {
         let Some(claimed) = self.claimed.remove(&posting.ticket.context) else {
             return false;
@@ -318,7 +332,7 @@ impl<M: Memory> Endpoint<M> {
         true
     }
 
-    /// Drops the message that a look set aside for `ticket.context`; false if there is none.
+    /// Drops the message that a peek claimed for `ticket.context`. Returns false if there is none.
     pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
         let Some(claimed) = self.claimed.remove(&ticket.context) else {
             return false;
@@ -340,7 +354,8 @@ impl<M: Memory> Endpoint<M> {
         true
     }
 
-    /// Cancels the oldest waiting receive of `context`; false if none waits.
+    /// Cancels the oldest waiting receive of `context`. Returns false if no receive of `context`
+    /// waits.
     pub fn cancel(&mut self, context: usize) -> bool {
         let Self { posted_queue, receives, .. } = self;
         let is_it = |id: u32| receives.at(id).is_some_and(|r| r.ticket.context == context);
@@ -356,13 +371,13 @@ impl<M: Memory> Endpoint<M> {
         true
     }
 
-    /// The next thing to do, oldest first.
+    /// The oldest action that the driver has not yet performed.
     #[inline]
     pub fn poll_action(&mut self) -> Option<Action<M>> {
         self.actions.pop_front()
     }
 
-    /// The peer cannot be reached any more: everything that waits for it fails with `errno`.
+    /// Declares `peer` unreachable: every operation that waits for the peer fails with `errno`.
     pub fn fail(&mut self, peer: Peer, errno: i32) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.failed.is_some() {
@@ -378,8 +393,8 @@ impl<M: Memory> Endpoint<M> {
         self.fail_receives(peer, Some(Failure::Errno(errno)));
     }
 
-    /// Ends an operation that cannot reach its peer. A message to a peer that has left of its own will counts as sent: a
-    /// moment earlier it would have been taken in there, and forgotten.
+    /// Ends an operation that cannot reach its peer. A message to a peer that has sent Goodbye
+    /// counts as sent: a moment earlier, the peer would have delivered the message and dropped it.
     fn end_unreachable(&mut self, op: Op<M>, errno: i32) {
         let is_message = matches!(op.kind, OpKind::Message { .. });
         let is_forgotten = is_message && self.channels[op.peer.0 as usize].has_left;
@@ -390,7 +405,7 @@ impl<M: Memory> Endpoint<M> {
         self.ops.at(id).is_some_and(|op| op.peer == peer)
     }
 
-    /// The errno with which `peer` failed.
+    /// The errno with which `peer` failed, if it failed.
     pub fn failed(&self, peer: Peer) -> Option<i32> {
         self.channels[peer.0 as usize].failed
     }
@@ -403,7 +418,8 @@ impl<M: Memory> Endpoint<M> {
         self.actions.push_back(Action::Complete(done));
     }
 
-    /// True if operations wait for `peer`. (Receives of what one that has left might have sent wait for nobody.)
+    /// Whether operations wait for `peer`. A receive that only a peer that has left could satisfy
+    /// waits for nobody.
     pub fn has_work_for(&self, peer: Peer) -> bool {
         let has_left = self.channels[peer.0 as usize].has_left;
         let waits = |r: &Receive<M>| r.is_from(peer) && (r.is_taken() || !has_left);
@@ -411,13 +427,13 @@ impl<M: Memory> Endpoint<M> {
             || self.receives.ids().any(|id| self.receives.at(id).is_some_and(waits))
     }
 
-    /// True if nothing is held: no operation, no receive, no message that waits for one.
+    /// Whether the endpoint holds no operation, no receive and no unexpected message.
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.receives.is_empty() && self.unexpected_messages.is_empty()
     }
 
-    /// True if everything has been handed to the paths, also what waits for its receiver to ask for it: unless that has
-    /// left and never will.
+    /// Whether paths have taken everything. The parts of a message that wait for a grant count too,
+    /// unless the receiver has left and will never send the grant.
     pub fn is_flushed(&self) -> bool {
         let rests = |op: &Op<M>| {
             let is_message = matches!(op.kind, OpKind::Message { .. });
@@ -427,18 +443,20 @@ impl<M: Memory> Endpoint<M> {
             && !self.ops.ids().filter_map(|id| self.ops.at(id)).any(rests)
     }
 
-    /// True if everything has been handed to the paths, and what may be lost on them without a word has arrived: nobody
-    /// sends that again when this endpoint is gone. Last words ([`Self::goodbye`]) do not count.
+    /// Whether paths have taken everything and whatever silent loss could affect has arrived.
+    /// Nobody retransmits after this endpoint has closed. Goodbye frames ([`Self::goodbye`]) do not
+    /// count.
     pub fn is_safe(&self) -> bool {
         self.is_flushed() && self.channels.iter().all(Channel::is_safe)
     }
 
-    /// The same, and the last words have arrived wherever somebody waits for them.
+    /// Whether [`Self::is_safe`] holds and the Goodbye frames have arrived at every peer that waits
+    /// for one.
     pub fn is_goodbye_acknowledged(&self) -> bool {
         self.is_flushed() && self.channels.iter().all(Channel::is_goodbye_acknowledged)
     }
 
-    /// True if every byte given to every peer has been taken in there, as far as they still live.
+    /// Whether every peer that still lives has delivered every byte sent to it.
     pub fn is_drained(&self) -> bool {
         self.channels.iter().all(|channel| channel.is_drained())
     }

@@ -1,4 +1,5 @@
-//! Which path takes the next piece, when there are several: tests of [`Channel::prefers`] and of what follows from it.
+//! Tests of [`Channel::prefers`], which chooses the path for the next piece when there are several,
+//! and of what follows from this choice.
 
 use std::vec::Vec;
 
@@ -8,7 +9,7 @@ use crate::channel::PathId;
 use crate::id::Address;
 use crate::path::time::{MILLISECOND, SECOND, Time, nanos_for};
 
-/// A rail: bytes per second, round trip in nanoseconds.
+/// A rail: its rate in bytes per second, and its round trip in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Rail(u64, u64);
 
@@ -18,23 +19,25 @@ const PIECE: u64 = 64 << 10;
 #[test]
 fn each_piece_goes_by_the_path_that_has_it_there_first() {
     let mut channel = channel(&[Rail(GIGABIT, MILLISECOND), Rail(GIGABIT, MILLISECOND)]);
-    // Much is left, so each takes a piece as long as the other would not have all of the rest sooner.
+    // Much is left, so each path takes a piece as long as the other path would not finish the whole
+    // rest sooner.
     assert_eq!(takers(&channel, PIECE, 100 * PIECE), [0, 1]);
-    // One is busy with ten pieces: the last piece is for the other, and so is one of the last four.
+    // One path is busy with ten pieces: the last piece is for the other path, and so are the last
+    // four.
     load(&mut channel, 0, 10 * PIECE);
     assert_eq!(takers(&channel, PIECE, PIECE), [1]);
     assert_eq!(takers(&channel, PIECE, 4 * PIECE), [1]);
-    // With more left than that, both.
+    // With more left, both paths take a piece.
     assert_eq!(takers(&channel, PIECE, 12 * PIECE), [0, 1]);
 }
 
 #[test]
 fn a_small_message_takes_the_quickest_path_alone() {
-    // The second is ten times as wide, and farther away.
+    // The second path is ten times as fast and has a longer round trip.
     let channel = channel(&[Rail(GIGABIT, MILLISECOND), Rail(10 * GIGABIT, 10 * MILLISECOND)]);
     assert_eq!(takers(&channel, 100, 100), [0]);
     assert_eq!(takers(&channel, PIECE, PIECE), [0]);
-    // The near one has a megabyte there in 8.5 ms, and the far one in 5.8 ms.
+    // The first path would finish a megabyte in 8.5 ms, the second in 5.8 ms.
     assert_eq!(takers(&channel, 1 << 20, 1 << 20), [1]);
 }
 
@@ -67,7 +70,7 @@ fn spare_and_doubted_paths_take_nothing_and_hold_nobody_up() {
     channel.paths[1].is_suspected = true;
     channel.count_senders();
     load(&mut channel, 2, 100 * PIECE);
-    // However quick the others would be.
+    // Only the third path sends, so the other paths do not count, however quick they are.
     assert!(channel.prefers(PathId(2), PIECE, PIECE));
     assert!(!channel.sends_by(PathId(0)) && !channel.sends_by(PathId(1)));
 }
@@ -97,11 +100,11 @@ fn paths_that_are_equal_share_what_is_long() {
     assert!(two * 195 <= one * 100, "{one} ns by one, {two} by two");
 }
 
-/// How long a message takes: whoever has room for a piece asks for one, and takes it or leaves it. (A socket holds two
-/// pieces that have not left.)
+/// The time that a message takes, in nanoseconds. Each path with capacity for a piece is offered
+/// one, and takes it or declines. (A socket holds two pieces that have not left.)
 fn transfer(rails: &[Rail], bytes: u64) -> u64 {
     let mut channel = channel(rails);
-    // Of each piece: when it has left, when it is confirmed.
+    // For each piece: when it leaves, when it is confirmed, its size.
     let mut sent: Vec<Vec<(Time, Time, u64)>> = rails.iter().map(|_| Vec::new()).collect();
     let (mut now, mut left, mut end) = (Time(10 * SECOND), bytes, Time(0));
     loop {
@@ -124,7 +127,7 @@ fn transfer(rails: &[Rail], bytes: u64) -> u64 {
         if is_taken {
             continue;
         }
-        // Nobody takes anything: until something has left, or is confirmed.
+        // No path takes a piece: the loop goes on when a piece has left or is confirmed.
         let times = sent.iter().flatten().flat_map(|&(leaves, confirmed, _)| [leaves, confirmed]);
         let next = times.filter(|&at| at > now).min();
         let Some(next) = next else {
@@ -142,13 +145,13 @@ fn transfer(rails: &[Rail], bytes: u64) -> u64 {
     }
 }
 
-/// The paths that take a piece of `bytes`, when `rest` is left with it.
+/// The paths that take a piece of `bytes` bytes when `rest` bytes are left, the piece included.
 fn takers(channel: &Channel<()>, bytes: u64, rest: u64) -> Vec<usize> {
     let paths = 0..channel.paths.len();
     paths.filter(|&path| channel.prefers(PathId(path as u8), bytes, rest)).collect()
 }
 
-/// So much more is in flight on a path.
+/// Puts `bytes` more bytes in flight on a path.
 fn load(channel: &mut Channel<()>, path: usize, bytes: u64) {
     channel.paths[path].rate.handle_sent(bytes);
 }

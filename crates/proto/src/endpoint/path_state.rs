@@ -1,4 +1,5 @@
-//! One path to a peer as its channel knows it: what it can do, what it has done, and how much may be under way on it.
+//! One path to a peer as its channel knows it: what the path can do, what it has carried, and how
+//! much may be in flight on it.
 
 use alloc::boxed::Box;
 
@@ -11,42 +12,50 @@ use crate::path::rate::DeliveryRate;
 use crate::path::rtt::RttEstimator;
 use crate::path::time::Time;
 
-/// What the path to a peer can do. Chosen when it opens, never per message.
+/// What a path to a peer can do. The driver chooses these properties when the path opens, never per
+/// message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathProperties {
-    /// Payload of one frame.
+    /// The most payload bytes of one frame.
     pub payload_max: u32,
-    /// A message up to this size goes out whole, credit permitting.
+    /// A message up to this many bytes is sent whole, credit permitting.
     pub eager_max: u32,
-    /// First piece of a longer one: enough to cover the time until the grant arrives.
+    /// The bytes of the first piece of a longer message: enough to cover the time until the grant
+    /// arrives.
     pub first_piece: u32,
-    /// The receiver may read the sender's memory: messages longer than `eager_max` send no first piece.
+    /// The receiver may read the sender's memory, so messages longer than `eager_max` send no
+    /// payload in their first frame.
     pub pull: bool,
-    /// Bytes of a long message granted ahead of those taken in.
+    /// Bytes of a long message that the receiver grants beyond those that have arrived.
     pub window: u64,
-    /// A longer message goes on behind its first piece without waiting for the grant, as far as credit reaches. For paths
-    /// on which waiting costs more than a copy of what comes before its receive.
+    /// A longer message goes on behind its first piece without waiting for the grant, as far as
+    /// credit reaches. This suits paths on which waiting costs more than a copy of the payload that
+    /// arrives before its receive is posted.
     pub ahead: bool,
-    /// It keeps every frame for as long as both processes live (shared memory): nothing need be kept for sending it again.
+    /// The path keeps every frame for as long as both processes live (shared memory), so nothing
+    /// need be retained for retransmission.
     pub lossless: bool,
-    /// Frames carry checks.
+    /// Frames carry checksums.
     pub checked: bool,
-    /// Payload up to this is copied for sending it again, so that its operation is done when the path has it. Larger
-    /// payload stays with the application until the peer has it.
+    /// Payload of up to this many bytes is copied for retransmission, so that its operation is done
+    /// when the path has taken it. Larger payload stays with the application until the peer has it.
     pub copy_max: u32,
-    /// Frames go out by it only when no other path is up.
+    /// Frames are sent by this path only when no other path is up.
     pub spare: bool,
-    /// What is sent by it later may arrive sooner: relays share frames out over several streams, and datagrams are free.
+    /// A frame that is sent later may arrive earlier: relays distribute frames over several
+    /// streams, and datagrams are unordered.
     pub reorders: bool,
-    /// It can lose frames without a word about it: what is not confirmed by it is asked for after a while.
+    /// The path can lose frames without reporting the loss. If a frame is not confirmed for a
+    /// while, a status request follows.
     pub silent_loss: bool,
-    /// Every frame is one datagram, which may be lost, doubled, reordered or late without a word; how many may be under way
-    /// is decided in this manner. `payload_max` is what fits into one beside header, head and check.
+    /// Every frame is one datagram, which may be lost, duplicated, reordered or late without a
+    /// report. The value is the congestion control algorithm that decides how much may be in
+    /// flight. `payload_max` is what fits into a datagram together with header, head and checksum.
     pub datagram: Option<congestion::CongestionAlgorithm>,
 }
 
 impl PathProperties {
-    /// For peers behind relays, and until a path is known.
+    /// The properties for peers behind relays, and for every peer until a path is known.
     pub const RELAY: PathProperties = PathProperties {
         payload_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
         eager_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
@@ -63,7 +72,8 @@ impl PathProperties {
         datagram: None,
     };
 
-    /// The same path without sizes that frames cannot have, or with which nothing would move.
+    /// The same properties, with sizes that no frame can have and sizes that would stop all traffic
+    /// replaced by allowed sizes.
     pub(super) fn within_limits(self) -> PathProperties {
         let payload_max = self.payload_max.clamp(1, PAYLOAD_BYTES_MAX);
         PathProperties {
@@ -78,43 +88,46 @@ impl PathProperties {
     }
 }
 
-/// What a path has done.
+/// What a path has carried, and what is known of its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStatistics {
-    /// Bytes of the channel that it was given.
+    /// Bytes of the channel that the path was given.
     pub bytes: u64,
-    /// Of those, the bytes that had been sent before, by this path or another.
+    /// Of the bytes that the path was given, those that had been sent before, by this path or
+    /// another.
     pub retransmitted_bytes: u64,
-    /// Frames go out by it only when no other path is up.
+    /// Frames are sent by this path only when no other path is up.
     pub is_spare: bool,
-    /// What it delivers, if that was measured.
+    /// The measured rate, if there is one.
     pub bytes_per_second: Option<u64>,
-    /// From a frame to its confirmation, if that was measured.
+    /// The measured time from a frame to its acknowledgement, if there is one.
     pub round_trip_nanos: Option<u64>,
-    /// Datagrams larger than what every network carries that were lost since one of them arrived: after some
-    /// ([`crate::path::mtu::BLACK_HOLE_LOSSES`]) they do not pass any more.
+    /// The number of datagrams larger than what every network carries that were lost since one of
+    /// them arrived. From [`crate::path::mtu::BLACK_HOLE_LOSSES`] on, such datagrams are taken not
+    /// to pass any more.
     pub large_lost: u32,
 }
 
-/// Payload of one frame, whatever its head.
+/// The most payload bytes of one frame, for a head of the maximum length.
 const PAYLOAD_BYTES_MAX: u32 = (limit::FRAME_BODY_BYTES_MAX - limit::KIND_HEADER_BYTES_MAX) as u32;
 
-/// A path as the channel knows it.
+/// A path as its channel knows it.
 pub(super) struct PathState {
     pub path: PathProperties,
     pub is_up: bool,
-    /// See [`Endpoint::suspect_path`](super::Endpoint::suspect_path).
+    /// The driver suspects that the path has died: see
+    /// [`Endpoint::suspect_path`](super::Endpoint::suspect_path).
     pub is_suspected: bool,
-    /// The frame that it holds but has not quite sent.
+    /// The frame of which the path has taken a part and still holds the rest.
     pub held: Option<SentPiece>,
-    /// Bytes of the channel that it was given; not counted while nothing is kept for it.
+    /// Bytes of the channel that the path was given; not counted for a lossless path.
     pub carried: u64,
-    /// Of those, the ones that had been sent before.
+    /// Of the bytes that the path was given, those that had been sent before.
     pub retransmitted: u64,
-    /// What it delivers, and how long that takes. Kept only while frames may choose between paths.
+    /// The rate of the path. Measured only while frames may choose between paths.
     pub rate: DeliveryRate,
     pub round_trip: RttEstimator,
-    /// What is under way by datagrams, and how much may be.
+    /// What is in flight as datagrams, and how much may be.
     pub flow: Option<Box<DatagramFlow>>,
 }
 
@@ -133,18 +146,19 @@ impl PathState {
         }
     }
 
-    /// Frames go out by those with the lowest rank.
+    /// The rank of the path: frames are sent by the paths of the lowest rank.
     pub fn rank(&self) -> (bool, bool) {
         (self.is_suspected, self.path.spare)
     }
 
-    /// When `bytes` more would be there, from now on.
+    /// The time from now until `bytes` more bytes would have arrived, in nanoseconds.
     pub fn finish_nanos(&self, bytes: u64) -> u64 {
         let round_trip = self.round_trip.smoothed_nanos().unwrap_or(0);
         self.rate.finish_nanos(self.rate.outstanding_bytes(), bytes, round_trip)
     }
 
-    /// It can do something else from now on. True: what is under way by it is not watched any more.
+    /// Sets the properties of the path. Returns true if the datagrams in flight are no longer
+    /// tracked.
     pub fn set_path(&mut self, path: PathProperties) -> bool {
         self.path = path;
         match &mut self.flow {
@@ -160,12 +174,12 @@ impl PathState {
         }
     }
 
-    /// Whether new bytes, or such as go again, may leave by it now.
+    /// Whether new bytes and retransmissions may be sent by the path now.
     pub fn is_open(&self) -> bool {
         self.flow.as_ref().is_none_or(|flow| flow.is_open())
     }
 
-    /// A frame of it is confirmed.
+    /// Records that a frame of the path is confirmed.
     pub fn handle_confirmed<M>(&mut self, now: Time, frame: &RetainedFrame<M>) {
         match &mut self.flow {
             Some(flow) if frame.state == RetainedState::InFlight => {
@@ -180,7 +194,8 @@ impl PathState {
         self.rate.handle_delivered(now, frame.length as u64);
     }
 
-    /// A frame of it will not arrive, for reasons that say nothing about how much may be under way.
+    /// Records that a frame of the path will not arrive, for reasons that say nothing about the
+    /// congestion window.
     pub fn handle_lost<M>(&mut self, frame: &RetainedFrame<M>) {
         self.rate.handle_lost(frame.length as u64);
         if let Some(flow) = &mut self.flow {
@@ -188,18 +203,19 @@ impl PathState {
         }
     }
 
-    /// Takes in what has been confirmed of it. False: nothing has, or it is not watched.
+    /// Processes the path's acknowledgements. Returns false if they confirm nothing new, or if the
+    /// path carries no datagrams.
     pub fn process_acks(&mut self, now: Time) -> bool {
         let round_trip = &mut self.round_trip;
         self.flow.as_mut().is_some_and(|flow| flow.process_acks(now, round_trip))
     }
 
-    /// See [`DatagramFlow::next_lost`].
+    /// The next lost datagram: see [`DatagramFlow::next_lost`].
     pub fn next_lost(&mut self, now: Time) -> Option<(u64, Option<u64>)> {
         self.flow.as_mut()?.next_lost(now, &self.round_trip)
     }
 
-    /// See [`DatagramFlow::due`].
+    /// The time of the path's next action: see [`DatagramFlow::due`].
     pub fn due(&self) -> Option<Time> {
         self.flow.as_ref().filter(|_| self.is_up)?.due(&self.round_trip)
     }

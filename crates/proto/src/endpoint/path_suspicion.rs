@@ -1,9 +1,9 @@
-//! Paths that may have died, though nobody has said so, and those that are known to live.
+//! Paths that may have died without a report, and paths that are known to work.
 //!
-//! What enters: by which path each frame comes, and what the driver hears, or does not, from those by which it sends. What
-//! leaves: by which path questions, answers and confirmations go.
+//! What enters: the path by which each frame arrives, and the driver's judgement of the paths by
+//! which it sends. What leaves: the path that status requests, answers and acknowledgements take.
 //!
-//! What may never happen: with every path in doubt nothing goes out.
+//! What may never happen: nothing is sent because every path is suspected.
 
 use super::channel::Channel;
 use super::{Endpoint, Memory, Peer};
@@ -11,7 +11,8 @@ use crate::channel::PathId;
 use crate::path::rate::DeliveryRate;
 
 impl<M: Clone> Channel<M> {
-    /// A frame comes by this path. Whether what waits to be said may go out now and could not before.
+    /// Records that a frame arrives by `path`. Returns whether a waiting control frame or
+    /// acknowledgement may be sent now and could not be sent before.
     #[inline]
     pub fn note_heard_by(&mut self, path: PathId) -> bool {
         let is_new = self.last_heard_by != path;
@@ -19,8 +20,9 @@ impl<M: Clone> Channel<M> {
         is_new && self.has_choice() && (self.owes_ack() || !self.has_nothing_to_repair())
     }
 
-    /// Whether signals go out by this path: the one by which the peer was heard last, if frames go out by it. So no
-    /// confirmation takes a path that may have died. (An answer takes the path of its question.)
+    /// Whether control frames and acknowledgements are sent by this path: the path by which the
+    /// peer was heard last, if frames are sent by that path. So no acknowledgement takes a path
+    /// that may have died. (An answer takes the path of its status request.)
     #[inline]
     pub fn sends_control_by(&self, path: PathId) -> bool {
         !self.has_choice() || self.last_heard_by == path || !self.sends_by(self.last_heard_by)
@@ -28,8 +30,10 @@ impl<M: Clone> Channel<M> {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// Nothing that `path` carries is confirmed although other paths go on: what it carried may be lost, and nothing goes out
-    /// by it while there is another, until it is heard that it has healed (`is_suspected` is false).
+    /// Sets whether `path` is suspected. The driver suspects a path on which nothing is confirmed
+    /// although other paths go on. What a suspected path carried may be lost, and nothing is sent
+    /// by it while there is another path, until the driver reports that it works again
+    /// (`is_suspected` is false).
     pub fn suspect_path(&mut self, peer: Peer, path: PathId, is_suspected: bool) {
         let channel = &mut self.channels[peer.0 as usize];
         let state = channel.paths.get_mut(path.0 as usize);
@@ -38,7 +42,8 @@ impl<M: Memory> Endpoint<M> {
             return;
         };
         state.is_suspected = is_suspected;
-        // What was measured before says nothing, and what it had under way goes by others.
+        // Earlier measurements of the rate no longer hold, and what was in flight on this path is
+        // sent by others.
         state.rate = DeliveryRate::new();
         self.count_senders(peer);
         if is_suspected {

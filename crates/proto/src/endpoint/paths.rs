@@ -1,9 +1,10 @@
-//! Paths to a peer open, change, break and close.
+//! Opening, changing, breaking and closing the paths to a peer.
 //!
-//! Enters: what the driver knows of its paths, under its numbers. Leaves: what a path may have lost goes again by another,
-//! once the peer has said what it has.
+//! What enters: the driver's reports on its paths, by path number. What leaves: retransmissions, by
+//! other paths, of what a path may have lost, once the peer has reported what has arrived.
 //!
-//! What may never happen: anything goes again before the peer has answered; memory is touched for a closed path.
+//! What may never happen: anything is retransmitted before the peer has answered; memory is
+//! accessed for a closed path.
 
 use alloc::vec::Vec;
 
@@ -13,12 +14,13 @@ use super::{Endpoint, Memory, Peer};
 use crate::channel::{PATHS_MAX, PathId};
 use crate::wire::kind_header::AdvertisedAddress;
 
-// The bits of `Channel::count_senders`.
+// `Channel::count_senders` uses one bit of a `u8` for each path.
 const _: () = assert!(PATHS_MAX <= 8);
 
 impl<M: Memory> Endpoint<M> {
-    /// There is a path to `peer`, under a number of the driver's. Sizes that no frame can have are cut to those it can.
-    /// Once there has been another, the peer is asked first what it has.
+    /// Opens a path to `peer` under the driver's number `number`. Sizes that no frame can have are
+    /// reduced to allowed ones. If an earlier path was lost, the peer is first asked what has
+    /// arrived.
     ///
     /// # Panics
     /// If the number is not below [`PATHS_MAX`].
@@ -40,7 +42,7 @@ impl<M: Memory> Endpoint<M> {
         self.mark_busy(peer);
     }
 
-    /// What path `number` to `peer` has carried, and what is known of it.
+    /// The statistics of path `number` to `peer`, if the path is up.
     pub fn path_statistics(&self, peer: Peer, number: PathId) -> Option<PathStatistics> {
         let channel = &self.channels[peer.0 as usize];
         let state = channel.path_state(number)?;
@@ -59,7 +61,7 @@ impl<M: Memory> Endpoint<M> {
         })
     }
 
-    /// The path `number` to `peer`, if it is up, can do something else from now on.
+    /// Sets the properties of path `number` to `peer`, if the path is up.
     pub fn set_path(&mut self, peer: Peer, number: PathId, path: PathProperties) {
         let channel = &mut self.channels[peer.0 as usize];
         let state = channel.paths.get_mut(number.0 as usize);
@@ -72,15 +74,16 @@ impl<M: Memory> Endpoint<M> {
             if is_other {
                 self.presume_path_lost(peer, number);
             } else if ends && channel.has_datagrams && !channel.sends_by(number) {
-                // What was said by it may never have arrived.
+                // Control frames that this path carried may not have arrived.
                 channel.repeat_control_frames();
             }
-            // A path that had nothing to carry may be the one for what waits now, and the others leave it to that one.
+            // A path that had nothing to carry may be the best one for the items that wait, and the
+            // other paths leave them to it.
             self.mark_busy(peer);
         }
     }
 
-    /// Paths to `peer` have changed.
+    /// Recomputes which paths send, after the paths to `peer` have changed.
     pub(super) fn count_senders(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let was_timed = channel.is_timed();
@@ -90,14 +93,15 @@ impl<M: Memory> Endpoint<M> {
         if channel.has_silent_loss {
             self.arm_probe_timeout(peer);
         }
-        // What has gone by them since they were suspected may be lost, too.
+        // Frames that these paths carried since they were suspected may be lost too.
         for number in (0..PATHS_MAX as u8).filter(|number| left & 1 << number != 0) {
             self.presume_path_lost(peer, PathId(number));
         }
     }
 
-    /// The path `number` to `peer` is broken. What it may have lost goes by another, if there is one, or by the next that opens.
-    /// The driver touches no memory for it any more.
+    /// Closes the broken path `number` to `peer`. What the path may have lost is sent by another
+    /// path, if there is one, or by the next path that opens. The driver accesses no memory for the
+    /// closed path any more.
     pub fn close_path(&mut self, peer: Peer, number: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(state) = channel.paths.get_mut(number.0 as usize).filter(|state| state.is_up)
@@ -109,7 +113,8 @@ impl<M: Memory> Endpoint<M> {
         self.count_senders(peer);
         let channel = &mut self.channels[peer.0 as usize];
         channel.out.handle_break(number);
-        // The sender may believe that it has come by another path, from which it was diverted.
+        // The sender may believe that these bytes arrived by another path, whose payload was
+        // discarded for the sake of this path.
         let mut cut: Vec<(u64, u64)> = channel
             .out_of_order
             .extract_if(.., |out_of_order| out_of_order.path == number)
@@ -131,7 +136,7 @@ impl<M: Memory> Endpoint<M> {
         self.mark_busy(peer);
     }
 
-    /// Whatever `path` carried may be lost, though it is still up.
+    /// Treats everything in flight on `path` as possibly lost, although the path is still up.
     pub fn presume_path_lost(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.failed.is_none() {
@@ -141,7 +146,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Tells `peer` of another address at which we can be reached. To be repeated on a new path if one was lost.
+    /// Advertises to `peer` another address at which this endpoint can be reached. The driver must
+    /// repeat the advertisement on a new path if a path was lost.
     pub fn advertise_address(&mut self, peer: Peer, address: AdvertisedAddress) {
         let channel = &mut self.channels[peer.0 as usize];
         let address = ControlFrame::AddressAdvertisement(address);

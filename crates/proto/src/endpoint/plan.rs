@@ -1,7 +1,8 @@
-//! Which frame is next for a path of a peer, and what its bytes are.
+//! Chooses the next frame for a path of a peer, and writes what precedes the frame's payload.
 //!
-//! First come control frames, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
-//! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::commit`] makes it count.
+//! Control frames come first, which carry no bytes of the channel; then retransmissions; then new
+//! frames. Planning changes nothing that matters, so a driver whose path is full drops the plan and
+//! asks again. [`Plan::commit`] makes the plan effective.
 
 use super::channel::{Channel, Item};
 use super::control_frame::ControlFrame;
@@ -18,12 +19,14 @@ use crate::wire::kind_header::{KindHeader, Long};
 /// A frame to hand to a path of its peer.
 pub struct OutgoingFrame<'a, M> {
     pub(super) front: Front,
-    /// Payload: where it lies, its offset there, its bytes.
+    /// The payload: its memory, its offset there, its length in bytes.
     pub payload: Option<(&'a M, u64, u64)>,
-    /// The payload is to be copied: see [`Endpoint::transmitted`].
+    /// The driver must copy the payload: see [`Endpoint::transmitted`].
     pub wants_copy: bool,
-    /// Its memory may be given back at any moment, for it has been sent before, or the path is suspected and another may
-    /// bring it sooner: a path that does not take all of it at once keeps a copy of the rest, and counts as having taken all.
+    /// The endpoint may give back the payload's memory at any moment, because the payload has been
+    /// sent before, or because the path is suspected and another path may deliver the payload
+    /// sooner. So a link that does not take the whole frame at once keeps a copy of the rest, and
+    /// the frame counts as taken completely.
     pub must_release_memory: bool,
 }
 
@@ -34,43 +37,45 @@ impl<M> OutgoingFrame<'_, M> {
         &self.front.bytes[..self.front.length]
     }
 
-    /// The same, for a driver that fills in checks.
+    /// Everything before the payload that lies in memory, for a driver that fills in checksums.
     pub fn front_mut(&mut self) -> &mut [u8] {
         &mut self.front.bytes[..self.front.length]
     }
 
-    /// Where in the front the check of the payload belongs, if the frame carries one. What follows it in the front is
-    /// payload already.
+    /// The offset of the payload's checksum in the front, if the frame carries one. What follows
+    /// the checksum in the front is payload already.
     pub fn checksum_at(&self) -> Option<usize> {
         self.front.checksum_at
     }
 }
 
-/// What stands before the payload that lies in memory: header, head, and the place of the payload's check.
+/// What precedes the payload that lies in memory: header, head, and space for the payload's
+/// checksum.
 pub(super) struct Front {
     bytes: [u8; FRONT_BYTES_MAX],
     length: usize,
     checksum_at: Option<usize>,
 }
 
-/// A frame as decided, before its bytes are written.
+/// A frame that has been chosen and whose bytes are not yet written.
 pub(super) struct Plan {
     pub origin: Origin,
     pub sequence: u64,
     pub kind: Kind,
     pub flags: u8,
     pub head: KindHeader,
-    /// Where the payload starts in its memory.
+    /// The offset of the payload in its memory.
     pub at: u64,
     pub payload: u64,
-    /// Bytes of the head of a frame that is sent in fragments: from where, how many. They come before the payload.
+    /// The part of a fragmented frame's head that this fragment carries before the payload: its
+    /// offset and its length in bytes.
     pub lead: (u32, u32),
 }
 
-/// Bytes that may go out without the peer being asked to confirm them, and frames: what is kept for them is bounded, and
-/// a confirmation costs little beside so much.
+/// The most bytes that may be sent without asking the peer for an acknowledgement. This bounds what
+/// the retransmit buffer holds, and one acknowledgement costs little compared to this many bytes.
 const ACK_INTERVAL_BYTES_MAX: u64 = 512 << 10;
-/// See [`ACK_INTERVAL_BYTES_MAX`].
+/// The most frames that may be sent without asking the peer for an acknowledgement.
 const ACK_INTERVAL_FRAMES: usize = 64;
 
 impl Plan {
@@ -87,7 +92,7 @@ impl Plan {
         Self { origin: Origin::Control, sequence, ..Self::bare(kind, 0, head) }
     }
 
-    /// What goes again: a whole frame, or a range of its bytes.
+    /// The plan of a retransmission: a whole frame, or a range of a frame's bytes.
     fn retransmission<M>(range: &RetainedFrame<M>) -> Self {
         let head_bytes = KindHeader::size(range.kind, range.flags) as u32;
         let sequence = range.start;
@@ -105,20 +110,22 @@ impl Plan {
         retransmission(Self { lead: (offset, lead), ..plan })
     }
 
-    /// What the frame tells the peer has been taken in. While a refusal waits to be sent that is nothing new, nor with the
-    /// refusal itself, for others may wait behind it: their operations would pass for done. Nor with what goes again, whose
-    /// number is from before a refusal that may be under way.
+    /// The delivered position that the frame's header reports to the peer. While a refusal waits to
+    /// be sent, the position is an old one, and so it is in the refusal's own frame, because
+    /// further refusals may wait behind it: their operations would count as done. A retransmission
+    /// reports 0, because its sequence number is from before a refusal that may be in flight.
     #[inline]
     fn confirms<M: Clone>(&self, channel: &Channel<M>) -> u64 {
         if self.origin == Origin::Retransmission { 0 } else { channel.confirmed_now() }
     }
 
-    /// Whether its payload is of remote memory, which no operation holds: it is copied in any case.
+    /// Whether the payload is remote memory that a peer asked for. No operation holds this memory,
+    /// so the payload is copied in any case.
     pub fn is_answer(&self) -> bool {
         matches!(self.kind, Kind::ReadData | Kind::AtomicReply)
     }
 
-    /// Bytes that this first piece announces.
+    /// The number of bytes that this first piece announces.
     pub fn ahead(&self) -> u64 {
         match self.head {
             KindHeader::Message { long: Some(long), .. } => long.ahead as u64,
@@ -126,12 +133,12 @@ impl Plan {
         }
     }
 
-    /// Bytes of the channel.
+    /// The number of bytes that the frame takes up in the channel.
     fn body(&self) -> u64 {
         KindHeader::size(self.kind, self.flags) as u64 + self.payload
     }
 
-    /// Everything before the payload.
+    /// The bytes before the payload.
     #[inline]
     pub fn front<M: Clone>(&self, source: Address, channel: &Channel<M>, checked: bool) -> Front {
         let payload = self.lead.1 as u64 + self.payload;
@@ -161,7 +168,7 @@ impl Plan {
         front
     }
 
-    /// Bytes of the head of the frame that goes again in fragments.
+    /// Writes the part of the head that a fragment carries. Returns the number of bytes written.
     #[cold]
     fn emit_lead<M: Clone>(&self, bytes: &mut [u8], channel: &Channel<M>) -> usize {
         let (from, count) = (self.lead.0 as usize, self.lead.1 as usize);
@@ -173,7 +180,8 @@ impl Plan {
         count
     }
 
-    /// The frame is with `path`: its bytes are numbered, and what its header confirms is told.
+    /// Records that `path` has taken the frame: the frame's bytes are numbered, and the position
+    /// that its header confirms counts as reported.
     #[inline]
     pub fn commit<M: Clone>(
         &self,
@@ -184,7 +192,7 @@ impl Plan {
         match self.origin {
             Origin::New => self.commit_new(channel, (path, now), memory),
             Origin::Retransmission => {
-                // What it confirmed when it was first sent was lost with it.
+                // The acknowledgement in the frame's first transmission was lost with it.
                 channel.ack_wanted |= channel.acknowledged > 0;
                 if let Some(state) = channel.paths.get_mut(path.0 as usize) {
                     state.carried += self.payload;
@@ -202,7 +210,8 @@ impl Plan {
         channel.handle_ack_sent(confirms, is_new);
     }
 
-    /// The frame has left as a datagram: says its order there, or 0 if the path is of another kind.
+    /// Records that the frame has left as a datagram. Returns its position in the order of sending,
+    /// or 0 if the path carries no datagrams.
     #[cold]
     fn commit_datagram<M: Clone>(
         &self,
@@ -227,7 +236,7 @@ impl Plan {
             channel.out.advance_lossless(body);
             return;
         }
-        // With a single path nobody tells the time.
+        // On a single path without datagrams, the driver does not set the time.
         let (order, sent_at) = match channel.is_measured() {
             true => (self.commit_datagram(channel, (path, now)), now),
             false => (0, RetainedFrame::<M>::UNKNOWN),
@@ -268,7 +277,7 @@ impl Plan {
         }
     }
 
-    /// The frame is numbered, but has not left.
+    /// Numbers the bytes of a frame that has not left, and marks them lost.
     pub fn commit_lost<M: Clone>(
         &self,
         channel: &mut Channel<M>,
@@ -281,7 +290,7 @@ impl Plan {
 
     fn commit_control<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
         let control_frame = match self.head {
-            // Nobody sent for the one that is due in any case.
+            // No control frame is queued for the status request that is due in any case.
             KindHeader::StatusRequest { number }
                 if channel.out.due_status_request() == Some(number) =>
             {
@@ -316,18 +325,18 @@ impl Plan {
 /// A message for [`Endpoint::inject`].
 #[derive(Clone, Copy, Debug)]
 pub struct InjectMessage {
-    /// To whom.
+    /// The receiver.
     pub peer: Peer,
-    /// `None`: untagged.
+    /// The tag; `None` for an untagged message.
     pub tag: Option<u64>,
-    /// Remote completion data.
+    /// The remote completion data.
     pub data: Option<u64>,
-    /// Bytes.
+    /// The size of the payload in bytes.
     pub size: u64,
 }
 
 impl InjectMessage {
-    /// Bytes of the channel.
+    /// The number of bytes that the message's frame takes up in the channel.
     #[inline]
     pub(super) fn body(&self) -> u64 {
         KindHeader::size(Kind::Message, 0) as u64 + self.size
@@ -346,11 +355,12 @@ impl InjectMessage {
     }
 }
 
-/// A header, a head, a check, and the head of a frame of which this is a fragment (whose own head is short).
+/// Space for a header, a head, a checksum, and the head of a frame of which the frame is a fragment
+/// (a fragment's own head is short).
 const FRONT_BYTES_MAX: usize = HEADER_BYTES + KIND_HEADER_BYTES_MAX + CHECKSUM_BYTES + 16;
 
-/// Decides the next frame of a channel for a path. Pure but for dropping items whose operation is gone, and for cutting
-/// what goes again.
+/// Chooses the next frame of a channel for a path. The only side effects are that items whose
+/// operation has ended are dropped and that a retransmission is cut to the size of the path.
 #[inline]
 pub(super) fn plan<M: Memory>(
     channel: &mut Channel<M>,
@@ -386,7 +396,7 @@ pub(super) fn plan<M: Memory>(
     })
 }
 
-/// What there is to send because something was lost, or may have been.
+/// The next control frame or retransmission, when something was lost or may be lost.
 #[cold]
 fn plan_loss_recovery<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan> {
     if let Some(control) = plan_control(channel, path) {
@@ -417,8 +427,8 @@ fn plan_control<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
     Some(Plan::control(Kind::Nack, KindHeader::Nack { start, end }, channel))
 }
 
-/// What goes by a path by which nothing else does: the answer to a question that came by it, and an address that no
-/// datagram may have.
+/// The next frame for a path that sends nothing else: the answer to a status request that came by
+/// this path, and an address advertisement that no datagram may carry.
 #[cold]
 fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
     if channel.control_frames.is_empty() {
@@ -445,7 +455,7 @@ fn plan_control_frame<M: Clone>(channel: &Channel<M>, control_frame: ControlFram
     Plan::control(control_frame.kind(), head, channel)
 }
 
-/// What is new.
+/// The next new frame.
 #[inline]
 fn plan_new<M: Memory>(
     channel: &mut Channel<M>,
@@ -480,7 +490,7 @@ fn plan_new<M: Memory>(
     }
 }
 
-/// The next frame, if it is new, may go by `path` now, and does not fit there.
+/// The next frame, if it is new, may be sent by `path` now, and is too long for the path.
 pub(super) fn plan_too_long<M: Memory>(
     channel: &mut Channel<M>,
     ops: &Slab<Op<M>>,
@@ -496,7 +506,7 @@ pub(super) fn plan_too_long<M: Memory>(
     (plan.payload > channel.path_state(path)?.path.payload_max as u64).then_some(plan)
 }
 
-/// The plan, if no other path should rather take it.
+/// The plan, unless another path should rather take the frame.
 #[cold]
 fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64)) -> Option<Plan> {
     let state = channel.path_state(path)?;
@@ -506,16 +516,19 @@ fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64
     let lossless = state.path.lossless;
     let mut plan = numbered(plan, channel, lossless);
     if plan.payload >= IMMEDIATE_ACK_BYTES {
-        // What has arrived by which path is known only from confirmations.
+        // Only acknowledgements show which frames have arrived by which path.
         plan.flags |= flag::WANT_ACK;
     }
     Some(plan)
 }
 
-/// Payload that is confirmed at once while there are several paths.
+/// Payload from which on a frame asks for an acknowledgement while there are several paths, in
+/// bytes.
 const IMMEDIATE_ACK_BYTES: u64 = 8 << 10;
 
-/// The plan with the number of its first byte; and with the wish for a confirmation if there has been none for long.
+/// The plan with the number of its first byte. The plan asks for an acknowledgement once
+/// [`ACK_INTERVAL_BYTES_MAX`] bytes have been sent since the last request, and at every
+/// [`ACK_INTERVAL_FRAMES`]th retained frame.
 #[inline]
 pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless: bool) -> Plan {
     plan.sequence = channel.out.next();
@@ -528,7 +541,8 @@ pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless:
     plan
 }
 
-/// Whether a frame that ends an operation asks for the confirmation without which it is not done.
+/// Whether the last frame of an operation asks for the acknowledgement without which the operation
+/// is not done.
 #[inline]
 fn ends_with_ack<M>(op: &Op<M>, path: &PathProperties, payload: u64) -> bool {
     let is_borrowed = op.is_borrowed || (!path.lossless && payload > path.copy_max as u64);
@@ -582,9 +596,10 @@ fn plan_rest<M: Memory>(path: &PathProperties, id: u32, op: &Op<M>) -> Plan {
     Plan::new(kind, flags, head, offset, payload)
 }
 
-/// Bytes that follow a first piece unasked, if `left` of the message and `credit` are left behind it. Never more than half
-/// of the credit, so that the next message, which may be a short one, finds some too; and none that would not fill
-/// a frame.
+/// Bytes that follow a first piece without a grant, if `left` bytes of the message and `credit`
+/// remain after it. The result is at most half of the credit, so that the next message, which may
+/// be short, finds credit too. It is 0 if it would not fill a frame, unless it covers all that is
+/// left.
 fn ahead(path: &PathProperties, credit: u64, left: u64) -> u32 {
     let bytes = left.min(credit / 2);
     let is_worth_it = path.ahead && (bytes == left || bytes >= path.payload_max as u64);
@@ -631,14 +646,15 @@ fn plan_remote<M: Memory>(path: &PathProperties, id: u32, op: &Op<M>) -> Plan {
 
 fn plan_reply(path: &PathProperties, kind: Kind, op: u32, sent: u64, total: u64) -> Plan {
     if kind == Kind::AtomicReply {
-        // Always whole: its head has no place for an offset, and operations are short.
+        // An atomic reply is never split: its head has no offset field, and the results of atomic
+        // operations are short.
         return Plan::new(kind, 0, KindHeader::AtomicReply { op }, 0, total);
     }
     let payload = (total - sent).min(path.payload_max as u64);
     Plan::new(kind, 0, KindHeader::ReadData { op, offset: sent }, sent, payload)
 }
 
-/// The memory that a planned frame sends from.
+/// The memory that holds the payload of a planned frame.
 #[inline]
 pub(super) fn planned_memory<'a, M: Clone>(
     channel: &'a Channel<M>,
@@ -652,7 +668,7 @@ pub(super) fn planned_memory<'a, M: Clone>(
     }
 }
 
-/// The memory that the front item of the queue sends from.
+/// The memory that holds the payload of the front item of the queue.
 #[inline]
 pub(super) fn item_memory<'a, M>(channel: &'a Channel<M>, ops: &'a Slab<Op<M>>) -> Option<&'a M> {
     match channel.queue.front()? {

@@ -1,8 +1,9 @@
-//! Frames in: where their payload belongs, and what is complete once it is there.
+//! Receives frames: where their payload belongs, and what is complete once the payload is there.
 //!
-//! A frame is taken in when all before it has been. Then its payload goes straight to its place, from the path on which it
-//! comes; what comes early is kept. A payload that does not end well (its path breaks, its check fails) finds the same place
-//! again when it comes again, by whatever path.
+//! A frame is delivered when all frames before it have been delivered. Then its payload moves from
+//! the path on which it arrives straight to its destination. A frame that arrives early goes into a
+//! reorder buffer. If a payload does not arrive whole (its path breaks, its checksum does not
+//! match), its retransmission goes to the same destination, by whatever path it comes.
 
 use alloc::vec::Vec;
 
@@ -13,44 +14,46 @@ use crate::wire::Malformed;
 use crate::wire::frame::{Header, Kind, flag};
 use crate::wire::kind_header::KindHeader;
 
-/// The frame that is being taken in.
+/// The frame whose turn it is and whose payload is arriving.
 #[derive(Clone, Copy)]
 pub(super) struct ArrivingFrame {
     frame: Frame,
     place: PayloadDestination,
-    /// By which its payload comes; none: it has to come again.
+    /// The path by which the payload arrives; `None` if the payload has to be retransmitted.
     path: Option<PathId>,
 }
 
-/// A frame or fragment that is on its way into what is kept.
+/// A frame or fragment that arrives early and is being written into a reorder buffer.
 #[derive(Clone, Copy)]
 pub(super) struct OutOfOrderArrival {
     pub path: PathId,
-    /// First byte of the frame.
+    /// The number of the frame's first byte.
     pub frame: u64,
     start: u64,
     end: u64,
 }
 
-/// What matters of a frame that is taken in.
+/// The parts of a frame that its delivery needs.
 #[derive(Clone, Copy)]
 struct Frame {
     kind: Kind,
     flags: u8,
     head: KindHeader,
     start: u64,
-    /// Bytes of head and payload.
+    /// The bytes of head and payload.
     whole: u64,
     payload: u64,
 }
 
-/// The path of frames that were kept: see [`Endpoint::handle_reassembled`].
+/// The path number of frames that come out of a reorder buffer: see
+/// [`Endpoint::handle_reassembled`].
 pub const REASSEMBLED: PathId = PathId(u8::MAX);
 
-/// Flags of one sending of a frame, not of the frame.
+/// The flags that belong to one transmission of a frame, not to the frame.
 const PER_TRANSMISSION_FLAGS: u8 = flag::CHECKED | flag::WANT_ACK;
 
-/// Ranges that may stand corrupt at once: on a path that spoils more, little would come through.
+/// The most corrupt ranges that may wait for retransmission. A path that corrupts more would
+/// deliver little.
 const CORRUPT_RANGES_MAX: usize = 64;
 
 impl OutOfOrderArrival {
@@ -60,20 +63,22 @@ impl OutOfOrderArrival {
 }
 
 impl ArrivingFrame {
-    /// The driver has refused `op`: if that is what arrives, nobody is told of it.
+    /// Records that the driver has refused `op`: if the arriving frame is a write of `op`, its
+    /// payload counts as discarded, and no completion is reported.
     pub fn handle_refused(&mut self, op: u32) {
         if matches!(self.frame.head, KindHeader::Write { op: mine, .. } if mine == op) {
             self.place = PayloadDestination::Discard;
         }
     }
 
-    /// Nothing more comes by `path`: the bytes that will not come, if these came by it.
+    /// Records that nothing more arrives by `path`. Returns the byte range of this frame if it was
+    /// arriving by `path`.
     pub fn handle_break(&mut self, path: PathId) -> Option<(u64, u64)> {
         self.path.take_if(|mine| *mine == path)?;
         Some((self.frame.start, self.frame.start + self.frame.whole))
     }
 
-    /// Where the payload belongs when it comes again.
+    /// Where the payload belongs when it is retransmitted.
     fn destination_again(&self) -> PayloadDestination {
         match self.place {
             PayloadDestination::NewUnexpected { size: 0, .. } => PayloadDestination::Discard,
@@ -86,11 +91,14 @@ impl ArrivingFrame {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// Takes in a frame's header and head (at least [`KindHeader::size`] bytes), says where its payload belongs. When the
-    /// payload is there, call [`Self::handle_payload`]; before that, no other frame by this path.
+    /// Processes a frame's header and head (at least [`KindHeader::size`] bytes), and returns where
+    /// its payload belongs. Once the payload is there, the driver must call
+    /// [`Self::handle_payload`], and before this call it must not pass in another frame of the same
+    /// path.
     ///
     /// # Errors
-    /// If the frame breaks the protocol: close the link, call [`Self::fail`].
+    /// [`Fault`] if the frame breaks the protocol: the driver must close the link and call
+    /// [`Self::fail`].
     #[inline(always)]
     pub fn handle_frame(
         &mut self,
@@ -135,7 +143,8 @@ impl<M: Memory> Endpoint<M> {
         match self.arrival_order(peer, frame.start, whole)? {
             ArrivalOrder::InOrder => {
                 if let KindHeader::Refused { op, error } = head {
-                    // Before `delivered`, which may count the refused bytes as taken in.
+                    // The refusal precedes the header's `delivered`, which may count the refused
+                    // bytes as delivered.
                     self.end_refused(peer, op, error);
                 }
                 self.handle_delivered(peer, header.delivered, header.sequence);
@@ -162,7 +171,8 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].into.arrival_order(&(start..end)).map_err(fault)
     }
 
-    /// The frame whose turn it is: it gets its place, or the one it had when it did not end well.
+    /// Starts the delivery of the frame whose turn it is: the frame gets its destination, or the
+    /// destination of its first transmission if this did not arrive whole.
     #[inline(always)]
     fn deliver_frame(
         &mut self,
@@ -223,7 +233,8 @@ impl<M: Memory> Endpoint<M> {
         )
     }
 
-    /// Bytes that are here have come once more: the peer would not send them again if it knew.
+    /// Records that bytes arrived a second time. The peer would not have retransmitted them if it
+    /// knew that they had arrived, so an acknowledgement or a report of ranges is queued.
     fn note_duplicate(&mut self, peer: Peer, start: u64, end: u64) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.into.handle_duplicate(&(start..end)) {
@@ -234,7 +245,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Bytes `range` of the frame that begins at byte `frame` are kept for later, if there is room.
+    /// Directs bytes `range` of the frame that begins at byte `frame` into a reorder buffer, if the
+    /// reorder window has capacity.
     fn buffer_frame(
         &mut self,
         peer: Peer,
@@ -245,7 +257,8 @@ impl<M: Memory> Endpoint<M> {
         at: u32,
     ) -> Result<PayloadDestination, Fault> {
         let channel = &mut self.channels[peer.0 as usize];
-        // The rest of what is here in part comes as the sender has cut it since: this is an old copy, and must not spoil it.
+        // A part of this range has arrived. The rest comes as the sender has cut it since, so these
+        // bytes are an older copy and must not overwrite what has arrived.
         if channel.into.has_some(&range) {
             if channel.into.handle_duplicate(&range) {
                 channel.owe_sack(0, None);
@@ -258,8 +271,9 @@ impl<M: Memory> Endpoint<M> {
             channel.dropped_out_of_order = Some((start.min(range.start), end.max(range.end)));
             return Ok(PayloadDestination::Discard);
         }
-        // Whatever of it is on its way by another path must not spoil what this one brings. What this one does not bring of it
-        // has to come again: the sender takes it for sent.
+        // If bytes of this range are also arriving by another path, these must not overwrite what
+        // this path brings. Bytes that this path does not bring must be retransmitted, because the
+        // sender takes them for sent.
         let is_same =
             |other: &mut OutOfOrderArrival| other.start < range.end && range.start < other.end;
         let older: Vec<OutOfOrderArrival> = channel.out_of_order.extract_if(.., is_same).collect();
@@ -279,7 +293,7 @@ impl<M: Memory> Endpoint<M> {
         Ok(PayloadDestination::OutOfOrder { frame, whole: buffered.whole, at })
     }
 
-    /// What is no part of the channel.
+    /// Processes a control frame.
     fn handle_control(
         &mut self,
         peer: Peer,
@@ -295,11 +309,12 @@ impl<M: Memory> Endpoint<M> {
                 self.push_action(Action::AddressAdvertisement { peer, address });
                 return Ok(());
             }
-            // An older status request may come later, by a slower path.
+            // An older status request may arrive later, by a slower path.
             KindHeader::StatusRequest { number } => {
-                // The asker measures datagrams, and of several paths that one lives.
+                // The answer takes the path of the request: a peer measures paths of datagrams by
+                // the answer, and with several paths the answer shows that the path works.
                 channel.owe_sack(number, Some(path));
-                // Who asks may not have heard of what was corrupt either.
+                // The peer may not have received the reports of corrupt ranges either.
                 channel.corrupt.iter_mut().for_each(|(_, _, is_reported)| *is_reported = false);
             }
             KindHeader::Sack { answers, ranges } => {
@@ -327,7 +342,8 @@ impl<M: Memory> Endpoint<M> {
             }
             KindHeader::Empty => {
                 if header.flags & flag::WANT_ACK != 0 {
-                    // It may have overtaken what it is about.
+                    // The request for an acknowledgement may have overtaken the bytes that it is
+                    // about.
                     channel.ack_when_delivered = channel.ack_when_delivered.max(header.sequence);
                     channel.ack_wanted |= channel.into.delivered() >= header.sequence;
                 }
@@ -390,7 +406,8 @@ impl<M: Memory> Endpoint<M> {
         })
     }
 
-    /// A peer may only speak of messages that it can have heard of.
+    /// The operation of message `send`, if a frame of `peer` may refer to it: the peer must have
+    /// received its first frame, and the message must have bytes left to send.
     fn waiting_message(&self, peer: Peer, send: u32) -> Result<&Op<M>, Fault> {
         let op = self.ops.at(send).filter(|op| op.peer == peer);
         let waits = |op: &&Op<M>| {
@@ -399,7 +416,7 @@ impl<M: Memory> Endpoint<M> {
         op.filter(waits).ok_or(Fault("an answer to no message that waits for one"))
     }
 
-    /// The payload of the last frame by `path` is in its place.
+    /// Records that the payload of the last frame by `path` is at its destination.
     #[inline(always)]
     pub fn handle_payload(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
@@ -407,7 +424,8 @@ impl<M: Memory> Endpoint<M> {
             return;
         }
         let channel = &mut self.channels[peer.0 as usize];
-        // Otherwise it was a signal, or known already, or it has come by another path meanwhile.
+        // In all other cases, the frame was a control frame, or a duplicate, or another path has
+        // delivered it meanwhile.
         if let Some(ArrivingFrame { frame, place, path: Some(by) }) = channel.arriving
             && by == path
         {
@@ -421,7 +439,8 @@ impl<M: Memory> Endpoint<M> {
     fn end_frame(&mut self, peer: Peer, frame: Frame, place: PayloadDestination) {
         let channel = &mut self.channels[peer.0 as usize];
         channel.into.deliver(frame.whole);
-        // Not before: a frame sent while the payload was arriving could not confirm it.
+        // Only now may the acknowledgement be sent: a frame sent while the payload was arriving
+        // could not confirm it.
         channel.ack_wanted |= frame.flags & flag::WANT_ACK != 0;
         if channel.ack_when_delivered != 0 && channel.into.delivered() >= channel.ack_when_delivered
         {
@@ -433,12 +452,13 @@ impl<M: Memory> Endpoint<M> {
             .dropped_out_of_order
             .take_if(|dropped_out_of_order| dropped_out_of_order.0 <= taken)
         {
-            // The sender takes it for sent, and by a path that loses nothing it would never ask.
+            // The sender takes the dropped bytes for sent, and would never ask after them on a
+            // lossless path.
             self.must_request_retransmission(peer, start, end);
         }
         let channel = &mut self.channels[peer.0 as usize];
         if channel.into.has_out_of_order() {
-            // It may have come this way while a part of it was kept.
+            // The frame may have arrived on this path while a part of it was in a reorder buffer.
             self.release_buffered(peer, frame.start);
         }
         let payload = frame.payload;
@@ -463,7 +483,8 @@ impl<M: Memory> Endpoint<M> {
         self.handle_early_ack(peer);
     }
 
-    /// What came early by `path` is in its buffer; false if nothing was under way there.
+    /// Records that what arrived early by `path` is in its buffer. Returns false if nothing was
+    /// arriving early by `path`.
     fn end_out_of_order(&mut self, peer: Peer, path: PathId) -> bool {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(place) =
@@ -478,19 +499,23 @@ impl<M: Memory> Endpoint<M> {
         true
     }
 
-    /// The kept frame whose turn has come, by the number of its first byte: its buffer is to be given to
-    /// [`Self::handle_reassembled`]. To be called after every [`Self::handle_payload`], until there is none.
+    /// The number of the first byte of the reassembled frame whose turn has come. The driver must
+    /// pass the frame's buffer to [`Self::handle_reassembled`]. The driver must call this function
+    /// after every [`Self::handle_payload`], until it returns `None`.
     #[inline]
     pub fn next_reassembled(&self, peer: Peer) -> Option<u64> {
         let channel = &self.channels[peer.0 as usize];
         channel.into.next_reassembled().map(|(frame, _)| frame).filter(|_| channel.failed.is_none())
     }
 
-    /// Takes in the frame that [`Self::next_reassembled`] named, of which `body` is head and payload. Says where the payload belongs
-    /// and how long the head is. Then, as for every frame, [`Self::handle_payload`], with the path [`REASSEMBLED`].
+    /// Processes the frame that [`Self::next_reassembled`] named; `body` holds its head and
+    /// payload. Returns where the payload belongs, and the length of the head in bytes. Then the
+    /// driver must call [`Self::handle_payload`], as for every frame, with the path
+    /// [`REASSEMBLED`].
     ///
     /// # Errors
-    /// As [`Self::handle_frame`].
+    /// [`Fault`] if the frame breaks the protocol: the driver must close the link and call
+    /// [`Self::fail`].
     pub fn handle_reassembled(
         &mut self,
         peer: Peer,
@@ -499,7 +524,7 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         let (start, BufferedFrame { kind, flags, whole, .. }) =
             channel.into.next_reassembled().ok_or(Fault("no frame is buffered"))?;
-        // The sender waits to hear that the gap is closed.
+        // The sender waits for the acknowledgement that closes the gap.
         channel.ack_wanted = true;
         self.release_buffered(peer, start);
         let head_size = KindHeader::size(kind, flags);
@@ -513,8 +538,9 @@ impl<M: Memory> Endpoint<M> {
         Ok((self.deliver_frame(peer, REASSEMBLED, frame)?, head_size))
     }
 
-    /// The payload that was arriving by `path` is corrupt: it is asked for again. False: there is too much of that, the path
-    /// is better closed.
+    /// Records that the payload that was arriving by `path` is corrupt, and requests its
+    /// retransmission. Returns false if too many ranges are corrupt: the driver should close the
+    /// path.
     pub fn handle_corrupt(&mut self, peer: Peer, path: PathId) -> bool {
         let channel = &mut self.channels[peer.0 as usize];
         let mut range = None;
@@ -532,8 +558,9 @@ impl<M: Memory> Endpoint<M> {
         range.is_none_or(|(start, end)| self.request_retransmission(peer, start, end))
     }
 
-    /// A frame whose header is intact has arrived with a payload that is not, and has not been shown to
-    /// [`Self::handle_frame`]: as [`Self::handle_corrupt`].
+    /// Records that a frame has arrived whose header is intact and whose payload is corrupt, and
+    /// requests its retransmission. The driver has not passed the frame to [`Self::handle_frame`].
+    /// Returns false if too many ranges are corrupt: the driver should close the path.
     pub fn handle_corrupt_frame(&mut self, peer: Peer, header: &Header) -> bool {
         let head_size = KindHeader::size(header.kind, header.flags);
         let numbered_head = if header.kind == Kind::Fragment { 0 } else { head_size as u64 };
@@ -546,7 +573,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// As [`Self::request_retransmission`]; if there is no place for another range, the last one is asked for with all up to this one.
+    /// Requests the retransmission of bytes `start..end`. If [`CORRUPT_RANGES_MAX`] ranges wait
+    /// already, the last of them is extended to include these bytes.
     #[cold]
     pub(super) fn must_request_retransmission(&mut self, peer: Peer, start: u64, end: u64) {
         if self.request_retransmission(peer, start, end) {

@@ -1,8 +1,9 @@
 //! Remote memory: reads, writes and atomic operations, on both sides.
 //!
-//! A write needs no answer of its own: it is complete when the channel's `delivered` has passed its last frame, and the
-//! refusal of a bad one travels before that. What may never happen: memory outside a registered region is touched
-//! (the driver checks the region for every frame), or a refused operation is reported as done.
+//! A write needs no answer of its own: the write is complete when the channel's `delivered` has
+//! passed its last frame, and the refusal of a bad write travels before this acknowledgement. What
+//! may never happen: memory outside a registered region is accessed (the driver checks the region
+//! for every frame), or a refused operation is reported as done.
 
 use super::channel::Item;
 use super::{
@@ -12,22 +13,23 @@ use super::{
 use crate::wire::frame::{Kind, flag};
 use crate::wire::kind_header::KindHeader;
 
-/// Part of a peer's registered memory.
+/// A part of a peer's registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Whose.
+    /// The peer that owns the region.
     pub peer: Peer,
-    /// Region.
+    /// The key of the region.
     pub key: u64,
-    /// Offset in it.
+    /// The offset in the region.
     pub offset: u64,
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// Writes `memory` to a peer's region; with `data`, the peer's application is told.
+    /// Writes `memory` to a peer's region. With `data`, the peer's application gets a completion
+    /// that carries the data.
     ///
     /// # Errors
-    /// [`Full`]: make progress and try again.
+    /// [`Full`] if too many operations are in flight: make progress and try again.
     pub fn write(
         &mut self,
         remote: Remote,
@@ -43,17 +45,18 @@ impl<M: Memory> Endpoint<M> {
     /// Reads a peer's region into `memory`.
     ///
     /// # Errors
-    /// [`Full`]: make progress and try again.
+    /// [`Full`] if too many operations are in flight: make progress and try again.
     pub fn read(&mut self, remote: Remote, memory: M, ticket: Ticket) -> Result<u32, Full> {
         let total = memory.size();
         let kind = OpKind::Read { key: remote.key, offset: remote.offset, got: 0 };
         self.start(Op::new(remote.peer, ticket, memory, total, kind))
     }
 
-    /// Performs an atomic operation on a peer's region. `operands`: the operand bytes, then the bytes to compare with.
+    /// Performs an atomic operation on a peer's region. `operands` holds the operand bytes, then
+    /// the bytes to compare with.
     ///
     /// # Errors
-    /// [`Full`]: make progress and try again.
+    /// [`Full`] if too many operations are in flight: make progress and try again.
     pub fn atomic(
         &mut self,
         peer: Peer,
@@ -92,13 +95,15 @@ impl<M: Memory> Endpoint<M> {
             return;
         }
         let channel = &mut self.channels[peer.0 as usize];
-        // Pieces of a long write come until its sender hears of the first; one refusal that waits is for all of them.
+        // The pieces of a long write keep arriving until its sender receives the first refusal. One
+        // waiting refusal serves for all of them.
         let is_it = |item: &Item<M>| matches!(item, Item::Control(_, _, KindHeader::Refused { op: other, .. }) if *other == op);
         if channel.queue.iter().take(channel.refusals as usize).any(is_it) {
             return;
         }
         channel.refusals += 1;
-        // In front: no frame may confirm the refused bytes before the refusal is known.
+        // The refusal goes to the front of the queue: no frame may confirm the refused bytes before
+        // the sender knows of the refusal.
         self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
     }
 
@@ -138,8 +143,9 @@ impl<M: Memory> Endpoint<M> {
         self.complete_replied(peer, id);
     }
 
-    /// Operation `id` is answered, and done as soon as nothing of it may have to be sent again: out of memory that is the
-    /// caller's when it is done. (The answer may have come in pieces that confirm nothing, or behind a refusal.)
+    /// Records that operation `id` is answered. The operation is done once none of its bytes may
+    /// have to be retransmitted from memory that belongs to the caller after completion. (The
+    /// answer may have come in pieces that confirm nothing, or behind a refusal.)
     fn complete_replied(&mut self, peer: Peer, id: u32) {
         let is_borrowed = self.ops.at(id).is_some_and(|op| op.is_borrowed);
         let channel = &mut self.channels[peer.0 as usize];
@@ -204,7 +210,7 @@ impl<M> Op<M> {
         }
     }
 
-    /// Where the answer of the peer belongs.
+    /// The memory for the peer's answer.
     pub(super) fn reply_memory(&self) -> &M {
         match &self.kind {
             OpKind::Atomic { result: Some(result), .. } => result,

@@ -1,12 +1,13 @@
-//! What the endpoint does because time has passed: it asks after what has been silent for too long, gives up what is late,
-//! confirms what nothing has taken along, lets a paced path go on.
+//! The timers of the endpoint: status requests after silence, loss detection by time, delayed
+//! acknowledgements, paced paths.
 //!
-//! Enters: the time ([`Endpoint::handle_time`]). Leaves: when it matters next ([`Endpoint::next_wake`]), and peers with
-//! something to send. Each channel notes at most one time; it may be too early by then, which costs a look, so nothing is
-//! noted anew for every frame.
+//! What enters: the time ([`Endpoint::handle_time`]). What leaves: the time of the next action
+//! ([`Endpoint::next_wake`]), and peers with something to send. Each channel records at most one
+//! time. The recorded time may be too early, which costs one look, so no frame changes it.
 //!
-//! What may never happen: something unconfirmed on a path that loses in silence waits for ever; anything but a question
-//! is sent again because of the time alone; a channel without such a path, or with nothing under way, wakes anybody.
+//! What may never happen: something unconfirmed on a path with silent loss waits for ever; the time
+//! alone causes anything but a status request to be sent; a channel without such a path, or with
+//! nothing in flight, wakes the driver.
 
 use super::channel::Channel;
 use super::datagram_flow::ACK_DELAY_NANOS_MAX;
@@ -16,21 +17,23 @@ use crate::channel::PathId;
 use crate::channel::probe_timeout::{FIRST_PROBE_TIMEOUT_NANOS_MAX, ProbeTimeout};
 use crate::path::time::Time;
 
-/// What a channel watches.
+/// The timers of one channel.
 #[derive(Debug, Default)]
 pub(super) struct ChannelTimers {
-    /// When the endpoint looks at it; never later than what it waits for.
+    /// The time at which the endpoint handles the channel; never later than the earliest timer.
     wake: Option<Time>,
-    /// All that is unconfirmed, as long as some of it may be lost in silence.
+    /// The probe timeout of all that is unconfirmed, as long as silent loss may affect some of it.
     probe_timeout: ProbeTimeout,
-    /// What had been delivered when `probe_timeout` began to wait.
+    /// The delivered position when `probe_timeout` began to wait.
     delivered: u64,
-    /// What has come as datagrams is confirmed then, if nothing has taken that along.
+    /// The time at which datagrams that have arrived are confirmed, if no other frame has carried
+    /// the acknowledgement by then.
     delayed_ack_at: Option<Time>,
 }
 
 impl<M: Memory> Channel<M> {
-    /// Something may have been sent.
+    /// Starts the channel's probe timeout if something is unconfirmed and may be lost silently, and
+    /// stops it otherwise.
     fn note_unconfirmed(&mut self, now: Time) {
         if self.out.unconfirmed() == 0 || !self.has_silent_loss {
             self.timers.probe_timeout.stop();
@@ -40,7 +43,7 @@ impl<M: Memory> Channel<M> {
         }
     }
 
-    /// Asks the peer if nothing that was unconfirmed has been confirmed for long.
+    /// Queues a status request if nothing has been confirmed for the probe timeout.
     fn check_probe_timeout(&mut self, now: Time) {
         self.note_unconfirmed(now);
         let due = self.timers.probe_timeout.due(FIRST_PROBE_TIMEOUT_NANOS_MAX);
@@ -57,14 +60,14 @@ impl<M: Memory> Channel<M> {
         }
     }
 
-    /// Confirms what has waited for long enough.
+    /// Requests the acknowledgement that has been delayed long enough.
     fn check_delayed_ack(&mut self, now: Time) {
         if self.timers.delayed_ack_at.take_if(|at| *at <= now).is_some() {
             self.ack_wanted |= self.acknowledged < self.into.delivered();
         }
     }
 
-    /// Gives up what is late on datagram paths, and asks after what is silent.
+    /// Declares late datagrams lost, and queues status requests on silent paths of datagrams.
     fn check_flows(&mut self, now: Time) {
         for number in 0..self.paths.len() {
             let path = PathId(number as u8);
@@ -77,14 +80,14 @@ impl<M: Memory> Channel<M> {
             if self.sends_by(path) {
                 self.owe_status_request(Some(path));
             } else {
-                // No question goes by it, so no answer would say anything.
+                // No status request is sent by this path, so no answer would report on it.
                 self.lose_in_flight(path, now);
                 self.out.request_status();
             }
         }
     }
 
-    /// When it should be looked at.
+    /// The time of the channel's next action.
     fn due(&self) -> Option<Time> {
         let flows = self.paths.iter().filter_map(|state| state.due()).min();
         let times = [
@@ -95,7 +98,7 @@ impl<M: Memory> Channel<M> {
         times.into_iter().flatten().min()
     }
 
-    /// `path` might take more, but there is nothing.
+    /// Records that `path` could take more while nothing waits to be sent.
     #[cold]
     pub fn handle_app_limited(&mut self, path: PathId) {
         let is_empty = self.queue.is_empty() && !self.out.has_lost();
@@ -107,19 +110,20 @@ impl<M: Memory> Channel<M> {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// Whether the time matters: then [`Self::set_time`] is to be called before anything is handled or polled, and
-    /// [`Self::next_wake`] bounds the driver's sleep.
+    /// Whether the endpoint needs the time. If so, the driver must call [`Self::set_time`] before
+    /// it passes in or polls anything, and must not sleep beyond [`Self::next_wake`].
     pub fn needs_time(&self) -> bool {
         self.timed > 0
     }
 
-    /// When [`Self::handle_time`] has something to do, if ever.
+    /// The time at which [`Self::handle_time`] has something to do, if there is one.
     #[inline]
     pub fn next_wake(&self) -> Option<Time> {
         self.wakes.first().map(|&(time, _)| time)
     }
 
-    /// It is `now`: does what is due. Then [`Self::next_busy`] and [`Self::poll_action`] as after any call.
+    /// Sets the time to `now` and does what is due. Then the driver must drain [`Self::next_busy`]
+    /// and [`Self::poll_action`], as after any call.
     #[inline]
     pub fn handle_time(&mut self, now: Time) {
         self.now = now;
@@ -141,20 +145,22 @@ impl<M: Memory> Endpoint<M> {
             channel.check_probe_timeout(self.now);
             channel.check_delayed_ack(self.now);
             self.arm(peer);
-            // Perhaps its pacer lets it go on.
+            // The channel's pacer may let more be sent.
             self.mark_busy(peer);
         }
     }
 
-    /// The driver has handed in all that one receiving call has brought from `peer` by `path`: what is to be confirmed of
-    /// it is confirmed now, if it is as much as two datagrams or shows a gap, or else soon.
+    /// Records that the driver has passed in all that one receiving call has brought from `peer` by
+    /// `path`. The frames are acknowledged now if they fill two datagrams or leave a gap, and
+    /// otherwise at most `ACK_DELAY_NANOS_MAX` later.
     pub fn end_batch(&mut self, peer: Peer, path: PathId) {
         let now = self.now;
         let channel = &mut self.channels[peer.0 as usize];
         let full = match channel.path_state(path).map(|state| state.path) {
             Some(PathProperties { datagram: Some(_), payload_max, .. }) => 2 * payload_max as u64,
             Some(_) => return,
-            // Only the peer sends by it, and nobody tells the time here for its sake: nothing may wait.
+            // Only the peer sends by this path, and the driver sets no time on account of the path,
+            // so the acknowledgement must not wait.
             None => 0,
         };
         let unacknowledged = channel.into.delivered().saturating_sub(channel.acknowledged);
@@ -173,7 +179,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Before `path` is asked for a frame: whether its datagrams may leave now.
+    /// Computes, before `path` is polled for a frame, whether its datagrams may be sent now.
     #[cold]
     pub(super) fn prepare(&mut self, peer: Peer, path: PathId) {
         let now = self.now;
@@ -183,14 +189,15 @@ impl<M: Memory> Endpoint<M> {
         let Some(flow) = flow else { return };
         flow.update_openness(now, wants);
         if flow.is_open() {
-            // None may be left when the next frame is chosen.
+            // No overlong frame may be left when the next frame is chosen.
             while self.cut_up(peer, path) {}
         } else {
             self.arm(peer);
         }
     }
 
-    /// Something has been given to a path that takes time to be confirmed, or may lose it in silence.
+    /// Starts the timers after something was sent by a path that loses silently or carries
+    /// datagrams.
     #[cold]
     pub(super) fn arm_probe_timeout(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
@@ -202,7 +209,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Something may have been confirmed.
+    /// Processes acknowledgements of datagrams, if the channel has any.
     #[cold]
     pub(super) fn process_flow_acks(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
@@ -212,11 +219,11 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Sees to it that `peer` is looked at in time.
+    /// Records the time of the channel's next action with the endpoint.
     pub(super) fn arm(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(due) = channel.due() else { return };
-        // At once is soon enough for what is overdue.
+        // Overdue actions happen in the next nanosecond.
         let due = due.max(self.now.after(1));
         if let Some(wake) = channel.timers.wake {
             if wake <= due {

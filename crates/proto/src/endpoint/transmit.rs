@@ -1,7 +1,8 @@
-//! Frames out: what the driver asks for, and what becomes true once a frame has left.
+//! Sends frames: what the driver polls for, and what becomes true once a frame has left.
 //!
-//! Reserve, then commit: [`Endpoint::poll_transmit`] changes nothing that matters, so a driver whose path is full
-//! forgets the frame and asks again later; [`Endpoint::transmitted`] makes it count.
+//! Sending takes two steps. [`Endpoint::poll_transmit`] changes nothing that matters, so a driver
+//! whose path is full drops the frame and polls again later. [`Endpoint::transmitted`] makes the
+//! frame count as sent.
 
 use super::channel::{Channel, Item, SentPiece};
 use super::plan::{
@@ -43,21 +44,25 @@ impl<M: Memory> Endpoint<M> {
         Some(OutgoingFrame { front, payload, wants_copy, must_release_memory })
     }
 
-    /// Whether there is room for copies of what goes to `peer` and may have to go again. Without it payload stays with the
-    /// application until the peer has it, and its operation is done only then. (What others read here is copied in any
-    /// case: no operation holds that memory.) To be called before [`Self::poll_transmit`] and [`Self::inject`].
+    /// Sets whether payload to `peer` that may have to be retransmitted may be copied. If not, the
+    /// payload stays with the application until the peer has it, and only then is its operation
+    /// done. (The answers to remote reads are copied in any case, because no operation holds their
+    /// memory.) The driver must call this function before [`Self::poll_transmit`] and
+    /// [`Self::inject`].
     #[inline]
     pub fn set_copying(&mut self, peer: Peer, may_copy: bool) {
         self.channels[peer.0 as usize].may_copy = may_copy;
     }
 
-    /// Whether something that went to `peer` is kept, lest it has to go again.
+    /// Whether the retransmit buffer of `peer` holds anything.
     #[inline]
     pub fn retains_for(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].out.retained() > 0
     }
 
-    /// Asks `peer` to confirm what is kept for it, once for each byte: memory is wanted back, and nothing else may ever ask.
+    /// Asks `peer` to confirm what its retransmit buffer holds, once for each byte. The driver
+    /// calls this function when memory is short and no other frame may ever ask for an
+    /// acknowledgement.
     pub fn solicit_ack(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let sent = channel.out.next();
@@ -67,9 +72,10 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The short way for a message whose bytes the path takes during this call and whose completion nobody waits for: its
-    /// frame, without its payload of `size` bytes. `None`: something is in the way, take the long way ([`Self::send`]).
-    /// [`Self::injected`] makes it count.
+    /// Prepares a message for immediate sending: the path takes the message's bytes during this
+    /// call, and nobody waits for its completion. Returns the message's frame without its payload
+    /// of `size` bytes. `None` means that the message must take the queue ([`Self::send`]).
+    /// [`Self::injected`] makes the frame count as sent.
     #[inline(always)]
     pub fn inject(
         &mut self,
@@ -98,7 +104,8 @@ impl<M: Memory> Endpoint<M> {
         Some(OutgoingFrame { front, payload: None, wants_copy, must_release_memory: false })
     }
 
-    /// The message that [`Self::inject`] gave the frame of is with the path. `copy`: of its bytes, if that was wanted.
+    /// Records that the path has taken the message whose frame [`Self::inject`] returned. `copy` is
+    /// a copy of the message's bytes, if one was wanted.
     #[inline(always)]
     pub fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
         let channel = &mut self.channels[passing.peer.0 as usize];
@@ -115,9 +122,11 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The frame that [`Self::poll_transmit`] gave last for `path` is with it now. `flushed`: its bytes have left the
-    /// caller's memory; otherwise [`Self::handle_flushed`] tells when they have. `copy`: of its payload, if that was wanted
-    /// and can be had; without one the payload stays with the application until the peer has it.
+    /// Records that `path` has taken the frame that [`Self::poll_transmit`] returned last for this
+    /// path. `flushed` says that the frame's bytes have left the caller's memory; otherwise the
+    /// driver reports this later with [`Self::handle_flushed`]. `copy` is a copy of the payload, if
+    /// one was wanted and memory for it was available. Without a copy, the payload stays with the
+    /// application until the peer has it.
     #[inline]
     pub fn transmitted(&mut self, peer: Peer, path: PathId, flushed: bool, copy: Option<M>) {
         let channel = &mut self.channels[peer.0 as usize];
@@ -141,7 +150,8 @@ impl<M: Memory> Endpoint<M> {
         } else {
             plan.commit(channel, (path, self.now), None);
         }
-        // What this path leaves to another may be for one that has been offered it before, and declined.
+        // The items that this path leaves to another path may suit a path that was polled before
+        // and declined.
         let leaves_rest = channel.has_choice() && !channel.queue.is_empty();
         if channel.has_silent_loss {
             self.arm_probe_timeout(peer);
@@ -156,8 +166,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// What is next for `path`, and new, may be longer than any of its datagrams: then it is numbered now, and goes in pieces.
-    /// False: it is not.
+    /// Numbers the next frame for `path` and queues it in pieces, if the frame is new and longer
+    /// than any datagram of the path. Returns false otherwise.
     pub(super) fn cut_up(&mut self, peer: Peer, path: PathId) -> bool {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(plan) = plan_too_long(channel, &self.ops, path) else { return false };
@@ -171,7 +181,7 @@ impl<M: Memory> Endpoint<M> {
         true
     }
 
-    /// The frame that `path` of `peer` held has left.
+    /// Records that the frame that `path` of `peer` held has left completely.
     pub fn handle_flushed(&mut self, peer: Peer, path: PathId) {
         let state = self.channels[peer.0 as usize].paths.get_mut(path.0 as usize);
         if let Some(sent) = state.and_then(|state| state.held.take()) {
@@ -179,8 +189,9 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Tells `peer` that this endpoint takes in nothing new, and asks it to confirm everything. What was started before
-    /// still goes out behind it. It is said once, however often this is called.
+    /// Sends Goodbye to `peer`: this endpoint delivers nothing new, and asks the peer to confirm
+    /// everything. Operations that were started before are still sent behind the Goodbye. Only the
+    /// first call has an effect.
     pub fn goodbye(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let is_new = !core::mem::replace(&mut channel.has_said_goodbye, true);
@@ -201,12 +212,12 @@ impl<M: Memory> Endpoint<M> {
         };
         let awaits = op.level == CompletionLevel::DeliveryComplete || op.is_borrowed;
         if awaits && channel.confirmed < end {
-            // What was refused while the path held it waits already.
+            // An operation that was refused while a path held its frame waits for delivery already.
             if op.refused.is_none() {
                 channel.await_delivery(end, id);
             }
         } else {
-            // Another path may still have a piece.
+            // Another path may still hold a piece of the operation.
             self.complete_flushed(peer, id);
         }
     }
@@ -219,7 +230,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Completes operation `id`, though not while a path still reads its memory.
+    /// Completes operation `id`, or, if a path still reads the operation's memory, completes it
+    /// when the path has sent its frame.
     #[inline]
     pub(super) fn complete_flushed(&mut self, peer: Peer, id: u32) {
         let channel = &mut self.channels[peer.0 as usize];
@@ -230,8 +242,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// The peer has taken in all bytes below `delivered`, says a frame that was sent when `sequence` was the number of its
-    /// next byte.
+    /// Processes the `delivered` field of a frame that was sent when the number of the peer's next
+    /// byte was `sequence`: the peer has delivered all bytes below `delivered`.
     #[inline(always)]
     pub(super) fn handle_delivered(&mut self, peer: Peer, delivered: u64, sequence: u64) {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
@@ -246,7 +258,7 @@ impl<M: Memory> Endpoint<M> {
             self.process_flow_acks(peer);
             let channel = &self.channels[peer.0 as usize];
             if !channel.queue.is_empty() || channel.out.has_lost() {
-                // It may have waited for room, or for a better path.
+                // The peer's frames may have waited for the reorder window, or for a better path.
                 self.mark_busy(peer);
             }
         }
@@ -271,7 +283,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Bytes have been taken in: a confirmation that has overtaken them may hold now.
+    /// Applies an early acknowledgement, if the bytes that it overtook have been delivered.
     #[inline]
     pub(super) fn handle_early_ack(&mut self, peer: Peer) {
         let channel = &self.channels[peer.0 as usize];
@@ -281,7 +293,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Message `id` may go on up to byte `limit`; `cut`: and ends there.
+    /// Lets message `id` go on up to byte `limit`. `cut` says that the message ends there.
     pub(super) fn handle_grant(&mut self, peer: Peer, id: u32, recv: u32, limit: u64, cut: bool) {
         let Some(op) = self.ops.at_mut(id).filter(|op| op.peer == peer) else {
             return;
@@ -305,7 +317,7 @@ impl<M: Memory> Endpoint<M> {
     }
 }
 
-/// Takes the planned frame off the queue.
+/// Removes the planned frame from the queue.
 #[inline]
 fn advance<M: Clone>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Plan) -> SentPiece {
     let end = channel.out.next();
@@ -321,7 +333,8 @@ fn advance<M: Clone>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Pla
             op.ahead = plan.payload + ahead;
             op.limit = op.ahead;
             if ahead > 0 {
-                // Behind the others: long messages share the path with short ones.
+                // The rest waits behind the other items, because long messages share the path with
+                // short ones.
                 channel.queue.push_back(Item::Rest(id));
             }
             if op.sent == op.total { SentPiece::LastOf(id, end) } else { SentPiece::PieceOf(id) }
@@ -366,7 +379,8 @@ fn advance_pieces<M>(
     }
     let is_write = matches!(op.kind, OpKind::Write { .. });
     if is_write || op.sent < op.limit {
-        // Behind the others: long messages share the path with short ones.
+        // The rest waits behind the other items, because long messages share the path with short
+        // ones.
         channel.queue.push_back(again(id));
     }
     SentPiece::PieceOf(id)

@@ -1,68 +1,70 @@
-//! How many bytes may be under way on a path, and how fast they may leave: one face for both ways
-//! to find out.
+//! Congestion control: how many bytes may be in flight on a path, and how fast they may leave. One
+//! interface serves both algorithms.
 //!
-//! The owner of the path tells every sending, every acknowledgement, every loss and every time-out,
-//! and sends while what is under way is less than the window. One telling is about bytes that were
-//! sent together; several datagrams sent at the same moment may be told as one. For every sending
-//! the owner keeps the moment, and what [`Congestion::delivered_bytes`] said then, and brings both
-//! back with the acknowledgement.
+//! The owner of the path reports every transmission, every acknowledgement, every loss and every
+//! timeout, and sends while the bytes in flight are less than the window. One report is about bytes
+//! that were sent together; several datagrams sent at the same time may be reported as one. For
+//! every transmission the owner keeps the time of sending and the value of
+//! [`Congestion::delivered_bytes`] at that time, and passes both with the acknowledgement.
 //!
-//! Neither may ever stop a path for good: the window holds two datagrams at least, the rate is never
-//! zero.
+//! Neither algorithm may ever stop a path for good: the window holds at least two datagrams, and
+//! the rate is never zero.
 
 use super::bbr::Bbr;
 use super::cubic::Cubic;
 use super::rtt::SAMPLE_NANOS_MAX;
 use super::time::Time;
 
-/// Datagrams that may be under way in any case: with one, every acknowledgement that is held back
-/// for a second one stops the path.
+/// Datagrams that may be in flight in any case. With one datagram, every acknowledgement that waits
+/// for a second datagram would stop the path.
 pub const WINDOW_DATAGRAMS_MIN: u64 = 2;
 
-/// Datagrams that may be under way at first (RFC 6928), as long as they are of a usual size.
+/// Datagrams that may be in flight at first (RFC 6928), as long as they are of a usual size.
 pub const WINDOW_DATAGRAMS_INITIAL: u64 = 10;
 
-/// And their bytes, where datagrams are larger.
+/// Bytes that may be in flight at first, where datagrams are larger.
 pub const WINDOW_BYTES_INITIAL: u64 = 14_720;
 
-/// No window grows beyond this: 10 Gbit/s over 800 ms.
+/// The largest window in bytes: 10 Gbit/s over 800 ms.
 pub const WINDOW_BYTES_MAX: u64 = 1 << 30;
 
-/// Which way is taken.
+/// The congestion control algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CongestionAlgorithm {
-    /// Grows until something is lost: fair to TCP, the right one where loss means congestion.
+    /// CUBIC: the window grows until something is lost. Fair to TCP, and right where loss means
+    /// congestion.
     Cubic,
-    /// Measures rate and delay: the right one where bytes are lost without congestion.
+    /// BBR: measures rate and delay. Right where bytes are lost without congestion.
     Bbr,
 }
 
-/// Bytes of one sending that the peer has received.
+/// The bytes of one transmission that the peer has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acked {
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
-    /// When they were sent.
+    /// The time of sending.
     pub sent_at: Time,
-    /// What [`Congestion::delivered_bytes`] said then.
+    /// The value of [`Congestion::delivered_bytes`] at the time of sending.
     pub delivered_at_send: u64,
-    /// The round trip, if this is a measure of one (see [`super::rtt`]).
+    /// The round trip in nanoseconds, if the acknowledgement is a valid sample (see
+    /// [`super::rtt`]).
     pub rtt_nanos: Option<u64>,
-    /// When they were sent there was nothing more to send, though more was allowed.
+    /// There was nothing more to send at the time of sending, though more was allowed.
     pub is_app_limited: bool,
 }
 
 /// The congestion control of one path.
 #[derive(Clone, Debug)]
 pub enum Congestion {
-    /// See [`CongestionAlgorithm::Cubic`].
+    /// The state of [`CongestionAlgorithm::Cubic`].
     Cubic(Cubic),
-    /// See [`CongestionAlgorithm::Bbr`].
+    /// The state of [`CongestionAlgorithm::Bbr`].
     Bbr(Bbr),
 }
 
 impl Congestion {
-    /// For a path just opened, with datagrams of so many bytes.
+    /// The congestion control of a path that has just opened, with datagrams of `mtu_bytes` bytes.
     pub fn new(kind: CongestionAlgorithm, mtu_bytes: u64) -> Congestion {
         match kind {
             CongestionAlgorithm::Cubic => Congestion::Cubic(Cubic::new(mtu_bytes)),
@@ -70,7 +72,7 @@ impl Congestion {
         }
     }
 
-    /// Datagrams have another size from now on.
+    /// Sets the size of datagrams from now on.
     pub fn set_mtu(&mut self, mtu_bytes: u64) {
         match self {
             Congestion::Cubic(cubic) => cubic.set_mtu(mtu_bytes),
@@ -78,8 +80,9 @@ impl Congestion {
         }
     }
 
-    /// So many bytes left; `in_flight` are under way with them. `was_held`: they were there before, and held back by the
-    /// window or the rate, so if nothing was under way it was not for want of work.
+    /// Records that `bytes` bytes have left; `in_flight` bytes are in flight with them. `was_held`
+    /// says that the window or the rate held these bytes back before: if nothing was in flight
+    /// then, the application did have data to send.
     pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64, was_held: bool) {
         match self {
             Congestion::Cubic(_) => {}
@@ -87,7 +90,8 @@ impl Congestion {
         }
     }
 
-    /// Bytes have arrived. Later than any path has an answer: somebody was away, and that says nothing of the path.
+    /// Records that bytes have arrived. A round trip that is longer than any path has one is
+    /// ignored: one side was computing or stopped, which says nothing about the path.
     pub fn handle_acked(&mut self, now: Time, acked: Acked) {
         let rtt_nanos = acked.rtt_nanos.filter(|nanos| *nanos < SAMPLE_NANOS_MAX);
         let acked = Acked { rtt_nanos, ..acked };
@@ -97,7 +101,7 @@ impl Congestion {
         }
     }
 
-    /// Bytes sent then have not arrived and will not: others sent after them have.
+    /// Records that bytes sent at `sent_at` are lost: bytes sent after them have arrived.
     pub fn handle_lost(&mut self, now: Time, bytes: u64, sent_at: Time) {
         match self {
             Congestion::Cubic(cubic) => cubic.handle_lost(now, bytes, sent_at),
@@ -105,9 +109,10 @@ impl Congestion {
         }
     }
 
-    /// The time to wait for an answer has passed ([`super::rtt::RttEstimator::timeout_nanos`]). Little
-    /// is sent until one comes; if it then is for something sent before this moment, the peer was
-    /// only busy, and all is as it was.
+    /// Records that no acknowledgement has come within the timeout
+    /// ([`super::rtt::RttEstimator::timeout_nanos`]). Little is sent until one comes. If the first
+    /// acknowledgement then is for bytes sent before the timeout, the peer was only busy, and the
+    /// earlier state is restored.
     pub fn handle_timeout(&mut self, now: Time) {
         match self {
             Congestion::Cubic(cubic) => cubic.handle_timeout(now),
@@ -115,7 +120,7 @@ impl Congestion {
         }
     }
 
-    /// Bytes that may be under way.
+    /// The window: bytes that may be in flight.
     pub fn window_bytes(&self) -> u64 {
         match self {
             Congestion::Cubic(cubic) => cubic.window_bytes(),
@@ -123,8 +128,8 @@ impl Congestion {
         }
     }
 
-    /// How fast bytes may leave ([`super::pacer::Pacer::set_rate`]); nothing is held back until a
-    /// round trip was measured.
+    /// The rate at which bytes may leave, for [`super::pacer::Pacer::set_rate`]. `None` until a
+    /// round trip has been measured, which lets everything leave.
     pub fn rate_bytes_per_second(&self) -> Option<u64> {
         match self {
             Congestion::Cubic(cubic) => cubic.rate_bytes_per_second(),
@@ -132,7 +137,7 @@ impl Congestion {
         }
     }
 
-    /// All bytes acknowledged so far, to be kept with what is sent now.
+    /// All bytes acknowledged so far, which the owner keeps with every transmission.
     pub fn delivered_bytes(&self) -> u64 {
         match self {
             Congestion::Cubic(cubic) => cubic.delivered_bytes(),
@@ -141,13 +146,13 @@ impl Congestion {
     }
 }
 
-/// The window of a new path.
+/// The window of a new path in bytes.
 pub(super) fn initial_window(mtu_bytes: u64) -> u64 {
     let usual = WINDOW_DATAGRAMS_INITIAL.saturating_mul(mtu_bytes);
     usual.min(WINDOW_BYTES_INITIAL.max(minimum_window(mtu_bytes)))
 }
 
-/// The window a path is left in any case.
+/// The smallest window in bytes.
 pub(super) fn minimum_window(mtu_bytes: u64) -> u64 {
     WINDOW_DATAGRAMS_MIN.saturating_mul(mtu_bytes).min(WINDOW_BYTES_MAX)
 }
@@ -167,7 +172,7 @@ mod tests {
         ModelLink { rate, rtt_nanos, queue_bytes, loss_per_mille, cut: [Time(0); 2] }
     }
 
-    /// Part of a link's rate that one flow used from the start to the end, in percent.
+    /// The percentage of a link's rate that a single flow used from the beginning to the end.
     fn percent_used(link: &ModelLink, kind: CongestionAlgorithm, seconds: u64) -> u64 {
         let flows = [ModelFlow { kind, start: Time(0), report_nanos: 0 }];
         let bytes = run(link, &flows, Time(0), Time(seconds * SECOND), 7);
@@ -214,14 +219,14 @@ mod tests {
         assert!((1..=10).contains(&percent));
     }
 
-    /// Ten milliseconds at 100 Mbit/s.
+    /// A link of 100 Mbit/s and 10 ms.
     fn shared(queue_millis: u64) -> ModelLink {
         let rate = GIGABIT / 10;
         let queue_bytes = rate / 1000 * queue_millis;
         ModelLink { rate, queue_bytes, ..gigabit(10, 0) }
     }
 
-    /// Jain's index of what two flows got, in percent; the second begins a second later.
+    /// Jain's fairness index of two flows in percent; the second flow begins a second later.
     fn jain_percent(link: &ModelLink, kinds: [CongestionAlgorithm; 2], seconds: [u64; 2]) -> u64 {
         let flow = |kind, start| ModelFlow { kind, start: Time(start), report_nanos: 0 };
         let flows = [flow(kinds[0], 0), flow(kinds[1], SECOND)];
@@ -245,7 +250,8 @@ mod tests {
                     >= 90
             );
         }
-        // So long a queue overflows every few seconds only, and chance decides who loses then.
+        // A queue of this length overflows only every few seconds, and chance decides which flow
+        // loses then.
         assert!(jain_percent(&shared(40), [CongestionAlgorithm::Cubic; 2], [20, 60]) >= 80);
         for queue_millis in [4, 10, 40] {
             assert!(
@@ -254,8 +260,8 @@ mod tests {
         }
     }
 
-    /// BBR takes more than its share where the queue is short, as it is known to; half is the worst
-    /// there is.
+    /// BBR takes more than its share where the queue is short, which is a known property. The bound
+    /// is half, the worst case.
     #[test]
     fn neither_kind_starves_the_other() {
         for (queue_millis, percent) in [(4, 55), (10, 65), (40, 80)] {
@@ -301,7 +307,8 @@ mod tests {
         }
     }
 
-    /// Any order of events, any times and sizes: the least is always allowed, and nothing panics.
+    /// In any order of events, with any times and sizes, the smallest window remains and nothing
+    /// panics.
     #[test]
     fn no_input_stops_a_path() {
         let mut random = 1u64;

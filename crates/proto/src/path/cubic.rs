@@ -1,59 +1,62 @@
 //! CUBIC (RFC 9438), in bytes.
 //!
-//! The window grows until something is lost. Slow start doubles it every round trip, until the
-//! round trip becomes longer (HyStart++, RFC 9406) or bytes are lost. Afterwards it follows a cubic
-//! curve in time that rises steeply towards the window at which the last loss was seen, is flat
-//! there, and goes on to look beyond it; or what Reno would have, if that is more, so that on short
-//! round trips it is no worse than TCP ever was.
+//! The window grows until something is lost. Slow start doubles the window every round trip, until
+//! the round trip becomes longer (HyStart++, RFC 9406) or bytes are lost. Afterwards the window
+//! follows a cubic curve in time. The curve rises steeply towards the window at which the last loss
+//! occurred, is flat there, and then rises again. If Reno's window would be larger, the window
+//! follows Reno, so that CUBIC is no worse than Reno on short round trips.
 //!
-//! A round trip in which something is lost costs three tenths of the window once, however much was
-//! lost: what was sent before the last reduction says nothing about the window since. If nothing at
-//! all arrives of what was sent over a span of several time-outs, the path is overloaded beyond all
-//! this, and the window starts from its least (persistent congestion, RFC 9002).
+//! A round trip with losses reduces the window once by three tenths, however much was lost: bytes
+//! sent before the last reduction say nothing about the window since. If nothing arrives of what
+//! was sent over a span of several timeouts, the window restarts from its minimum (persistent
+//! congestion, RFC 9002).
 //!
-//! Acknowledgements of what was sent while the program had no more to send do not let the window
-//! grow: they show nothing of what a larger one would do.
+//! Acknowledgements of bytes that were sent while the application had no more to send do not let
+//! the window grow: they do not show what a larger window would do.
 
 use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
 use super::rtt::RttEstimator;
 use super::time::{MILLISECOND, SECOND, Time, percent_of, rate_of};
 
-/// Steepness of the curve, in datagrams per cubed second.
+/// The steepness of the curve, in datagrams per cubed second.
 const STEEPNESS: f64 = 0.4;
 
-/// What a loss leaves of the window.
+/// The part of the window that remains after a loss.
 const DECREASE: f64 = 0.7;
 
 /// Datagrams per round trip by which Reno's window would have to grow to be as large on average as
-/// one that falls to [`DECREASE`] instead of a half: `3 (1 - b) / (1 + b)`.
+/// a window that falls to [`DECREASE`] instead of a half: `3 (1 - b) / (1 + b)`.
 const RENO_INCREASE: f64 = 3.0 * (1.0 - DECREASE) / (1.0 + DECREASE);
 
-/// The curve may let the window grow by so much in a round trip.
+/// The largest growth of the window in one round trip along the curve, as a factor.
 const GROWTH_MAX: f64 = 1.5;
 
-/// Hundredths of window per round trip at which bytes leave: faster than they are acknowledged,
-/// or the window would never be the bound. In slow start it doubles each round trip.
+/// The pacing rate, in hundredths of a window per round trip. The rate exceeds the rate of
+/// acknowledgements, so that the window remains the bound. In slow start the window doubles each
+/// round trip.
 const PACE_PERCENT: u64 = 125;
 const PACE_PERCENT_START: u64 = 200;
 
-/// Time-outs in a row without a byte that arrived, that make congestion persistent.
+/// The number of timeouts without an arrival that make congestion persistent.
 const PERSISTENT_TIMEOUTS: u64 = 3;
 
-/// One path's window after CUBIC.
+/// The CUBIC window of one path.
 #[derive(Clone, Debug)]
 pub struct Cubic {
     mtu: f64,
-    /// Bytes; a fraction is kept, growth comes in small pieces.
+    /// The window in bytes. The fraction is kept, because growth comes in small steps.
     window: f64,
-    /// Below this the window is in slow start.
+    /// The window is in slow start while it is below this threshold, in bytes.
     threshold: f64,
-    /// Window before the last reduction, or less, if it had not come up to the one before.
+    /// The window before the last reduction, in bytes; less if the window had not reached the
+    /// previous peak.
     peak: f64,
-    /// Window before the last reduction, in any case.
+    /// The window before the last reduction in any case, in bytes.
     prior: f64,
     slow_start: SlowStart,
     curve: Option<Curve>,
-    /// The last reduction. What was sent before does not count against the window again.
+    /// The time of the last reduction. Losses of bytes sent before it do not reduce the window
+    /// again.
     reduced_at: Option<Time>,
     rtt: RttEstimator,
     persistent_congestion: PersistentCongestion,
@@ -62,7 +65,7 @@ pub struct Cubic {
     acked_at: Time,
 }
 
-/// What a time-out that was none gives back.
+/// The state that is restored after a spurious timeout.
 #[derive(Clone, Copy, Debug)]
 struct BeforeTimeout {
     at: Time,
@@ -74,7 +77,7 @@ struct BeforeTimeout {
 }
 
 impl Cubic {
-    /// For a new path with datagrams of so many bytes.
+    /// The window of a new path with datagrams of `mtu_bytes` bytes.
     pub fn new(mtu_bytes: u64) -> Cubic {
         let mtu_bytes = mtu_bytes.max(1);
         Cubic {
@@ -94,13 +97,13 @@ impl Cubic {
         }
     }
 
-    /// Datagrams have another size from now on.
+    /// Sets the size of datagrams from now on.
     pub fn set_mtu(&mut self, mtu_bytes: u64) {
         self.mtu = mtu_bytes.max(1) as f64;
         self.window = self.window.max(self.least());
     }
 
-    /// Bytes have arrived.
+    /// Records that bytes have arrived.
     pub fn handle_acked(&mut self, now: Time, acked: Acked) {
         self.forget_future(now);
         self.delivered = self.delivered.saturating_add(acked.bytes);
@@ -117,14 +120,14 @@ impl Cubic {
         self.acked_at = now;
     }
 
-    /// Bytes sent then are lost.
+    /// Records that bytes sent at `sent_at` are lost.
     pub fn handle_lost(&mut self, now: Time, bytes: u64, sent_at: Time) {
         if bytes == 0 {
             return;
         }
         self.forget_future(now);
         let silent_nanos = self.persistent_congestion.handle_lost(sent_at);
-        // What is lost while nothing arrives has been paid for by the time-out.
+        // The timeout has already reduced the window for what is lost while nothing arrives.
         if !self.is_recovering(sent_at) && self.before_timeout.is_none() {
             self.reduce(now);
         }
@@ -135,7 +138,7 @@ impl Cubic {
         }
     }
 
-    /// No answer came in time.
+    /// Records that no acknowledgement came within the timeout.
     pub fn handle_timeout(&mut self, now: Time) {
         self.reduced_at = Some(now);
         if self.before_timeout.is_some() {
@@ -154,12 +157,12 @@ impl Cubic {
         self.collapse(now);
     }
 
-    /// Bytes that may be under way.
+    /// The window: bytes that may be in flight.
     pub fn window_bytes(&self) -> u64 {
         self.window as u64
     }
 
-    /// How fast they may leave.
+    /// The rate at which bytes may leave; `None` until a round trip has been measured.
     pub fn rate_bytes_per_second(&self) -> Option<u64> {
         let percent = if self.window < self.threshold { PACE_PERCENT_START } else { PACE_PERCENT };
         let window_per_rtt = rate_of(self.window_bytes(), self.rtt.smoothed_nanos()?);
@@ -188,7 +191,7 @@ impl Cubic {
     fn grow_along_curve(&mut self, now: Time, bytes: f64) {
         let (mtu, window, peak) = (self.mtu, self.window, self.peak);
         let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, peak, mtu));
-        // Once it has regained what the loss took, Reno's window grows as Reno's does.
+        // Once the Reno estimate has regained the window before the loss, it grows as Reno does.
         let increase = if curve.reno >= self.prior { 1.0 } else { RENO_INCREASE };
         curve.reno += increase * mtu * bytes / window;
         let rtt = self.rtt.smoothed_nanos().unwrap_or(0);
@@ -198,14 +201,15 @@ impl Cubic {
         self.window = cubic.max(curve.reno.min(window + bytes));
     }
 
-    /// Time without anything to send is no time on the curve.
+    /// Moves the start of the curve, because time without data to send does not count.
     fn pause_curve(&mut self, now: Time) {
         if let Some(curve) = &mut self.curve {
             curve.start = curve.start.after(now.nanos_since(self.acked_at));
         }
     }
 
-    /// After a clock has jumped back nothing may wait for it to come where it was.
+    /// Limits all recorded times to `now`, so that after a clock has jumped back nothing waits for
+    /// the clock to catch up.
     fn forget_future(&mut self, now: Time) {
         self.reduced_at = self.reduced_at.map(|at| at.min(now));
         self.slow_start.round.start = self.slow_start.round.start.min(now.after(1));
@@ -224,8 +228,8 @@ impl Cubic {
         self.reduced_at = Some(now);
     }
 
-    /// Everything from the beginning: slow start up to the threshold, and a curve that is flat where
-    /// that ends.
+    /// Restarts with the minimum window: slow start up to the threshold, then a curve that is flat
+    /// where slow start ends.
     fn collapse(&mut self, now: Time) {
         self.window = self.least();
         self.peak = 0.0;
@@ -234,13 +238,13 @@ impl Cubic {
         self.reduced_at = Some(now);
     }
 
-    /// The first answer after a time-out tells what it was.
+    /// Ends a timeout. The first acknowledgement after it shows whether the timeout was spurious.
     fn end_timeout(&mut self, sent_at: Time) {
         let Some(before) = self.before_timeout.take() else { return };
         if sent_at > before.at {
             return;
         }
-        // Something sent before it has arrived: there was silence, but no loss.
+        // Bytes sent before the timeout have arrived: there was silence, but no loss.
         self.window = self.window.max(before.window);
         self.threshold = before.threshold;
         self.peak = before.peak;
@@ -249,8 +253,8 @@ impl Cubic {
         self.reduced_at = None;
     }
 
-    /// A window that did not come up to the peak of before makes room for others (fast
-    /// convergence).
+    /// The peak for the next curve. If the window did not reach the previous peak, the next peak is
+    /// lower, which leaves capacity to other flows (fast convergence).
     fn next_peak(&self) -> f64 {
         let is_lower = self.window < self.peak;
         self.window * if is_lower { (1.0 + DECREASE) / 2.0 } else { 1.0 }
@@ -265,34 +269,35 @@ impl Cubic {
     }
 }
 
-/// The curve since the last reduction.
+/// The cubic curve since the last reduction.
 #[derive(Clone, Copy, Debug)]
 struct Curve {
     start: Time,
-    /// Where it is flat, in bytes.
+    /// The window at which the curve is flat, in bytes.
     plateau: f64,
-    /// Seconds from the start until there.
+    /// The seconds from the start of the curve until it is flat.
     until_plateau: f64,
-    /// What Reno's window would be.
+    /// Reno's window at the same time, in bytes.
     reno: f64,
 }
 
 impl Curve {
-    /// From `window` now, flat at `peak`; without a peak above, it is flat where it starts.
+    /// A curve that starts now at `window` and is flat at `peak`. Without a higher peak, the curve
+    /// is flat where it starts.
     fn new(start: Time, window: f64, peak: f64, mtu: f64) -> Curve {
         let plateau = peak.max(window);
         let until_plateau = cube_root((plateau - window) / mtu / STEEPNESS);
         Curve { start, plateau, until_plateau, reno: window }
     }
 
-    /// The window so many seconds after the start.
+    /// The window `seconds` after the start of the curve, in bytes.
     fn at(&self, seconds: f64, mtu: f64) -> f64 {
         let time = seconds - self.until_plateau;
         self.plateau + STEEPNESS * time * time * time * mtu
     }
 }
 
-/// HyStart++ (RFC 9406): slow start, and careful slow start once round trips become longer.
+/// HyStart++ (RFC 9406): slow start, and conservative slow start once round trips become longer.
 #[derive(Clone, Debug, Default)]
 struct SlowStart {
     round: HyStartRound,
@@ -300,7 +305,7 @@ struct SlowStart {
     conservative: Option<ConservativeSlowStart>,
 }
 
-/// What is sent from its start on is acknowledged in the next one.
+/// A round of HyStart++: bytes sent from its start on are acknowledged in the next round.
 #[derive(Clone, Copy, Debug, Default)]
 struct HyStartRound {
     start: Time,
@@ -310,7 +315,7 @@ struct HyStartRound {
 
 #[derive(Clone, Copy, Debug)]
 struct ConservativeSlowStart {
-    /// Shortest round trip of the round that gave the alarm.
+    /// The shortest round trip of the round that began conservative slow start, in nanoseconds.
     alarm_nanos: u64,
     rounds: u32,
 }
@@ -319,13 +324,14 @@ impl SlowStart {
     const RTT_SAMPLES_MIN: u32 = 8;
     const RTT_THRESHOLD_NANOS_MIN: u64 = 4 * MILLISECOND;
     const RTT_THRESHOLD_NANOS_MAX: u64 = 16 * MILLISECOND;
-    /// A round trip longer by one in so many parts is an alarm, within the two bounds.
+    /// A round trip that is longer by this part (an eighth) begins conservative slow start, within
+    /// the two bounds above.
     const MIN_RTT_DIVISOR: u64 = 8;
     const CSS_ROUNDS: u32 = 5;
     const CSS_GROWTH_DIVISOR: f64 = 4.0;
 
-    /// Takes an acknowledgement in; returns by what its bytes are divided before they are added to
-    /// the window.
+    /// Processes an acknowledgement. Returns the divisor for its bytes before they are added to the
+    /// window.
     fn handle_acked(&mut self, now: Time, acked: &Acked) -> f64 {
         if acked.sent_at >= self.round.start {
             self.start_round(now);
@@ -344,7 +350,7 @@ impl SlowStart {
 
     fn start_round(&mut self, now: Time) {
         self.last_round_min_rtt = self.round.shortest;
-        // Later than what has been sent up to now.
+        // The round starts after everything that has been sent up to now.
         self.round = HyStartRound { start: now.after(1), ..HyStartRound::default() };
         if let Some(conservative) = &mut self.conservative {
             conservative.rounds = conservative.rounds.saturating_add(1);
@@ -357,7 +363,7 @@ impl SlowStart {
             return;
         }
         match (self.conservative, self.last_round_min_rtt) {
-            // It was jitter after all.
+            // The longer round trips were jitter.
             (Some(conservative), _) if shortest < conservative.alarm_nanos => {
                 self.conservative = None
             }
@@ -375,11 +381,12 @@ impl SlowStart {
     }
 }
 
-/// Losses between two sendings that arrived one after the other: over what span did nothing
-/// arrive?
+/// Persistent congestion: the span of losses between two transmissions that arrived one after the
+/// other.
 #[derive(Clone, Copy, Debug, Default)]
 struct PersistentCongestion {
-    /// The latest sending that arrived, and the latest before that left a gap of losses.
+    /// The latest transmission that arrived (`before`), and the latest arrival before the current
+    /// gap of losses (`after`).
     after: Option<Time>,
     before: Option<Time>,
     lost: Option<(Time, Time)>,
@@ -389,7 +396,7 @@ impl PersistentCongestion {
     fn handle_acked(&mut self, sent_at: Time) {
         match self.before {
             Some(before) if sent_at <= before => {
-                // An older one; if it lies in the gap, that was none.
+                // An older transmission has arrived. If it lies in the gap, it ends the gap.
                 if self.after.is_none_or(|after| sent_at > after) {
                     self.after = Some(sent_at);
                     self.lost = None;
@@ -403,7 +410,7 @@ impl PersistentCongestion {
         }
     }
 
-    /// The span of losses without an arrival in it, with this one.
+    /// The length in nanoseconds of the span of losses without an arrival, this loss included.
     fn handle_lost(&mut self, sent_at: Time) -> u64 {
         let is_in_gap = self.after.is_some_and(|after| sent_at > after)
             && self.before.is_some_and(|before| sent_at < before);
@@ -421,8 +428,8 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / SECOND as f64
 }
 
-/// By Newton's method, from above; `core` has none. Good to a millionth, which is far below what a
-/// clock shows of it.
+/// The cube root by Newton's method, from above, because `core` has none. The result is exact to a
+/// millionth, which is far below the resolution of the clock.
 fn cube_root(value: f64) -> f64 {
     if value <= 0.0 {
         return 0.0;
@@ -439,7 +446,8 @@ fn cube_root(value: f64) -> f64 {
     root
 }
 
-/// Each step takes at least a third off; windows are below 2^30 bytes, so 2^32 in cubed seconds.
+/// The most Newton steps. Each step removes at least a third. Windows are below 2^30 bytes, which
+/// is 2^32 in cubed seconds.
 const ROOT_STEPS_MAX: u32 = 100;
 
 #[cfg(test)]
@@ -455,7 +463,7 @@ mod tests {
         Acked { bytes, sent_at, delivered_at_send: 0, rtt_nanos, is_app_limited: false }
     }
 
-    /// In congestion avoidance with this window, after a loss at time 0.
+    /// A flow in congestion avoidance with this window, after a loss at time 0.
     fn reduced_from(window: u64) -> Cubic {
         let mut cubic = Cubic::new(MTU);
         cubic.window = window as f64;
@@ -464,7 +472,7 @@ mod tests {
         cubic
     }
 
-    /// Acknowledges a window per round trip; returns the windows after each.
+    /// Acknowledges one window per round trip. Returns the window after the last round.
     fn rounds(cubic: &mut Cubic, from: u64, to: u64) -> u64 {
         for round in from..to {
             let window = cubic.window_bytes();
@@ -602,7 +610,7 @@ mod tests {
             }
             assert_eq!(cubic.window_bytes() == 2 * MTU, collapses, "{lost:?}");
         }
-        // Idle time is no silence.
+        // Idle time does not count as silence.
         cubic.handle_acked(Time(3600 * SECOND), ack_at(Time(3600 * SECOND)));
         cubic.handle_lost(Time(3600 * SECOND), MTU, first);
         assert!(cubic.window_bytes() > 2 * MTU);
@@ -633,7 +641,7 @@ mod tests {
             cubic.handle_acked(now, Acked { is_app_limited: true, ..acked(now, 10_000) });
         }
         assert_eq!(cubic.window_bytes(), 10_000);
-        // An hour of pause is no hour on the curve.
+        // A pause of an hour does not count on the curve.
         let mut cubic = reduced_from(1_000_000);
         rounds(&mut cubic, 1, 10);
         let before = cubic.window_bytes();
@@ -650,7 +658,7 @@ mod tests {
         cubic.handle_lost(Time(3600 * SECOND), MTU, Time(3600 * SECOND));
         let before = cubic.window_bytes();
         assert!(before.abs_diff(490_000) <= 1);
-        // What was sent before the jump still counts as old.
+        // Bytes sent before the jump still count as sent before the reduction.
         cubic.handle_acked(Time(RTT), acked(Time(RTT), MTU));
         assert_eq!(cubic.window_bytes(), before);
         assert!(rounds(&mut cubic, 2, 40) > before + 10 * MTU);

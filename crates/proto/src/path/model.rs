@@ -1,7 +1,7 @@
-//! A link for tests of congestion control: a queue before a line of fixed rate, delay, and losses
-//! after a seed. Senders always have something to send, take three later arrivals for a loss, have
-//! their own pacer and timer, and wake up a little late, as processes do: without that, flows keep
-//! step with each other, and it is always the same one that finds the queue full.
+//! A link model for tests of congestion control: a queue before a link of fixed rate, a delay, and
+//! losses drawn from a seed. Senders always have data to send, take three later arrivals for a
+//! loss, and have their own pacer and timer. They wake up a little late, as processes do: without
+//! this, flows stay in step, and the same flow always finds the queue full.
 
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
@@ -14,22 +14,22 @@ use super::time::{MICROSECOND, Time, nanos_for};
 
 pub(super) const PACKET_BYTES: u64 = 1472;
 
-/// How late a sender wakes up.
+/// The most nanoseconds by which a sender wakes up late.
 const LATE_NANOS_MAX: u64 = 100 * MICROSECOND;
 
-/// Arrivals of later packets after which one is lost.
+/// The number of later arrivals after which a packet counts as lost.
 const REORDER_MAX: u64 = 3;
 
 #[derive(Clone, Debug)]
 pub(super) struct ModelLink {
-    /// Bytes per second.
+    /// The rate in bytes per second.
     pub rate: u64,
-    /// Without queue.
+    /// The round trip without queue, in nanoseconds.
     pub rtt_nanos: u64,
     pub queue_bytes: u64,
-    /// Packets of a thousand that get lost on the line.
+    /// The packets of a thousand that are lost behind the queue.
     pub loss_per_mille: u64,
-    /// From when to when nothing arrives.
+    /// The times between which nothing arrives.
     pub cut: [Time; 2],
 }
 
@@ -37,12 +37,12 @@ pub(super) struct ModelLink {
 pub(super) struct ModelFlow {
     pub kind: CongestionAlgorithm,
     pub start: Time,
-    /// The receiver reports at multiples of this only; 0 = at every packet.
+    /// The receiver acknowledges at multiples of this time only; 0 acknowledges every packet.
     pub report_nanos: u64,
 }
 
-/// Runs flows over one link and returns the bytes of each that were acknowledged between two
-/// moments.
+/// Runs flows over one link. Returns, for each flow, the bytes that were acknowledged between two
+/// times.
 pub(super) fn run(
     link: &ModelLink,
     flows: &[ModelFlow],
@@ -143,7 +143,7 @@ impl Model {
         }
     }
 
-    /// When the acknowledgement of a packet is back; nothing if it is lost.
+    /// The time at which the acknowledgement of a packet is back; `None` if the packet is lost.
     fn carry(&mut self, now: Time) -> Option<Time> {
         let waiting = self.free_at.nanos_since(now);
         let packet_nanos = nanos_for(PACKET_BYTES, self.link.rate);

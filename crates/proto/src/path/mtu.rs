@@ -1,63 +1,67 @@
-//! How large a datagram a path carries, found by trying (RFC 8899): sizes are payload bytes of UDP.
+//! How large a datagram a path carries, found by probing (RFC 8899). Sizes are UDP payload bytes.
 //!
-//! A path starts at a size every network carries. The owner asks for a size to probe, sends a
-//! datagram of it that carries nothing anybody waits for, and says how it fared. The search takes
-//! the usual sizes first, then halves what is left; a size counts as too large when several probes
-//! of it were lost, for one may have been lost for any reason. After the search it rests, and tries
-//! again from time to time, for routes change.
+//! A path starts at a size that every network carries. The owner asks for a size to probe, sends a
+//! datagram of this size without data, and reports whether it arrived. The search probes the usual
+//! sizes first, then halves the rest. A size counts as too large when several probes of it were
+//! lost, because a single probe may have been lost for any reason. After the search comes a pause,
+//! then another search, because routes change.
 //!
-//! Payload shows when a route has become worse: if several large datagrams in a row are lost and
-//! none arrives, the size falls back to the base at once. A path that is dead altogether looks the
-//! same; there the small size does no harm.
+//! Lost payload shows that a route has become worse: if several large datagrams in a row are lost
+//! and none arrives, the size falls back to the base at once. A path that is dead altogether looks
+//! the same; there the small size does no harm.
 //!
 //! | phase | size passes, or fails | own host refuses | payload lost in a row | its time has come |
 //! |---|---|---|---|---|
-//! | Searching | Searching, SearchComplete after the last | the same; BlackHole if in use | BlackHole | |
+//! | Searching | Searching, at last SearchComplete | same; BlackHole if in use | BlackHole | |
 //! | SearchComplete | | BlackHole if in use | BlackHole | Searching |
 //! | BlackHole | | | | Searching |
 
 use super::time::{SECOND, Time};
 
-/// Payload every path carries; RFC 8899 has it for UDP, and it fits IPv6's least packet of 1280.
+/// The payload that every path carries (RFC 8899 for UDP). It fits IPv6's smallest packet of 1280
+/// bytes.
 pub const BASE_BYTES: usize = 1200;
 
 /// The largest UDP payload over IPv4.
 pub const LIMIT_BYTES: usize = 65_507;
 
-/// Sizes that are common: tunnels over Ethernet, IPv6 and IPv4 over Ethernet, both over jumbo
-/// frames of 9000, and the loopback.
+/// The sizes that are common: tunnels over Ethernet, IPv6 and IPv4 over Ethernet, both over jumbo
+/// frames of 9000 bytes, and the loopback.
 const USUAL_BYTES: [usize; 6] = [1400, 1452, 1472, 8952, 8972, LIMIT_BYTES];
 
-/// A search ends when less than this is to be gained: two hundredths of a usual datagram.
+/// A search ends when it could gain less than this: two hundredths of a usual datagram.
 const GRAIN_BYTES: usize = 32;
 
-/// Lost probes of one size that show it does not pass (RFC 8899 has 3): of a path that loses one
-/// in twenty, one search in some thousand goes wrong, until the next.
+/// The lost probes of one size that show that the size does not pass (RFC 8899 has 3). On a path
+/// that loses one datagram in twenty, one search in some thousand gives a wrong result, until the
+/// next search.
 const PROBES_MAX: u32 = 3;
 
-/// A probe whose fate nobody told is lost. RFC 8899 asks for more than a second, and would rather have
-/// fifteen, for senders that know no better; ours is nearly always told by its own loss detection.
+/// The time after which a probe without a report counts as lost, in nanoseconds. RFC 8899 asks for
+/// more than a second, and recommends fifteen, for senders without loss detection. The loss
+/// detection of this project nearly always reports the loss earlier.
 pub const PROBE_NANOS_MAX: u64 = 2 * SECOND;
 
-/// Rest after a search (RFC 8899: ten minutes).
+/// The pause after a search, in nanoseconds (RFC 8899: ten minutes).
 pub const SEARCH_PAUSE_NANOS: u64 = 600 * SECOND;
 
-/// First wait after large datagrams stopped arriving. Each time in a row doubles it up to the usual
-/// rest: a cut cable is over soon, a route that really became narrow should not be tried for ever.
+/// The first pause after large datagrams stopped arriving, in nanoseconds. Each further time in a
+/// row doubles the pause, up to the pause after a search. A cut cable is repaired soon; a route
+/// that has become narrow should not be probed for ever.
 pub const BLACK_HOLE_NANOS: u64 = 5 * SECOND;
 
-/// Large datagrams lost in a row, without one that arrives, after which they do not pass any more.
-/// A queue that overflows rarely drops as many without letting one of them through.
+/// The number of large datagrams lost in a row, without an arrival, after which they count as not
+/// passing any more. A queue that overflows rarely drops this many without letting one pass.
 pub const BLACK_HOLE_LOSSES: u32 = 10;
 
-/// What the search is at.
+/// The phase of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MtuPhase {
-    /// Looks for larger sizes.
+    /// The search probes larger sizes.
     Searching,
-    /// Has found what there is, until the time given.
+    /// The search has ended; the next search begins at the given time.
     SearchComplete(Time),
-    /// Large datagrams were swallowed; only the base size is used until the time given.
+    /// Large datagrams were lost in a row; only the base size is used until the given time.
     BlackHole(Time),
 }
 
@@ -65,17 +69,17 @@ pub enum MtuPhase {
 #[derive(Clone, Debug)]
 pub struct PathMtu {
     phase: MtuPhase,
-    /// Known to pass.
+    /// The largest size known to pass.
     current: usize,
-    /// Known not to pass, or one more than may be tried.
+    /// The smallest size known not to pass, or one more than the largest size allowed.
     too_large: usize,
     largest: usize,
     probe: Option<MtuProbe>,
-    /// Probes lost of the size that is tried.
+    /// The lost probes of the size that is being probed.
     probes_lost: u32,
-    /// Large payload datagrams lost since one arrived.
+    /// The large payload datagrams lost since one arrived.
     payload_lost: u32,
-    /// Times in a row that large ones were swallowed.
+    /// The number of times in a row that large datagrams stopped arriving.
     black_holes: u32,
 }
 
@@ -86,8 +90,8 @@ struct MtuProbe {
 }
 
 impl PathMtu {
-    /// Starts at the base. Never tries more than `largest_bytes`: what the own interface and
-    /// buffers allow.
+    /// Starts a search at the base size. The search never probes more than `largest_bytes`, which
+    /// the host's own interface and buffers allow.
     pub fn new(largest_bytes: usize) -> PathMtu {
         let largest = largest_bytes.clamp(BASE_BYTES, LIMIT_BYTES);
         PathMtu {
@@ -102,18 +106,18 @@ impl PathMtu {
         }
     }
 
-    /// Payload bytes a datagram may have now.
+    /// The payload bytes that a datagram may have now.
     pub fn current_bytes(&self) -> usize {
         self.current
     }
 
-    /// What the search is at.
+    /// The phase of the search.
     pub fn phase(&self) -> MtuPhase {
         self.phase
     }
 
-    /// The size of a probe that is to be sent now, if any; it then counts as sent. At most one is
-    /// under way.
+    /// The size of a probe that must be sent now, if any; the probe then counts as sent. At most
+    /// one probe is in flight.
     pub fn probe_size(&mut self, now: Time) -> Option<usize> {
         self.expire(now);
         if self.probe.is_some() || self.phase != MtuPhase::Searching {
@@ -127,7 +131,7 @@ impl PathMtu {
         Some(bytes)
     }
 
-    /// A probe arrived: its size is the path's from now on.
+    /// Records that a probe arrived: its size may be used from now on.
     pub fn handle_probe_acked(&mut self, now: Time, bytes: usize) {
         if !self.takes(bytes) {
             return;
@@ -137,7 +141,8 @@ impl PathMtu {
         self.settle(now);
     }
 
-    /// A probe was lost; so it is in any case after [`PROBE_NANOS_MAX`].
+    /// Records that a probe was lost. After [`PROBE_NANOS_MAX`], a probe counts as lost in any
+    /// case.
     pub fn handle_probe_lost(&mut self, now: Time, bytes: usize) {
         if !self.takes(bytes) {
             return;
@@ -149,7 +154,7 @@ impl PathMtu {
         }
     }
 
-    /// The own host refused to send a probe or payload of this size (`EMSGSIZE`).
+    /// Records that the host itself refused to send a probe or payload of this size (`EMSGSIZE`).
     pub fn handle_too_large(&mut self, now: Time, bytes: usize) {
         self.probe = self.probe.filter(|probe| probe.bytes < bytes);
         if bytes <= self.current {
@@ -161,7 +166,7 @@ impl PathMtu {
         }
     }
 
-    /// Payload in a datagram of this size arrived.
+    /// Records that payload in a datagram of this size arrived.
     pub fn handle_acked(&mut self, bytes: usize) {
         if bytes > BASE_BYTES {
             self.payload_lost = 0;
@@ -169,8 +174,8 @@ impl PathMtu {
         }
     }
 
-    /// Payload in a datagram of this size was lost. Returns true if the size has fallen back to the
-    /// base because of it.
+    /// Records that payload in a datagram of this size was lost. Returns true if the size has
+    /// fallen back to the base because of this loss.
     pub fn handle_lost(&mut self, now: Time, bytes: usize) -> bool {
         if bytes <= BASE_BYTES || bytes > self.current {
             return false;
@@ -183,7 +188,7 @@ impl PathMtu {
         is_swallowed
     }
 
-    /// When [`PathMtu::probe_size`] may have something to say again; nothing = as soon as told.
+    /// The time at which [`PathMtu::probe_size`] may return a size again; `None` means at once.
     pub fn next_at(&self) -> Option<Time> {
         match (self.phase, self.probe) {
             (_, Some(probe)) => Some(probe.sent_at.after(PROBE_NANOS_MAX)),
@@ -192,7 +197,7 @@ impl PathMtu {
         }
     }
 
-    /// Lets time do its part: probes of unknown fate are lost, rests end.
+    /// Applies the time: a probe without a report counts as lost, and a pause ends.
     fn expire(&mut self, now: Time) {
         self.forget_future(now);
         if let Some(probe) = self.probe
@@ -209,7 +214,8 @@ impl PathMtu {
         }
     }
 
-    /// After a clock has jumped back nothing may wait for it to come where it was.
+    /// Limits all recorded times, so that after a clock has jumped back nothing waits for the clock
+    /// to catch up.
     fn forget_future(&mut self, now: Time) {
         if let Some(probe) = &mut self.probe {
             probe.sent_at = probe.sent_at.min(now);
@@ -219,8 +225,8 @@ impl PathMtu {
         }
     }
 
-    /// Whether this is the probe under way; it then no longer is. Probes of before a fall back mean
-    /// nothing any more.
+    /// Whether `bytes` is the size of the probe in flight, which then counts as answered. Probes
+    /// from before a fallback mean nothing any more.
     fn takes(&mut self, bytes: usize) -> bool {
         let is_ours = self.probe.is_some_and(|probe| probe.bytes == bytes);
         if is_ours {
@@ -229,7 +235,7 @@ impl PathMtu {
         is_ours && self.phase == MtuPhase::Searching
     }
 
-    /// A size is decided: the next one, or rest.
+    /// Continues after a size has been decided: with the next size, or with a pause.
     fn settle(&mut self, now: Time) {
         self.probes_lost = 0;
         if self.next_size().is_none() {
@@ -247,7 +253,7 @@ impl PathMtu {
         self.payload_lost = 0;
     }
 
-    /// The size to try next, between what passes and what does not.
+    /// The size to probe next, between what passes and what does not.
     fn next_size(&self) -> Option<usize> {
         let (low, high) = (self.current, self.too_large);
         let is_between = |bytes: &usize| *bytes > low && *bytes < high;
@@ -255,14 +261,15 @@ impl PathMtu {
             return Some(usual);
         }
         if high - low <= GRAIN_BYTES {
-            // The last grain is worth a probe only where nothing was refused: the own limit.
+            // The last few bytes are worth a probe only up to the host's own limit, where nothing
+            // was refused.
             return (high == self.largest + 1 && low < self.largest).then_some(self.largest);
         }
         if high == self.largest + 1 {
             return Some(self.largest);
         }
         if USUAL_BYTES.contains(&low) {
-            // A usual size that passes is nearly always exact; one probe closes the search.
+            // A usual size that passes is nearly always exact; one more probe ends the search.
             return Some(low + GRAIN_BYTES);
         }
         Some(low + (high - low) / 2)
@@ -280,7 +287,7 @@ mod tests {
 
     use super::*;
 
-    /// Searches on a path that carries `limit`; returns the sizes tried.
+    /// Searches on a path that carries `limit` bytes. Returns the probed sizes.
     fn search(mtu: &mut PathMtu, now: Time, limit: usize) -> Vec<usize> {
         let mut tried = Vec::new();
         while let Some(bytes) = mtu.probe_size(now) {
@@ -411,12 +418,12 @@ mod tests {
             }
         }
         assert_eq!(mtu.current_bytes(), 1472);
-        // The route's interface was made smaller: even what passed is refused.
+        // The route's interface was made smaller: even a size that passed is refused.
         mtu.handle_too_large(Time(0), 1472);
         assert_eq!(mtu.current_bytes(), BASE_BYTES);
     }
 
-    /// Whether the search, a rest or distrust follows: every phase with every event.
+    /// Every phase with every event: whether a search, a pause or a black hole follows.
     #[test]
     fn every_phase_and_every_event() {
         let search = PathMtu::new(8972);

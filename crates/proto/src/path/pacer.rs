@@ -1,59 +1,63 @@
-//! When the next batch may leave: a bucket that fills at the rate of the path and never holds more
-//! than a burst.
+//! When the next batch may leave: a token bucket that fills at the rate of the path and never holds
+//! more than a burst.
 //!
-//! Whoever sends asks how long to wait, sends, and says what it sent. What leaves is then at most
-//! one burst more than the rate allows, over any span. A batch larger than the bucket may leave when
-//! the bucket is full, and is waited for afterwards. What was not used while nothing was to be sent
-//! is lost. While something waits for the bucket, it holds more: a process that shares its processor with others asks
-//! a few milliseconds late, and would else never reach its rate.
+//! The sender asks how long to wait, sends, and reports what it sent. So over any span, at most one
+//! burst more than the rate allows leaves. A batch larger than the bucket may leave when the bucket
+//! is full, and delays what follows. Tokens that arrive at a full bucket while nothing is to be
+//! sent are lost. While something waits for the bucket, the bucket holds more: a process that
+//! shares its processor with others asks a few milliseconds late, and would otherwise never reach
+//! its rate.
 
 use super::time::{MILLISECOND, SECOND, Time, bytes_in};
 
-/// Most bytes the kernel cuts into datagrams in one system call: the largest IP packet.
+/// The most bytes that the kernel cuts into datagrams in one system call: the largest IP packet.
 pub const BATCH_BYTES_MAX: u64 = 64 << 10;
 
-/// Two packets, however slow the path. More would be easier on senders that ask seldom, but what
-/// comes at once to a queue that others keep full is lost at once: with ten, the slower of two flows
-/// never got its share.
+/// The smallest burst, in bytes: two packets, however slow the path. A larger burst would be easier
+/// on senders that ask seldom, but a burst into a queue that others keep full is lost. With ten
+/// packets, the slower of two flows never got its share.
 pub const BURST_BYTES_MIN: u64 = 2 * 1472;
 
-/// A burst is at most what the rate carries in this time, so that a slow link is not held up by a
-/// batch as large as one for a fast link. It is also how late a poll may come without loss of rate.
+/// A burst is at most what the rate carries in this time, in nanoseconds, so that a slow link does
+/// not get a batch as large as a fast link. The value is also how late a poll may come without loss
+/// of rate.
 pub const BURST_NANOS: u64 = 2 * MILLISECOND;
 
-/// Whoever is so much late at most makes up for it: a turn of another process, where processors are shared.
+/// A sender that is at most this late makes up for it, in nanoseconds: the time slice of another
+/// process, where processors are shared.
 pub const LATE_NANOS: u64 = 4 * MILLISECOND;
 
-/// No path is taken to be slower than a line of 128 kbit/s. An estimate can be as wrong as one likes (few bytes were confirmed
-/// long after they had been sent), and what waits minutes for its turn cannot put it right. How much may be under way is
-/// bounded in any case.
+/// The smallest rate in bytes per second: that of a link of 128 kbit/s. An estimate can be wrong by
+/// any factor (few bytes were confirmed long after they had been sent), and a sender that waits
+/// minutes for its turn cannot correct the estimate. The window bounds what is in flight in any
+/// case.
 pub const RATE_MIN: u64 = 16_000;
 
-/// Lets bytes leave at a rate.
+/// A token bucket that lets bytes leave at a rate.
 #[derive(Clone, Debug)]
 pub struct Pacer {
-    /// Bytes per second; nothing is held back without one.
+    /// Bytes per second; `None` holds nothing back.
     rate: Option<u64>,
     burst_bytes: u64,
-    /// Something waits for it.
+    /// Something waits for the bucket.
     is_awaited: bool,
-    /// Bytes that may leave, times [`SECOND`]: no call is too short to count. Below zero after a
-    /// batch larger than what was there.
+    /// Bytes that may leave, times [`SECOND`], so that a call after any short time counts. The
+    /// value is negative after a batch larger than the tokens in the bucket.
     tokens: i128,
     filled_at: Time,
 }
 
 impl Pacer {
-    /// A full bucket of at most so many bytes; [`BATCH_BYTES_MAX`] is the usual choice, more where
-    /// a sender can ask seldom. No rate yet: everything may leave.
+    /// A full bucket of at most `burst_bytes` bytes without a rate, so that everything may leave.
+    /// [`BATCH_BYTES_MAX`] is the usual size; senders that can ask only seldom need more.
     pub fn new(burst_bytes: u64) -> Pacer {
         let burst_bytes = burst_bytes.max(BURST_BYTES_MIN);
         let tokens = scaled(burst_bytes);
         Pacer { rate: None, burst_bytes, is_awaited: false, tokens, filled_at: Time(0) }
     }
 
-    /// From now on this rate, in bytes per second, but [`RATE_MIN`] at least. What has been saved up stays, as far as the
-    /// bucket for the new rate holds it.
+    /// Sets the rate in bytes per second; [`RATE_MIN`] is the minimum. The tokens remain, as far as
+    /// the bucket for the new rate holds them.
     pub fn set_rate(&mut self, now: Time, rate: Option<u64>) {
         if self.rate == rate {
             return;
@@ -63,7 +67,7 @@ impl Pacer {
         self.tokens = self.tokens.min(self.full());
     }
 
-    /// From now on something waits for nothing but the time, or nothing does.
+    /// Sets whether something waits for the time only.
     pub fn set_awaited(&mut self, now: Time, is_awaited: bool) {
         if self.is_awaited != is_awaited {
             self.fill(now);
@@ -71,19 +75,20 @@ impl Pacer {
         }
     }
 
-    /// Something has waited for so long that part of its rate is lost.
+    /// Whether something has waited for so long that tokens were lost.
     pub fn is_behind(&self, now: Time) -> bool {
         self.is_awaited && self.rate.is_some() && self.tokens_at(now) >= self.full()
     }
 
-    /// It is `now`: to be told before a wait, or a clock that has jumped back would make it as long as the jump.
+    /// Adjusts the bucket to the time. The sender must call this function before it waits:
+    /// otherwise, after a clock has jumped back, the wait would be as long as the jump.
     pub fn handle_time(&mut self, now: Time) {
         if now < self.filled_at {
             self.fill(now);
         }
     }
 
-    /// How long to wait before so many bytes may leave together; 0 = now.
+    /// The time to wait before `bytes` bytes may leave together, in nanoseconds; 0 means now.
     pub fn delay_nanos(&self, now: Time, bytes: u64) -> u64 {
         let Some(rate) = self.rate else { return 0 };
         let wanted = scaled(bytes.min(self.capacity()));
@@ -95,7 +100,7 @@ impl Pacer {
         u64::try_from(nanos).unwrap_or(u64::MAX)
     }
 
-    /// So many bytes have left, allowed or not.
+    /// Records that `bytes` bytes have left, whether allowed or not.
     pub fn handle_sent(&mut self, now: Time, bytes: u64) {
         self.fill(now);
         if self.rate.is_some() {
@@ -103,7 +108,7 @@ impl Pacer {
         }
     }
 
-    /// What the bucket holds at most, at its present rate, while nothing waits.
+    /// The most bytes that the bucket holds, at its present rate, while nothing waits.
     pub fn capacity(&self) -> u64 {
         let Some(rate) = self.rate else { return self.burst_bytes };
         bytes_in(BURST_NANOS, rate).clamp(BURST_BYTES_MIN, self.burst_bytes)
@@ -142,7 +147,8 @@ mod tests {
 
     const GIGABIT: u64 = 125_000_000;
 
-    /// Sends packets as soon as allowed, asking every `step`, and returns the bytes of a second.
+    /// Sends packets as soon as allowed, asking every `step_nanos`. Returns the bytes sent in a
+    /// second.
     fn sent_in_a_second(pacer: &mut Pacer, step_nanos: u64) -> u64 {
         let mut sent = 0;
         for step in 0..SECOND / step_nanos {
@@ -191,7 +197,7 @@ mod tests {
         let mut pacer = Pacer::new(BATCH_BYTES_MAX);
         pacer.set_rate(Time(0), Some(GIGABIT));
         pacer.handle_sent(Time(0), BATCH_BYTES_MAX);
-        // 1250 bytes take 10 microseconds at a gigabit.
+        // 1250 bytes take 10 microseconds at 1 Gbit/s.
         let delay = pacer.delay_nanos(Time(0), 1250);
         assert_eq!(delay, 10_000);
         assert!(pacer.delay_nanos(Time(delay - 1), 1250) > 0);
@@ -242,7 +248,7 @@ mod tests {
             pacer.handle_sent(now, due);
             let left = if lost { BATCH_BYTES_MAX } else { 0 };
             assert_eq!(pacer.delay_nanos(now, 1250), if left > 0 { 0 } else { 10_000 });
-            // What was saved up by waiting is not kept for later.
+            // Tokens that were collected by waiting are not kept for later.
             pacer.set_awaited(now, false);
             let later = Time(SECOND);
             pacer.handle_sent(later, BATCH_BYTES_MAX);

@@ -1,65 +1,68 @@
-//! How fast a path of any kind delivers, for dividing work between paths.
+//! The delivery rate of a path of any kind, for dividing work between paths.
 //!
-//! The owner says what it hands to the path and what the peer has confirmed; there need be no
-//! packets, so it serves TCP, shared memory and relays too. The rate is taken from the spacing of
-//! confirmations while something is under way: the first one after idleness only starts the watch,
-//! so neither the delay of the path nor the pauses of the program count as slowness. A path that was
-//! given little to do cannot show what it can: such a measurement may raise the estimate, never
-//! lower it. Without any measurement a path is taken for a common one, so that it gets its chance.
+//! The owner reports what it hands to the path and what the peer has confirmed. Packets are not
+//! needed, so the estimate serves TCP, shared memory and relays too. The rate is taken from the
+//! spacing of acknowledgements while bytes are in flight. The first acknowledgement after idleness
+//! only starts the measurement, so neither the delay of the path nor the pauses of the application
+//! count as slowness. A path that was given little to do cannot show its rate: such a measurement
+//! may raise the estimate, never lower it. A path without any measurement is assumed to have a
+//! common rate, so that it gets frames.
 
 use super::time::{MICROSECOND, Time, nanos_for, rate_of};
 
-/// What a path that has shown nothing is taken for, in bytes per second: 1 Gbit/s.
+/// The assumed rate of a path without measurement, in bytes per second: 1 Gbit/s.
 pub const RATE_UNKNOWN: u64 = 125_000_000;
 
-/// Shortest span that is measured. Confirmations come in bunches, a process is told of several at
-/// once; below this it is the bunching that would be measured.
+/// The shortest span that is measured, in nanoseconds. Acknowledgements come in bunches, and a
+/// process receives several at once; on a shorter span, the bunching would be measured.
 pub const SPAN_NANOS_MIN: u64 = 100 * MICROSECOND;
 
-/// Fewest bytes that are measured: some datagrams, or a path seems as fast as memory.
+/// The fewest bytes that are measured: some datagrams. With fewer bytes a path would seem as fast
+/// as memory.
 pub const SPAN_BYTES_MIN: u64 = 16 << 10;
 
-/// Bytes under way below which a path has too little to do to show its rate: one batch.
+/// With fewer bytes in flight than this, a path has too little to do to show its rate: one batch.
 pub const LOAD_BYTES_MIN: u64 = 64 << 10;
 
-/// One in so many parts of a new measurement enters the estimate.
+/// The inverse of the weight with which a measurement enters the estimate.
 const SMOOTHING: u64 = 4;
 
-/// What one path delivers.
+/// The delivery rate of one path.
 #[derive(Clone, Debug, Default)]
 pub struct DeliveryRate {
-    /// Bytes per second.
+    /// The estimated rate in bytes per second.
     estimate: Option<u64>,
     outstanding: u64,
     span: Option<Span>,
 }
 
-/// A measurement under way.
+/// A measurement that has begun and not ended.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     since: Time,
     bytes: u64,
-    /// Least bytes that were under way during it.
+    /// The fewest bytes that were in flight during the measurement.
     load: u64,
 }
 
 impl DeliveryRate {
-    /// Nothing measured yet.
+    /// A rate without measurement.
     pub fn new() -> DeliveryRate {
         DeliveryRate::default()
     }
 
-    /// So many bytes were handed to the path.
+    /// Records that `bytes` bytes were handed to the path.
     pub fn handle_sent(&mut self, bytes: u64) {
         self.outstanding = self.outstanding.saturating_add(bytes);
     }
 
-    /// So many bytes will not be confirmed: lost, or moved to another path.
+    /// Records that `bytes` bytes will not be confirmed, because they were lost or moved to another
+    /// path.
     pub fn handle_lost(&mut self, bytes: u64) {
         self.leave(bytes);
     }
 
-    /// The peer confirmed so many bytes.
+    /// Records that the peer confirmed `bytes` bytes.
     pub fn handle_delivered(&mut self, now: Time, bytes: u64) {
         let load = self.outstanding;
         self.outstanding = load.saturating_sub(bytes);
@@ -68,8 +71,8 @@ impl DeliveryRate {
             return;
         };
         span.bytes = span.bytes.saturating_add(bytes);
-        // What was under way before this confirmation came: the last of a message is no sign that
-        // the path had nothing to do while it delivered.
+        // The load is what was in flight before this acknowledgement. The last acknowledgement of a
+        // message does not show that the path had nothing to do while it delivered the message.
         span.load = span.load.min(load);
         let span = *span;
         let nanos = now.nanos_since(span.since);
@@ -83,23 +86,23 @@ impl DeliveryRate {
         }
     }
 
-    /// Bytes handed over and not yet confirmed.
+    /// The bytes handed to the path and not yet confirmed.
     pub fn outstanding_bytes(&self) -> u64 {
         self.outstanding
     }
 
-    /// Bytes per second, if it was ever measured.
+    /// The measured rate in bytes per second, if there is one.
     pub fn measured(&self) -> Option<u64> {
         self.estimate
     }
 
-    /// Bytes per second to reckon with.
+    /// The measured rate or, without one, [`RATE_UNKNOWN`], in bytes per second.
     pub fn bytes_per_second(&self) -> u64 {
         self.estimate.unwrap_or(RATE_UNKNOWN)
     }
 
-    /// How long from now until `more_bytes`, handed over behind `outstanding_bytes`, would be with
-    /// the peer: half a round trip and the time all of them take.
+    /// The time from now until `more_bytes`, handed over behind `outstanding_bytes`, would be with
+    /// the peer, in nanoseconds: half a round trip and the transfer time of all these bytes.
     pub fn finish_nanos(&self, outstanding_bytes: u64, more_bytes: u64, rtt_nanos: u64) -> u64 {
         let bytes = outstanding_bytes.saturating_add(more_bytes);
         nanos_for(bytes, self.bytes_per_second()).saturating_add(rtt_nanos / 2)
@@ -135,7 +138,7 @@ mod tests {
     use super::super::time::{MILLISECOND, SECOND};
     use super::*;
 
-    /// Sends `bytes` at once and has them confirmed in packets at `rate`, after `delay`.
+    /// Sends `bytes` at once and confirms them in packets at `rate`, after `delay`.
     fn message(path: &mut DeliveryRate, start: Time, bytes: u64, rate: u64, delay: u64) -> Time {
         path.handle_sent(bytes);
         let mut now = start.after(delay);
@@ -173,7 +176,7 @@ mod tests {
         for _ in 0..1000 {
             now = message(&mut path, now, 1024, 125_000_000, 10 * MILLISECOND);
         }
-        // One message after the other, never idle.
+        // The messages follow each other, and the path is never idle.
         path.handle_sent(1024);
         for _ in 0..1000 {
             path.handle_sent(1024);

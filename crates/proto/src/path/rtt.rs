@@ -1,48 +1,52 @@
 //! How long a round trip takes, and when an answer is late (RFC 6298).
 //!
-//! In come round trips as the owner measured them; out go a smoothed one, its variation, the
-//! shortest of late, and the time to wait before anything is sent again. Two things are the owner's
-//! to see to. A round trip may be measured only on bytes that were sent once, or whose answer says
-//! which sending it means (Karn's rule): an answer to the first sending taken for one to the second
-//! looks far too quick. And time the peer itself waited before it answered, if it says so, is to be
-//! taken off first.
+//! What enters: the round trips that the owner has measured. What leaves: the smoothed round trip,
+//! its variation, the shortest recent round trip, and the time to wait for an answer. The owner
+//! must observe two rules. A round trip may be measured only on bytes that were sent once, or whose
+//! acknowledgement names the transmission (Karn's algorithm): an acknowledgement of the first
+//! transmission that is taken for one of the second seems far too quick. And if the peer reports
+//! how long it delayed the answer, the owner must subtract this delay first.
 //!
-//! The time to wait doubles each time it passes in vain, up to a bound, and is what it was as soon
-//! as a new round trip is measured.
+//! The time to wait doubles each time that it passes without an answer, up to a bound. The next
+//! measured round trip ends this back-off.
 
 use super::time::{MILLISECOND, SECOND, Time};
 
-/// The wait before anything was measured. RFC 6298 asks for a second because it may not know
-/// anything of the path; ours begin with a hello that has just been answered, and the farthest two
-/// places on Earth are about this far apart.
+/// The time to wait before a round trip was measured, in nanoseconds. RFC 6298 asks for a second,
+/// because it assumes nothing about the path. The paths here begin with a hello that has just been
+/// answered, and this is about the round trip between the two farthest places on Earth.
 pub const TIMEOUT_NANOS_INITIAL: u64 = 200 * MILLISECOND;
 
-/// The shortest wait. RFC 6298 has a second for coarse clocks and delayed acknowledgements. Both
-/// ends here are processes, which may lose the processor for some milliseconds; what an early
-/// time-out costs is a probe, not the payload, and a path that died should be known soon.
+/// The shortest time to wait, in nanoseconds. RFC 6298 has a second, because of coarse clocks and
+/// delayed acknowledgements. Both ends here are processes, which may lose the processor for some
+/// milliseconds. An early timeout costs a probe, not the payload, and a path that died should be
+/// detected soon.
 pub const TIMEOUT_NANOS_MIN: u64 = 2 * MILLISECOND;
 
-/// The longest wait. RFC 6298 allows no less than a minute. A silent path is sent probes of a few
-/// bytes, so one every other second is no load, and one that heals is back within that time.
+/// The longest time to wait, in nanoseconds. RFC 6298 allows no less than a minute. A silent path
+/// gets probes of a few bytes, so one every two seconds is no load, and a path that works again is
+/// detected within this time.
 pub const TIMEOUT_NANOS_MAX: u64 = 2 * SECOND;
 
-/// The longest round trip that is believed. No path takes so long: an answer that does shows that one of the two sides was
-/// away, computing or stopped. Taken for the path's, the ten minutes of one such answer would slow the pace of what follows,
-/// and have every later loss or silence wait, for minutes.
+/// The longest valid round trip, in nanoseconds. No path takes this long: a later answer shows that
+/// one of the two sides was computing or stopped. If an answer after ten minutes counted as a round
+/// trip, the pace of everything that follows would slow down, and the detection of every later loss
+/// or silence would take minutes.
 pub const SAMPLE_NANOS_MAX: u64 = TIMEOUT_NANOS_MAX;
 
-/// Least allowance for variation: below this the scheduling of processes hides what the network
-/// does.
+/// The smallest allowance for variation, in nanoseconds: below this value, the scheduling of
+/// processes hides what the network does.
 pub const GRANULARITY_NANOS: u64 = MILLISECOND;
 
-/// The shortest round trip is that of the last one to two of these: long enough that a queue of our
-/// own making has been empty in between, short enough to notice another route.
+/// The shortest round trip is the minimum over the last one to two spans of this length, in
+/// nanoseconds. The span is long enough for a queue that this flow builds to have been empty once,
+/// and short enough to notice another route.
 pub const MIN_RTT_WINDOW_NANOS: u64 = 5 * SECOND;
 
-/// 2^11 times the shortest wait exceeds the longest.
+/// The most doublings: 2^11 times the shortest wait exceeds the longest.
 const DOUBLINGS_MAX: u32 = 11;
 
-/// Estimates of one path's round trip.
+/// The estimates of one path's round trip.
 #[derive(Clone, Debug, Default)]
 pub struct RttEstimator {
     estimate: Option<RttEstimate>,
@@ -58,12 +62,12 @@ struct RttEstimate {
 }
 
 impl RttEstimator {
-    /// Nothing is known yet.
+    /// Estimates without a measurement.
     pub fn new() -> RttEstimator {
         RttEstimator::default()
     }
 
-    /// A round trip was measured. Ends the back-off.
+    /// Records a measured round trip, which ends the back-off.
     pub fn handle_sample(&mut self, now: Time, rtt_nanos: u64) {
         let sample = rtt_nanos.clamp(1, SAMPLE_NANOS_MAX);
         self.estimate = Some(match self.estimate {
@@ -74,18 +78,18 @@ impl RttEstimator {
         self.doublings = 0;
     }
 
-    /// The wait passed without an answer: the next is twice as long.
+    /// Records that the wait passed without an answer: the next wait is twice as long.
     pub fn handle_timeout(&mut self) {
         self.doublings = (self.doublings + 1).min(DOUBLINGS_MAX);
     }
 
-    /// How long to wait for an answer now, back-off included.
+    /// The time to wait for an answer now, back-off included, in nanoseconds.
     pub fn timeout_nanos(&self) -> u64 {
         let doubled = self.base_timeout_nanos().saturating_mul(1 << self.doublings);
         doubled.min(TIMEOUT_NANOS_MAX)
     }
 
-    /// How long an answer may take while nothing is wrong: the wait without back-off.
+    /// The time that an answer may take while nothing is lost, without back-off, in nanoseconds.
     pub fn base_timeout_nanos(&self) -> u64 {
         let Some(estimate) = self.estimate else { return TIMEOUT_NANOS_INITIAL };
         let allowance = estimate.variation.saturating_mul(4).max(GRANULARITY_NANOS);
@@ -93,35 +97,36 @@ impl RttEstimator {
         wait.clamp(TIMEOUT_NANOS_MIN, TIMEOUT_NANOS_MAX)
     }
 
-    /// How often in a row the wait passed in vain, as far as it matters.
+    /// The number of waits in a row that passed without an answer, at most `DOUBLINGS_MAX`.
     pub fn doublings(&self) -> u32 {
         self.doublings
     }
 
-    /// The smoothed round trip.
+    /// The smoothed round trip in nanoseconds.
     pub fn smoothed_nanos(&self) -> Option<u64> {
         self.estimate.map(|estimate| estimate.smoothed)
     }
 
-    /// The mean deviation from it.
+    /// The mean deviation from the smoothed round trip, in nanoseconds.
     pub fn variation_nanos(&self) -> Option<u64> {
         self.estimate.map(|estimate| estimate.variation)
     }
 
-    /// The last one measured.
+    /// The latest measured round trip in nanoseconds.
     pub fn latest_nanos(&self) -> Option<u64> {
         self.estimate.map(|estimate| estimate.latest)
     }
 
-    /// The shortest of the last [`MIN_RTT_WINDOW_NANOS`] or up to twice that: the path without its queues.
+    /// The shortest round trip of the last [`MIN_RTT_WINDOW_NANOS`] or up to twice this time, in
+    /// nanoseconds: the path without its queues.
     pub fn minimum_nanos(&self) -> Option<u64> {
         self.shortest.value()
     }
 }
 
 impl RttEstimate {
-    /// A quarter of the deviation and an eighth of the sample enter, in this order: the deviation
-    /// is from the estimate before it moves.
+    /// The estimate after another sample. A quarter of the deviation and an eighth of the sample
+    /// enter, in this order: the deviation is that from the old estimate.
     fn moved_by(self, sample: u64) -> RttEstimate {
         let deviation = self.smoothed.abs_diff(sample);
         RttEstimate {
@@ -132,7 +137,7 @@ impl RttEstimate {
     }
 }
 
-/// The shortest of two spans of time, the one under way and the one before.
+/// The shortest round trip of two spans of time, the current one and the one before.
 #[derive(Clone, Debug, Default)]
 struct MinRttWindow {
     since: Time,
@@ -143,7 +148,7 @@ struct MinRttWindow {
 impl MinRttWindow {
     fn insert(&mut self, now: Time, sample: u64) {
         if now < self.since {
-            // The clock jumped back: the span begins anew, or it would never end.
+            // The clock jumped back: the span begins again, or it would never end.
             self.since = now;
         }
         let age = now.nanos_since(self.since);
@@ -165,10 +170,10 @@ impl MinRttWindow {
     }
 }
 
-/// `(a * weight + b) / whole`.
+/// The weighted mean `(a * weight + b * (whole - weight)) / whole`.
 fn mean(a: u64, weight: u64, b: u64, whole: u64) -> u64 {
     let sum = u128::from(a) * u128::from(weight) + u128::from(b) * u128::from(whole - weight);
-    // A mean is no larger than the larger of the two.
+    // A mean is no larger than the larger of the two values.
     (sum / u128::from(whole)) as u64
 }
 
@@ -195,7 +200,7 @@ mod tests {
         assert_eq!(rtt.variation_nanos(), Some(40 * MILLISECOND));
         assert_eq!(rtt.timeout_nanos(), 240 * MILLISECOND);
         rtt.handle_sample(at(1), 120 * MILLISECOND);
-        // 2.3: RTTVAR = 3/4 * 40 + 1/4 * |80 - 120|, SRTT = 7/8 * 80 + 1/8 * 120.
+        // RFC 6298, 2.3: RTTVAR = 3/4 * 40 + 1/4 * |80 - 120|, SRTT = 7/8 * 80 + 1/8 * 120.
         assert_eq!(rtt.variation_nanos(), Some(40 * MILLISECOND));
         assert_eq!(rtt.smoothed_nanos(), Some(85 * MILLISECOND));
         assert_eq!(rtt.timeout_nanos(), 245 * MILLISECOND);
@@ -230,7 +235,7 @@ mod tests {
         assert_eq!(rtt.minimum_nanos(), Some(10));
         rtt.handle_sample(at(12_000), 40);
         assert_eq!(rtt.minimum_nanos(), Some(30));
-        // After long silence nothing of before counts.
+        // After long silence, no earlier sample counts.
         rtt.handle_sample(at(100_000), 90);
         assert_eq!(rtt.minimum_nanos(), Some(90));
     }
@@ -252,7 +257,7 @@ mod tests {
         assert!(rtt.smoothed_nanos().unwrap() <= MILLISECOND + SAMPLE_NANOS_MAX / 8);
         assert_eq!(rtt.latest_nanos(), Some(SAMPLE_NANOS_MAX));
         assert_eq!(rtt.minimum_nanos(), Some(SAMPLE_NANOS_MAX));
-        // Nor does the first answer of all.
+        // A first sample that is too long is limited too.
         let mut rtt = RttEstimator::new();
         rtt.handle_sample(at(600_000), 600 * SECOND);
         assert_eq!(rtt.smoothed_nanos(), Some(SAMPLE_NANOS_MAX));
@@ -267,7 +272,7 @@ mod tests {
             let wait = rtt.timeout_nanos();
             assert!((TIMEOUT_NANOS_MIN..=TIMEOUT_NANOS_MAX).contains(&wait));
         }
-        // The minimum of before a jump back goes on to age.
+        // The minimum from before a jump back of the clock still expires.
         rtt.handle_sample(at(6_000), 70);
         rtt.handle_sample(at(12_000), 80);
         rtt.handle_sample(at(18_000), 80);

@@ -1,21 +1,22 @@
-//! Time as paths know it: nanoseconds since a start that means nothing, and how bytes, rates and
-//! spans go together.
+//! Time as paths know it: nanoseconds since an arbitrary start, and the conversion of bytes, rates
+//! and spans.
 //!
-//! A span is a plain `u64` named `…_nanos`, a rate is bytes per second. All sums saturate: a clock
-//! that jumps back makes spans of zero, one that jumps far makes long ones, and neither ends the
-//! process.
+//! A span is a plain `u64` named `…_nanos`, a rate is in bytes per second. All sums saturate: a
+//! clock that jumps back makes spans of zero, a clock that jumps far ahead makes long spans, and
+//! neither ends the process.
 
-/// A moment: nanoseconds since an arbitrary start, the same for all that one owner is told.
+/// A point in time: nanoseconds since an arbitrary start, which is the same for all times that one
+/// owner passes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// The span from `earlier` to this moment; zero if this is the earlier one.
+    /// The nanoseconds from `earlier` to this time; zero if `earlier` is later.
     pub const fn nanos_since(self, earlier: Time) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The moment so much later, or the last one there is.
+    /// The time `nanos` nanoseconds later, or the last representable time.
     pub const fn after(self, nanos: u64) -> Time {
         Time(self.0.saturating_add(nanos))
     }
@@ -28,23 +29,24 @@ pub const MILLISECOND: u64 = 1_000_000;
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// Bytes per second, when so many took so long. No time at all counts as one nanosecond.
+/// The rate in bytes per second, if `bytes` bytes took `nanos` nanoseconds. Zero nanoseconds count
+/// as one.
 pub fn rate_of(bytes: u64, nanos: u64) -> u64 {
     clamp(u128::from(bytes) * u128::from(SECOND) / u128::from(nanos.max(1)))
 }
 
-/// How long so many bytes take at a rate in bytes per second, rounded up. A rate of zero counts as
-/// one byte per second.
+/// The nanoseconds that `bytes` bytes take at a rate in bytes per second, rounded up. A rate of
+/// zero counts as one byte per second.
 pub fn nanos_for(bytes: u64, rate: u64) -> u64 {
     clamp((u128::from(bytes) * u128::from(SECOND)).div_ceil(u128::from(rate.max(1))))
 }
 
-/// How many whole bytes a rate in bytes per second carries in a span.
+/// The whole bytes that a rate in bytes per second carries in `nanos` nanoseconds.
 pub fn bytes_in(nanos: u64, rate: u64) -> u64 {
     clamp(u128::from(nanos) * u128::from(rate) / u128::from(SECOND))
 }
 
-/// So many hundredths of a value, rounded down.
+/// `percent` hundredths of a value, rounded down.
 pub fn percent_of(value: u64, percent: u64) -> u64 {
     clamp(u128::from(value) * u128::from(percent) / 100)
 }

@@ -1,16 +1,17 @@
-//! Bytes that wait for an output: a byte queue made of chunks which all queues of a relay share.
+//! Bytes that wait for an output: a byte queue made of chunks from a pool that all queues of a
+//! relay share.
 //!
 //! An empty queue owns no memory. What may never happen: bytes leave in another order than they
-//! came, or a chunk is kept that holds none.
+//! came, or a queue keeps a chunk that holds no bytes.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Bytes of a chunk: one TLS record, so that a full chunk becomes one without being cut.
+/// The size of a chunk in bytes: one TLS record, so that a full chunk becomes one record.
 pub const CHUNK_BYTES: usize = 16 << 10;
 
-/// Chunks kept for the next user. More are given back to the allocator: 2 MiB covers a burst.
+/// The most unused chunks in the pool. Further ones are freed: 2 MiB covers a burst.
 const SPARE_CHUNKS_MAX: usize = 128;
 
 /// The chunks that queues share.
@@ -39,17 +40,17 @@ impl ChunkPool {
     }
 }
 
-/// See the module head.
+/// A byte queue: see the module documentation.
 #[derive(Debug, Default)]
 pub struct ByteQueue {
     chunks: VecDeque<Box<[u8]>>,
-    /// Bytes of the first chunk that have left.
+    /// The bytes of the first chunk that have left.
     start: usize,
     length: usize,
 }
 
 impl ByteQueue {
-    /// Bytes waiting.
+    /// The number of bytes that wait.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -78,7 +79,7 @@ impl ByteQueue {
     /// Removes `count` bytes from the front.
     ///
     /// # Panics
-    /// If fewer wait.
+    /// If fewer than `count` bytes wait.
     pub fn pop(&mut self, pool: &mut ChunkPool, count: usize) {
         assert!(count <= self.length, "{count} bytes taken of {}", self.length);
         self.length -= count;
@@ -94,7 +95,7 @@ impl ByteQueue {
         }
     }
 
-    /// What waits, in order.
+    /// The bytes that wait, in order.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
         let end = self.start + self.length;
         self.chunks.iter().enumerate().map(move |(number, chunk)| {
@@ -103,10 +104,10 @@ impl ByteQueue {
         })
     }
 
-    /// Copies bytes from place `at` on into `out`.
+    /// Copies bytes from offset `at` on into `out`.
     ///
     /// # Panics
-    /// If fewer wait there.
+    /// If fewer than `at` + `out.len()` bytes wait.
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         assert!(at + out.len() <= self.length, "bytes are read that do not wait");
         let mut place = self.start + at;

@@ -1,4 +1,4 @@
-//! Where a frame goes next, and where it waits until it can.
+//! Where a relay sends a frame next, and where the frame waits until its output accepts it.
 
 pub mod byte_queue;
 pub mod routing_table;

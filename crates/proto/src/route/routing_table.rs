@@ -1,60 +1,61 @@
-//! The directory of one relay: process index → cluster → attached link or peer relay.
+//! The routing table of one relay: process index → cluster → attached link or peer relay.
 //!
 //! What enters: the job's map of clusters (fixed), and which link serves which endpoint or peer
-//! relay (changing). What leaves: a [`Route`] for every address there is. What may never happen: a
-//! lookup that costs more with more processes.
+//! relay (changing). What leaves: a [`Route`] for every address. What may never happen: a lookup
+//! costs more with more processes.
 //!
-//! Processes that are spawned while the job runs have their indices behind those of all clusters:
-//! each cluster owns a fixed number of them, in the order of the clusters. So a relay knows from the
-//! start where each of them belongs, and nobody has to tell it about a new one.
+//! The indices of processes that are spawned while the job runs follow the indices of all clusters:
+//! each cluster owns a fixed number of them, in the order of the clusters. So a relay knows from
+//! the beginning where each spawned process belongs, and needs no notification of a new process.
 
 use alloc::vec::Vec;
 
 use crate::id::{Address, ClusterId};
 
-/// A link of a relay, numbered by the relay. A number is used again after its link is gone.
+/// The number of a link of a relay, assigned by the relay. A number is used again after its link
+/// has closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// Most processes that can be spawned in one cluster in the life of a job: an index is never used
-/// again, and a relay has 24 bytes for each that has been used.
+/// The most processes that can be spawned in one cluster in the life of a job: an index is never
+/// used again, and a relay has 24 bytes for each index that has been used.
 pub const SPAWNED_MAX: u32 = 1 << 16;
 
-/// The processes of one cluster: `count` indices from `first`, and room for spawned ones.
+/// The processes of one cluster: `count` indices from `first`, and indices for spawned processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterRange {
-    /// Lowest process index of the cluster.
+    /// The lowest process index of the cluster.
     pub first: u32,
-    /// Number of its processes.
+    /// The number of processes with which the job begins in the cluster.
     pub count: u32,
-    /// Indices it owns behind those of all clusters, for processes spawned later; at most
-    /// [`SPAWNED_MAX`].
+    /// The number of indices that the cluster owns behind those of all clusters, for processes
+    /// spawned later; at most [`SPAWNED_MAX`].
     pub spawned: u32,
 }
 
 /// Where a frame for an address goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// To this link: an attached endpoint or a peer relay.
+    /// The frame goes to this link: an attached endpoint or a peer relay.
     Link(LinkId),
-    /// Its process belongs here, but the endpoint has not attached yet.
+    /// The target process belongs to this cluster, but the endpoint has not attached yet.
     NotAttached,
-    /// It was attached and has left.
+    /// The endpoint was attached and has left.
     Detached,
     /// No cluster of the job has such a process, or no relay leads there.
     NoRoute,
 }
 
-/// See the module head.
+/// The routing table of one relay: see the module documentation.
 #[derive(Debug)]
 pub struct RoutingTable {
     own: ClusterId,
     clusters: Vec<ClusterRange>,
-    /// One above the highest index in `clusters`: where indices of spawned processes begin.
+    /// One above the highest index in `clusters`, where the indices of spawned processes begin.
     end: u32,
     peers: Vec<Option<LinkId>>,
-    /// For each process of the own cluster, its endpoints: nearly always one. Spawned ones follow,
-    /// as far as they have attached.
+    /// The endpoints of each process of the relay's own cluster, nearly always one. Spawned
+    /// processes follow, as far as they have attached.
     attached: Vec<Vec<(u8, Attachment)>>,
 }
 
@@ -65,11 +66,11 @@ enum Attachment {
 }
 
 impl RoutingTable {
-    /// A table with nothing attached. `clusters[n]` is the range of cluster `n`.
+    /// Creates a table with nothing attached. `clusters[n]` is the range of cluster `n`.
     ///
     /// # Errors
-    /// If `own` is not among the clusters, a range exceeds [`Address::INDEX_MAX`], two overlap, or one has
-    /// more than [`SPAWNED_MAX`] indices for spawned processes.
+    /// If `own` is not among the clusters, a range exceeds [`Address::INDEX_MAX`], two ranges
+    /// overlap, or a cluster has more than [`SPAWNED_MAX`] indices for spawned processes.
     pub fn new(own: ClusterId, clusters: Vec<ClusterRange>) -> Result<Self, &'static str> {
         let Some(home) = clusters.get(own.0 as usize) else {
             return Err("the relay's own cluster is not among the clusters");
@@ -100,12 +101,12 @@ impl RoutingTable {
         self.own
     }
 
-    /// Number of clusters of the job.
+    /// The number of clusters of the job.
     pub fn cluster_count(&self) -> usize {
         self.clusters.len()
     }
 
-    /// The processes with which the job has begun.
+    /// The processes with which the job begins.
     pub fn processes(&self) -> impl Iterator<Item = u32> {
         self.clusters.iter().flat_map(|range| range.first..range.first.saturating_add(range.count))
     }
@@ -121,7 +122,7 @@ impl RoutingTable {
         }
     }
 
-    /// The cluster of a spawned process, and its number among those spawned there.
+    /// The cluster of a spawned process, and its number among the processes spawned there.
     fn spawned(&self, index: u32) -> Option<(ClusterId, u32)> {
         let mut number = index.checked_sub(self.end)?;
         for (at, range) in self.clusters.iter().enumerate() {
@@ -158,7 +159,7 @@ impl RoutingTable {
         }
     }
 
-    /// Leads frames for cluster `cluster` to `link`.
+    /// Routes frames for cluster `cluster` to `link`.
     ///
     /// # Panics
     /// If there is no such cluster.
@@ -171,10 +172,11 @@ impl RoutingTable {
         *self.peers.get(cluster.0 as usize)?
     }
 
-    /// Leads frames for `address` to `link`, or with `None` nowhere: it has left.
+    /// Routes frames for `address` to `link`, or with `None` to nobody, because the endpoint has
+    /// left.
     ///
     /// # Panics
-    /// If `address` is not in the own cluster.
+    /// If `address` is not in the relay's own cluster.
     pub fn set_endpoint(&mut self, address: Address, link: Option<LinkId>) {
         let attachment = link.map_or(Attachment::Detached, Attachment::Attached);
         let slot = self.slot(address);
@@ -188,7 +190,7 @@ impl RoutingTable {
         }
     }
 
-    /// The index of a process of the own cluster in `attached`.
+    /// The index in `attached` of a process of the relay's own cluster.
     fn slot(&self, address: Address) -> usize {
         let home = &self.clusters[self.own.0 as usize];
         let index = address.index();

@@ -1,60 +1,62 @@
 //! The datagram: a token, then one frame or one probe.
 //!
 //! ```text
-//!  0  u64 token      of the receiver, for this sender: what has another one is dropped unread
+//!  0  u64 token      of the receiver, for this sender: a datagram with another token is dropped
 //!  8  …   a frame
 //! ```
 //!
-//! or, where a frame has its kind, a 0:
+//! A probe has a 0 where a frame has its kind:
 //!
 //! ```text
-//!  8  u32 size       bytes of this datagram, or of the one that is answered
+//!  8  u32 size       bytes of this probe, or of the probe that is answered
 //! 12  u8  0
 //! 13  u8  1: probe, 2: answer
 //! 14  u16 0
-//! 16  u64 number     of the probe; its answer repeats it
+//! 16  u64 number     of the probe; the answer repeats the number
 //! 24  …   zeroes, up to `size` (probes only)
 //! ```
 //!
-//! A probe shows that a path carries datagrams of its size, in both directions if the answer comes. Probes have no
-//! check: one that is corrupt has another number or size than anybody waits for.
+//! A probe shows that a path carries datagrams of the probe's size, in both directions if the
+//! answer arrives. Probes have no checksum: a corrupt probe has a number or size for which nobody
+//! waits.
 
 use super::{Malformed, u16_at, u32_at, u64_at};
 
-/// Bytes of the token at the front of a datagram.
+/// The length of the token at the front of a datagram, in bytes.
 pub const TOKEN_BYTES: usize = 8;
 
-/// Bytes of a probe's answer, token included, and of the least probe.
+/// The length of a probe's answer, token included, and of the smallest probe, in bytes.
 pub const PROBE_BYTES: usize = 24;
 
 /// What a datagram carries behind its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatagramBody<'a> {
-    /// A frame, which has not been looked at.
+    /// A frame, which has not been parsed.
     Frame(&'a [u8]),
-    /// Wants an answer.
+    /// A probe, which wants an answer.
     Probe(PathProbe),
-    /// The probe of this size and number has arrived.
+    /// An answer: the probe of this size and number has arrived.
     ProbeReply(PathProbe),
 }
 
-/// A probe, or the one that is answered.
+/// A probe, or the probe that is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathProbe {
-    /// Bytes of the probe, token included.
+    /// The length of the probe in bytes, token included.
     pub size: u32,
-    /// Names it in its answer.
+    /// The number of the probe, which its answer repeats.
     pub number: u64,
 }
 
 const PROBE: u8 = 1;
 const REPLY: u8 = 2;
 
-/// Where a frame has its kind, counted from the start of the datagram.
+/// The offset of a frame's kind, counted from the start of the datagram.
 const KIND_AT: usize = TOKEN_BYTES + 4;
 
 impl PathProbe {
-    /// The front of this probe, or of its answer, to somebody with this token. A probe is filled up with zeroes.
+    /// The front of this probe, or of its answer, for a receiver with this token. The sender fills
+    /// a probe up with zeroes.
     pub fn emit(&self, token: u64, is_reply: bool) -> [u8; PROBE_BYTES] {
         let mut bytes = [0; PROBE_BYTES];
         bytes[0..8].copy_from_slice(&token.to_le_bytes());
@@ -74,7 +76,7 @@ pub fn token(datagram: &[u8]) -> Option<u64> {
 /// What follows the token of a datagram.
 ///
 /// # Errors
-/// If it is neither a probe nor long enough for anything else.
+/// [`Malformed`] if the datagram is shorter than a probe, or a malformed probe.
 #[inline]
 pub fn parse(datagram: &[u8]) -> Result<DatagramBody<'_>, Malformed> {
     if datagram.len() < PROBE_BYTES {

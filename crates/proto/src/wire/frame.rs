@@ -1,92 +1,100 @@
 //! The frame: a range of a channel's bytes behind a fixed header.
 //!
 //! ```text
-//!  0  u32 length     bytes after the header: head, check of the payload, payload
-//!  4  u8  kind       what the head is; never 0, so a zeroed word is "no frame"
+//!  0  u32 length     bytes after the header: head, checksum of the payload, payload
+//!  4  u8  kind       the kind of the head; never 0, so a zeroed word is "no frame"
 //!  5  u8  flags
 //!  6  u8  hops       relays passed so far
 //!  7  u8  framing CRC of length, kind and flags: see [`framing_crc`](mod@super::framing_crc)
 //!  8  u32 source     endpoint that sends
 //! 12  u32 target     endpoint that receives
-//! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
-//! 24  u64 delivered  all bytes of the opposite channel below this have been taken in
+//! 16  u64 sequence   number of the frame's first byte in its channel, or of the next byte for
+//!                    kinds without numbered bytes
+//! 24  u64 delivered  all bytes of the opposite channel below this number have been delivered
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
-//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of Determinant and Nondeterminism
-//!                    always there, and another one: of their numbers
+//! 36  u32 check      checksum of header and head, with 0 for `hops` and for the checksum; 0
+//!                    without [`flag::CHECKED`]. Determinant and Nondeterminism frames always
+//!                    have a checksum here, computed from their numbers
 //! ```
 //!
-//! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames in the order in which they were
-//! first sent. A frame that is sent again keeps its numbers; one that is cut for another path becomes
-//! [`Kind::Fragment`]s, whose payload is a range of the bytes of the frame. Checks, and the kinds that
-//! [`Kind::is_numbered`] does not name, are no bytes of the channel.
+//! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames, in the
+//! order in which the frames are first sent. A retransmitted frame keeps its numbers. A frame that
+//! is cut for another path becomes [`Kind::Fragment`]s, whose payload is a range of the bytes of
+//! the frame. Checksums, and frames of kinds that are not [`Kind::is_numbered`], are no bytes of
+//! the channel.
 
 use super::framing_crc::framing_crc;
 use super::{Malformed, u32_at, u64_at};
 use crate::id::Address;
 use crate::limit::{CHECKSUM_BYTES, FRAME_BODY_BYTES_MAX, HOPS_MAX, KIND_HEADER_BYTES_MAX};
 
-/// Bytes of a header.
+/// The length of a header in bytes.
 pub const HEADER_BYTES: usize = 40;
 
-/// Where the number of relays passed stands in a header,
+/// The offset in a header of the number of relays passed.
 pub const HOPS_AT: usize = 6;
-/// and the check of header and head.
+/// The offset in a header of the checksum of header and head.
 pub const CHECKSUM_AT: usize = 36;
 
 /// What a frame carries. Retired numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// First piece of an untagged message.
+    /// The first piece of an untagged message.
     Message = 1,
-    /// First piece of a tagged message.
+    /// The first piece of a tagged message.
     Tagged = 2,
-    /// The receiver lets more of a long message come.
+    /// The receiver grants more of a long message.
     Grant = 3,
-    /// A further piece of a long message.
+    /// A further, granted piece of a long message.
     Data = 4,
     /// The receiver has read a long message out of the sender's memory.
     Pulled = 5,
-    /// Nothing but the header's `delivered` and `credit`.
+    /// An acknowledgement: only the header's `delivered` and `credit`.
     Ack = 6,
-    /// Bytes for registered memory.
+    /// Bytes to write to registered memory.
     Write = 7,
-    /// Asks for bytes of registered memory.
+    /// A request for bytes of registered memory.
     Read = 8,
-    /// Bytes that were asked for.
+    /// Bytes of registered memory that were requested.
     ReadData = 9,
     /// An atomic operation on registered memory.
     Atomic = 10,
-    /// What an atomic operation found.
+    /// The old values that an atomic operation found.
     AtomicReply = 11,
-    /// A remote memory operation that was refused.
+    /// The refusal of a remote memory operation.
     Refused = 12,
-    /// The sender will send nothing more.
+    /// The sender delivers nothing new from now on. Frames of operations that the sender started
+    /// before may still follow.
     Goodbye = 13,
-    /// From a relay: the target of a frame cannot be reached.
+    /// From a relay: the target of a frame is unreachable.
     Unreachable = 14,
-    /// A further piece of a long message that its first piece has announced: it needs no grant.
+    /// A further piece of a long message that the first piece has announced: it needs no grant.
     Ahead = 15,
-    /// Some of the bytes of a frame.
+    /// A range of the bytes of a frame.
     Fragment = 16,
-    /// Which bytes of the opposite channel have arrived.
+    /// The ranges of the opposite channel that have arrived (a selective acknowledgement).
     Sack = 17,
-    /// Wants a [`Kind::Sack`].
+    /// A request for a [`Kind::Sack`].
     StatusRequest = 18,
     /// Bytes of the opposite channel have arrived corrupt.
     Nack = 19,
-    /// From a relay: bytes of the channel to the source of this were lost on the way.
+    /// From a relay: bytes of the channel to the source of this frame were lost on the way.
     Lost = 20,
-    /// Another address at which the sender takes connections.
+    /// Another address at which the sender accepts connections.
     AddressAdvertisement = 21,
-    /// Between an endpoint and its relay: after so many polls (`sequence`) the endpoint has taken in so many frames
-    /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the determinant before. From a relay,
-    /// with no polls: first, how many determinants there are (`credit`), and how many frames an earlier start of the endpoint has
-    /// sent (`delivered`); last, that this frame (`delivered`) is not what an earlier start of it sent.
+    /// Between an endpoint and its home relay: after `sequence` polls the endpoint delivered
+    /// `credit` frames, and its time went on by `delivered` microseconds; each number counts from
+    /// the determinant before. From a relay, with no polls: first, the number of determinants
+    /// (`credit`), and the number of frames that an earlier incarnation of the endpoint has sent
+    /// (`delivered`); last, a divergence: the frame with number `delivered` differs from the frame
+    /// that an earlier incarnation sent.
     Determinant = 22,
-    /// From an endpoint to its relay: what the program has read of clocks and chance, from byte `sequence` of its record on,
-    /// and that it has looked for messages so often (`delivered`); [`nondeterminism_frame`](super::nondeterminism_frame) has the rest. From a relay, in front
-    /// of its first Determinant: it keeps that, and has the bytes before `sequence`.
+    /// From an endpoint to its home relay: the recorded nondeterminism (clocks and random numbers
+    /// that the program has read) from byte `sequence` of the record on, and the number of polls
+    /// for messages so far (`delivered`). [`nondeterminism_frame`](super::nondeterminism_frame) has
+    /// the rest. From a relay, before its first Determinant: the relay keeps such a record, and has
+    /// the bytes before `sequence`.
     Nondeterminism = 23,
 }
 
@@ -118,7 +126,8 @@ impl Kind {
         Kind::Nondeterminism,
     ];
 
-    /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
+    /// Whether frames of this kind are bytes of the channel, which are retained until they are
+    /// confirmed and delivered in order.
     #[inline]
     pub fn is_numbered(self) -> bool {
         let is_control = matches!(
@@ -134,7 +143,7 @@ impl Kind {
         !is_control && !self.reports_undeliverable()
     }
 
-    /// Whether only relays send it, to the source of frames that they could not deliver.
+    /// Whether only relays send this kind, to the source of frames that they could not deliver.
     #[inline]
     pub fn reports_undeliverable(self) -> bool {
         matches!(self, Kind::Unreachable | Kind::Lost)
@@ -145,7 +154,7 @@ impl Kind {
     }
 }
 
-/// Bits of the header's `flags`.
+/// The bits of the header's `flags`.
 pub mod flag {
     /// The message carries remote completion data.
     pub const CQ_DATA: u8 = 1;
@@ -153,35 +162,36 @@ pub mod flag {
     pub const LONG: u8 = 2;
     /// The sender waits for `delivered` to pass this frame.
     pub const WANT_ACK: u8 = 4;
-    /// Grant: the receiver takes no more than the limit; the message ends there.
+    /// For Grant: the receiver accepts no more than the limit, and the message ends there.
     pub const TRUNCATED: u8 = 8;
-    /// The header's `check` holds, and [`CHECKSUM_BYTES`](crate::limit::CHECKSUM_BYTES) of the payload's check stand before the
-    /// payload, if there is one.
+    /// The header's `check` field is valid, and [`CHECKSUM_BYTES`](crate::limit::CHECKSUM_BYTES)
+    /// bytes of the payload's checksum precede the payload, if there is one.
     pub const CHECKED: u8 = 16;
-    /// Every bit that means something.
+    /// Every defined bit.
     pub const ALL: u8 = CQ_DATA | LONG | WANT_ACK | TRUNCATED | CHECKED;
 }
 
-/// The meaning of a header.
+/// The decoded fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes after the header, at most [`FRAME_BODY_BYTES_MAX`].
+    /// The number of bytes after the header, at most [`FRAME_BODY_BYTES_MAX`].
     pub length: u32,
-    /// What the head is.
+    /// The kind of the head.
     pub kind: Kind,
-    /// Bits of [`flag`].
+    /// The bits of [`flag`].
     pub flags: u8,
-    /// Relays passed, at most [`HOPS_MAX`].
+    /// The number of relays passed, at most [`HOPS_MAX`].
     pub hops: u8,
-    /// Endpoint that sends.
+    /// The endpoint that sends.
     pub source: Address,
-    /// Endpoint that receives.
+    /// The endpoint that receives.
     pub target: Address,
-    /// Number of the first byte after the header; of a notice, its [`pair_check`].
+    /// The number of the first byte after the header; in a frame that a relay makes, the
+    /// [`pair_check`].
     pub sequence: u64,
-    /// See the module head.
+    /// The delivered position: see the module documentation.
     pub delivered: u64,
-    /// See the module head.
+    /// The released credit: see the module documentation.
     pub credit: u32,
 }
 
@@ -203,8 +213,9 @@ impl Header {
             self.delivered,
             pair(self.credit, self.numbers_checksum()),
         ];
-        // Whole words, as they are read again at once by whoever copies them: what is written in smaller pieces has to be in
-        // the caches first.
+        // The header is written in whole words, because it is copied at once: a load of a word that
+        // was just written in smaller pieces must wait until these have reached the first-level
+        // cache.
         for (bytes, word) in bytes[..HEADER_BYTES].chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
@@ -213,8 +224,8 @@ impl Header {
     /// Reads and checks a header.
     ///
     /// # Errors
-    /// If it is short, if its framing CRC says that it was changed on the way, if it is of an unknown kind or flag, or longer than
-    /// any frame may be.
+    /// [`Malformed`] if the header is cut off, if its framing CRC does not match, if its kind or a
+    /// flag is unknown, or if the frame is longer than any frame may be.
     #[inline(always)]
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
         if bytes.len() < HEADER_BYTES {
@@ -241,10 +252,11 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether header and head, which are all of `front`, are what was sent, by the check that `sum` makes of them.
+    /// Checks header and head, which are all of `front`, against the header's checksum; `sum`
+    /// computes checksums.
     ///
     /// # Errors
-    /// If not, or if the frame has no check.
+    /// [`Malformed`] if the checksum does not match, or if the frame has none.
     #[inline]
     pub fn verify(&self, front: &[u8], sum: impl Fn(&[u8]) -> u32) -> Result<(), Malformed> {
         if self.flags & flag::CHECKED == 0 {
@@ -263,14 +275,15 @@ impl Header {
         }
     }
 
-    /// Whether its numbers go into the record of an endpoint.
+    /// Whether the frame's numbers become part of an endpoint's message log.
     #[inline]
     fn is_recorded(&self) -> bool {
         matches!(self.kind, Kind::Determinant | Kind::Nondeterminism)
     }
 
-    /// Of the numbers that go into a record: one of which any was changed on the way would bring nobody back, and nobody would
-    /// see it before. 0 for everything else.
+    /// The checksum of the numbers that become part of a message log, or 0 for frames of other
+    /// kinds. With a number that was changed in transit, replay would fail, and nobody would notice
+    /// before the replay.
     #[inline]
     fn numbers_checksum(&self) -> u32 {
         if !self.is_recorded() {
@@ -284,10 +297,11 @@ impl Header {
         (words.into_iter().fold(0x9e37_79b9_7f4a_7c15, mix) >> 16) as u32
     }
 
-    /// Bytes of the payload behind a head of `head` bytes, and of the check before it.
+    /// The length of the payload behind a head of `head` bytes, and of the checksum before the
+    /// payload.
     ///
     /// # Errors
-    /// If the frame is shorter than they are.
+    /// [`Malformed`] if the frame is shorter than head and checksum.
     #[inline]
     pub fn payload(&self, head: usize) -> Result<(u64, usize), Malformed> {
         let after = (self.length as usize).checked_sub(head);
@@ -326,8 +340,8 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// What the `sequence` of a notice is: relays make notices without [`flag::CHECKED`], and whoever believed a damaged one would
-/// give up the wrong peer.
+/// The `sequence` of a frame that a relay makes. Relays make frames without [`flag::CHECKED`], and
+/// an endpoint that believed a corrupt one would declare the wrong peer unreachable.
 pub fn pair_check(source: Address, target: Address) -> u64 {
     !pair(source.0, target.0)
 }

@@ -1,20 +1,23 @@
-//! A check of the few bytes of a header that say how long its frame is.
+//! A CRC of the few header bytes that decide how long a frame is.
 //!
-//! Who reads a stream waits for the rest of a frame as long as its header says. A length, a kind or a flag that was changed
-//! on the way would make it wait for bytes that nobody sends, and what has arrived would never be looked at: the check of
-//! the whole header comes too late. So these bytes have one of their own, CRC-8 with the polynomial 0x2F (AUTOSAR, CRC8H2F),
-//! which finds every change of up to three bits of them.
+//! The reader of a stream waits for the rest of a frame as long as the frame's header says. With a
+//! length, kind or flag that was changed in transit, the reader would wait for bytes that nobody
+//! sends, and would never check what has arrived: the checksum of the whole header comes too late.
+//! So these bytes have a CRC of their own, CRC-8 with the polynomial 0x2F (AUTOSAR, CRC8H2F), which
+//! detects every change of up to three of their bits.
 
-/// Bytes that are guarded: length, kind and flags. (`hops`, which relays change, is not.)
+/// The number of protected bytes: length, kind and flags. (`hops`, which relays change, is not
+/// protected.)
 pub const FRAMING_BYTES: usize = 6;
 
 const POLYNOMIAL: u8 = 0x2f;
 
-/// What byte `b` at place `at` does to the check is `TABLES[at][b]`: the check is linear, so places are looked up side by side.
+/// `TABLES[at][b]` is what byte `b` at offset `at` contributes to the CRC. The CRC is linear, so
+/// the offsets are looked up independently.
 static TABLES: [[u8; 256]; FRAMING_BYTES] = tables();
 
-/// The CRC of what the first [`FRAMING_BYTES`] of `header` hold. Never that of zeroes for anything near them, nor
-/// zero for them: a zeroed header is no header.
+/// The CRC of the first [`FRAMING_BYTES`] of `header`. The initial value 0xFF makes the CRC of
+/// zeroed bytes nonzero, so a zeroed header is no valid header.
 #[inline]
 pub fn framing_crc(header: &[u8]) -> u8 {
     let bytes = &header[..FRAMING_BYTES];

@@ -3,14 +3,15 @@
 //! ```text
 //! dialler                                   listener
 //!   Open  {magic, version, job, nonce}  ──►  checks magic, version, job
-//!   ◄──  Reply {magic, version, nonce, introduction, proof}      (listener speaks for itself)
+//!   ◄──  Reply {magic, version, nonce, introduction, proof}      (of the listener)
 //!   Close {introduction, proof}         ──►  checks the proof; the link is up on both sides
 //! ```
 //!
 //! A proof is HMAC-SHA256 (RFC 2104) under the job's key over a label, both nonces and the
-//! introduction, so nothing can be replayed, reflected or changed. Each of the three messages has a fixed
-//! size; a listener keeps [`OPEN_BYTES`] of a stranger's bytes and no more. What may never happen:
-//! a field of an introduction is looked at before its proof has been checked.
+//! introduction, so nothing can be replayed, reflected or changed. Each of the three messages has a
+//! fixed size. A listener holds at most [`OPEN_BYTES`] bytes of a pending connection before the
+//! magic, the version and the job match. What may never happen: a field of an introduction is read
+//! before its proof has been checked.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -20,11 +21,11 @@ use crate::id::{Address, ClusterId, JobId, JobKey};
 use crate::limit::PROTOCOL_VERSION;
 use crate::wire::name::NAME_BYTES;
 
-/// Bytes of the dialler's first message.
+/// The length of the dialler's first message in bytes.
 pub const OPEN_BYTES: usize = 56;
-/// Bytes of the listener's answer.
+/// The length of the listener's answer in bytes.
 pub const REPLY_BYTES: usize = 40 + INTRODUCTION_BYTES + PROOF_BYTES;
-/// Bytes of the dialler's second message.
+/// The length of the dialler's second message in bytes.
 pub const CLOSE_BYTES: usize = INTRODUCTION_BYTES + PROOF_BYTES;
 
 const MAGIC: [u8; 4] = *b"LBrg";
@@ -34,71 +35,74 @@ const PROOF_BYTES: usize = 32;
 
 const _: () = assert!(LOG_POSITION_AT + 4 * 8 == INTRODUCTION_BYTES);
 
-/// A random number used once.
+/// A random number that is used once.
 pub type Nonce = [u8; 32];
 
-/// What a side says of itself, under the protection of its proof.
+/// What a side says about itself, protected by its proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// What it is and wants.
+    /// The role of this side.
     pub role: Role,
-    /// Its endpoint address ([`Address::ANONYMOUS`] for relays).
+    /// The endpoint address ([`Address::ANONYMOUS`] for relays).
     pub address: Address,
-    /// How often the process has been started.
+    /// The incarnation: how often the process has been started.
     pub incarnation: u32,
-    /// Its cluster.
+    /// The cluster of this side.
     pub cluster: ClusterId,
-    /// Its process id on its node.
+    /// The process id on the node.
     pub pid: u32,
-    /// Eager bytes the other side may have under way towards it.
+    /// The eager bytes that the other side may have in flight towards this side.
     pub eager_window: u32,
-    /// Address of eight bytes in its memory which hold `cookie`, to try whether it may be read.
+    /// The address of eight bytes in the process's memory that hold `cookie`. The other side reads
+    /// them to find out whether it may read this memory.
     pub cookie_address: u64,
-    /// See `cookie_address`.
+    /// The value at `cookie_address`.
     pub cookie: u64,
-    /// The name its MPI library hands out for it (zero for relays).
+    /// The name that the MPI library hands out for the endpoint (zero for relays).
     pub name: [u8; NAME_BYTES],
-    /// Of a process that is recorded: where it stands.
+    /// The log position of a recorded process.
     pub log_position: LogPosition,
 }
 
-/// Where a process stands in what its relay has on record of it: at its beginning, or where an image of it was taken.
+/// The position of a process in the message log that its home relay keeps: at the process's
+/// beginning, or where a checkpoint of it was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogPosition {
-    /// So often it has told its relay that it has taken something in.
+    /// The number of determinants that the process has sent to its relay.
     pub determinants: u64,
-    /// So many bytes had the frames that it has taken in.
+    /// The number of bytes of the frames that the process has delivered.
     pub taken: u64,
-    /// So many frames it has sent.
+    /// The number of frames that the process has sent.
     pub sent: u64,
-    /// No start of it will ever stand before this many determinants.
+    /// No later incarnation of the process will start from a checkpoint before this number of
+    /// determinants.
     pub kept: u64,
 }
 
-/// What a side of a link is.
+/// The kind of a side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
-    /// An endpoint of a process, speaking for itself only.
+    /// An endpoint of a process, which sends only frames of its own.
     Endpoint = 1,
-    /// A relay, speaking for a cluster.
+    /// A relay, which sends frames of a cluster.
     Relay = 2,
     /// A test process of `landbridge doctor`.
     Doctor = 3,
 }
 
-/// Why a hello was refused. The text is the one log line it gets.
+/// Why a hello was refused. The text becomes one log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It does not speak this protocol.
+    /// The other side does not speak this protocol.
     Garbage,
-    /// It speaks another version of it.
+    /// The other side speaks another version of this protocol.
     Version(u16),
-    /// It belongs to another job.
+    /// The other side belongs to another job.
     Job,
-    /// It does not know the job's key.
+    /// The other side does not know the job's key.
     Proof,
-    /// It proved the key and then said something senseless.
+    /// The other side proved the key and sent an invalid introduction.
     Introduction(&'static str),
 }
 
@@ -117,7 +121,7 @@ impl core::fmt::Display for Refusal {
     }
 }
 
-/// The dialler's side of a hello. Consumed step by step, so no step can be taken twice.
+/// The dialler's side of a hello. Each step consumes the value, so no step can happen twice.
 pub struct Dialler {
     key: JobKey,
     job: JobId,
@@ -131,7 +135,7 @@ impl Dialler {
         Self { key, job, own, nonce }
     }
 
-    /// The first message.
+    /// The dialler's first message.
     pub fn open(&self) -> [u8; OPEN_BYTES] {
         let mut bytes = [0; OPEN_BYTES];
         emit_prefix(&mut bytes);
@@ -140,10 +144,12 @@ impl Dialler {
         bytes
     }
 
-    /// Checks the answer; gives the second message and who the listener is.
+    /// Checks the listener's answer. Returns the dialler's second message and the listener's
+    /// introduction.
     ///
     /// # Errors
-    /// If the listener is not who it should be: drop the connection.
+    /// [`Refusal`] if the listener does not prove that it belongs to the job: the caller must drop
+    /// the connection.
     pub fn handle_reply(
         self,
         reply: &[u8; REPLY_BYTES],
@@ -170,10 +176,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Checks the first message of a stranger; gives the answer to send.
+    /// Checks the first message of a pending connection. Returns the answer to send.
     ///
     /// # Errors
-    /// If the stranger does not belong here: drop the connection.
+    /// [`Refusal`] if the dialler does not belong to this job: the caller must drop the connection.
     pub fn handle_open(
         job: JobId,
         key: &JobKey,
@@ -195,10 +201,10 @@ impl Listener {
         Ok((Self { key: key.clone(), nonces }, reply))
     }
 
-    /// Checks the second message; says who the dialler is.
+    /// Checks the dialler's second message. Returns the dialler's introduction.
     ///
     /// # Errors
-    /// If the dialler does not know the key: drop the connection.
+    /// [`Refusal`] if the dialler does not know the key: the caller must drop the connection.
     pub fn handle_close(self, close: &[u8; CLOSE_BYTES]) -> Result<Introduction, Refusal> {
         let (introduction, proof) = close.split_at(INTRODUCTION_BYTES);
         verify(&self.key, DIALLER, &self.nonces, introduction, proof)?;
@@ -288,7 +294,7 @@ fn verify(
     introduction: &[u8],
     proof: &[u8],
 ) -> Result<(), Refusal> {
-    // Compares in constant time.
+    // The comparison takes constant time.
     mac(key, label, nonces, introduction).verify_slice(proof).map_err(|_| Refusal::Proof)
 }
 

@@ -1,4 +1,4 @@
-//! The head: what follows a frame's header, fixed for each kind, before the payload.
+//! The head: what follows a frame's header and precedes its payload, fixed for each kind.
 
 use core::array;
 
@@ -6,176 +6,180 @@ use super::{Malformed, u32_at, u64_at};
 use crate::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
 use crate::wire::frame::{Kind, flag};
 
-/// The meaning of a head. Op numbers are the sender's or receiver's own; the other side only
-/// hands them back.
+/// The decoded fields of a head. Operation numbers belong to the sender or the receiver; the other
+/// side only returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindHeader {
     /// A whole message, or with `long` its first piece.
     Message {
-        /// 0 for untagged messages.
+        /// The tag; 0 for untagged messages.
         tag: u64,
-        /// Remote completion data, valid with [`flag::CQ_DATA`].
+        /// The remote completion data, valid with [`flag::CQ_DATA`].
         data: u64,
-        /// Present with [`flag::LONG`].
+        /// The fields of a long message, present with [`flag::LONG`].
         long: Option<Long>,
     },
     /// Send operation `send` may go on up to byte `limit`; its pieces go to receive `recv`.
     Grant {
-        /// Operation of the message's sender.
+        /// The operation number of the message's sender.
         send: u32,
-        /// Operation of its receiver.
+        /// The operation number of the message's receiver.
         recv: u32,
-        /// Bytes of the message that may be sent so far.
+        /// The bytes of the message that may be sent so far.
         limit: u64,
     },
-    /// Bytes `offset..` of the message for `recv`.
+    /// Bytes `offset..` of the message for receive `recv`.
     Data {
-        /// Operation of the receiver.
+        /// The operation number of the receiver.
         recv: u32,
-        /// Place of the payload in the message.
+        /// The offset of the payload in the message.
         offset: u64,
     },
-    /// Bytes `offset..` of the message of `send`, out of those its first piece announced.
+    /// Bytes `offset..` of the message of send operation `send`, which its first piece announced.
     Ahead {
-        /// Operation of the message's sender.
+        /// The operation number of the message's sender.
         send: u32,
-        /// Place of the payload in the message.
+        /// The offset of the payload in the message.
         offset: u64,
     },
-    /// The memory of `send` is no longer needed.
+    /// The receiver has read the message, so the memory of send operation `send` is no longer
+    /// needed.
     Pulled {
-        /// Operation of the message's sender.
+        /// The operation number of the message's sender.
         send: u32,
     },
-    /// Nothing.
+    /// No head.
     Empty,
-    /// Payload for `offset..` of the region `key`.
+    /// The payload belongs at `offset..` of region `key`.
     Write {
-        /// Operation to name in a refusal.
+        /// The operation number, which a refusal repeats.
         op: u32,
-        /// Bytes of the whole write, for the target's completion (2^32 - 1: that many or more).
+        /// The bytes of the whole write, for the target's completion (2^32 - 1: that many or more).
         total: u32,
-        /// Region.
+        /// The key of the region.
         key: u64,
-        /// Place in the region.
+        /// The offset in the region.
         offset: u64,
-        /// Remote completion data, valid with [`flag::CQ_DATA`].
+        /// The remote completion data, valid with [`flag::CQ_DATA`].
         data: u64,
     },
-    /// Asks for `length` bytes at `offset` of the region `key`.
+    /// A request for `length` bytes at `offset` of region `key`.
     Read {
-        /// Operation to name in the answer.
+        /// The operation number, which the answer repeats.
         op: u32,
-        /// Region.
+        /// The key of the region.
         key: u64,
-        /// Place in the region.
+        /// The offset in the region.
         offset: u64,
-        /// Bytes wanted.
+        /// The number of bytes wanted.
         length: u64,
     },
-    /// Bytes `offset..` of what `op` asked for.
+    /// Bytes `offset..` of the answer to read operation `op`.
     ReadData {
-        /// Operation that asked.
+        /// The operation number of the reader.
         op: u32,
-        /// Place in the answer.
+        /// The offset in the answer.
         offset: u64,
     },
-    /// Operand bytes, then as many bytes to compare with if `compares`.
+    /// An atomic operation. The payload is the operand bytes, then, if bit 1 of `wants` is set, as
+    /// many bytes to compare with.
     Atomic {
-        /// Operation to name in the answer.
+        /// The operation number, which the answer repeats.
         op: u32,
-        /// `enum fi_op`.
+        /// The operation: a value of libfabric's `enum fi_op`.
         operation: u8,
-        /// `enum fi_datatype`.
+        /// The type of the operands: a value of libfabric's `enum fi_datatype`.
         datatype: u8,
-        /// Bit 0: the old values are wanted; bit 1: the second half of the payload is to compare with.
+        /// Bit 0: the old values are wanted; bit 1: the second half of the payload holds the values
+        /// to compare with.
         wants: u8,
-        /// Bytes of the target that take part.
+        /// The bytes of the target on which the operation works.
         length: u32,
-        /// Region.
+        /// The key of the region.
         key: u64,
-        /// Place in the region.
+        /// The offset in the region.
         offset: u64,
     },
-    /// The old values for `op` follow.
+    /// The payload is the old values for atomic operation `op`.
     AtomicReply {
-        /// Operation that asked.
+        /// The operation number of the asking side.
         op: u32,
     },
     /// The payload is bytes `offset..` of a frame of `whole` bytes, head included.
     Fragment {
-        /// What the frame is.
+        /// The kind of the frame.
         kind: Kind,
-        /// Its flags.
+        /// The flags of the frame.
         flags: u8,
-        /// First byte.
+        /// The offset in the frame of the fragment's first byte.
         offset: u32,
-        /// Bytes of the frame.
+        /// The bytes of the frame.
         whole: u32,
     },
-    /// Ranges of bytes that have arrived, besides all below the header's `delivered`; the one that grew last comes first.
-    /// Empty ones mean nothing.
+    /// The ranges of bytes that have arrived, beyond all bytes below the header's `delivered`; the
+    /// range that grew last comes first. Empty ranges mean nothing.
     Sack {
-        /// Number of the status request that this answers, or 0.
+        /// The number of the status request that this answers, or 0.
         answers: u64,
-        /// First byte, and how many.
+        /// The first byte and the number of bytes of each range.
         ranges: [(u64, u32); SACK_RANGES],
     },
-    /// Wants a report.
+    /// A request for a report of the ranges that have arrived.
     StatusRequest {
-        /// Names the status request in its answer; from 1.
+        /// The number of the status request, which its answer repeats; from 1.
         number: u64,
     },
     /// Bytes `start..end` have arrived corrupt.
     Nack {
-        /// First byte.
+        /// The number of the first byte.
         start: u64,
-        /// End.
+        /// The number of the first byte after the range.
         end: u64,
     },
     /// Another address at which the sender can be reached.
     AddressAdvertisement(AdvertisedAddress),
-    /// Nothing, but it counts: [`Kind::Goodbye`].
+    /// No fields; the head of [`Kind::Goodbye`] still takes up bytes of the channel.
     Goodbye,
-    /// `op` was refused with the (positive) errno `error`.
+    /// Operation `op` was refused with the (positive) errno `error`.
     Refused {
-        /// Operation that was refused.
+        /// The operation number of the refused operation.
         op: u32,
-        /// Why.
+        /// The errno.
         error: u32,
     },
 }
 
-/// An address at which an endpoint takes connections, or datagrams.
+/// An address at which an endpoint accepts connections or datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdvertisedAddress {
-    /// IPv6, or IPv4 mapped into it.
+    /// An IPv6 address, or an IPv4 address mapped into IPv6.
     pub ip: [u8; 16],
-    /// TCP port, or with a token UDP port.
+    /// The TCP port, or with a token the UDP port.
     pub port: u16,
-    /// What every datagram to that port begins with, if the one who was told this sends it; 0: it is a TCP port.
+    /// The token with which every datagram to the port must begin if the receiver of this
+    /// advertisement sends it; 0 for a TCP port.
     pub token: u64,
 }
 
-/// Ranges in one report: as many as the longest head has room for.
+/// The number of ranges in one report: as many as fit into the longest head.
 pub const SACK_RANGES: usize = 3;
 
-/// What the receiver of a long message must know to ask for the rest.
+/// What the receiver of a long message must know to obtain the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Long {
-    /// Bytes of the whole message.
+    /// The bytes of the whole message.
     pub total: u64,
-    /// Operation of the sender, for [`KindHeader::Grant`] and [`KindHeader::Pulled`].
+    /// The operation number of the sender, for [`KindHeader::Grant`] and [`KindHeader::Pulled`].
     pub send: u32,
-    /// Address of the whole message in the sender's memory, if it lies in one piece and may be
-    /// read by a process of the same node; else 0.
+    /// The address of the whole message in the sender's memory, if the message is contiguous and a
+    /// process of the same node may read it; otherwise 0.
     pub memory: u64,
-    /// Bytes behind the first piece that follow unasked, in [`Kind::Ahead`] frames.
+    /// The bytes behind the first piece that follow without a grant, in [`Kind::Ahead`] frames.
     pub ahead: u32,
 }
 
 impl KindHeader {
-    /// Bytes of the head of a frame of `kind` with `flags`.
+    /// The length in bytes of the head of a frame of `kind` with `flags`.
     #[inline]
     pub fn size(kind: Kind, flags: u8) -> usize {
         match kind {
@@ -199,7 +203,7 @@ impl KindHeader {
         }
     }
 
-    /// Writes the head to the front of `bytes`, and says how long it is.
+    /// Writes the head to the front of `bytes`. Returns its length in bytes.
     ///
     /// # Panics
     /// If `bytes` is shorter than [`KIND_HEADER_BYTES_MAX`].
@@ -258,7 +262,8 @@ impl KindHeader {
     /// Reads the head of a frame of `kind` with `flags`.
     ///
     /// # Errors
-    /// If `bytes` is shorter than [`KindHeader::size`], or a field contradicts the frame.
+    /// [`Malformed`] if `bytes` is shorter than [`KindHeader::size`], or if a field contradicts the
+    /// frame.
     #[inline(always)]
     pub fn parse(kind: Kind, flags: u8, bytes: &[u8]) -> Result<KindHeader, Malformed> {
         if bytes.len() < KindHeader::size(kind, flags) {

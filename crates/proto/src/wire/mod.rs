@@ -1,6 +1,7 @@
-//! Bytes and their meaning. Everything is little endian and the same on the wire, in shared memory
-//! and in a log. Parsing never panics: malformed input is a [`Malformed`], and every length is
-//! bounded before anyone takes memory for it.
+//! Encoding and decoding of everything that is sent. All numbers are little endian, and the
+//! encoding is the same on the wire, in shared memory and in a message log. Parsing never panics:
+//! malformed input is a [`Malformed`], and every length is bounded before memory is allocated for
+//! it.
 
 pub mod datagram;
 pub mod frame;
@@ -10,7 +11,7 @@ pub mod kind_header;
 pub mod name;
 pub mod nondeterminism_frame;
 
-/// Input that is not what it claims to be. Says which rule it broke.
+/// Malformed input. The text names the rule that the input breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 

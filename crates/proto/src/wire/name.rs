@@ -1,40 +1,43 @@
 //! The name of an endpoint: what MPI libraries exchange and hand back as an address.
 //!
-//! It is an *introduction*: who the endpoint is (`address`, `unique`), and where it may be reached
-//! today (cluster, node, IP addresses, port). Only the first part is identity. Which of the addresses leads there is for
-//! whoever calls to find out: a host may have some that nobody else reaches, and its names for them tell nothing.
+//! A name says who the endpoint is (`address`, `unique`) and where it may be reached at present
+//! (cluster, node, IP addresses, port). Only the first part is identity. The dialler must find out
+//! which of the addresses leads to the endpoint: a host may have addresses that no other host
+//! reaches, and interface names do not show which.
 
 use super::{Malformed, u16_at, u32_at, u64_at};
 use crate::id::{Address, ClusterId};
 
-/// Bytes of a name: MPICH allows 64 and compresses runs of equal bytes.
+/// The length of a name in bytes: MPICH allows 64 and compresses runs of equal bytes.
 pub const NAME_BYTES: usize = 48;
 
 const MAGIC: u16 = 0x1b1d;
 const VERSION: u8 = 2;
-/// What stands where the addresses are: one IPv6 address, or IPv4 addresses, of which those that are zero are none.
+/// The form of the address field: one IPv6 address, or IPv4 addresses, of which a zero one means
+/// none.
 const FORM_IPV6: u8 = 0;
 const FORM_IPV4: u8 = 1;
 
-/// Further IPv4 addresses that a name has room for, beside an IPv4 one.
+/// The number of further IPv4 addresses in a name, in addition to the first IPv4 address.
 pub const FURTHER_MAX: usize = 4;
 
-/// The meaning of a name.
+/// The decoded fields of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Who: process index and endpoint, or [`Address::ANONYMOUS`].
+    /// Identity: process index and endpoint, or [`Address::ANONYMOUS`].
     pub address: Address,
-    /// Who, for anonymous processes: unlike that of any other endpoint.
+    /// Identity of an anonymous process: a number that no other endpoint has.
     pub unique: u64,
-    /// Where: the cluster.
+    /// Location: the cluster.
     pub cluster: ClusterId,
-    /// Where: equal for processes that can share memory.
+    /// Location: the node; equal for processes that can share memory.
     pub node: u64,
-    /// Where: IPv6 or IPv4-mapped address for direct TCP.
+    /// Location: the IPv6 or IPv4-mapped address for direct TCP.
     pub ip: [u8; 16],
-    /// Where else, for want of an answer there: IPv4 addresses, zero for none. An IPv6 address leaves no room for them.
+    /// Location: further IPv4 addresses to try if the first does not answer, zero for none. With an
+    /// IPv6 address there is no space for them.
     pub further: [[u8; 4]; FURTHER_MAX],
-    /// Where: TCP port, 0 if it accepts no direct connections.
+    /// Location: the TCP port; 0 if the endpoint accepts no direct connections.
     pub port: u16,
 }
 
@@ -63,7 +66,7 @@ impl Name {
     /// Reads a name.
     ///
     /// # Errors
-    /// If it is not one of this version.
+    /// [`Malformed`] if the bytes are no name of this version.
     pub fn parse(bytes: &[u8]) -> Result<Name, Malformed> {
         if bytes.len() < NAME_BYTES || u16_at(bytes, 0) != MAGIC || bytes[2] != VERSION {
             return Err(Malformed("an address is not a landbridge name of this version"));
@@ -90,10 +93,10 @@ impl Name {
     }
 }
 
-/// What an IPv6 address that stands for an IPv4 one begins with.
+/// The prefix of an IPv4-mapped IPv6 address.
 const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-/// The IPv4 address that an IPv6 one stands for, if it does.
+/// The IPv4 address that is mapped into an IPv6 address, if there is one.
 fn mapped(ip: &[u8; 16]) -> Option<[u8; 4]> {
     let (start, end) = ip.split_at(MAPPED.len());
     if start == MAPPED { end.try_into().ok() } else { None }

@@ -1,11 +1,14 @@
-//! What a Nondeterminism frame says: bytes of a record of clocks, or from where on that is needed.
+//! The contents of a Nondeterminism frame: bytes of a record of clocks and random numbers, or the
+//! position from which on the record is needed.
 //!
-//! The bytes stand behind a check of their own, whatever the endpoints of the job have agreed on for their messages: a record of
-//! which one bit was changed on the way would be told a new start, and nobody would see it before. (The numbers of the header
-//! have one as well, see [`frame`](super::frame).)
+//! A checksum of their own precedes the bytes, whatever checks the endpoints of the job use for
+//! their messages: a record with one changed bit would be replayed to the next incarnation, and
+//! nobody would notice before. (The numbers of the header have a checksum as well, see
+//! [`frame`](super::frame).)
 //!
-//! Who has read much says it in pieces, which may end within an entry of the record. All but the last one say that more of the same
-//! batch follows: a batch ends where an entry ends, and only whole ones may be told to a new start.
+//! A process that has read much sends the record in pieces, which may end within an entry of the
+//! record. Every piece but the last of a batch says that more of the batch follows. A batch ends
+//! where an entry ends, and only whole batches may be replayed to the next incarnation.
 
 use super::frame::{Header, Kind};
 use super::{Malformed, u32_at};
@@ -13,36 +16,37 @@ use crate::digest::digest;
 use crate::id::Address;
 use crate::limit::CHECKSUM_BYTES;
 
-/// Bits of a Nondeterminism frame's `credit`: there is no more room in the record;
+/// A bit of a Nondeterminism frame's `credit`: the record has reached its maximum size.
 const FULL: u32 = 1;
-/// what lies before `sequence` is needed no more;
+/// A bit of a Nondeterminism frame's `credit`: the record before `sequence` is no longer needed.
 const TRIM: u32 = 2;
-/// more of the same batch follows.
+/// A bit of a Nondeterminism frame's `credit`: more of the same batch follows.
 const HAS_MORE: u32 = 4;
 
-/// No record is so long.
+/// The largest valid position in a record, in bytes.
 const POSITION_MAX: u64 = 1 << 62;
 
-/// See the module head.
+/// The contents of a Nondeterminism frame: see the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NondeterminismFrame<'a> {
-    /// The bytes of the record from `from` on.
+    /// Bytes of the record from position `from` on.
     Append {
-        /// The place of the first of them.
+        /// The position of the first byte in the record.
         from: u64,
-        /// What was read.
+        /// The bytes of the record.
         bytes: &'a [u8],
-        /// There is no room in the record for what came then. Of a batch, its last piece says so.
+        /// The record has reached its maximum size, so later entries are missing. Only the last
+        /// piece of a batch says this.
         is_full: bool,
-        /// More of the same batch follows: the last of these bytes may be in the middle of an entry.
+        /// More of the same batch follows: the last of these bytes may lie within an entry.
         has_more: bool,
     },
-    /// What lies before this place is needed no more.
+    /// The record before this position is no longer needed.
     Trim(u64),
 }
 
-/// The header of a frame that says so, of a program that has looked for messages so often; and the check that goes in front of the
-/// bytes, if there are any.
+/// The header of a frame with this content, from a program that has polled for messages `polls`
+/// times; and the checksum that precedes the bytes, if there are any.
 pub fn emit(
     content: NondeterminismFrame<'_>,
     polls: u64,
@@ -70,10 +74,10 @@ pub fn emit(
     (header, check)
 }
 
-/// What a frame with this header says, of an endpoint. `body`: all that stands behind the header.
+/// The content of an endpoint's frame with this header. `body` is all that follows the header.
 ///
 /// # Errors
-/// If it is not what was sent, or nothing that one may say.
+/// [`Malformed`] if the checksum does not match, or if the content is invalid.
 pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<NondeterminismFrame<'a>, Malformed> {
     if header.sequence > POSITION_MAX {
         return Err(Malformed("no record of clocks is so long"));
@@ -96,7 +100,7 @@ pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<NondeterminismFrame<
 }
 
 fn check(bytes: &[u8]) -> u32 {
-    // The upper bits hang upon all of them.
+    // The upper 32 bits of the digest depend on all bytes.
     (digest(bytes) >> 32) as u32
 }
 

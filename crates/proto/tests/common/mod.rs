@@ -1,8 +1,8 @@
-//! What the tests of endpoints share.
+//! Code that the tests of endpoints share.
 
 use landbridge_proto::endpoint::Memory;
 
-/// Memory that only has a size.
+/// Memory that has a size and no bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Room(pub u64);
 

@@ -1,4 +1,5 @@
-//! Paths that lose in silence: what goes again, when, and what is asked. The time is told by hand.
+//! Paths with silent loss: what is retransmitted, when, and which status requests are sent. The
+//! tests set the time by hand.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -40,7 +41,7 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
     while a.next_busy().is_some() {}
-    // That it is lost nobody says.
+    // Nobody reports the loss.
     assert_eq!(a.next_wake(), Some(at(4_000)));
     a.handle_time(at(3_999));
     assert_eq!(a.next_busy(), None);
@@ -62,7 +63,7 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     assert_eq!(a.next_wake(), None, "there is nothing more to wait for");
 }
 
-/// A relay has it, and nobody sends it again when its source is gone.
+/// A relay has taken the frame, and nobody retransmits it once its source has ended.
 #[test]
 fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
     let (mut a, mut b) = pair(PathProperties::RELAY);
@@ -71,7 +72,7 @@ fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
     a.goodbye(PEER);
     let goodbye = a.next(ONE).unwrap();
     assert_eq!((a.is_flushed(), a.is_safe(), a.is_goodbye_acknowledged()), (true, false, false));
-    // The relay says that it has lost something: it was the message.
+    // The relay reports a loss: the message was lost.
     a.presume_path_lost(PEER, ONE);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.deliver(ONE, &b.next(ONE).unwrap());
@@ -93,7 +94,7 @@ fn last_words_are_waited_for_only_while_somebody_listens() {
     b.goodbye(PEER);
     a.deliver(ONE, &b.next(ONE).unwrap());
     assert!(a.is_goodbye_acknowledged(), "it has left, too");
-    // What is in a socket outlives its sender.
+    // Bytes in a socket outlive their sender.
     let (mut a, _) = pair(STREAM);
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
@@ -146,7 +147,7 @@ fn a_spoilt_range_is_named_again_to_who_asks() {
     a.send(message(5)).unwrap();
     let corrupt = a.next(ONE).or_else(|| a.next(TWO)).unwrap();
     assert!(b.handle_corrupt_frame(PEER, &corrupt.header));
-    // The relay loses the word.
+    // The relay loses the Nack.
     assert_eq!(b.next(TWO).unwrap().kind(), Kind::Nack);
     a.handle_time(at(4_000));
     settle(&mut a, &mut b);
@@ -193,7 +194,7 @@ fn after_a_silence_a_question_goes_and_no_payload() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
     let wake = a.next_wake().unwrap();
-    // A first round trip is not known.
+    // No round trip has been measured yet.
     assert_eq!(wake, at(201));
     a.handle_time(wake);
     assert_eq!(a.next_busy(), Some(PEER));
@@ -201,7 +202,7 @@ fn after_a_silence_a_question_goes_and_no_payload() {
     assert_eq!((ask.kind(), a.next(ONE).is_none()), (Kind::StatusRequest, true));
     let second = a.next_wake().unwrap();
     assert_eq!(second.0 - wake.0, 402 * MILLISECOND, "twice as long");
-    // All are lost. The answer shows it.
+    // All frames are lost, which the answer shows.
     a.set_time(at(300));
     b.deliver(ONE, &ask);
     a.deliver(ONE, &b.next(ONE).unwrap());
@@ -281,7 +282,7 @@ fn copies_that_are_wanted_back_are_asked_about_once() {
     assert!(!a.retains_for(PEER));
 }
 
-/// Who reads may not have its answer confirmed before the region goes away.
+/// A reader need not wait for the acknowledgement of its answer before the region is closed.
 #[test]
 fn what_is_read_here_is_copied_in_any_case() {
     let (mut a, mut b) = pair(STREAM);
@@ -293,7 +294,8 @@ fn what_is_read_here_is_copied_in_any_case() {
     assert!(b.poll_transmit(PEER, ONE).unwrap().wants_copy);
 }
 
-/// The peer's way here works and ours there does not: it was never opened on this side.
+/// The path from the peer to this side works, and the path back does not: it was never opened on
+/// this side.
 #[test]
 fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
     let (mut a, mut b) = pair(PathProperties { spare: true, ..STREAM });
@@ -336,7 +338,8 @@ fn no_more_leaves_than_the_window_has_room_for() {
     a.send(message(1 << 19)).unwrap();
     let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
     assert!((5..20).contains(&frames.len()), "{}", frames.len());
-    // More does when they are confirmed, and the peer is named without the driver's doing.
+    // More frames leave when these are confirmed, and the endpoint names the peer as busy by
+    // itself.
     a.set_time(at(5));
     while a.next_busy().is_some() {}
     frames.iter().for_each(|frame| b.deliver(ONE, frame));
@@ -364,7 +367,8 @@ fn who_is_paced_is_named_again_when_more_may_leave() {
         }
         while a.next_busy().is_some() {}
     }
-    // A burst, and then little by little, though the window would have room.
+    // A burst leaves first, and then one datagram after the other, though the window would allow
+    // more.
     a.handle_time(now);
     while a.next_busy().is_some() {}
     let burst = std::iter::from_fn(|| a.next(ONE)).count();
@@ -404,7 +408,7 @@ fn a_report_goes_by_no_path_that_is_doubted() {
         a.presume_path_lost(PEER, ONE);
         let ask = a.next(ONE).unwrap();
         assert_eq!(ask.kind(), Kind::StatusRequest);
-        // The other side is heard by this path, and knows that it does not hear.
+        // The other side receives by this path, and knows that it is not heard by it.
         b.suspect_path(PEER, ONE, true);
         b.deliver(ONE, &ask);
         assert!(b.next(ONE).is_none(), "{path:?}");
@@ -470,7 +474,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         let (mut a, mut b) = pair(PathProperties { datagram: Some(kind), ..DATAGRAMS });
         a.send(message(1_000)).unwrap();
         let mut frames = vec![a.next(ONE).unwrap()];
-        // Questions come more and more rarely.
+        // Status requests become less and less frequent.
         while let Some(wake) = a.next_wake().filter(|wake| *wake < at(600_000)) {
             a.handle_time(wake);
             frames.extend(std::iter::from_fn(|| a.next(ONE)));
@@ -497,7 +501,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
     }
 }
 
-/// The other side of every test, and the paths to it.
+/// The peer in every test, and the paths to it.
 const PEER: Peer = Peer(0);
 const ONE: PathId = PathId(0);
 const TWO: PathId = PathId(1);
@@ -539,7 +543,7 @@ fn posting(bytes: u64) -> Posting<Room> {
     Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
 }
 
-/// Five messages have left, at time 0.
+/// Sends five messages at time 0.
 fn five(a: &mut Endpoint<Room>) -> Vec<Frame> {
     for _ in 0..5 {
         a.send(message(5)).unwrap();
@@ -550,7 +554,7 @@ fn five(a: &mut Endpoint<Room>) -> Vec<Frame> {
     frames
 }
 
-/// Everything goes by any path until there is nothing more.
+/// Exchanges frames by any path until there are no more.
 fn settle(a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
     for _ in 0..100 {
         let mut moved = false;
@@ -608,7 +612,7 @@ impl Drive for Endpoint<Room> {
         let _: PayloadDestination = place;
         self.handle_payload(PEER, path);
         while let Some(kept) = self.next_reassembled(PEER) {
-            // All that come early are short messages, of one kind.
+            // All frames that arrive early are short messages of one kind.
             if frame.kind() == Kind::Fragment || self.handle_reassembled(PEER, &[0; 48]).is_err() {
                 return;
             }

@@ -1,8 +1,8 @@
-//! What is longer than a datagram.
+//! Frames that are longer than a datagram.
 
 use super::*;
 
-/// It takes three datagrams.
+/// A request that takes three datagrams.
 const LONG_REQUEST: AtomicRequest = AtomicRequest {
     op: 0,
     operation: 1,
@@ -43,7 +43,7 @@ fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
     a.atomic(PEER, request, Room(900), Some(Room(900)), TICKET).unwrap();
     b.deliver(ONE, &a.next(ONE).unwrap());
     let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
-    // By now no datagram has room for the answer: it goes in pieces, which confirm nothing.
+    // By now no datagram can hold the answer: it is sent in pieces, which confirm nothing.
     b.set_path(PEER, ONE, PathProperties { payload_max: 500, eager_max: 500, ..DATAGRAMS });
     b.answer(PEER, request.op, Room(900));
     let pieces: Vec<Frame> = std::iter::from_fn(|| b.next(ONE)).collect();
@@ -69,7 +69,7 @@ fn nothing_too_long_leaves_whatever_else_is_to_be_done() {
     let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
     a.next(path).unwrap();
     a.handle_time(a.next_wake().unwrap());
-    // A question is due by the one path; frames too long are by the other.
+    // A status request is due by the one path; overlong frames are sent by the other.
     for _ in 0..3 {
         a.atomic(PEER, LONG_REQUEST, Room(2_500), None, TICKET).unwrap();
     }

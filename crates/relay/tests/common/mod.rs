@@ -1,4 +1,4 @@
-//! Real relay processes, and clients that speak the protocol to them.
+//! Real relay processes, and clients that speak the protocol with them.
 #![allow(dead_code)]
 
 use std::fmt::Write as _;
@@ -13,14 +13,14 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::framing_crc::framing_crc;
 use landbridge_proto::wire::hello::{Dialler, Introduction, LogPosition, REPLY_BYTES, Role};
 
-/// Nothing in these tests takes longer, except on a machine that has stopped.
+/// The longest wait. Nothing in these tests takes longer, except on a machine that has stopped.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub const JOB: JobId = JobId([7; 16]);
 pub const KEY: JobKey = JobKey([9; 32]);
 pub const RANKS_PER_CLUSTER: u32 = 4;
 
-/// The certificates of one job.
+/// The certificate authority of one job.
 pub struct Authority {
     issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
 }
@@ -37,7 +37,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// Certificate and key of the relay of `cluster`.
+    /// Issues certificate and key of the relay of `cluster`.
     pub fn issue(&self, cluster: u16) -> (String, String) {
         let name = format!("relay-{cluster}.landbridge");
         let parameters = rcgen::CertificateParams::new(vec![name]).unwrap();
@@ -67,7 +67,7 @@ impl Plan {
         Self { text }
     }
 
-    /// One cluster of `ranks` processes, and no other relay.
+    /// The configuration of a relay without other relays, with one cluster of `ranks` processes.
     pub fn alone(ranks: u32) -> Self {
         let mut plan = Self::new(0, &Authority::new());
         plan.text = plan.text.replace("[[0, 4], [4, 4]]", &format!("[[0, {ranks}]]"));
@@ -75,7 +75,7 @@ impl Plan {
     }
 
     pub fn line(mut self, line: &str) -> Self {
-        // Before the first table.
+        // The line goes before the first table.
         self.text.insert_str(0, &format!("{line}\n"));
         self
     }
@@ -90,7 +90,7 @@ impl Plan {
     }
 }
 
-/// A running relay. Killed when dropped.
+/// A running relay. Dropping it kills the process.
 pub struct RelayProcess {
     pub child: Child,
     pub ranks: SocketAddr,
@@ -128,12 +128,12 @@ impl RelayProcess {
         Self { child, ranks, relays, lifeline: Some(lifeline), lines, events, log: Vec::new() }
     }
 
-    /// Two linked relays, of clusters 0 and 1; the second dials.
+    /// Starts two linked relays, of clusters 0 and 1; the second dials.
     pub fn pair() -> (Self, Self) {
         Self::pair_with(&[])
     }
 
-    /// The same, with these variables set.
+    /// Starts two linked relays, of clusters 0 and 1, with these environment variables set.
     pub fn pair_with(variables: &[(&str, &str)]) -> (Self, Self) {
         let authority = Authority::new();
         let start = |plan| Self::start_with(&plan, command(variables));
@@ -144,7 +144,7 @@ impl RelayProcess {
         (zero, one)
     }
 
-    /// Waits for a line of the log that contains `text`, and gives it.
+    /// Waits for a line of the log that contains `text`, and returns the line.
     pub fn wait_for(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -157,7 +157,7 @@ impl RelayProcess {
                     }
                 }
                 Err(_) => {
-                    // Where it stands tells more than what it did not say.
+                    // The counters show more than the missing line.
                     self.signal(libc::SIGUSR1);
                     self.log.extend(self.lines.recv_timeout(Duration::from_secs(1)));
                     panic!("no line with {text:?} in the log: {:#?}", self.log)
@@ -166,12 +166,12 @@ impl RelayProcess {
         }
     }
 
-    /// The next lines it prints on stdout.
+    /// The next lines that the relay prints on standard output.
     pub fn events(&mut self, count: usize) -> Vec<String> {
         (0..count).map(|_| self.events.recv_timeout(PATIENCE).unwrap()).collect()
     }
 
-    /// Asks for the counters; gives one of them.
+    /// Asks for the counters, and returns one of them.
     pub fn counter(&mut self, name: &str) -> u64 {
         self.signal(libc::SIGUSR1);
         let line = self.wait_for("frames=");
@@ -197,7 +197,7 @@ impl RelayProcess {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Bytes of physical memory that the relay's own data takes.
+    /// The bytes of physical memory that the relay's own data takes.
     pub fn memory_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -208,7 +208,7 @@ impl RelayProcess {
         self.lifeline = None;
     }
 
-    /// Waits for its end; gives the exit code.
+    /// Waits for the end of the relay. Returns the exit code.
     pub fn wait(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -228,14 +228,15 @@ impl Drop for RelayProcess {
     }
 }
 
-/// A relay with these variables set. Ranks of these tests send frames without checks, unless a test says otherwise.
+/// A command that starts a relay with these environment variables set. Ranks of these tests send
+/// frames without checksums, unless a test says otherwise.
 pub fn command(variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary());
     command.env("LANDBRIDGE_INTEGRITY", "off").envs(variables.iter().copied());
     command
 }
 
-/// The relay that was built with this test; examples look beside themselves.
+/// The relay that was built with this test; examples look in the folder above their own.
 pub fn binary() -> std::path::PathBuf {
     match option_env!("CARGO_BIN_EXE_landbridge-relay") {
         Some(path) => path.into(),
@@ -284,7 +285,7 @@ impl Rank {
         self.stream.write_all(&std::mem::take(&mut bytes)).unwrap();
     }
 
-    /// Takes leave of a peer.
+    /// Sends Goodbye to a peer.
     pub fn say_goodbye(&mut self, target: u32) {
         let mut bytes = frame(self.address, Address::new(target, 0), 0, &[0; 8]);
         bytes[4] = Kind::Goodbye as u8;
@@ -292,7 +293,7 @@ impl Rank {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The next frame that is not from a relay.
+    /// The next frame that does not come from a relay.
     pub fn receive_frame(&mut self) -> (Header, Vec<u8>) {
         loop {
             let (header, body) = self.receive();
@@ -346,7 +347,7 @@ pub fn introduction(index: u32) -> Introduction {
 pub fn frame(source: Address, target: Address, sequence: u64, body: &[u8]) -> Vec<u8> {
     let header = Header {
         length: body.len() as u32,
-        // One without a head: all of the body is the test's.
+        // The kind has no head, so the test determines the whole body.
         kind: Kind::Ack,
         flags: 0,
         hops: 0,
@@ -362,7 +363,7 @@ pub fn frame(source: Address, target: Address, sequence: u64, body: &[u8]) -> Ve
     bytes
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that show their position.
 pub fn pattern(sequence: u64, length: usize) -> Vec<u8> {
     (sequence..sequence + length as u64).map(|n| (n ^ (n >> 8)) as u8).collect()
 }

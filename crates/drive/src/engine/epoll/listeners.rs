@@ -1,4 +1,4 @@
-//! How connections come to be: listeners that accept, and relays that are dialled.
+//! How connections begin: listeners that accept, and relays that are dialled.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -25,19 +25,19 @@ use crate::link::socket::Socket;
 use crate::link::tls::TlsLink;
 use crate::sys;
 
-/// Tokens from here on are doors.
+/// The first epoll token of listeners.
 pub const LISTENER_BASE: u64 = u64::MAX - 1_000;
-/// Tokens from here on are controls.
+/// The first epoll token of controls.
 pub const CONTROL_BASE: u64 = u64::MAX - 500;
 
-/// Connections accepted before others get a turn.
+/// The most connections accepted before other events have their turn.
 const ACCEPTS_MAX: usize = 64;
-/// How long the doors stay closed when there are no more descriptors.
+/// How long the listeners pause when there are no more descriptors.
 const ACCEPT_PAUSE_MILLIS: u64 = 100;
-/// The first pause before a relay is dialled again; doubled each time, up to what the user allows.
+/// The first pause before a relay is dialled again. It doubles up to the configured maximum.
 const DIAL_MILLIS_MIN: u64 = 100;
 
-/// A network where UDP is dropped and TCP is not answers a TCP dial sooner.
+/// TCP that connects later suggests an outage: a network that drops only UDP answers sooner.
 const OUTAGE_CONNECT_MILLIS: u64 = 900;
 
 enum ListeningSocket {
@@ -125,31 +125,31 @@ impl ListeningSocket {
     }
 }
 
-/// A stream to a relay that is to be dialled.
+/// A stream to a relay that this relay dials.
 pub struct Dial {
     pub(super) peer: Peer,
-    /// Number of the stream, from 0 on.
+    /// The number of the stream, from 0 on.
     pub(super) stream: u32,
     next: usize,
     due_millis: Option<u64>,
     pause_millis: u64,
     pause_millis_max: u64,
-    /// Why each address could not be reached, as far as that has been told since the link was up.
+    /// The reason for each unreachable address that was logged since the link was last up.
     reported: Vec<(String, String)>,
-    /// Over UDP it could not be reached here: TCP is next.
+    /// The address at which UDP failed, and to which TCP is dialled next.
     fallback: Option<SocketAddr>,
-    /// When UDP has failed, if TCP may still show that it was the whole network.
+    /// The time at which UDP failed, if TCP may still show that the whole network was down.
     udp_failed_millis: Option<u64>,
     /// UDP has failed twice in a row, or is about to be tried for the second time.
     is_udp_retry: bool,
-    /// TCP is let go of in favour of UDP.
+    /// The TCP connection is closed in favour of another UDP dial.
     is_dropped_for_udp: bool,
     pub(super) udp_backoff: UdpBackoff,
     pub(super) udp_upgrade: UdpUpgrade,
 }
 
 impl Dial {
-    /// As many as there are to be streams.
+    /// The dials of all streams to `peer`.
     pub fn all(peer: &Peer, setup: &Setup, now_millis: u64) -> Vec<Self> {
         let pause_millis_max = (setup.redial_max.as_millis() as u64).max(DIAL_MILLIS_MIN);
         let new = |stream| Self {
@@ -174,8 +174,8 @@ impl Dial {
         self.due_millis.is_some()
     }
 
-    /// Whether this reason is another one than the last for this address. There are no more entries than
-    /// addresses.
+    /// Records the reason for this address, one of at most as many entries as there are addresses,
+    /// and returns whether it differs from the last reason.
     fn is_new_reason(&mut self, address: String, why: &str) -> bool {
         match self.reported.iter_mut().find(|(known, _)| *known == address) {
             Some((_, reason)) if reason == why => false,
@@ -190,12 +190,12 @@ impl Dial {
         }
     }
 
-    /// TCP gets through: but so late after UDP has failed that this was the network's fault? It is tried once more.
+    /// Whether TCP connects so late after UDP failed that the network was down: UDP is retried.
     fn suspects_outage(&mut self, now_millis: u64) -> bool {
         let failed = self.udp_failed_millis.take();
         self.is_dropped_for_udp = failed.is_some_and(|at| now_millis > at + OUTAGE_CONNECT_MILLIS);
         self.is_udp_retry |= self.is_dropped_for_udp;
-        // The same address, not the one after it.
+        // The next dial takes the same address, not the one after it.
         self.next -= usize::from(self.is_dropped_for_udp);
         self.is_dropped_for_udp
     }
@@ -218,14 +218,14 @@ impl EventLoop<'_> {
                         self.refuse_without_descriptors(index, &error);
                         return;
                     }
-                    // It has left before we came to the door.
+                    // The connection was closed before it could be accepted.
                     _ => continue,
                 },
             }
         }
     }
 
-    /// With the reserve the connection can at least be taken and closed; then the doors rest.
+    /// Uses the reserve descriptor to accept and close a connection, and pauses the listeners.
     fn refuse_without_descriptors(&mut self, index: usize, error: &io::Error) {
         drop(self.listeners.reserve.take());
         if let Ok((_, remote, _)) = self.listeners.sockets[index].accept() {
@@ -285,7 +285,7 @@ impl EventLoop<'_> {
         link.map(|link| Transport::Tls(Box::new(link))).map_err(|error| format!("TLS: {error}"))
     }
 
-    // ---- strangers ---------------------------------------------------------------------
+    // ---- pending connections ------------------------------------------------------------
 
     pub(super) fn serve_pending(&mut self, slot: usize) {
         if self.drops_for_udp(slot) {
@@ -317,7 +317,7 @@ impl EventLoop<'_> {
                     Origin::Relays | Origin::Dialled(..) => self.admit_relay(slot, &introduction),
                 };
                 match result {
-                    // What has come right behind the hello is not announced again.
+                    // No event will report what arrived directly behind the hello.
                     Ok(()) => self.enqueue(slot),
                     Err(why) => self.schedule_close(slot, why),
                 }
@@ -326,7 +326,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Whether a dial over TCP, which has just got through, makes way for another one over UDP.
+    /// Whether a TCP dial that has just connected is closed in favour of another UDP dial.
     fn drops_for_udp(&mut self, slot: usize) -> bool {
         let connection = &self.connections[slot];
         let (Phase::Pending(pending), Remote::Ip(_)) = (&connection.phase, &connection.remote)
@@ -341,7 +341,7 @@ impl EventLoop<'_> {
         dial.is_some_and(|dial| dial.suspects_outage(sys::now_millis()))
     }
 
-    /// A relay has shown a certificate: whose is it?
+    /// Checks the certificate that a relay has shown.
     fn certify(&mut self, slot: usize) -> Result<(), String> {
         let cluster = self.certified_cluster(slot)?;
         self.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
@@ -474,8 +474,8 @@ impl EventLoop<'_> {
         Ok(())
     }
 
-    /// What this stream replaces is no longer alive: all streams to an earlier start of the relay there, or the same
-    /// stream. If it `takes_over`, that is well, and given back: it is to be retired.
+    /// Closes the streams that this one replaces: all to an earlier incarnation of the relay, or
+    /// the same stream. With `takes_over`, it returns the working stream, to be retired.
     fn replace_streams(
         &mut self,
         peer: LinkId,
@@ -568,7 +568,7 @@ impl EventLoop<'_> {
         dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
     }
 
-    /// While there is no stream to a relay, only the first one is tried.
+    /// Dials the streams that are due. While a relay has no stream, only the first one is dialled.
     pub(super) fn dial_due(&mut self, now_millis: u64) {
         for index in 0..self.dials.len() {
             let dial = &mut self.dials[index];
@@ -590,7 +590,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// The relay is dialled again, as often as it takes; the log says so once for each reason.
+    /// Schedules the next dial to a relay, without a limit. The log contains each reason once.
     pub(super) fn handle_dial_failure(
         &mut self,
         cluster: ClusterId,
@@ -616,7 +616,7 @@ impl EventLoop<'_> {
         self.schedule_dial(cluster, stream);
     }
 
-    /// TCP is next, at once, unless the stream stands over TCP already; UDP has another try later.
+    /// Dials TCP after UDP failed, unless the stream is up over TCP. UDP is tried again later.
     pub(super) fn handle_udp_failure(
         &mut self,
         cluster: ClusterId,
@@ -634,7 +634,7 @@ impl EventLoop<'_> {
         self.report_udp_failure(cluster, stream, address, why);
     }
 
-    /// Once for each reason.
+    /// Logs the failure of a UDP dial, once for each reason.
     pub(super) fn report_udp_failure(
         &mut self,
         cluster: ClusterId,
@@ -652,7 +652,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// A stream that we have dialled has broken. Over UDP that may have been once too often.
+    /// Records that a dialled stream has broken. UDP is avoided for a time after several breaks.
     pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
         let Some(dial) = self.dial_of(cluster, stream) else { return };
         dial.udp_upgrade.note_break();
@@ -679,13 +679,13 @@ impl EventLoop<'_> {
         let slot = self
             .open(transport, PendingConnection::new(origin, now_millis), Remote::Ip(address))
             .map_err(|error| error.to_string())?;
-        // The first event says that the connection is there, or why not.
+        // The first event reports that the connection is established, or why it failed.
         self.connections[slot].is_writable = false;
         Ok(())
     }
 }
 
-/// Starts a connection.
+/// Starts a TCP connection.
 fn connect(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,

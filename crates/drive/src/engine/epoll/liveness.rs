@@ -1,47 +1,52 @@
 //! Connections on which nothing has been heard for too long.
 //!
-//! The system knows when it has last heard anything of the other end of a TCP connection, and it
-//! answers for a process that computes, or is stopped. So a stream between relays on which something
-//! is under way, and of whose other end nothing is heard, is broken: how soon that is certain enough,
-//! its own round trips say ([`stream_timeout_millis`]). One on which nothing is under way carries a sign of
-//! life every second, and is given up when several have not come. A connection to a rank is silent
-//! when nobody says anything, so it is looked at only while something is under way to it.
+//! The kernel knows when it last heard the other end of a TCP connection, and it answers for a
+//! process that computes or is stopped. So a stream between relays is broken if something is in
+//! flight on it and nothing is heard of its other end. The time after which this is certain enough
+//! depends on the stream's own round trip ([`stream_timeout_millis`]). A stream on which nothing is
+//! in flight carries a keepalive every second, and is closed when several have not arrived. A
+//! connection to a rank is silent when there is nothing to send, so it is checked only while
+//! something is in flight to the rank.
 //!
-//! What may never happen: a relay is taken for dead because it is stopped, or because this one was.
+//! What may never happen: a relay is taken for dead because it is stopped, or because this relay
+//! was stopped.
 
 use super::{ConnectionKey, EventLoop, Phase};
 use crate::sys::{self, TcpInfo};
 
-/// A stream to another relay that is silent for this long is broken, whatever is under way: four signs of
-/// life, or what answers them. So is one whose round trip is not known.
+/// A stream to another relay that is silent for this long is broken, whatever is in flight, unless
+/// its own timeout is longer: four keepalives, or the answers to them, are missing. This is also
+/// the timeout of a stream whose round trip is not known.
 const STREAM_IDLE_MILLIS_MAX: u64 = 4_000;
-/// With something under way a stream may be silent for so many of the times in which TCP itself expects an answer
-/// (RFC 6298): it has sent again three times meanwhile.
+/// With something in flight, a stream may be silent for this many retransmission timeouts of TCP
+/// (RFC 6298). TCP has retransmitted three times by then.
 const STREAM_RTOS: u64 = 8;
-/// The least that counts as such a time: the kernel waits no less before it sends again.
+/// The smallest retransmission timeout that counts: the kernel waits no less before it retransmits.
 const RTO_MILLIS_MIN: u64 = 200;
-/// No line is so long that more is needed.
+/// The longest silence of a stream: no link has a round trip that needs more.
 const STREAM_TIMEOUT_MILLIS_MAX: u64 = 30_000;
-/// A rank that confirms nothing for this long is cut off: the kernel has tried some five times.
+/// A rank that confirms nothing for this long is unreachable: the kernel has retransmitted some
+/// five times.
 const RANK_TIMEOUT_MILLIS: u64 = 10_000;
-/// How often that is looked at,
+/// The interval of the checks.
 const CHECK_MILLIS: u64 = 1_000;
-/// and while something is under way between relays.
+/// The interval of the checks while something is in flight between relays.
 const CHECK_MILLIS_SHORT: u64 = 100;
-/// A clock that has not been looked at for this long: this process has been stopped,
+/// If the clock has not been read for this long, this process has been stopped.
 const STALL_MILLIS: u64 = 2_000;
-/// and judges nobody before everybody has had this long to be heard again.
+/// After a stop, no connection is judged for this long, so that every peer can be heard again.
 const GRACE_MILLIS: u64 = 3_000;
 
-/// A clock that is so late that what has come may lie unread: what is awaited is awaited anew from now on.
+/// If the clock is read this late, data that has arrived may lie unread, so silence is measured
+/// from now on.
 const LATE_MILLIS: u64 = 300;
 
-/// See the module head.
+/// The monitor of silent connections: see the module documentation.
 #[derive(Default)]
 pub struct LivenessMonitor {
     watched: Vec<ConnectionKey>,
     next_check_millis: u64,
-    /// Something is under way to another relay.
+    /// Something is in flight to another relay.
     has_in_flight: bool,
     late_millis: u64,
     grace_until_millis: u64,
@@ -56,17 +61,17 @@ impl LivenessMonitor {
         !self.watched.is_empty()
     }
 
-    /// Whether looks must follow each other soon.
+    /// Whether the checks must follow each other at the short interval.
     pub fn has_in_flight(&self) -> bool {
         self.has_in_flight
     }
 
-    /// Something has been written to another relay.
+    /// Records that something has been written to another relay.
     pub fn note_in_flight(&mut self) {
         (self.has_in_flight, self.next_check_millis) = (true, 0);
     }
 
-    /// The clock is looked at `late_millis` after it was to be.
+    /// Records that the clock is read `late_millis` later than planned.
     pub fn note_tick(&mut self, now_millis: u64, late_millis: u64) {
         self.late_millis = late_millis;
         if late_millis > STALL_MILLIS {
@@ -94,8 +99,8 @@ impl EventLoop<'_> {
         self.liveness.next_check_millis = now_millis + gap;
     }
 
-    /// How long a rank may confirm nothing. One that is recorded ends when it is cut off, and must repeat all that it did; it
-    /// has as long as a peer that no path reaches.
+    /// How long a rank may confirm nothing. A recorded rank ends when it is declared unreachable,
+    /// and must repeat all that it did, so it has as long as a peer that no path reaches.
     fn rank_timeout_millis(&self) -> u64 {
         match self.relay.is_recovery_enabled() {
             true => self.relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),
@@ -103,13 +108,13 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Looks at a connection. False: not any more.
+    /// Checks a connection. Returns false if the connection need not be checked any more.
     fn check_liveness(&mut self, key: ConnectionKey, now_millis: u64) -> bool {
         let is_late = self.liveness.late_millis > LATE_MILLIS;
         let rank_millis = self.rank_timeout_millis();
         let Some(connection) = self.find(key) else { return false };
         let Some(transport) = &connection.transport else { return false };
-        // QUIC notices for itself.
+        // QUIC detects silence itself.
         let Some(fd) = transport.fd() else { return false };
         let Some(tcp_info) = sys::tcp_info(fd) else { return false };
         let is_under_way = tcp_info.has_unacked || tcp_info.has_unsent;
@@ -140,8 +145,9 @@ impl EventLoop<'_> {
     }
 }
 
-/// Since when and for how long something has been under way, if it is. `before`: since when, as far as that was known; what was
-/// written in this round may have been so after its clock was looked at.
+/// The time since which something has been in flight, and for how long, if something is. `before`
+/// is the earlier value of this time. Bytes that were written in this round may have left after the
+/// round's clock was read.
 fn unacked(
     before: Option<u64>,
     is_under_way: bool,
@@ -152,9 +158,9 @@ fn unacked(
     is_under_way.then(|| (since, now_millis.saturating_sub(since)))
 }
 
-/// Whether a stream between relays has been silent for too long. `unacked_millis`: for how long something has been under
-/// way. `is_paused`: while this side takes nothing in, the other side may be unable to say anything, but its system
-/// answers.
+/// Whether a stream between relays has been silent for too long. `unacked_millis` is how long
+/// something has been in flight. `is_paused`: while this side reads nothing, the other side may be
+/// unable to send anything, but its kernel answers.
 fn is_stream_unresponsive(
     tcp_info: &TcpInfo,
     unacked_millis: Option<u64>,
@@ -167,13 +173,13 @@ fn is_stream_unresponsive(
         || (!is_paused && tcp_info.idle_millis > signs_millis)
 }
 
-/// How long a stream to another relay may be silent while something is under way, from its round trip and how much that
-/// varies.
+/// How long a stream to another relay may be silent while something is in flight, from its round
+/// trip and the variation.
 fn stream_timeout_millis(round_trip_micros: u32, variation_micros: u32) -> u64 {
     if round_trip_micros == 0 {
         return STREAM_IDLE_MILLIS_MAX;
     }
-    // RFC 6298, 2.3.
+    // The retransmission timeout of RFC 6298, section 2.3.
     let rto_micros = u64::from(round_trip_micros) + 4 * u64::from(variation_micros);
     let rto_millis = (rto_micros / 1_000).max(RTO_MILLIS_MIN);
     (STREAM_RTOS * rto_millis).min(STREAM_TIMEOUT_MILLIS_MAX)
@@ -189,7 +195,7 @@ mod tests {
     fn a_stream_is_given_as_long_as_its_round_trips_say() {
         const MILLI: u32 = 1_000;
         let rows = [
-            // Round trip and variation, in milliseconds; timeout.
+            // Round trip and variation, in milliseconds; the expected timeout.
             ((0, 0), STREAM_IDLE_MILLIS_MAX),
             ((1, 0), 1_600),
             ((20, 5), 1_600),
@@ -228,21 +234,21 @@ mod tests {
             bytes_per_second: 0,
         };
         let rows = [
-            // Silent for so long, with a round trip of; under way for; paused; is it broken?
+            // Silent time and round trip; time in flight; paused; whether the stream is broken.
             (900, 50, None, false, false),
             (3_900, 50, None, false, false),
             (4_100, 50, None, false, true),
-            // Nothing is said by who takes nothing in, but its system answers.
+            // A side that reads nothing hears nothing, but the other kernel answers.
             (4_100, 50, None, true, false),
             (4_100, 50, Some(1_700), true, true),
-            // The last sign came long ago, and ours has just left.
+            // The last answer came long ago, and the latest bytes have just left.
             (2_000, 50, Some(0), false, false),
             (2_000, 50, Some(1_600), false, false),
             (2_000, 50, Some(1_601), false, true),
-            // What was sent long ago is answered now and then.
+            // Bytes that were sent long ago are answered now and then.
             (1_000, 50, Some(9_000), false, false),
             (2_000, 600, Some(2_000), false, false),
-            // A line so long that four seconds mean little.
+            // A link so long that four seconds mean little.
             (4_700, 600, Some(4_700), false, false),
             (4_900, 600, Some(4_900), false, true),
         ];

@@ -1,4 +1,5 @@
-//! What a relay keeps for its processes, beyond its memory: orders go to the disk, and what becomes of them comes back.
+//! The part of the message logs that exceeds the relay's memory: orders go to the disk, and their
+//! results come back.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,32 +11,33 @@ use crate::engine::disk::{Disk, DiskCompletion};
 use crate::engine::segment_pool::SegmentPool;
 use crate::engine::{FencedRecord, LogQuery, LogReply, RecoveryConfig};
 
-/// The token of the disk's bell.
+/// The epoll token of the disk's event descriptor.
 pub const DISK_TOKEN: u64 = udp_hubs::HUB_BASE - 1;
 
-/// Endpoints of which is told at once what is kept: the lines about them fit into a pipe.
+/// The most endpoints in one reply to a log query, so that the lines about them fit into a pipe.
 const REPLY_ENDPOINTS_MAX: usize = 100;
 
-/// How long inputs may wait for a disk that does nothing before the user hears of it.
+/// How long inputs may wait for a disk that does nothing before the user is warned.
 const DISK_STALL_MILLIS: u64 = 5_000;
 
-/// See the module head.
+/// The disk, the segment pool and their state: see the module documentation.
 #[derive(Default)]
 pub struct LogStorage {
     disk: Option<Disk>,
-    /// From when something is kept that takes whole segments. Where there can be no thread it is never there.
+    /// The pool of touched segments, which exists once the log needs whole segments. It is missing
+    /// where no thread can be started.
     segment_pool: Option<SegmentPool>,
     has_pool: bool,
-    /// Since when inputs have been waiting and the disk has done nothing, as far as it has been looked at.
+    /// The time since which inputs have been waiting while the disk has done nothing.
     stalled_since_millis: Option<u64>,
     is_stalled: bool,
     has_failed: bool,
-    /// For what fenced endpoints have read of clocks.
+    /// The file for the recorded nondeterminism of fenced endpoints.
     nondeterminism_file: Option<File>,
 }
 
 impl LogStorage {
-    /// What the relay is to keep, if anything.
+    /// Sets up what the relay must keep, if anything.
     pub fn new(
         epoll: &OwnedFd,
         relay: &mut Relay,
@@ -60,14 +62,14 @@ impl LogStorage {
         Ok(Self { disk, nondeterminism_file, ..Self::default() })
     }
 
-    /// Whether endpoints of other nodes may be started on third ones.
+    /// Whether endpoints of other nodes may be restarted on third nodes.
     pub fn keeps_nondeterminism(&self) -> bool {
         self.nondeterminism_file.is_some()
     }
 }
 
 impl EventLoop<'_> {
-    /// The disk has done something.
+    /// Processes what the disk has completed.
     pub(super) fn handle_disk(&mut self) {
         let Some(disk) = &self.log_storage.disk else { return };
         for done in disk.take_completions() {
@@ -96,7 +98,8 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Hands orders to the disk and memory to the relay, and says what the user should know.
+    /// Hands orders to the disk and memory to the relay, and reports the log events that the user
+    /// or the launcher must know.
     pub(super) fn service_log(&mut self) {
         for _ in 0..self.relay.wanted_segment_buffers() {
             if !std::mem::replace(&mut self.log_storage.has_pool, true) {
@@ -144,7 +147,8 @@ impl EventLoop<'_> {
         }
     }
 
-    /// The input of `link` is broken. If that is for a frame that was another one before, the process gets to know which.
+    /// Handles the broken input of `link`. If a frame diverged from the one that an earlier
+    /// incarnation sent, the process learns the frame's number.
     pub(super) fn post_refused_frame(&mut self, slot: usize, link: LinkId) {
         let refused = self.relay.diverged_frame(link);
         let transport = &mut self.connections[slot].transport;
@@ -153,7 +157,9 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Nothing more of starts of `who` before this one is taken; what they have said is. What is known of its reads is handed over.
+    /// Fences `who`: processes what an attached incarnation up to `incarnation` has sent, ends its
+    /// connection, and accepts nothing more of incarnations before `incarnation`. The host receives
+    /// the endpoint's recorded nondeterminism.
     fn fence(&mut self, who: Address, incarnation: u32) {
         if let Some((link, older)) = self.relay.incarnation(who)
             && older <= incarnation
@@ -171,14 +177,14 @@ impl EventLoop<'_> {
         {
             self.host
                 .warn(format_args!("what {who} has read of clocks cannot be handed over: {error}"));
-            // As one of which not all is on record.
+            // The record counts as incomplete.
             (length, is_full) = (0, true);
         }
         let bytes = length;
         self.host.handle_fenced(who, &FencedRecord { first, bytes, polls, is_full });
     }
 
-    /// Does what has been asked for, and says what is kept.
+    /// Performs what the host has asked for, and answers its query.
     pub(super) fn perform(&mut self, next: ControlAction) -> ControlAction {
         while let Some((who, incarnation)) = self.host.poll_fence() {
             self.fence(who, incarnation);
@@ -198,7 +204,7 @@ impl EventLoop<'_> {
         ControlAction::Continue
     }
 
-    /// Whether inputs have been waiting for the disk for long.
+    /// Warns the user if inputs have been waiting for the disk for long.
     pub(super) fn check_disk(&mut self, now_millis: u64) {
         if !self.relay.waits_for_disk() {
             self.log_storage.stalled_since_millis = None;

@@ -1,14 +1,16 @@
 //! The single-threaded engine: one epoll set, edge-triggered, and one buffer at a time.
 //!
-//! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
-//! events say; (3) serve each link that may have something, once: one read, all its frames
-//! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
-//! (5) tell processes that were restarted one more piece of what was, and hand the disk what there is no memory for; (6) close what has broken, for which others may wait;
-//! (7) look at the clock. A single message therefore costs one wait, one read and one write.
+//! A round of the loop: (1) wait, or only poll if something is left to do; (2) process the events;
+//! (3) serve each ready link once: one read, all its frames forwarded, each touched output written
+//! once; (4) resume inputs whose outputs have capacity again; (5) replay one more piece of the log
+//! to restarted processes, and hand the disk what exceeds the memory; (6) close what has broken,
+//! for which others may wait; (7) read the clock. So a single message costs one wait, one read and
+//! one write.
 //!
-//! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
-//! forward yet, and no more: the beginning of a frame, or, while it is paused, what it had read. Once
-//! all links together keep [`UNPARSED_BYTES_MAX`], each reads no more at once than it needs to go on.
+//! Memory: no link owns a buffer; one read at a time uses the one buffer. A link keeps only what it
+//! has read and cannot forward yet: the beginning of a frame, or, while its input is paused, the
+//! frames that it had read. Once all links together keep [`UNPARSED_BYTES_MAX`], each link reads no
+//! more at once than it needs to go on.
 
 mod listeners;
 mod liveness;
@@ -51,28 +53,28 @@ use udp_hubs::UdpHubs;
 use udp_upgrade::TAKES_OVER;
 use waiting::Waiter;
 
-/// Bytes read at once: as much as a socket's buffer commonly holds, and four frames at least, so
-/// that little of what is read is the beginning of a frame that must be moved.
+/// The bytes read at once: as much as a socket's buffer commonly holds, and at least four frames,
+/// so that little of what is read is the beginning of a frame that must be moved.
 const READ_BYTES: usize = 256 << 10;
-/// What links keep of what they have read; beyond, they read in steps of [`READ_STEP_BYTES`].
+/// The unparsed bytes of all links above which links read in steps of [`READ_STEP_BYTES`].
 const UNPARSED_BYTES_MAX: usize = 64 << 20;
-/// A frame whose beginning has been read gets whole with so much more, also the longest in a ring.
+/// The bytes of a small read, which completes any frame, also the longest in a ring.
 const READ_STEP_BYTES: usize = 2 * FRAME_BYTES_MAX;
-/// Connections in their hello. Beyond, the one that has waited longest must go.
+/// The most connections in their hello. Beyond this, the relay closes the one that waited longest.
 pub const PENDING_MAX: usize = 1024;
-/// Events taken from the kernel at once.
+/// The most events taken from the kernel at once.
 const EVENTS_MAX: usize = 256;
-/// How often the clock matters,
+/// The interval of the clock in milliseconds.
 const TICK_MILLIS: u64 = 100;
-/// and how often if all is well.
+/// The interval of the clock in milliseconds while nothing needs the shorter one.
 const IDLE_TICK_MILLIS: u64 = 1_000;
 
-/// Why a link ends that the other side has closed: so does whoever ends, in good order or killed.
+/// The reason when the other side has closed, because its process ended or was killed.
 const CLOSED: &str = "it has closed the connection, as when its process ends";
 
 const _: () = assert!(READ_BYTES >= 2 * READ_STEP_BYTES);
 
-/// See the module head.
+/// The single-threaded engine: see the module documentation.
 pub struct Epoll;
 
 impl Engine for Epoll {
@@ -93,7 +95,7 @@ struct EventLoop<'w> {
     controls: Vec<OwnedFd>,
     connections: Vec<Connection>,
     free: Vec<usize>,
-    /// Link of the relay to connection.
+    /// The slot of each link's connection, by the relay's link number.
     slots: Vec<Option<usize>>,
     pending: VecDeque<ConnectionKey>,
     pending_count: usize,
@@ -102,23 +104,23 @@ struct EventLoop<'w> {
     dials: Vec<Dial>,
     udp: UdpHubs,
     log_storage: LogStorage,
-    /// Connections to serve.
+    /// The slots of the connections to serve.
     ready: VecDeque<usize>,
-    /// Connections to close, and why.
+    /// The connections to close, each with the reason.
     closing: Vec<(ConnectionKey, String)>,
-    /// Where the link at hand reads to.
+    /// The buffer into which the link that is being served reads.
     buffer: Box<[u8]>,
-    /// Bytes that links keep.
+    /// The unparsed bytes that all links keep.
     unparsed_bytes: usize,
     waiter: Waiter,
     liveness: LivenessMonitor,
-    /// Streams that another has taken the place of.
+    /// The streams that another stream has replaced.
     retired: Vec<ConnectionKey>,
     next_tick_millis: u64,
     report: EngineReport,
 }
 
-/// A connection, told from later ones in the same place.
+/// The key of a connection, which differs from those of later connections in the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ConnectionKey {
     slot: usize,
@@ -130,20 +132,20 @@ struct Connection {
     transport: Option<Transport>,
     phase: Phase,
     remote: Remote,
-    /// The beginning of a frame, or frames that wait for room.
+    /// The beginning of a frame, or frames that wait for capacity of their outputs.
     unparsed: Box<[u8]>,
     is_queued: bool,
     is_writable: bool,
     is_paused: bool,
-    /// The other side has closed: nothing will announce the end of the stream again.
+    /// The other side has closed the connection: no event will report the end of the stream again.
     is_ending: bool,
-    /// It has been read to its end, which the other side has made.
+    /// The connection has been read to the end that the other side has made.
     has_ended: bool,
-    /// Written to, and therefore looked at until the other side has confirmed that.
+    /// The connection was written to, so it is monitored until the other side has confirmed this.
     is_watched: bool,
-    /// Since when something was under way at each look; kept for streams to other relays.
+    /// Since when each check saw something in flight; kept for streams to other relays.
     unacked_since_millis: Option<u64>,
-    /// A stream to another relay that another has taken the place of, since then.
+    /// The time at which another stream replaced this stream to another relay.
     retired_millis: Option<u64>,
 }
 
@@ -155,10 +157,10 @@ enum Phase {
     Doctor,
 }
 
-/// Which of the streams to a relay.
+/// One of the streams to a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RelayStream {
-    /// As whoever has dialled numbers them.
+    /// The number of the stream, as the dialler numbers it.
     number: u32,
     is_dialled: bool,
 }
@@ -199,7 +201,7 @@ impl<'w> EventLoop<'w> {
         for (index, control) in setup.controls.iter().enumerate() {
             let data = EventData::new_u64(listeners::CONTROL_BASE + index as u64);
             match epoll::add(&epoll, control, data, EventFlags::IN) {
-                // A file or /dev/null in the place of a lifeline: it will not end.
+                // A file or /dev/null in the place of a lifeline never ends.
                 Ok(()) | Err(rustix::io::Errno::PERM) => (),
                 Err(error) => return Err(error.into()),
             }
@@ -325,14 +327,14 @@ impl<'w> EventLoop<'w> {
         let link = connection.link();
         if let Some(Transport::Shm(shm)) = &mut connection.transport {
             shm.0.unpark();
-            // Whoever reads takes in the bell; nobody reads a paused link, and a bell that is left there for
-            // long rings no more.
+            // A read would consume the doorbell. Nobody reads a paused link, and a doorbell that is
+            // not consumed does not ring again.
             connection.is_ending |= connection.is_paused && !shm.0.drain_doorbell();
             self.waiter.note_awake(key.slot);
         }
         if let (Some(link), false, true) = (link, was_writable, flags.contains(EventFlags::OUT)) {
             self.flush(link, &[]);
-            // There may be room for notices.
+            // The link may have capacity for control frames again.
             self.drain(&[]);
         }
         if flags.intersects(ends | EventFlags::IN) || link.is_none() {
@@ -341,7 +343,7 @@ impl<'w> EventLoop<'w> {
         ControlAction::Continue
     }
 
-    /// Full rings may have room again.
+    /// Writes again to rings that were full.
     fn retry_blocked(&mut self) {
         if !self.waiter.has_blocked() {
             return;
@@ -379,7 +381,7 @@ impl<'w> EventLoop<'w> {
         }
     }
 
-    /// Serves everything that is ready now; what gets ready meanwhile has its turn in the next round.
+    /// Serves everything that is ready now. What becomes ready meanwhile waits for the next round.
     fn serve_ready(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(slot) = self.ready.pop_front() else { break };
@@ -423,7 +425,7 @@ impl<'w> EventLoop<'w> {
                     self.schedule_close(slot, CLOSED.into());
                 }
             },
-            // Part of a TLS record is there, and the end behind it.
+            // A part of a TLS record has arrived, and the end of the stream follows it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 if connection.is_ending {
                     self.enqueue(slot);
@@ -437,8 +439,9 @@ impl<'w> EventLoop<'w> {
         self.buffer = buffer;
     }
 
-    /// Forwards the frames in `buffer[..filled]`, of which the connection has kept the first bytes; writes what
-    /// they touch, and keeps the rest. False: they break the protocol.
+    /// Forwards the frames in `buffer[..filled]`, of which the connection has kept the first bytes,
+    /// writes the outputs that they touch, and keeps the rest. Returns false if the frames break
+    /// the protocol.
     fn process(&mut self, slot: usize, link: LinkId, buffer: &mut [u8], filled: usize) -> bool {
         let kept = std::mem::take(&mut self.connections[slot].unparsed);
         buffer[..kept.len()].copy_from_slice(&kept);
@@ -459,10 +462,10 @@ impl<'w> EventLoop<'w> {
         true
     }
 
-    /// Takes in all that a process that has ended has left, whether there is room for it or not.
+    /// Processes all that an ended process has left in its link, whatever the outputs' capacity.
     fn drain_input(&mut self, slot: usize, link: LinkId) {
         self.relay.begin_drain(link);
-        // Behind whatever it keeps there is room for a whole frame.
+        // The buffer holds a whole frame behind whatever the connection keeps.
         let mut buffer = vec![0; READ_BYTES + READ_STEP_BYTES];
         loop {
             let kept = self.connections[slot].unparsed.len();
@@ -475,7 +478,7 @@ impl<'w> EventLoop<'w> {
         }
     }
 
-    /// Writes every output that has something new, and keeps what they do not take.
+    /// Writes every output that has something new, and keeps what the outputs do not take.
     fn drain(&mut self, buffer: &[u8]) {
         while let Some(output) = self.relay.poll_flush() {
             self.flush(output, buffer);
@@ -483,7 +486,7 @@ impl<'w> EventLoop<'w> {
         }
     }
 
-    /// Writes what waits for `link`, over as many streams as it takes.
+    /// Writes what waits for `link`, over as many streams as take something.
     fn flush(&mut self, link: LinkId, buffer: &[u8]) {
         for number in 0..self.relay.writer_count(link) {
             let Some(writer) = self.relay.writer(link, number) else { return };
@@ -519,8 +522,8 @@ impl<'w> EventLoop<'w> {
                     }
                 }
                 Err(_) => {
-                    // The other side is gone, but what it has sent before is still to be read; the
-                    // end of that closes the link.
+                    // The other side has closed, but what it has sent before must still be read.
+                    // The end of this input closes the link.
                     (connection.is_writable, connection.is_ending) = (false, true);
                     self.enqueue(slot);
                     return;
@@ -532,7 +535,7 @@ impl<'w> EventLoop<'w> {
         }
     }
 
-    /// Inputs whose outputs have room again go on.
+    /// Resumes inputs whose outputs have capacity again.
     fn resume(&mut self) {
         while let Some(link) = self.relay.poll_resume() {
             let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { continue };
@@ -550,7 +553,7 @@ impl<'w> EventLoop<'w> {
         }
     }
 
-    /// Processes that were restarted hear the next piece of what was before.
+    /// Replays the next piece of the log to restarted processes.
     fn send_replay(&mut self) {
         if self.relay.has_replay_work() && self.relay.replay_next() {
             self.drain(&[]);
@@ -568,7 +571,7 @@ impl<'w> EventLoop<'w> {
         ConnectionKey { slot, generation: self.connections[slot].generation }
     }
 
-    /// A new connection, a stranger yet.
+    /// Registers a new connection, whose hello is still to come.
     fn open(
         &mut self,
         transport: Transport,
@@ -659,7 +662,7 @@ impl Connection {
         }
     }
 
-    /// Whether it is a stream to another relay of which the system says how long it has been silent.
+    /// Whether this is a stream to another relay of which the kernel knows the silent time.
     fn is_tcp_stream(&self) -> bool {
         self.is_relay_stream() && matches!(self.transport, Some(Transport::Tls(_)))
     }
@@ -670,7 +673,7 @@ impl Connection {
 }
 
 impl RelayStream {
-    /// One that another relay has dialled, and whether it takes over from an older one.
+    /// The stream of another relay's dial, and whether it replaces an older one, from the cookie.
     fn parse(cookie: u64) -> Result<(Self, bool), String> {
         let number = cookie & !TAKES_OVER;
         match number < STREAMS_MAX as u64 {

@@ -1,8 +1,9 @@
-//! Somebody at the door: a connection between being accepted (or made) and the end of the hello.
+//! A pending connection: a connection between being accepted (or dialled) and the end of the hello.
 //!
-//! What enters: exactly the bytes of the hello, read no further. What leaves: who it is, or why it
-//! is refused. A stranger costs a place among [`super::PENDING_MAX`] for at most
-//! [`HELLO_MILLIS_MAX`], and less than a kilobyte; at the door of the relays the buffers of a
+//! What enters: exactly the bytes of the hello, and no more. What leaves: the introduction of the
+//! other side, or the reason for its refusal. A pending connection costs one of
+//! [`super::PENDING_MAX`] places for at most [`HELLO_MILLIS_MAX`], and less than a kilobyte of
+//! memory. At the listener for relays, it costs the buffers of a
 //! [`TlsLink`](crate::link::tls::TlsLink) and what rustls keeps, some 50 KiB.
 
 use std::io;
@@ -19,31 +20,31 @@ use super::udp_upgrade::TAKES_OVER;
 use crate::link::shm::ShmLink;
 use crate::sys;
 
-/// Which door it came to.
+/// The listener at which the connection arrived, or the dial that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// TCP, for endpoints of the own cluster.
+    /// TCP, for endpoints of the relay's own cluster.
     Ranks,
-    /// The Unix socket, for endpoints of the own node.
+    /// The Unix socket, for endpoints of the relay's own node.
     Unix,
     /// TLS or QUIC, for other relays.
     Relays,
-    /// We knocked at the relay of this cluster, for a stream of this number.
+    /// This relay dialled the relay of this cluster, for a stream of this number.
     Dialled(ClusterId, u32),
 }
 
-/// Who we are, for the hello.
+/// What this relay shows in a hello.
 pub struct HelloCredentials {
     pub job: JobId,
     pub key: JobKey,
     pub introduction: Introduction,
 }
 
-/// See the module head.
+/// A connection whose hello is not complete: see the module documentation.
 pub struct PendingConnection {
     pub origin: Origin,
     pub deadline_millis: u64,
-    /// Dialled in order to take over from an older stream of the same number.
+    /// Dialled to replace an older stream of the same number.
     pub takes_over: bool,
     step: HelloStep,
     is_certified: bool,
@@ -51,22 +52,23 @@ pub struct PendingConnection {
 }
 
 enum HelloStep {
-    /// The network connection or TLS is not there yet.
+    /// The network connection or TLS is not established yet.
     Connecting,
     Open,
     Close(Listener),
-    /// Near: the memory of the link comes after the hello.
+    /// An endpoint of the same node: the memory of the link comes after the hello.
     Memory(Introduction),
     Reply(Dialler),
     Done,
 }
 
-/// How the hello goes.
+/// The progress of the hello.
 pub enum HelloProgress {
     Waits,
     /// A relay has shown a certificate: see [`PendingConnection::set_certified`].
     Certified,
-    /// The hello is over. Endpoints of the own node have sent the memory of their link, too.
+    /// The hello is complete. Endpoints of the relay's own node have sent the memory of their link,
+    /// too.
     Known(Introduction, Option<OwnedFd>),
 }
 
@@ -78,20 +80,20 @@ impl PendingConnection {
         Self { origin, deadline_millis, takes_over: false, step, is_certified, buffer }
     }
 
-    /// Whether nothing has been said yet.
+    /// Whether nothing has been sent yet.
     pub fn is_connecting(&self) -> bool {
         matches!(self.step, HelloStep::Connecting)
     }
 
-    /// Its certificate is good: the hello may begin.
+    /// Records that the certificate is valid, so that the hello may begin.
     pub fn set_certified(&mut self) {
         self.is_certified = true;
     }
 
-    /// Goes on as far as the bytes that are there allow.
+    /// Advances the hello as far as the bytes that have arrived allow.
     ///
     /// # Errors
-    /// Why the stranger is refused.
+    /// The reason why the other side is refused.
     pub fn advance(
         &mut self,
         transport: &mut Transport,
@@ -110,7 +112,7 @@ impl PendingConnection {
         }
     }
 
-    /// One step; `None`: the next one may be possible at once.
+    /// Advances the hello by one step. Returns `None` if the next step may be possible at once.
     fn step(
         &mut self,
         transport: &mut Transport,
@@ -169,7 +171,7 @@ impl PendingConnection {
         own: &HelloCredentials,
     ) -> Result<HelloStep, String> {
         let Origin::Dialled(_, stream) = self.origin else { return Ok(HelloStep::Open) };
-        // Relays tell each other in the place of the cookie which stream this is.
+        // Relays use the cookie field to say which stream this is.
         let takes_over = if self.takes_over { TAKES_OVER } else { 0 };
         let cookie = u64::from(stream) | takes_over;
         let introduction = Introduction { cookie, ..own.introduction };
@@ -200,7 +202,7 @@ impl PendingConnection {
         Ok(Some(chunk))
     }
 
-    /// What it has failed to do in time.
+    /// Why the hello was not complete in time.
     pub fn timeout_reason(&self) -> String {
         let what = match self.step {
             HelloStep::Connecting => "did not finish connecting",
@@ -211,7 +213,8 @@ impl PendingConnection {
     }
 }
 
-/// A hello is shorter than any socket buffer: if it does not go out, nobody is there.
+/// Sends a message of the hello as a whole. A message is shorter than any socket buffer: if it
+/// cannot be written, the other side is not there.
 fn send_whole(transport: &mut Transport, bytes: &[u8]) -> Result<(), String> {
     let written = transport
         .write(std::iter::once(bytes), std::iter::once(bytes.len()))
@@ -237,9 +240,9 @@ fn text(refusal: Refusal) -> String {
 fn tls_refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
-        // The network's own: TLS has not had a say yet.
+        // The error is one of the network: TLS has not begun.
         _ if error.raw_os_error().is_some() => error.to_string(),
-        // QUIC says of itself what it is.
+        // Errors of QUIC describe themselves.
         io::ErrorKind::TimedOut | io::ErrorKind::Other => error.to_string(),
         _ => format!("TLS: {error}"),
     }

@@ -1,10 +1,13 @@
-//! Endpoints that break the protocol: the user hears who it is, and whoever does it again and again is not let in any more.
+//! Endpoints that break the protocol: the user learns which endpoint it is, and an endpoint that
+//! breaks the protocol again and again is refused.
 //!
-//! In: frames that no receiver could read. Out: a warning, and refusals of further connections. Bytes that a network brings may
-//! have been damaged on the way, so such a connection may be made anew, unless [`VIOLATIONS_MAX`] in a row brought nothing that was
-//! right. In shared memory nothing is damaged. What processes may do that come back is up to whoever starts them.
+//! What enters: frames that no receiver could read. What leaves: a warning, and refusals of further
+//! connections. Bytes that come over a network may have been damaged in transit, so the endpoint
+//! may connect again, unless [`VIOLATIONS_MAX`] connections in a row brought no valid frame. Bytes
+//! in shared memory are not damaged. With recovery, the launcher decides about processes that fail,
+//! and no endpoint is refused here.
 //!
-//! What may never happen: an endpoint connects, is cut off and connects again without an end.
+//! What may never happen: an endpoint connects, is disconnected and connects again without an end.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +17,8 @@ use landbridge_proto::wire::Malformed;
 use super::{EventLoop, Phase};
 use crate::engine::epoll::transport::Transport;
 
-/// Connections of an endpoint in a row that brought a frame that cannot be, and none before it that can.
+/// The number of connections of an endpoint in a row that brought an invalid frame, and no valid
+/// frame before it, after which the endpoint is refused.
 const VIOLATIONS_MAX: u32 = 16;
 
 /// How often each endpoint has broken the protocol in a row.
@@ -22,7 +26,7 @@ const VIOLATIONS_MAX: u32 = 16;
 pub struct ProtocolViolations(BTreeMap<Address, u32>);
 
 impl ProtocolViolations {
-    /// It has done so. Whether it is not let in from now on.
+    /// Records a violation. Returns whether the endpoint is refused from now on.
     fn note(&mut self, address: Address, is_shm: bool) -> bool {
         let count = self.0.entry(address).or_default();
         let was_let_in = *count < VIOLATIONS_MAX;
@@ -30,17 +34,17 @@ impl ProtocolViolations {
         was_let_in && *count >= VIOLATIONS_MAX
     }
 
-    /// A frame of it was right.
+    /// Records that a frame of the endpoint was valid.
     fn reset(&mut self, address: Address) {
         if self.0.get(&address).is_some_and(|count| *count < VIOLATIONS_MAX) {
             self.0.remove(&address);
         }
     }
 
-    /// Whether it may attach.
+    /// Checks whether the endpoint may attach.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why the endpoint may not attach.
     pub fn check(&self, address: Address) -> Result<(), String> {
         match self.0.get(&address) {
             Some(VIOLATIONS_MAX..) => {
@@ -52,7 +56,7 @@ impl ProtocolViolations {
 }
 
 impl EventLoop<'_> {
-    /// The connection has brought so many bytes of frames that are right.
+    /// Records that the connection has brought `bytes` bytes of valid frames.
     #[inline]
     pub(super) fn note_valid(&mut self, slot: usize, bytes: usize) {
         if bytes > 0
@@ -63,7 +67,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// And then one that is not.
+    /// Records that the connection has brought an invalid frame.
     pub(super) fn note_violation(&mut self, slot: usize, malformed: Malformed) {
         let connection = &self.connections[slot];
         let Phase::Endpoint { address, .. } = connection.phase else { return };

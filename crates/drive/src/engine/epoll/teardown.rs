@@ -1,4 +1,4 @@
-//! How connections end, and who is told.
+//! How connections end, and which parts of the relay are notified.
 
 use super::*;
 
@@ -7,7 +7,7 @@ impl EventLoop<'_> {
         self.closing.push((self.key(slot), why));
     }
 
-    /// Whoever has waited for one of them goes on.
+    /// Closes the scheduled connections, and resumes the inputs that have waited for them.
     pub(super) fn close_scheduled(&mut self) {
         while let Some((key, why)) = self.closing.pop() {
             if self.find(key).is_some() {
@@ -17,11 +17,11 @@ impl EventLoop<'_> {
         self.resume();
     }
 
-    /// Ends a connection, whatever it is.
+    /// Ends a connection of any kind.
     pub(super) fn close(&mut self, slot: usize, why: &str) {
         let connection = &self.connections[slot];
         let is_gone = match (&connection.phase, &connection.transport) {
-            // Its end is the process's.
+            // In shared memory, the end of the link is the end of the process.
             (Phase::Endpoint { .. }, Some(Transport::Shm(_)))
                 if !self.relay.is_recovery_enabled() =>
             {
@@ -38,7 +38,7 @@ impl EventLoop<'_> {
         self.end(slot, why, is_gone);
     }
 
-    /// Ends the connection of an endpoint that is still there.
+    /// Ends the connection of an endpoint that still lives.
     pub(super) fn suspend(&mut self, slot: usize, why: &str) {
         self.end(slot, why, false);
     }
@@ -85,7 +85,7 @@ impl EventLoop<'_> {
         self.drain(&[]);
     }
 
-    /// A stream to another relay is down.
+    /// Records that a stream to another relay is down.
     pub(super) fn handle_break(
         &mut self,
         cluster: ClusterId,
@@ -143,7 +143,7 @@ impl EventLoop<'_> {
 pub(super) fn text(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => CLOSED.into(),
-        // A program that ends does so when it leaves something unread.
+        // A program that ends without reading everything causes this error.
         io::ErrorKind::ConnectionReset => {
             format!("it has ended, or closed the connection, without reading to the end ({error})")
         }

@@ -1,4 +1,4 @@
-//! What an engine's connection runs over. The choice is made when the link is made.
+//! The transport of an engine's connection, chosen when the connection is made.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,7 +10,7 @@ use crate::link::relay_shm::RelayShmLink;
 use crate::link::socket::{Socket, SocketRead, SocketWrite};
 use crate::link::tls::TlsLink;
 
-/// See the module head.
+/// The transport of a connection: see the module documentation.
 pub enum Transport {
     Plain(Socket),
     Tls(Box<TlsLink>),
@@ -19,7 +19,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The descriptor to wait on, if it is this connection's alone.
+    /// The descriptor to wait on, if only this connection uses it.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Transport::Plain(socket) => Some(socket.fd()),
@@ -29,10 +29,11 @@ impl Transport {
         }
     }
 
-    /// Moves the handshake on, if there is one below the hello. False: it is not over yet.
+    /// Advances the handshake, if there is one below the hello. Returns false if the handshake is
+    /// not complete.
     ///
     /// # Errors
-    /// If the peer breaks it off, or its certificate is refused.
+    /// If the peer ends the handshake, or if its certificate is refused.
     pub fn advance_handshake(&mut self) -> io::Result<bool> {
         match self {
             Transport::Tls(link) => link.advance().map(|()| link.is_ready()),
@@ -41,7 +42,7 @@ impl Transport {
         }
     }
 
-    /// Which of `clusters` clusters the certificate is made for that the peer has shown.
+    /// The cluster for which the peer's certificate was made, of `clusters` clusters.
     pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
         match self {
             Transport::Tls(link) => link.peer_cluster(clusters),
@@ -59,7 +60,8 @@ impl Transport {
         }
     }
 
-    /// Writes what there is room for. `lengths` are those of the frames in `slices`.
+    /// Writes what the transport has space for. `lengths` are the lengths of the frames in
+    /// `slices`.
     pub fn write<'a>(
         &mut self,
         slices: impl Iterator<Item = &'a [u8]>,

@@ -1,24 +1,26 @@
-//! Whether a stream to another relay is worth making over UDP.
+//! Whether a stream to another relay should be dialled over UDP.
 //!
-//! Some networks let UDP through for a moment only: a middlebox that forgets it, or a limit. Dialling works there again
-//! and again, and nothing else does. What enters: when links came up, and when they broke. What leaves: whether the next
-//! one is to be over UDP. What may never happen: UDP is given up for good, or a link that works is let go of.
+//! Some networks let UDP through only for a short time, because of a middlebox that forgets it, or
+//! because of a limit. Dials over UDP succeed there again and again, but no link lasts. What
+//! enters: when links came up, and when they broke. What leaves: whether the next link should use
+//! UDP. What may never happen: UDP is given up for good, or a working link is closed.
 
-/// A link over UDP that breaks sooner has been of no use. Noticing it takes some four seconds of that.
+/// A link over UDP that breaks sooner than this counts as short. The detection of the break takes
+/// some four seconds of this time.
 const SHORT_MILLIS: u64 = 30_000;
-/// So many of them in a row, and TCP is taken
+/// After this many short links in a row, TCP is used.
 const SHORT_MAX: u32 = 3;
-/// for so long; doubled each time that UDP has shown itself no better,
+/// The first time for which UDP is avoided. It doubles each time that UDP has again been no better.
 const AVOIDED_MILLIS_MIN: u64 = 60_000;
-/// up to this.
+/// The longest time for which UDP is avoided.
 const AVOIDED_MILLIS_MAX: u64 = 3_600_000;
 
-/// See the module head.
+/// The backoff of UDP for one stream: see the module documentation.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct UdpBackoff {
-    /// The link that is there is over UDP, since then.
+    /// The time at which the present link over UDP came up, if there is one.
     up_since_millis: Option<u64>,
-    /// Short links in a row.
+    /// The number of short links in a row.
     short_count: u32,
     avoided_millis: u64,
     avoided_until_millis: u64,
@@ -33,8 +35,9 @@ impl UdpBackoff {
         self.up_since_millis = is_udp.then_some(now_millis);
     }
 
-    /// The link has broken: because the other side `said` so, or by itself. Gives for how many milliseconds UDP is not
-    /// tried, if that begins now.
+    /// Records that the link has broken: because the other side ended it in good order
+    /// (`was_said`), or by itself. Returns the milliseconds for which UDP is avoided, if this
+    /// begins now.
     pub fn note_break(&mut self, was_said: bool, now_millis: u64) -> Option<u64> {
         let up_millis = now_millis.saturating_sub(self.up_since_millis.take()?);
         if up_millis >= SHORT_MILLIS {
@@ -61,7 +64,8 @@ mod tests {
 
     const SECOND: u64 = 1_000;
 
-    /// One link over UDP that is up for so long; gives when it breaks, and what that brings.
+    /// One link over UDP that is up for `up_millis`. Returns the time of its break, and the result
+    /// of [`UdpBackoff::note_break`].
     fn link(backoff: &mut UdpBackoff, from: u64, up_millis: u64) -> (u64, Option<u64>) {
         backoff.note_up(true, from);
         (from + up_millis, backoff.note_break(false, from + up_millis))

@@ -1,8 +1,10 @@
-//! Links to other relays over UDP: the sockets under them, and how their datagrams fit into the engine's round.
+//! Links to other relays over UDP: their sockets, and the place of their datagrams in the engine's
+//! round.
 //!
-//! A relay that listens for others has one socket at the same port as for TCP; one that dials has one for IPv4 and one
-//! for IPv6, made when they are needed. What a hub has to tell becomes an event of the connection concerned, as if epoll
-//! had said so. Whatever is wrong with UDP, TCP is left: nothing here fails.
+//! A relay that listens for others has one UDP socket at the port of its TCP listener. A relay that
+//! dials has one socket for IPv4 and one for IPv6, which are created when they are needed. The
+//! events of a hub become events of its connections, as if epoll had reported them. If UDP fails in
+//! any way, TCP remains: nothing here fails.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,15 +20,16 @@ use crate::engine::{EngineHost, Setup};
 use crate::link::quic::{Congestion, QuicEvents, QuicHub, WindowPool};
 use crate::link::tls::Identity;
 
-/// Tokens from here on are hubs.
+/// The first epoll token of hubs.
 pub const HUB_BASE: u64 = u64::MAX - 1_500;
-/// How long a relay that ends waits until other relays have what it has passed on. TCP leaves that to the system.
+/// How long an ending relay waits until other relays have received what it has passed on. For TCP,
+/// the kernel does this.
 const LINGER_TIME: Duration = Duration::from_millis(500);
 
-/// See the module head.
+/// The UDP hubs of a relay: see the module documentation.
 pub struct UdpHubs {
     identity: Option<Identity>,
-    /// `None`: no UDP.
+    /// The congestion control; `None` if UDP is not used.
     congestion: Option<Congestion>,
     pool: WindowPool,
     hubs: Vec<HubEntry>,
@@ -47,7 +50,7 @@ enum HubRole {
 }
 
 impl UdpHubs {
-    /// Opens the listening socket, if there is to be one.
+    /// Opens the listening socket, if the setup asks for one.
     pub fn open(epoll: &OwnedFd, setup: &Setup, host: &mut dyn EngineHost) -> Self {
         let identity = setup.identity.clone();
         let mut hubs = Self {
@@ -79,12 +82,12 @@ impl UdpHubs {
         Ok(index)
     }
 
-    /// Whether there is to be UDP at all.
+    /// Whether UDP is used at all.
     pub fn is_wanted(&self) -> bool {
         self.congestion.is_some()
     }
 
-    /// The hub to dial `to` with.
+    /// The hub that dials `to`.
     fn dialler(&mut self, epoll: &OwnedFd, to: SocketAddr) -> Result<&QuicHub, String> {
         let (role, any) = match to {
             SocketAddr::V4(_) => (HubRole::DialsIpv4, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
@@ -110,14 +113,14 @@ impl UdpHubs {
             .any(|entry| entry.is_readable || entry.hub.is_busy() || entry.hub.has_events())
     }
 
-    /// How long the engine may sleep that would sleep for `most`.
+    /// The time for which the engine may sleep, if it would otherwise sleep for `most`.
     pub fn sleep_max(&self, most: Option<Duration>) -> Option<Duration> {
         let wake = self.hubs.iter().filter_map(|entry| entry.hub.next_wake()).min();
         let wake = wake.map(|at| at.saturating_duration_since(Instant::now()));
         most.into_iter().chain(wake).min()
     }
 
-    /// Sends what the round has brought up.
+    /// Sends the datagrams of this round.
     pub fn transmit(&mut self, epoll: &OwnedFd) {
         for (index, entry) in self.hubs.iter_mut().enumerate() {
             let is_blocked = entry.hub.transmit(Instant::now());
@@ -130,7 +133,7 @@ impl UdpHubs {
         }
     }
 
-    /// The relay ends.
+    /// Ends all connections of the hubs.
     pub fn shut_down(&mut self) {
         QuicHub::shut_down(self.hubs.iter().map(|entry| &entry.hub), LINGER_TIME);
     }
@@ -144,7 +147,7 @@ impl HubEntry {
 }
 
 impl EventLoop<'_> {
-    /// Takes in datagrams, looks at the clock, and tells the connections concerned.
+    /// Receives datagrams, processes the time, and applies events to their connections.
     pub(super) fn receive_udp(&mut self) {
         for index in 0..self.udp.hubs.len() {
             let entry = &mut self.udp.hubs[index];
@@ -163,7 +166,8 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Starts a connection for a stream, which `takes_over` from an older one. False: there is no UDP here.
+    /// Starts a connection over UDP for a stream; with `takes_over`, the connection is to replace
+    /// an older one. Returns false if UDP is not used here.
     pub(super) fn dial_over_udp(
         &mut self,
         (cluster, stream): (ClusterId, u32),

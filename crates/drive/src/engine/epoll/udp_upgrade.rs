@@ -1,11 +1,12 @@
-//! How a stream to another relay that went over TCP, because UDP did not get through, goes back to UDP.
+//! How a stream to another relay that uses TCP, because UDP did not get through, returns to UDP.
 //!
-//! A stream over TCP that works is kept. Behind it UDP is dialled now and then, at longer and longer intervals; once that gets
-//! through, a second connection stands beside the first and takes over its number: frames go out by the new one, and the
-//! old one is *retired*. It finishes the frame that it has begun, still hands over what comes by it, and is closed when
-//! both sides have said that they have all of it. So nothing is lost, and nobody has to ask.
+//! A working stream over TCP is kept. Meanwhile UDP is dialled at longer and longer intervals. Once
+//! a dial succeeds, the second connection takes over the number of the first: frames leave by the
+//! second connection, and the first is *retired*. The retired stream finishes the frame that it has
+//! begun, still delivers what arrives by it, and is closed when both sides have confirmed
+//! everything. So nothing is lost, and no status request is needed.
 //!
-//! What may never happen: a stream that works is closed before another has taken its place.
+//! What may never happen: a working stream is closed before another one has replaced it.
 
 use std::net::SocketAddr;
 
@@ -13,32 +14,35 @@ use landbridge_proto::relay::STREAMS_MAX;
 
 use super::*;
 
-/// Set in the `cookie` of a dialler's hello, beside the number of the stream: the older stream of that number is well, and makes
-/// way.
+/// A bit in the `cookie` of a dialler's hello, next to the number of the stream: the older stream
+/// of this number works, and must be retired.
 pub const TAKES_OVER: u64 = 1 << 32;
 
-/// UDP is tried again behind a link over TCP after so long; doubled each time that it does not get through,
+/// The first pause before UDP is dialled again for a stream over TCP. The pause doubles with each
+/// failure.
 const UPGRADE_MILLIS_MIN: u64 = 5_000;
-/// up to this.
+/// The longest pause between UDP dials for a stream over TCP.
 const UPGRADE_MILLIS_MAX: u64 = 600_000;
-/// A stream that has been retired stands at least so long: both sides have said three times what they have taken in.
+/// The shortest time for which a retired stream stays open: both sides have reported three times
+/// what they have received.
 const RETIRED_MILLIS_MIN: u64 = 3_500;
-/// And no longer than this: what it has not carried by then counts as lost, and is sent again.
+/// The longest time for which a retired stream stays open: what it has not carried by then counts
+/// as lost.
 const RETIRED_MILLIS_MAX: u64 = 10_000;
 
 const _: () = assert!(STREAMS_MAX as u64 <= TAKES_OVER);
 
-/// When UDP is dialled behind a stream over TCP.
+/// The schedule of UDP dials for a stream over TCP.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct UdpUpgrade {
-    /// The next attempt, and where to.
+    /// The time and the address of the next attempt.
     due: Option<(u64, SocketAddr)>,
     pause_millis: u64,
     attempt: Option<SocketAddr>,
 }
 
 impl UdpUpgrade {
-    /// The stream is up: over TCP to this address, where UDP is wanted, or over UDP.
+    /// Records that the stream is up: over TCP to this address, where UDP is wanted, or over UDP.
     pub fn note_up(&mut self, over_tcp: Option<SocketAddr>, now_millis: u64) {
         let pause_millis = self.pause_millis.max(UPGRADE_MILLIS_MIN);
         match over_tcp {
@@ -50,19 +54,19 @@ impl UdpUpgrade {
         }
     }
 
-    /// The stream is down: whatever is dialled now is to take nobody's place.
+    /// Records that the stream is down: a dial from now on replaces no stream.
     pub fn note_break(&mut self) {
         (self.due, self.attempt) = (None, None);
     }
 
-    /// The attempt that is to be made now. It is under way from now on.
+    /// The address of the attempt that is due, if one is. The attempt counts as begun.
     pub fn begin(&mut self, now_millis: u64) -> Option<SocketAddr> {
         let (_, to) = self.due.take_if(|(due, _)| *due <= now_millis)?;
         self.attempt = Some(to);
         Some(to)
     }
 
-    /// The attempt has failed. False: none was under way.
+    /// Records that the attempt has failed. Returns false if no attempt had begun.
     pub fn note_failure(&mut self, now_millis: u64) -> bool {
         let Some(to) = self.attempt.take() else { return false };
         self.pause_millis = (2 * self.pause_millis).clamp(UPGRADE_MILLIS_MIN, UPGRADE_MILLIS_MAX);
@@ -72,7 +76,7 @@ impl UdpUpgrade {
 }
 
 impl EventLoop<'_> {
-    /// Dials over UDP, where that is due, behind streams that stand.
+    /// Dials over UDP, where this is due, for streams that are up over TCP.
     pub(super) fn upgrade_to_udp(&mut self, now_millis: u64) {
         for index in 0..self.dials.len() {
             let dial = &mut self.dials[index];
@@ -87,7 +91,7 @@ impl EventLoop<'_> {
         }
     }
 
-    /// These streams make way for another.
+    /// Retires these streams in favour of another one.
     pub(super) fn retire(&mut self, streams: Vec<LinkId>) {
         let now = sys::now_millis();
         for stream in streams {
@@ -95,12 +99,12 @@ impl EventLoop<'_> {
             let Some(slot) = self.slots.get(stream.0 as usize).copied().flatten() else { continue };
             self.connections[slot].retired_millis = Some(now);
             self.retired.push(self.key(slot));
-            // It may have waited for room with the rest of a frame.
+            // The stream may have waited for space with the rest of a frame.
             self.flush(stream, &[]);
         }
     }
 
-    /// Closes those that have done their work.
+    /// Closes the retired streams that have confirmed everything or have reached the longest time.
     pub(super) fn close_retired(&mut self, now_millis: u64) {
         for key in std::mem::take(&mut self.retired) {
             let Some(connection) = self.find(key) else { continue };

@@ -1,12 +1,12 @@
-//! When to spin, when to sleep, and how shared memory fits in.
+//! When to spin, when to sleep, and how shared memory takes part.
 //!
 //! Sleeping in the kernel costs a wake-up, some 5 to 50 µs; spinning costs a processor. So the
 //! engine spins only where a processor is idle, and only as long as spinning has paid lately.
 //!
-//! Rings of shared memory announce nothing while their reader is awake. The engine looks at those
-//! of awake links each round, and parks them (so that their writers ring the bell, and their readers
-//! when a full one has room) before it sleeps. What lies in the ring of a link whose input is paused
-//! must wait, and wakes nobody.
+//! Rings of shared memory announce nothing while their reader is awake. The engine polls the rings
+//! of awake links each round. Before it sleeps, it parks these links, so that a writer rings the
+//! doorbell when it has written, and a reader rings it when a full ring has space again. What lies
+//! in the ring of a link whose input is paused must wait, and wakes nobody.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,28 +22,30 @@ use super::transport::Transport;
 
 /// How long spinning may last where a processor is idle: about what a wake-up costs.
 const SPIN: Duration = Duration::from_micros(50);
-/// After this many vain spins in a row, the engine sleeps at once, until events come quickly again.
+/// After this many futile spins in a row, the engine sleeps at once, until events come quickly
+/// again.
 const FUTILE_SPINS_MAX: u32 = 8;
 /// Events that come this soon after the engine went to sleep would have been worth a spin.
 const SOON: Duration = Duration::from_micros(50);
 
-/// See the module head.
+/// The waiting strategy: see the module documentation.
 pub struct Waiter {
     spin: Duration,
-    /// How many ranks of this node the relay may spin beside; `None`: the user has decided.
+    /// The number of ranks of this node up to which the relay may spin; `None` if the user has
+    /// decided.
     spin_ranks_max: Option<usize>,
-    /// Links over shared memory: as many ranks run on this node, at least.
+    /// The links over shared memory. At least as many ranks run on this node.
     shm_links: Vec<usize>,
     futile_spins: u32,
-    /// Links over shared memory that are not parked.
+    /// The links over shared memory that are not parked.
     awake: Vec<usize>,
-    /// Links over shared memory whose ring is full.
+    /// The links over shared memory whose ring is full.
     blocked: Vec<usize>,
 }
 
 impl Waiter {
-    /// `spin`: how long to spin; `None`: [`SPIN`], as long as this node has a processor for each
-    /// rank, one for the relay and one for everything else.
+    /// `spin` is how long to spin; `None` means [`SPIN`], as long as this node has a processor for
+    /// each rank, one for the relay and one for everything else.
     pub fn new(spin: Option<Duration>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
         let default = if processors > 2 { SPIN } else { Duration::ZERO };
@@ -57,7 +59,7 @@ impl Waiter {
         }
     }
 
-    /// A link over shared memory, awake at first.
+    /// Adds a link over shared memory, awake at first.
     pub fn note_shm(&mut self, slot: usize) {
         self.shm_links.push(slot);
         self.note_awake(slot);
@@ -69,14 +71,15 @@ impl Waiter {
         }
     }
 
-    /// An input that was paused goes on.
+    /// Records that a paused input goes on.
     pub fn note_resumed(&mut self, slot: usize, connection: &Connection) {
         if let Some(Transport::Shm(_)) = connection.transport {
             self.note_awake(slot);
         }
     }
 
-    /// An output takes no more. Sockets say when that changes; memory does to whoever parks.
+    /// Records that an output takes no more. Sockets report when they take more; shared memory
+    /// reports this only to a parked side.
     pub fn note_blocked(&mut self, slot: usize, connection: &Connection) {
         let is_shm = matches!(connection.transport, Some(Transport::Shm(_)));
         if is_shm && !self.blocked.contains(&slot) {
@@ -85,14 +88,14 @@ impl Waiter {
         }
     }
 
-    /// The slot is somebody else's from now on.
+    /// Forgets a slot, which another connection may use from now on.
     pub fn forget(&mut self, slot: usize) {
         self.shm_links.retain(|other| *other != slot);
         self.awake.retain(|other| *other != slot);
         self.blocked.retain(|other| *other != slot);
     }
 
-    /// The outputs over shared memory that were blocked: try them again.
+    /// The outputs over shared memory that were blocked, to be tried again.
     pub fn take_blocked(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.blocked)
     }
@@ -101,7 +104,7 @@ impl Waiter {
         !self.blocked.is_empty()
     }
 
-    /// Queues awake links in whose rings something lies.
+    /// Queues awake links whose rings hold something.
     pub fn collect_shm(&mut self, connections: &mut [Connection], ready: &mut VecDeque<usize>) {
         for slot in &self.awake {
             let connection = &mut connections[*slot];
@@ -112,7 +115,7 @@ impl Waiter {
         }
     }
 
-    /// Waits for events. Returns with none when there is something else to do.
+    /// Waits for events. Returns without events when there is something else to do.
     pub fn wait(
         &mut self,
         epoll: &OwnedFd,
@@ -154,8 +157,8 @@ impl Waiter {
         Ok(())
     }
 
-    /// Parks every awake link; one that is paused becomes awake when it goes on. False: something has arrived,
-    /// or an output has room, and nothing may sleep.
+    /// Parks every awake link; a paused link becomes awake when it goes on. Returns false if
+    /// something has arrived, or if an output has space, so that the engine must not sleep.
     fn park_all(&mut self, connections: &mut [Connection]) -> bool {
         while let Some(slot) = self.awake.last() {
             let connection = &mut connections[*slot];

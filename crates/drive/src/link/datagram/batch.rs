@@ -1,7 +1,8 @@
-//! Datagrams that wait to be sent, in one buffer, in the order in which they came.
+//! Datagrams that wait to be sent, in one buffer, in the order in which they were pushed.
 //!
-//! They lie in *runs*: datagrams to one destination, all of one size but the last, which may be smaller. A run is what
-//! one call to the kernel can take. What may never happen: a run is longer than the kernel takes; bytes of a run move.
+//! The buffer consists of *runs*: datagrams to one destination, all of one size except the last,
+//! which may be smaller. One system call can take one run. What may never happen: a run is longer
+//! than the kernel takes; bytes of a run move.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -10,33 +11,35 @@ use super::super::stream::Piece;
 use super::DATAGRAM_BYTES_MAX;
 use crate::checksum::Checksum;
 
-/// Most bytes of one run: the kernel makes one packet of it before it cuts it.
+/// The most bytes of one run: the kernel makes one packet of a run before it cuts the run.
 const RUN_BYTES_MAX: usize = DATAGRAM_BYTES_MAX;
-/// Most datagrams of one run, on every kernel.
+/// The most datagrams of one run, on every kernel.
 const RUN_DATAGRAMS_MAX: usize = 64;
-/// Some runs' worth of bytes: enough to go on gathering while the kernel has no room.
+/// The size of the buffer in bytes: several runs, enough to go on gathering while the kernel has no
+/// space.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Runs are small when datagrams differ in size or destination; then their number is bounded too.
+/// The most runs: they are small when datagrams differ in size or destination, so their number
+/// needs a bound too.
 const RUNS_MAX: usize = 256;
-/// A payload's sum, between front and payload.
+/// The bytes of a payload's checksum, between front and payload.
 const SUM_BYTES: usize = 4;
 
-/// Datagrams of `size` bytes in a full run.
+/// The datagrams of `size` bytes in a full run.
 pub(super) fn run_datagrams_max(size: usize) -> usize {
     (RUN_BYTES_MAX / size.max(1)).clamp(1, RUN_DATAGRAMS_MAX)
 }
 
-/// See the module head.
+/// The datagrams that wait to be sent: see the module documentation.
 pub(super) struct Batch {
     buffer: Box<[u8]>,
     filled: usize,
     runs: VecDeque<Run>,
-    /// Where the next datagrams go, and their largest size.
+    /// The destination of the next datagrams, and their largest size.
     to: Option<SocketAddr>,
     size_max: usize,
 }
 
-/// Datagrams that lie at `start..end`, each of `size` bytes, the last perhaps of less.
+/// The datagrams at `start..end`, each of `size` bytes, except that the last may be smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) to: SocketAddr,
@@ -71,14 +74,15 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// The next datagrams go to `to`. False: there is no room for one.
+    /// Sets the destination and the largest size of the next datagrams. Returns false if there is
+    /// no space for one.
     pub(super) fn begin(&mut self, to: SocketAddr, size_max: usize) -> bool {
         self.to = Some(to);
         self.size_max = size_max;
         self.filled + size_max <= self.buffer.len() && self.runs.len() < RUNS_MAX
     }
 
-    /// Adds a datagram. False: no room.
+    /// Adds a datagram. Returns false if there is no space.
     ///
     /// # Safety
     /// The payload's memory is valid.
@@ -100,7 +104,8 @@ impl Batch {
         let mut at = 0;
         for piece in payload {
             let to = payload_place[at..at + piece.len].as_mut_ptr();
-            // SAFETY: the caller's promise; the place is ours, and as long as the piece.
+            // SAFETY: the caller's promise; the destination belongs to this buffer, and is as long
+            // as the piece.
             unsafe { running.copy_raw(piece.base, to, piece.len) };
             at += piece.len;
         }
@@ -109,7 +114,7 @@ impl Batch {
         true
     }
 
-    /// Makes the last run, or a new one, `size` bytes longer.
+    /// Extends the last run, or starts another one, by `size` bytes.
     #[inline]
     fn make_room(&mut self, to: SocketAddr, size: usize) -> bool {
         let end = self.filled + size;
@@ -124,19 +129,19 @@ impl Batch {
         true
     }
 
-    /// What is to be sent next.
+    /// The run that must be sent next.
     #[inline]
     pub(super) fn first(&self) -> Option<Run> {
         self.runs.front().copied()
     }
 
-    /// The first bytes of the first run.
+    /// The first `bytes` bytes of the first run.
     #[inline]
     pub(super) fn bytes(&self, run: &Run, bytes: usize) -> &[u8] {
         &self.buffer[run.start..run.start + bytes]
     }
 
-    /// The first `bytes` of the first run are gone.
+    /// Removes the first `bytes` bytes of the first run.
     #[inline]
     pub(super) fn advance(&mut self, bytes: usize) {
         let Some(run) = self.runs.front_mut() else {

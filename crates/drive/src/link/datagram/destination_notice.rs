@@ -1,4 +1,5 @@
-//! What the kernel says about destinations: errors of sending, and ICMP messages from its error queue.
+//! The kernel's reports about destinations: errors of sending, and ICMP messages from the error
+//! queue.
 
 use std::collections::VecDeque;
 use std::io;
@@ -6,41 +7,43 @@ use std::mem::{self, MaybeUninit};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Notices that wait to be taken. The same one is kept only once; of more than these nobody could make use.
+/// The most notices that wait to be taken. Equal notices are kept only once; a caller could not use
+/// more than these.
 const NOTICES_MAX: usize = 64;
-/// Messages read from the error queue at once, so that a flood of them cannot hold us up.
+/// The most messages read from the error queue at once, so that a flood of messages cannot delay
+/// this process.
 const MESSAGES_MAX: usize = 64;
 
-/// Something to know about a destination.
+/// A notice about a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DestinationNotice {
     /// The destination.
     pub to: SocketAddr,
-    /// What is the matter.
+    /// The problem.
     pub error: DestinationError,
 }
 
-/// What is the matter with a destination.
+/// A problem of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationError {
-    /// Nobody listens there, no route leads there or a filter forbids it: by the error number `code`. Datagrams may
-    /// still get through, so it is a reason to probe.
+    /// Nobody listens there, no route leads there, or a filter forbids sending, according to the
+    /// error number `code`. Datagrams may still get through, so this is a reason to probe.
     Unreachable {
-        /// As errno(3).
+        /// The error number, as in errno(3).
         code: i32,
     },
-    /// A datagram was larger than the way there takes.
+    /// A datagram was larger than the path to the destination carries.
     TooLarge {
-        /// Bytes of the datagram that were refused here; 0 if it was a router that refused one.
+        /// The size in bytes of the datagram that this host refused; 0 if a router refused one.
         size: usize,
-        /// Largest packet, IP header included, where it is known.
+        /// The largest packet in bytes, IP header included, if known.
         mtu: Option<u32>,
     },
-    /// A queue of this host was full, and datagrams were dropped: send less.
+    /// A queue of this host was full, and datagrams were dropped: the sender should send less.
     QueueFull,
 }
 
-/// Notices, the oldest first.
+/// The notices, the oldest first.
 #[derive(Default)]
 pub(super) struct DestinationNotices(VecDeque<DestinationNotice>);
 
@@ -56,17 +59,19 @@ impl DestinationNotices {
         self.0.drain(..)
     }
 
-    /// Reads the error queue. Gives the MTU that it names for what this host itself just refused to send.
+    /// Reads the error queue. Returns the MTU that the queue names for what this host itself just
+    /// refused to send.
     ///
     /// # Errors
-    /// If the socket is of no use.
+    /// If the socket cannot be used any more.
     pub(super) fn collect(&mut self, socket: impl AsFd) -> io::Result<Option<u32>> {
         let mut mtu = None;
         for _ in 0..MESSAGES_MAX {
             let Some(message) = next_message(&socket)? else { break };
             let code = message.error.ee_errno as i32;
             match (message.error.ee_origin, message.to) {
-                // Its address lacks the port. The call that was refused knows better.
+                // The address in this message lacks the port. The call that was refused knows the
+                // destination.
                 (libc::SO_EE_ORIGIN_LOCAL, _) => mtu = known_mtu(&message.error).or(mtu),
                 (libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6, Some(to)) => {
                     let is_too_large = code == libc::EMSGSIZE;
@@ -92,7 +97,7 @@ fn known_mtu(error: &libc::sock_extended_err) -> Option<u32> {
     (error.ee_errno as i32 == libc::EMSGSIZE && error.ee_info > 0).then_some(error.ee_info)
 }
 
-/// What an error of sending a datagram of `size` bytes says about its destination.
+/// The problem of a destination that an error of sending a datagram of `size` bytes shows.
 pub(super) fn destination_error(
     error: &io::Error,
     size: usize,
@@ -105,7 +110,7 @@ pub(super) fn destination_error(
     }
 }
 
-/// Whether the socket, and not a destination, is wrong.
+/// Whether the error concerns the socket, and not a destination.
 pub(super) fn is_fatal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT))
 }
@@ -113,13 +118,13 @@ pub(super) fn is_fatal(error: &io::Error) -> bool {
 /// A message of the error queue.
 struct ErrorQueueMessage {
     error: libc::sock_extended_err,
-    /// Where the datagram went.
+    /// The destination of the datagram.
     to: Option<SocketAddr>,
 }
 
-/// A message of the error queue, if it has one.
+/// The next message of the error queue, if there is one.
 fn next_message(socket: impl AsFd) -> io::Result<Option<ErrorQueueMessage>> {
-    /// For one error with its address, aligned as the kernel wants it.
+    /// Space for one error with its address, aligned as the kernel demands.
     #[repr(C, align(8))]
     struct Control([u8; 256]);
 
@@ -132,12 +137,12 @@ fn next_message(socket: impl AsFd) -> io::Result<Option<ErrorQueueMessage>> {
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>();
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // SAFETY: the header describes memory of ours that outlives the call.
+    // SAFETY: the header describes memory of this function, which outlives the call.
     if unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut header, flags) } < 0 {
         let error = io::Error::last_os_error();
         return if is_fatal(&error) { Err(error) } else { Ok(None) };
     }
-    // SAFETY: the kernel has filled in the header, and what it points to is still there.
+    // SAFETY: the kernel has filled in the header, and the memory that it points to still exists.
     let error = unsafe { extended_error(&header) };
     // SAFETY: all zeroes are a valid address storage, as is whatever the kernel wrote.
     let to = address(&unsafe { name.assume_init() });
@@ -153,10 +158,13 @@ fn next_message(socket: impl AsFd) -> io::Result<Option<ErrorQueueMessage>> {
     Ok(Some(ErrorQueueMessage { error: error.unwrap_or(nothing), to }))
 }
 
+/// The extended error in the control messages.
+///
 /// # Safety
 /// The kernel has filled in `header`.
 unsafe fn extended_error(header: &libc::msghdr) -> Option<libc::sock_extended_err> {
-    // SAFETY: the control messages are the kernel's, so each is whole; the error need not be aligned.
+    // SAFETY: the control messages come from the kernel, so each is whole; the error need not be
+    // aligned.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
@@ -177,13 +185,15 @@ fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let base = std::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says so, and the storage is large enough and aligned for every address.
+            // SAFETY: the family selects this type, and the storage is large enough and aligned for
+            // every address.
             let found = unsafe { &*base.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(found.sin_addr.s_addr));
             Some((ip, u16::from_be(found.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: the family selects this type, and the storage is large enough and aligned for
+            // every address.
             let found = unsafe { &*base.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(found.sin6_addr.s6_addr);
             let port = u16::from_be(found.sin6_port);
@@ -193,10 +203,10 @@ fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// Sets an option that takes an int.
+/// Sets a socket option that takes an int.
 ///
 /// # Errors
-/// As setsockopt(2).
+/// The errors of setsockopt(2).
 pub(super) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let size = size_of::<i32>() as u32;
     let fd = socket.as_fd().as_raw_fd();

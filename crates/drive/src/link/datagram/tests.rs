@@ -1,4 +1,5 @@
-//! Datagrams over the loopback interface, which loses none while the receiver has room for them.
+//! Tests with datagrams over the loopback interface, which loses none while the receiver has space
+//! for them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// For whatever is on its way.
+/// The longest wait for whatever is in flight.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -18,7 +19,8 @@ fn datagrams_of_all_sizes_arrive_whole_and_in_order() {
         let mut sizes: Vec<usize> = (1..200).collect();
         sizes.extend([1452, 1472, 1472, 1472, 8972, 8972, 600, 600, 9000, 65_000, 65_488, 1]);
         let sent: Vec<_> = sizes.iter().map(|&size| noise(size)).collect();
-        // One by one, so that what waits fits in the smallest receive buffer a system gives.
+        // The datagrams are sent a few at a time, so that what waits fits into the smallest receive
+        // buffer of any system.
         let mut seen = Vec::new();
         for few in sent.chunks(5) {
             few.iter().for_each(|datagram| push(&mut a, b.local_addr(), datagram));
@@ -52,7 +54,7 @@ fn pieces_are_gathered_and_summed_on_their_way() {
         let pieces =
             memory.each_mut().map(|part| Piece { base: part.as_mut_ptr(), len: part.len() });
         assert!(a.begin(b.local_addr(), 7000));
-        // SAFETY: `memory` is there.
+        // SAFETY: `memory` outlives the call.
         assert!(unsafe { a.push_summed(sum, b"front", &pieces) });
         a.flush().unwrap();
         let mut seen = Vec::new();
@@ -112,7 +114,7 @@ fn a_full_batch_takes_no_more_until_it_is_sent() {
     assert!(!a.begin(b.local_addr(), 1000) && a.is_holding());
     a.flush().unwrap();
     assert!(a.begin(b.local_addr(), 1000));
-    // Runs are bounded as well as bytes: here each datagram is one, since the next is larger.
+    // Runs are bounded as well as bytes: here each datagram is a run, since the next one is larger.
     let mut count = 0;
     // SAFETY: no payload.
     while unsafe { a.push(&[1; 1000][..=count], &[]) } {
@@ -124,13 +126,14 @@ fn a_full_batch_takes_no_more_until_it_is_sent() {
 
 #[test]
 fn what_is_too_large_is_told_and_dropped_and_the_rest_goes_on() {
-    // What IPv4 has room for is never too large for the loopback interface.
+    // The largest IPv4 datagram is never too large for the loopback interface.
     for (&ip, offload) in families()[1..].iter().flat_map(|ip| [(ip, true), (ip, false)]) {
         let (mut a, mut b) = pair(ip);
         if !offload {
             a.forbid_offload().unwrap();
         }
-        // The loopback interface takes 65,536 bytes, headers included, and without fragments no more.
+        // The loopback interface takes 65,536 bytes, headers included, and without fragments no
+        // more.
         for datagram in [&[1; 65_489][..], &[2; 100], &[3; 65_488], &[4; 65_500]] {
             push(&mut a, b.local_addr(), datagram);
             assert_eq!(a.flush().unwrap(), Sent::All);
@@ -155,7 +158,7 @@ fn a_run_of_too_large_datagrams_takes_its_smaller_end_not_along() {
         if !offload {
             a.forbid_offload().unwrap();
         }
-        // The socket's own limit stands for that of a network.
+        // The socket's own limit stands for the limit of a network.
         destination_notice::set_option(&a.socket, libc::IPPROTO_IPV6, libc::IPV6_MTU, 3000)
             .unwrap();
         (0..3).for_each(|_| push(&mut a, b.local_addr(), &[1; 4000]));
@@ -180,7 +183,7 @@ fn a_port_where_nobody_listens_is_suspect_and_others_are_not() {
         push(&mut a, nobody, b"anybody there?");
         assert_eq!(a.flush().unwrap(), Sent::All);
         wait(&a, PollFlags::ERR);
-        // The error waits for whoever calls next: it may be a call about somebody else.
+        // The error is reported to the next call, which may concern another destination.
         push(&mut a, b.local_addr(), b"hello");
         assert_eq!(a.flush().unwrap(), Sent::All);
         let mut seen = Vec::new();
@@ -191,7 +194,7 @@ fn a_port_where_nobody_listens_is_suspect_and_others_are_not() {
             a.take_notices().collect::<Vec<_>>(),
             [DestinationNotice { to: nobody, error: refused }]
         );
-        // The same for receiving.
+        // An error is reported to a receiving call in the same way.
         push(&mut a, nobody, b"anybody there now?");
         a.flush().unwrap();
         wait(&a, PollFlags::ERR);
@@ -236,7 +239,8 @@ fn nothing_is_lost_while_there_is_room() {
     for (mut a, mut b) in pairs() {
         let (mut sent, mut seen) = (0u32, 0u32);
         for round in 0..ROUNDS {
-            // At most 64 KiB under way: the least that a system gives has room for it with its bookkeeping.
+            // At most 64 KiB are in flight: the smallest receive buffer of any system holds them
+            // with its bookkeeping.
             let size = 40 + round * 7 % 1432;
             for _ in 0..a.max_batch(size).max(8) {
                 push(&mut a, b.local_addr(), &numbered(sent, size));
@@ -299,7 +303,8 @@ fn a_batch_is_what_one_call_takes() {
     assert!(a.receive_buffer_bytes() > 0);
 }
 
-/// In a network of its own: `unshare -n cargo test -p landbridge-drive datagram::tests::a_real -- --ignored`
+/// Run in a network namespace: `unshare -n cargo test -p landbridge-drive datagram::tests::a_real
+/// -- --ignored`
 #[test]
 #[ignore = "makes network interfaces, which needs privileges"]
 fn a_real_kernel_without_room_makes_us_wait() {
@@ -309,7 +314,7 @@ fn a_real_kernel_without_room_makes_us_wait() {
     assert!(done.success(), "is this a network of its own?");
     let mut a = DatagramLink::bind(([192, 0, 2, 1], 0).into()).unwrap();
     sockopt::set_socket_send_buffer_size(&a.socket, 20_000).unwrap();
-    // Nobody answers for the address, so that packets wait for it in the kernel, on the socket's account.
+    // Nobody answers for the address, so packets wait in the kernel, charged to the socket.
     let mut count = 0;
     let outcome = loop {
         push(&mut a, ([192, 0, 2, 2], 9).into(), &[1; 1400]);
@@ -322,7 +327,7 @@ fn a_real_kernel_without_room_makes_us_wait() {
     assert_eq!(outcome, Sent::Busy);
     assert!(a.is_holding());
     assert_eq!(a.flush().unwrap(), Sent::Busy);
-    // After some seconds the kernel gives the address up; then there is room again.
+    // After some seconds the kernel gives the address up; then the socket has space again.
     wait(&a, PollFlags::OUT);
     assert_eq!(a.flush().unwrap(), Sent::All);
     let to = ([192, 0, 2, 2], 9).into();
@@ -336,7 +341,7 @@ fn a_real_kernel_without_room_makes_us_wait() {
     assert!(told.contains(&DestinationNotice { to, error: unreachable }), "{told:?}");
 }
 
-/// In a network of its own, as above.
+/// Run in a network namespace, like `a_real_kernel_without_room_makes_us_wait`.
 #[test]
 #[ignore = "sets filters, which needs privileges"]
 fn a_filter_makes_a_destination_suspect() {
@@ -353,7 +358,7 @@ fn a_filter_makes_a_destination_suspect() {
     collect(&mut b, a.local_addr(), &mut seen, 1);
     a.receive(|_, _| ()).unwrap();
     let told: Vec<_> = a.take_notices().collect();
-    // A rejected datagram is refused twice: at once, and by the message that the filter makes.
+    // A rejected datagram is refused twice: at once, and by the message that the filter generates.
     let suspect = |port, code| DestinationNotice {
         to: (V4, port).into(),
         error: DestinationError::Unreachable { code },
@@ -363,7 +368,7 @@ fn a_filter_makes_a_destination_suspect() {
     assert_eq!(told, expected);
 }
 
-/// Both families, with offload (where the system has it) and without.
+/// Pairs of both families, with offload (where the system has it) and without.
 fn pairs() -> Vec<(DatagramLink, DatagramLink)> {
     let mut all: Vec<_> = families().into_iter().map(pair).collect();
     for ip in families() {
@@ -375,7 +380,7 @@ fn pairs() -> Vec<(DatagramLink, DatagramLink)> {
     all
 }
 
-/// Some systems have no IPv6.
+/// The address families of this system; some systems have no IPv6.
 fn families() -> Vec<IpAddr> {
     let has_v6 = UdpSocket::bind((V6, 0)).is_ok();
     if has_v6 { vec![V4, V6] } else { vec![V4] }
@@ -390,11 +395,11 @@ fn push(link: &mut DatagramLink, to: SocketAddr, datagram: &[u8]) {
     assert!(link.begin(to, datagram.len()));
     let (front, payload) = datagram.split_at(datagram.len().min(40));
     let piece = Piece { base: payload.as_ptr().cast_mut(), len: payload.len() };
-    // SAFETY: `datagram` is there.
+    // SAFETY: `datagram` outlives the call.
     assert!(unsafe { link.push(front, &[piece]) });
 }
 
-/// Receives until `seen` has `more` more.
+/// Receives until `seen` has `more` more datagrams.
 fn collect(link: &mut DatagramLink, from: SocketAddr, seen: &mut Vec<Vec<u8>>, more: usize) {
     let wanted = seen.len() + more;
     while seen.len() < wanted {
@@ -429,7 +434,8 @@ fn numbered(number: u32, size: usize) -> Vec<u8> {
     datagram
 }
 
-/// `cargo test --release -p landbridge-drive datagram::tests::measure -- --ignored --nocapture`
+/// Run with `cargo test --release -p landbridge-drive datagram::tests::measure -- --ignored
+/// --nocapture`
 #[test]
 #[ignore = "a measurement"]
 fn measure() {
@@ -451,7 +457,7 @@ fn measure() {
     }
 }
 
-/// Gb/s of one thread that sends and receives in turn.
+/// The Gbit/s of one thread that sends and receives in turn.
 fn rate(size: usize, offload: bool, sum: Checksum) -> f64 {
     const BYTES: usize = 256 << 20;
     let (mut a, mut b) = pair(V4);
@@ -470,7 +476,7 @@ fn rate(size: usize, offload: bool, sum: Checksum) -> f64 {
         for number in 0..count {
             let at = (rounds * count + number) * 4096 % (memory.len() - payload);
             let piece = Piece { base: memory[at..].as_mut_ptr(), len: payload };
-            // SAFETY: `memory` is there.
+            // SAFETY: `memory` outlives the call.
             assert!(unsafe { a.push_summed(sum, &front, &[piece]) });
         }
         a.flush().unwrap();

@@ -1,4 +1,4 @@
-//! How our QUIC connections are set up: who proves what, how much may be under way, how soon silence counts.
+//! The configuration of QUIC connections: authentication, windows, and timeouts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,33 +13,38 @@ use quinn_proto::{
 use super::window_share::{WINDOW_BYTES, WINDOW_BYTES_MIN};
 use crate::link::tls::Identity;
 
-/// A connection on which nothing is heard for this long is broken, a dial on which nothing is heard too: as long as a
+/// A connection on which nothing is heard for this long is broken, and so is a dial: as long as a
 /// TCP stream between relays may be silent.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(4_000);
-/// Relays say something every second; this is for one that is held up.
+/// The keepalive interval of QUIC. Relays send a keepalive of their own every second; this one
+/// serves a relay that is delayed.
 const KEEP_ALIVE: Duration = Duration::from_millis(1_300);
-/// Taken for the round trip until it is known. Decides when a first datagram that is lost goes again: after three times
-/// this.
+/// The assumed round trip until it is measured. A lost first datagram is retransmitted after three
+/// times this.
 const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(100);
-/// Largest datagram that is tried: 9000 bytes on the wire, less the headers of IPv6 and UDP.
+/// The largest datagram that is probed, in bytes: 9000 bytes on the wire, less the headers of IPv6
+/// and UDP.
 const DATAGRAM_BYTES_MAX: u16 = 8_952;
-/// Datagrams confirmed by one, less one: of every other, as is usual, the way back would carry half as many datagrams as
-/// the way there. One that is missing is told of at once, and none waits for more than a delay of QUIC's (25 ms).
+/// The datagrams that one acknowledgement covers, less one. With an acknowledgement for every
+/// second datagram, as is usual, the return path would carry half as many datagrams as the forward
+/// path. A missing datagram is reported at once, and no acknowledgement waits for longer than
+/// QUIC's delay (25 ms).
 const UNACKED_DATAGRAMS_MAX: u32 = 9;
-/// Messages of a handshake that come early and are kept: more than a certificate of ours has.
+/// The bytes of handshake messages that arrive early and are kept: more than a certificate of this
+/// project has.
 const CRYPTO_BYTES_MAX: usize = 16 << 10;
 
-/// What decides how fast a connection sends.
+/// The congestion control of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// Its estimate of the line.
+    /// BBR: follows an estimate of the path.
     #[default]
     Bbr,
-    /// Losses.
+    /// CUBIC: follows losses.
     Cubic,
 }
 
-/// The three configurations quinn-proto wants.
+/// The three configurations that quinn-proto needs.
 pub struct QuicConfig {
     pub endpoint: Arc<EndpointConfig>,
     pub client: ClientConfig,
@@ -47,8 +52,10 @@ pub struct QuicConfig {
 }
 
 impl QuicConfig {
+    /// Creates the configurations.
+    ///
     /// # Errors
-    /// If the identity is of no use for QUIC.
+    /// If the identity cannot be used for QUIC.
     pub fn new(identity: &Identity, congestion: Congestion) -> Result<Self, String> {
         let text = |error: &dyn std::fmt::Display| format!("QUIC: {error}");
         let (client, server) = identity.for_quic();
@@ -65,14 +72,14 @@ impl QuicConfig {
     }
 }
 
-/// One stream, from the dialler, and nothing else.
+/// The transport configuration: one stream, opened by the dialler, and nothing else.
 fn transport(congestion: Congestion) -> TransportConfig {
     let mut transport = TransportConfig::default();
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(DATAGRAM_BYTES_MAX);
     let mut ack_frequency = AckFrequencyConfig::default();
     ack_frequency.ack_eliciting_threshold(VarInt::from_u32(UNACKED_DATAGRAMS_MAX));
-    // What a connection may send before it has been let in; `WindowShare` decides later.
+    // The bytes that a connection may send before its hello; `WindowShare` decides later.
     let first = VarInt::from_u32(WINDOW_BYTES_MIN as u32);
     let window = VarInt::from_u32(WINDOW_BYTES as u32);
     let idle_timeout = VarInt::from_u32(IDLE_TIMEOUT.as_millis() as u32);

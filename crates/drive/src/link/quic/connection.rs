@@ -1,7 +1,8 @@
 //! One QUIC connection with its one stream, between its hub and its link.
 //!
-//! What enters: the events of its state machine, and the link's reads and writes. What leaves: news for whoever drives the
-//! engine. What may never happen: more is taken in than its [`WindowShare`] allows, or much more than may leave soon.
+//! What enters: the events of quinn-proto's state machine, and the link's reads and writes. What
+//! leaves: events for the engine. What may never happen: the connection buffers more than its
+//! [`WindowShare`] allows, or much more than can leave soon.
 
 use std::io;
 use std::time::Instant;
@@ -14,25 +15,25 @@ use super::QuicEvents;
 use super::window_share::{WINDOW_BYTES_MIN, WindowPool, WindowShare};
 use crate::link::socket::{SocketRead, SocketWrite};
 
-/// Bytes accepted beyond what may be under way: more would only delay.
+/// The bytes accepted beyond what may be in flight: more would only delay.
 const UNSENT_BYTES: u64 = 256 << 10;
 
-/// See the module head.
+/// A QUIC connection: see the module documentation.
 pub struct QuicConnection {
     pub connection: Connection,
     pub stream: Option<StreamId>,
-    /// Whom news are for.
+    /// The token under which events are reported.
     pub token: Option<u64>,
     pub events: QuicEvents,
     pub is_connected: bool,
-    /// What it may keep, once it is connected.
+    /// The connection's share of the windows, once it is connected.
     share: Option<WindowShare>,
     pub is_touched: bool,
-    /// A link holds it.
+    /// A link holds the connection.
     pub is_held: bool,
     pub is_drained: bool,
     pub lost: Option<ConnectionError>,
-    /// The other side takes nothing more.
+    /// The other side reads nothing more.
     is_stopped: bool,
     pub timer: Option<Instant>,
 }
@@ -62,7 +63,7 @@ impl QuicConnection {
                 self.share = Some(WindowShare::new(pool));
                 self.tune();
                 if self.connection.side().is_client() {
-                    // There is credit for one from the start.
+                    // The peer gives credit for one stream from the beginning.
                     self.stream = self.connection.streams().open(Dir::Bi);
                 }
                 self.events.is_readable = true;
@@ -88,8 +89,8 @@ impl QuicConnection {
         }
     }
 
-    /// Accepts no more than what may be under way, and a little to go on with: what waits here is overtaken by nobody. Takes
-    /// in no more than is its share.
+    /// Sets the send window to what may be in flight and a little more, because nothing can
+    /// overtake the bytes that wait here. Sets the receive window to the connection's share.
     pub fn tune(&mut self) {
         let under_way = self.connection.congestion_state().window();
         let window = under_way + under_way / 2 + UNSENT_BYTES;
@@ -116,7 +117,7 @@ impl QuicConnection {
         self.lost.as_ref().map(explain).or_else(stopped)
     }
 
-    /// Also gives whether the peer is to be told that there is room again.
+    /// Reads what has arrived. Also returns whether the peer must receive a window update.
     pub fn read(&mut self, buffer: &mut [u8]) -> (io::Result<SocketRead>, bool) {
         let Some(stream) = self.stream else {
             return (Err(self.end().unwrap_or(io::ErrorKind::WouldBlock.into())), false);
@@ -175,7 +176,7 @@ impl QuicConnection {
     }
 }
 
-/// Why a connection has ended.
+/// The error that explains why a connection has ended.
 fn explain(reason: &ConnectionError) -> io::Error {
     let other = |text: String| io::Error::other(text);
     match reason {
@@ -188,7 +189,7 @@ fn explain(reason: &ConnectionError) -> io::Error {
         }
         ConnectionError::TransportError(error) => other(format!("QUIC: {error}")),
         ConnectionError::ConnectionClosed(close) => {
-            // What it says besides anybody may have written.
+            // The peer may be unauthenticated, so its text is not shown.
             other(format!("QUIC: it says: {}", close.error_code))
         }
         error => other(format!("QUIC: {error}")),

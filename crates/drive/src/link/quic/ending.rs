@@ -1,7 +1,7 @@
-//! How connections of a hub end: one alone, and all when a relay ends.
+//! How connections of a hub end: a single one, and all of them when a relay ends.
 //!
-//! What may never happen: a stranger that has gone keeps a place from others, or a relay that ends waits for one hub after
-//! the other.
+//! What may never happen: an ended connection of an unauthenticated peer keeps capacity from
+//! others, or an ending relay waits for one hub after the other.
 
 use std::cell::RefMut;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{CONNECTIONS_UNVALIDATED_MAX, Hub, QuicEvents, QuicHub};
 
 impl QuicHub {
-    /// Ends all connections of these hubs, after what was written has arrived or `time_max` has passed.
+    /// Ends all connections of these hubs, once everything written has arrived or `time_max` has
+    /// passed.
     pub fn shut_down<'a>(hubs: impl IntoIterator<Item = &'a Self>, time_max: Duration) {
         let mut hubs: Vec<_> = hubs.into_iter().map(|hub| hub.0.borrow_mut()).collect();
         let deadline = Instant::now() + time_max;
@@ -44,7 +45,7 @@ impl QuicHub {
 }
 
 impl Hub {
-    /// Nobody holds the line any more.
+    /// Records that no link holds the connection any more.
     pub(super) fn release(&mut self, index: usize, now: Instant) {
         if let Some(quic) = &mut self.connections[index] {
             quic.is_held = false;
@@ -54,9 +55,11 @@ impl Hub {
         }
     }
 
-    /// A connection that has ended is kept for a while, for the other side to ask what has become of it. It is the other side
-    /// that says how long its confirmations take, and so how long that is: with many of them, strangers whose
-    /// certificate has not been seen are told once, if at all.
+    /// Forgets a connection that has ended. A connection is kept for a while, so that the other
+    /// side can ask for its state. The other side decides how long, because it reports the delay of
+    /// its acknowledgements. With more than [`CONNECTIONS_UNVALIDATED_MAX`] connections, a peer
+    /// whose certificate has not been checked is notified at most once, and its connection is
+    /// forgotten at once.
     pub(super) fn forget_if_over(&mut self, index: usize) {
         let Some(quic) = &self.connections[index] else { return };
         let is_crowded = self.connections_count > CONNECTIONS_UNVALIDATED_MAX;
@@ -73,12 +76,12 @@ impl Hub {
         self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
     }
 
-    /// Whether somebody has still more to send than one turn allows.
+    /// Whether a connection has more to send than one turn allows.
     pub(super) fn is_busy(&self) -> bool {
         !self.touched.is_empty() && !self.socket.is_blocked()
     }
 
-    /// Nothing more will be written.
+    /// Finishes all streams: nothing more will be written.
     fn finish(&mut self) {
         for index in 0..self.connections.len() {
             if let Some(quic) = &mut self.connections[index] {
@@ -94,7 +97,7 @@ impl Hub {
     }
 }
 
-/// Until a datagram comes, or there is room again; at least a millisecond.
+/// Waits until a datagram arrives or a blocked socket has space again; at least a millisecond.
 fn wait_for(hubs: &[RefMut<'_, Hub>], time: Duration) {
     let time = time.max(Duration::from_millis(1));
     let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };

@@ -1,9 +1,10 @@
 //! The UDP socket under QUIC: runs of datagrams out with one call, many in with one call.
 //!
-//! What enters: runs of equal datagrams, and from where to where; what leaves: datagrams as they came, with the local
-//! address they came to, so that an answer leaves from there. A datagram that cannot be sent is dropped: QUIC sends
-//! what it carried again, or finds that the way is of no use. What may never happen: trouble with one peer ends the
-//! socket, or a datagram is fragmented on its way.
+//! What enters: runs of equal datagrams, with their addresses. What leaves: datagrams as they
+//! arrived, with their local address, so that an answer leaves from this address. A datagram that
+//! cannot be sent is dropped: QUIC retransmits its contents, or finds that the path does not work.
+//! What may never happen: an error of one peer ends the socket, or a datagram is fragmented in
+//! transit.
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -15,54 +16,56 @@ use quinn_proto::{EcnCodepoint, Transmit};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
-/// Asked for in each direction: what 1 Gb/s brings while a relay is busy for 60 ms. What does not fit is sent again.
+/// The socket buffer size that is requested in each direction, in bytes: what 1 Gbit/s brings while
+/// a relay is busy for 60 ms. What does not fit is lost and retransmitted.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
-/// Room for what one receiving call may bring in one place: no packet is larger.
+/// The bytes of one slot of a receiving call: no packet is larger.
 const SLOT_BYTES: usize = 64 << 10;
-/// Datagrams that go out with one call are one packet to the kernel.
+/// The most bytes of a run: datagrams that leave with one call are one packet to the kernel.
 const RUN_BYTES_MAX: usize = 65_000;
-/// After the kernel has refused to cut a run, each datagram goes alone for so long;
+/// After the kernel has refused to cut a run, each datagram leaves alone for this long.
 const ALONE_MIN: Duration = Duration::from_secs(1);
-/// doubled while it refuses, up to this.
+/// The time without runs doubles with each refusal, up to this.
 const ALONE_MAX: Duration = Duration::from_secs(64);
-/// Places for one receiving call.
+/// The slots of one receiving call.
 const SLOTS: usize = 8;
 
-/// See the module head.
+/// The UDP socket under QUIC: see the module documentation.
 pub struct QuicSocket {
     socket: UdpSocket,
     state: UdpSocketState,
     offload: OffloadBackoff,
     slots: Box<[u8]>,
-    /// What the kernel had no room for.
+    /// The run for which the kernel had no space.
     waiting: Option<(Transmit, Vec<u8>)>,
 }
 
-/// When the kernel is asked again to cut runs, after it has refused one: that may have been the matter of one way, or of
-/// one moment, and `quinn_udp` does not ask again by itself.
+/// When segmentation offload is tried again after the kernel has refused to cut a run. The reason
+/// may have been one path, or a moment, and `quinn_udp` does not try again by itself.
 struct OffloadBackoff {
-    /// It does at all, here.
+    /// Offload is available here at all.
     is_had: bool,
-    /// How long after the next refusal.
+    /// The pause after the next refusal.
     pause: Duration,
     due: Option<Instant>,
     asked: Option<Instant>,
 }
 
-/// Datagrams that came together, from one peer.
+/// Datagrams that arrived together from one peer.
 pub struct ReceivedBatch<'a> {
     pub from: SocketAddr,
-    /// The local address they were sent to.
+    /// The local address to which they were sent.
     pub to: Option<IpAddr>,
     pub ecn: Option<EcnCodepoint>,
     pub bytes: &'a [u8],
-    /// Length of each of them; the last may be shorter.
+    /// The length of each datagram in bytes; the last may be shorter.
     pub stride: usize,
 }
 
 impl ReceivedBatch<'_> {
-    /// Each datagram by itself. They share one allocation, but those of handshakes (RFC 9000, 17.2): what a stranger sends
-    /// may be kept for a while, and must not keep more than itself.
+    /// The datagrams one by one. They share one allocation, except those of handshakes (RFC 9000,
+    /// section 17.2): the datagram of an unauthenticated peer may be kept for a while, and must not
+    /// keep the memory of others allocated.
     pub fn datagrams(&self) -> impl Iterator<Item = BytesMut> + use<> {
         let mut rest = BytesMut::from(self.bytes);
         let stride = self.stride.max(1);
@@ -78,11 +81,11 @@ impl ReceivedBatch<'_> {
 }
 
 impl QuicSocket {
-    /// A socket at `local`, port 0 for any. One for IPv6 speaks IPv4 too, where the system allows it: as the
-    /// listening socket for TCP does.
+    /// Creates a socket at `local`, with port 0 for any port. An IPv6 socket serves IPv4 too where
+    /// the system allows it, as the listening socket for TCP does.
     ///
     /// # Errors
-    /// If the address is taken, or there is no such.
+    /// If the address is in use or does not exist.
     pub fn bind(local: SocketAddr) -> io::Result<Self> {
         let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -103,18 +106,20 @@ impl QuicSocket {
         self.socket.as_fd()
     }
 
+    /// The local address of the socket.
+    ///
     /// # Errors
-    /// As getsockname(2).
+    /// The errors of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Whether datagrams are never fragmented, so that their size may be searched for.
+    /// Whether datagrams are never fragmented, so that path MTU discovery works.
     pub fn finds_mtu(&self) -> bool {
         !self.state.may_fragment()
     }
 
-    /// Datagrams of `size` bytes that may go out with one call.
+    /// The datagrams of `size` bytes that may leave with one call.
     pub fn run_max(&mut self, size: usize, now: Instant) -> usize {
         if self.offload.is_to_be_asked_for(&self.state, now)
             && let Ok(state) = UdpSocketState::new(UdpSockRef::from(&self.socket))
@@ -124,12 +129,13 @@ impl QuicSocket {
         self.state.max_gso_segments().min(RUN_BYTES_MAX / size.max(1)).max(1)
     }
 
-    /// Whether the kernel has no room: nothing more may be sent before [`Self::resume`] says so.
+    /// Whether the kernel has no space: nothing more may be sent before [`Self::resume`] returns
+    /// true.
     pub fn is_blocked(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// Sends what waits, if anything. False: there is still no room.
+    /// Sends the waiting run, if any. Returns false if the kernel still has no space.
     pub fn resume(&mut self) -> bool {
         if let Some((transmit, bytes)) = self.waiting.take() {
             self.send(&transmit, &bytes);
@@ -137,10 +143,10 @@ impl QuicSocket {
         !self.is_blocked()
     }
 
-    /// Sends one run of datagrams. If the kernel has no room they wait.
+    /// Sends one run of datagrams. If the kernel has no space, the run waits.
     ///
     /// # Panics
-    /// If others wait already.
+    /// If another run waits already.
     pub fn send(&mut self, transmit: &Transmit, bytes: &[u8]) {
         assert!(self.waiting.is_none(), "datagrams overtake those that wait");
         match self.try_send(transmit, bytes, transmit.segment_size) {
@@ -148,7 +154,8 @@ impl QuicSocket {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.waiting = Some((clone(transmit), bytes.into()));
             }
-            // A card or a kernel that cannot cut runs: each alone, for a while (see `OffloadBackoff`).
+            // A network card or a kernel cannot cut runs: each datagram leaves alone, for a while
+            // (see `OffloadBackoff`).
             Err(_) => {
                 let size = transmit.segment_size.unwrap_or(bytes.len());
                 for datagram in bytes.chunks(size.max(1)).filter(|_| size < bytes.len()) {
@@ -174,11 +181,11 @@ impl QuicSocket {
         self.state.try_send(UdpSockRef::from(&self.socket), &transmit)
     }
 
-    /// One receiving call. False: there was nothing more.
+    /// Receives once. Returns false if there was nothing more.
     pub fn receive(&mut self, mut each: impl FnMut(ReceivedBatch<'_>)) -> bool {
         let mut meta = [RecvMeta::default(); SLOTS];
         let mut slots = self.slots.chunks_mut(SLOT_BYTES);
-        // As many chunks as there are slots: see `bind`.
+        // There are as many chunks as slots: see `bind`.
         let mut slots: [IoSliceMut<'_>; SLOTS] =
             std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
         let Ok(count) = self.state.recv(UdpSockRef::from(&self.socket), &mut slots, &mut meta)
@@ -233,10 +240,10 @@ fn clone(transmit: &Transmit) -> Transmit {
 mod tests {
     use super::*;
 
-    /// More than the kernel cuts one run into.
+    /// More datagrams than the kernel cuts one run into.
     const TOO_MANY: usize = 2_000;
 
-    /// How many datagrams have come, and by how many kernel's packets.
+    /// The number of datagrams that have arrived, and of the kernel's packets that carried them.
     fn arrivals(socket: &mut QuicSocket) -> (usize, usize) {
         let (mut datagrams, mut batches) = (0, 0);
         let start = Instant::now();
@@ -282,7 +289,7 @@ mod tests {
         let (datagrams, batches) = arrivals(&mut far);
         assert_eq!((datagrams, batches), (10, 1), "as one run");
 
-        // What has worked for long is judged afresh.
+        // The pause starts from its minimum after offload has worked for long.
         now += ALONE_MAX + Duration::from_secs(1);
         near.send(&transmit(TOO_MANY, 1), &[1; TOO_MANY]);
         assert_eq!(near.run_max(100, now), 1);

@@ -1,11 +1,11 @@
-//! Hubs that talk to each other over the loopback, in one thread.
+//! Tests with hubs that exchange datagrams over the loopback, in one thread.
 
 use std::time::Duration;
 
 use super::window_share::{WINDOW_BYTES, WINDOW_BYTES_MIN};
 use super::*;
 
-/// Nothing here takes longer, except on a machine that has stopped.
+/// The longest wait. Nothing here takes longer, except on a machine that has stopped.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Authority(rcgen::CertifiedIssuer<'static, rcgen::KeyPair>);
@@ -18,7 +18,7 @@ impl Authority {
         Self(rcgen::CertifiedIssuer::self_signed(parameters, key).unwrap())
     }
 
-    /// What the relay of `cluster` shows.
+    /// The identity of the relay of `cluster`.
     fn identity(&self, cluster: u16) -> Identity {
         let name = relay_name(ClusterId(cluster));
         let key = rcgen::KeyPair::generate().unwrap();
@@ -42,7 +42,7 @@ fn turn(hubs: &[&QuicHub], now: Instant) {
     }
 }
 
-/// Turns until `is_over`.
+/// Runs the hubs until `is_over` returns true.
 fn run(hubs: &[&QuicHub], mut is_over: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_over() {
@@ -52,7 +52,8 @@ fn run(hubs: &[&QuicHub], mut is_over: impl FnMut() -> bool) {
     }
 }
 
-/// As many links from one hub to another, through their handshakes, and with a stream: both ends.
+/// Opens `count` links from one hub to another, with complete handshakes and a stream. Returns both
+/// ends.
 fn links(from: &QuicHub, to: &QuicHub, count: usize) -> Vec<(QuicLink, QuicLink)> {
     let (mut all, at) = (Vec::new(), to.local_addr().unwrap());
     for _ in 0..count {
@@ -76,7 +77,7 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
     let pool = WindowPool::default();
     let door = hub(&ours.identity(0), true, &pool);
     let crowd = hub(&foreign.identity(1), false, &pool);
-    // The clock stands still: nothing is over because its time is.
+    // The clock stands still, so no timer ends a connection.
     let now = Instant::now();
     let dial = |_| crowd.dial(ClusterId(0), door.local_addr().unwrap(), now).unwrap();
     let strangers: Vec<_> = (0..CROWD).map(dial).collect();
@@ -84,7 +85,7 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
     while gone < CROWD {
         assert!(start.elapsed() < PATIENCE, "only {gone} have come");
         turn(&[&crowd, &door], now);
-        // They came, and must go.
+        // The connections arrive, and are dropped.
         gone += door.take_accepted().len();
         door.transmit(now);
     }
@@ -96,7 +97,8 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
     assert_eq!(door.0.borrow().connections.iter().flatten().count(), kept);
     drop(strangers);
 
-    // A friend gets in, and one that goes is not forgotten before it knows.
+    // An authenticated peer gets in, and its connection is not forgotten before the peer knows of
+    // the end.
     let friend = hub(&ours.identity(1), false, &pool);
     let both = links(&friend, &door, 1);
     drop(both);
@@ -113,7 +115,7 @@ fn all_hubs_of_a_relay_are_wound_up_at_the_same_time() {
     let hubs = [hub(&own, false, &pool), hub(&own, false, &pool), hub(&own, false, &pool)];
     let both: Vec<_> = hubs.iter().map(|near| links(near, &far, 1)).collect();
     for (near, _) in both.iter().flatten() {
-        // Nobody is going to confirm that.
+        // Nobody is going to confirm these bytes.
         near.write(std::iter::once(&b"is anybody there?"[..])).unwrap();
     }
     let start = Instant::now();
@@ -122,7 +124,8 @@ fn all_hubs_of_a_relay_are_wound_up_at_the_same_time() {
     assert!(took >= TIME && took < 2 * TIME, "{took:?}");
 }
 
-/// Writes until nothing more is taken, while nobody reads; then reads all. Gives what had come in on the way.
+/// Writes until nothing more is taken, while nobody reads; then reads everything. Returns the bytes
+/// that were buffered on the way.
 fn fill(near: &QuicHub, far: &QuicHub, both: &[(QuicLink, QuicLink)]) -> u64 {
     let mut buffer = vec![7; 64 << 10];
     let (mut written, mut quiet) = (0, Instant::now());
@@ -158,7 +161,7 @@ fn what_a_relay_keeps_of_many_that_it_does_not_read_has_a_bound() {
     let authority = Authority::new();
     let pool = WindowPool::new(POOL);
     let far = hub(&authority.identity(0), true, &pool);
-    // The other side promises nothing to anybody here.
+    // The other side has promised no window here.
     let near = hub(&authority.identity(1), false, &WindowPool::default());
 
     let one = links(&near, &far, 1);
@@ -168,7 +171,7 @@ fn what_a_relay_keeps_of_many_that_it_does_not_read_has_a_bound() {
 
     let mut all = one;
     all.extend(links(&near, &far, COUNT - 1));
-    // First while one of them may still send what was promised to it when it was alone.
+    // In the first round, one connection may still send what was promised to it when it was alone.
     for _ in 0..2 {
         let kept = fill(&near, &far, &all);
         println!("{COUNT} have {kept} bytes");

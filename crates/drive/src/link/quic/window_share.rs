@@ -1,33 +1,36 @@
-//! What the connections of a relay may keep together, and what each of them has of that.
+//! The windows of all connections of a relay, and each connection's share of them.
 //!
-//! What enters: connections that come and go, and bytes that are taken out of them. What leaves: the window of each. The
-//! fewer there are, the wider. A window that is made narrower does not take back what the other side may send already: that
-//! is a debt, and nobody else has it before it is paid. What may never happen: all windows and debts together exceed what
-//! there is for all, and [`WINDOW_BYTES_MIN`] for each.
+//! What enters: connections that come and go, and bytes that are read from them. What leaves: the
+//! window of each connection. The fewer connections there are, the wider the windows. A narrower
+//! window does not take back what the other side may send already: these bytes are a debt, and no
+//! other connection gets them before the debt is paid. What may never happen: all windows and debts
+//! together exceed the common pool plus [`WINDOW_BYTES_MIN`] for each connection.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Bytes of one connection that a receiver has room for out of their order, and a sender keeps until they are confirmed:
-/// 1 Gb/s times 100 ms is 12.5 MB, and what comes behind a lost datagram waits one more round trip for it.
+/// The window of one connection in bytes: what a receiver buffers out of order, and what a sender
+/// keeps until it is confirmed. 1 Gbit/s times 100 ms is 12.5 MB, and what follows a lost datagram
+/// waits one more round trip for its retransmission.
 pub const WINDOW_BYTES: u64 = 32 << 20;
-/// Each connection has so much, also before it has shown that it is welcome: enough for its first round trips.
+/// The window that each connection has in any case, in bytes, also before its hello: enough for its
+/// first round trips.
 pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
-/// Bytes for all connections of a relay together, in each direction, beyond what each has in any case: eight of them are
-/// as wide as one.
+/// The bytes for all connections of a relay together, in each direction, in addition to the minimum
+/// of each: enough for eight full windows.
 pub const WINDOWS_BYTES_MAX: u64 = 256 << 20;
-/// A window that cannot have all that it is to have gets wider in steps of no less than this part of it.
+/// A window that cannot get all that it should get grows in steps of no less than this part of it.
 const STEP_PART: u64 = 8;
 
 const _: () = assert!(WINDOW_BYTES > 2 * 12_500_000 && WINDOWS_BYTES_MAX >= WINDOW_BYTES);
 
-/// What there is for all. Clones are the same.
+/// The common pool of all windows. Clones share one pool.
 #[derive(Clone)]
 pub struct WindowPool(Rc<Counts>);
 
 struct Counts {
     bytes: u64,
-    /// Of those, what connections have.
+    /// The bytes that connections have taken from the pool.
     taken: Cell<u64>,
     shares: Cell<u64>,
 }
@@ -43,7 +46,7 @@ impl WindowPool {
         Self(Rc::new(Counts { bytes, taken: Cell::new(0), shares: Cell::new(0) }))
     }
 
-    /// The window of each if all have the same.
+    /// The window of each connection if all windows are equal.
     fn fair(&self) -> u64 {
         let part = self.0.bytes / self.0.shares.get().max(1);
         (WINDOW_BYTES_MIN + part).min(WINDOW_BYTES)
@@ -62,11 +65,11 @@ impl WindowPool {
     }
 }
 
-/// What one connection has.
+/// The share of one connection.
 pub struct WindowShare {
     pool: WindowPool,
     window: u64,
-    /// What the other side may send beyond the window.
+    /// The bytes that the other side may send beyond the window.
     debt: u64,
 }
 
@@ -76,12 +79,12 @@ impl WindowShare {
         Self { pool: pool.clone(), window: WINDOW_BYTES_MIN, debt: 0 }
     }
 
-    /// What it may keep of its own until that is confirmed.
+    /// The bytes that the connection may keep for sending until they are confirmed.
     pub fn sending(&self) -> u64 {
         self.pool.fair()
     }
 
-    /// The window from now on, if it is to be another one.
+    /// The new window, if it must change.
     pub fn adjust(&mut self) -> Option<u64> {
         let fair = self.pool.fair();
         if fair < self.window {
@@ -103,8 +106,8 @@ impl WindowShare {
         window
     }
 
-    /// So much has been taken out of what the connection kept. The other side does not get it again before the debt is
-    /// paid: so quinn-proto does it, too.
+    /// Records that `bytes` bytes have been read from the connection. The other side does not get
+    /// them as credit again before the debt is paid; quinn-proto accounts in the same way.
     pub fn note_read(&mut self, bytes: u64) {
         let paid = self.debt.min(bytes);
         self.debt -= paid;
@@ -124,7 +127,7 @@ mod tests {
     use super::*;
 
     fn settle(shares: &mut [WindowShare]) {
-        // Whoever comes first takes, and others give back only when they are read.
+        // The first connection takes what is left, and others give back only when they are read.
         for _ in 0..2 {
             for share in shares.iter_mut() {
                 share.adjust();

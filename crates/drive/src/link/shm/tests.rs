@@ -1,4 +1,4 @@
-//! Rings between two ends in one process, and a peer that writes nonsense.
+//! Tests of rings between two ends in one process, and with a peer that writes arbitrary values.
 
 use super::*;
 use landbridge_proto::id::Address;
@@ -137,7 +137,8 @@ fn a_sleeping_writer_never_misses_room_nor_a_sleeping_reader_a_frame() {
     reader.join().unwrap();
 }
 
-/// Sleeps until the bell rings. On a machine that has not stopped, a minute means it was missed.
+/// Sleeps until the doorbell rings. On a machine that has not stopped, a minute means that the
+/// doorbell was missed.
 fn sleep(link: &mut ShmLink) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     if link.prepare_park() {
@@ -178,7 +179,8 @@ fn nonsense_in_the_words_that_both_sides_share_breaks_the_link_and_nothing_else(
 }
 
 proptest! {
-    /// Whatever a peer writes where it can, nothing here panics and nothing is read outside the ring.
+    /// Whatever a peer writes where it can, nothing here panics, and nothing is read outside the
+    /// ring.
     #[test]
     fn a_hostile_peer_breaks_no_more_than_the_link(steps in vec(any::<(u8, u16, Word)>(), 0..400)) {
         let (mut mine, mut peer) = pair();
@@ -193,9 +195,9 @@ proptest! {
                 },
                 3 => if mine.prepare_park() { mine.unpark() },
                 4 => { mine.drain_doorbell(); }
-                // The peer: sometimes honest,
+                // The peer sometimes sends a valid frame,
                 5 => { peer.send(&front(u64::from(place)), &[IoSlice::new(&payload(u64::from(place)))]); }
-                // else it writes into control words or ring.
+                // and otherwise writes into the control words or the ring.
                 6 => peer.scribble_control(place, value),
                 _ => peer.scribble_ring(place, value),
             }
@@ -203,7 +205,7 @@ proptest! {
     }
 }
 
-/// Values that are likely to hurt.
+/// Values that are likely to cause faults.
 #[derive(Clone, Copy, Debug)]
 struct Word(u64);
 
@@ -233,18 +235,18 @@ fn fill(link: &mut ShmLink) {
 }
 
 impl ShmLink {
-    /// As a peer that lies about what it has read.
+    /// Sets the read counter like a peer that lies about what it has read.
     fn set_read_word(&self, value: u64) {
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.into.control.as_ref() }.read.store(value, Ordering::Release);
     }
 
-    /// Any word of any of the two control blocks.
+    /// Overwrites any word of the two control blocks.
     fn scribble_control(&self, place: u16, value: u64) {
         self.scribble(place as usize % (2 * size_of::<RingControl>() / 8), value);
     }
 
-    /// The start of any slot of the ring that this side writes.
+    /// Overwrites the start of any slot of the ring that this side writes.
     fn scribble_ring(&self, place: u16, value: u64) {
         let at = place as usize % 64 * SLOT + (self.written as usize & (RING_BYTES - 1));
         // SAFETY: a multiple of SLOT inside the ring.
@@ -252,7 +254,7 @@ impl ShmLink {
     }
 
     fn scribble(&self, index: usize, value: u64) {
-        // SAFETY: a word of the page of control words.
+        // SAFETY: the index stays inside the page of control words.
         unsafe { self.memory.cast::<AtomicU64>().add(index).as_ref() }
             .store(value, Ordering::Release);
     }

@@ -1,34 +1,40 @@
-//! BBR: the window and the rate follow what the path was measured to do, not what it loses.
+//! BBR: the window and the rate follow the measured rate and round trip of the path, not its
+//! losses.
 //!
-//! Two numbers describe a path: the rate at which it delivers at most, and its round trip without
-//! queues. Their product is what fills it without a queue. Both cannot be seen at once, for more has
-//! to be sent to find a higher rate and less to find a shorter round trip; so there are states, each
-//! with the gains at which bytes leave and may be under way, in hundredths of what was measured:
+//! Two numbers describe a path: the highest rate at which it delivers, and its round trip without
+//! queues. Their product fills the path without a queue. Both cannot be measured at once, because a
+//! higher rate is found only by sending more, and a shorter round trip only by sending less. So
+//! there are states, each with gains for the rate and for the window, in hundredths of the measured
+//! values:
 //!
 //! | state | rate | window | until | then |
 //! |---|---|---|---|---|
 //! | Startup | 289 | 289 | the rate grows no more, or far too much is lost | Drain |
-//! | Drain | 35 | 289 | the queue of Startup is gone | Cruise |
+//! | Drain | 35 | 289 | the queue of Startup is empty | Cruise |
 //! | Up | 125 | 200 | a round trip is over | Down |
-//! | Down | 75 | 200 | the queue of Up is gone, or four round trips are over | Cruise |
+//! | Down | 75 | 200 | the queue of Up is empty, or four round trips are over | Cruise |
 //! | Cruise | 100 | 200 | six round trips are over | Up |
 //! | ProbeRtt | 100 | 50 | a fifth of a second | Cruise, or Startup if never left |
 //!
-//! Any state gives way to ProbeRtt when the shortest round trip has not been seen for ten seconds. A
-//! program that pauses now and then never gets there: the first round trip after a pause shows it.
+//! Any state gives way to ProbeRtt when the shortest round trip has not been measured for ten
+//! seconds. A flow with pauses never enters ProbeRtt: the first round trip after a pause is one
+//! without a queue.
 //!
-//! The rate is measured once in each round trip: the bytes delivered in it, over the time it took to
-//! send them or to acknowledge them, whichever was longer, so that acknowledgements that come in a
-//! bunch do not feign a fast path. Both are taken from what was acknowledged at one moment to what was
-//! at another: what comes behind a pause is not measured by the round trip before its first
-//! acknowledgement, unless it is so short that there is nothing else. The greatest of twelve rounds counts. Rounds in which
-//! the program had too little to send, or was away when it might have sent, do not count, unless they show more; nor do
-//! they end Startup, unless the path has delivered more slowly than it was given.
+//! The rate is measured once in each round trip: the bytes delivered in the round trip, over the
+//! time that sending them or acknowledging them took, whichever was longer, so that
+//! acknowledgements that come in a bunch do not simulate a fast path. Both times run from one
+//! acknowledgement to another. What comes after a pause is not measured with the round trip before
+//! its first acknowledgement, unless it is so short that there is no other measurement. The
+//! greatest rate of twelve rounds counts. Rounds in which the application had too little to send,
+//! or did not poll when it could have sent, do not count, unless they show a higher rate. Such
+//! rounds do not end Startup either, unless the path has delivered more slowly than it was given
+//! bytes.
 //!
-//! Loss alone changes nothing, up to a bound: if more than an eighth of a round is lost, there is no
-//! room for the window, and it is held below what it was, to be let out step by step. This is the
-//! first version of BBR with a simple form of the bound of the second, whose bound of a fiftieth
-//! would give up the very paths for which BBR is chosen here.
+//! Loss alone changes nothing, up to a bound. If more than an eighth of a round is lost, the path
+//! does not hold the window, and the window is limited to less than before, then raised step by
+//! step. This is the first version of BBR with a simple form of the bound of the second version.
+//! The second version's bound of a fiftieth would give up the very paths for which BBR is chosen
+//! here.
 
 mod state;
 #[cfg(test)]
@@ -43,49 +49,55 @@ use super::pacer::BATCH_BYTES_MAX;
 use super::rtt::SAMPLE_NANOS_MAX;
 use super::time::{MILLISECOND, SECOND, Time, bytes_in, percent_of, rate_of};
 
-/// Rounds for which a measured rate counts; more than from one Up to the next, so that there is
-/// always one that tried more than it had.
+/// The rounds for which a measured rate counts. This is more than from one Up to the next, so that
+/// one of the rounds has always tried more than the measured rate.
 const RATE_ROUNDS: usize = 12;
 
-/// Startup ends after so many rounds that brought less than a quarter more.
+/// Startup ends after this many rounds in which the rate grew by less than a quarter.
 const FULL_ROUNDS: u32 = 3;
 const FULL_PERCENT: u64 = 125;
 
-/// For how long the shortest round trip is believed.
+/// The time for which the shortest round trip is valid, in nanoseconds.
 const RTT_NANOS_MAX: u64 = 10 * SECOND;
-/// How long little is under way to see it again: for flows that share a queue to do so together.
+/// The time for which little is in flight to measure the round trip again, in nanoseconds: long
+/// enough for flows that share a queue to do so together.
 const PROBE_RTT_NANOS: u64 = 200 * MILLISECOND;
 const PROBE_RTT_PERCENT: u64 = 50;
 
-/// Rate below what was measured, so that a queue is emptied rather than kept.
+/// The rate relative to the measured rate, in percent: less than 100, so that a queue is emptied
+/// rather than kept.
 const MARGIN_PERCENT: u64 = 99;
 
-/// One in so many parts of a round lost is too much. Random loss of one in twenty must not be, even
-/// in a round with some bad luck; a sender that is a quarter too fast is.
+/// The inverse of the loss rate of a round that is too high. A random loss of one in twenty must
+/// not be too high, even in a round with some bad luck. The loss rate of a sender that is a quarter
+/// too fast is too high.
 const LOSS_PART_MAX: u64 = 8;
-/// Behind a pause, a shorter time between acknowledgements says more about who reads them than about the path.
+/// After a pause, acknowledgements spaced more closely than this say more about the process that
+/// reads them than about the path.
 const SPACING_NANOS_MIN: u64 = MILLISECOND;
 
-/// In a round with fewer losses than this a part says nothing.
+/// In a round with fewer lost datagrams than this, the loss rate says nothing.
 const LOSS_DATAGRAMS_MIN: u64 = 8;
-/// How much of what got through in spite of too much loss may be under way, and how this bound grows
-/// in each Up thereafter.
+/// After too much loss, the window is bounded to this percentage of what got through; each Up then
+/// raises the bound by the second percentage.
 const BOUND_PERCENT: u64 = 85;
 const BOUND_GROWTH_PERCENT: u64 = 125;
 
-/// Datagrams that may be under way in any case: BBR acts on rounds, which end when one is sent
-/// behind others.
+/// The datagrams that may be in flight in any case: BBR acts on rounds, and a round ends when a
+/// datagram is sent behind others.
 const WINDOW_DATAGRAMS: u64 = 4;
 
-/// Batches that wait in the sender's kernel and the receiver's, and one between.
+/// The batches for which the window has an allowance: those in the sender's kernel and the
+/// receiver's kernel, and one between.
 const BATCHES: u64 = 3;
 const BATCH_NANOS: u64 = MILLISECOND;
 
-/// Receivers that compute acknowledge late and in bunches. For so much time of their silence the
-/// window grows, not more: what they do not take waits in a buffer that is not ours.
+/// Receivers that compute acknowledge late and in bunches. The window grows for at most this much
+/// time of their silence, in nanoseconds: bytes that they do not read wait in a buffer of the
+/// receiver's kernel.
 const EXTRA_ACKED_NANOS_MAX: u64 = 20 * MILLISECOND;
 
-/// One path's window and rate after BBR.
+/// The BBR window and rate of one path.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
@@ -93,42 +105,47 @@ pub struct Bbr {
     delivered: u64,
     in_flight: u64,
     round: BbrRound,
-    /// One has ended since the state was last decided on.
+    /// A round has ended since the last state transition was decided.
     is_round_over: bool,
-    /// Bytes per second.
+    /// The measured rates in bytes per second.
     rate: MaxFilter,
-    /// Bytes that were acknowledged in a bunch, ahead of the rate.
+    /// The bytes that were acknowledged in a bunch, beyond what the rate explains.
     extra_acked: MaxFilter,
     ack_aggregation: AckAggregation,
     full: FullPipe,
     rtt: Option<MinRtt>,
-    /// The next round trip is one without a queue of ours: it counts as the shortest, whatever it is.
+    /// The next round trip is one without a queue of this flow: it counts as the shortest, whatever
+    /// its length.
     is_rtt_due: bool,
     probe: RttProbe,
     window: u64,
-    /// Below this the window is held after too much loss.
+    /// The bound of the window after too much loss, in bytes.
     bound: Option<u64>,
-    /// A time-out since which nothing has been acknowledged.
+    /// The time of a timeout, as long as nothing has been acknowledged since.
     stopped_at: Option<Time>,
 }
 
-/// The round under way: it ends with the acknowledgement of something sent after its start.
+/// The current round. It ends with the acknowledgement of something sent after its start.
 #[derive(Clone, Copy, Debug, Default)]
 struct BbrRound {
-    /// Something sent when so much was delivered ends it.
+    /// The acknowledgement of a datagram that was sent when at least this many bytes were delivered
+    /// ends the round.
     end: u64,
-    /// Acknowledged in it.
+    /// The bytes acknowledged in the round.
     bytes: u64,
-    /// When it started, if nothing was under way then.
+    /// The time at which the round started, if nothing was in flight then.
     flight_at: Option<Time>,
-    /// What the round before has shown, and whether that counts: its last acknowledgement may go on.
+    /// The sample of the round before, and whether it counts. Acknowledgements that arrive at the
+    /// same time as its last one still extend it.
     before: Option<(RateSample, bool)>,
-    /// From this acknowledgement on the rate is measured: all delivered then, and at what moment.
+    /// All bytes delivered at the acknowledgement from which the rate is measured, and the time of
+    /// this acknowledgement.
     delivered: u64,
     started_at: Time,
-    /// When the last of what was acknowledged at that moment had been sent.
+    /// The time at which the last of the bytes acknowledged at that time had been sent.
     sent_at: Time,
-    /// The last acknowledgement in it, and when what it is for had been sent.
+    /// The time of the last acknowledgement in the round, and the time at which its bytes had been
+    /// sent.
     acked_at: Time,
     acked_sent_at: Time,
     lost: u64,
@@ -136,7 +153,7 @@ struct BbrRound {
     is_app_limited: bool,
 }
 
-/// Bytes from one acknowledgement to another, and how long it took to send and to acknowledge them.
+/// The bytes from one acknowledgement to another, and how long sending and acknowledging them took.
 #[derive(Clone, Copy, Debug)]
 struct RateSample {
     bytes: u64,
@@ -149,7 +166,8 @@ impl RateSample {
         rate_of(self.bytes, self.acked_nanos.max(self.sent_nanos))
     }
 
-    /// They arrived more slowly than they were sent: the path has shown what it carries.
+    /// Whether the bytes arrived more slowly than they were sent, so that the sample shows the rate
+    /// of the path.
     fn is_held_up(self) -> bool {
         self.acked_nanos >= percent_of(self.sent_nanos, FULL_PERCENT)
     }
@@ -165,14 +183,14 @@ impl BbrRound {
         (is_long && bytes > 0).then_some(RateSample { bytes, sent_nanos, acked_nanos })
     }
 
-    /// The rate with the round trip before the first acknowledgement: never more than what the path carries. 0 if it did not
-    /// start with nothing under way.
+    /// The rate with the round trip before the first acknowledgement included, which never exceeds
+    /// the rate of the path. 0 if the round did not start with nothing in flight.
     fn flight_rate(&self) -> u64 {
         self.flight_at.map_or(0, |start| rate_of(self.bytes, self.acked_at.nanos_since(start)))
     }
 }
 
-/// Whether the rate has stopped to grow.
+/// Whether the rate has stopped growing.
 #[derive(Clone, Copy, Debug, Default)]
 struct FullPipe {
     rate: u64,
@@ -192,7 +210,7 @@ struct RttProbe {
     shortest: Option<u64>,
 }
 
-/// Bytes acknowledged since a moment at which they were not ahead of the rate.
+/// The bytes acknowledged since a time at which they were not ahead of the rate.
 #[derive(Clone, Copy, Debug, Default)]
 struct AckAggregation {
     since: Time,
@@ -200,7 +218,7 @@ struct AckAggregation {
 }
 
 impl Bbr {
-    /// For a new path with datagrams of so many bytes.
+    /// The state of a new path with datagrams of `mtu_bytes` bytes.
     pub fn new(mtu_bytes: u64) -> Bbr {
         let mtu = mtu_bytes.max(1);
         Bbr {
@@ -223,12 +241,13 @@ impl Bbr {
         }
     }
 
-    /// Datagrams have another size from now on.
+    /// Sets the size of datagrams from now on.
     pub fn set_mtu(&mut self, mtu_bytes: u64) {
         self.mtu = mtu_bytes.max(1);
     }
 
-    /// So many bytes left; `in_flight` are under way with them. `was_held`: see [`super::congestion::Congestion::handle_sent`].
+    /// Records that `bytes` bytes have left; `in_flight` bytes are in flight with them. `was_held`
+    /// is defined at [`super::congestion::Congestion::handle_sent`].
     pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64, was_held: bool) {
         self.in_flight = in_flight;
         if in_flight <= bytes {
@@ -241,7 +260,7 @@ impl Bbr {
         self.round.in_flight_max = self.round.in_flight_max.max(in_flight);
     }
 
-    /// Bytes have arrived.
+    /// Records that bytes have arrived.
     pub fn handle_acked(&mut self, now: Time, acked: Acked) {
         self.delivered = self.delivered.saturating_add(acked.bytes);
         self.in_flight = self.in_flight.saturating_sub(acked.bytes);
@@ -268,18 +287,18 @@ impl Bbr {
         self.grow(acked.bytes);
     }
 
-    /// Bytes sent then are lost.
+    /// Records that bytes are lost.
     pub fn handle_lost(&mut self, _now: Time, bytes: u64, _sent_at: Time) {
         self.in_flight = self.in_flight.saturating_sub(bytes);
         self.round.lost = self.round.lost.saturating_add(bytes);
     }
 
-    /// No answer came in time.
+    /// Records that no acknowledgement came within the timeout.
     pub fn handle_timeout(&mut self, now: Time) {
         self.stopped_at.get_or_insert(now);
     }
 
-    /// Bytes that may be under way.
+    /// The window: bytes that may be in flight.
     pub fn window_bytes(&self) -> u64 {
         if self.stopped_at.is_some() {
             return minimum_window(self.mtu);
@@ -291,7 +310,7 @@ impl Bbr {
         window.min(self.bound.unwrap_or(WINDOW_BYTES_MAX)).max(self.least())
     }
 
-    /// How fast they may leave.
+    /// The rate at which bytes may leave; `None` until a round trip has been measured.
     pub fn rate_bytes_per_second(&self) -> Option<u64> {
         let rtt = self.rtt?;
         let measured = self.rate.value();
@@ -308,25 +327,27 @@ impl Bbr {
         self.delivered
     }
 
-    /// What is done at present.
+    /// The current state.
     pub fn state(&self) -> BbrState {
         self.state
     }
 
-    /// Nothing was under way. What came before is a round, if it was anything; the time until now
-    /// was idle and is part of none.
+    /// Starts a round when nothing was in flight. Bytes acknowledged before form a round of their
+    /// own; the idle time until now is part of no round.
     fn start_flight(&mut self, now: Time) {
         if self.round.bytes > 0 {
             self.end_round();
         }
-        // Only what is sent after the first acknowledgement can end it, or it would be one datagram.
+        // Only what is sent after the first acknowledgement can end the round, or the round would
+        // be a single datagram.
         self.start_round(self.delivered.saturating_add(1));
         self.round.flight_at = Some(now);
         self.ack_aggregation = AckAggregation { since: now, bytes: 0 };
     }
 
-    /// Somebody was away, computing or stopped. A rate with that time in it would be none of the path's: it is measured anew
-    /// with what is sent from now on.
+    /// Restarts the measurement after one side was computing or stopped. A rate that included this
+    /// time would not be that of the path: the rate is measured again with what is sent from now
+    /// on.
     fn resume(&mut self, now: Time) {
         self.start_round(self.delivered.saturating_add(1));
         self.measure_from(now, now);
@@ -338,14 +359,14 @@ impl Bbr {
         self.round = BbrRound { end, in_flight_max, ..BbrRound::default() };
     }
 
-    /// The rate is measured from now on.
+    /// Measures the rate from now on.
     fn measure_from(&mut self, now: Time, sent_at: Time) {
         let round = &mut self.round;
         (round.delivered, round.started_at, round.sent_at) = (self.delivered, now, sent_at);
     }
 
-    /// What is acknowledged at the moment at which a round has begun came in the time of the one before. In this one it would
-    /// have taken no time, and feign a fast path.
+    /// Adds what is acknowledged at the time at which a round begins to the round before, in whose
+    /// time it came. In the new round it would have taken no time, and would simulate a fast path.
     fn extend_before(&mut self, acked: Acked) {
         let since = self.round.sent_at;
         let Some((spacing, counts)) = &mut self.round.before else { return };
@@ -357,7 +378,7 @@ impl Bbr {
         }
     }
 
-    /// Says what it has shown, and whether that counts.
+    /// Ends the round. Returns its sample and whether the sample counts.
     fn end_round(&mut self) -> Option<(RateSample, bool)> {
         let round = self.round;
         let spacing = round.spacing(self.delivered);
@@ -389,8 +410,8 @@ impl Bbr {
         let is_much = lost >= LOSS_DATAGRAMS_MIN.saturating_mul(self.mtu)
             && lost > lost.saturating_add(delivered) / LOSS_PART_MAX;
         if is_much {
-            // A little less than what got through leaves room for others, but what fills the path
-            // without a queue is no cause of loss.
+            // A little less than what got through leaves capacity to other flows, but what fills
+            // the path without a queue causes no loss.
             let held = self.round.in_flight_max.min(self.bound.unwrap_or(u64::MAX)).min(delivered);
             let bound = percent_of(held, BOUND_PERCENT).max(self.bdp());
             self.bound = Some(bound.max(self.least()));
@@ -398,7 +419,7 @@ impl Bbr {
         }
     }
 
-    /// Returns whether the shortest round trip has become too old.
+    /// Records a measured round trip. Returns whether the shortest round trip has become too old.
     fn measure_rtt(&mut self, now: Time, rtt_nanos: Option<u64>) -> bool {
         if let (Some(rtt), BbrState::ProbeRtt) = (rtt_nanos, self.state) {
             self.probe.shortest = Some(self.probe.shortest.map_or(rtt, |least| least.min(rtt)));
@@ -410,7 +431,7 @@ impl Bbr {
             self.rtt = Some(MinRtt { nanos: nanos.max(1), seen_at: now });
         }
         let Some(rtt) = &mut self.rtt else { return false };
-        // A clock that jumped back must not make it young for ever.
+        // A clock that jumped back must not make the shortest round trip young for ever.
         rtt.seen_at = rtt.seen_at.min(now);
         !is_due && now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX
     }
@@ -449,12 +470,13 @@ impl Bbr {
         self.state = next;
     }
 
-    /// Whether little has been under way for long enough; starts the clock once it is little.
+    /// Whether little has been in flight for long enough. Starts the measurement of this time once
+    /// little is in flight.
     fn is_probed(&mut self, now: Time) -> bool {
         if self.probe.until.is_none() && self.in_flight <= self.probe_window() {
             self.probe.until = Some(now.after(PROBE_RTT_NANOS));
         }
-        // A clock that jumped back must not keep it here.
+        // A clock that jumped back must not keep the flow in ProbeRtt.
         let latest = now.after(PROBE_RTT_NANOS);
         self.probe.until = self.probe.until.map(|until| until.min(latest));
         self.probe.until.is_some_and(|until| now >= until)
@@ -467,7 +489,8 @@ impl Bbr {
         }
     }
 
-    /// Lets the window out by a step; without a bound once that holds nothing back.
+    /// Raises the bound of the window by a step, and removes the bound once it exceeds the target
+    /// window.
     fn raise_bound(&mut self) {
         let target = self.target();
         self.bound = self
@@ -484,18 +507,18 @@ impl Bbr {
         self.window = self.window.clamp(self.least(), WINDOW_BYTES_MAX.max(self.least()));
     }
 
-    /// The first answer after a time-out tells what it was.
+    /// Ends a timeout. The first acknowledgement after it shows whether the timeout was spurious.
     fn end_timeout(&mut self, sent_at: Time) {
         if let Some(stopped_at) = self.stopped_at.take()
             && sent_at > stopped_at
         {
-            // Nothing sent before has arrived first: it is lost. The rate is known, the window
-            // doubles up to it.
+            // Nothing sent before the timeout has arrived first, so it is lost. The rate is known;
+            // the window doubles up to it.
             self.window = minimum_window(self.mtu);
         }
     }
 
-    /// What fills the path without a queue.
+    /// The bandwidth-delay product in bytes, which fills the path without a queue.
     fn bdp(&self) -> u64 {
         let Some(rtt) = self.rtt else { return 0 };
         bytes_in(rtt.nanos, self.rate.value())
@@ -530,13 +553,13 @@ struct MaxFilter {
 }
 
 impl MaxFilter {
-    /// A new round, with this value.
+    /// Starts the next round with this value.
     fn push(&mut self, value: u64) {
         self.at = (self.at + 1) % RATE_ROUNDS;
         self.values[self.at] = value;
     }
 
-    /// The value of the present round is no less than this.
+    /// Raises the value of the current round to at least this value.
     fn raise(&mut self, value: u64) {
         let present = &mut self.values[self.at];
         *present = value.max(*present);
@@ -548,6 +571,6 @@ impl MaxFilter {
 }
 
 const _: () = {
-    // From one Up to the next.
+    // The rounds from one Up to the next fit into the filter.
     assert!(state::CYCLE_ROUNDS <= RATE_ROUNDS);
 };

@@ -1,50 +1,52 @@
-//! What BBR does at present and what it does next: the states, their gains, and what leads from one
-//! to the other. Nothing here measures anything.
+//! The states of BBR, their gains, and the transitions between them. Nothing here measures
+//! anything.
 
-/// The least gain at which the rate doubles in each round: 2 / ln 2.
+/// The smallest gain at which the rate doubles in each round, in percent: 2 / ln 2.
 const STARTUP_PERCENT: u64 = 289;
-/// Its inverse: what Startup put into the queue in a round leaves in one.
+/// The inverse of the Startup gain, in percent: the queue that Startup built in a round empties in
+/// one round.
 const DRAIN_PERCENT: u64 = 35;
 
-/// Most rounds of Down, if others keep the queue full or the shortest round trip is no longer true.
-/// It must be possible to empty the queue, though, or whoever came first keeps all of the rate.
+/// The most rounds of Down, if others keep the queue full or the shortest round trip is no longer
+/// true. Down must last long enough to empty the queue, or the first flow on a path keeps all of
+/// the rate.
 const DOWN_ROUNDS: u8 = 4;
 
-/// Rounds of Cruise between Down and Up.
+/// The rounds of Cruise between Down and Up.
 const CRUISE_ROUNDS: u8 = 6;
 
-/// Most rounds from one Up to the next.
+/// The most rounds from one Up to the next.
 pub(super) const CYCLE_ROUNDS: usize = 1 + DOWN_ROUNDS as usize + CRUISE_ROUNDS as usize;
 
-/// What is done at present; see the table in [`super`].
+/// The state of BBR; see the table in [`super`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BbrState {
-    /// Looks for the rate, doubling it.
+    /// Searches for the rate by doubling it.
     Startup,
-    /// Lets the queue of Startup run empty.
+    /// Empties the queue of Startup.
     Drain,
-    /// Sends more than the path is known to carry.
+    /// Sends more than the measured rate.
     Up,
-    /// Sends less, until the queue of Up is gone; counts its rounds.
+    /// Sends less than the measured rate, until the queue of Up is empty; counts its rounds.
     Down(u8),
-    /// Sends what the path carries; counts its rounds.
+    /// Sends at the measured rate; counts its rounds.
     Cruise(u8),
-    /// Has little under way, to see the round trip without queue.
+    /// Keeps little in flight, to measure the round trip without queue.
     ProbeRtt,
 }
 
-/// What decides on the next state.
+/// The inputs that decide the next state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TransitionInputs {
     /// A round trip is over.
     pub is_round: bool,
-    /// The rate has stopped to grow.
+    /// The rate has stopped growing.
     pub is_full: bool,
-    /// No more is under way than the path holds without queue.
+    /// No more is in flight than the path holds without queue.
     pub is_drained: bool,
-    /// The shortest round trip is too old to be believed.
+    /// The shortest round trip is too old to be valid.
     pub is_stale: bool,
-    /// Little has been under way for long enough.
+    /// Little has been in flight for long enough.
     pub is_probed: bool,
 }
 

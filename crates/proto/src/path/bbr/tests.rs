@@ -1,4 +1,4 @@
-//! Bbr with rounds, messages and bunches of acknowledgements told by hand.
+//! Tests of BBR with rounds, messages and bunches of acknowledgements that are fed in by hand.
 
 use super::super::time::nanos_for;
 use super::*;
@@ -6,13 +6,13 @@ use super::*;
 const MTU: u64 = 1000;
 const RTT: u64 = 10 * MILLISECOND;
 
-/// A sender of a window at a time, or what the path carries: all of it arrives a round trip
-/// later, except so many bytes. The round is over when the next one begins.
+/// A round of a sender that sends a window at a time, at most what the path carries. All bytes
+/// arrive a round trip later, except `lost` bytes. The round is over when the next one begins.
 fn round(bbr: &mut Bbr, now: &mut Time, carried: u64, lost: u64, is_app_limited: bool) {
     flight(bbr, now, carried, lost, is_app_limited, 0);
 }
 
-/// The same, with something else under way all the time.
+/// A round in which `others` bytes are in flight all the time.
 fn flight(
     bbr: &mut Bbr,
     now: &mut Time,
@@ -76,7 +76,8 @@ fn random_loss_bounds_nothing_and_much_loss_does_until_it_ends() {
     }
     round(&mut bbr, &mut now, 1_000_000, 200_000, false);
     round(&mut bbr, &mut now, 1_000_000, 0, false);
-    // Down to what fills the path without a queue, at the rate of what was not lost.
+    // The window falls to what fills the path without a queue, at the rate of the bytes that were
+    // not lost.
     assert_eq!(bbr.window_bytes(), 940_000);
     for _ in 0..80 {
         round(&mut bbr, &mut now, 1_000_000, 0, false);
@@ -90,14 +91,14 @@ fn an_old_round_trip_is_measured_again_with_little_under_way() {
     bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now });
     let mut probed = 0;
     for _ in 0..1100 {
-        // Never idle: something is always under way.
+        // Something is always in flight.
         flight(&mut bbr, &mut now, 1_000_000, 0, false, MTU);
         if bbr.state() == BbrState::ProbeRtt {
             assert!(bbr.window_bytes() <= bbr.bdp());
             probed += 1;
         }
     }
-    // Ten seconds later, for a fifth of a second.
+    // ProbeRtt follows ten seconds later, for a fifth of a second.
     assert!((20..25).contains(&probed), "{probed} rounds");
     assert_eq!(bbr.rtt.map(|rtt| rtt.nanos), Some(RTT));
 }
@@ -133,7 +134,7 @@ fn a_timeout_stops_and_an_answer_tells_why() {
 fn acknowledgements_in_a_bunch_do_not_feign_a_fast_path() {
     let mut bbr = Bbr::new(MTU);
     let mut acks = std::vec::Vec::new();
-    // One datagram each millisecond, acknowledged in bunches of twenty.
+    // One datagram leaves each millisecond; acknowledgements come in bunches of twenty.
     for step in 0..400u64 {
         let now = Time(step * MILLISECOND);
         bbr.handle_sent(now, MTU, bbr.in_flight + MTU, false);
@@ -156,12 +157,14 @@ fn acknowledgements_in_a_bunch_do_not_feign_a_fast_path() {
     assert!((900_000..=1_100_000).contains(&rate), "{rate}");
 }
 
-/// Flights end within a bunch, and all that is acknowledged behind the end of a round came with it.
+/// Flights end within a bunch, and all that is acknowledged behind the end of a round came with the
+/// round.
 #[test]
 fn what_is_left_of_a_bunch_is_no_round_that_took_no_time() {
     let (mut bbr, mut now) = (Bbr::new(MTU), Time(SECOND));
     for _ in 0..40 {
-        // Two parts, the second sent behind the first one's acknowledgements; then nothing is under way.
+        // The flight has two parts, the second sent behind the first part's acknowledgements; then
+        // nothing is in flight.
         let mut flying = std::vec::Vec::new();
         for (wait, count) in [(0, 20), (RTT, 20)] {
             now = now.after(wait);
@@ -179,7 +182,7 @@ fn what_is_left_of_a_bunch_is_no_round_that_took_no_time() {
             answer(&mut bbr, now, sent_at, delivered_at_send);
         }
     }
-    // Twenty datagrams in each ten milliseconds and a little more.
+    // Twenty datagrams leave in each ten milliseconds and a little more.
     let rate = bbr.rate.value();
     assert!((1_000_000..=2_000_000).contains(&rate), "{rate}");
 }
@@ -191,8 +194,9 @@ fn answer(bbr: &mut Bbr, now: Time, sent_at: Time, delivered_at_send: u64) {
     bbr.handle_acked(now, acked);
 }
 
-/// A message of so many datagrams, sent at a rate with nothing under way before; the path carries them at another, and
-/// each arrives by itself. Every message ends for want of work.
+/// A message of `datagrams` datagrams, sent at rate `sent` with nothing in flight before. The path
+/// carries them at rate `carried`, and each arrives by itself. Every message ends because there is
+/// nothing more to send.
 fn message(bbr: &mut Bbr, now: &mut Time, datagrams: u64, sent: u64, carried: u64) {
     let start = *now;
     let delivered_at_send = bbr.delivered_bytes();
@@ -217,7 +221,7 @@ fn the_way_to_the_first_answer_does_not_make_messages_slow() {
     for _ in 0..2 {
         message(&mut bbr, &mut now, 500, 100_000_000, 100_000_000);
     }
-    // Five milliseconds of sending behind ten of waiting.
+    // Five milliseconds of sending follow ten milliseconds of waiting.
     let rate = bbr.rate.value();
     assert!((99_000_000..=101_000_000).contains(&rate), "{rate}");
 }
