@@ -1,4 +1,4 @@
-//! Documents that say what the code says: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md`
+//! Documents that say what the code says: tables of `docs/WIRE.md` and `docs/RECOVERY-INSIDE.md`
 //! compared with the constants they describe, lines of logs with those that are printed, and links that lead somewhere.
 
 use std::collections::BTreeMap;
@@ -72,7 +72,7 @@ fn the_table_of_sizes_is_that_of_the_code() {
 /// Each row names a constant, the file it is in, and its value as it stands there.
 #[test]
 fn the_table_of_bounds_is_that_of_the_code() {
-    let text = read("docs/ARCHITECTURE.md");
+    let text = read("docs/RECOVERY-INSIDE.md");
     let rows = rows(&text, "## Bounds (checked)");
     assert!(rows.len() > 30, "{} bounds", rows.len());
     let mut wrong = Vec::new();
@@ -92,7 +92,7 @@ fn the_table_of_bounds_is_that_of_the_code() {
 
 #[test]
 fn every_bound_of_channels_and_paths_is_in_the_table() {
-    let text = read("docs/ARCHITECTURE.md");
+    let text = read("docs/RECOVERY-INSIDE.md");
     let rows = rows(&text, "## Bounds (checked)");
     for file in [
         "proto/src/limit.rs",
@@ -216,7 +216,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     // A text may go on in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();
     let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
-    let documents = ["docs/NETWORK.md", "docs/RECOVERY.md"].map(read);
+    let documents = ["docs/NETWORK.md", "docs/RECOVERY.md", "docs/RECOVERY-INSIDE.md"].map(read);
     for row in documents.iter().flat_map(|text| rows(text, "## What is seen (checked)")) {
         for part in unquoted(&row[0]).split('…').map(str::trim) {
             assert!(source.contains(part), "no line says {part:?}");
@@ -227,7 +227,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
 /// Each kind of call on files is tried by a case, which is refused if the table says so; and each case has its place in the table.
 #[test]
 fn every_kind_of_call_on_files_has_its_case() {
-    let document = read("docs/RECOVERY.md");
+    let document = read("docs/RECOVERY-INSIDE.md");
     let mut tabled = BTreeMap::new();
     for row in rows(&document, "### Calls on files (checked)") {
         let is_refused = row[1].starts_with("refused");
@@ -269,6 +269,7 @@ fn links_lead_somewhere() {
         "docs/LAB.md",
         "docs/NETWORK.md",
         "docs/RECOVERY.md",
+        "docs/RECOVERY-INSIDE.md",
         "docs/TOPOLOGY.md",
         "docs/SETTINGS.md",
     ];
