@@ -75,9 +75,11 @@ ROWS = [
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
     *rows_of("fortran", "fortran-scratch"),
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix longjmp directory thread-read constructor"),
+    *rows_of("odd", "memfd vm-write"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
+    *rows_of("odd", "removed thread-lock thread-copy", REFUSED),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo", REFUSED),
 ]

@@ -36,7 +36,7 @@ impl fmt::Display for UnobservedReason {
         f.write_str(match self {
             UnobservedReason::Static => "it is linked statically",
             UnobservedReason::OtherLibrary => "it is made for another C library",
-            UnobservedReason::OtherUser => "it runs as another user",
+            UnobservedReason::OtherUser => "it runs as another user or with file capabilities",
             UnobservedReason::Environment => "LD_PRELOAD is taken out of its environment",
         })
     }
@@ -234,6 +234,14 @@ fn runs_as_another(file: u64) -> bool {
     let own = |number| kernel(number, [0; 6]) as u32;
     is(libc::S_ISUID) && about.st_uid != own(libc::SYS_getuid)
         || is(libc::S_ISGID) && is(libc::S_IXGRP) && about.st_gid != own(libc::SYS_getgid)
+        || has_capabilities(file) && own(libc::SYS_getuid) != 0
+}
+
+/// Whether the file gives the program rights that its user does not have (capabilities(7), "File capabilities"): then, too, ld.so(8)
+/// takes no notice of LD_PRELOAD.
+fn has_capabilities(file: u64) -> bool {
+    let name = c"security.capability".as_ptr().addr() as u64;
+    kernel(libc::SYS_fgetxattr, [file, name, 0, 0, 0, 0]) > 0
 }
 
 /// From the start of an ELF file (elf(5)). `Err`: it is none.

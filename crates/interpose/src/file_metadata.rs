@@ -155,14 +155,15 @@ pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
 }
 
 /// Whether one of another process's descriptors is the same open file as a descriptor of this process (open(2), "open file
-/// description"). Where kcmp(2) is not allowed, two descriptors of one file count as the same.
+/// description"). Where kcmp(2) is not allowed, two descriptors of one file count as the same; where the descriptors of the other
+/// process cannot be listed, any file of its own counts as shared.
 pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     const KCMP_FILE: u64 = 0;
     let Some((_, here)) = identity_of(descriptor) else { return false };
     let own = kernel(libc::SYS_getpid, [0; 6]) as u64;
     let folder = Name::new(&[b"/proc/", Digits::of(process).text(), b"/fd"]);
     let mut is_shared = false;
-    each_number_in(folder.text(), |number| {
+    let is_listed = each_number_in(folder.text(), |number| {
         let link = Name::new(&[folder.bytes(), b"/", Digits::of(number).text()]);
         let place = link.text().as_ptr().addr() as u64;
         let found = asked(|room| {
@@ -176,27 +177,27 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
             is_shared |= same <= 0;
         }
     });
-    is_shared
+    is_shared || !is_listed
 }
 
-/// Each entry of a folder of proc(5) whose name is a number.
-fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) {
+/// Calls `work` for each entry of a folder of proc(5) whose name is a number. False: the folder cannot be read.
+fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
     const ENTRIES_BYTES: usize = 4096;
     let folder = folder.as_ptr().addr() as u64;
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
     let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, folder, flags, 0, 0, 0]);
-    let Ok(descriptor) = u64::try_from(found) else { return };
+    let Ok(descriptor) = u64::try_from(found) else { return false };
     let mut room = [0_u8; ENTRIES_BYTES];
-    loop {
+    let is_whole = loop {
         let into = room.as_mut_ptr().addr() as u64;
         let listed = [descriptor, into, ENTRIES_BYTES as u64, 0, 0, 0];
         let length = kernel(libc::SYS_getdents64, listed);
         let Some(mut rest) = usize::try_from(length).ok().and_then(|length| room.get(..length))
         else {
-            break;
+            break false;
         };
         if rest.is_empty() {
-            break;
+            break true;
         }
         // struct linux_dirent64: inode, offset, length, kind, name.
         while let Some(bytes) = rest.get(16..18) {
@@ -208,8 +209,9 @@ fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) {
             }
             rest = rest.get(length..).unwrap_or_default();
         }
-    }
+    };
     kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+    is_whole
 }
 
 /// A short path, built without memory of its own.
@@ -433,7 +435,9 @@ mod tests {
         let is_allowed = kernel(libc::SYS_kcmp, [own, own, 0, one, copy, 0]) >= 0;
         assert!(!is_allowed || !shares_open_file(other, child.id().into()), "it has none");
         child.kill().unwrap();
+        let process = child.id().into();
         child.wait().unwrap();
+        assert!(shares_open_file(one, process), "nobody can list what it has open");
         for descriptor in [one, copy, other] {
             // SAFETY: as above.
             unsafe { libc::close(descriptor as i32) };

@@ -5,7 +5,7 @@
 //! cannot be restarted, at the first call that changes a file, or that reads one which somebody changes while the job runs. The
 //! calls themselves are let through.
 //!
-//! Programs in which nothing would be seen are path_change when they begin (`child_programs`).
+//! Programs in which nothing would be seen are noticed when they begin (`child_programs`).
 //!
 //! What may never happen: an effect of theirs is done again by a later incarnation.
 
@@ -120,6 +120,9 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
         // `posix_spawn`: the child executes a program at once, and that is looked at (`child_programs`), as are the files that it opens.
         if has(libc::CLONE_THREAD) && CREATING.load(Relaxed) == 0 {
             forbid_restart_of(format_args!("it begins a thread otherwise than by pthread_create"));
+        } else if !has(libc::CLONE_THREAD) && has(libc::CLONE_PIDFD) {
+            // Its environment is not looked at, as that of `posix_spawn` is.
+            forbid_restart_of(format_args!("it starts a program by pidfd_spawn"));
         } else if !has(libc::CLONE_THREAD) && !has(libc::CLONE_VFORK) {
             forbid_restart_of(format_args!("it begins a process that shares its memory"));
         } else if !has(libc::CLONE_THREAD) && !child_programs::own_environment_loads_interposer() {
@@ -226,10 +229,19 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             | libc::SYS_fchmod
             | libc::SYS_fchown
             | libc::SYS_fsetxattr
-            | libc::SYS_fremovexattr
-            | libc::SYS_sendfile => changes(a),
+            | libc::SYS_fremovexattr => changes(a),
+            libc::SYS_sendfile => {
+                changes(a);
+                moves(b);
+            }
             libc::SYS_ioctl if content::shares_blocks(b) => changes(a),
-            libc::SYS_copy_file_range | libc::SYS_splice => changes(c),
+            libc::SYS_copy_file_range | libc::SYS_splice => {
+                changes(c);
+                moves(a);
+            }
+            libc::SYS_flock => locks(a),
+            libc::SYS_fcntl if is_lock(b) => locks(a),
+            libc::SYS_dup | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_fcntl => forget_own_files(),
             libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
             libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
             libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
@@ -376,6 +388,19 @@ unsafe fn names(number: c_long, arguments: [u64; 6]) {
     }
 }
 
+/// Whether this command of fcntl(2) takes or gives back a lock.
+fn is_lock(command: u64) -> bool {
+    matches!(
+        command as c_int,
+        libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW
+    )
+}
+
+/// A lock that orders this process and others, which a later incarnation would ask for at another time.
+fn locks(descriptor: u64) {
+    with_file(descriptor, |_, path| forbid_restart("locks", path, ""));
+}
+
 fn changes(descriptor: u64) {
     with_file(descriptor, |_, path| forbid_restart("writes", path, ""));
 }
@@ -397,10 +422,9 @@ fn moves(descriptor: u64) {
 
 /// Whether a child's descriptor is one of the rank's: what is read by it moves the position of both (open(2)).
 ///
-/// The answer costs a look at every descriptor of the rank, so the last few files that are the child's own are remembered.
+/// The answer costs a look at every descriptor of the rank, so the last few files that are the child's own are remembered, until
+/// a descriptor is duplicated ([`forget_own_files`]).
 fn is_position_shared(descriptor: u64, rank: u64) -> bool {
-    const OWN: usize = 8;
-    static OWN_FILES: [AtomicU64; OWN] = [const { AtomicU64::new(0) }; OWN];
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let Some((_, identity)) = identity_of(descriptor) else { return false };
     let words = [descriptor, identity.device, identity.inode];
@@ -412,9 +436,17 @@ fn is_position_shared(descriptor: u64, rank: u64) -> bool {
     }
     let is_shared = file_metadata::shares_open_file(descriptor, rank);
     if !is_shared {
-        OWN_FILES[NEXT.fetch_add(1, Relaxed) % OWN].store(known, Relaxed);
+        OWN_FILES[NEXT.fetch_add(1, Relaxed) % OWN_FILES.len()].store(known, Relaxed);
     }
     is_shared
+}
+
+/// Digests of a descriptor and its file, of which [`is_position_shared`] has found that the rank does not have it open.
+static OWN_FILES: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+
+/// A descriptor becomes another's copy: it may be the rank's from now on, and of the same file as before.
+fn forget_own_files() {
+    OWN_FILES.iter().for_each(|one| one.store(0, Relaxed));
 }
 
 fn reads(descriptor: u64) {

@@ -5,13 +5,20 @@
 //! and system calls that send signals or watch files. Out: a word, once, that the rank cannot be restarted. The calls themselves
 //! are let through.
 //!
+//! Calls that reach into the memory or the descriptors of another process fail with EPERM instead: the
+//! restart of that other process, too, would lose what was shared, and this process cannot say so there.
+//!
 //! What may never happen: something is said twice to somebody outside of the job, and no line says that it may be.
 
 use std::ffi::{c_char, c_int, c_void};
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use libc::{c_long, sockaddr, socklen_t};
 
-use crate::{caller, observe, real_libc, recording, trap};
+use crate::libc_wrappers::warn;
+use crate::session::{Path, kernel, text};
+use crate::{caller, file_metadata, observe, real_libc, recording, trap};
 
 /// A call by `caller` that nobody can replay, if it is one of the program's.
 fn forbid_restart(caller: usize, what: &str) {
@@ -151,5 +158,88 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
         observe::forbid_restart_of(format_args!(
             "it sends a signal to another process, which would get it once more"
         ));
+    }
+}
+
+/// The error with which a call fails that reaches into another process: process_vm_readv(2), process_vm_writev(2), pidfd_getfd(2),
+/// and the files `/proc/PID/mem` and `/proc/PID/fd/N` (proc(5)). `None`: the call does not do that, and is made.
+///
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn refuse(number: c_long, arguments: [u64; 6]) -> Option<i64> {
+    let [first, second, ..] = arguments;
+    let path = match number {
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => {
+            let is_own = first == kernel(libc::SYS_getpid, [0; 6]) as u64;
+            return (!is_own).then(|| refused(format_args!("the memory of another process")));
+        }
+        libc::SYS_pidfd_getfd => {
+            return Some(refused(format_args!("a file that another process has open")));
+        }
+        libc::SYS_open | libc::SYS_creat => first,
+        libc::SYS_openat | libc::SYS_openat2 => second,
+        _ => return None,
+    };
+    // SAFETY: the caller's promise.
+    let path = unsafe { text(path) };
+    is_of_another_process(path).then(|| refused(format_args!("{}", Path(path))))
+}
+
+#[cold]
+fn refused(what: std::fmt::Arguments<'_>) -> i64 {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    if !IS_SAID.swap(true, Relaxed) {
+        warn(format_args!(
+            "this process may not use {what} (EPERM): processes that share memory in this way cannot be \
+             restarted one by one; without --recover they can share it"
+        ));
+    }
+    -i64::from(libc::EPERM)
+}
+
+/// Whether a path of proc(5) leads to the memory or to an open file of another process.
+fn is_of_another_process(path: &[u8]) -> bool {
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    if !path.starts_with(b"/") || parts.next() != Some(b"proc") {
+        return false;
+    }
+    let is_process = parts.next().is_some_and(|part| part.iter().all(u8::is_ascii_digit));
+    let is_shared = match parts.find(|part| matches!(*part, b"mem" | b"fd")) {
+        // The folder itself only lists numbers.
+        Some(b"fd") => parts.next().is_some(),
+        found => found.is_some(),
+    };
+    is_process && is_shared && file_metadata::in_own_proc_directory(path).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_and_open_files_of_other_processes_are_recognized() {
+        for path in
+            [&b"/proc/1/mem"[..], b"/proc/1/fd/7", b"/proc/1/task/1/fd/7", b"//proc//1/fd/7"]
+        {
+            assert!(is_of_another_process(path), "{}", path.escape_ascii());
+        }
+        let own = format!("/proc/{}/mem", std::process::id());
+        let others =
+            [&b"/proc/self/fd/3"[..], b"/proc/1/fd", b"/proc/1/stat", b"/proc/meminfo", b"fd/1"];
+        for path in others.into_iter().chain([own.as_bytes()]) {
+            assert!(!is_of_another_process(path), "{}", path.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn memory_of_another_process_is_refused_and_ones_own_is_not() {
+        let own = u64::from(std::process::id());
+        // SAFETY: no path is among the arguments.
+        unsafe {
+            let call = libc::SYS_process_vm_writev;
+            assert_eq!(refuse(call, [own, 0, 0, 0, 0, 0]), None);
+            assert_eq!(refuse(call, [1, 0, 0, 0, 0, 0]), Some(-i64::from(libc::EPERM)));
+            assert_eq!(refuse(libc::SYS_read, [0; 6]), None);
+        }
     }
 }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
-use crate::{file_metadata, observe, recording, syscalls, trampoline};
+use crate::{file_metadata, observe, recording, side_channels, syscalls, trampoline};
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const DISPATCH_OFF: u64 = 0;
@@ -388,6 +388,22 @@ impl TrappedCall {
                     Some(self.set_stack(first, second))
                 }
                 libc::SYS_sigaltstack => self.widen_stack(first, second),
+                number => self.handle_file_call(number),
+            }
+        }
+    }
+
+    /// Calls that have to do with files, or with other processes.
+    ///
+    /// # Safety
+    /// As [`TrappedCall::handle`].
+    unsafe fn handle_file_call(&mut self, number: c_long) -> Option<i64> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(refused) = side_channels::refuse(number, self.arguments) {
+                return Some(refused);
+            }
+            match number {
                 _ if recording::is_owner() && !is_in_handler(self.stack_pointer()) => {
                     syscalls::handle(self.number, self.arguments)
                 }

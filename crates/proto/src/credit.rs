@@ -1,11 +1,11 @@
-//! Tokens for eager bytes: how much a sender may send before anyone asked for it.
+//! Tokens for eager bytes: how many bytes a sender may send without a grant of the receiver.
 //!
 //! A channel's receiver owns `window` tokens. A token is in exactly one place: with the sender
-//! (available), under way or in the receiver's store of unexpected messages (used), or released and on its way
-//! back in some frame's `credit`. Both counters run modulo 2^32 and are only ever compared by difference, so a
-//! lost or repeated announcement is repaired by the next one.
+//! (available), in flight or in the receiver's store of unexpected messages (used), or released and
+//! on its way back in the `credit` field of a frame. Both counters run modulo 2^32 and are compared
+//! only by their difference, so the next frame repairs a lost or repeated counter.
 
-/// The sender's side.
+/// The sender's side of the tokens of one channel.
 #[derive(Clone, Copy, Debug)]
 pub struct Credit {
     window: u32,
@@ -13,7 +13,7 @@ pub struct Credit {
     released: u32,
 }
 
-/// The receiver's side.
+/// The receiver's side of the tokens of one channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GrantedCredit {
     taken: u32,
@@ -22,12 +22,13 @@ pub struct GrantedCredit {
 }
 
 impl Credit {
-    /// All `window` tokens available.
+    /// The sender's side with all `window` tokens available.
     pub fn new(window: u32) -> Self {
         Self { window, used: 0, released: 0 }
     }
 
-    /// The receiver owns `window` tokens after all. No effect once any has been used: it counts with what it said first.
+    /// Sets the number of tokens that the receiver owns. No effect once a token has been used or
+    /// released: the receiver then counts with its first number.
     pub fn set_window(&mut self, window: u32) {
         if (self.used, self.released) == (0, 0) {
             self.window = window;
@@ -40,17 +41,18 @@ impl Credit {
         self.window - self.used.wrapping_sub(self.released)
     }
 
-    /// Sends `bytes`.
+    /// Uses tokens for `bytes` bytes that are being sent.
     ///
     /// # Panics
-    /// If they are more than [`Self::available`].
+    /// If `bytes` exceeds [`Self::available`].
     #[inline]
     pub fn spend(&mut self, bytes: u32) {
         assert!(bytes <= self.available(), "eager bytes without credit");
         self.used = self.used.wrapping_add(bytes);
     }
 
-    /// Takes in the receiver's counter. A counter that would release more than was used is not believed.
+    /// Accepts the receiver's counter of released tokens. A counter that would release more tokens
+    /// than were used is ignored.
     #[inline]
     pub fn handle_released(&mut self, released: u32) {
         let gain = released.wrapping_sub(self.released);
@@ -61,7 +63,8 @@ impl Credit {
 }
 
 impl GrantedCredit {
-    /// Takes in `bytes` that were sent on credit; false if the sender had no tokens for them out of `window`.
+    /// Accepts `bytes` that were sent with tokens. Returns false if the sender had too few tokens
+    /// out of `window`.
     #[inline]
     pub fn take(&mut self, bytes: u64, window: u32) -> bool {
         let room = window.saturating_sub(self.taken.wrapping_sub(self.released));
@@ -72,20 +75,20 @@ impl GrantedCredit {
         has_tokens
     }
 
-    /// Gives `bytes` back.
+    /// Releases the tokens of `bytes` bytes.
     #[inline]
     pub fn release(&mut self, bytes: u32) {
         self.released = self.released.wrapping_add(bytes);
     }
 
-    /// The counter for the next frame, which is about to be sent.
+    /// The counter of released tokens, for the frame that is about to be sent.
     #[inline]
     pub fn advertise(&mut self) -> u32 {
         self.advertised = self.released;
         self.released
     }
 
-    /// Bytes released and not yet advertised.
+    /// Released tokens that no frame has carried yet, in bytes.
     #[inline]
     pub fn unadvertised(&self) -> u32 {
         self.released.wrapping_sub(self.advertised)

@@ -1,7 +1,9 @@
-//! A digest of bytes, to tell others from them: of frames that a process has sent, and of what it has read of clocks. Quick
-//! without any instruction of a certain processor; no defence against somebody who looks for two of one digest.
+//! A digest of bytes, which distinguishes sent frames, and recorded reads, from others. The digest
+//! is fast without special processor instructions. It is no cryptographic hash: an attacker can
+//! find collisions.
 
-/// Of all these bytes, and how many they are. In four lanes, so that no word waits for the multiplication of the one before.
+/// The digest of `bytes` and their number. Four independent accumulators keep each
+/// multiplication from waiting for the previous one.
 pub fn digest(bytes: &[u8]) -> u64 {
     const LANES: usize = 4;
     let mut lanes = [
@@ -13,7 +15,7 @@ pub fn digest(bytes: &[u8]) -> u64 {
     let mut rows = bytes.chunks_exact(8 * LANES);
     for row in &mut rows {
         for (lane, word) in lanes.iter_mut().zip(row.chunks_exact(8)) {
-            // Chunks of eight bytes have eight bytes.
+            // A chunk of eight bytes has eight bytes.
             *lane = mix(*lane, u64::from_le_bytes(word.try_into().expect("eight bytes")));
         }
     }
@@ -23,7 +25,7 @@ pub fn digest(bytes: &[u8]) -> u64 {
         word[..rest.len()].copy_from_slice(rest);
         state = mix(state, u64::from_le_bytes(word));
     }
-    // The upper bits of the last product hang upon all that has gone into it.
+    // The upper bits of the last product depend on all input; the rotation moves them.
     state.rotate_right(ROTATION)
 }
 

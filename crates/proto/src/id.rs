@@ -1,34 +1,39 @@
-//! Who is who. An id never says where something runs: that is the directory's business.
+//! Identities of jobs, processes, endpoints and clusters. An id never contains where a process
+//! runs.
 
 use core::fmt;
 
-/// One run of one program: random, never used again.
+/// Id of one run of a job: random, never used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobId(pub [u8; 16]);
 
-/// The secret of a job. Whoever proves it belongs to the job. Never printed.
+/// Secret key of a job. A process that proves the key belongs to the job. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobKey(pub [u8; 32]);
 
-/// Exit code of a recorded process that our provider ends: what it does is not what an earlier start of it did, or can be
-/// in no record. Another start would not help. Users see 1.
+/// Exit code of a recorded process that the provider ends because the process has diverged from its
+/// previous incarnation, or because its actions can no longer be recorded. A restart would not
+/// help. Users see 1.
 pub const EXIT_UNRECOVERABLE: i32 = 183;
 
-/// Exit code of a recorded process that our provider ends because the connection to its relay, on another node, is broken:
-/// nothing more of what it does can be recorded. Another start takes up what the relay has.
+/// Exit code of a recorded process that the provider ends because the connection to its relay, on
+/// another node, is broken: nothing more can be recorded. The next incarnation continues from the
+/// relay's log.
 pub const EXIT_UPLINK_LOST: i32 = 184;
 
-/// Begins each line that our libraries write to standard error in a process that may be restarted; the name that
-/// follows is part of the line. Whoever started the process shows such lines always, and all else that a new start of it
-/// prints only beyond what was printed before. Programs do not print this byte by themselves.
+/// First bytes of each line that the Landbridge libraries write to standard error in a process that
+/// may be restarted; the name after the first byte is part of the line. The launcher always shows
+/// such lines. Of the other lines of a restarted incarnation the launcher shows only those beyond
+/// the output of earlier incarnations. Programs do not print the first byte themselves.
 pub const LINE_TAG: &str = "\x1elandbridge";
 
-/// After [`LINE_TAG`], the whole line of a process that is about to end with [`EXIT_UNRECOVERABLE`] or [`EXIT_UPLINK_LOST`]; people
-/// are not shown it.
-/// Programs may end with any code.
+/// Text after [`LINE_TAG`] of the last line of a process that ends with [`EXIT_UNRECOVERABLE`] or
+/// [`EXIT_UPLINK_LOST`]. The launcher does not show this line. The line is necessary because
+/// programs may end with any exit code.
 pub const EXIT_LINE: &str = " cannot go on";
 
-/// An endpoint of a process of the job: 24 bits of process index, 8 bits of endpoint number.
+/// Address of an endpoint of a process of the job: 24 bits of process index, 8 bits of endpoint
+/// number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u32);
 
@@ -37,9 +42,10 @@ pub struct Address(pub u32);
 pub struct ClusterId(pub u16);
 
 impl Address {
-    /// A process that was not started by the launcher has no index; relays cannot reach it.
+    /// Address of a process that was not started by the launcher: it has no index, and relays
+    /// cannot reach it.
     pub const ANONYMOUS: Address = Address(u32::MAX);
-    /// Processes in a job.
+    /// Largest process index in a job.
     pub const INDEX_MAX: u32 = 0x00ff_fffe;
 
     /// Endpoint `endpoint` of process `index`.
@@ -71,7 +77,8 @@ impl fmt::Debug for Address {
     }
 }
 
-/// As users know it: `rank 3`, or `rank 3 (endpoint 1)` for a further endpoint of its.
+/// Shows the address as users know it: `rank 3`, or `rank 3 (endpoint 1)` for a further endpoint of
+/// a rank.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (*self, self.endpoint()) {

@@ -1,30 +1,29 @@
 //! The protocol of Landbridge: every frame and every state machine, and nothing else.
 //!
-//! This crate performs no I/O, reads no clock, starts no thread and draws no random number. The
-//! world speaks in through `handle_*`, the state machines speak out through `poll_*`, the
-//! application's commands are plain verbs, and time arrives as an argument. The same code
-//! therefore runs in the provider, in every relay engine and in a simulator that breaks
-//! everything under a seed.
+//! This crate performs no I/O, reads no clock, starts no thread and draws no random number. Events
+//! enter through `handle_*`, the application's commands are plain verbs, effects leave through
+//! `poll_*`, and time arrives as an argument. The same code therefore runs in the provider, in
+//! every relay engine and in a simulator that injects faults under a random seed.
 //!
-//! Modules, each using only those before it:
+//! The modules, each of which uses only modules before it:
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`limit`] | every bound, with the reason for its value |
-//! | [`setting`] | every knob: its row, and how its text is read |
-//! | [`id`] | who is who: jobs, processes, endpoints, clusters |
-//! | [`nondeterminism`] | what a program reads of clocks and chance, and how it is told it again |
+//! | [`setting`] | every setting: its row, and how its text is parsed |
+//! | [`id`] | identities of jobs, processes, endpoints and clusters |
+//! | [`nondeterminism`] | record of the clocks and random numbers that a program reads |
 //! | [`statistics_page`] | shared memory in which a process publishes the statistics of its paths |
 //! | [`range`] | sets of sequence numbers |
-//! | [`digest`] | tells bytes from others |
-//! | [`wire`] | bytes: frames, their heads, the hello |
+//! | [`digest`] | digests that distinguish byte sequences |
+//! | [`wire`] | wire formats: frames, their kind headers, the hello |
 //! | [`recent_determinants`] | the last determinants of a process whose relay is on another node |
-//! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
-//! | [`channel`] | what has been sent and not confirmed, what has arrived and not been taken in |
-//! | [`slab`] | numbered places for operations in flight |
+//! | [`path`] | one path to a peer: delay, rate, congestion, pacing, size of datagrams |
+//! | [`channel`] | frames that were sent and not confirmed, or received and not delivered |
+//! | [`slab`] | numbered slots for operations in flight |
 //! | [`credit`] | tokens for eager bytes |
 //! | [`matching`] | matching receives with arrivals |
-//! | [`route`] | where a frame goes next, and where it waits |
+//! | [`route`] | next hop of a frame, and queues of frames |
 //! | [`relay`] | one relay: links, queues, back-pressure |
 //! | [`endpoint`] | one process: channels, messages, remote memory |
 #![no_std]

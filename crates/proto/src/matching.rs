@@ -1,47 +1,48 @@
-//! Matching: which receive takes which arrival.
+//! Matching of posted receives with arriving messages.
 //!
-//! Two queues in order of posting and of arrival. An entry carries what is compared, so a search is one pass over
-//! contiguous memory. What may never happen: two messages of one sender that match the same receive
-//! are taken in another order than they were sent (libfabric's FI_ORDER_SAS, MPI's non-overtaking rule).
+//! Two queues, in order of posting and of arrival. An entry carries everything that is compared, so
+//! a search is one pass over contiguous memory. What may never happen: two messages of one sender
+//! that match the same receive are matched in another order than they were sent (libfabric's
+//! FI_ORDER_SAS, MPI's non-overtaking rule).
 
 use alloc::collections::VecDeque;
 
-/// Stands for "any source".
+/// Source of a receive that accepts any sender.
 pub const ANY: u32 = u32::MAX;
 
-/// Receives that wait for a message.
+/// Posted receives that wait for a message.
 #[derive(Default)]
 pub struct PostedQueue {
     queue: VecDeque<MatchCriteria>,
 }
 
-/// Messages that wait for a receive.
+/// Unexpected messages that wait for a receive.
 #[derive(Default)]
 pub struct UnexpectedQueue {
     queue: VecDeque<Envelope>,
 }
 
-/// What a receive accepts.
+/// Criteria of a posted receive.
 #[derive(Clone, Copy, Debug)]
 pub struct MatchCriteria {
-    /// The tag.
+    /// Tag that a message must carry.
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Bits of the tag that are not compared.
     pub ignore: u64,
     /// The only sender accepted, or [`ANY`].
     pub source: u32,
-    /// Number of the receive.
+    /// Id of the receive.
     pub id: u32,
 }
 
-/// What a message carries.
+/// Envelope of an arrived message.
 #[derive(Clone, Copy, Debug)]
 pub struct Envelope {
-    /// The tag.
+    /// Tag of the message.
     pub tag: u64,
-    /// The sender.
+    /// Sender of the message.
     pub source: u32,
-    /// Number of the message.
+    /// Id of the message.
     pub id: u32,
 }
 
@@ -53,54 +54,54 @@ impl MatchCriteria {
 }
 
 impl PostedQueue {
-    /// Queues a receive behind those that wait.
+    /// Appends a receive to the queue.
     #[inline]
     pub fn push(&mut self, criteria: MatchCriteria) {
         self.queue.push_back(criteria);
     }
 
-    /// The oldest receive that accepts a message. It stays queued.
+    /// Index of the oldest receive that accepts a message. The receive stays queued.
     #[inline]
     pub fn find(&self, tag: u64, source: u32) -> Option<usize> {
         self.queue.iter().position(|criteria| criteria.accepts(tag, source))
     }
 
-    /// Number of the receive at `place`.
+    /// Id of the receive at index `place`.
     #[inline]
     pub fn id(&self, place: usize) -> u32 {
         self.queue[place].id
     }
 
-    /// Takes the receive at `place` out.
+    /// Removes the receive at index `place` and returns its id.
     #[inline]
     pub fn take(&mut self, place: usize) -> u32 {
         if place == 0 {
-            // Checked by the caller: `place` came from `find`.
+            // The index came from `find`, so the entry exists.
             return self.queue.pop_front().expect("a place in the queue").id;
         }
         self.queue.remove(place).expect("a place in the queue").id
     }
 
-    /// Takes receive `id` out if it waits.
+    /// Removes receive `id`. Returns false if it is not queued.
     pub fn remove(&mut self, id: u32) -> bool {
         let place = self.queue.iter().position(|criteria| criteria.id == id);
         place.map(|place| self.take(place)).is_some()
     }
 
-    /// Every receive that waits, oldest first.
+    /// All queued receives, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &MatchCriteria> {
         self.queue.iter()
     }
 }
 
 impl UnexpectedQueue {
-    /// Queues a message behind those that wait.
+    /// Appends a message to the queue.
     #[inline]
     pub fn push(&mut self, arrival: Envelope) {
         self.queue.push_back(arrival);
     }
 
-    /// The oldest message that `criteria` accepts. It stays queued.
+    /// Id of the oldest message that `criteria` accept. The message stays queued.
     #[inline]
     pub fn find(&self, criteria: &MatchCriteria) -> Option<u32> {
         self.queue
@@ -109,13 +110,13 @@ impl UnexpectedQueue {
             .map(|arrival| arrival.id)
     }
 
-    /// Takes message `id` out if it waits.
+    /// Removes message `id`. Returns false if it is not queued.
     pub fn remove(&mut self, id: u32) -> bool {
         let place = self.queue.iter().position(|arrival| arrival.id == id);
         place.and_then(|place| self.queue.remove(place)).is_some()
     }
 
-    /// Takes the oldest message that `criteria` accepts.
+    /// Removes the oldest message that `criteria` accept and returns its id.
     #[inline]
     pub fn take(&mut self, criteria: &MatchCriteria) -> Option<u32> {
         if self.queue.is_empty() {
@@ -126,12 +127,12 @@ impl UnexpectedQueue {
         self.queue.remove(place).map(|arrival| arrival.id)
     }
 
-    /// Messages that wait.
+    /// Number of queued messages.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// True if none waits.
+    /// Whether no message is queued.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }

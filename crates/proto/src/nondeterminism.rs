@@ -1,16 +1,21 @@
-//! What a program reads of clocks and of chance, kept so that a new start of it is told the same.
+//! Recorded nondeterminism of one process: every clock value and random number that its program
+//! reads, so that a restarted incarnation reads the same values.
 //!
-//! In: what is read, and how the system answers where nothing is on record. Out: what the earlier start was told. The
-//! record lies in memory that outlives the process: a [`RecordHead`], then one entry for each read, in their order. A process
-//! can be killed between any two instructions, so an entry counts from when [`RecordHead::recorded`] says so, which is before the
-//! program has its answer.
+//! What enters: the reads of the program, and the answers of the system where the record holds
+//! none. What leaves: the answers that the previous incarnation received. The record lies in shared
+//! memory that outlives the process: a [`RecordHead`], then one entry for each read, in order. A
+//! process can be killed between any two instructions, so an entry counts as soon as
+//! [`RecordHead`]'s `recorded` covers the entry, which happens before the program receives the
+//! answer.
 //!
-//! Places in the record are counted from the beginning of the first start. What lies before the oldest image of the process is needed
-//! no more ([`RecordHead::base`]): its room is used again, from the first byte on. An entry that does not fit before the end of the
-//! room begins there, behind a mark.
+//! Positions in the record are byte counts from the beginning of the first incarnation. No
+//! incarnation needs the entries before the oldest checkpoint image of the process any more
+//! (`base`): the record is a ring that reuses their memory from its first byte on. An entry that
+//! does not fit before the end of the ring begins at the first byte of the ring, and a `WRAP_TAG`
+//! takes its place at the old position.
 //!
-//! What may never happen: a read is answered with what another one was told, or with a part of that; a program has an answer that is in
-//! no record while it may still be restarted.
+//! What may never happen: a read receives the answer of another read, or a part of such an answer;
+//! a program receives an answer that is in no record while the process may still be restarted.
 
 use core::fmt;
 use core::mem::offset_of;
@@ -24,104 +29,114 @@ pub use file_calls::{
 
 mod file_calls;
 
-/// The record of one process, head and entries. Only what is written takes memory. Reading a clock takes two to
-/// five bytes.
+/// Size of the record of one process, head and entries, in bytes. Only pages that are written take
+/// memory. A clock read takes two to five bytes.
 pub const NONDETERMINISM_BYTES: usize = 256 << 20;
 
-/// Where the entries begin.
+/// Offset of the first entry in the record, in bytes.
 pub const RECORD_HEAD_BYTES: usize = 4096;
 
-/// Where in the record stands, as eight bytes, before which place nothing is needed any more.
+/// Offset of `base` in the record: eight bytes, the position before which no entry is needed any
+/// more.
 pub const BASE_AT: usize = offset_of!(RecordHead, base);
 
-/// Where in the record stands, as eight bytes, whether it is full.
+/// Offset of `is_full` in the record: eight bytes, not 0 if the record is full.
 pub const FULL_AT: usize = offset_of!(RecordHead, is_full);
 
-/// Where stands, as eight bytes each, how often whichever start came furthest has looked for messages, and the present one.
+/// Offset of the polls in the record: eight bytes for the incarnation that got furthest, then eight
+/// bytes for the present incarnation.
 pub const POLLS_AT: usize = offset_of!(RecordHead, polls);
 
-/// Where stands, as eight bytes each, how many bytes of entries there are, and how many of them the present start has been told.
+/// Offset of `recorded` in the record: eight bytes, the end position of all entries; then eight
+/// bytes (`consumed`), the end position of the entries that the present incarnation has replayed or
+/// recorded.
 pub const RECORDED_AT: usize = offset_of!(RecordHead, recorded);
 
-/// Where stands, as eight bytes, how often an image of the process has been asked for.
+/// Offset of the number of requested checkpoints in the record: eight bytes.
 pub const CHECKPOINT_REQUESTS_AT: usize = POLLS_AT + offset_of!(Polls, checkpoints_requested);
-/// Where stands, as eight bytes and a text of so many bytes behind them, why the process cannot be restarted; 0 bytes: it can be.
+/// Offset of the reason why the process cannot be restarted: eight bytes with the length of the
+/// text, then the text. Length 0: the process can be restarted.
 pub const NO_RESTART_AT: usize = offset_of!(RecordHead, files) + FileRecord::NO_RESTART_AT;
-/// Where the part about files begins ([`FileRecord`]): first come [`FILES_WORDS`] words of eight bytes, of which the last is the length of
-/// the reason; the text follows.
+/// Offset of the [`FileRecord`] in the record: first come [`FILES_WORDS`] words of eight bytes, of
+/// which the last one is the length of the reason for no restart; the text of the reason follows.
 pub const FILES_AT: usize = offset_of!(RecordHead, files);
-/// See [`FILES_AT`].
+/// Number of words of eight bytes at [`FILES_AT`], before the text of the reason for no restart.
 pub const FILES_WORDS: usize = (FileRecord::NO_RESTART_AT + size_of::<u64>()) / size_of::<u64>();
-/// Where stands, as eight bytes, whether an effect waits until the agent has told another node of it ([`RecordHead::durable_effects`]).
+/// Offset of `durable_effects` in the record: eight bytes, not 0 if an effect waits until the agent
+/// has reported the effect to another node.
 pub const DURABLE_EFFECTS_AT: usize = offset_of!(RecordHead, durable_effects);
-/// Where stand, as two times eight bytes, the random bits of the name under which the agent holds open files for the process
-/// ([`held_name`]); zeros: nobody does.
+/// Offset of `held` in the record: two times eight bytes, the random bits of the socket name under
+/// which the agent holds open files for the process ([`held_name`]). Zeros: no agent holds files.
 pub const HELD_AT: usize = offset_of!(RecordHead, held);
-/// And where the number of frames is that were taken in again.
+/// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 
-/// Clocks that are told apart.
+/// Number of distinct clocks.
 const CLOCKS: usize = 24;
 
-/// What begins a record: shared by all starts of a process, one after the other.
+/// Head of a record, which all incarnations of a process share, one after the other.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct RecordHead {
-    /// Which start of the process has it: 0 before the first.
+    /// Incarnation that owns the record, from 1; 0 before the first.
     incarnation: AtomicU64,
-    /// The process id of that start.
+    /// Process id of the incarnation that owns the record.
     pub owner: AtomicU64,
-    /// Not 0: something was told that had no room here.
+    /// Not 0: the program has received an answer that found no space in the record.
     is_full: AtomicU64,
-    /// Looks for messages.
+    /// Polls for messages.
     pub polls: Polls,
-    /// Bytes of entries.
+    /// End position of all entries, in bytes.
     recorded: AtomicU64,
-    /// Of these, how many this start has been told. Behind it, see [`RECORDED_AT`].
+    /// End position of the entries that this incarnation has replayed or recorded. The field
+    /// follows `recorded`, see [`RECORDED_AT`].
     consumed: AtomicU64,
-    /// Reads of this start.
+    /// Number of reads of this incarnation.
     reads: AtomicU64,
-    /// What each clock said last.
+    /// Last value of each clock.
     last: [AtomicU64; CLOCKS],
-    /// What to add to each of them: some begin anew with the process.
+    /// Offset that is added to each clock: some clocks start at zero in every process.
     ahead: [AtomicU64; CLOCKS],
-    /// What lies before this place is needed by no start any more. Written by whoever starts the process.
+    /// No incarnation needs the entries before this position any more. Written by the agent.
     base: AtomicU64,
     /// System calls on files.
     pub files: FileRecord,
-    /// Not 0: the process may go on on another node if this one is lost, so that what it has recorded is known there before it
-    /// performs an effect. Written by whoever starts the process.
+    /// Not 0: another node may restart the process if this node is lost, so the other node must
+    /// hold the record before the process performs an effect. Written by the agent.
     durable_effects: AtomicU64,
-    /// See [`HELD_AT`]. Of the agent that has started the present process, so it is not in an image of one.
+    /// Random bits of the agent's socket name, see [`HELD_AT`]. The agent that has started the
+    /// present process writes these bits, so a checkpoint image does not contain them.
     held: [AtomicU64; 2],
 }
 
-/// How often a process has looked for messages, counted from the beginning of each start.
+/// Number of polls for messages, counted from the beginning of each incarnation.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Polls {
-    /// Of whichever start came furthest.
+    /// Polls of the incarnation that got furthest.
     pub furthest: AtomicU64,
-    /// Of the present one.
+    /// Polls of the present incarnation.
     pub present: AtomicU64,
-    /// How often an image of the process has been asked for.
+    /// Number of checkpoints that were requested of the process.
     pub checkpoints_requested: AtomicU64,
-    /// Frames that starts have taken in again: whoever waits at a poll for its relay to read them from a disk comes further.
+    /// Frames that incarnations have redelivered during replay. The count shows progress while a
+    /// process waits at a poll until its relay has read frames from a disk.
     pub redelivered: AtomicU64,
 }
 
-/// What there is of a record for a start of the process.
+/// Positions of a record as an incarnation sees them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Before this place nothing is needed any more.
+    /// No incarnation needs the entries before this position any more.
     pub base: u64,
-    /// Up to this one the start has been told what is there, or has made it.
+    /// End of the entries that this incarnation has replayed or recorded.
     pub end: u64,
-    /// There is no more room.
+    /// Whether the record is full.
     pub is_full: bool,
 }
 
-/// How far a start has come in its record: for an image of the process, which has no record in it.
+/// Progress of an incarnation in its record. A checkpoint image holds this position, and not the
+/// record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordPosition {
     consumed: u64,
@@ -132,7 +147,7 @@ pub struct RecordPosition {
 }
 
 impl RecordPosition {
-    /// So many bytes of the record it has been told.
+    /// End position of the entries that the incarnation has replayed or recorded.
     pub fn consumed(&self) -> u64 {
         self.consumed
     }
@@ -142,9 +157,11 @@ const _: () = assert!(size_of::<RecordHead>() <= RECORD_HEAD_BYTES);
 const _: () = assert!(offset_of!(RecordHead, consumed) == RECORDED_AT + size_of::<u64>());
 
 impl RecordHead {
-    /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program, or a later
-    /// start has it. (What a process was told of its number stays what it was told, though it was made of an image since, as another
-    /// start; its children are told the same.)
+    /// Takes over the record for `incarnation` of the process, counted from 1. Returns false if
+    /// this or a later incarnation owns the record already, for instance because the process runs
+    /// its second program. (A process keeps the number that it received first, although it may have
+    /// been restored from an image as another incarnation since; its child processes receive the
+    /// same number.)
     pub fn begin(&self, incarnation: u64, owner: u64) -> bool {
         if self.incarnation.load(Relaxed) >= incarnation {
             return false;
@@ -157,7 +174,7 @@ impl RecordHead {
         true
     }
 
-    /// What there is of the record for the present start.
+    /// Positions of the record as the present incarnation sees them.
     #[inline]
     pub fn extent(&self) -> Extent {
         Extent {
@@ -167,30 +184,30 @@ impl RecordHead {
         }
     }
 
-    /// Whether this incarnation has not yet come as far as an earlier one: with what is recorded, or with its polls.
+    /// Whether this incarnation has still to repeat entries or polls of an earlier incarnation.
     pub fn is_replaying(&self) -> bool {
         let polls = &self.polls;
         self.consumed.load(Relaxed) < self.recorded.load(Relaxed)
             || polls.present.load(Relaxed) < polls.furthest.load(Relaxed)
     }
 
-    /// Whether an effect waits until another node knows of it.
+    /// Whether an effect waits until another node knows of the effect.
     pub fn has_durable_effects(&self) -> bool {
         self.durable_effects.load(Relaxed) != 0
     }
 
-    /// The name under which open files are held for the process, if they are.
+    /// Name of the socket under which the agent holds open files for the process, if an agent does.
     pub fn held_name(&self) -> Option<[u8; HELD_NAME_BYTES]> {
         let chance = [self.held[0].load(Relaxed), self.held[1].load(Relaxed)];
         (chance != [0; 2]).then(|| held_name(chance))
     }
 
-    /// Whether this start of the process, counted from 1, has the record.
+    /// Whether `incarnation` of the process, counted from 1, owns the record.
     pub fn is_of(&self, incarnation: u64) -> bool {
         self.incarnation.load(Relaxed) == incarnation
     }
 
-    /// How far the present start has come.
+    /// Progress of the present incarnation.
     pub fn position(&self) -> RecordPosition {
         let all = |words: &[AtomicU64; CLOCKS]| core::array::from_fn(|at| words[at].load(Relaxed));
         RecordPosition {
@@ -202,8 +219,9 @@ impl RecordHead {
         }
     }
 
-    /// As [`RecordHead::begin`], for a start that does not begin with the program but where an earlier one stood. False: it has
-    /// the record already, or the record does not go so far.
+    /// Takes over the record as [`RecordHead::begin`] does, for an incarnation that was restored
+    /// from a checkpoint image at `place`. Returns false if this incarnation owns the record
+    /// already, or if the record does not cover the position of `place`.
     pub fn resume(&self, incarnation: u64, owner: u64, place: &RecordPosition) -> bool {
         let kept = self.base.load(Relaxed)..=self.recorded.load(Relaxed);
         if !kept.contains(&place.consumed) || !self.begin(incarnation, owner) {
@@ -218,7 +236,7 @@ impl RecordHead {
     }
 }
 
-/// Something that says what time it is. Below 16: the numbers of `clock_gettime`.
+/// A source of time. Numbers below 16 are the clock ids of `clock_gettime`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock(u8);
 
@@ -232,7 +250,7 @@ impl Clock {
     /// `clock`, in microseconds.
     pub const CLOCK: Clock = Clock(19);
 
-    /// Of `clock_gettime`: those that every system has.
+    /// The clock `id` of `clock_gettime`, if every system has this clock.
     #[inline]
     pub const fn of(id: i32) -> Option<Clock> {
         match id {
@@ -241,36 +259,37 @@ impl Clock {
         }
     }
 
-    /// Whether somebody may put it back; the others never go back, whichever start is asked.
+    /// Whether an administrator may set the clock back; all other clocks are monotonic across
+    /// incarnations.
     #[inline]
     const fn is_wall_clock(self) -> bool {
         matches!(self.0, 0 | 5 | 11 | 16 | 17 | 18)
     }
 }
 
-/// Something that gives bytes which nobody can foresee.
+/// A source of random bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RandomSource {
     /// `getrandom`
     Random = 0,
     /// `getentropy`
     Entropy = 1,
-    /// `arc4random` and its kin
+    /// `arc4random` and similar functions
     Arc4 = 2,
 }
 
-/// One read, without its answer.
+/// One read of the program, without its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadRequest {
-    /// The time.
+    /// A clock read.
     Clock(Clock),
-    /// So many bytes of chance.
+    /// A read of so many random bytes.
     Bytes(RandomSource, u64),
     /// A system call on files.
     FileCall(FileCall),
-    /// What stands there is the beginning of an entry: the rest of it is not on record.
+    /// The record holds only the beginning of this entry.
     Truncated,
-    /// What stands there is no entry.
+    /// The bytes at this position are no entry.
     Unknown,
 }
 
@@ -301,19 +320,19 @@ impl fmt::Display for ReadRequest {
     }
 }
 
-/// Why a read is not answered as usual.
+/// Why a read has no recorded or recordable answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RecordError {
-    /// The earlier start has read something else in this place: nothing may be told.
+    /// The earlier incarnation read something else at this position: the read must not be answered.
     Diverged {
-        /// Which read of the process, from 1.
+        /// Number of the read, counted from 1 in each incarnation.
         read: u64,
-        /// Of this start.
+        /// The read of this incarnation.
         now: ReadRequest,
-        /// Of the earlier one.
+        /// The read of the earlier incarnation.
         before: ReadRequest,
     },
-    /// There is no room for this answer, which is true, nor for any other from now on.
+    /// The record has no space for this answer, which is valid, and records nothing from now on.
     Full(i64),
 }
 
@@ -328,37 +347,37 @@ impl fmt::Display for RecordError {
     }
 }
 
-/// See the module head.
+/// The record of one process, head and entries: see the module head.
 pub struct NondeterminismRecord<'a> {
     head: &'a RecordHead,
     entries: &'a mut [u8],
-    /// The place at which the room that is being filled or read began,
+    /// Position at which the current lap of the ring began.
     lap: u64,
-    /// and the one behind what may be filled of it, as far as anybody has looked.
+    /// Position up to which the current lap may be filled, as of the last check of `base`.
     limit: u64,
 }
 
-/// Tags of entries: below, clocks.
+/// Tag of an entry of random bytes, plus the number of the source; smaller tags are clocks.
 const BYTES_TAG: u8 = 32;
-/// A system call on files.
+/// Tag of an entry of a system call on files.
 const CALL_TAG: u8 = 40;
-/// What follows stands at the beginning of the room.
+/// Tag at a position whose entry stands at the beginning of the ring instead.
 const WRAP_TAG: u8 = 255;
 const NUMBER_BYTES_MAX: usize = 10;
 
 impl<'a> NondeterminismRecord<'a> {
-    /// `entries`: all the room there is for them.
+    /// The record with head `head`, whose ring of entries is `entries`.
     pub fn new(head: &'a RecordHead, entries: &'a mut [u8]) -> Self {
         Self { head, entries, lap: 0, limit: 0 }
     }
 
-    /// Whether nothing more is recorded, and everybody asks the system.
+    /// Whether the record is full: nothing more is recorded, and every read goes to the system.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.head.is_full.load(Relaxed) != 0
     }
 
-    /// What `clock` says; `now` asks the system.
+    /// Reads `clock`: from the record during replay, else from the system by `now`.
     #[inline]
     pub fn clock(&mut self, clock: Clock, now: impl FnOnce() -> i64) -> Result<i64, RecordError> {
         let at = self.head.consumed.load(Relaxed);
@@ -377,8 +396,9 @@ impl<'a> NondeterminismRecord<'a> {
         Ok(value)
     }
 
-    /// Fills `into` from `source`; `draw` asks the system, and says as the system how many bytes it has given, or below 0
-    /// its error.
+    /// Fills `into` with random bytes of `source`: from the record during replay, else from the
+    /// system by `draw`, which returns the number of bytes, or an error below 0 as the system call
+    /// does.
     pub fn bytes(
         &mut self,
         source: RandomSource,
@@ -405,7 +425,8 @@ impl<'a> NondeterminismRecord<'a> {
         Ok(result)
     }
 
-    /// Where the next entry, of so many bytes at most, is to stand that would stand at `at`. `None`: there is no room.
+    /// Reserves space for the next entry, of at most `length` bytes, at position `at` or at the
+    /// beginning of the ring. `None`: there is no space.
     #[inline]
     fn room(&mut self, mut at: u64, length: usize) -> Option<(u64, &mut [u8])> {
         if at + length as u64 > self.limit {
@@ -430,16 +451,16 @@ impl<'a> NondeterminismRecord<'a> {
             return None;
         }
         if is_wrapping && !at.is_multiple_of(all) {
-            // So much of this room is free: `start` is not beyond the limit.
+            // The byte is free, because `start` is not beyond the limit.
             self.entries[(at % all) as usize] = WRAP_TAG;
         }
         (self.lap, self.limit) = (lap, limit);
         Some(start)
     }
 
-    /// Where the entry stands that follows at `at`, and where that is in the room. `None`: it is gone.
+    /// Position and offset of the entry that follows at `at`. `None`: the entry is before `base`.
     fn locate(&mut self, mut at: u64) -> Option<(u64, usize)> {
-        // It is found out anew how much room there is.
+        // The next reservation computes the limit again.
         self.refresh();
         if at < self.head.base.load(Relaxed) {
             return None;
@@ -453,7 +474,7 @@ impl<'a> NondeterminismRecord<'a> {
         Some((at, (at - self.lap) as usize))
     }
 
-    /// What is known of the room may be that of an earlier time, or of another node.
+    /// Forgets the computed limit, which may be outdated, or that of another node.
     pub fn refresh(&mut self) {
         self.limit = 0;
     }
@@ -500,8 +521,8 @@ impl<'a> NondeterminismRecord<'a> {
         Ok(result)
     }
 
-    /// Where an entry of so many bytes ends that answers this. Behind what is recorded there is what an earlier lap has left, or zeros:
-    /// then it is none.
+    /// End of an entry of `length` bytes that answers the read `now`. The bytes behind the recorded
+    /// ones are zeros or entries of an earlier lap: an entry that extends there is truncated.
     fn entry_end(&self, at: u64, length: usize, now: ReadRequest) -> Result<u64, RecordError> {
         let end = at + length as u64;
         if end > self.head.recorded.load(Relaxed) {
@@ -510,7 +531,8 @@ impl<'a> NondeterminismRecord<'a> {
         Ok(end)
     }
 
-    /// Clocks that never go back do not when a new start begins to ask them.
+    /// Keeps a monotonic clock from going back when a restarted incarnation reads the clock, whose
+    /// origin may differ: the clock continues at `last`.
     #[inline]
     fn monotonic(&self, clock: Clock, last: i64, now: i64) -> i64 {
         let ahead = &self.head.ahead[clock.0 as usize];
@@ -545,7 +567,7 @@ impl<'a> NondeterminismRecord<'a> {
         RecordError::Diverged { read: self.head.reads.load(Relaxed).wrapping_add(1), now, before }
     }
 
-    /// What was read there, and where its answer begins.
+    /// The read of the entry at offset `at`, and the offset of its answer.
     fn request_at(&self, at: usize) -> (ReadRequest, usize) {
         let Some(&tag) = self.entries.get(at) else { return (ReadRequest::Unknown, at) };
         if (tag as usize) < CLOCKS {
@@ -568,7 +590,7 @@ impl<'a> NondeterminismRecord<'a> {
         }
     }
 
-    /// The number that stands there, and where it ends.
+    /// The number at offset `at`, and the offset of its end.
     fn read_number(&self, at: usize) -> Option<(i64, usize)> {
         let mut folded = 0;
         for (place, byte) in self.entries.get(at..)?.iter().take(NUMBER_BYTES_MAX).enumerate() {
@@ -581,7 +603,8 @@ impl<'a> NondeterminismRecord<'a> {
     }
 }
 
-/// Writes a number in seven bits of each byte, small ones of either sign short. How many bytes it took.
+/// Writes a number in seven bits of each byte, zigzag-coded, so that small numbers of either sign
+/// are short. Returns the number of bytes.
 #[inline]
 fn put_number(room: &mut [u8], value: i64) -> usize {
     let mut folded = ((value << 1) ^ (value >> 63)) as u64;

@@ -1,65 +1,70 @@
-//! Sets of sequence numbers: which bytes of a channel are somewhere, as few ranges as possible.
+//! Sets of sequence numbers, for instance of the bytes of a channel, with as few ranges as
+//! possible.
 //!
-//! What enters: ranges of 64-bit numbers, in any order, doubled and overlapping. What leaves: what of them is new,
-//! up to where nothing is missing, and what is. A set holds a bounded number of ranges: one that would need more
-//! refuses, and whoever sent that range will send it again.
+//! What enters: ranges of 64-bit numbers, in any order, repeated and overlapping. What leaves: how
+//! many numbers of a range are new, the end of the contiguous numbers, and the missing ranges. A
+//! set holds a bounded number of ranges: a set refuses a range that would exceed the bound, and the
+//! sender of that range retransmits it.
 //!
-//! What may never happen: a number is said to be in the set that nobody put there; two ranges of a set touch.
+//! What may never happen: a set contains a number that was never inserted; two ranges of a set
+//! touch.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// All numbers below [`Self::contiguous_end`], and some ranges above it.
-///
-/// `RANGES_MAX` bounds the ranges above.
+/// A set of numbers: all numbers below [`Self::contiguous_end`], and at most `RANGES_MAX` ranges
+/// above it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet<const RANGES_MAX: usize> {
     contiguous_end: u64,
-    /// Ascending, not empty, not touching each other nor `contiguous_end`.
+    /// Ranges in ascending order, which are not empty and touch neither each other nor
+    /// `contiguous_end`.
     above: Vec<Range<u64>>,
 }
 
-/// A set has no room for one more range.
+/// Error: the set has `RANGES_MAX` ranges already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeSetFull;
 
 impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
-    /// All numbers below `contiguous_end`.
+    /// The set of all numbers below `contiguous_end`.
     pub const fn below(contiguous_end: u64) -> Self {
         Self { contiguous_end, above: Vec::new() }
     }
 
-    /// Nothing below this number is missing.
+    /// The lowest number that is missing.
     pub fn contiguous_end(&self) -> u64 {
         self.contiguous_end
     }
 
-    /// The ranges above [`Self::contiguous_end`], ascending, with something missing before each.
+    /// The ranges above [`Self::contiguous_end`], ascending, with missing numbers before each
+    /// range.
     pub fn above(&self) -> &[Range<u64>] {
         &self.above
     }
 
-    /// The range above [`Self::contiguous_end`] that has `number`.
+    /// The range above [`Self::contiguous_end`] that contains `number`.
     pub fn above_at(&self, number: u64) -> Option<Range<u64>> {
         let place = self.above.partition_point(|range| range.end <= number);
         self.above.get(place).filter(|range| range.start <= number).cloned()
     }
 
-    /// One more than the largest number in the set.
+    /// The largest number in the set, plus one.
     pub fn end(&self) -> u64 {
         self.above.last().map_or(self.contiguous_end, |last| last.end)
     }
 
-    /// Puts `range` into the set. The numbers of it that were missing are counted.
+    /// Inserts `range` into the set. Returns how many numbers of the range were missing.
     ///
     /// # Errors
-    /// If it stands alone and there are `RANGES_MAX` ranges already: nothing has changed.
+    /// If `range` touches no other range and the set has `RANGES_MAX` ranges already; the set stays
+    /// unchanged.
     pub fn insert(&mut self, range: Range<u64>) -> Result<u64, RangeSetFull> {
         let range = range.start.max(self.contiguous_end)..range.end;
         if range.start >= range.end {
             return Ok(0);
         }
-        // Those that overlap it or touch it.
+        // The ranges that overlap or touch `range`.
         let first = self.above.partition_point(|other| other.end < range.start);
         let last = self.above.partition_point(|other| other.start <= range.end);
         let touched = &self.above[first..last];
@@ -81,7 +86,7 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
         Ok(new)
     }
 
-    /// Whether all of `range` is in the set.
+    /// Whether the set contains all numbers of `range`.
     pub fn contains(&self, range: &Range<u64>) -> bool {
         let start = range.start.max(self.contiguous_end);
         range.end <= self.contiguous_end
@@ -89,7 +94,7 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
             || self.above_at(start).is_some_and(|other| range.end <= other.end)
     }
 
-    /// Whether any of `range` is in the set.
+    /// Whether the set contains any number of `range`.
     pub fn overlaps(&self, range: &Range<u64>) -> bool {
         let place = self.above.partition_point(|other| other.end <= range.start);
         let is_hit = |other: &Range<u64>| overlap(other, range) > 0;
@@ -97,7 +102,7 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
             && (range.start < self.contiguous_end || self.above.get(place).is_some_and(is_hit))
     }
 
-    /// What is missing below `end`, ascending.
+    /// The missing ranges below `end`, ascending.
     pub fn missing(&self, end: u64) -> impl Iterator<Item = Range<u64>> {
         let starts =
             core::iter::once(self.contiguous_end).chain(self.above.iter().map(|range| range.end));

@@ -1,39 +1,47 @@
-//! The last determinants of a process whose relay is on another node, in memory that outlives the process.
+//! Recent determinants of a process whose relay is on another node, in shared memory that outlives
+//! the process.
 //!
-//! What such a process tells its relay goes over a network, and the end of that is lost if the process is killed. What followed
-//! from it (a line that was printed, an answer of the process manager, a clock that was read) is not. So each determinant is written
-//! here before it is sent, and a new start on the same node does again what its relay has not heard of.
+//! Such a process sends its determinants to its relay over a network, and the last ones are lost if
+//! the process is killed. Effects that depend on these determinants (a printed line, an answer of
+//! the process manager, a recorded clock) stay. So the process writes each determinant here before
+//! it sends the determinant, and the next incarnation on the same node replays the determinants
+//! that its relay has not received.
 //!
-//! In: determinants, by their number. Out: the last [`RECENT_DETERMINANTS_MAX`] of them. A process can be killed between any two instructions, so
-//! a determinant counts from when the number of them says so.
+//! What enters: determinants, by number. What leaves: the last [`RECENT_DETERMINANTS_MAX`] of them.
+//! A process can be killed between any two instructions, so a determinant counts as soon as the
+//! count of determinants includes it.
 //!
-//! What may never happen: something is told that was not written, or of another number.
+//! What may never happen: a reader receives a determinant that was not written, or that has another
+//! number.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use crate::nondeterminism::{NONDETERMINISM_BYTES, RECORD_HEAD_BYTES};
 
-/// More than can be under way to a relay: the socket holds [`UPLINK_BUFFER_BYTES_MAX`], and a determinant takes 40 bytes there.
+/// Number of determinants kept, more than can be in flight to a relay: the socket holds
+/// [`UPLINK_BUFFER_BYTES_MAX`], and a determinant takes 40 bytes there.
 pub const RECENT_DETERMINANTS_MAX: usize = 1 << 16;
 
-/// What the socket to the relay may hold, as the system counts it (it gives twice of what it is asked for).
+/// Bytes that the socket to the relay may hold, as the system counts them (it allows twice the
+/// requested size, see socket(7)).
 pub const UPLINK_BUFFER_BYTES_MAX: usize = 2 << 20;
 
-/// Room for them, at the end of the record of clocks.
+/// Bytes of the recent determinants, at the end of the nondeterminism record.
 pub const RECENT_DETERMINANTS_BYTES: usize = size_of::<RecentDeterminants>().next_multiple_of(4096);
 
-/// Where in that record they lie.
+/// Offset of the recent determinants in the nondeterminism record, in bytes.
 pub const RECENT_DETERMINANTS_AT: usize = NONDETERMINISM_BYTES - RECENT_DETERMINANTS_BYTES;
 
-/// Room for entries in that record, between its head and these.
+/// Bytes for entries in the nondeterminism record, between its head and the recent determinants.
 pub const RECORD_ENTRIES_BYTES: usize = RECENT_DETERMINANTS_AT - RECORD_HEAD_BYTES;
 
-/// Where in that record stands, as eight bytes, how many determinants there have been.
+/// Offset of the count of determinants in the nondeterminism record: eight bytes.
 pub const DETERMINANT_COUNT_AT: usize =
     RECENT_DETERMINANTS_AT + offset_of!(RecentDeterminants, count);
 
-/// Where in that record the determinant of this number lies: three numbers of eight bytes, polls, frames and time.
+/// Offset of determinant `number` in the nondeterminism record: three numbers of eight bytes, for
+/// polls, frames and microseconds.
 pub const fn determinant_at(number: u64) -> usize {
     let entries = RECENT_DETERMINANTS_AT + offset_of!(RecentDeterminants, slots);
     entries + number as usize % RECENT_DETERMINANTS_MAX * size_of::<DeterminantSlot>()
@@ -42,34 +50,34 @@ pub const fn determinant_at(number: u64) -> usize {
 const _: () =
     assert!(UPLINK_BUFFER_BYTES_MAX / crate::wire::frame::HEADER_BYTES < RECENT_DETERMINANTS_MAX);
 
-/// See the module head.
+/// Recent determinants of a process: see the module head.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RecentDeterminants {
-    /// Determinants of whichever start came furthest.
+    /// Number of determinants of the incarnation that got furthest.
     count: AtomicU64,
     slots: [DeterminantSlot; RECENT_DETERMINANTS_MAX],
 }
 
-/// Polls, frames and time of one determinant.
+/// Polls, frames and microseconds of one determinant.
 #[repr(C)]
 #[derive(Debug)]
 struct DeterminantSlot([AtomicU64; 3]);
 
 impl RecentDeterminants {
-    /// Determinants of whichever start came furthest.
+    /// Number of determinants of the incarnation that got furthest.
     pub fn count(&self) -> u64 {
         self.count.load(Acquire)
     }
 
-    /// The determinant of this number, counted from 0, is made.
+    /// Writes determinant `number`, counted from 0.
     pub fn note(&self, number: u64, determinant: [u64; 3]) {
         let words = &self.slots[number as usize % RECENT_DETERMINANTS_MAX].0;
         words.iter().zip(determinant).for_each(|(word, value)| word.store(value, Relaxed));
         self.count.store(number + 1, Release);
     }
 
-    /// The determinant of this number, if it was made and is still there.
+    /// Determinant `number`, if it was written and is still kept.
     pub fn get(&self, number: u64) -> Option<[u64; 3]> {
         let count = self.count();
         let is_there = number < count && count - number <= RECENT_DETERMINANTS_MAX as u64;

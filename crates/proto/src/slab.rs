@@ -1,11 +1,12 @@
 //! Numbered slots for operations in flight.
 //!
-//! A number names one operation and no later one: it holds the slot index (24 bits) and the generation of that
-//! slot (8 bits), so a stale number finds nothing instead of somebody else's operation.
+//! An id names one operation, and no other one until the slot has been used 256 times: it holds the
+//! slot index (24 bits) and the generation of that slot (8 bits). So a stale id finds nothing
+//! instead of another operation.
 
 use alloc::vec::Vec;
 
-/// Values by number.
+/// Values in slots, found by id.
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -26,20 +27,20 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Values held.
+    /// Number of values held.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// True if nothing is held.
+    /// Whether the slab holds no value.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes `value` in and numbers it.
+    /// Inserts `value` and returns its id.
     ///
     /// # Panics
-    /// If 2^24 values are held: the users of this type bound themselves far below.
+    /// If the slab holds 2^24 values: the users of this type have far lower bounds.
     #[inline]
     pub fn insert(&mut self, value: T) -> u32 {
         if let Some(index) = self.free.pop() {
@@ -53,21 +54,21 @@ impl<T> Slab<T> {
         index as u32
     }
 
-    /// The value numbered `id`, if it is still there.
+    /// The value of `id`, if the slab still holds it.
     #[inline]
     pub fn at(&self, id: u32) -> Option<&T> {
         let slot = self.slots.get(index(id))?;
         if slot.generation == generation(id) { slot.value.as_ref() } else { None }
     }
 
-    /// See [`Self::at`].
+    /// The value of `id` for changes, if the slab still holds it.
     #[inline]
     pub fn at_mut(&mut self, id: u32) -> Option<&mut T> {
         let slot = self.slots.get_mut(index(id))?;
         if slot.generation == generation(id) { slot.value.as_mut() } else { None }
     }
 
-    /// Takes the value numbered `id` out.
+    /// Removes the value of `id` and returns it.
     #[inline]
     pub fn remove(&mut self, id: u32) -> Option<T> {
         let value = self.held(id)?.value.take()?;
@@ -75,7 +76,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Drops the value numbered `id` where it is: large ones are better not moved.
+    /// Drops the value of `id` in its slot, because moving a large value is expensive.
     #[inline]
     pub fn discard(&mut self, id: u32) {
         if let Some(slot) = self.held(id)
@@ -91,7 +92,7 @@ impl<T> Slab<T> {
         self.slots.get_mut(index(id)).filter(|slot| slot.generation == generation(id))
     }
 
-    /// The slot of number `id`, which is empty now, is for another.
+    /// Frees the slot of `id`, which is empty now, under its next generation.
     #[inline]
     fn release(&mut self, id: u32) {
         let slot = &mut self.slots[index(id)];
@@ -99,7 +100,7 @@ impl<T> Slab<T> {
         self.free.push(index(id) as u32);
     }
 
-    /// The numbers of all values, in order of their slots.
+    /// The ids of all values, in order of their slots.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.slots
             .iter()

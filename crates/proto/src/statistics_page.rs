@@ -1,100 +1,102 @@
-//! The board of a process: memory that it shares with whoever has started it, on which it says how its paths are when it is
-//! asked.
+//! Statistics page of a process: memory that the process shares with its node agent, in which the
+//! process reports the statistics of its paths on request.
 //!
-//! Whoever asks writes a new number at [`REQUEST_AT`]. Each endpoint of the process has a slot of its own ([`slot_at`]); the
-//! next time it looks at its network it finds the number, writes its account there, and the number beside it. A process that
-//! computes does not answer: what stands there is of an earlier question, which its number shows. The version is odd while an
-//! account is being written, and another one afterwards.
+//! The reader writes a new request number at [`REQUEST_AT`]. Each endpoint of the process has a
+//! slot of its own ([`slot_at`]); when the endpoint next polls its network it finds the number, and
+//! writes a report and the request number into its slot. A process that computes does not answer:
+//! its slot then holds an earlier report, with an earlier request number. The version of a report
+//! is odd while the report is being written, and has changed afterwards.
 //!
-//! An account is text: a [`PathRow`] for each path, as many as there is room for, and a [`PathSummary`] for each kind of path over all of
-//! them. What may never happen: a reader takes what is not an account for one.
+//! A report is text: a [`PathRow`] for each path, as many as fit, and a [`PathSummary`] over all
+//! paths of each kind. What may never happen: a reader takes other bytes for a report.
 
 use alloc::string::String;
 use core::fmt;
 use core::net::IpAddr;
 
-/// Bytes of a board. Only what is written takes memory.
+/// Bytes of a statistics page. Only what is written takes memory.
 pub const STATISTICS_PAGE_BYTES: usize = 256 << 10;
-/// Endpoints of a process that can be told of: MPI libraries open one or two.
+/// Slots of a statistics page, one for each endpoint that can report: MPI libraries open one or
+/// two.
 pub const SLOTS: usize = 4;
-/// How every board begins: a descriptor that has this number by chance is none.
+/// First bytes of every statistics page, which distinguish a page from any other descriptor.
 pub const MAGIC: [u8; 16] = *b"landbridge stats";
-/// Where the number of the question stands, as eight bytes in the machine's order.
+/// Offset of the request number: eight bytes in the machine's byte order.
 pub const REQUEST_AT: usize = 16;
-/// Not 0 once the process has opened an endpoint, for as long as it lives.
+/// Offset of eight bytes that are not 0 from when the process has opened an endpoint until it ends.
 pub const OPENED_AT: usize = 24;
 
-/// From the beginning of a slot: not 0 while an endpoint has it,
+/// Offset in a slot of eight bytes that are not 0 while an endpoint uses the slot.
 pub const IN_USE_AT: usize = 0;
-/// the version of the account,
+/// Offset in a slot of the version of the report: eight bytes.
 pub const VERSION_AT: usize = 8;
-/// the number of the question that it answers,
+/// Offset in a slot of the request number that the report answers: eight bytes.
 pub const REPLY_AT: usize = 16;
-/// its length,
+/// Offset in a slot of the length of the report in bytes: eight bytes.
 pub const LENGTH_AT: usize = 24;
-/// and the account itself.
+/// Offset in a slot of the text of the report.
 pub const TEXT_AT: usize = 32;
-/// Bytes of an account.
+/// Most bytes of a report.
 pub const TEXT_BYTES_MAX: usize = SLOT_BYTES - TEXT_AT;
 
 const HEAD_BYTES: usize = 4096;
 const SLOT_BYTES: usize = (STATISTICS_PAGE_BYTES - HEAD_BYTES) / SLOTS;
 const _: () = assert!(SLOT_BYTES.is_multiple_of(8) && HEAD_BYTES.is_multiple_of(8));
 
-/// Where slot `number` begins.
+/// Offset of slot `number`, in bytes.
 pub fn slot_at(number: usize) -> usize {
     HEAD_BYTES + (number % SLOTS) * SLOT_BYTES
 }
 
-/// What is told of one path to one peer.
+/// Statistics of one path to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathRow<'a> {
-    /// The peer's index in the job; unknown of processes that others have started.
+    /// The peer's index in the job; `None` for processes that the launcher has not started.
     pub peer: Option<u32>,
-    /// Its kind, in one word.
+    /// Kind of the path, in one word.
     pub what: &'a str,
-    /// How it is, in one word.
+    /// State of the path, in one word.
     pub state: &'a str,
-    /// Our address and the peer's, where it has some.
+    /// Own address and the peer's address, if the path has addresses.
     pub ends: Option<(IpAddr, IpAddr)>,
     /// The counters of the path.
     pub counters: PathCounters,
-    /// What it delivers, in bytes a second; 0: not measured.
+    /// Delivery rate of the path in bytes per second; 0: not measured.
     pub bytes_per_second: u64,
-    /// 0: not measured.
+    /// Round-trip time of the path in nanoseconds; 0: not measured.
     pub round_trip_nanos: u64,
 }
 
-/// What is told of all paths of one kind.
+/// Statistics of all paths of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathSummary<'a> {
-    /// The kind.
+    /// Kind of the paths, in one word.
     pub what: &'a str,
-    /// How many there are,
+    /// Number of paths of this kind.
     pub paths: u64,
-    /// how many of them have had or have trouble,
+    /// Number of paths of this kind that are or were in trouble.
     pub troubled: u64,
-    /// and the sum of their counters.
+    /// Sums of the counters of these paths.
     pub counters: PathCounters,
 }
 
 /// Counters of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCounters {
-    /// Bytes sent by it,
+    /// Bytes sent on the path.
     pub bytes: u64,
-    /// of those, sent again.
+    /// Retransmitted bytes among the sent bytes.
     pub retransmitted_bytes: u64,
-    /// Frames that arrived corrupt by it.
+    /// Frames that arrived corrupt on the path.
     pub corrupt: u64,
-    /// How often it was lost.
+    /// How often the path was lost.
     pub losses: u64,
 }
 
-/// No count is larger: documents that tell of them have no numbers beyond it.
+/// Largest count: documents that contain counts (JSON) hold no larger numbers.
 const COUNT_MAX: u64 = i64::MAX as u64;
 
-/// Both counts together, or [`COUNT_MAX`].
+/// The sum of both counts, at most 2^63 - 1.
 pub fn add(one: u64, other: u64) -> u64 {
     one.saturating_add(other).min(COUNT_MAX)
 }
@@ -104,7 +106,7 @@ fn count(word: &str) -> Option<u64> {
 }
 
 impl PathCounters {
-    /// Both together.
+    /// The sums of both sets of counters.
     pub fn with(self, other: PathCounters) -> PathCounters {
         PathCounters {
             bytes: add(self.bytes, other.bytes),
@@ -131,7 +133,7 @@ impl fmt::Display for PathCounters {
     }
 }
 
-/// One line of an account.
+/// One line of a report.
 impl fmt::Display for PathRow<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.peer {
@@ -147,24 +149,24 @@ impl fmt::Display for PathRow<'_> {
     }
 }
 
-/// One line of an account.
+/// One line of a report.
 impl fmt::Display for PathSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sum {} {} {} {}", self.what, self.paths, self.troubled, self.counters)
     }
 }
 
-/// A line of an account.
+/// A parsed line of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatisticsLine<'a> {
-    /// Of one path.
+    /// Statistics of one path.
     Path(PathRow<'a>),
-    /// Of all of a kind.
+    /// Statistics of all paths of one kind.
     Summary(PathSummary<'a>),
 }
 
 impl<'a> StatisticsLine<'a> {
-    /// Reads a line. `None`: it is none.
+    /// Parses a line. `None`: the line belongs to no report.
     pub fn parse(line: &'a str) -> Option<StatisticsLine<'a>> {
         let mut words = line.split(' ');
         let parsed = match words.next()? {
@@ -199,13 +201,13 @@ impl<'a> PathRow<'a> {
     }
 }
 
-/// Words are of letters: they are shown on terminals.
+/// A word of lower-case letters and hyphens, shorter than 20 bytes: words are shown on terminals.
 fn word(text: &str) -> Option<&str> {
     let is_good = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
     (!text.is_empty() && text.len() < 20 && text.bytes().all(is_good)).then_some(text)
 }
 
-/// Puts lines into an account of at most `room` bytes, whole ones; gives how many had no room.
+/// Appends whole lines to a report of at most `room` bytes; returns how many lines did not fit.
 pub fn write_lines(
     text: &mut String,
     room: usize,
@@ -215,7 +217,7 @@ pub fn write_lines(
     let mut left_out = 0;
     for line in lines {
         let before = text.len();
-        // A string takes all that is written to it.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{line}");
         if text.len() > room {
             text.truncate(before);

@@ -216,6 +216,19 @@ impl Program {
         }
     }
 
+    /// The line with which a job has ended that a kill met within a call whose effect nobody can tell: whether a file or name was made
+    /// by the call, or by another rank. Rare, and no failure: the job says so and ends with another exit code than 0.
+    pub fn refusal(self, output: &str) -> Option<String> {
+        let is_refusal = |line: &&str| {
+            let within = ["killed within its open", "killed within its change of a name"];
+            line.starts_with("landbridge")
+                && within.iter().any(|what| line.contains(what))
+                && line.contains("cannot be told")
+        };
+        let is_right = self == Program::Files && !output.contains("\nwrong: plan ");
+        output.lines().find(is_refusal).filter(|_| is_right).map(str::to_owned)
+    }
+
     /// What every run must have written alike, bit for bit.
     pub fn outcome(self, dir: &Path) -> Option<Vec<u8>> {
         match self {
@@ -386,6 +399,13 @@ mod tests {
         let files = "rank 0: 9 plans, 70 calls, wrong 0, digest 17\n";
         assert_eq!(Program::Files.judge(files), Ok(()));
         assert!(Program::Files.judge(&files.replace("wrong 0", "wrong 1")).is_err());
+        let refused =
+            "x\nlandbridge[7]: Warn: killed within its open of F: what it did cannot be told\n";
+        assert!(
+            Program::Files.refusal(refused).is_some() && Program::Heat.refusal(refused).is_none()
+        );
+        assert_eq!(Program::Files.refusal(&format!("{refused}\nwrong: plan 3\n")), None);
+        assert_eq!(Program::Files.refusal("landbridge: exit code 1\n"), None);
         assert!(Program::Sums.judge("started\ndone: 0\n").unwrap_err().contains("nothing"));
         assert!(Program::Heat.judge("heat: answer DIFFERS from the serial run").is_err());
     }

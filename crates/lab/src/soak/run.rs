@@ -103,6 +103,8 @@ enum RunEnd {
 enum RunOutcome {
     /// With what there is to say of it besides.
     Right(Duration, String),
+    /// The job has ended with the line of a refusal that a kill may meet.
+    Refused(String),
     Wrong(String, String),
     Signalled,
 }
@@ -134,6 +136,10 @@ impl<T: FaultInjector> Soak<'_, T> {
                     let result = program.outcome(&self.options.tools.dir);
                     self.results.push((program, result));
                 }
+                RunOutcome::Refused(why) => {
+                    let name = program.name();
+                    self.context.tally.failed(program, format!("{name}, undisturbed: {why}"));
+                }
                 RunOutcome::Wrong(why, output) => {
                     let name = program.name();
                     println!("undisturbed: {name} FAILED: {why}\n{}", tail(&output));
@@ -158,6 +164,11 @@ impl<T: FaultInjector> Soak<'_, T> {
                     self.context
                         .log_line(&format!("run {number}: {name} ended right in {took_s}{note}"));
                     self.context.tally.right(program, took);
+                }
+                RunOutcome::Refused(why) => {
+                    let name = program.name();
+                    self.context.log_line(&format!("run {number}: {name} was refused: {why}"));
+                    self.context.tally.refused(program);
                 }
                 RunOutcome::Wrong(why, output) => {
                     let what = format!("run {number}: {}: {why}", program.name());
@@ -192,6 +203,9 @@ impl<T: FaultInjector> Soak<'_, T> {
         let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let verdict = match end {
             RunEnd::Signalled => return Ok(RunOutcome::Signalled),
+            RunEnd::Exited(status) if !status.success() && program.refusal(&output).is_some() => {
+                return Ok(RunOutcome::Refused(program.refusal(&output).unwrap_or_default()));
+            }
             RunEnd::Overdue => Err(format!("still running after {}", seconds(took))),
             RunEnd::Exited(status) if status.success() => program.judge(&output),
             RunEnd::Exited(status) => {

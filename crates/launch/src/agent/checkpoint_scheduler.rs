@@ -1,23 +1,27 @@
-//! The images of one rank (checkpoints): when one is taken, and which one the rank goes on from when it was killed.
+//! The checkpoint images of one rank: when the scheduler takes an image, and from which image the
+//! rank is restored after its process was killed.
 //!
-//! | it | until |
+//! | state | the scheduler stays in this state until |
 //! |---|---|
-//! | rests | it is time for another image; then the rank is asked for it, by a word in its record of clocks |
-//! | asks | the rank says where it stands, and does nothing from then on; once it is told that this takes long |
-//! | prepares | a thread has made the folder for it |
-//! | takes | CRIU is done, or was ended because it was not; then the rank is told to go on |
-//! | seals | a thread has written all of it to the disk |
-//! | sends | another one has put it into the object store, if there is one; it counts already |
-//! | is cut off | the process ends: it has closed its end of the line, so nothing can be asked of it |
+//! | `Idle` | an image is due; then a word in the rank's record asks the rank to quiesce |
+//! | `Requested` | the rank has quiesced and reports its position; a delay is reported once |
+//! | `Preparing` | a thread has made the folder of the image |
+//! | `Dumping` | CRIU has ended or was killed at its time limit; then the rank resumes |
+//! | `Sealing` | a thread has written the whole image to the disk |
+//! | `Uploading` | a thread has put the image into the object store, if there is one |
+//! | `Disconnected` | the process ends: it has closed its end of the quiesce socket |
 //!
-//! In: the time, the rank's word, the ends of processes. Out: images, the newest [`KEPT_IMAGES`] of them. A rank that is killed goes
-//! on from the newest that is whole. Of one that repeats what was before none is taken.
+//! In: the time, the rank's reports, the ends of processes. Out: images, of which the scheduler
+//! keeps the newest [`KEPT_IMAGES`]. A killed rank is restored from the newest whole image. No
+//! image of a rank is taken while the rank replays.
 //!
-//! Where other nodes may take over the rank, an image *counts* only once it is where they find it: in the store, or in a folder that
-//! all of them see. Until then nothing that led there is dropped.
+//! Where other nodes may take over the rank, an image is *usable* only once these nodes can get the
+//! image: from the object store, or from a folder that all of them see. Until then the log that
+//! leads to the image stays.
 //!
-//! What may never happen: a rank waits for longer than its image takes; an image counts before it is sealed, or while nobody has it
-//! but this node, if that can be lost; the agent waits for the disk on which images lie (`disk_tasks`).
+//! What may never happen: a rank stands still for longer than its image takes; an image is usable
+//! before the image is sealed, or while only this node has the image and this node may be lost; the
+//! agent waits for the disk on which images lie (`disk_tasks`).
 
 mod checkpoint_actions;
 mod disk_tasks;
@@ -40,74 +44,81 @@ use crate::sys;
 use disk_tasks::{BackgroundRemovals, ImageFolder, SealedImage};
 pub use quiesce_socket::QuiesceSocket;
 
-/// Images of a rank that are kept: if the newest is torn there is another.
+/// Images of a rank that are kept: if the newest image is torn, the rank is restored from the other
+/// one.
 const KEPT_IMAGES: usize = 2;
-/// Between two glances at a folder that is being made, while the rank stands still.
+/// Pause between two checks whether the folder of an image is ready, while the rank stands still.
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Between two glances at one that is being taken or sealed.
+/// Pause between two checks whether an image is taken, sealed or uploaded.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Between two looks whether a rank has begun to look for messages.
+/// Pause between two checks whether a rank has begun to poll for messages.
 const FIRST_POLL_RETRY: Duration = Duration::from_millis(100);
-/// One that has ended waits so long for its last image.
+/// The longest wait for the last image of a rank whose process has ended.
 const SEAL_WAIT_MAX: Duration = Duration::from_secs(2);
-/// For so long CRIU may take an image, during which the rank stands still; then it is ended.
+/// The longest time that CRIU may take for an image, during which the rank stands still; then CRIU
+/// is killed.
 const DUMP_MAX: Duration = Duration::from_secs(60);
-/// After so long it is told that a rank has not come to a place where its image can be taken.
+/// Time after which the user reads that a rank has not come to a point where it can quiesce.
 const QUIESCE_WARN_AFTER: Duration = Duration::from_secs(60);
-/// A rank that has closed its end of the line has as a rule ended, which is seen within this time.
+/// A rank that has closed its end of the quiesce socket has usually ended, and the agent sees the
+/// end within this time.
 const EXIT_SEEN_WITHIN: Duration = Duration::from_secs(1);
-/// Failures in a row after which no more images are taken.
+/// Failures in a row after which the scheduler takes no more images.
 const FAILURES_MAX: u32 = 3;
-/// Bytes that a rank may read of clocks and chance before its next image is due, whatever the time: the record is cut at the older of two
-/// images, and must hold what comes until the one after them is whole.
+/// Bytes of clocks and random numbers that a rank may read before its next image is due, whatever
+/// the time: the record is trimmed at the older of two images, and must hold what the rank reads
+/// until the image after these two is whole.
 const READ_BYTES_MAX: u64 = NONDETERMINISM_BYTES as u64 / 8;
-/// Between two looks at how much that is.
+/// Pause between two checks how many bytes a rank has read.
 const READ_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// So long it is looked whether the nodes that may take over ranks have said in the store that they reach it.
+/// The longest check whether the nodes that may take over ranks have announced in the object store
+/// that they reach it.
 const REACHABILITY_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// A thread that puts an image into the store; which nodes that may need it there cannot get it.
+/// A thread that puts an image into the object store; its result is the nodes that may need the
+/// image and cannot get the image from there.
 type UploadThread = JoinHandle<Result<Vec<u32>>>;
 
-/// See the module head.
+/// The checkpoint scheduler of one rank; the states are in the module head.
 pub struct CheckpointScheduler {
     config: CheckpointConfig,
-    /// Of this rank.
+    /// Folder of this rank's images.
     folder: PathBuf,
     due: Instant,
-    /// When it is looked how much the rank has read of clocks.
+    /// When to check next how many bytes the rank has read.
     next_read_check: Instant,
-    /// Images that were asked for.
+    /// Number of the newest image that was requested or taken over from another node; 0: none.
     number: u64,
     state: CheckpointState,
-    /// Whole ones, oldest first.
+    /// Whole images, oldest first.
     images: VecDeque<CheckpointImage>,
-    /// The numbers of those that do not count yet, and which nodes cannot get them that may need them.
+    /// Numbers of the images that are not usable yet, with the nodes that may need the image and
+    /// cannot get it.
     unavailable_to: BTreeMap<u64, Vec<u32>>,
-    /// Of those that do, what the agent above has been told.
+    /// The locations of usable images that were reported to the agent above last.
     reported_locations: Vec<CheckpointLocation>,
-    /// It was putting an image into the store, and is to end.
+    /// An upload thread that was stopped and has not ended yet.
     stopped_upload: Option<UploadThread>,
-    /// Bytes that the image that is being taken may take.
+    /// Bytes that the image in progress is expected to take.
     expected: u64,
-    /// What goes.
+    /// Images and folders that threads are deleting.
     removals: BackgroundRemovals,
     failures: u32,
-    /// Before so many determinants nothing is kept of the rank any more.
+    /// The log of the rank before this number of determinants is trimmed.
     trimmed_to: u64,
-    /// It was told that the rank takes long to answer,
+    /// The user was notified that the rank takes long to quiesce.
     is_slow_reported: bool,
-    /// The number of the newest image of which the launcher knows; 0: none.
+    /// The number of the newest image that was reported to the launcher; 0: none.
     reported: u64,
-    /// and that there is no room for its images.
+    /// The user was notified that the disk has no space for the rank's images.
     is_full_reported: bool,
-    /// The user wants to hear of the next image.
+    /// The user has requested an image and is to be notified of the next one.
     is_user_waiting: bool,
-    /// One more is wanted as soon as this is done.
+    /// Another image is to follow as soon as the present one is done.
     is_wanted: bool,
 }
 
-/// Who wants an image before it is time.
+/// Source of a request for an image before the next image is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointRequester {
     User,
@@ -127,7 +138,7 @@ enum CheckpointState {
 struct Dump {
     criu: u32,
     ended: Option<Ending>,
-    /// It was ended for that.
+    /// CRIU was killed because it has reached its time limit.
     is_late: bool,
     folder: PathBuf,
     header: ImageHeader,
@@ -135,8 +146,10 @@ struct Dump {
 }
 
 impl CheckpointScheduler {
-    /// `turn`: of so many ranks of this node it is the one of this number. Their images come one after the other, from half of
-    /// the first interval on. `moves`: how many nodes the rank has lost; some that is not lost after all must not have the same
+    /// Makes the scheduler of `rank`. `turn`: index of this rank among the restartable ranks of
+    /// this node, and the number of these ranks; their first images are spread evenly over the
+    /// second half of the first interval. `moves`: how many nodes the rank has lost. The number is
+    /// part of the folder name, because a node that only seems to be lost must not share the
     /// folder.
     pub fn new(
         config: CheckpointConfig,
@@ -176,10 +189,11 @@ impl CheckpointScheduler {
         }
     }
 
-    /// An image is wanted before it is time. One that the rank has not stopped for yet is as good.
+    /// Requests an image before the next one is due. A requested image for which the rank has not
+    /// resumed yet serves this request as well.
     fn request(&mut self, asker: CheckpointRequester, now: Instant) {
         self.is_user_waiting |= asker == CheckpointRequester::User;
-        // The user may know better why it has failed.
+        // The user may know better why images have failed, so the next image is tried.
         self.failures = self.failures.min(FAILURES_MAX - 1);
         match self.state {
             CheckpointState::Idle => self.due = now,
@@ -193,14 +207,15 @@ impl CheckpointScheduler {
         }
     }
 
-    /// When the next one is due, as one is done or cannot be had.
+    /// Sets when the next image is due, after an image is done or has failed.
     fn schedule_next(&mut self) {
         let wait =
             if std::mem::take(&mut self.is_wanted) { Duration::ZERO } else { self.config.every };
         self.due = Instant::now() + wait;
     }
 
-    /// Bytes that its images take, with one that is being taken and those that are not gone yet.
+    /// Bytes that the rank's images take, including an image in progress and images that are being
+    /// deleted.
     fn bytes(&self) -> u64 {
         let sealed: u64 = self.images.iter().map(CheckpointImage::bytes).sum();
         let being_taken = if self.is_busy() { self.expected } else { 0 };
@@ -211,7 +226,7 @@ impl CheckpointScheduler {
         self.images.iter().rev().cloned().collect()
     }
 
-    /// Another node has taken this image, and it counts: the newest of those that are known.
+    /// Adds a usable image that another node has taken and that is newer than all known images.
     pub fn add(&mut self, image: CheckpointImage) {
         self.number = self.number.max(image.header.number);
         self.images.push_back(image);
@@ -221,12 +236,12 @@ impl CheckpointScheduler {
         &self.config
     }
 
-    /// Whether an image is being written that will count.
+    /// Whether a thread is writing an image to the disk.
     pub fn is_sealing(&self) -> bool {
         matches!(&self.state, CheckpointState::Sealing { thread } if !thread.is_finished())
     }
 
-    /// Whether an image is being taken, or written.
+    /// Whether an image is being taken or written.
     fn is_busy(&self) -> bool {
         matches!(
             self.state,
@@ -236,12 +251,13 @@ impl CheckpointScheduler {
         )
     }
 
-    /// Those that count.
+    /// The usable images, oldest first.
     fn usable(&self) -> impl DoubleEndedIterator<Item = &CheckpointImage> {
         self.images.iter().filter(|image| !self.unavailable_to.contains_key(&image.header.number))
     }
 
-    /// Where others find the newest images, oldest first, if that is not what was said last.
+    /// Locations of the newest [`KEPT_IMAGES`] usable images, oldest first, if they differ from the
+    /// locations of the last call.
     fn new_locations(&mut self) -> Option<Vec<CheckpointLocation>> {
         let mut all: Vec<CheckpointLocation> =
             self.usable().rev().take(KEPT_IMAGES).map(CheckpointImage::location).collect();
@@ -251,7 +267,7 @@ impl CheckpointScheduler {
         is_new.then_some(all)
     }
 
-    /// The image of this number is torn.
+    /// Drops the image of this number, which is torn.
     pub fn drop_image(&mut self, number: u64) {
         let is_it = |image: &CheckpointImage| image.header.number == number;
         let torn: Vec<CheckpointImage> =
@@ -261,7 +277,7 @@ impl CheckpointScheduler {
         self.unavailable_to.remove(&number);
     }
 
-    /// CRIU, if it takes an image.
+    /// Process id of CRIU while CRIU takes an image.
     pub fn criu(&self) -> Option<u32> {
         match &self.state {
             CheckpointState::Dumping(it) if it.ended.is_none() => Some(it.criu),
@@ -273,19 +289,22 @@ impl CheckpointScheduler {
         self.config.tool.clone()
     }
 
-    /// No start of the rank will ever stand before this many determinants: older images are gone.
+    /// Number of determinants before which no incarnation of the rank will ever replay, because
+    /// older images are deleted.
     pub fn trim_position(&mut self) -> u64 {
         let kept = self.oldest().map_or(0, |oldest| oldest.determinants);
         self.trimmed_to = self.trimmed_to.max(kept);
         self.trimmed_to
     }
 
-    /// Where it stood in the oldest image, if there are enough of them; with fewer it may have to begin with the program.
+    /// Replay position of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;
+    /// with fewer the rank may have to replay from the start of the program.
     fn oldest(&self) -> Option<&ReplayPosition> {
         self.usable().rev().nth(KEPT_IMAGES - 1).map(|image| &image.header.replay_position)
     }
 
-    /// Drops what is not needed any more: the newest ones stay, and the newest of those that count.
+    /// Deletes images that are not needed any more: the newest [`KEPT_IMAGES`] images stay, and the
+    /// newest [`KEPT_IMAGES`] usable ones.
     fn drop_surplus(&mut self) {
         let newest = self.images.iter().rev().take(KEPT_IMAGES);
         let needed = newest.chain(self.usable().rev().take(KEPT_IMAGES));
@@ -298,7 +317,7 @@ impl CheckpointScheduler {
         self.discard(old);
     }
 
-    /// These images go, here and in the store.
+    /// Deletes these images, on this node and in the object store.
     fn discard(&mut self, images: Vec<CheckpointImage>) {
         if images.is_empty() {
             return;
@@ -309,19 +328,21 @@ impl CheckpointScheduler {
         self.remove_from_store(images, None);
     }
 
-    /// Whether a start that begins with the program could be brought to where the rank was.
+    /// Whether an incarnation that starts with the program can replay to where the rank was.
     pub fn can_replay_from_start(&self) -> bool {
         self.trimmed_to == 0
     }
 
-    /// The rank's process has ended. An image that is being sealed counts.
+    /// Handles the end of the rank's process. An image that is being sealed is kept if it is sealed
+    /// within [`SEAL_WAIT_MAX`]; another image in progress is given up.
     pub fn end_incarnation(&mut self) {
         match std::mem::replace(&mut self.state, CheckpointState::Idle) {
-            // Should it have failed, there is none, and the one before is used.
+            // If sealing has failed, the rank is restored from the image before.
             CheckpointState::Sealing { thread } if is_done_within(&thread, SEAL_WAIT_MAX) => {
                 drop(self.finish(thread));
             }
-            // By a disk that does not answer. Nobody will know of that image: it goes as soon as it is there.
+            // The disk does not answer in time. No list names this image: a thread deletes the
+            // image once it is written.
             CheckpointState::Sealing { thread } => self.removals.add(self.expected, move || {
                 if let Ok(Ok(sealed)) = thread.join() {
                     sealed.image.remove();
@@ -340,7 +361,7 @@ impl CheckpointScheduler {
                 }
                 self.removals.add(self.expected, move || drop(std::fs::remove_dir_all(folder)));
             }
-            // It is on this node.
+            // The whole image is on this node.
             CheckpointState::Uploading { thread, object_store, .. } => {
                 object_store.stop();
                 self.stopped_upload = Some(thread);
@@ -352,20 +373,21 @@ impl CheckpointScheduler {
         self.due = Instant::now() + self.config.every;
     }
 
-    /// What there is stays where it is.
+    /// Ends work in progress; all images stay where they are.
     pub fn leave_images(&mut self) -> Option<JoinHandle<()>> {
         self.end_incarnation();
         self.end_incarnation();
         None
     }
 
-    /// Nobody comes back any more. They go, in the store as well, by a thread that may be left to itself after a while.
+    /// Deletes all images, in the object store as well, because the rank will not be restored any
+    /// more. The caller may stop waiting for the returned thread after a while.
     pub fn remove_all(&mut self) -> Option<JoinHandle<()>> {
         self.end_incarnation();
-        // What was sealed just now may be on its way as well.
+        // An image that the first call has sealed may be on its way to the object store.
         self.end_incarnation();
         let images: Vec<CheckpointImage> = std::mem::take(&mut self.images).into();
-        // Those that were taken over lie where the other node has put them.
+        // Images that were taken over lie in the folder of the other node.
         let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
         let folders: BTreeSet<PathBuf> = folders.chain([self.folder.clone()]).collect();
         let (job, removals) = (self.config.job_folder_path(), std::mem::take(&mut self.removals));
@@ -377,14 +399,14 @@ impl CheckpointScheduler {
             if removals.wait() {
                 all();
             }
-            // That of the job, if this was the last.
+            // Removes the folder of the job if this folder was the last one in it.
             let _ = std::fs::remove_dir(job);
             removal.map(JoinHandle::join);
         };
         disk_tasks::start("remove", remove).ok()
     }
 
-    /// Removes images from the store, once this thread has ended.
+    /// Removes images from the object store, once the upload thread `sending` has ended.
     fn remove_from_store(
         &self,
         images: Vec<CheckpointImage>,
@@ -398,7 +420,7 @@ impl CheckpointScheduler {
         std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
     }
 
-    /// Puts the newest image into the store, if there is one.
+    /// Starts to put the newest image into the object store, if there is one.
     fn upload(&mut self) -> Result<()> {
         let (Some(object_store), Some(image)) =
             (&self.config.object_store, self.images.back().cloned())
@@ -417,8 +439,8 @@ impl CheckpointScheduler {
         Ok(())
     }
 
-    /// What has become of the image that was put into the store, with its number. It counts if all who may need it there can get
-    /// it; the others are returned.
+    /// Takes the result of an ended upload, with the number of the image. The image is usable if
+    /// all nodes that may need the image can get it; the other nodes are returned.
     fn finish_upload(&mut self) -> Option<(u64, Result<Vec<u32>>)> {
         let CheckpointState::Uploading { thread, number, .. } =
             std::mem::replace(&mut self.state, CheckpointState::Idle)
@@ -433,13 +455,15 @@ impl CheckpointScheduler {
         Some((number, uploaded))
     }
 
-    /// These nodes may take over its rank from now on, and no others: some are lost, or have taken other ranks.
+    /// Sets the nodes that may take over the rank from now on. Earlier ones may be lost, or have
+    /// taken over other ranks.
     pub fn set_spares(&mut self, spares: &[u32]) {
         self.config.spares = spares.to_vec();
         self.recount_usable();
     }
 
-    /// Images count that all nodes can get which may take over the rank. Those that are lost do not matter.
+    /// Marks images as usable that all nodes which may take over the rank can get; lost nodes do
+    /// not matter.
     fn recount_usable(&mut self) {
         let spares = &self.config.spares;
         self.unavailable_to
@@ -447,19 +471,20 @@ impl CheckpointScheduler {
         self.drop_surplus();
     }
 
-    /// The store, for whoever needs what a node has lost.
+    /// A fresh handle of the object store, for fetching images that a node has lost.
     pub fn object_store(&self) -> Option<ObjectStore> {
         self.config.object_store.as_ref().map(ObjectStore::fresh)
     }
 
-    /// An image is sealed. Which nodes that may need it cannot get at it in its folder.
+    /// Takes over a sealed image. Returns the nodes that may need the image and cannot read its
+    /// folder; none if the image goes to the object store.
     fn finish(&mut self, thread: JoinHandle<Result<SealedImage>>) -> Result<Vec<u32>> {
         self.schedule_next();
-        // A thread that panics is a fault of ours, and no reason to end the job.
+        // A panic of the thread is a bug of the launcher, and no reason to end the job.
         let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
         let SealedImage { image, mut unreachable } = sealed?;
         unreachable.retain(|spare| self.config.spares.contains(spare));
-        // Nobody else has it before it is in the store.
+        // No other node has the image before the upload has ended.
         let is_to_be_sent = self.config.object_store.is_some();
         let unavailable_to =
             if is_to_be_sent { self.config.spares.clone() } else { unreachable.clone() };
@@ -473,7 +498,8 @@ impl CheckpointScheduler {
         Ok(if is_to_be_sent { Vec::new() } else { unreachable })
     }
 
-    /// Whether an image is due: it is time, or the rank has `read` so much of clocks and chance.
+    /// Whether an image is due: the interval is over, or the rank has `read` more than
+    /// [`READ_BYTES_MAX`] of clocks and random numbers since the newest image.
     fn is_due(&mut self, read: impl FnOnce() -> u64, now: Instant) -> bool {
         if self.failures >= FAILURES_MAX {
             return false;
@@ -489,7 +515,7 @@ impl CheckpointScheduler {
         now >= self.due
     }
 
-    /// When something is to be done of which no descriptor tells.
+    /// When the scheduler has to act without an event on a descriptor.
     fn next_time(&self) -> Option<Instant> {
         match &self.state {
             CheckpointState::Idle => {
@@ -509,7 +535,7 @@ impl CheckpointScheduler {
         }
     }
 
-    /// Ends CRIU if it has taken too long: the rank waits for it.
+    /// Kills CRIU after [`DUMP_MAX`], because the rank stands still until CRIU has ended.
     fn end_late(&mut self, now: Instant) {
         if let CheckpointState::Dumping(it) = &mut self.state
             && it.ended.is_none()
@@ -521,7 +547,7 @@ impl CheckpointScheduler {
         }
     }
 
-    /// What the user is to hear of a rank that does not answer, once.
+    /// What the user is to read of a rank that does not answer; each text is returned once.
     fn overdue_notice(&mut self, now: Instant) -> Option<String> {
         match &mut self.state {
             CheckpointState::Requested { since }
@@ -545,7 +571,8 @@ impl CheckpointScheduler {
         }
     }
 
-    /// The number of the newest image and its bytes, if the launcher does not know of it; 0: there is none.
+    /// Number and bytes of the newest image, if the launcher does not know of it; number 0: there
+    /// is no image any more.
     fn unreported_image(&mut self) -> Option<(u64, u64)> {
         let newest = self.images.back();
         let number = newest.map_or(0, |image| image.header.number);
@@ -553,7 +580,7 @@ impl CheckpointScheduler {
         is_new.then(|| (number, newest.map_or(0, CheckpointImage::bytes)))
     }
 
-    /// CRIU has ended, if that was this process.
+    /// Notes that CRIU has ended; returns whether `pid` is this scheduler's CRIU.
     pub fn note_exit(&mut self, pid: u32, ending: Ending) -> bool {
         match &mut self.state {
             CheckpointState::Dumping(it) if it.criu == pid => {
@@ -565,7 +592,7 @@ impl CheckpointScheduler {
     }
 }
 
-/// Whether a thread ends within this time.
+/// Waits for the end of a thread for this time at most; returns whether the thread has ended.
 fn is_done_within<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     while !thread.is_finished() && Instant::now() < deadline {

@@ -1,17 +1,18 @@
-//! The contact of ranks with what has started them: whether they speak to their process manager, and
-//! whether they open the provider.
+//! The contact of ranks with this process manager: whether a rank speaks PMI, and whether it opens
+//! the provider.
 //!
-//! A rank may be a wrapper, behind which an MPI program is started that knows nothing of this process
-//! manager: an Open MPI program, or a program that `sudo`, `env -i` or a container has separated from
-//! its variables. Each of these takes itself for a job of one process, and ends with exit code 0. So,
-//! while a wrapper is silent, its processes are looked at now and then: which MPI library they have
-//! loaded, and whether they have the variable that leads to the process manager.
+//! A rank may be a wrapper that starts an MPI program without the variables of this process
+//! manager: an Open MPI program, or a program that `sudo`, `env -i` or a container has separated
+//! from its environment. Each such process runs as a job of one process, and ends with exit code 0.
+//! So the agent scans the processes of a silent wrapper now and then: which MPI library a process
+//! has loaded, and whether it has the variable that leads to the process manager.
 //!
-//! A rank may also come through MPI_Init by another transport, for a script in front of it has set a
-//! variable of its library. Then its board tells that no endpoint was opened.
+//! A rank may also pass MPI_Init with another transport, because a script in front of the program
+//! has set a variable of the MPI library. Then the rank's statistics page shows that the rank has
+//! opened no endpoint.
 //!
-//! What may never happen: a program without MPI is taken for one of these; a long look at processes
-//! keeps the agent from its other work.
+//! What may never happen: a program without MPI is reported as an unmanaged MPI process; a long
+//! scan keeps the agent from its other work.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,43 +26,46 @@ use crate::mpi::ProgramPlan;
 use crate::mpi::detect::{self, Family};
 use crate::pmi::server::Stage;
 
-/// The first look at a wrapper comes after this long; MPI libraries need several times as long to start.
+/// Time until the first scan of a wrapper, and shortest interval; MPI libraries need several times
+/// as long to start.
 const SCAN_MIN: Duration = Duration::from_millis(20);
-/// Looks come after a tenth of the rank's age, at least so often.
+/// Longest interval between scans, which otherwise is a tenth of the rank's age.
 const SCAN_MAX: Duration = Duration::from_secs(5);
-/// A stranger that lives so long is told of at once, and not only at its end.
+/// Age at which an unmanaged process is reported at once instead of at its end.
 const UNMANAGED_REPORT_AFTER: Duration = Duration::from_secs(2);
-/// A rank that has been told all it asked for and has not opened the provider this long after is told
-/// of: it may wait for ever. Between these two an MPI library needs some milliseconds.
+/// Time after a rank's last PMI line at which the agent reports a rank that has not opened the
+/// provider and waits in no barrier: the rank may wait for ever. An MPI library needs some
+/// milliseconds from that line to the provider.
 const BYPASS_REPORT_AFTER: Duration = Duration::from_secs(10);
-/// Processes of one rank that are looked at.
+/// Number of processes of one rank after which a scan stops.
 const PROCESSES_MAX: usize = 64;
 
-/// An MPI process that does not know its process manager.
+/// An MPI process that does not use this process manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct UnmanagedProcess {
     library: PathBuf,
     family: Family,
-    /// It takes itself for a job of one process. Open MPI does not where it finds our variables.
+    /// The process runs as a job of one process. An Open MPI process does not where it finds the
+    /// variables of the launcher.
     is_alone: bool,
 }
 
-/// See the module head.
+/// The contact of one rank with its process manager and with the provider.
 #[derive(Debug, Default)]
 pub struct Contact {
     begun: Option<Instant>,
-    /// The next look at the rank's processes.
+    /// Time of the next scan of the rank's processes.
     next_scan: Option<Instant>,
     unmanaged: Option<(UnmanagedProcess, Instant)>,
-    /// All its messages are to go through the provider.
+    /// All messages of the rank are to go through the provider.
     is_ours: bool,
-    /// Its last word to its process manager.
+    /// Time of the rank's last line to its process manager.
     last_pmi_line: Option<Instant>,
     is_reported: bool,
 }
 
 impl Contact {
-    /// `size`: ranks of the job. A single one is right to take itself for one.
+    /// `size`: ranks of the job. A single rank may rightly run as a job of one process.
     pub fn new(plan: &ProgramPlan, size: u32, now: Instant) -> Contact {
         if size < 2 {
             return Contact::default();
@@ -70,7 +74,8 @@ impl Contact {
         Contact { begun: Some(now), next_scan, is_ours: plan.is_ours, ..Contact::default() }
     }
 
-    /// Whether it is time for a look at the rank's processes, of which it has been silent so far.
+    /// Whether the rank, which has been silent so far, is due for a scan; sets the time of the next
+    /// scan.
     fn is_due(&mut self, now: Instant) -> bool {
         let (Some(begun), Some(at)) = (self.begun, self.next_scan) else { return false };
         if now < at {
@@ -87,7 +92,7 @@ impl Contact {
         self.unmanaged = Some((unmanaged, since));
     }
 
-    /// The stranger that runs for long enough to be told of, once.
+    /// The unmanaged process, once it has run for [`UNMANAGED_REPORT_AFTER`]; returned only once.
     fn poll_unmanaged(&mut self, now: Instant) -> Option<UnmanagedProcess> {
         let (unmanaged, since) = self.unmanaged.as_ref()?;
         let is_long = now.saturating_duration_since(*since) >= UNMANAGED_REPORT_AFTER;
@@ -99,7 +104,7 @@ impl Contact {
         (self.last_pmi_line, self.next_scan, self.unmanaged) = (Some(now), None, None);
     }
 
-    /// When it has to be known whether the provider was opened.
+    /// Time at which the provider must be open; `None` if that need not be checked.
     fn bypass_check_time(&self) -> Option<Instant> {
         let last_pmi_line = self.last_pmi_line.filter(|_| self.is_ours && !self.is_reported);
         last_pmi_line.map(|last_pmi_line| last_pmi_line + BYPASS_REPORT_AFTER)
@@ -111,7 +116,7 @@ impl Contact {
 }
 
 impl LocalRank {
-    /// When its contact is to be looked at.
+    /// When to check the rank's contact next.
     pub fn contact_time(&self) -> Option<Instant> {
         self.contact.next_time().filter(|_| self.ending.is_none())
     }
@@ -149,7 +154,8 @@ impl UnmanagedProcess {
 }
 
 impl Agent {
-    /// A rank has said this to its process manager.
+    /// Notes a line that a rank has sent to its process manager. A rank that finalizes without
+    /// having opened the provider is reported.
     pub(super) fn handle_contact(&mut self, index: usize, line: &str) {
         let rank = &mut self.ranks[index];
         rank.contact.handle_pmi_line(Instant::now());
@@ -169,7 +175,7 @@ impl Agent {
         self.parent.send(&Message::Advice { node, text });
     }
 
-    /// Looks at the ranks for which it is time.
+    /// Checks the ranks whose contact is due.
     pub(super) fn watch_contacts(&mut self) {
         let now = Instant::now();
         for index in 0..self.ranks.len() {
@@ -188,7 +194,7 @@ impl Agent {
                 let group = self.groups.get(&rank.group);
                 let waits = group.is_none_or(|group| group.server.is_waiting(number));
                 match (has_opened, waits) {
-                    // It need not be looked at again, or only when it says something more.
+                    // The rank needs no further check, or only after its next PMI line.
                     (true, _) | (false, true) => self.ranks[index].contact.last_pmi_line = None,
                     (false, false) => self.report_bypass(index),
                 }
@@ -196,8 +202,8 @@ impl Agent {
         }
     }
 
-    /// A rank has ended: if it has never spoken to its process manager, and was an MPI process, then its
-    /// result is that of another job than the one that was asked for.
+    /// Checks a rank that has ended. A rank that was an MPI process and has never sent a PMI line
+    /// has computed as another job than the one of the user.
     pub(super) fn check_contact(&mut self, index: usize, ending: Ending) {
         let rank = &mut self.ranks[index];
         let Some((unmanaged, _)) = rank.contact.unmanaged.take() else { return };
@@ -216,12 +222,12 @@ impl Agent {
     }
 }
 
-/// The MPI libraries that processes have been seen with: each is read once.
+/// MPI libraries that processes were found with, by path; each file is read once.
 #[derive(Debug, Default)]
 pub struct Libraries(BTreeMap<PathBuf, Option<Family>>);
 
 impl Libraries {
-    /// An MPI process below `pid`, or that one, which does not know its process manager.
+    /// An MPI process among `pid` and its descendants that does not use this process manager.
     fn unmanaged(&mut self, pid: u32) -> Option<UnmanagedProcess> {
         let found = family_tree(pid).into_iter().filter_map(|pid| self.unmanaged_at(pid));
         found.max_by_key(|unmanaged| unmanaged.is_alone)
@@ -241,7 +247,7 @@ impl Libraries {
     }
 }
 
-/// Files in this list of mappings that may be MPI libraries.
+/// Files in a list of mappings that may be MPI libraries, by name.
 fn mapped_libraries(maps: &str) -> Vec<PathBuf> {
     let is_one = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or_default();
@@ -259,13 +265,14 @@ fn seen_by(pid: u32, path: &Path) -> PathBuf {
     Path::new(&format!("/proc/{pid}/root")).join(below)
 }
 
-/// Whether a process has the variable that leads to the process manager; `None`: it is gone.
+/// Whether a process has the variable that leads to the process manager; `None`: the process has
+/// ended.
 fn has_manager(pid: u32) -> Option<bool> {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     Some(environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(b"PMI_FD=")))
 }
 
-/// A process and those below it.
+/// A process and its descendants; the search stops once it has found [`PROCESSES_MAX`].
 fn family_tree(pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -284,7 +291,7 @@ fn family_tree(pid: u32) -> Vec<u32> {
 }
 
 impl StatisticsPage {
-    /// Whether an endpoint of the provider was ever opened.
+    /// Whether the process has ever opened an endpoint of the provider.
     fn is_opened(&self) -> bool {
         self.word(landbridge_proto::statistics_page::OPENED_AT) != 0
     }

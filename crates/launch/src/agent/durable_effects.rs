@@ -1,10 +1,13 @@
-//! A rank waits before it changes a file until another node knows what it has recorded (`effects` of the record's head): whoever
-//! takes the rank over when this node is lost then knows of every change that it may have made.
+//! Delays an effect of a rank on a file until another node has the rank's record (`effects` of the
+//! record's head), so that the node that takes the rank over when this node is lost knows every
+//! change that the rank may have made.
 //!
-//! In: requests of ranks, on a socket of each ([`HeldFiles::effects`]), and acknowledgements of the agent above. Out: the news of the record with
-//! a [`Message::MakeDurable`] behind it, and the answer to the rank.
+//! In: requests of ranks, on a socket of each rank ([`HeldFiles::effects`]), and acknowledgements
+//! of the agent above. Out: the updates of the record with a [`Message::MakeDurable`] after them,
+//! and the answer to the rank.
 //!
-//! What may never happen: a rank is answered before the agent above has said that it knows.
+//! What may never happen: a rank gets its answer before the agent above has acknowledged the
+//! record.
 //!
 //! [`HeldFiles::effects`]: super::held_files::HeldFiles::effects
 
@@ -15,7 +18,7 @@ use super::held_files::{EffectRequest, HeldFiles};
 use super::rank_recording::RankRecording;
 use crate::control::Message;
 
-/// Requests of ranks that are not acknowledged yet, in the order of their numbers.
+/// Requests of ranks that the agent above has not acknowledged yet, in the order of their serials.
 #[derive(Default)]
 pub(super) struct DurableEffects {
     last: u32,
@@ -23,19 +26,20 @@ pub(super) struct DurableEffects {
 }
 
 impl DurableEffects {
-    /// The number of a request that has just been passed on.
+    /// Stores a request that was just sent to the agent above; returns the request's serial.
     fn add(&mut self, recording: Rc<RankRecording>, request: EffectRequest) -> u32 {
         self.last = self.last.wrapping_add(1);
         self.pending.push((self.last, recording, request));
         self.last
     }
 
-    /// The rank with this record has ended for good: nobody waits for the answers.
+    /// Drops the requests of a rank that has ended for good, because no process waits for the
+    /// answers.
     fn forget(&mut self, recording: &Rc<RankRecording>) {
         self.pending.retain(|(_, other, _)| !Rc::ptr_eq(other, recording));
     }
 
-    /// This one is acknowledged.
+    /// Answers the request of this serial, which the agent above has acknowledged.
     fn end(&mut self, serial: u32) {
         if let Some(place) = self.pending.iter().position(|(number, ..)| *number == serial) {
             let (_, recording, request) = self.pending.remove(place);
@@ -49,11 +53,12 @@ fn answer(recording: &RankRecording, request: &EffectRequest) {
 }
 
 impl Agent {
-    /// A rank asks that what it has recorded be known above.
+    /// Handles a rank's request that the agent above receive the rank's record; answers at once if
+    /// no other node may take the rank over.
     pub(super) fn handle_effect_request(&mut self, index: usize) {
         let Some(recording) = self.ranks[index].recording.clone() else { return };
         let is_replicated_above = self.is_replicated() && self.has_spares();
-        // A rank has one thread that does this, and asks again after seconds.
+        // One thread of a rank makes these requests, and repeats a request after seconds.
         let Some(request) = recording.held_files().and_then(|held| held.next_effect_request())
         else {
             return;
@@ -67,7 +72,7 @@ impl Agent {
         self.parent.send(&Message::MakeDurable { rank, serial });
     }
 
-    /// The rank has ended, and is not restarted: nobody comes for what is held for it, or waits for an answer.
+    /// Drops what is held for a rank that has ended and is not restarted.
     pub(super) fn release_rank(&mut self, index: usize) {
         let Some(recording) = &self.ranks[index].recording else { return };
         recording.held_files().into_iter().for_each(HeldFiles::clear);
@@ -90,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// A rank that waits for this number.
+    /// Sends a request of a rank; returns its serial and the socket on which the rank waits.
     fn ask(effects: &mut DurableEffects, recording: &Rc<RankRecording>) -> (u32, UnixDatagram) {
         let held = recording.held_files().unwrap();
         let own = format!("landbridge-ships-{}-{}", std::process::id(), effects.last);

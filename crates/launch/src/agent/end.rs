@@ -1,10 +1,12 @@
-//! How an agent ends what it has started: SIGTERM to every process that grew out of its ranks,
-//! SIGKILL to those still there after a grace, and then, when nothing of the job is left, the relay,
-//! the shared memory of killed ranks, and itself. Agents below do the same at the same time.
+//! How an agent ends what it has started: it sends SIGTERM to every process that descends from its
+//! ranks, and SIGKILL after a grace period to those that still run. When nothing of the job is
+//! left, the agent ends the relay, removes the shared memory of killed ranks, and ends itself.
+//! Agents below do the same at the same time.
 //!
-//! A rank that calls for the end of the job (MPI_Abort) is stopped until then: MPI libraries return from that call, and the
-//! launcher looks for a better cause for a while before it ends the job. It is stopped and not ended, for the end of a rank is itself
-//! a report that explains others.
+//! A rank that calls MPI_Abort is stopped (SIGSTOP) until the job ends: MPI libraries return from
+//! that call, and the launcher looks for a better cause for a while before it ends the job. The
+//! rank is not killed, because the launcher would take the end of a rank for the cause of other
+//! failures.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,20 +21,21 @@ use crate::watch::is_library_code;
 
 /// Time for ranks to end by themselves after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// Time for agents below to follow; they have the same grace and a network between.
+/// Time for agents below to end after SIGKILL: they have the same grace period and a network in
+/// between.
 const CHILD_GRACE: Duration = Duration::from_secs(6);
-/// The relay ends at its stdin's end; after this long it is killed.
+/// Time for the relay to end after the end of its stdin; then the relay is killed.
 const RELAY_GRACE: Duration = Duration::from_secs(1);
-/// An object store that has not removed images within this time keeps them.
+/// An object store that has not deleted images within this time keeps them.
 const REMOVAL_MAX: Duration = Duration::from_secs(3);
 
-/// How far the end has come.
+/// How far the end of the job has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Working,
-    /// SIGTERM is sent; at the instant, SIGKILL follows.
+    /// SIGTERM is sent; SIGKILL follows at this instant.
     Ending(Instant),
-    /// SIGKILL is sent; agents below have until the instant.
+    /// SIGKILL is sent; agents below have until this instant.
     Killing(Instant),
 }
 
@@ -49,8 +52,10 @@ impl Agent {
         }
     }
 
-    /// This rank has called for the end of the job: neither it nor, if that was the program's own doing, any other one here does or
-    /// prints anything more. With an error of the library one of the others may be the cause, and is yet to say so.
+    /// Stops a rank that has called MPI_Abort and, if the program itself has called it, all other
+    /// ranks of this node as well, so that they do and print nothing more. If the MPI library has
+    /// called it because of an error, another rank may be the cause and is yet to report its own
+    /// error, so the other ranks go on.
     pub(super) fn stop_aborting(&self, aborting: u32, code: i32) {
         let stands = |rank: &&LocalRank| rank.rank == aborting || !is_library_code(code);
         for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()).filter(stands) {
@@ -58,7 +63,7 @@ impl Agent {
         }
     }
 
-    /// Nobody is above any more, or nobody who knows of this agent.
+    /// Ends the ranks because the stream to the agent above has ended.
     pub(super) fn end_orphaned(&mut self) {
         self.is_orphaned |= self.phase == Phase::Working;
         self.begin_end(false);
@@ -67,7 +72,7 @@ impl Agent {
     fn end_children(&mut self, at_once: bool) {
         for child in &mut self.children {
             child.process.stream.send(&Message::End { at_once });
-            // It has started nothing yet: its connection can just go.
+            // An agent that has not answered has started nothing yet, so its connection can be cut.
             if !child.process.stream.has_answered() {
                 child.kill(libc::SIGTERM);
             }
@@ -81,7 +86,7 @@ impl Agent {
     fn signal_ranks(&self, signal: i32) {
         for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
             sys::kill_group(rank.pid, signal);
-            // Who is stopped takes it in only then.
+            // A stopped process handles a signal only after SIGCONT.
             sys::kill_group(rank.pid, libc::SIGCONT);
         }
         for pid in sys::descendants(&self.own_processes()) {
@@ -96,7 +101,7 @@ impl Agent {
         self.signal_ranks(libc::SIGKILL);
     }
 
-    /// The relay and the agents below: they end in their own way.
+    /// Process ids of the relay and of the agents below, which end in their own way.
     pub(super) fn own_processes(&self) -> Vec<u32> {
         let relay = self.relay.iter().map(|relay| relay.pid);
         let children = self.children.iter().filter(|child| !child.is_reaped);
@@ -111,7 +116,7 @@ impl Agent {
             Phase::Killing(deadline) if now >= deadline => self.abandon_children(),
             _ => {}
         }
-        // Later than that, something hangs in the kernel: it will not keep us.
+        // A process that still runs after that hangs in the kernel; the agent does not wait for it.
         let given_up = matches!(self.phase, Phase::Killing(deadline) if now >= deadline);
         let ranks_gone = self.ranks.iter().all(|rank| rank.reported);
         let children_gone = self.children.iter().all(|child| child.done);
@@ -119,7 +124,7 @@ impl Agent {
         if self.done || !(given_up || all_gone) {
             return;
         }
-        // Ranks are gone: what is left of them has no one to finish for.
+        // All ranks have ended: processes that they have started have no purpose any more.
         if !given_up && !sys::descendants(&self.own_processes()).is_empty() {
             return self.signal_ranks(libc::SIGKILL);
         }
@@ -141,7 +146,8 @@ impl Agent {
             }
         }
         self.groups.keys().for_each(|&group| self.remove_files(group));
-        // Whoever has taken its ranks over needs their images; what nobody claims goes all the same.
+        // An agent that has taken over ranks of this node needs their images; images without a
+        // valid lease are deleted anyway.
         let may_be_needed = self.is_orphaned && self.may_move();
         let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
         let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
@@ -154,7 +160,7 @@ impl Agent {
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Agents that were lost have left theirs.
+        // Agents of lost nodes have left their lease files.
         let is_over = !self.is_orphaned;
         self.lease.take().into_iter().for_each(|lease| lease.end(is_over));
         if self.assignment.is_some() {

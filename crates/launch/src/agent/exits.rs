@@ -1,6 +1,7 @@
-//! Processes that end, in the order in which they do. A wait for any child gives them out in the
-//! order in which they were started, and says so of a rank that was killed only after the rank of a
-//! lower number that died of the loss. The kernel queues descriptors of processes as they end.
+//! Reaps child processes in the order in which they end. Waiting for any child (waitpid(2)) returns
+//! children in the order in which they were started: that would report a killed rank only after a
+//! rank of a lower number that died of the loss. The kernel queues process descriptors (pidfds) in
+//! an epoll instance as the processes end.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -12,14 +13,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::control::Ending;
 use crate::sys;
 
-/// Processes taken out of the kernel's queue at once; it stays in order beyond them.
+/// Processes taken from the kernel's queue with one call; the rest stay in order.
 const BATCH: usize = 64;
 
-/// Without descriptors of processes (Linux before 5.3) it still gives out every process, but in
-/// no order.
+/// The watched children. Without process descriptors (Linux before 5.3) every end is still
+/// reported, but in no particular order.
 pub struct Exits {
     queue: Option<OwnedFd>,
-    /// By process id.
+    /// Process descriptors by process id.
     watched: BTreeMap<u32, OwnedFd>,
 }
 
@@ -28,7 +29,7 @@ impl Exits {
         Exits { queue: epoll::create(CreateFlags::CLOEXEC).ok(), watched: BTreeMap::new() }
     }
 
-    /// Gives the end of this child its place in the order. It must not have been reaped.
+    /// Adds a child to the queue. The child must not have been reaped.
     pub fn watch(&mut self, pid: u32) {
         let Some(queue) = &self.queue else { return };
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -39,18 +40,20 @@ impl Exits {
         }
     }
 
-    /// Children that have ended since: the watched ones in order, the others wherever.
+    /// Reaps children that have ended since the last call: the watched children in order, then the
+    /// others.
     pub fn reap(&mut self) -> Vec<(u32, Ending)> {
         let mut ended = Vec::new();
         let mut passed_over = None;
         loop {
             self.reap_watched(&mut ended);
-            // One that ends here, while others are looked for, is left to its place in the queue.
+            // A watched child that ends during this search stays for its turn in the queue.
             let Some(pid) = sys::ended_child() else { return ended };
             if !self.watched.contains_key(&pid) {
                 ended.extend(sys::reap(pid));
             } else if passed_over.replace(pid) == Some(pid) {
-                // Not to be expected of the queue; better out of order than never.
+                // The queue should have returned this child; reporting the child out of order is
+                // better than never.
                 self.watched.remove(&pid);
             }
         }
@@ -62,7 +65,7 @@ impl Exits {
             let before = ended.len();
             for pid in pids {
                 if let Some(ending) = sys::reap(pid) {
-                    // Its descriptor leaves the queue with it.
+                    // Closing the process descriptor removes it from the queue.
                     self.watched.remove(&pid);
                     ended.push(ending);
                 }
@@ -92,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// Ends with this code when its stdin does.
+    /// A child that ends with this code when its stdin ends.
     fn start(code: u32) -> Child {
         let mut command = Command::new("sh");
         command.arg("-c").arg(format!("read -r line; exit {code}")).stdin(Stdio::piped());
@@ -110,7 +113,7 @@ mod tests {
         let mut exits = Exits::new();
         let mut children: Vec<Child> = (0..5).map(start).collect();
         let pids: Vec<u32> = children.iter().map(Child::id).collect();
-        // The one in the middle belongs to somebody else.
+        // The child in the middle is not watched.
         [0, 1, 3, 4].iter().for_each(|&index: &usize| exits.watch(pids[index]));
         assert!(exits.reap().is_empty());
         for index in [3, 1, 2, 4, 0] {

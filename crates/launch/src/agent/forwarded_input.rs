@@ -1,21 +1,25 @@
-//! Standard input of rank 0 that was passed on to the agent of its node, below: if that node is lost, the rank's next start on
-//! another is given all of it again.
+//! Standard input of a rank 0 that runs on a node below: keeps what was forwarded to the agent of
+//! that node, so that after the loss of the node the rank's next incarnation on another node
+//! receives all of it.
 //!
-//! Pure. In: what was passed on, and how much the rank has taken. Out: what is to be passed on again, and how much of what is taken
-//! then is news to the launcher. What may never happen: another node is given other bytes than the first.
+//! In: the forwarded bytes, and how many bytes the rank has taken. Out: the messages to forward to
+//! another node, and how many of the taken bytes are new to the launcher. The module does no I/O.
+//!
+//! What may never happen: another node receives other bytes than the first node.
 
 use crate::control::{Message, PIECE_BYTES_MAX};
 
 use super::input::STDIN_RETAINED_BYTES_MAX;
 
-/// See the module head.
+/// The standard input that was forwarded to a node below.
 #[derive(Debug, Default)]
 pub struct ForwardedInput {
     bytes: Vec<u8>,
     is_whole: bool,
-    /// There was more than may be kept.
+    /// More was forwarded than [`STDIN_RETAINED_BYTES_MAX`], so nothing is kept.
     is_cut: bool,
-    /// Bytes that the launcher knows to be taken, and of those how many are still to be taken again.
+    /// `taken`: bytes that were reported to the launcher as taken. `to_retake`: how many of these
+    /// the rank has to take again.
     taken: u64,
     to_retake: u64,
 }
@@ -30,12 +34,12 @@ impl ForwardedInput {
         }
     }
 
-    /// No more comes.
+    /// Notes the end of standard input.
     pub fn end(&mut self) {
         self.is_whole = true;
     }
 
-    /// The rank has taken so many bytes more: how many of them are news.
+    /// Notes that the rank has taken these bytes; returns how many of them are new to the launcher.
     pub fn take(&mut self, bytes: u32) -> u32 {
         let known = self.to_retake.min(u64::from(bytes));
         self.to_retake -= known;
@@ -44,7 +48,8 @@ impl ForwardedInput {
         news
     }
 
-    /// The rank begins anew on another node: what that is to be told. `None`: it was too much to be kept.
+    /// The messages for the rank's incarnation on another node; `None`: more bytes were forwarded
+    /// than are kept.
     pub fn replay(&mut self) -> Option<Vec<Message>> {
         if self.is_cut {
             return None;

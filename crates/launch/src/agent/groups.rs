@@ -1,5 +1,6 @@
-//! Process groups as one agent sees them: the job's first processes and those that ranks spawn. For
-//! each there is a process manager of its own, as long as processes of it live here or below.
+//! Process groups as one agent sees them: the job's first processes (group 0) and the groups that
+//! ranks spawn. The agent has one process manager for each group, as long as processes of the group
+//! live on this node or below.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -26,19 +27,20 @@ use crate::pmi::wire::{Input, block_text, is_answered_later};
 use crate::restart::{self, Decision, GiveUpReason, RestartLimits};
 use crate::sys;
 
-/// How often it is told how far ranks are on their way back.
+/// Interval of reports about the replay progress of ranks.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) struct AgentGroup {
     pub server: Server,
-    /// Processes here and below that have not ended.
+    /// Processes on this node and below that have not ended.
     living: u32,
-    /// It was not started in whole: nobody is told about what is left of it.
+    /// A part of the group could not be started: the remaining processes are killed, and their ends
+    /// are not reported.
     revoked: bool,
 }
 
 impl AgentGroup {
-    /// The job's first processes.
+    /// The group of the job's first processes.
     pub fn first(job: &Job, node: &Node) -> AgentGroup {
         let config = ServerConfig {
             group: 0,
@@ -54,7 +56,7 @@ impl AgentGroup {
         AgentGroup { server, living: node.total_ranks(), revoked: false }
     }
 
-    /// Ranks of a node that is lost.
+    /// The group of ranks of a lost node that this node has taken over.
     pub fn adopted(server: Server, living: u32) -> AgentGroup {
         AgentGroup { server, living, revoked: false }
     }
@@ -82,17 +84,17 @@ impl AgentGroup {
     }
 }
 
-/// A rank runs as well without.
+/// A new statistics page; `None` on error, because a rank can run without its statistics page.
 pub(super) fn new_statistics_page() -> Option<Rc<StatisticsPage>> {
     StatisticsPage::new().ok().map(Rc::new)
 }
 
-/// Whether ranks that are killed are to be restarted.
+/// Whether killed ranks of this job are to be restarted.
 pub(super) fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
 }
 
-/// Which process a rank has now.
+/// The message that reports the present process of a rank to the launcher.
 pub(super) fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
     let replay = rank.replay.as_ref();
     let incarnation = replay.map_or(0, |replay| replay.restarts);
@@ -115,12 +117,12 @@ fn asked_too_much(rank: u32) -> String {
 }
 
 impl Agent {
-    // --- starting and ending them
+    // --- starting and ending ranks
 
     pub(super) fn start_own_ranks(&mut self, assignment: &Assignment) -> Result<()> {
         let Assignment { job, node } = assignment;
         if node.rank_count == 0 {
-            // What others see of it tells them that it sees their images.
+            // Other nodes see by this node's announcement that this node can read their images.
             self.spare_config = if node.is_spare { self.config(job, node) } else { None };
             self.begin_announcing(job, node);
             return Ok(());
@@ -160,21 +162,24 @@ impl Agent {
         Ok(())
     }
 
-    /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.
+    /// Restarts a rank whose process has ended, if the rank is to be restarted; returns whether the
+    /// end is handled here. The end of a restarted process is not reported to the launcher.
     pub(super) fn restart_rank(&mut self, index: usize, ending: Ending) -> bool {
         if self.phase != Phase::Working || self.ranks[index].replay.is_none() {
             return false;
         }
-        // All that it has said, to whomever, is part of where it was.
+        // All PMI lines and output of the ended process are part of its progress, so they are read
+        // first.
         self.handle_pmi(index);
         self.drain_servers();
         self.handle_output(index);
         if !self.decide_restart(index, ending) {
             return false;
         }
-        // Whatever it has started would do its part twice.
+        // Processes that the ended process has started would repeat their work.
         sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
-        // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
+        // The ended process may not have removed the name of its shared memory, which its next
+        // incarnation uses as well.
         self.remove_files_of(index);
         let has_lost_relay =
             self.ranks[index].replay.as_ref().is_some_and(PmiReplay::has_lost_relay);
@@ -195,8 +200,10 @@ impl Agent {
         self.report_restart(index, Some(&how), outcome)
     }
 
-    /// Tells the user of a new start, from an image of this number or with the program. Whether there is one. `how`: the last one
-    /// has ended; of a rank that has come from another node that was said.
+    /// Reports a restart to the user: from the image of this number, or from the start of the
+    /// program. Returns false if the rank could not be restarted and stays on this node. `how`: how
+    /// the last incarnation has ended; `None` for a rank that comes from another node, because its
+    /// move is reported already.
     pub(super) fn report_restart(
         &mut self,
         index: usize,
@@ -242,7 +249,7 @@ impl Agent {
         }
     }
 
-    /// What the rule says; the user hears why a rank is given up.
+    /// Applies the restart rule; notes to the user why a rank is given up.
     fn decide_restart(&mut self, index: usize, ending: Ending) -> bool {
         let is_replicated = self.is_replicated();
         let limits =
@@ -277,7 +284,8 @@ impl Agent {
         }
     }
 
-    /// Another start of the rank begins, if one can.
+    /// Begins another incarnation of the rank in the record and in the PMI replay. Fails if the
+    /// rank cannot be replayed.
     fn prepare_restart(&mut self, index: usize) -> Result<()> {
         let old = &mut self.ranks[index];
         if old.recording.as_ref().is_some_and(|recording| recording.is_full()) {
@@ -289,14 +297,14 @@ impl Agent {
         if old.replay.as_ref().is_some_and(PmiReplay::has_asked_too_much) {
             bail!("it has asked its process manager more than is kept");
         }
-        // What its children may still print belongs to no incarnation.
+        // Output of processes that the ended process has started belongs to no incarnation.
         old.close_output();
         let polls = old.recording.as_ref().map(|recording| recording.end_incarnation());
         old.replay.iter_mut().for_each(|replay| replay.begin(polls, Instant::now()));
         Ok(())
     }
 
-    /// The new start of the rank is one of the program, for there is no image of it that serves.
+    /// Restarts the rank from the start of its program, because no image of the rank is usable.
     pub(super) fn restart_from_start(&mut self, index: usize) -> Result<()> {
         let old = &self.ranks[index];
         let can_replay_from_start =
@@ -310,7 +318,7 @@ impl Agent {
         if !old.input.has(0) {
             bail!("more of standard input had been given to it than is kept");
         }
-        // What was put back with an image that did not serve is in the way as well.
+        // Files that an unusable image has put back are removed as well.
         self.remove_files_of(index);
         let assignment = self.assignment.as_ref().context("there is no job")?;
         let Assignment { job, node } = assignment;
@@ -348,7 +356,8 @@ impl Agent {
         self.write_rank_input(index);
     }
 
-    /// Tells of ranks that have been restarted how far they have come, and once that they are where they were.
+    /// Reports the replay progress of restarted ranks every [`PROGRESS_INTERVAL`], and once that a
+    /// rank has become live.
     pub(super) fn report_replayed(&mut self) {
         let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
         let mut is_reported = false;
@@ -367,7 +376,8 @@ impl Agent {
         }
     }
 
-    /// Ends restarts that hang on their way back, so that there is another one. One that somebody has stopped is waited for.
+    /// Kills ranks whose replay hangs, so that they are restarted once more. A rank that a user has
+    /// stopped (SIGSTOP) is not killed.
     fn kill_hung_replays(&mut self) {
         for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
             let polls = rank.poll_counts();
@@ -382,7 +392,7 @@ impl Agent {
         }
     }
 
-    /// What a rank says to its process manager: a line, or a block ([`block_text`]).
+    /// Handles what a rank sends to its process manager: a line, or a block ([`block_text`]).
     fn handle_question(&mut self, index: usize, line: &str) {
         let is_replicated = self.is_replicated();
         let rank = &mut self.ranks[index];
@@ -433,7 +443,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts the part of a new group that is here, and hands the order on to those below.
+    /// Starts the part of a new group that runs on this node, and forwards the order to the agents
+    /// below.
     pub(super) fn handle_order(&mut self, order: SpawnOrder) {
         let Some(assignment) = self.assignment.take() else { return };
         if self.phase == Phase::Working {
@@ -452,7 +463,7 @@ impl Agent {
         self.assignment = Some(assignment);
     }
 
-    /// The launcher does not know yet that a node is lost, and wants processes there.
+    /// Answers for lost nodes: the launcher has ordered processes there before it knew of the loss.
     fn refuse_for_lost_nodes(&mut self, order: &SpawnOrder) {
         let lost = self.children.iter().filter(|child| child.is_lost);
         for child in lost.filter(|child| order.below(&child.node).next().is_some()) {
@@ -461,7 +472,7 @@ impl Agent {
         }
     }
 
-    /// The agents below that take part.
+    /// Forwards the order to the agents below that take part; returns their indices.
     fn forward_order(&mut self, order: &SpawnOrder) -> Vec<usize> {
         let mut children = Vec::new();
         let all = self.children.iter_mut().enumerate();
@@ -508,7 +519,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends what has been started of a group that did not come up in whole.
+    /// Kills the processes of a group of which a part could not be started.
     pub(super) fn revoke(&mut self, number: u32) {
         let Some(group) = self.groups.get_mut(&number) else { return };
         group.revoked = true;
@@ -519,7 +530,8 @@ impl Agent {
         own.for_each(|rank| sys::kill_group(rank.pid, libc::SIGKILL));
     }
 
-    /// Forgets groups of which nothing is left here or below: a job may spawn for a long time.
+    /// Drops groups of which no process is left on this node or below, because a job may spawn
+    /// groups for as long as it runs.
     pub(super) fn retire_groups(&mut self) {
         let ranks = &self.ranks;
         let is_over = |number: u32, group: &AgentGroup| {
@@ -542,7 +554,7 @@ impl Agent {
         }
     }
 
-    /// What killed ranks of a group have left in shared memory.
+    /// Removes the files that killed ranks of a group have left in shared memory.
     pub(super) fn remove_files(&self, number: u32) {
         let Some(group) = self.groups.get(&number) else { return };
         let own =
@@ -552,7 +564,8 @@ impl Agent {
 
     pub(super) fn report_ending(&mut self, number: u32, rank: u32, ending: Ending) {
         let Some(group) = self.groups.get_mut(&number) else { return };
-        // The server knows what any start of it has said, and the rank itself what the last one has.
+        // The server knows what all incarnations of the rank have sent; the PMI replay knows what
+        // the last incarnation has sent.
         let local = self.ranks.iter().find(|local| (local.group, local.rank) == (number, rank));
         let replay = local.and_then(|local| local.replay.as_ref());
         let stage = replay.map_or_else(|| group.server.stage(rank), PmiReplay::stage);
@@ -571,7 +584,7 @@ impl Agent {
         }
     }
 
-    // --- being their process manager
+    // --- being the process manager of the ranks
 
     pub(super) fn handle_pmi(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
@@ -625,7 +638,7 @@ impl Agent {
             }
             ServerEvent::BarrierDown { group, delta } => self.pass_down(group, delta),
             ServerEvent::Abort { rank, code, message } => {
-                // It wants the job to end, and must not come back.
+                // The rank demands the end of the job, and must not be restarted.
                 let aborting = self.ranks.iter_mut().find(|local| local.rank == rank);
                 let replay = aborting.and_then(|local| local.replay.as_mut());
                 replay.into_iter().for_each(PmiReplay::abort);
@@ -675,7 +688,8 @@ impl Agent {
     }
 
     pub(super) fn deliver_answer(&mut self, rank: u32, line: String) {
-        // Its node may be lost: then the next one knows it with the rest.
+        // The rank's node may be lost: then the next node receives the answer with the state of the
+        // rank.
         self.replicas.handle_answer(rank, &line);
         match self.children.iter_mut().find(|child| child.holds(rank)) {
             Some(child) => child.process.stream.send(&Message::Answer { rank, line }),

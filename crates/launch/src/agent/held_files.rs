@@ -1,19 +1,24 @@
-//! Open files of a rank that must outlive its process: files that are locked, or whose name is gone.
+//! Holds open files of a rank that must outlive the rank's process: files that are locked, or whose
+//! name is removed.
 //!
-//! A lock and an unnamed file live as long as somebody has the same open file (open(2), "open file description"). So the interposer
-//! sends such a descriptor here before the rank locks or removes the file; the lock stays held while the rank is being restarted,
-//! and the next incarnation takes the same open file back, position, locks and content.
+//! A lock and an unnamed file live as long as some process has the same open file (open(2), "open
+//! file description"). So the interposer sends such a descriptor here before the rank locks or
+//! removes the file. The lock stays held while the rank is being restarted, and the next
+//! incarnation takes the same open file back, with its position, locks and content.
 //!
-//! In: datagrams on a Unix socket, of two words of eight bytes: what is asked, and the number that the rank has given to the file;
-//! with the descriptor, if it is to be held. Out: the descriptor, to whoever asks for it back. A thread does this, so that a
-//! rank never waits for the agent's loop.
+//! In: datagrams on a Unix socket, of two words of eight bytes each: the operation, and the number
+//! that the rank has given to the file; a file to be held comes as a descriptor with the datagram.
+//! Out: the descriptor, to the process that asks for the file. A thread serves the socket, so that
+//! a rank never waits for the agent's loop.
 //!
-//! When the rank has ended for good the agent lets go of all of it: others may wait for a lock.
+//! When the rank has ended for good, the agent closes all files of the rank, because other
+//! processes may wait for a lock.
 //!
-//! A second socket, whose name ends with [`DURABLE_SUFFIX`], is for the agent's loop (`effects`): on it the rank asks that another node know
-//! what it has recorded.
+//! A second socket, whose name ends with [`DURABLE_SUFFIX`], is served by the agent's loop
+//! (`durable_effects`): there the rank asks that another node receive the rank's record.
 //!
-//! What may never happen: somebody else than this user is given a file, or has one held; a file is held for nobody.
+//! What may never happen: a process of another user receives a file or has one held; a file is held
+//! for a rank that has ended.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -31,20 +36,21 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// Most files of one rank: as many as the interposer looks after, and as many for the time of an image.
+/// Most held files of one rank: as many as the interposer tracks, and as many again while an image
+/// is taken.
 const FILES_MAX: usize = 2048;
 
-/// What one rank has held here.
+/// The held files of one rank.
 #[derive(Debug)]
 pub struct HeldFiles {
-    /// Of the socket's name ([`held_name`]): nobody else has these.
+    /// Random part of the socket's name ([`held_name`]), which makes the name unique.
     bits: [u64; 2],
     to_thread: OwnedFd,
     thread: Option<JoinHandle<()>>,
     effects: OwnedFd,
 }
 
-/// Who waits until another node knows what a rank has recorded.
+/// Address of a process that waits until another node has the rank's record.
 #[derive(Debug)]
 pub struct EffectRequest(SocketAddrUnix);
 
@@ -67,12 +73,12 @@ impl HeldFiles {
         Ok(HeldFiles { bits, to_thread, thread: Some(thread), effects })
     }
 
-    /// Where requests to tell another node come in.
+    /// The socket for requests to make the rank's record durable.
     pub fn effects(&self) -> BorrowedFd<'_> {
         self.effects.as_fd()
     }
 
-    /// The next of them, if there is one.
+    /// The next request on the socket of [`HeldFiles::effects`], if there is one.
     pub fn next_effect_request(&self) -> Option<EffectRequest> {
         loop {
             let got = receive(&self.effects, RecvFlags::DONTWAIT).ok()?;
@@ -82,19 +88,19 @@ impl HeldFiles {
         }
     }
 
-    /// Another node knows what was recorded when this one began to wait.
+    /// Answers that another node has everything that was recorded at the time of the request.
     pub fn answer(&self, to: &EffectRequest) {
         let bytes = word(HELD_MAKE_DURABLE, 0);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::sendto(&self.effects, &bytes, flags, &to.0);
     }
 
-    /// The rank has ended, and no start of it will ask for anything back.
+    /// Closes all held files, because the rank has ended and is not restarted.
     pub fn clear(&self) {
         let _ = rustix::net::send(&self.to_thread, &word(HELD_CLEAR, 0), SendFlags::NOSIGNAL);
     }
 
-    /// For the record's head, from which the rank has them ([`HELD_AT`]).
+    /// Bits of the socket's name for the record's head, where the rank reads them ([`HELD_AT`]).
     ///
     /// [`HELD_AT`]: landbridge_proto::nondeterminism::HELD_AT
     pub fn bits(&self) -> [u64; 2] {
@@ -135,14 +141,15 @@ fn word(what: u64, number: u64) -> [u8; HELD_WORD_BYTES] {
     bytes
 }
 
-/// What somebody of this user has sent.
+/// An operation that a process of this user has sent.
 struct HeldFileRequest {
     what: u64,
     number: u64,
     file: Option<OwnedFd>,
 }
 
-/// The next message, and who wants an answer to it; `None`: it was nothing of ours.
+/// The next datagram, with the address for an answer; `None`: the datagram has another length or
+/// comes from another user.
 fn receive(
     socket: &OwnedFd,
     flags: RecvFlags,
@@ -171,7 +178,7 @@ fn receive(
     Ok(Some((HeldFileRequest { what: number(0), number: number(8), file }, from)))
 }
 
-/// Until it is told to end.
+/// Serves the socket until `HELD_END` arrives.
 fn serve(socket: &OwnedFd) {
     let mut files = BTreeMap::<u64, OwnedFd>::new();
     loop {
@@ -194,7 +201,7 @@ fn serve(socket: &OwnedFd) {
     }
 }
 
-/// The answer has no descriptor if there is none of that number.
+/// Sends a held file back; the answer has no descriptor if no file of that number is held.
 fn give(socket: &OwnedFd, to: &SocketAddrUnix, number: u64, file: Option<&OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -304,7 +311,7 @@ mod tests {
         assert!(get(&rank, 2).is_some());
         assert_eq!(lock(&others[0]), Err(rustix::io::Errno::WOULDBLOCK));
         held.clear();
-        // The answer comes behind that.
+        // The answer to `get` comes after the files are closed.
         assert!(get(&rank, 1).is_none() && get(&rank, 2).is_none());
         others.iter().for_each(|file| assert_eq!(lock(file), Ok(())));
     }

@@ -1,11 +1,16 @@
-//! Standard input of rank 0: what it has been given, so that its next start is given the same.
+//! Standard input of rank 0: keeps what rank 0 has received, so that the next incarnation of rank 0
+//! receives the same.
 //!
-//! In: bytes from the launcher, in order; starts of the rank, each from the first byte or from where an image of it stood. Out: bytes
-//! into the pipe of the present start, and how many of them no start was given before, for which the launcher then sends more.
+//! In: bytes from the launcher, in order; incarnations of the rank, each of which reads from the
+//! first byte or from its image's position on. Out: bytes into the pipe of the present incarnation,
+//! and the count of bytes that no incarnation has received before, for which the launcher then
+//! sends more.
 //!
-//! Of a rank that does not come back nothing is kept; of one that does, the last [`STDIN_RETAINED_BYTES_MAX`] and what may still be asked for.
+//! For a rank that is not restarted nothing is kept. For a rank that may be restarted, the last
+//! [`STDIN_RETAINED_BYTES_MAX`] are kept, and what an incarnation may still need.
 //!
-//! What may never happen: a start is given other bytes than the one before it in the same place; the agent waits for a reader.
+//! What may never happen: an incarnation receives other bytes at a position than the incarnation
+//! before; the agent waits for a reader.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,26 +18,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Most that is kept of what has been given to some start already.
+/// Most bytes that are kept of what some incarnation has received.
 pub const STDIN_RETAINED_BYTES_MAX: usize = 64 << 20;
 
-/// See the module head.
+/// Standard input of one rank.
 #[derive(Default)]
 pub struct Stdin {
-    /// The agent's end of the pipe.
+    /// The agent's end of the rank's pipe; `None`: the rank reads no more input.
     to: Option<OwnedFd>,
-    /// From byte `first` on.
+    /// Bytes from byte `first` on.
     retained: VecDeque<u8>,
     first: u64,
-    /// The present start has been given all bytes before this one,
+    /// Bytes that the present incarnation has received.
     given: u64,
-    /// and whichever came furthest, all before this one.
+    /// Bytes that the incarnation which came furthest has received.
     furthest: u64,
-    /// No more will come.
+    /// The launcher has sent the end of standard input.
     is_whole: bool,
-    /// There may be another start.
+    /// The rank may be restarted.
     is_repeated: bool,
-    /// Some of it had to be dropped that another start could need, and nobody was told.
+    /// Bytes were dropped that another incarnation could need, and the loss is not reported yet.
     is_loss_unreported: bool,
     is_loss_reported: bool,
 }
@@ -46,41 +51,42 @@ impl Stdin {
         self.retained.extend(bytes);
     }
 
-    /// All has come.
+    /// Notes that the launcher has sent all of standard input.
     pub fn end(&mut self) {
         self.is_whole = true;
     }
 
-    /// Nobody reads it any more.
+    /// Closes the pipe, because no process reads from it any more.
     pub fn close(&mut self) {
         self.to = None;
     }
 
-    /// The rank's next start reads it from byte `at` on, at the other end of `pipe`.
+    /// Begins the next incarnation of the rank, which reads from byte `at` on at the other end of
+    /// `pipe`.
     pub fn begin(&mut self, at: u64, pipe: Stdin) {
         (self.to, self.given) = (pipe.to, at);
     }
 
-    /// Whether a start can read it from byte `at` on.
+    /// Whether an incarnation can read from byte `at` on.
     pub fn has(&self, at: u64) -> bool {
         at >= self.first
     }
 
-    /// How much the present start has been given.
+    /// Bytes that the present incarnation has received.
     pub fn given(&self) -> u64 {
         self.given
     }
 
-    /// No start will read what lies before byte `at`.
+    /// Drops bytes before byte `at`, which no incarnation will read any more.
     pub fn trim(&mut self, at: u64) {
         let count = at.min(self.given).saturating_sub(self.first);
-        // A start on another node may have read what has not come there yet.
+        // An incarnation on another node may have read bytes that have not arrived here yet.
         let count = count.min(self.retained.len() as u64);
         self.retained.drain(..count as usize);
         self.first += count;
     }
 
-    /// Said once.
+    /// Whether bytes were dropped that another incarnation could need; true once.
     pub fn take_loss(&mut self) -> bool {
         let is_news = std::mem::take(&mut self.is_loss_unreported);
         self.is_loss_reported |= is_news;
@@ -92,8 +98,9 @@ impl Stdin {
         self.to.as_ref().filter(|_| is_behind).map(AsFd::as_fd)
     }
 
-    /// Gives the present start what it takes now; how many of these bytes are new. A process that has closed its end takes
-    /// everything.
+    /// Writes as much as the pipe of the present incarnation takes now; returns how many of these
+    /// bytes no incarnation has received before. For a process that has closed its end all bytes
+    /// count as received.
     pub fn write(&mut self) -> u32 {
         while let Some(to) = self.to.as_ref().filter(|_| self.wants_write().is_some()) {
             let (before, after) = self.retained.as_slices();
@@ -130,8 +137,8 @@ impl Stdin {
     }
 }
 
-/// How much of what was written into the pipe of this number the process, which stands still, has not read. What it has closed it
-/// will not read.
+/// Bytes in the pipe with this inode number that the process, which stands still, has not read; 0
+/// if the process has closed the pipe.
 pub fn unread(pid: u32, pipe: u64) -> u64 {
     let name = format!("pipe:[{pipe}]");
     let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
@@ -151,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// Where a process would read, and what the agent writes into.
+    /// The read end of a pipe, and an input that writes into the pipe.
     fn pipe() -> (OwnedFd, Stdin) {
         let (from, to) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
         (from, Stdin::new(Some(to), true))
@@ -165,7 +172,7 @@ mod tests {
     }
 
     fn is_at_end(from: &OwnedFd) -> bool {
-        // A process that another test starts has the other end for the moment before it becomes its program.
+        // A process that another test starts holds the write end until it executes its program.
         let until = Instant::now() + Duration::from_secs(5);
         while read(from).is_none() && Instant::now() < until {}
         read(from) == Some(Vec::new())
@@ -177,7 +184,7 @@ mod tests {
         input.queue(b"one ");
         assert_eq!((input.write(), read(&from)), (4, Some(b"one ".to_vec())));
         input.queue(b"two ");
-        // It is killed before it has taken that.
+        // The process is killed before it reads that.
         let (from, next) = pipe();
         input.begin(0, next);
         assert!(input.wants_write().is_some());
@@ -201,7 +208,7 @@ mod tests {
         assert!(input.has(3) && !input.has(2) && !input.take_loss());
         let (_, mut input) = pipe();
         drop(from);
-        // It has closed its standard input, and takes all.
+        // The process has closed its standard input, so all bytes count as received.
         let (piece, pieces) = (vec![7; 1 << 20], STDIN_RETAINED_BYTES_MAX >> 20);
         for number in 0..pieces + 3 {
             input.close();
@@ -210,7 +217,7 @@ mod tests {
             assert_eq!(input.take_loss(), number == pieces);
         }
         assert!(!input.has(2 << 20) && input.has(3 << 20));
-        // One that has images has forgotten something before.
+        // Bytes that the images do not need were dropped before.
         let (_from, mut input) = pipe();
         input.queue(b"12345678");
         input.write();

@@ -1,11 +1,16 @@
-//! The agent of one host: starts the host's ranks, is their process manager, and starts the
-//! agents below it.
+//! The agent of one host: starts the host's ranks, is their process manager, and starts the agents
+//! below it in the tree.
 //!
-//! Its parent (the launcher, or the agent of the cluster's relay host) speaks to it over stdin and
-//! stdout. When that stream ends, for whatever reason, everything the agent has started ends with
-//! it; nothing it has started ever outlives it. One loop: every descriptor is non-blocking, and
-//! every pass handles signals, messages, PMI lines and output, in this order, and reports what happens to
-//! ranks in the order in which it does. (Standard error of ssh and the like: `spawn/command_stderr.rs`.)
+//! In: messages of the parent (the launcher, or the agent of the cluster's relay host) over stdin,
+//! messages of the agents below, PMI lines and output of ranks, signals. Out: messages to the
+//! parent over stdout, in the order in which events happen to ranks; messages to the agents below.
+//!
+//! One loop serves everything: every descriptor is non-blocking, and every pass handles signals,
+//! messages, PMI lines and output, in this order. (`spawn/command_stderr.rs` handles the standard
+//! error of ssh and other start commands.)
+//!
+//! What may never happen: a process that the agent has started outlives the agent. When the stream
+//! to the parent ends, for whatever reason, the agent ends everything that it has started.
 
 mod checkpoint_scheduler;
 mod contact;
@@ -68,7 +73,7 @@ use statistics_page::PathQuery;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// `landbridge agent`: runs until its parent lets go of it.
+/// `landbridge agent`: runs until the parent has ended the stream and everything below is over.
 pub fn main() -> Result<()> {
     let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
     let signals = Signals::block(&signals)?;
@@ -83,12 +88,13 @@ pub fn main() -> Result<()> {
 struct ChildAgent {
     process: AgentProcess,
     node: Node,
-    /// Group and indices of processes spawned there.
+    /// Group and process indices of processes that were spawned under this agent.
     spawned: Vec<(u32, Range<u32>)>,
     ready: bool,
     done: bool,
     is_reaped: bool,
-    /// Its ranks are started elsewhere: what it may still say is not listened to.
+    /// The ranks of this agent move to another node, and further messages of this agent are
+    /// ignored.
     is_lost: bool,
 }
 
@@ -112,20 +118,20 @@ struct Agent {
     parent: ControlStream,
     signals: Signals,
     assignment: Option<Assignment>,
-    /// The process groups that have ranks here or below, by number.
+    /// The process groups that have ranks on this node or below, by group number.
     groups: BTreeMap<u32, AgentGroup>,
     children: Vec<ChildAgent>,
     ranks: Vec<LocalRank>,
     exits: Exits,
-    /// Ranks of agents below, if they may go on elsewhere,
+    /// State of the ranks of agents below, if these ranks may move to another node.
     replicas: ReplicatedRankStates,
-    /// and of nodes below that are lost.
+    /// Moves in progress of ranks of lost nodes below.
     transfers: Vec<StateTransfer>,
-    /// Ranks that wait until the agent above knows what they have recorded.
+    /// Ranks whose effects on files wait until the agent above has their record.
     effects: DurableEffects,
-    /// What is known of ranks that are to be taken over.
+    /// Recorded nondeterminism of ranks that this node is to take over, by rank.
     received_recordings: BTreeMap<u32, Rc<RankRecording>>,
-    /// Places of ranks that have ended in this pass, in the order in which they did.
+    /// Indices in `ranks` of ranks that have ended in this pass, in the order of their ends.
     unreported: Vec<usize>,
     relay: Option<RelayProcess>,
     /// `HOST:PORT` of the cluster's relay, empty without one.
@@ -137,30 +143,31 @@ struct Agent {
     done: bool,
     started_at: std::time::SystemTime,
     pinged_at: Instant,
-    /// When the agent above was told last that we are there.
+    /// When the agent has sent its last keepalive to the agent above.
     keepalive_sent_at: Instant,
-    /// MPI libraries that processes of ranks have been seen with.
+    /// MPI libraries that the agent has found in processes of its ranks.
     libraries: Libraries,
-    /// Of standard input, to rank 0 below.
+    /// Standard input on its way to rank 0 on a node below.
     forwarded_input: ForwardedInput,
-    /// Somebody wants to know how the paths of the ranks are.
+    /// A query for the state of the ranks' paths that is not answered yet.
     path_query: Option<PathQuery>,
-    /// On the folder of images.
+    /// Lease on the folder of checkpoint images.
     lease: Option<Lease>,
     limits: ResourceLimits,
-    /// What is wanted of images of ranks that may come to this node.
+    /// The checkpoint configuration for ranks that may move to this node.
     spare_config: Option<CheckpointConfig>,
-    /// The nodes that may take over ranks of this one, by their names.
+    /// Names of the nodes that may take over ranks of this node.
     spares: Vec<String>,
-    /// A spare node says in the store that it reaches that.
+    /// Thread in which a spare node announces in the object store that it reaches the object store.
     announcing: Option<JoinHandle<Result<()>>>,
-    /// Nobody has said that the job is over: its ranks may go on elsewhere.
+    /// The stream to the parent has ended or fallen silent before the end of the job: the ranks may
+    /// go on on another node.
     is_orphaned: bool,
-    /// The store has not taken the last image.
+    /// The object store has refused the last image.
     is_store_gone: bool,
-    /// It was said that other nodes do not see the images of this one.
+    /// The agent has reported that other nodes do not see the images of this node.
     is_reachability_reported: bool,
-    /// When it was said last how far ranks are on their way back.
+    /// When the agent has reported the replay progress of its ranks last.
     progress_reported_at: Instant,
 }
 
@@ -225,7 +232,8 @@ impl Agent {
         loop {
             let ready = self.wait();
             self.handle_signals();
-            // Before any word of those that still run: they may have lost one that has ended.
+            // The agent reports endings before it reads what running ranks say, because a running
+            // rank may report that it has lost a rank that has ended.
             self.report_endings();
             self.handle_parent();
             self.handle_children();
@@ -309,7 +317,8 @@ impl Agent {
         }
     }
 
-    /// A parent that does not keep up with output gets no more of it until it does.
+    /// Whether the agent reads more output of ranks: not while the parent's backlog is at
+    /// [`BACKLOG_BYTES_MAX`] or above.
     fn has_room(&self) -> bool {
         self.parent.backlog_bytes() < BACKLOG_BYTES_MAX
     }
@@ -331,7 +340,8 @@ impl Agent {
                 let most = if self.may_move() { most.min(ALIVE_INTERVAL) } else { most };
                 Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
-            // Orphans that change their parent tell no one: look again now and then.
+            // No signal reports that an orphan has become a child of this process: look again every
+            // 20 ms.
             Phase::Ending(_) | Phase::Killing(_) => Some(Duration::from_millis(20)),
         }
     }
@@ -356,14 +366,14 @@ impl Agent {
             }
         }
         for (pid, ending) in self.exits.reap() {
-            // The number of a process that has ended may come again.
+            // The system may give the process id of a process that has ended to another process.
             let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
             if let Some(index) = self.ranks.iter().position(runs) {
                 self.handle_ending(index, ending);
             } else if let Some(child) = self.children.iter_mut().find(|child| child.runs_as(pid)) {
                 child.is_reaped = true;
             } else if self.note_criu(pid, ending) || self.note_restore_exit(pid, ending) {
-                // Of no other interest.
+                // The checkpoint scheduler or the restore has noted the end of its process.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
                 if self.phase == Phase::Working {
@@ -374,7 +384,8 @@ impl Agent {
         }
     }
 
-    /// The process of a rank has ended: another one takes its place, or the agent above hears of it.
+    /// Handles the end of a rank's process: restarts the rank, or reports the end to the agent
+    /// above.
     fn handle_ending(&mut self, index: usize, ending: Ending) {
         self.ranks[index].ending = Some(ending);
         self.explain_ending(ending);
@@ -383,7 +394,7 @@ impl Agent {
         }
     }
 
-    /// Tells the parent about ranks that have ended, after all they have said.
+    /// Reports ended ranks to the parent, after all PMI lines and output of these ranks.
     fn report_endings(&mut self) {
         for index in std::mem::take(&mut self.unreported) {
             let Some(ending) = self.ranks[index].ending else { continue };
@@ -400,7 +411,7 @@ impl Agent {
         }
     }
 
-    /// What limits of this node may have to do with it.
+    /// Notes to the user which limits of this node may have caused this ending.
     fn explain_ending(&mut self, ending: Ending) {
         let Some(own) = self.assignment.as_ref().filter(|_| self.phase == Phase::Working) else {
             return;
@@ -437,7 +448,8 @@ impl Agent {
         }
     }
 
-    /// Tells agents below that we are there, and notices when no one above is any more.
+    /// Pings the agents below, and ends the ranks if a remote parent has been silent for
+    /// [`SILENCE_MAX`].
     fn check_parent(&mut self) {
         self.ping_children();
         let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
@@ -628,12 +640,13 @@ impl Agent {
                 self.replicas.handle_incarnation(rank, incarnation, Instant::now());
                 self.parent.send(&message);
             }
-            // Everything else is for the launcher.
+            // The launcher handles every other message.
             other => self.parent.send(&other),
         }
     }
 
-    /// Where there is no relay nothing is kept.
+    /// Passes a log query to the relay of this host; without a relay, or if the relay takes no
+    /// query, the answer is empty.
     fn query_log(&mut self, serial: u32, question: &str) {
         if !self.relay.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
             self.parent.send(&Message::LogStatus { serial, lines: String::new() });
@@ -645,7 +658,8 @@ impl Agent {
         let Some(relay) = &mut self.relay else { return };
         for message in relay.read(room) {
             match message {
-                // It knows how much was given to a rank since its last image.
+                // The relay knows how many bytes it has delivered to a rank since the last image of
+                // the rank.
                 Message::TakeCheckpoints { rank } => {
                     self.request_checkpoints(rank, CheckpointRequester::Relay)
                 }
@@ -685,7 +699,8 @@ fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
     })
 }
 
-/// The control stream has moved to other numbers: whatever this process starts must not hold it.
+/// Opens `/dev/null` as stdin and stdout: the control stream has moved to other descriptors, and no
+/// process that this agent starts may hold the control stream.
 fn close_standard_streams() -> Result<()> {
     let null = OwnedFd::from(
         std::fs::OpenOptions::new()

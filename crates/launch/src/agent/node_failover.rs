@@ -1,6 +1,10 @@
-//! A node below is lost, and its ranks go on on a spare one; and the other side of that, an agent that is given ranks.
+//! Failover of nodes: detects that a node below is lost, and moves its ranks to a spare node. The
+//! same module holds the other side, an agent that takes ranks over.
 //!
-//! What may never happen: ranks of one node are started on two; a rank that has ended is started again.
+//! In: silence or end of the stream to an agent below, and requests of an agent that cannot restart
+//! a rank. Out: transfers of ranks to a spare node, or the end of the job.
+//!
+//! What may never happen: ranks run on two nodes at once; a rank that has ended is started again.
 
 use std::fmt;
 use std::rc::Rc;
@@ -25,13 +29,13 @@ use crate::pmi::server::{Server, ServerConfig};
 use crate::pmi::wire::is_answered_later;
 use crate::spare::{self, Spare};
 
-/// Questions of the ranks of a node, with the answers, that go to another one in one message ([`FRAME_BYTES_MAX`], and what is written
-/// around them).
+/// Most bytes of PMI requests and answers of one node's ranks that move in one message; the message
+/// with its overhead stays below [`FRAME_BYTES_MAX`].
 ///
 /// [`FRAME_BYTES_MAX`]: crate::control::FRAME_BYTES_MAX
 pub const ADOPTED_BYTES_MAX: usize = 48 << 20;
 
-/// What the user reads of a node that is lost.
+/// What the user reads about a lost node.
 fn node_lost_text(lost: &str, why: &str, ranks: &[u32], to: &str) -> String {
     let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
     let (ranks, are) = if numbers.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
@@ -42,7 +46,7 @@ fn no_spare_left(lost: &str, why: &str) -> String {
     format!("node {lost} is lost ({why}), and there is no spare node left")
 }
 
-/// A rank cannot be started for a reason of this node.
+/// A rank cannot be started for a reason that lies with this node.
 #[derive(Debug)]
 pub(super) struct NodeSpecificError(String);
 
@@ -61,12 +65,12 @@ impl fmt::Display for NodeSpecificError {
 }
 
 impl Agent {
-    /// The agent above decides what becomes of a rank that cannot be started here.
+    /// Asks the agent above to move a rank that cannot be started here.
     pub(super) fn request_other_node(&mut self, rank: u32, why: String) {
         self.parent.send(&Message::RankUpdate(Box::new(RankUpdate::Unstartable { rank, why })));
     }
 
-    /// Whether it may be started on another one.
+    /// Whether a rank that has failed with this error may be started on another node.
     pub(super) fn may_request_other_node(&self, error: &Error) -> bool {
         error.is::<NodeSpecificError>() && self.is_replicated() && self.has_spares()
     }
@@ -76,18 +80,20 @@ impl Agent {
         self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
     }
 
-    /// Whether the agent above keeps what is needed to start our ranks elsewhere.
+    /// Whether the agent above keeps the state with which the ranks of this node can be restarted
+    /// on another node.
     pub(super) fn is_replicated(&self) -> bool {
         let is_below = |own: &Assignment| own.node.relay_unix.is_none();
         self.may_move() && self.assignment.as_ref().is_some_and(is_below)
     }
 
-    /// Whether there are nodes for that.
+    /// Whether the job has spare nodes.
     pub(super) fn has_spares(&self) -> bool {
         self.assignment.as_ref().is_some_and(|own| own.job.has_spares)
     }
 
-    /// What is known of a rank here alone goes up in front of what follows from it: its pipes, and what it asks, are read first.
+    /// Sends the new part of a rank's record to the agent above, ahead of everything that follows
+    /// from it. The caller has read the rank's pipes and PMI requests before.
     pub(super) fn send_recording_updates(&mut self, index: usize) {
         if !self.is_replicated() || !self.has_spares() {
             return;
@@ -100,7 +106,7 @@ impl Agent {
         }
     }
 
-    /// Tells the agent above that we are there.
+    /// Sends a keepalive to the agent above every [`ALIVE_INTERVAL`].
     pub(super) fn send_keepalive(&mut self) {
         if self.is_replicated() && self.keepalive_sent_at.elapsed() >= ALIVE_INTERVAL {
             self.keepalive_sent_at = Instant::now();
@@ -108,8 +114,9 @@ impl Agent {
         }
     }
 
-    /// Agents below of which nothing has been heard for long are lost, if there is a spare node for their ranks; otherwise they
-    /// are waited for. Whoever could not listen cannot tell.
+    /// Treats agents below as lost that have been silent for too long, if there is a spare node for
+    /// their ranks; otherwise the agent waits for them. While this agent itself does not read
+    /// (backlog), silence does not count.
     pub(super) fn check_lost_nodes(&mut self) {
         if !self.is_running() || !self.has_room() {
             return;
@@ -129,7 +136,8 @@ impl Agent {
         }
     }
 
-    /// How long an agent below may be silent: as long as any path may be, for whatever is moved begins anew.
+    /// How long an agent below may be silent: as long as any path may be, because ranks that move
+    /// restart from an image or from the program.
     fn node_patience(&self) -> Duration {
         let variable = PEER_TIMEOUT.variable();
         let environment = self.assignment.as_ref().map(|own| &own.job.environment);
@@ -141,12 +149,12 @@ impl Agent {
         }
     }
 
-    /// Ranks have been started, and one that is lost may go on.
+    /// Whether ranks have been started, and ranks of a lost node may be restarted.
     pub(super) fn is_running(&self) -> bool {
         self.phase == Phase::Working && !self.relay_address.is_empty() && self.may_move()
     }
 
-    /// The agent of a node below is gone, or counts as gone: its ranks go on elsewhere.
+    /// Handles the loss of a node below: moves its ranks to a spare node.
     pub(super) fn handle_lost_node(&mut self, index: usize, why: &str) {
         self.fail_over(index, why);
         self.send_spares();
@@ -155,7 +163,7 @@ impl Agent {
     fn fail_over(&mut self, index: usize, why: &str) {
         let child = &mut self.children[index];
         (child.done, child.is_lost) = (true, true);
-        // If it is there after all, the end of this stream ends it, and its ranks.
+        // If the agent is alive after all, the end of this stream ends the agent and its ranks.
         child.process.stream.close_output();
         child.kill(libc::SIGKILL);
         let lost = child.node.clone();
@@ -185,13 +193,14 @@ impl Agent {
         self.transfers.push(StateTransfer::new(lost, index, to, ranks));
     }
 
-    /// Whether the launcher has this question of a rank below already: its lost node has asked it.
+    /// Whether the launcher has received this request of a rank below already, from the rank's lost
+    /// node.
     pub(super) fn is_repeated_request(&mut self, index: usize, rank: u32) -> bool {
         let is_kept = self.may_move() && self.children[index].node.holds(rank);
         is_kept && !self.replicas.admit(rank)
     }
 
-    /// A rank of an agent below cannot be restarted there.
+    /// Handles a rank of an agent below that cannot be restarted on its node.
     pub(super) fn handle_unstartable(&mut self, index: usize, rank: u32, why: &str) {
         let has_moved_before = self.replicas.handle_unstartable(rank);
         let is_spare_free = self.choose_spare(self.children[index].node.rank_count).is_some();
@@ -201,7 +210,7 @@ impl Agent {
         }
     }
 
-    /// The node that was to take ranks is lost in turn.
+    /// Handles the loss of a node that was to take ranks over.
     fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
         let ranks = self.transfers[place].ranks.clone();
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
@@ -212,7 +221,7 @@ impl Agent {
         self.parent.send(&Message::Note { text });
     }
 
-    /// All that is known of them is there: the ranks are started on their new node.
+    /// Starts the ranks on their new node, which has received their records.
     pub(super) fn move_ranks(&mut self, transfer: StateTransfer) {
         let StateTransfer { lost, from: index, to, ranks, .. } = transfer;
         let released = self.groups.get(&0).map_or(0, |group| group.server.released());
@@ -271,7 +280,8 @@ impl Agent {
 
     // --- on the spare node
 
-    /// What is known of a rank that is to be started here comes before it.
+    /// Takes a part of the record of a rank that is to be started here; all parts arrive before the
+    /// rank.
     pub(super) fn apply_update(&mut self, update: &RecordingUpdate) {
         let Some(assignment) = &self.assignment else { return };
         let outcome = match self.received_recordings.get(&update.rank) {
@@ -304,7 +314,8 @@ impl Agent {
             }
         }
         self.assignment = Some(assignment);
-        // The answers that they wait for: all of them are there to hear them.
+        // The requests that the ranks wait for are sent to the server once all ranks are there to
+        // receive the answers.
         for one in &adoption.ranks {
             for Exchange { question, answer } in one.unanswered_requests() {
                 if let Some(group) = self.groups.get_mut(&0) {
@@ -351,7 +362,7 @@ impl Agent {
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);
-            // It goes on, from an image or with the program, once the agent looks at it next.
+            // The agent restores the rank from an image, or starts the program, in its next round.
             rank.restore = Some(Restore::begin(&mut rank, None, &one.images));
             self.ranks.push(rank);
         }

@@ -1,10 +1,15 @@
-//! What a rank that is restarted has already said and heard: its questions to its process manager with their answers,
-//! and what it has printed.
+//! PMI replay of a rank that may be restarted: the rank's PMI requests with their answers, and what
+//! the rank has printed.
 //!
-//! A new start asks the same questions in the same order and gets the same answers; what it prints again is compared with what
-//! was printed before, and not shown. What our own libraries and libfabric say in it (`tagged`) differs from start to start, and
-//! is always shown.
-//! Every start is remembered: whether there is another one is decided by that (`restart`).
+//! In: requests and output of the present incarnation. Out: recorded answers to repeated requests,
+//! and only such output as no earlier incarnation has printed. A new incarnation sends the same
+//! requests in the same order and receives the same answers. The replay compares repeated output
+//! with the recorded output and drops it. Output of the project's own libraries and of libfabric
+//! (`tagged_output`) differs between incarnations, and is always shown. The replay records how each
+//! incarnation has ended, because this decides whether another one follows (`restart`).
+//!
+//! What may never happen: the user sees output twice; an incarnation that diverges goes on
+//! unnoticed.
 
 use std::time::{Duration, Instant};
 
@@ -15,94 +20,99 @@ use crate::output_log::{Divergence, OutputReplay, Position, Replayed};
 use crate::pmi::server::Stage;
 use crate::restart::{self, IncarnationRecord, ProgressPoint};
 
-/// How often a process has looked for messages, if anybody counts that.
+/// How often a rank has polled for messages, where the polls are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PollCounts {
-    /// Whichever start came furthest.
+    /// Polls of the incarnation that came furthest.
     pub furthest: u64,
-    /// The present one.
+    /// Polls of the present incarnation.
     pub present: u64,
-    /// Frames that were taken in again, by all starts: at one look there may be many.
+    /// Frames delivered during replay, by all incarnations; one poll may deliver many.
     pub taken: u64,
 }
 
-/// A rank is never started so often on one node that is lost and does not know it.
+/// More incarnations of a rank than one node ever starts, even a node that counts as lost and does
+/// not know so.
 pub const INCARNATIONS_PER_NODE: u32 = 10_000;
 
-/// What a rank has asked its process manager, with the answers, is kept up to here. A job cannot spawn so much; names it can publish
-/// and look up without end.
+/// Most bytes of a rank's PMI requests and answers that are kept. Spawns of a job cannot exceed
+/// this bound; a job may publish and look up names without end.
 pub const EXCHANGED_BYTES_MAX: usize = 64 << 20;
 
-/// See the module head.
+/// The PMI replay of one rank; the module head has the rules.
 #[derive(Debug)]
 pub struct PmiReplay {
     exchanges: Vec<Exchange>,
-    /// Of these, how many the present start has come to.
+    /// How many of `exchanges` the present incarnation has reached.
     asked: usize,
-    /// Bytes of all exchanges. Beyond the bound nothing is kept.
+    /// Bytes of all exchanges. Beyond [`EXCHANGED_BYTES_MAX`] no exchanges are kept.
     exchanged_bytes: usize,
-    /// Standard output and error: what any start has printed, and where the present one is.
+    /// Standard output and standard error: what any incarnation has printed, and the position of
+    /// the present one.
     outputs: [OutputReplay; 2],
-    /// The present start has printed something else than those before it. Nothing of its output is shown from then on.
+    /// The present incarnation has printed something else than earlier ones. The rest of its output
+    /// is dropped.
     has_diverged: bool,
-    /// All that was printed before the furthest look for messages is known. It is not where a node was lost, until the rank has
-    /// looked for messages as often again.
+    /// All output before the furthest poll is known. Not so after the loss of a node, until the
+    /// rank has polled as often again.
     is_output_known: bool,
-    /// How often the present start had looked for messages as it last printed on standard error, and the length of that stream
-    /// when that number was new: what came since may be last words.
+    /// Polls of the present incarnation when it last printed on standard error, and the length of
+    /// that stream when the poll count changed: what came after that length may be last words.
     last_stderr: (u64, u64),
-    /// Its looks for messages before this start.
+    /// Furthest poll count of the incarnations before the present one.
     polls_before: u64,
-    /// Standard error.
+    /// Separates the libraries' lines from the program's on standard error.
     tagged: TaggedOutput,
-    /// How far this start has come with its process manager.
+    /// PMI stage of the present incarnation.
     stage: Stage,
-    /// It has said that it cannot go on.
+    /// The present incarnation has printed that it cannot continue.
     has_fatal_notice: bool,
-    /// How often it has been restarted,
+    /// How often the rank has been restarted.
     pub restarts: u32,
-    /// and how often on another node.
+    /// How often the rank has been restarted on another node.
     moves: u32,
-    /// It has been, and was not seen to be where it was yet.
+    /// The rank was restarted and is not live yet.
     is_replaying: bool,
-    /// How far the present one was when it was last looked at and had come further, and when.
+    /// Progress point and redelivered frames of the present incarnation at its last progress, with
+    /// the time.
     last_progress: (ProgressPoint, u64, Instant),
-    /// When its first start began, and this one.
+    /// When the first incarnation began, and when the present one began.
     began: [Instant; 2],
-    /// Its starts that have ended.
+    /// Incarnations that have ended.
     incarnations: Vec<IncarnationRecord>,
-    /// It has called MPI_Abort.
+    /// The rank has called MPI_Abort.
     pub has_aborted: bool,
 }
 
-/// What to do about a question.
+/// How the replay answers a PMI request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RequestReplay {
-    /// Nobody has asked it before.
+    /// No earlier incarnation has sent this request.
     New,
-    /// It was answered so.
+    /// The recorded answer.
     Answered(String),
-    /// It was asked before, and is answered yet.
+    /// An earlier incarnation has sent this request, and the answer is still open.
     Pending,
-    /// Another one was asked in its place before.
+    /// An earlier incarnation has sent another request at this point.
     Diverged { before: String },
 }
 
-/// What comes of something that was printed.
+/// What to do with printed bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PrintOutcome {
-    /// The program has not printed it before.
+    /// No earlier incarnation has printed these bytes.
     New(Vec<u8>),
-    /// As well, in the place of so many bytes, from this one on: last words of an earlier start, which do not come again.
+    /// New bytes that replace `gone` bytes from position `from` on: the last words of an earlier
+    /// incarnation, which are not repeated.
     ReplacesLastWords { new: Vec<u8>, from: u64, gone: u64 },
-    /// Our libraries have said it.
+    /// The bytes come from a library of the project or from libfabric.
     OfLibrary(Vec<u8>),
-    /// It is not what was printed before; this is for the user.
+    /// The bytes differ from what was printed before; the text is for the user.
     Diverged(String),
 }
 
 impl PmiReplay {
-    /// Its first start begins.
+    /// The replay of a rank whose first incarnation begins.
     pub fn new(now: Instant) -> PmiReplay {
         PmiReplay {
             exchanges: Vec::new(),
@@ -126,10 +136,10 @@ impl PmiReplay {
         }
     }
 
-    /// It comes from a node that is lost, and its first start here begins.
+    /// The replay of a rank that comes from a lost node, and whose first incarnation here begins.
     pub fn adopted(from: &TransferredRank, polls: Option<PollCounts>, now: Instant) -> PmiReplay {
         PmiReplay {
-            // Since this node was started, at the most.
+            // An `Instant` cannot lie before the start of this host, so the age is cut there.
             began: [now.checked_sub(from.age).unwrap_or(now), now],
             incarnations: from.incarnations.clone(),
             polls_before: polls.map_or(0, |polls| polls.furthest),
@@ -144,18 +154,19 @@ impl PmiReplay {
         }
     }
 
-    /// The number of its present start, for its relay: higher than any on a node that it was on before, whatever is still
-    /// started there.
+    /// The number of the present incarnation, for its relay: higher than any number on an earlier
+    /// node of the rank, whatever that node still starts.
     pub fn incarnation(&self) -> u32 {
         self.moves * INCARNATIONS_PER_NODE + self.restarts
     }
 
-    /// It wants the job to end.
+    /// Notes that the rank has called MPI_Abort.
     pub fn abort(&mut self) {
         self.has_aborted = true;
     }
 
-    /// Its present process has ended; all that it has had, this one last.
+    /// Records the end of the present process; returns the records of all processes of the rank,
+    /// this one last.
     pub fn end(
         &mut self,
         ending: Ending,
@@ -178,15 +189,16 @@ impl PmiReplay {
         &self.incarnations
     }
 
-    /// How far its present process is.
+    /// How far the present process is.
     fn point(&self, polls: Option<PollCounts>) -> ProgressPoint {
         let polls = polls.map_or(0, |polls| polls.present);
         let printed = self.outputs.iter().map(|output| output.at().bytes).sum();
         ProgressPoint { asked: self.asked, printed, polls }
     }
 
-    /// A process that has ended by an error of its own may have said so on standard error, which the next start does not repeat.
-    /// SIGKILL and its like leave no time for words.
+    /// Finds the last words of a process that has ended by an error of its own: text on standard
+    /// error that the next incarnation does not repeat. A process that ends by SIGKILL or the like
+    /// prints no last words.
     fn detect_last_words(&mut self, ending: Ending, polls: Option<PollCounts>) {
         let has_words = ending != Ending::Exited(0) && restart::is_program_fault(ending);
         let error = &mut self.outputs[1];
@@ -197,8 +209,9 @@ impl PmiReplay {
         }
     }
 
-    /// How long it has not come further on its way back, if that is too long. Who computes, or waits for others, is seen to look for
-    /// messages, and who waits for the relay's disk to take in frames; where nobody counts that nobody can say.
+    /// How long the replay has made no progress, if that is too long. A rank that computes or waits
+    /// for others still polls, and a rank that waits for the relay's disk still receives frames.
+    /// Where polls are not counted, a hang cannot be detected.
     pub fn hangs(&mut self, polls: Option<PollCounts>, now: Instant) -> Option<Duration> {
         let point = self.point(polls);
         let taken = polls.map_or(0, |polls| polls.taken);
@@ -213,18 +226,18 @@ impl PmiReplay {
         let lived = self.incarnations.iter().map(|incarnation| incarnation.lasted).sum();
         let is_too_long = restart::hangs(still, lived);
         if is_too_long {
-            // Said again if it does not end by that.
+            // The report is repeated if the process does not end after it.
             self.last_progress.2 = now;
         }
         is_too_long.then_some(still)
     }
 
-    /// Whether its last process has ended because the connection to its relay was broken.
+    /// Whether the last process has ended because its connection to the relay was lost.
     pub fn has_lost_relay(&self) -> bool {
         self.incarnations.last().is_some_and(IncarnationRecord::has_lost_relay)
     }
 
-    /// The process is restarted.
+    /// Begins another incarnation from the start of the program.
     pub fn begin(&mut self, polls: Option<PollCounts>, now: Instant) {
         self.began[1] = now;
         self.last_progress = (ProgressPoint::default(), 0, now);
@@ -238,35 +251,38 @@ impl PmiReplay {
         self.is_replaying = true;
     }
 
-    /// The present start has come to nothing. Another one has another number: what is left of this one has the record, if it
-    /// has come so far.
+    /// Takes another incarnation number after a failed start, because what is left of the failed
+    /// incarnation may have attached to the record.
     pub fn next_incarnation(&mut self) {
         self.restarts += 1;
     }
 
-    /// The present start did not begin with the program, but where it stood like this.
+    /// Sets where the present incarnation begins: not at the start of the program, but at these
+    /// positions of an image.
     pub fn begin_at(&mut self, asked: usize, stage: Stage, printed: [Position; 2]) {
         (self.asked, self.stage) = (asked, stage);
         self.outputs.iter_mut().zip(printed).for_each(|(output, at)| output.begin_at(at));
         self.tagged = TaggedOutput::new(self.outputs[1].is_line_start());
     }
 
-    /// What the present start has asked, how far it has come by that, and where in its output it is.
+    /// Requests that the present incarnation has sent, its PMI stage, and its positions in the
+    /// output streams.
     pub fn position(&self) -> (usize, Stage, [Position; 2]) {
         (self.asked, self.stage, self.outputs.each_ref().map(OutputReplay::at))
     }
 
-    /// How far its present process has come with its process manager.
+    /// PMI stage of the present incarnation.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// Whether it has been restarted, and was not seen to be where it was.
+    /// Whether the rank was restarted and is not live yet.
     pub fn is_replaying(&self) -> bool {
         self.is_replaying
     }
 
-    /// Whether it has asked, printed and looked for again all that was before; said once for each start.
+    /// Whether the rank has just become live: it has repeated all requests, output and polls. True
+    /// once for each incarnation.
     pub fn take_replayed(&mut self, polls: Option<PollCounts>) -> bool {
         let is_behind_in_polls = polls.is_some_and(|polls| polls.present < self.polls_before);
         let is_behind = self.asked < self.exchanges.len()
@@ -278,8 +294,8 @@ impl PmiReplay {
         was_replaying && !is_behind
     }
 
-    /// How much of what was before it has done again, in percent; `None` before it has begun with that, or where nobody
-    /// can say.
+    /// Replayed share of the polls before this incarnation, in percent; `None` if the rank is live,
+    /// has not polled yet, or its polls are not counted.
     pub fn percent(&self, polls: Option<PollCounts>) -> Option<u8> {
         let present = polls.map_or(0, |polls| polls.present);
         let share = u128::from(present) * 100 / u128::from(self.polls_before.max(1));
@@ -305,7 +321,8 @@ impl PmiReplay {
         }
     }
 
-    /// The oldest open question is answered. Whether the present start has asked it.
+    /// Records the answer to the oldest open request; returns whether the present incarnation has
+    /// sent that request.
     pub fn answer(&mut self, answer: &str) -> bool {
         let Some(number) = self.exchanges.iter().position(|known| known.answer.is_none()) else {
             return true;
@@ -324,12 +341,13 @@ impl PmiReplay {
         !self.has_asked_too_much()
     }
 
-    /// Whether that is more than is kept, so that it cannot come back.
+    /// Whether requests and answers exceed [`EXCHANGED_BYTES_MAX`], so that the rank cannot be
+    /// restarted.
     pub fn has_asked_too_much(&self) -> bool {
         self.exchanged_bytes > EXCHANGED_BYTES_MAX
     }
 
-    /// What comes of these bytes, which the present start has printed after so many looks for messages.
+    /// What to do with bytes that the present incarnation has printed at these poll counts.
     pub fn print(
         &mut self,
         stream: Stream,
@@ -343,7 +361,8 @@ impl PmiReplay {
         parts.into_iter().filter_map(|part| self.compare_part(part, polls)).collect()
     }
 
-    /// The present process has ended or stands still, so no line of a library is under way: what comes of the rest.
+    /// What to do with the rest of standard error, once the process has ended or stands still and
+    /// no library line is incomplete any more.
     pub fn end_print(&mut self, polls: Option<PollCounts>) -> Option<PrintOutcome> {
         self.tagged.end().and_then(|part| self.compare_part(part, polls))
     }
@@ -359,7 +378,7 @@ impl PmiReplay {
         }
     }
 
-    /// The program has printed this.
+    /// Compares output of the program with the recorded output.
     fn compare(
         &mut self,
         stream: Stream,
@@ -374,7 +393,7 @@ impl PmiReplay {
         if stream == Stream::Stderr && present != self.last_stderr.0 {
             self.last_stderr = (present, output.log().end().bytes);
         }
-        // It is read later than it was printed, so the number of looks is not too small.
+        // Output is read later than it was printed, so the poll count is never too low.
         let is_early = self.is_output_known && polls.is_some() && present < self.polls_before;
         let outcome = output.print(bytes);
         let divergence = match outcome {
@@ -390,7 +409,8 @@ impl PmiReplay {
         Some(PrintOutcome::Diverged(self.divergence_text(stream, &divergence)))
     }
 
-    /// Its process has ended as it wanted. What the user reads if it has not printed all that was printed before.
+    /// For a process that has ended regularly: what the user reads if the process has not printed
+    /// all that was printed before.
     pub fn missing_output(&self) -> Option<String> {
         let streams = [Stream::Stdout, Stream::Stderr].into_iter().zip(&self.outputs);
         let mut divergences =
@@ -522,7 +542,7 @@ mod tests {
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut replay = PmiReplay::new(now);
         replay.begin(polls(9, 9), now);
-        // At one look; the relay reads it from a slow disk.
+        // Many frames arrive at one poll, because the relay reads them from a slow disk.
         for step in 1..100 {
             let polls = Some(PollCounts { furthest: 9, present: 4, taken: step });
             assert_eq!(replay.hangs(polls, later(50 * step)), None);
@@ -560,7 +580,7 @@ mod tests {
         assert_eq!(replay.print(Stream::Stderr, b"f", None), new(b"f"));
     }
 
-    /// The one line for the user.
+    /// The text for the user.
     fn diverged(prints: &[PrintOutcome]) -> &str {
         let [PrintOutcome::Diverged(text)] = prints else { panic!("{prints:?}") };
         text
@@ -595,7 +615,7 @@ mod tests {
             diverged(&prints).contains("line 2 is \"two\", and there was nothing"),
             "{prints:?}"
         );
-        // What a lost node has not told may come.
+        // Output that a lost node has not reported may be new.
         let ranks = TransferredRank { restarts: 1, ..TransferredRank::default() };
         let mut adopted = PmiReplay::adopted(&ranks, polls(5, 5), Instant::now());
         assert_eq!(adopted.print(Stream::Stdout, b"one\n", polls(5, 2)), new(b"one\n"));
@@ -619,7 +639,7 @@ mod tests {
             || vec![PrintOutcome::ReplacesLastWords { new: b"two\n".to_vec(), from: 4, gone: 10 }];
         assert_eq!(say(Ending::Exited(1), 5), other());
         assert_eq!(say(Ending::Killed(libc::SIGSEGV), 5), other());
-        // It has looked for messages since, or had no time for words.
+        // The process has polled after the text, or was killed without time for last words.
         for (ending, after) in [(Ending::Exited(1), 6), (Ending::Killed(libc::SIGKILL), 5)] {
             diverged(&say(ending, after));
         }

@@ -1,5 +1,5 @@
-//! What the ranks of this host run: each program of the job with its environment, and what the user has
-//! to know about it.
+//! What the ranks of this host run: each program of the job with its environment. Notes about a
+//! program go to the user.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::control::{Job, Message, Node};
 use crate::mpi::{self, ProgramPlan};
 
 impl Agent {
-    /// By application number, those of which ranks are here.
+    /// Plans of the programs that ranks of this host run, by application number.
     pub(super) fn plans(&mut self, job: &Job, node: &Node) -> Result<BTreeMap<u32, ProgramPlan>> {
         let mut plans = BTreeMap::new();
         for rank in node.first_rank..node.first_rank + node.rank_count {
@@ -20,7 +20,7 @@ impl Agent {
                 continue;
             }
             let plan = self.plan(task, job, node)?;
-            // One node speaks for all: the one that holds the first rank of the program.
+            // Only the node with the first rank of a program reports its notes.
             if rank == 0 || job.application(rank - 1).0 != appnum {
                 let told = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
                 told.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
@@ -41,7 +41,8 @@ impl Agent {
     }
 }
 
-/// Ranks of different MPI libraries do not understand each other.
+/// Checks that all programs use the same MPI library, because ranks of different MPI libraries
+/// cannot communicate.
 fn check_one_library<'a>(plans: impl Iterator<Item = &'a ProgramPlan>) -> Result<()> {
     let mut known: Option<&ProgramPlan> = None;
     for plan in plans.filter(|plan| plan.family.is_some()) {

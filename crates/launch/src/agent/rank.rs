@@ -32,41 +32,44 @@ use crate::mpi;
 use crate::pmi::wire::{Input, LineReader, WireError};
 use crate::sys;
 
-/// A rank that asks without reading the answers is not read from beyond this.
+/// Unsent bytes beyond which the agent reads no further requests of a rank that does not read the
+/// answers.
 const REPLY_BYTES_MAX: usize = 1024 * 1024;
-/// Pieces read from a living rank's stream before others get their turn.
+/// Pieces read from a running rank's stream before other ranks get their turn.
 const PIECES_PER_TURN: usize = 4;
-/// A pipe holds at most this many pieces (1 MiB is Linux's default limit for a pipe's size), so
-/// this empties the pipe of a rank that has ended.
+/// Most pieces in a pipe (1 MiB is Linux's default limit for the size of a pipe): reading so many
+/// empties the pipe of a rank that has ended.
 const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
 
 /// Which rank to start, and with what.
 pub struct LaunchSpec<'a> {
-    /// Its process group; 0: the job's first processes.
+    /// The rank's process group; 0: the job's first processes.
     pub group: u32,
-    /// Its process index in the job.
+    /// The rank's process index in the job.
     pub index: u32,
-    /// Its rank in the group's MPI_COMM_WORLD, and how many there are.
+    /// Rank in the group's MPI_COMM_WORLD; `size` is the number of ranks in it.
     pub rank: u32,
     pub size: u32,
     pub task: &'a Task,
     pub plan: &'a mpi::ProgramPlan,
-    /// Processes of the job on this host, if somebody has counted them.
+    /// Processes of the job on this host, if they were counted.
     pub neighbours: Option<u32>,
-    /// Of a rank that may be restarted: how often it has been.
+    /// Number of the incarnation ([`PmiReplay::incarnation`]); `None` for a rank that may not be
+    /// restarted.
     pub incarnation: Option<u32>,
-    /// And what it reads of clocks.
+    /// The rank's recorded nondeterminism, if it is recorded.
     pub recording: Option<Rc<RankRecording>>,
-    /// Where it says how its paths are: the same for all its starts.
+    /// The page on which the rank reports its paths, the same for all incarnations.
     pub statistics_page: Option<Rc<StatisticsPage>>,
-    /// Images are taken of it.
+    /// Checkpoint images of the rank are taken.
     pub has_images: bool,
-    /// Of its start before, which programs may have let others know.
+    /// Process id of the rank's last incarnation, which programs may have passed on to other
+    /// processes.
     pub pid: Option<u32>,
 }
 
 pub struct LocalRank {
-    /// The process index, by which everybody outside of its group names it.
+    /// The process index, by which all processes outside the rank's group name it.
     pub rank: u32,
     pub group: u32,
     /// The rank in its group.
@@ -74,19 +77,19 @@ pub struct LocalRank {
     pub pid: u32,
     pub ending: Option<Ending>,
     pub reported: bool,
-    /// Of a rank that may be restarted.
+    /// PMI replay of a rank that may be restarted.
     pub replay: Option<PmiReplay>,
     pub recording: Option<Rc<RankRecording>>,
     pub statistics_page: Option<Rc<StatisticsPage>>,
-    /// Of a rank of which images are taken.
+    /// Checkpoint scheduler of a rank of which images are taken.
     pub scheduler: Option<CheckpointScheduler>,
-    /// It has ended, and is brought back from one.
+    /// The restore in progress, after the rank's process has ended.
     pub restore: Option<Restore>,
     pub quiesce_socket: Option<QuiesceSocket>,
-    /// Whether it has spoken to its process manager, and what it runs until then.
+    /// Whether the rank has contacted its process manager, and which processes it runs until then.
     pub contact: Contact,
     pub pmi: Option<PmiSocket>,
-    /// Its standard input, if it is rank 0.
+    /// Standard input of the rank, if it is rank 0.
     pub input: Stdin,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
@@ -108,7 +111,7 @@ impl LocalRank {
         let open_files = sys::rank_open_files();
         let wanted_pid = Arc::new(AtomicU32::new(0));
         let wanted_by_child = wanted_pid.clone();
-        // SAFETY: all of it only makes async-signal-safe calls.
+        // SAFETY: the closure makes only async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 match wanted_by_child.load(Relaxed) {
@@ -158,8 +161,9 @@ impl LocalRank {
         })
     }
 
-    /// Begins to make a process of `image`, as the next start of this rank, which has ended. What that start will be, and CRIU,
-    /// which is at work; once that has ended well the start takes over ([`LocalRank::take_over`]).
+    /// Begins to restore this rank, whose process has ended, from `image`. Returns the next
+    /// incarnation and the process id of the running CRIU. Once CRIU has ended with exit code 0,
+    /// the incarnation takes over ([`LocalRank::take_over`]).
     pub fn begin_restore(
         &mut self,
         image: &CheckpointImage,
@@ -192,7 +196,7 @@ impl LocalRank {
             group_rank: self.group_rank,
             pid: image.header.pid,
             ending: None,
-            // As the next image will name them.
+            // The inodes under which the next image will name these descriptors.
             quiesce_socket: Some(QuiesceSocket {
                 socket: control.into(),
                 inodes: inherited.inodes()?,
@@ -209,7 +213,8 @@ impl LocalRank {
         Ok((rank, criu.id()))
     }
 
-    /// A process of an image that stood here has been made: it takes the place of `old`.
+    /// Replaces `old` by this incarnation, which was restored from an image at this replay
+    /// position.
     pub fn take_over(mut self, old: &mut LocalRank, replay_position: &ReplayPosition) -> LocalRank {
         self.replay = old.replay.take();
         if let Some(replay) = &mut self.replay {
@@ -220,7 +225,8 @@ impl LocalRank {
         self
     }
 
-    /// A rank of the job's first group that has no process here yet, or none any more.
+    /// A rank of the job's first group without a process, before its first incarnation here or
+    /// after an incarnation has ended.
     pub fn vacant(
         rank: u32,
         recording: Option<Rc<RankRecording>>,
@@ -247,12 +253,12 @@ impl LocalRank {
         }
     }
 
-    /// How often it has looked for messages, if that is counted.
+    /// How often the rank has polled for messages, if polls are counted.
     pub fn poll_counts(&self) -> Option<PollCounts> {
         self.recording.as_ref().map(|recording| recording.poll_counts())
     }
 
-    /// Whether it runs, and is on its way back to where it was.
+    /// Whether the rank runs and replays.
     pub fn is_replaying(&self) -> bool {
         self.ending.is_none() && self.replay.as_ref().is_some_and(PmiReplay::is_replaying)
     }
@@ -261,12 +267,12 @@ impl LocalRank {
         self.stdout.iter().chain(&self.stderr).map(AsFd::as_fd)
     }
 
-    /// Nothing more of what comes there is read.
+    /// Closes the output pipes; what they still hold is dropped.
     pub fn close_output(&mut self) {
         (self.stdout, self.stderr) = (None, None);
     }
 
-    /// Reads what the rank has printed: a few pieces, or `everything` its pipes hold.
+    /// Reads what the rank has printed: a few pieces, or `everything` that the pipes hold.
     pub fn read_output(&mut self, everything: bool, mut take: impl FnMut(Stream, Vec<u8>)) {
         let pieces = if everything { PIECES_OF_A_PIPE } else { PIECES_PER_TURN };
         let streams = [(Stream::Stdout, &mut self.stdout), (Stream::Stderr, &mut self.stderr)];
@@ -275,27 +281,28 @@ impl LocalRank {
         }
     }
 
-    /// What its last start was given of standard input it is given as well, from byte `at` on.
+    /// Takes over the standard input of the last incarnation; the rank reads from byte `at` on.
     pub fn inherit_input(&mut self, old: &mut LocalRank, at: u64) {
         let pipe = std::mem::replace(&mut self.input, std::mem::take(&mut old.input));
         self.input.begin(at, pipe);
     }
 }
 
-/// The two ends of the socket over which a process says that its image can be taken.
+/// The two ends of the quiesce socket, for the agent and for the rank.
 fn quiesce_pair(command: &mut Command) -> Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = socket_pair()?;
     command.env("LANDBRIDGE_QUIESCE_SOCKET", same_length(sys::raw(&theirs)));
     Ok((ours, theirs))
 }
 
-/// For the agent, and for the rank.
+/// A pair of sockets, for the agent and for the rank.
 fn socket_pair() -> Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
     Ok((ours, sys::out_of_the_way(theirs.into()).into()))
 }
 
-/// What is needed to take images of a process that has just been started.
+/// The quiesce socket of a process that was just started, with the inodes that an image of the
+/// process names.
 fn new_quiesce_socket(
     quiesce_pair: (UnixStream, UnixStream),
     pmi: &UnixStream,
@@ -313,7 +320,7 @@ fn new_quiesce_socket(
     Ok(QuiesceSocket { socket: socket.into(), inodes })
 }
 
-/// To read from, and to write into.
+/// A pipe: its read end and its write end.
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("no pipe")
 }
@@ -341,8 +348,8 @@ fn command(job: &Job, node: &Node, relay: &str, start: &LaunchSpec, pmi: RawFd) 
     command
 }
 
-/// Starts a process, with this id if the system allows that and the id is free. `wanted_pid`: what the child looks at before it becomes
-/// another program.
+/// Starts a process, with this process id if the system allows that and the id is free.
+/// `wanted_pid`: the wanted id, which the child reads before it executes the program.
 fn spawn(
     command: &mut Command,
     pid: Option<u32>,
@@ -351,11 +358,11 @@ fn spawn(
     if let Some(pid) = pid {
         wanted_pid.store(pid, Relaxed);
         if let Ok(between) = command.spawn() {
-            // The first child has ended as soon as the second one had the id.
+            // The first child has ended as soon as the second child had the wanted id.
             sys::bury(between.id());
             return Ok((pid, between));
         }
-        // One that had the id, and could not become the program, has ended as well.
+        // A second child that had the id and could not execute the program has ended as well.
         let _ = sys::reap(pid);
     }
     wanted_pid.store(0, Relaxed);
@@ -386,8 +393,9 @@ fn read_pieces(slot: &mut Option<OwnedFd>, pieces: usize, mut take: impl FnMut(V
     }
 }
 
-/// The number of a descriptor, for the environment of a rank. What may be restarted has the same length every time: it lies
-/// on the stack, and all that comes after it would be elsewhere.
+/// The number of a descriptor, for the environment of a rank. For a rank that may be restarted the
+/// text has the same length every time: the environment lies on the stack, and another length would
+/// move everything after it.
 fn descriptor(start: &LaunchSpec, number: RawFd) -> String {
     match start.incarnation {
         Some(_) => same_length(number),
@@ -395,17 +403,18 @@ fn descriptor(start: &LaunchSpec, number: RawFd) -> String {
     }
 }
 
-/// A number as long as any other.
+/// A number as text, padded to nine digits.
 pub fn same_length(number: impl Display) -> String {
     format!("{number:09}")
 }
 
-/// Names of nodes and addresses take so much of the environment of a rank that may go on on another node. Those that are
-/// longer take more.
+/// Bytes to which names of nodes and addresses are padded in the environment of a rank that may
+/// move to another node. Longer names are not cut.
 const NAME_BYTES: usize = 64;
 
-/// What the provider inside the rank has to know. The size is that of the job's first processes for
-/// all of them: both ends of a channel through relays compute their window from it.
+/// Variables for the provider inside the rank. `LANDBRIDGE_SIZE` is the number of the job's first
+/// processes for all ranks, because both ends of a channel through relays compute their window from
+/// this number.
 fn contract_variables(
     job: &Job,
     node: &Node,
@@ -420,7 +429,7 @@ fn contract_variables(
         ("LANDBRIDGE_CLUSTER", node.cluster.to_string()),
     ];
     match start.incarnation {
-        // The same length on every node; readers trim it.
+        // The names have the same length on every node; readers trim them.
         Some(_) => {
             let address = node.address.as_deref().unwrap_or_default();
             variables.push(("LANDBRIDGE_NODE", format!("{:NAME_BYTES$}", node.name)));
@@ -446,7 +455,7 @@ fn contract_variables(
     variables.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// Our end of a rank's `PMI_FD`.
+/// The agent's end of a rank's `PMI_FD`.
 pub struct PmiSocket {
     fd: OwnedFd,
     reader: LineReader,
@@ -476,7 +485,7 @@ impl PmiSocket {
         self.at_end
     }
 
-    /// Complete lines and blocks that have come.
+    /// Reads the complete lines and blocks that have arrived.
     pub fn read(&mut self) -> Result<Vec<Input>, WireError> {
         let mut lines = Vec::new();
         let mut buffer = [0; PIECE_BYTES_MAX];
@@ -492,7 +501,7 @@ impl PmiSocket {
         Ok(lines)
     }
 
-    /// Writes at once what the socket takes; PMI is a question-and-answer protocol.
+    /// Sends a line, as much as the socket takes at once: PMI-1 is a request-reply protocol.
     pub fn send(&mut self, line: &str) {
         self.unsent.extend(line.as_bytes());
         self.flush();
@@ -504,7 +513,8 @@ impl PmiSocket {
                 Ok(count) => drop(self.unsent.drain(..count)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // The rank is gone or has closed its side: its exit tells the rest.
+                // The rank has ended or has closed its end; the agent handles the end of its
+                // process elsewhere.
                 Err(_) => return self.unsent.clear(),
             }
         }

@@ -1,8 +1,15 @@
-//! What a rank that may be restarted reads of clocks and chance: a memory file that outlives the rank, and the library
-//! that fills it and reads it again (`crates/interpose`), loaded in front of the rank's own.
+//! The recorded nondeterminism (clocks, random numbers, file calls) of a rank that may be
+//! restarted: a memory file that outlives the rank's processes. The interposer
+//! (`crates/interpose`), which is loaded in front of the rank's own libraries, writes the file and
+//! replays from the file.
 //!
-//! Where the rank may go on on another node, what is new in that file goes to the agent above ([`RankRecording::updates`]), in front of what
-//! the rank has printed or asked since; and there it is laid into the file of its next start ([`RankRecording::apply`]).
+//! In: what the interposer and the provider write into the file. Out: if the rank may move to
+//! another node, [`RankRecording::updates`] gives the agent above what is new in the file, ahead of
+//! what the rank has printed or asked since. On the other node [`RankRecording::apply`] writes
+//! these updates into the file of the rank's next incarnation.
+//!
+//! What may never happen: an update holds a part that is older than the part before it, or a batch
+//! of updates ends within an entry of the record.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,39 +36,41 @@ use crate::mpi::{self, Environment};
 use crate::sibling;
 use crate::sys;
 
-/// The library; cargo gives it this name.
+/// File name of the interposer library, as cargo builds it.
 const INTERPOSER: &str = "liblandbridge_interpose.so";
 
-/// Most of a record that is told at once.
+/// Most bytes of a record in one [`RecordingUpdate`].
 pub const PIECE_BYTES: u64 = 1 << 20;
 
-/// The record of one rank, for all its starts.
+/// The record of one rank, for all incarnations of the rank.
 pub struct RankRecording {
     memory: OwnedFd,
     library: PathBuf,
-    /// Whether what the rank does with files is recorded as well.
+    /// Whether the record holds the rank's file calls as well.
     with_files: bool,
-    /// Open files that outlive it; empty if nobody wants that.
+    /// Open files that outlive the rank's processes; `None` if file calls are not recorded.
     held_files: Option<HeldFiles>,
     replicated: Cell<ReplicatedExtent>,
-    /// The head's part about files, as it was told last.
+    /// The part of the record's head about files, as the last update has sent it.
     replicated_files: RefCell<Vec<u8>>,
 }
 
-/// What of a record the agent above knows.
+/// How much of a record the agent above has received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ReplicatedExtent {
     reads: u64,
     determinants: u64,
     polls: u64,
     is_full: bool,
-    /// What lies before this place is needed no more.
+    /// Record entries before this position are not needed any more.
     base: u64,
 }
 
 impl RankRecording {
-    /// For a rank of this job; `None` if nobody wants it.
-    /// `ships`: the rank may go on on another node.
+    /// Makes the record of a rank of this job; `None` if the setting `recover_clocks` is off.
+    ///
+    /// `waits_for_replica`: the rank may move to another node, so effects on files wait until
+    /// another node has the record.
     pub fn new(job: &Job, waits_for_replica: bool) -> Result<Option<RankRecording>> {
         let is_off = |setting: &Setting| {
             let variable = setting.variable();
@@ -93,7 +102,7 @@ impl RankRecording {
         Ok(Some(recording))
     }
 
-    /// Nobody has written it yet.
+    /// A record that no rank has written yet.
     #[cfg(test)]
     pub fn for_test(held_files: Option<HeldFiles>) -> rustix::io::Result<RankRecording> {
         let (memory, library) = (new_memory_file()?, "/opt/clocks.so".into());
@@ -108,7 +117,7 @@ impl RankRecording {
         })
     }
 
-    /// Open files that outlive the rank's processes.
+    /// The open files that outlive the rank's processes, if file calls are recorded.
     pub fn held_files(&self) -> Option<&HeldFiles> {
         self.held_files.as_ref()
     }
@@ -117,12 +126,14 @@ impl RankRecording {
         self.memory.as_fd()
     }
 
-    /// Whether it had no room for something that the rank was told, so that another start cannot be.
+    /// Whether the record had no space left for something that the rank has read, so that the rank
+    /// cannot be restarted. Also true if the record cannot be read.
     pub fn is_full(&self) -> bool {
         self.words(FULL_AT) != Some([0])
     }
 
-    /// Why another incarnation would go wrong, if it would: what the rank did to files cannot be replayed.
+    /// Why another incarnation would go wrong, if it would: what the rank did to files cannot be
+    /// replayed.
     pub fn refusal(&self) -> Option<String> {
         let [length] = self.words(NO_RESTART_AT)?;
         // An incarnation that was killed as it wrote the reason leaves a length beyond every text.
@@ -131,42 +142,46 @@ impl RankRecording {
         (length > 0).then(|| String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned())
     }
 
-    /// Bytes that have ever been recorded.
+    /// Bytes that all incarnations together have recorded.
     pub fn recorded(&self) -> u64 {
         self.words(RECORDED_AT).map_or(0, |[recorded]| recorded)
     }
 
-    /// How often the rank has looked for messages.
+    /// How often the rank has polled for messages.
     pub fn poll_counts(&self) -> PollCounts {
         let [furthest, present] = self.words(POLLS_AT).unwrap_or_default();
         let [taken] = self.words(REDELIVERED_AT).unwrap_or_default();
         PollCounts { furthest, present, taken }
     }
 
-    /// Its process has ended, and there is no other one yet.
+    /// Resets the poll count of the present incarnation to 0, because the rank's process has ended
+    /// and no other one runs yet; returns the counts after that.
     pub fn end_incarnation(&self) -> PollCounts {
         let _ = rustix::io::pwrite(&self.memory, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
         self.poll_counts()
     }
 
-    /// Whether a start that begins with the program can be told all that the first one was.
+    /// Whether an incarnation that begins with the program can replay the whole record: nothing of
+    /// the record is trimmed.
     pub fn can_replay_from_start(&self) -> bool {
         self.words(BASE_AT) == Some([0])
     }
 
-    /// Asks the rank to make way for its image of this number.
+    /// Asks the rank to quiesce for its checkpoint image of this number.
     pub fn request_checkpoint(&self, number: u64) {
         let _ =
             rustix::io::pwrite(&self.memory, &number.to_ne_bytes(), CHECKPOINT_REQUESTS_AT as u64);
     }
 
-    /// How many bytes of it the present start has been told.
+    /// How many bytes of the record the present incarnation has replayed.
     pub fn replayed(&self) -> u64 {
         let [_, told] = self.words(RECORDED_AT).unwrap_or_default();
         told
     }
 
-    /// Whether a start may go on that was told so many bytes, here or on another node: what came after them is all here.
+    /// Checks whether an incarnation that has replayed this many bytes, here or on another node,
+    /// can continue from this record. Fails if the record is trimmed beyond that position or does
+    /// not reach it.
     pub fn check_position(&self, replayed: u64) -> Result<()> {
         let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
         let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
@@ -179,13 +194,14 @@ impl RankRecording {
         Ok(())
     }
 
-    /// What has come since the last time, in this order: the rank may go on meanwhile, and each part must not be older than the one
-    /// before (see [`RecordingUpdate`]). It is one batch, which ends where an entry of the record ends, since the rank counts what it has recorded
-    /// by entries.
+    /// What is new in the record since the last call, as one batch. The parts are read in the order
+    /// that [`RecordingUpdate`] demands, because the rank may run meanwhile and no part may be
+    /// older than the part before. The batch ends where an entry of the record ends, because the
+    /// rank counts what it has recorded by whole entries.
     pub fn updates(&self, rank: u32) -> Vec<RecordingUpdate> {
         let replicated = self.replicated.get();
         let number = |at: usize| self.words::<1>(at).map_or(0, |[number]| number);
-        // An effect that is announced there follows all that is read below.
+        // The head is read first: an effect that it announces comes after all that is read below.
         let files = self.files();
         let files = if *self.replicated_files.borrow() == files { Vec::new() } else { files };
         let reads = number(RECORDED_AT);
@@ -214,12 +230,13 @@ impl RankRecording {
             ..RecordingUpdate::default()
         };
         let mut updates = Vec::new();
-        // Nobody needs to know what was cut meanwhile.
+        // Entries that were trimmed since the last update are not sent.
         let mut from = replicated.reads.max(base);
         loop {
             let to = reads.min(from + PIECE_BYTES);
             let bytes = self.entries(from, to);
-            // What goes with the first piece holds for all, from the last one on.
+            // The first piece carries the rest of the update; the rest holds once the last piece
+            // has arrived.
             let rest = if updates.is_empty() {
                 rest.clone()
             } else {
@@ -233,7 +250,8 @@ impl RankRecording {
         }
     }
 
-    /// The head's part about files. An effect is there whole or not at all: its place is written last, and cleared first.
+    /// The part of the record's head about files. An effect is in it whole or not at all, because
+    /// the interposer writes the position of the effect last and clears the position first.
     fn files(&self) -> Vec<u8> {
         const PLACE: usize = 1;
         let Some(mut words) = self.words::<FILES_WORDS>(FILES_AT) else { return Vec::new() };
@@ -244,11 +262,11 @@ impl RankRecording {
         let length = usize::try_from(words[FILES_WORDS - 1]).unwrap_or(NO_RESTART_BYTES);
         let text = self.bytes(NO_RESTART_AT + size_of::<u64>(), length.min(NO_RESTART_BYTES));
         let files: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).chain(text).collect();
-        // Nothing has been said about any.
+        // The rank has recorded nothing about files yet.
         if files.iter().all(|byte| *byte == 0) { Vec::new() } else { files }
     }
 
-    /// Determinants from one number to another, and which is the first of them that is still there.
+    /// Determinants `from..to`, as far as the ring still holds them, with the number of the first.
     fn determinants(&self, from: u64, to: u64) -> (u64, Vec<[u64; 3]>) {
         let first = from.max(to.saturating_sub(RECENT_DETERMINANTS_MAX as u64));
         let mut bytes = Vec::new();
@@ -261,14 +279,15 @@ impl RankRecording {
         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
         let determinants: Vec<u64> = words.collect();
         let determinants = determinants.as_chunks::<3>().0;
-        // Meanwhile others may have taken the place of the oldest.
+        // The rank may have overwritten the oldest determinants of the ring meanwhile.
         let last = self.words::<1>(DETERMINANT_COUNT_AT).map_or(0, |[count]| count);
         let valid = (last + 1).saturating_sub(RECENT_DETERMINANTS_MAX as u64).clamp(first, to);
         (valid, determinants.get((valid - first) as usize..).unwrap_or_default().to_vec())
     }
 
-    /// What is known of the rank, before it has its first start here, which comes behind the last piece. The agent above need not be
-    /// told that.
+    /// Writes an update into the record, before the rank's first incarnation on this node, which
+    /// starts after the last piece. [`RankRecording::updates`] does not send back to the agent
+    /// above what this update holds.
     pub fn apply(&self, update: &RecordingUpdate) -> rustix::io::Result<()> {
         let mut replicated = self.replicated.get();
         replicated.reads = replicated.reads.max(update.end());
@@ -331,24 +350,27 @@ impl RankRecording {
         Ok(())
     }
 
-    /// No start of the rank will stand before this place any more: the room is used again. The rank stands still.
+    /// Frees the record up to `position` for new entries, because no incarnation of the rank will
+    /// replay from before `position` any more. The caller has stopped the rank.
     pub fn trim(&self, position: u64) {
         let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
         let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
         if position <= base || position > recorded {
             return;
         }
-        // First the memory, which is not needed, then the word that lets the rank write there.
+        // The pages are released first; the word at `BASE_AT`, written after that, lets the rank
+        // write there.
         self.release_pages(base, position, recorded);
         let _ = self.write(BASE_AT, &position.to_ne_bytes());
     }
 
-    /// Whole pages from one place to another take no memory any more.
+    /// Gives the memory of whole pages between two positions of the record back to the system.
     fn release_pages(&self, from: u64, to: u64, recorded: u64) {
         const PAGE: u64 = RECORD_HEAD_BYTES as u64;
         const ALL: u64 = RECORD_ENTRIES_BYTES as u64;
         let page = from / PAGE * PAGE;
-        // Of the first one nothing is needed either, unless it begins with the newest entries.
+        // The first page is released as well, unless the newest entries of the ring lie at its
+        // beginning.
         let mut from = if recorded <= page + ALL { page } else { page + PAGE };
         let to = to / PAGE * PAGE;
         while from < to {
@@ -360,7 +382,7 @@ impl RankRecording {
         }
     }
 
-    /// What was read from one place to another.
+    /// Bytes `from..to` of the record.
     fn entries(&self, mut from: u64, to: u64) -> Vec<u8> {
         let mut all = Vec::new();
         while from < to {
@@ -393,7 +415,8 @@ impl RankRecording {
         (read == Ok(wanted)).then(|| bytes.map(u64::from_ne_bytes))
     }
 
-    /// What the rank's environment says about it. `environment`: all else.
+    /// The environment variables with which the rank finds its record. `environment`: all other
+    /// variables of the rank.
     pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 3] {
         let mut libraries = self.library.clone().into_os_string();
         let others = mpi::variable(environment, "LD_PRELOAD");
@@ -411,15 +434,15 @@ impl RankRecording {
     }
 }
 
-/// A determinant in the record.
+/// Bytes of a determinant in the record.
 const DETERMINANT_BYTES: usize = 3 * size_of::<u64>();
 
-/// Determinants from this number on that lie one behind the other.
+/// How many determinants from this number on lie contiguously in the ring.
 fn until_ring_end(number: u64) -> u64 {
     RECENT_DETERMINANTS_MAX as u64 - number % RECENT_DETERMINANTS_MAX as u64
 }
 
-/// All zeros, of which only what is written takes memory.
+/// A memory file of zeros; only pages that are written take memory.
 fn new_memory_file() -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("landbridge-recording", MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, NONDETERMINISM_BYTES as u64)?;
@@ -447,7 +470,7 @@ mod tests {
         assert!(recording.is_full());
     }
 
-    /// As the rank does it.
+    /// Writes a word of the record's head as the rank does.
     fn put(recording: &RankRecording, at: usize, number: u64) {
         rustix::io::pwrite(&recording.memory, &number.to_ne_bytes(), at as u64).unwrap();
     }
@@ -481,7 +504,7 @@ mod tests {
         );
         assert_eq!(one.updates(3), []);
         other.apply(update).unwrap();
-        // Much of both.
+        // More than one piece of entries, and more determinants than the ring holds.
         let many = vec![5; 2 * PIECE_BYTES as usize + 1];
         read(&one, 3, &many);
         (1..RECENT_DETERMINANTS_MAX as u64 + 20).for_each(|number| take_in(&one, number));
@@ -499,7 +522,7 @@ mod tests {
         assert_eq!(other.words(DETERMINANT_COUNT_AT), Some([RECENT_DETERMINANTS_MAX as u64 + 20]));
         assert_eq!(other.words(determinant_at(500)), Some([501, 2, 500]));
         assert_eq!(other.updates(3), [], "it came from there");
-        // An effect that is under way.
+        // An effect on a file is under way.
         put(&one, FILES_AT + 8, 77);
         let updates = one.updates(3);
         assert_eq!(updates.len(), 1);
@@ -537,7 +560,7 @@ mod tests {
         let (piece, room) = (vec![3; 1 << 20], RECORD_ENTRIES_BYTES as u64);
         let mut end = 0;
         let mut replicated = Vec::new();
-        // Almost twice the room.
+        // Writes almost twice as many entries as the record holds.
         for round in 0..2 * room / piece.len() as u64 - 1 {
             let offset = (end % room) as usize;
             let (now, later) = piece.split_at(piece.len().min(room as usize - offset));
@@ -572,7 +595,8 @@ mod tests {
             recording.trim((100 * round).saturating_sub(500));
         }
         assert!(used() <= 3 * 4096, "{}", used());
-        // The newest entries may lie in front of what is needed first, in the same page.
+        // The newest entries may lie in the same page as the oldest needed entries, and in front of
+        // them.
         let (base, all) = (399_400, RECORD_ENTRIES_BYTES as u64);
         assert_eq!(recording.words(BASE_AT), Some([base]));
         let newest = base + all - 10;
@@ -582,8 +606,8 @@ mod tests {
         assert_eq!(recording.entries(newest, newest + 6), b"newest");
     }
 
-    /// What a process writes that has this record mapped: a mebibyte of chance at a time, until it has filled all the room half
-    /// as often again.
+    /// What a process with this record mapped writes: random bytes in pieces of one mebibyte, until
+    /// it has written one and a half times what the record holds.
     fn write_much(
         head: &RecordHead,
         record: &mut NondeterminismRecord,
@@ -610,8 +634,9 @@ mod tests {
         let recording = recording();
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let mut buffer = vec![0; 1 << 20];
-        // SAFETY: the file has so many bytes, and the mapping stays; of the entries only the child has a slice, or, when it has
-        // ended, this one. The child does nothing that takes memory, and leaves at once.
+        // SAFETY: the file has so many bytes, and the mapping stays; only the child has a slice of
+        // the entries, and after the end of the child only this process. The child makes no call
+        // that takes memory, and leaves at once.
         let (head, room, child) = unsafe {
             let fd = recording.memory.as_raw_fd();
             let start =
@@ -643,7 +668,7 @@ mod tests {
         assert_eq!(ended.map(|(_, ending)| ending), Some(Ending::Exited(0)));
         let used = rustix::fs::fstat(&recording.memory).unwrap().st_blocks * 512;
         assert!(used < 70 << 20, "{used}");
-        // SAFETY: see above.
+        // SAFETY: the mapping stays, and the child, which had the other slice, has ended.
         let entries = unsafe { std::slice::from_raw_parts_mut(room.0, room.1) };
         let mut record = NondeterminismRecord::new(head, entries);
         let end = recording.replayed();
@@ -658,7 +683,7 @@ mod tests {
                 assert!(buffer.iter().all(|byte| *byte == number), "{count}");
                 count += 1;
             }
-            // Of the newer one on there may be nothing.
+            // The record may hold nothing that is newer than the newer image.
             assert!(count >= 9 * (1 - start), "{count}");
         }
     }

@@ -1,5 +1,11 @@
-//! The relay daemon of this agent's cluster, as a child process: configured over its stdin, which
-//! then stays open as its lifeline.
+//! The relay daemon of this agent's cluster, as a child process.
+//!
+//! In: lines that the relay prints on stdout and stderr. Out: messages for the launcher, and lines
+//! to the relay's stdin: the configuration first, then queries and orders. The open stdin is the
+//! relay's lifeline: the relay ends when its stdin is closed.
+//!
+//! What may never happen: the agent waits for a relay that reads or prints nothing; a relay stops
+//! because the agent does not read its log.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -23,7 +29,7 @@ use crate::folder;
 use crate::settings;
 use crate::sys;
 
-/// Lines of the relay's log shown when it dies.
+/// Lines of the relay's log that the user reads when the relay dies.
 const LAST_LINES: usize = 10;
 const LINE_BYTES_MAX: usize = 16 * 1024;
 const READY: &str = "landbridge-relay: ready ";
@@ -34,9 +40,9 @@ const CHECKPOINT_DUE: &str = "landbridge-relay: checkpoint-due process=";
 const RECOVERABLE: &str = "landbridge-relay: recoverable process=";
 const UNRECOVERABLE: &str = "landbridge-relay: unrecoverable process=";
 const FENCED: &str = "landbridge-relay: fenced ";
-/// Of what is to be said to a relay that takes nothing; a question more is not asked.
+/// Most unsent bytes for a relay that reads nothing; a further query is not sent.
 const UNSENT_BYTES_MAX: usize = 64 * 1024;
-/// What a relay says to one question; more is left out.
+/// Most bytes of a relay's answer to one query; the rest of the answer is dropped.
 const LOG_STATUS_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 pub struct RelayProcess {
@@ -44,30 +50,33 @@ pub struct RelayProcess {
     pub ended: bool,
     cluster: String,
     lifeline: Option<ChildStdin>,
-    /// What it has not taken of what is said to it.
+    /// Bytes for the relay's stdin that the pipe has not taken yet.
     unsent: VecDeque<u8>,
     stdout: Lines,
     stderr: Lines,
     last_lines: VecDeque<String>,
-    /// Lines of its log that were left out since the last one that was not.
+    /// Log lines that were dropped since the last forwarded log line.
     left_out: u64,
     log_query: Option<RunningLogQuery>,
-    /// Processes whose record it has begun anew as they stood for an image, and which nobody was told of.
+    /// Processes whose log the relay has restarted at their checkpoint image, and which are not
+    /// reported yet.
     pub recoverable: BTreeSet<u32>,
-    /// Where it writes what it knows of ranks that are fenced, and what it has said of the last one.
+    /// Memory file into which the relay writes the recorded nondeterminism of fenced ranks; only if
+    /// ranks may move.
     transfer_file: Option<File>,
     fenced: Option<FencedRecording>,
 }
 
-/// A question that the relay has been asked, and what it has said so far.
+/// A query that the relay has received, and the lines of its answer so far.
 struct RunningLogQuery {
     serial: u32,
     lines: String,
 }
 
 impl RelayProcess {
-    /// `variables`: those of the job. The relay gets its settings out of them, and the rest of our own
-    /// environment. `may_move_ranks`: ranks of other nodes may be started on third ones.
+    /// Starts the relay with this configuration. `variables`: environment variables of the job,
+    /// which hold the relay's settings; all else comes from the agent's own environment.
+    /// `may_move_ranks`: ranks of a lost node may be restarted on another node.
     pub fn start(
         config: &str,
         cluster: &str,
@@ -87,7 +96,7 @@ impl RelayProcess {
             command.env("LANDBRIDGE_STATE_TRANSFER", number.to_string());
         }
         let parent = std::process::id();
-        // SAFETY: all only make async-signal-safe calls.
+        // SAFETY: the closure makes only async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 sys::prepare_child(parent, libc::SIGKILL)?;
@@ -97,14 +106,14 @@ impl RelayProcess {
         }
         let mut child =
             command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
-        // All three were asked for as pipes just above.
+        // All three streams were requested as pipes above, so `take` cannot fail.
         let mut lifeline = child.stdin.take().expect("stdin is a pipe");
         let stdout = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));
         let stderr = OwnedFd::from(child.stderr.take().expect("stderr is a pipe"));
         lifeline
             .write_all(format!("{}\n---\n", config.trim_end()).as_bytes())
             .context("it did not take its configuration")?;
-        // A relay that does not get to reading questions must not hold up whoever asks.
+        // A relay that is too busy to read a query must not block the agent.
         set_nonblocking(&lifeline)?;
         Ok(RelayProcess {
             pid: child.id(),
@@ -130,8 +139,9 @@ impl RelayProcess {
             .map(AsFd::as_fd)
     }
 
-    /// What the relay has said since, as messages for the launcher. It is read in any case: a relay
-    /// that waits for a reader of its log passes no frames. Without `room` its log is left out.
+    /// Reads what the relay has printed since the last call, as messages for the launcher. The
+    /// agent calls this function in any case, because a relay that waits for a reader of its log
+    /// forwards no frames. Without `room`, log lines are dropped and counted.
     pub fn read(&mut self, room: bool) -> Vec<Message> {
         let mut messages = Vec::new();
         for line in self.stdout.read() {
@@ -166,7 +176,8 @@ impl RelayProcess {
         messages
     }
 
-    /// Whether the line is about the record of a process that has begun anew, or is none any more.
+    /// Notes a line about a process whose log has restarted at an image, or cannot be replayed any
+    /// more; returns whether `line` is such a line.
     fn note_log_event(&mut self, line: &str) -> bool {
         let number = |start| line.strip_prefix(start).and_then(|rest| rest.parse::<u32>().ok());
         if let Some(process) = number(UNRECOVERABLE) {
@@ -176,19 +187,21 @@ impl RelayProcess {
         number(UNRECOVERABLE).or_else(|| number(RECOVERABLE)).is_some()
     }
 
-    /// Asks it what it keeps of its processes. What was asked before is answered no more: if the relay still does, its answer has
-    /// another number. False: it cannot be asked.
+    /// Queries what the relay keeps in the logs of its processes. A query replaces the one before:
+    /// a late answer to the earlier query has another serial and is ignored. Returns false if the
+    /// relay cannot be queried.
     pub fn query_log(&mut self, serial: u32, question: &str) -> bool {
         self.log_query = Some(RunningLogQuery { serial, lines: String::new() });
         self.ask(serial, question)
     }
 
-    /// A question is so short that a pipe takes it whole or not at all.
+    /// Sends a query, which is so short that a pipe takes the whole line or nothing.
     fn ask(&mut self, serial: u32, question: &str) -> bool {
         self.send_line(&format!("log {serial} {question}\n"))
     }
 
-    /// It is to take nothing more of starts of the rank before this one; [`RelayProcess::take_fenced`] gives what it knows of it.
+    /// Orders the relay to refuse incarnations of the rank before this one; afterwards
+    /// [`RelayProcess::take_fenced`] gives what the relay has recorded of the rank.
     pub fn fence(&mut self, rank: u32, incarnation: u32) {
         self.fenced = None;
         self.send_line(&format!("fence {rank} {incarnation}\n"));
@@ -198,12 +211,13 @@ impl RelayProcess {
         self.fenced.take_if(|fenced| fenced.rank == rank)
     }
 
-    /// Where what it knows of that one lies.
+    /// The memory file in which the relay puts the recorded nondeterminism of the last fenced rank.
     pub fn transfer_file(&self) -> Result<&File> {
         self.transfer_file.as_ref().context("the relay was not told that ranks may move")
     }
 
-    /// False: it takes nothing any more.
+    /// Queues a line for the relay's stdin. Returns false if the stdin is closed or
+    /// [`UNSENT_BYTES_MAX`] is reached.
     fn send_line(&mut self, line: &str) -> bool {
         let has_room = self.lifeline.is_some() && self.unsent.len() < UNSENT_BYTES_MAX;
         if has_room {
@@ -213,25 +227,26 @@ impl RelayProcess {
         has_room
     }
 
-    /// Writes what it takes now.
+    /// Writes as many unsent bytes as the pipe takes now.
     pub fn flush(&mut self) {
         while let (Some(lifeline), false) = (&self.lifeline, self.unsent.is_empty()) {
             match rustix::io::write(lifeline, self.unsent.as_slices().0) {
                 Ok(written) => drop(self.unsent.drain(..written)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // Its end is noticed elsewhere.
+                // The agent notices the end of the relay by SIGCHLD.
                 Err(_) => self.unsent.clear(),
             }
         }
     }
 
-    /// To be told when it takes more, if there is more.
+    /// The relay's stdin, to poll for writing, if there are unsent bytes.
     pub fn wants_write(&self) -> Option<BorrowedFd<'_>> {
         self.lifeline.as_ref().filter(|_| !self.unsent.is_empty()).map(AsFd::as_fd)
     }
 
-    /// A line of an answer, behind the number of its question. The last one may say that there is more.
+    /// Takes a line of an answer, which begins with the serial of its query. The last line of a
+    /// part may say that another part follows.
     fn take_answer_line(&mut self, line: &str) -> Option<Message> {
         let (number, line) = line.split_once(' ')?;
         let log_query = self.log_query.as_mut().filter(|it| number.parse() == Ok(it.serial))?;
@@ -285,12 +300,12 @@ impl RelayProcess {
         text
     }
 
-    /// Ends the relay: lifeline first, then by force.
+    /// Ends the relay: closes its stdin, and kills the relay if it still runs after `grace`.
     pub fn end(&mut self, grace: Duration) {
         self.lifeline = None;
         let deadline = Instant::now() + grace;
         while !self.ended && Instant::now() < deadline {
-            // Everything else of this agent has ended, so any child to reap is the relay.
+            // Everything else of this agent has ended, so the only child to reap is the relay.
             self.ended |= sys::reap(self.pid).is_some();
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -300,7 +315,7 @@ impl RelayProcess {
     }
 }
 
-/// `ranks=IP:PORT relays=IP:PORT` out of the line a relay prints when it is ready.
+/// Reads `ranks=IP:PORT relays=IP:PORT` of the line that a relay prints when it is ready.
 fn parse_ready(line: &str) -> Option<Message> {
     let rest = line.strip_prefix(READY)?;
     let value = |key| rest.split(' ').find_map(|word| word.strip_prefix(key));
@@ -308,8 +323,8 @@ fn parse_ready(line: &str) -> Option<Message> {
     Some(Message::RelayReady { ranks, relays })
 }
 
-/// `cluster=N at=IP:PORT is=up`, or `is=WORD why=REASON`, out of the line a relay prints when a link
-/// to another relay has changed.
+/// Reads `cluster=N at=IP:PORT is=up`, or `is=WORD why=REASON`, of the line that a relay prints
+/// when a link to another relay has changed.
 fn parse_link(line: &str) -> Option<Message> {
     let rest = line.strip_prefix(LINK)?;
     let (facts, problem) = rest.split_once(" why=").unwrap_or((rest, ""));
@@ -322,13 +337,14 @@ fn parse_link(line: &str) -> Option<Message> {
     Some(Message::RelayLink { cluster, address, problem })
 }
 
-/// What the user should know, out of the line that a relay prints then.
+/// Reads the text of a line that the relay prints as a warning for the user.
 fn parse_warning(line: &str, cluster: &str) -> Option<Message> {
     let text = line.strip_prefix(WARNS)?;
     Some(Message::Note { text: format!("relay {cluster}: {text}") })
 }
 
-/// Where the relay lays what it keeps and has no memory for.
+/// The folder for the log segments for which the relay has no memory; `None` if the setting has its
+/// default.
 fn log_folder(variables: &[(String, String)]) -> Option<PathBuf> {
     let text = |row: &Setting| {
         let name = row.variable();
@@ -345,7 +361,8 @@ fn new_transfer_file() -> Result<File> {
     Ok(File::from(file.context("no memory file")?))
 }
 
-/// `process=N first=N bytes=N polls=N full=0`, or 1.
+/// Reads `process=N first=N bytes=N polls=N full=0` or `full=1` of the line that a relay prints
+/// after a fence.
 fn parse_fenced(facts: &str) -> Option<FencedRecording> {
     let value = |key| -> Option<u64> {
         facts.split(' ').find_map(|word| word.strip_prefix(key))?.strip_prefix('=')?.parse().ok()
@@ -359,7 +376,8 @@ fn parse_fenced(facts: &str) -> Option<FencedRecording> {
     })
 }
 
-/// A line of a relay's log without the name in front: whoever reads it here knows whose it is.
+/// A line of a relay's log without the program name in front, because the agent adds the name of
+/// the cluster.
 fn without_name(line: &str) -> &str {
     match line.strip_prefix("landbridge-relay").and_then(|rest| rest.split_once(": ")) {
         Some((number, text)) if !number.contains(' ') => text,
@@ -411,7 +429,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// One that has said nothing and is read from nowhere.
+    /// A relay that prints nothing and has no process.
     fn idle_relay() -> RelayProcess {
         let empty = || Lines { fd: None, pending: Vec::new() };
         RelayProcess {
@@ -509,7 +527,7 @@ mod tests {
         assert_eq!(say(&mut relay, &["7 {}", "7 end -"]), [], "it is answered");
         relay.query_log(8, "all 0");
         assert_eq!(say(&mut relay, &["8 {\"process\":1}"]), []);
-        // Somebody asks something else before all of that is said.
+        // Another query is sent before the answer to this one is complete.
         relay.query_log(9, "one 3 4 5");
         let late = ["8 {\"process\":2}", "8 end -", "9 {}", "{}", "end -"];
         assert_eq!(say(&mut relay, &late), [], "what is late is the answer to nothing");

@@ -1,23 +1,29 @@
-//! What an agent keeps of the ranks of the agents below it, so that they can go on elsewhere: what they have said to their process
-//! manager with the answers, what they have printed, how often they have been started.
+//! Replicated rank state: what an agent keeps of the ranks of the agents below it, so that these
+//! ranks can be restarted on another node. The state holds the PMI requests of a rank with the
+//! answers, what the rank has printed, and how often the rank has been restarted.
 //!
-//! Pure. What the agents below say enters, in their order; a [`TransferredRank`] for each rank leaves. All that others have seen of a rank
-//! came after what is kept here.
+//! In: updates of the agents below, in their order. Out: a [`TransferredRank`] for each rank that
+//! moves. The module does no I/O. Everything that other processes have seen of a rank came after
+//! the updates that are kept here.
 //!
-//! Questions, and what becomes of them when the node is lost before the answer is there. A rank asks one at a time, so the place of
-//! a question in its record is its number, whichever start asks it.
+//! A PMI request may be open when its node is lost. A rank sends one request at a time, so the
+//! index of a request in the record is its number, whichever incarnation sends it.
 //!
-//! | question | who answers | then |
+//! | request | answered by | after a move |
 //! |---|---|---|
-//! | `init`, `get_…`, `get`, `finalize` | the rank's agent, of what every agent knows | the next agent answers the same |
-//! | `put` | the rank's agent | put there ([`TransferredRank::unreleased_puts`]), unless a barrier has carried it up |
-//! | `barrier_in` | all | the next agent knows who has come ([`Adoption::has_reached`]); one that is over is answered here |
-//! | a block of a spawn, not the last | nobody | the next agent takes it up again ([`TransferredRank::unanswered_requests`]) |
-//! | a spawn, names | the launcher | asked once ([`ReplicatedRankStates::admit`]); its answer is taken down on its way ([`ReplicatedRankStates::handle_answer`]) |
-//! | `abort` | nobody | the job ends |
+//! | `init`, `get_…`, `get`, `finalize` | the rank's agent | same answer |
+//! | `put` | the rank's agent | [`TransferredRank::unreleased_puts`] until a barrier |
+//! | `barrier_in` | all agents | [`Adoption::has_reached`]; if released: answered here |
+//! | block of a spawn, not the last | no agent | [`TransferredRank::unanswered_requests`] |
+//! | last block of a spawn, names | the launcher | once: [`ReplicatedRankStates::admit`] |
+//! | `abort` | no agent | the job ends |
 //!
-//! What may never happen: the launcher is asked again what it was asked; an answer goes to another question; of a rank's record
-//! counts what ends in the middle of an entry.
+//! The rank's agent answers `init`, `get_…`, `get` and `finalize` from what every agent knows. The
+//! agent records answers of the launcher on their way down
+//! ([`ReplicatedRankStates::handle_answer`]).
+//!
+//! What may never happen: the launcher receives the same request twice; an answer goes to another
+//! request; a part of a rank's record that ends within an entry counts.
 //!
 //! [`Adoption::has_reached`]: crate::control::rank_state::Adoption::has_reached
 
@@ -34,7 +40,7 @@ use crate::pmi::server::{Stage, barrier_out};
 use crate::pmi::wire::{PmiCommand, is_answered_later};
 use crate::restart::{IncarnationRecord, ProgressPoint};
 
-/// See the module head.
+/// State of the ranks of agents below, by rank; the module head has the rules.
 #[derive(Debug, Default)]
 pub struct ReplicatedRankStates {
     ranks: BTreeMap<u32, ReplicatedRankState>,
@@ -43,40 +49,43 @@ pub struct ReplicatedRankStates {
 #[derive(Debug, Default)]
 struct ReplicatedRankState {
     state: TransferredRank,
-    /// So many of its questions have been seen on their way to the launcher, or were there before such a one.
+    /// Number of leading exchanges up to the last one that was forwarded to the launcher.
     forwarded: usize,
-    /// All that it has asked and heard.
+    /// Bytes of all requests and answers of the rank.
     exchanged_bytes: usize,
-    /// When its first process began, and the present one.
+    /// When the rank's first process began, and when the present process began.
     began: Option<[Instant; 2]>,
     recording: ReplicatedRecording,
-    /// It could not be started on a node, and has gone to another one.
+    /// The rank could not be started on a node, and has moved to another one.
     has_moved_before: bool,
-    /// It has ended for good.
+    /// The rank has ended for good.
     has_ended: bool,
 }
 
-/// What its node has said of its record of clocks and last determinants.
+/// The replicated part of a rank's recorded nondeterminism and last determinants.
 #[derive(Debug, Default)]
 pub struct ReplicatedRecording {
-    /// From this place in its record on.
+    /// Position in the record where `reads` begin.
     pub first: u64,
     pub reads: Vec<u8>,
     pub polls: u64,
     pub is_full: bool,
-    /// The last of them, from this number on.
+    /// Number of the first determinant in `determinants`; the ring holds
+    /// [`RECENT_DETERMINANTS_MAX`] at most.
     pub first_determinant: u64,
     pub determinants: VecDeque<[u64; 3]>,
-    /// The head's part about files.
+    /// The part of the record's head about files.
     pub files: Vec<u8>,
-    /// Pieces of a batch that has not come to its end: if its node is lost before that, nobody is told any of them. Nobody has seen
-    /// anything that follows from them either, for that comes behind the batch.
+    /// Pieces of a batch whose last piece has not arrived. If the node is lost before that, no
+    /// incarnation replays any of these pieces; no other process has seen an effect that follows
+    /// from them, because such effects are sent after the batch.
     pub partial: Option<Box<RecordingUpdate>>,
 }
 
 impl ReplicatedRecording {
     fn apply(&mut self, mut update: RecordingUpdate) {
-        // What is known comes again from whoever hands the rank over, and need not be kept twice.
+        // The node that takes a rank over may repeat entries that are known here; repeated entries
+        // are dropped.
         let repeated = self.end().saturating_sub(update.from).min(update.reads.len() as u64);
         update.reads.drain(..repeated as usize);
         update.from += repeated;
@@ -93,13 +102,13 @@ impl ReplicatedRecording {
 
     fn apply_batch(&mut self, update: RecordingUpdate) {
         if update.base > self.end() {
-            // What came between nobody needs any more.
+            // Entries between `end()` and the new base are not needed any more.
             (self.first, self.reads) = (update.base, Vec::new());
         }
         let useless = update.base.saturating_sub(self.first);
         self.reads.drain(..useless as usize);
         self.first += useless;
-        // Batches come in order.
+        // Batches arrive in order.
         if let Some(at) = self.end().checked_sub(update.from) {
             self.reads.extend_from_slice(update.reads.get(at as usize..).unwrap_or(&[]));
         }
@@ -111,7 +120,8 @@ impl ReplicatedRecording {
         for (number, determinant) in (update.first_determinant..).zip(update.determinants) {
             let next = self.first_determinant + self.determinants.len() as u64;
             if number > next {
-                // What came between was too much, and has long arrived at the relay.
+                // The determinants in between were more than the ring holds, and the relay has
+                // received them long ago.
                 (self.first_determinant, self.determinants) = (number, VecDeque::new());
             }
             if number >= next {
@@ -123,12 +133,12 @@ impl ReplicatedRecording {
         self.first_determinant += excess as u64;
     }
 
-    /// Behind what is known of its record.
+    /// Position of the record where `reads` end.
     pub fn end(&self) -> u64 {
         self.first + self.reads.len() as u64
     }
 
-    /// All but what was read.
+    /// Everything but `reads`, as an update.
     pub fn rest(&self, rank: u32) -> RecordingUpdate {
         let determinants = self.determinants.iter().copied().collect();
         let (&ReplicatedRecording { is_full, polls, first_determinant, .. }, files) =
@@ -153,7 +163,7 @@ impl ReplicatedRankStates {
     pub fn handle_update(&mut self, update: RankUpdate) {
         match update {
             RankUpdate::PmiRequest { rank, question } => self.entry(rank).ask(question),
-            // That of the launcher is known already, and nothing else is open then.
+            // An answer of the launcher is recorded already, and no other request is open then.
             RankUpdate::PmiReply { rank, answer } => {
                 if let Some(number) = self.entry(rank).unanswered() {
                     self.entry(rank).answer(number, answer);
@@ -166,17 +176,17 @@ impl ReplicatedRankStates {
             RankUpdate::LastWords { rank, from } => {
                 self.entry(rank).state.outputs[1].cut(from);
             }
-            // Something is to be done about it.
+            // The agent handles this message itself.
             RankUpdate::Unstartable { .. } => {}
         }
     }
 
-    /// A question of it comes by that only the launcher can answer. Whether that is to have it: what a lost node has asked there is
-    /// answered by what comes of that.
+    /// Whether to forward a request of the rank that only the launcher can answer. False for a
+    /// request that a lost node has forwarded before: the answer to that one serves this request.
     pub fn admit(&mut self, rank: u32) -> bool {
         let replica = self.entry(rank);
         if replica.state.exchanges.is_empty() {
-            // Nothing is kept of it.
+            // No exchanges of the rank are kept.
             return true;
         }
         let number = replica.unanswered().map_or(0, |number| number + 1);
@@ -185,7 +195,8 @@ impl ReplicatedRankStates {
         is_new
     }
 
-    /// The launcher's answer comes by. The rank may be on no node just now.
+    /// Records an answer of the launcher on its way down. The rank may run on no node at the
+    /// moment.
     pub fn handle_answer(&mut self, rank: u32, answer: &str) {
         let Some(replica) = self.ranks.get_mut(&rank) else { return };
         if let Some(number) = replica.unanswered().filter(|number| replica.forwarded == number + 1)
@@ -194,12 +205,13 @@ impl ReplicatedRankStates {
         }
     }
 
-    /// Whether it has asked and heard more than is kept, so that it cannot go on elsewhere.
+    /// Whether the rank's requests and answers exceed [`EXCHANGED_BYTES_MAX`], so that the rank
+    /// cannot move.
     pub fn has_asked_too_much(&self, rank: u32) -> bool {
         self.ranks.get(&rank).is_some_and(|replica| replica.exchanged_bytes > EXCHANGED_BYTES_MAX)
     }
 
-    /// All that these have asked and heard, in bytes.
+    /// Bytes of all requests and answers of these ranks.
     pub fn exchanged_bytes(&self, ranks: &[u32]) -> usize {
         ranks
             .iter()
@@ -208,7 +220,7 @@ impl ReplicatedRankStates {
             .sum()
     }
 
-    /// It has printed this, which is new.
+    /// Records new output of the rank.
     pub fn handle_print(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
         self.entry(rank).state.outputs[usize::from(stream == Stream::Stderr)].append(bytes);
     }
@@ -221,7 +233,7 @@ impl ReplicatedRankStates {
         }
     }
 
-    /// It cannot be started where it is. Whether that has been so before.
+    /// Notes that the rank cannot be started on its node; returns whether this has happened before.
     pub fn handle_unstartable(&mut self, rank: u32) -> bool {
         std::mem::replace(&mut self.entry(rank).has_moved_before, true)
     }
@@ -230,14 +242,14 @@ impl ReplicatedRankStates {
         self.entry(update.rank).recording.apply(update);
     }
 
-    /// The node of the rank is lost: the end of a batch that has begun will not come.
+    /// Drops the pieces of a batch that will not be completed, because the rank's node is lost.
     pub fn drop_partial_batch(&mut self, rank: u32) {
         if let Some(replica) = self.ranks.get_mut(&rank) {
             replica.recording.partial = None;
         }
     }
 
-    /// What is known of its record.
+    /// The replicated record of the rank.
     pub fn recording(&self, rank: u32) -> Option<&ReplicatedRecording> {
         self.ranks.get(&rank).map(|replica| &replica.recording)
     }
@@ -248,7 +260,8 @@ impl ReplicatedRankStates {
         ranks.filter(|rank| !has_ended(rank)).collect()
     }
 
-    /// Starts of it that are not on the node that it moves to next have lower numbers than this.
+    /// Lowest incarnation number that the rank's next node uses; earlier nodes of the rank use
+    /// lower numbers only.
     pub fn next_first_incarnation(&self, rank: u32) -> u32 {
         let moves = self.ranks.get(&rank).map_or(0, |replica| replica.state.moves);
         (moves + 1) * INCARNATIONS_PER_NODE
@@ -258,7 +271,8 @@ impl ReplicatedRankStates {
         self.entry(rank).has_ended = true;
     }
 
-    /// Those of these ranks that have not ended move. `released`: barriers that are over.
+    /// State of those of these ranks that have not ended, for a move. `released`: number of
+    /// barriers that are over.
     pub fn transfer(
         &mut self,
         ranks: impl IntoIterator<Item = u32>,
@@ -285,7 +299,7 @@ impl ReplicatedRankStates {
 }
 
 impl ReplicatedRankState {
-    /// Its question that has no answer yet.
+    /// Number of the oldest request without an answer.
     fn unanswered(&self) -> Option<usize> {
         self.state.exchanges.iter().position(|exchange| exchange.answer.is_none())
     }
@@ -312,7 +326,7 @@ impl ReplicatedRankState {
     }
 }
 
-/// How its last process has ended: that it was killed is as good as known.
+/// Record of the process that was lost with its node; the process counts as killed.
 fn lost_with_its_node(
     state: &TransferredRank,
     [first, present]: [Instant; 2],
@@ -331,7 +345,7 @@ fn lost_with_its_node(
     }
 }
 
-/// Of a barrier that is over the answer may have been lost with the node.
+/// Completes barriers that are over: their answers may have been lost with the node.
 fn answer_released_barriers(exchanges: &mut [Exchange], released: u32) {
     let barriers =
         exchanges.iter_mut().filter(|exchange| is_command(&exchange.question, "barrier_in"));
@@ -345,7 +359,8 @@ fn is_command(question: &str, name: &str) -> bool {
 }
 
 impl TransferredRank {
-    /// What it has put since the last barrier that is over for it: nobody else may have that.
+    /// Keys that the rank has put since the last barrier that is over for it; other agents may not
+    /// have these keys.
     pub fn unreleased_puts(&self) -> Vec<(String, String)> {
         let is_over = |exchange: &Exchange| {
             exchange.answer.is_some() && is_command(&exchange.question, "barrier_in")
@@ -358,7 +373,8 @@ impl TransferredRank {
             .collect()
     }
 
-    /// What it has asked and heard no answer to, and in front of that the blocks of a spawn whose last one is still to come.
+    /// Requests without an answer, and before them the blocks of a spawn whose last block is still
+    /// missing.
     pub fn unanswered_requests(&self) -> impl Iterator<Item = &Exchange> {
         let is_open = |exchange: &&Exchange| exchange.answer.is_none();
         let first = self.exchanges.iter().position(|exchange| is_open(&exchange));
@@ -424,7 +440,7 @@ mod tests {
         assert_eq!(one.unreleased_puts(), [("a".to_string(), "1".to_string())]);
         assert!(unanswered_requests(one).eq([BARRIER]));
         assert_eq!(one.images, [image("rank-4/1"), image("rank-4/2")]);
-        // The barrier was over, and nobody has heard that its rank knew.
+        // The barrier was over, and no message says that the rank has received its release.
         let again = replicas.transfer(4..5, 1, now + Duration::from_secs(6)).remove(0);
         assert_eq!(
             (again.incarnations.len(), replicas.next_first_incarnation(4)),
@@ -435,13 +451,13 @@ mod tests {
         assert!(again.unreleased_puts().is_empty(), "everybody has it");
     }
 
-    /// Of a spawn of so many commands.
+    /// Block `number` of a spawn of `count` commands.
     fn block(number: u32, count: u32) -> String {
         let lines = [format!("totspawns={count}"), format!("spawnssofar={number}")];
         crate::pmi::wire::block_text(&lines)
     }
 
-    /// What the next agent is to ask of itself.
+    /// Requests that the next agent has to send to itself.
     fn unanswered_requests(transferred: &TransferredRank) -> impl Iterator<Item = &str> {
         transferred.unanswered_requests().map(|exchange| exchange.question.as_str())
     }
@@ -459,12 +475,13 @@ mod tests {
         replicas.handle_update(asked(4, &spawn));
         assert!(replicas.admit(4));
         for _ in 0..2 {
-            // Lost, and the next node as well.
+            // The node is lost, and then the next node as well.
             assert!(unanswered_requests(&lose(&mut replicas)).eq([&spawn[..]]));
             assert!(!replicas.admit(4));
         }
         replicas.handle_answer(4, "cmd=spawn_result rc=0\n");
-        // What was still on its way from there; and what the node has passed on.
+        // A repetition that was still on its way from the launcher, and the answer that the rank's
+        // node has forwarded.
         assert!(!replicas.admit(4));
         replicas.handle_update(heard(4, "cmd=spawn_result rc=0\n"));
         replicas.handle_update(asked(4, "cmd=lookup_name service=a\n"));
@@ -554,7 +571,7 @@ mod tests {
         };
         replicas.handle_recording_update(update(0, b"abc", 5, 0, 3));
         replicas.handle_recording_update(update(3, b"def", 9, 3, 2));
-        // It has been told what was known, and tells it.
+        // The next node received what was known, and repeats some of it.
         replicas.handle_recording_update(update(4, b"efg", 8, 2, 4));
         replicas.handle_recording_update(update(100, b"x", 8, 6, 0));
         let recording = replicas.recording(4).unwrap();
@@ -562,13 +579,13 @@ mod tests {
         replicas.handle_recording_update(RecordingUpdate { base: 3, ..update(7, b"", 9, 6, 0) });
         let recording = replicas.recording(4).unwrap();
         assert_eq!((recording.first, &recording.reads[..], recording.end()), (3, &b"defg"[..], 7));
-        // Images were taken, and nothing was printed.
+        // Images were taken meanwhile, and nothing was printed.
         replicas
             .handle_recording_update(RecordingUpdate { base: 20, ..update(20, b"uvw", 9, 6, 0) });
         let recording = replicas.recording(4).unwrap();
         assert_eq!((recording.first, &recording.reads[..]), (20, &b"uvw"[..]));
         assert_eq!((recording.first_determinant, recording.determinants.len()), (0, 6));
-        // More has come than can be under way.
+        // More determinants than the ring holds.
         replicas.handle_recording_update(update(
             7,
             b"",
@@ -610,7 +627,7 @@ mod tests {
             files: vec![1],
             ..piece(0, b"abc", false)
         });
-        // The rest goes with the first piece.
+        // The first piece carries the rest of the update.
         let first = RecordingUpdate {
             polls: 9,
             is_full: true,
@@ -633,11 +650,11 @@ mod tests {
             replicas.handle_recording_update(first.clone());
             replicas.handle_recording_update(piece(6, b"gh", true));
             is_as_before(&replicas);
-            // The node is lost, and who takes the rank tells it otherwise.
+            // The node is lost, and the node that takes the rank over sends another batch.
             replicas.drop_partial_batch(4);
             is_as_before(&replicas);
         }
-        // Even if nobody says that it is lost.
+        // A repeated batch replaces the partial batch even without `drop_partial_batch`.
         replicas.handle_recording_update(first.clone());
         replicas.handle_recording_update(first);
         replicas.handle_recording_update(piece(6, b"GH", true));
@@ -652,14 +669,14 @@ mod tests {
             (9, true, 1)
         );
         assert_eq!((&recording.files[..], recording.partial.is_none()), (&[2][..], true));
-        // All or some of it comes again, in pieces.
+        // Known entries are repeated in pieces, with new entries after them.
         replicas.handle_recording_update(RecordingUpdate { base: 2, ..piece(2, b"cdef", true) });
         replicas.handle_recording_update(piece(6, b"GHIjk", true));
         assert_eq!(replicas.recording(4).unwrap().end(), 9);
         assert_eq!(replicas.recording(4).unwrap().partial.as_ref().unwrap().reads, b"jk");
         replicas.handle_recording_update(piece(11, b"", false));
         assert_eq!(replicas.recording(4).unwrap().reads, b"cdefGHIjk");
-        // The oldest image stands behind all that was known.
+        // The oldest image lies after all known entries.
         replicas.handle_recording_update(RecordingUpdate { base: 20, ..piece(20, b"uv", true) });
         assert_eq!(replicas.recording(4).unwrap().end(), 11);
         replicas.handle_recording_update(piece(22, b"w", false));

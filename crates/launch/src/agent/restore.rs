@@ -1,20 +1,24 @@
-//! Brings a rank whose process has ended back from its images, while its agent goes on with everything else.
+//! Restores a rank whose process has ended from the rank's checkpoint images, while the agent's
+//! loop keeps serving everything else.
 //!
-//! | it | until |
+//! | state | the restore stays in this state until |
 //! |---|---|
-//! | waits | the image that was being written is whole |
-//! | finds | a thread has found the images that another node has taken |
-//! | lays out | one has made room for the process, and laid out the next image, fetched if need be |
-//! | makes | CRIU has made a process of it, or was ended because it had not |
-//! | clears | a thread has ended what failed attempts have left |
+//! | `AwaitingSeal` | the thread that writes the last image to the disk has ended |
+//! | `Finding` | a thread has found the images that another node has taken |
+//! | `Unpacking` | a thread has killed older processes and unpacked (or fetched) an image |
+//! | `Restoring` | CRIU has restored a process from the image, or was killed at its time limit |
+//! | `CleaningUp` | a thread has killed what failed attempts have left |
 //!
-//! In: what the last start has left, with its images; ends of processes; the time. Out: a process of the newest image that serves,
-//! or nothing. An image that is torn is deleted. One that is whole and of which no process can be made (there is no memory just now,
-//! its process id is taken) is tried once more, then the one before; it stays, and may serve the next time.
+//! In: the ended incarnation of the rank with its images, ends of processes, the time. Out: a
+//! process that is restored from the newest usable image, or the report that no image is usable. A
+//! torn image is deleted. If CRIU cannot restore a whole image (no memory at the moment, process id
+//! taken), the restore tries that image once more and then the next older image; the whole image
+//! stays on the disk for a later restore.
 //!
-//! What may never happen: two attempts are the same start of the rank, for what is left of the first may have taken its
-//! record; a process of a failed attempt goes on beside the rank; a store or a file system that does not answer is waited for
-//! without an end.
+//! What may never happen: two attempts run as the same incarnation of the rank, because a process
+//! that the first attempt has left may still write to the rank's record; a process of a failed
+//! attempt runs at the same time as the rank; the restore waits without bound for an object store
+//! or a file system that does not answer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,31 +39,33 @@ use crate::control::rank_state::CheckpointLocation;
 use crate::control::{Ending, Message};
 use crate::sys;
 
-/// Attempts at an image.
+/// Attempts to restore from one image.
 const ATTEMPTS_PER_IMAGE: u32 = 2;
-/// For so long CRIU may work at one.
+/// The longest time that CRIU may take for one restore.
 const RESTORE_MAX: Duration = Duration::from_secs(60);
-/// And all of it may take so long: half of what a relay waits for one that has been started.
+/// The longest time that a whole restore may take: half the time for which a relay waits for a rank
+/// that its launcher has started.
 const RESTORE_TOTAL_MAX: Duration = Duration::from_secs(300);
-/// So long it may take until the processes of an earlier start are gone, which are killed.
+/// The longest wait for the end of processes of an earlier incarnation after SIGKILL.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Between two glances at a thread.
+/// Pause between two checks whether a thread has finished.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// See the module head.
+/// A restore in progress; the states are in the module head.
 pub struct Restore {
-    /// How the last start has ended, as the user reads it; of a rank that comes from another node that was said.
+    /// How the last incarnation has ended, in words for the user; `None` for a rank that comes from
+    /// another node, because the launcher reports its move.
     how: Option<String>,
     deadline: Instant,
-    /// Newest first.
+    /// Images that are not tried yet, newest first.
     remaining: VecDeque<CheckpointImage>,
-    /// Of what was started of the rank until now.
+    /// Process ids of incarnations and of restore attempts of this rank so far.
     pids: Vec<u32>,
     step: RestoreStep,
 }
 
 enum RestoreStep {
-    /// Decides what is next.
+    /// Decides which image to try next.
     Choosing,
     AwaitingSeal,
     Finding(JoinHandle<Vec<Result<CheckpointImage>>>),
@@ -72,7 +78,7 @@ enum RestoreStep {
     CleaningUp(JoinHandle<bool>),
 }
 
-/// CRIU is at work.
+/// CRIU is restoring a process.
 struct RunningCriu {
     image: CheckpointImage,
     attempt: u32,
@@ -83,27 +89,29 @@ struct RunningCriu {
     limit: Duration,
     ended: Option<Ending>,
     is_late: bool,
-    /// The process that it has made has ended already.
+    /// How the restored process has ended, if it has ended before CRIU.
     early: Option<Ending>,
 }
 
-/// What has come of it.
+/// Result of one [`Restore::advance`].
 pub enum RestoreOutcome {
     Busy,
-    /// The next start of the rank, which has ended so if it has; the number of its image.
+    /// The next incarnation of the rank, the number of its image, and how the restored process has
+    /// ended if it has ended already.
     Restored(Box<LocalRank>, u64, Option<Ending>),
-    /// There is none that serves.
+    /// No image of the rank is usable.
     NoUsableImage,
 }
 
-/// What is said to the user, and the processes that have nothing to do with the rank.
+/// What a restore needs of its agent: `report` sends a text to the user; `unrelated` are the
+/// process ids that do not belong to the rank and must not be killed.
 pub struct RestoreContext<'a> {
     pub unrelated: &'a [u32],
     pub report: &'a mut dyn FnMut(String),
 }
 
 impl Restore {
-    /// `told`: images that another node has taken, oldest first.
+    /// Begins the restore of `old`. `locations`: images that another node has taken, oldest first.
     pub fn begin(
         old: &mut LocalRank,
         how: Option<String>,
@@ -120,12 +128,13 @@ impl Restore {
             step = in_thread(move || locate_images(&locations, &config, deadline))
                 .map_or(RestoreStep::Choosing, RestoreStep::Finding);
         }
-        // What the last start had started holds numbers of processes that are in its images as well.
+        // A process that the last incarnation has started may hold a process id that the rank's
+        // images need.
         let pids = Vec::from_iter((old.pid > 0).then_some(old.pid));
         Restore { how, deadline, remaining: VecDeque::new(), pids, step }
     }
 
-    /// When to look at it again, if no process ends before.
+    /// When to call [`Restore::advance`] again if no process ends before.
     pub fn next_time(&self) -> Instant {
         match &self.step {
             RestoreStep::Restoring(it) if it.ended.is_none() && !it.is_late => it.began + it.limit,
@@ -134,7 +143,8 @@ impl Restore {
         }
     }
 
-    /// CRIU has ended, or what it has made, if that was this process.
+    /// Notes that `pid` has ended; returns whether `pid` is this restore's CRIU or the process that
+    /// CRIU has restored.
     pub fn note_exit(&mut self, pid: u32, ending: Ending) -> bool {
         let RestoreStep::Restoring(it) = &mut self.step else { return false };
         let place = match pid {
@@ -146,7 +156,7 @@ impl Restore {
         true
     }
 
-    /// CRIU, while it is at work.
+    /// Process id of CRIU while CRIU runs.
     fn criu(&self) -> Option<u32> {
         match &self.step {
             RestoreStep::Restoring(it) if it.ended.is_none() => Some(it.criu),
@@ -154,14 +164,14 @@ impl Restore {
         }
     }
 
-    /// Nobody comes back any more.
+    /// Gives the restore up when the job ends: kills CRIU if CRIU runs.
     pub fn stop(self) {
         if let Some(criu) = self.criu() {
             sys::kill(criu, libc::SIGKILL);
         }
     }
 
-    /// Goes on as far as that is possible without waiting.
+    /// Advances the restore as far as is possible without waiting.
     pub fn advance(&mut self, old: &mut LocalRank, context: &mut RestoreContext) -> RestoreOutcome {
         loop {
             let is_late = Instant::now() >= self.deadline;
@@ -196,7 +206,7 @@ impl Restore {
                 }
                 RestoreStep::Choosing => match self.remaining.pop_front() {
                     Some(image) if !is_late => self.unpack(old, image, 1, None, context),
-                    // Without a thread for it, later.
+                    // If the clean-up thread cannot be started, the next round tries again.
                     _ => {
                         self.step = self
                             .clean_up(context)
@@ -238,7 +248,7 @@ impl Restore {
         self.remaining.extend(old.scheduler.iter().flat_map(CheckpointScheduler::newest_first));
     }
 
-    /// Makes room for a process of this image, and lays it out.
+    /// Starts a thread that kills older processes of the rank and unpacks this image.
     fn unpack(
         &mut self,
         old: &LocalRank,
@@ -268,13 +278,13 @@ impl Restore {
         }
     }
 
-    /// What is left of failed attempts ends.
+    /// Starts a thread that kills the processes that failed attempts have left.
     fn clean_up(&self, context: &mut RestoreContext) -> Option<JoinHandle<bool>> {
         let (pids, unrelated) = (self.pids.clone(), context.unrelated.to_vec());
         in_thread(move || pids.iter().all(|&pid| sys::end_session(pid, &unrelated, KILL_WAIT_MAX)))
     }
 
-    /// CRIU begins with what was laid out.
+    /// Starts CRIU on the unpacked image.
     fn begin_criu(
         &mut self,
         old: &mut LocalRank,
@@ -292,7 +302,8 @@ impl Restore {
         let unpacked = match unpacked {
             Ok(unpacked) => unpacked,
             Err(error) => {
-                // Who comes too late may be whole, and who could not be had just now.
+                // An image that comes too late, or that a transient error has hidden, may be whole
+                // and stays.
                 if Instant::now() < self.deadline && !is_transient(&error) {
                     old.scheduler.iter_mut().for_each(|scheduler| scheduler.drop_image(number));
                 }
@@ -325,7 +336,7 @@ impl Restore {
         }
     }
 
-    /// CRIU has ended.
+    /// Evaluates how CRIU has ended.
     fn finish_criu(
         &mut self,
         old: &mut LocalRank,
@@ -346,7 +357,8 @@ impl Restore {
         None
     }
 
-    /// No process could be made of an image. What has taken so long would do so again.
+    /// Handles a failed attempt to restore from an image: the same image is tried once more, unless
+    /// CRIU has reached its time limit, which a second attempt would reach again.
     fn fail(
         &mut self,
         old: &mut LocalRank,
@@ -386,7 +398,8 @@ fn in_thread<T: Send + 'static>(
     std::thread::Builder::new().name("restore".into()).spawn(work).ok()
 }
 
-/// Whether the image may be whole for all that: the disk was full, or the store did not answer.
+/// Whether the image may be whole in spite of this error: the disk was full, or the object store
+/// did not answer.
 fn is_transient(error: &anyhow::Error) -> bool {
     use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
     error.chain().any(|cause| match cause.downcast_ref::<io::Error>() {
@@ -395,7 +408,8 @@ fn is_transient(error: &anyhow::Error) -> bool {
     })
 }
 
-/// What the node has lost, or what is damaged there, the store may have.
+/// Unpacks the object store's copy of an image that this node has lost or holds with a checksum
+/// mismatch.
 fn unpack_from_store(
     image: &CheckpointImage,
     object_store: Option<ObjectStore>,
@@ -407,7 +421,8 @@ fn unpack_from_store(
     outcome.with_context(|| format!("{error:#}, and the store does not help"))
 }
 
-/// The images that another node has taken, in a folder that this one sees as well, or in the store.
+/// Finds the images that another node has taken, in a folder that this node sees as well or in the
+/// object store.
 fn locate_images(
     locations: &[CheckpointLocation],
     config: &CheckpointConfig,
@@ -428,13 +443,14 @@ fn locate_images(
 }
 
 impl Agent {
-    /// CRIU, or what it has made of an image, has ended.
+    /// Passes the end of `pid` to the restore whose CRIU or restored process it is; returns whether
+    /// there was one.
     pub(super) fn note_restore_exit(&mut self, pid: u32, ending: Ending) -> bool {
         let mut restores = self.ranks.iter_mut().filter_map(|rank| rank.restore.as_mut());
         restores.any(|restore| restore.note_exit(pid, ending))
     }
 
-    /// Goes on with those who are brought back from their images.
+    /// Advances the restore of each rank that is being restored.
     pub(super) fn advance_restores(&mut self) {
         for index in 0..self.ranks.len() {
             let Some(mut restore) = self.ranks[index].restore.take() else { continue };
@@ -466,7 +482,7 @@ impl Agent {
         }
     }
 
-    /// Processes that have nothing to do with a rank that has ended.
+    /// Process ids that do not belong to a rank that has ended.
     fn unrelated(&self) -> Vec<u32> {
         let mut unrelated = self.own_processes();
         for rank in &self.ranks {
@@ -497,7 +513,7 @@ mod tests {
         assert!(!is_transient(&anyhow::anyhow!("its checksum is another one")));
     }
 
-    /// A folder with a program in it that is run instead of CRIU.
+    /// A folder with a program that the test runs instead of CRIU.
     struct FakeCriu(PathBuf, #[expect(dead_code)] std::sync::MutexGuard<'static, ()>);
 
     impl FakeCriu {
@@ -526,7 +542,7 @@ mod tests {
             (ended(scheduler), images)
         }
 
-        /// What the program was called for.
+        /// The images for which the program was called, in order.
         fn calls(&self) -> Vec<String> {
             let text = fs::read_to_string(self.0.join("calls")).unwrap_or_default();
             text.lines().map(str::to_string).collect()
@@ -539,7 +555,7 @@ mod tests {
         }
     }
 
-    /// Larger than any number of a process.
+    /// Larger than any process id.
     const NOBODY: u32 = 1 << 23;
 
     fn ended(scheduler: CheckpointScheduler) -> LocalRank {
@@ -549,7 +565,7 @@ mod tests {
         rank
     }
 
-    /// Brings it back, or not, as its agent would.
+    /// Runs a restore of `old` to its end, as the agent does.
     fn run_restore(
         old: &mut LocalRank,
         mut report: impl FnMut(String),
@@ -580,7 +596,7 @@ mod tests {
         seal_as_it_is(&folder, header, 0, &ManifestAuthenticator::sample(1)).unwrap()
     }
 
-    /// Puts down for which image it is called.
+    /// Shell lines that append the image number of this call to the file `calls`.
     const NOTE: &str =
         r#"for word; do case $word in */rank-2/*) echo ${word##*/} >> calls; esac; done"#;
 
@@ -592,10 +608,10 @@ mod tests {
         assert!(run_restore(&mut rank, |text| told.push(text)).is_none());
         assert_eq!(place.calls(), ["2", "2", "1", "1"]);
         images.iter().for_each(|image| drop(image.unpack().unwrap()));
-        // Each attempt was another start, and so is what comes now.
+        // Each attempt takes an incarnation number, and the next incarnation takes another one.
         assert_eq!(rank.replay.as_ref().unwrap().restarts, 4);
         assert_eq!(told.len(), 4);
-        // The next time all of them are there.
+        // The next restore finds both images.
         assert!(run_restore(&mut rank, |_| ()).is_none());
         assert_eq!(place.calls().len(), 8);
     }
@@ -625,7 +641,7 @@ mod tests {
     fn processes_of_earlier_incarnations_are_killed_before_an_attempt() {
         let place = FakeCriu::new("leaves", &format!("{NOTE}\nexit 1"));
         let (mut rank, _) = place.rank();
-        // It ends, and nobody waits for it: its number is not free.
+        // The child ends and stays a zombie, so its process id is not free.
         #[expect(clippy::zombie_processes)]
         let child = std::process::Command::new("true").spawn().unwrap();
         rank.pid = child.id();
@@ -640,7 +656,7 @@ mod tests {
         let mut told = Vec::new();
         let mut report = |text| told.push(text);
         let mut restore = Restore::begin(&mut rank, None, &[]);
-        // A store that says nothing.
+        // An object store that does not answer.
         let image = rank.scheduler.as_ref().unwrap().newest_first().remove(0);
         let (hold, wait) = std::sync::mpsc::channel::<()>();
         let thread = in_thread(move || wait.recv().map_err(Into::into).and_then(|()| bail!("no")));

@@ -1,10 +1,13 @@
-//! Whether the nodes that may take over ranks can use their images.
+//! Whether the nodes that may take over ranks can use the checkpoint images of these ranks.
 //!
-//! Such a node says so where the images are: with a file in its folder of images (its claim), or with an object in the store, once it
-//! has found CRIU to work and has read there what it has written. A node with ranks looks for that of each of them that is still
-//! free and lives; which these are it hears from the agent above. So it is seen, and not believed.
+//! A spare node shows this where the images lie, after it has checked that CRIU works: with its
+//! lease file in the folder of images, or with an object in the object store, after it has read
+//! back what it has written there. A node with ranks checks these signs for each spare node that is
+//! still free and alive; the agent above sends the list of such nodes. So the check relies on what
+//! is visible to the node with ranks, and not on a message of the spare node.
 //!
-//! What may never happen: an image counts that a node cannot use which may have to; one that is lost holds up the others.
+//! What may never happen: an image counts as usable that a node cannot use which may have to; a
+//! lost spare node keeps images from being usable.
 
 use std::thread::JoinHandle;
 
@@ -16,7 +19,8 @@ use crate::control::rank_state::Spares;
 use crate::control::{Job, Message, Node};
 
 impl Agent {
-    /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
+    /// The checkpoint configuration, if images of ranks are to be taken and can be taken; if they
+    /// cannot, the user is notified why, once for each host.
     pub(super) fn config(&mut self, job: &Job, node: &Node) -> Option<CheckpointConfig> {
         let mut config =
             CheckpointConfig::find(&job.environment).filter(|_| super::groups::recovers(job))?;
@@ -24,7 +28,7 @@ impl Agent {
         let spares = leases(node.cluster, &node.spares);
         config.tool = criu::find(&config.tool);
         let outcome = criu::check(&config.tool)
-            // Elsewhere its own word on the first image says it.
+            // On a node with ranks the first image shows whether CRIU works.
             .and_then(|()| if node.is_spare { criu::works(&config.tool) } else { Ok(()) })
             .and_then(|()| config.prepare(job, name, &spares));
         if let Err(error) = &outcome {
@@ -42,7 +46,7 @@ impl Agent {
         self.lease.is_some().then_some(config)
     }
 
-    /// A spare node says in the store that it reaches that.
+    /// Starts to announce in the object store that this spare node reaches the object store.
     pub(super) fn begin_announcing(&mut self, job: &Job, node: &Node) {
         let Some(object_store) =
             self.spare_config.as_ref().and_then(|config| config.object_store.clone())
@@ -63,7 +67,8 @@ impl Agent {
         }
     }
 
-    /// Takes that back, as the job ends; by a thread that may be left to itself after a while.
+    /// Withdraws the announcement, as the job ends. The caller may stop waiting for the returned
+    /// thread after a while.
     pub(super) fn end_announcing(&mut self) -> Option<JoinHandle<()>> {
         let (config, own) = self.spare_config.take().zip(self.assignment.as_ref())?;
         let object_store = config.object_store?.fresh();
@@ -76,7 +81,8 @@ impl Agent {
         std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
     }
 
-    /// The agents below hear which nodes may still take ranks, when that has changed.
+    /// Sends the agents below the names of the nodes that may still take over ranks, after a
+    /// change.
     pub(super) fn send_spares(&mut self) {
         let is_taken = |place: usize| self.transfers.iter().any(|it| it.to == place);
         let all = self.children.iter().enumerate();
@@ -99,7 +105,7 @@ impl Agent {
         self.spares = names;
     }
 
-    /// The user hears once that images of this node are of no use to these others.
+    /// Notifies the user once that these nodes cannot use the images of this node.
     pub(super) fn report_unreachable(&mut self, unreachable: &[u32]) {
         let Some(own) = self.assignment.as_ref().filter(|_| !self.is_reachability_reported) else {
             return;
@@ -136,7 +142,7 @@ fn cannot_use(node: &str, error: &anyhow::Error) -> String {
     )
 }
 
-/// Under which number it has its claim.
+/// The number of this node's lease file.
 fn own_lease(node: &Node) -> u32 {
     if node.is_spare { lease::spare_number(node.cluster, &node.name) } else { node.first_rank }
 }

@@ -1,14 +1,18 @@
-//! Ranks of a node that is lost are handed over to another one: first the relay takes nothing more of their starts there, then all
-//! that is known of their records of clocks and last determinants goes to the agent that takes them, piece by piece, then they are
-//! started (`node_failover`).
+//! Transfers the ranks of a lost node to another node, in three steps: the relay fences the ranks'
+//! incarnations on the lost node, then everything that is known of their recorded nondeterminism
+//! and last determinants goes to the agent that takes the ranks, piece by piece, then that agent
+//! starts the ranks (`node_failover`).
 //!
-//! Two know of a record: the relay has what came in front of messages, the agent here what came in front of printed lines and
-//! questions. It is only ever added to, so the longer of the two is all that anybody has seen something of. The relay writes what
-//! it has into a file that it shares with this agent. Both have whole batches only: of one that the node was telling when it was
-//! lost nobody has seen anything that follows, and where it breaks off may be in the middle of an entry.
+//! In: two copies of each record. The relay has what came ahead of messages, and writes its copy
+//! into a file that it shares with this agent; the agent has what came ahead of printed lines and
+//! PMI requests. A record only ever grows, so the longer copy holds everything from which a visible
+//! effect follows. Both copies hold whole batches only: no other process has seen an effect of a
+//! batch that the node had sent in part when it was lost, and such a part may end within an entry.
+//! Out: [`RecordingUpdate`] messages.
 //!
-//! What may never happen: a start is told less than what somebody has seen follows from, or a part of an entry; more than a piece
-//! waits here.
+//! What may never happen: an incarnation replays less than what a visible effect follows from, or a
+//! part of an entry; more than one piece beyond [`BACKLOG_BYTES_MAX`] waits here for the other
+//! agent.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,10 +28,12 @@ use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Message, Node};
 use crate::control_stream::BACKLOG_BYTES_MAX;
 
-/// A relay drops what it says when nobody reads that: it is asked again.
+/// Time after which the agent repeats a fence order: a relay drops what it prints while no one
+/// reads its output.
 const FENCE_RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// What the relay has of the record of a rank of which it takes nothing more: it lies in the file that both have.
+/// What the relay has of the record of a fenced rank: the entries lie in the file that the relay
+/// shares with this agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FencedRecording {
     pub rank: u32,
@@ -37,16 +43,17 @@ pub struct FencedRecording {
     pub is_full: bool,
 }
 
-/// One that is under way.
+/// A transfer in progress.
 pub struct StateTransfer {
-    /// As it was.
+    /// The plan of the lost node with its ranks.
     pub lost: Node,
-    /// Places of the agents below, of the node that is lost and of the one that takes its ranks.
+    /// Indices, among the agents below, of the lost node (`from`) and of the node that takes its
+    /// ranks (`to`).
     pub from: usize,
     pub to: usize,
-    /// Those that are not handed over yet,
+    /// Ranks that are not transferred yet.
     remaining: VecDeque<u32>,
-    /// and all.
+    /// All ranks of the transfer.
     pub ranks: Vec<u32>,
     stage: TransferStage,
 }
@@ -54,7 +61,8 @@ pub struct StateTransfer {
 enum TransferStage {
     Fence,
     Fencing(Instant),
-    /// The record of the first one has been told up to here; nothing of it yet.
+    /// The record of the first remaining rank is sent up to this position; `None`: nothing of the
+    /// record is sent yet.
     Sending(FencedRecording, Option<u64>),
 }
 
@@ -70,14 +78,16 @@ impl StateTransfer {
         }
     }
 
-    /// To another node, from the beginning: the one that was to take the ranks is lost as well.
+    /// Restarts the transfer to another node, because the node that was to take the ranks is lost
+    /// as well.
     pub fn redirect(&mut self, to: usize) {
         (self.to, self.stage) = (to, TransferStage::Fence);
         self.remaining = self.ranks.iter().copied().collect();
     }
 }
 
-/// The next piece of what is known of a record, behind `at`, and where it ends; `None` behind the last one.
+/// The next piece of a record from position `at` on, and the position where the piece ends; `None`
+/// after the last piece.
 fn next_update(
     fenced: &FencedRecording,
     recording: &ReplicatedRecording,
@@ -90,7 +100,8 @@ fn next_update(
         Some(at) if at >= end => return Ok(None),
         Some(at) => (at, RecordingUpdate { rank: fenced.rank, ..RecordingUpdate::default() }),
         None => {
-            // What lies before either was in front of an image.
+            // Both copies are complete back to the oldest image, so only entries from the later
+            // beginning on are needed.
             let base = recording.first.max(fenced.first);
             (base, RecordingUpdate { base, ..recording.rest(fenced.rank) })
         }
@@ -106,13 +117,13 @@ fn next_update(
     };
     let polls = rest.polls.max(fenced.polls);
     let is_full = rest.is_full || fenced.is_full;
-    // The rest goes with the first one.
+    // The first piece carries the rest of the update.
     let next = from + reads.len() as u64;
     Ok(Some((RecordingUpdate { from, reads, polls, is_full, continues: next < end, ..rest }, next)))
 }
 
 impl Agent {
-    /// Goes on with the first of those that are under way.
+    /// Advances the first of the transfers in progress as far as possible.
     pub(super) fn advance_transfers(&mut self) {
         while self.is_running() && !self.transfers.is_empty() {
             match self.advance_transfer() {
@@ -125,7 +136,8 @@ impl Agent {
         }
     }
 
-    /// False: it waits for somebody.
+    /// Advances the first transfer by one step. Returns false if the transfer waits for the relay
+    /// or for the other agent.
     fn advance_transfer(&mut self) -> Result<bool> {
         let Self { transfers, relay, replicas, children, .. } = self;
         let (Some(transfer), Some(relay)) = (transfers.first_mut(), relay) else {
@@ -143,7 +155,8 @@ impl Agent {
                 transfer.stage = TransferStage::Sending(fenced, None);
             }
             TransferStage::Fence | TransferStage::Fencing(_) => {
-                // Also what was handed over to another node that is lost as well.
+                // This drops a partial batch of another lost node to which the rank was transferred
+                // as well.
                 replicas.drop_partial_batch(rank);
                 relay.fence(rank, replicas.next_first_incarnation(rank));
                 transfer.stage = TransferStage::Fencing(Instant::now());
@@ -156,7 +169,7 @@ impl Agent {
                 let recording = replicas.recording(rank).unwrap_or(&nothing);
                 match next_update(fenced, recording, relay.transfer_file()?, *at)? {
                     Some((update, next)) => {
-                        // Whoever takes the rank over says only what comes after that.
+                        // The agent that takes the rank sends only what comes after this piece.
                         replicas.handle_recording_update(update.clone());
                         stream.send(&Message::RecordingUpdate(Box::new(update)));
                         *at = Some(next);
@@ -177,7 +190,7 @@ mod tests {
     use super::super::replicated_rank_state::ReplicatedRankStates;
     use super::*;
 
-    /// All pieces, put together.
+    /// All pieces of a record, joined, and their number.
     fn all_updates(
         fenced: &FencedRecording,
         recording: &ReplicatedRecording,
@@ -248,7 +261,7 @@ mod tests {
             assert_eq!((update.rank, update.polls, update.is_full), (2, polls.max(8), here == 9));
             assert_eq!((update.first_determinant, &update.determinants[..]), (3, &[[1, 2, 3]][..]));
             assert_eq!(count, here.max(there).div_ceil(PIECE_BYTES as usize).max(1));
-            // What the next node will say goes on behind that.
+            // Updates of the next node continue where the transferred record ends.
             let mut replicas = ReplicatedRankStates::default();
             replicas.handle_recording_update(RecordingUpdate {
                 rank: 2,
@@ -284,7 +297,8 @@ mod tests {
             reads: reads.to_vec(),
             ..ReplicatedRecording::default()
         };
-        // The agent's knows more at its beginning, at its end, or the same; it ends before the relay's begins, or knows nothing.
+        // The agent's copy begins later, ends later, or ends at the same position; or the agent's
+        // copy ends before the relay's copy begins; or the agent's copy is empty.
         let rows: [(ReplicatedRecording, u64, &[u8]); 6] = [
             (recording(2, b"cdefg"), 5, b"fghi"),
             (recording(7, b"hij"), 7, b"hij"),
@@ -297,11 +311,11 @@ mod tests {
             let (all_updates, _) = all_updates(&fenced, &recording, &file);
             assert_eq!((all_updates.base, &all_updates.reads[..]), (base, reads), "{recording:?}");
         }
-        // It has begun anew, and nothing was read since.
+        // The relay's copy was restarted at an image, and the rank has read nothing since.
         let begun = FencedRecording { bytes: 0, ..fenced };
         let (all, count) = all_updates(&begun, &recording(2, b"cd"), &file);
         assert_eq!((all.base, &all.reads[..], count), (5, &b""[..], 1));
-        // Nobody knows anything.
+        // Neither copy holds anything.
         let nothing =
             all_updates(&FencedRecording::default(), &ReplicatedRecording::default(), &file);
         assert_eq!(nothing, (RecordingUpdate::default(), 1));
@@ -330,11 +344,11 @@ mod tests {
             ..piece_of(2, b"cdefg", true)
         };
         replicas.handle_recording_update(torn);
-        // What the agent knows ends further on, but within an entry.
+        // The agent's copy ends later, but within an entry.
         let all = all_updates(&fenced, replicas.recording(2).unwrap(), &file).0;
         assert_eq!((&all.reads[..], all.polls, all.is_full), (&b"abcd"[..], 5, false));
         assert_eq!(all.files, [1], "the effect that was announced there has not happened");
-        // What is kept of it then is what was handed over.
+        // Afterwards the agent's copy is what was transferred.
         replicas.drop_partial_batch(2);
         let mut at = None;
         while let Some((update, next)) =

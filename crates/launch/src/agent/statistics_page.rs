@@ -1,7 +1,11 @@
-//! The boards of this host's ranks ([`landbridge_proto::statistics_page`]): memory on which each says how its paths are.
+//! The statistics pages of this host's ranks ([`landbridge_proto::statistics_page`]): memory in
+//! which each rank reports the state of its paths.
 //!
-//! A look begins with a question on every board and ends when every rank has answered, or after [`ANSWER_WAIT_MAX`]: ranks that
-//! compute do not answer. Then the launcher hears of all of them in one message.
+//! In: a query of the launcher, and the texts that ranks write. Out: one message with the paths of
+//! all ranks. The agent writes a query number into every page, and the query ends when every rank
+//! has answered or after [`ANSWER_WAIT_MAX`], because ranks that compute do not answer.
+//!
+//! What may never happen: the content of a page, which its rank has written, is trusted.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -19,23 +23,24 @@ use crate::control::Message;
 use crate::ps::paths::Paths;
 use crate::sys;
 
-/// Ranks inside MPI look at their network every millisecond or so; the machine may be busy.
+/// Longest wait for answers. Ranks inside MPI read their page about every millisecond; the machine
+/// may be busy.
 const ANSWER_WAIT_MAX: Duration = Duration::from_millis(400);
-/// Between two glances at boards that are not answered.
+/// Pause between two checks of pages that are not answered.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// A text that is changed again and again while it is read is given up.
+/// Attempts to read a text that its rank changes during the read.
 const READ_ATTEMPTS_MAX: u32 = 8;
 
-/// The board of one rank, for all its starts.
+/// The statistics page of one rank, for all its incarnations.
 pub struct StatisticsPage(OwnedFd);
 
-/// What one endpoint of a rank says, and to which question.
+/// The text of one endpoint of a rank, and the number of the query that it answers.
 struct EndpointStatistics {
     answered: u64,
     text: String,
 }
 
-/// A look that is under way.
+/// A query in progress.
 pub struct PathQuery {
     serial: u32,
     rows_max: usize,
@@ -71,7 +76,8 @@ impl StatisticsPage {
         statistics_page.word(slot + IN_USE_AT) != 0
     }
 
-    /// What the endpoints of the rank say, which it has written itself: nothing in it is trusted.
+    /// The texts of the rank's endpoints. The rank has written them itself, so nothing in them is
+    /// trusted.
     fn statistics(&self) -> Vec<EndpointStatistics> {
         let taken = (0..SLOTS).map(slot_at).filter(|at| StatisticsPage::is_taken(at, self));
         taken.filter_map(|at| self.endpoint_statistics(at)).collect()
@@ -95,14 +101,14 @@ impl StatisticsPage {
 }
 
 impl PathQuery {
-    /// When the boards are to be looked at again.
+    /// When to check the pages again.
     pub fn next_time(&self) -> Instant {
         self.until.min(Instant::now() + POLL_INTERVAL)
     }
 }
 
 impl Agent {
-    /// Asks the ranks here, and the agents below.
+    /// Queries the ranks of this host, and the agents below.
     pub(super) fn begin_path_query(&mut self, serial: u32, rows_max: u32) {
         for child in &mut self.children {
             child.process.stream.send(&Message::QueryPaths { serial, rows_max });
@@ -116,7 +122,7 @@ impl Agent {
         self.path_query = Some(PathQuery { serial, rows_max: rows_max as usize, until });
     }
 
-    /// Tells the launcher what they say, once all have answered or had their time.
+    /// Sends the paths to the launcher, once all ranks have answered or the time is over.
     pub(super) fn advance_path_query(&mut self) {
         let Some(path_query) = &self.path_query else { return };
         let serial = u64::from(path_query.serial);
@@ -172,10 +178,10 @@ mod tests {
         pwrite(&statistics_page.0, b"text", (at + TEXT_AT) as u64).unwrap();
         let statistics = statistics_page.statistics();
         assert_eq!((statistics[0].answered, statistics[0].text.as_str()), (3, "text"));
-        // It is being written, for ever.
+        // An odd version: the text is being written, for ever.
         write(&statistics_page, at + VERSION_AT, 7);
         assert!(statistics_page.statistics().is_empty());
-        // A rank writes what it likes there.
+        // A rank may write any length.
         write(&statistics_page, at + VERSION_AT, 8);
         write(&statistics_page, at + LENGTH_AT, u64::MAX);
         assert_eq!(statistics_page.statistics()[0].text.len(), TEXT_BYTES_MAX);

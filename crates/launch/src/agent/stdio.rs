@@ -1,6 +1,8 @@
-//! What ranks print, and what rank 0 reads: to the agent above, and from it.
+//! Standard streams of ranks: forwards what ranks print to the agent above, and delivers standard
+//! input to rank 0.
 //!
-//! What may never happen: something that was printed is on its way before what it follows from (`node_failover`).
+//! What may never happen: output is sent to the agent above before the recorded nondeterminism from
+//! which the output follows (`node_failover`).
 
 use super::Agent;
 use super::input::STDIN_RETAINED_BYTES_MAX;
@@ -11,18 +13,18 @@ use crate::sys;
 
 impl Agent {
     pub(super) fn handle_output(&mut self, index: usize) {
-        // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
+        // The pipes of an ended rank are emptied: only an orphan of the rank can still write there.
         let rank = &self.ranks[index];
         let has_ended = rank.ending.is_some() && !rank.reported;
         self.forward_output(index, has_ended);
     }
 
-    /// All that is in the pipes of a rank that stands still.
+    /// Forwards everything in the pipes of a rank that stands still.
     pub(super) fn read_all_output(&mut self, index: usize) {
         self.forward_output(index, true);
     }
 
-    /// `everything`: the rank has ended, or stands still.
+    /// `everything`: the rank has ended or stands still, so the pipes are emptied.
     fn forward_output(&mut self, index: usize, everything: bool) {
         let rank = &mut self.ranks[index];
         let Some(mut replay) = rank.replay.take() else {
@@ -60,7 +62,7 @@ impl Agent {
                 (new, false)
             }
             PrintOutcome::Diverged(text) => {
-                // Whatever it does now may be wrong.
+                // The rank has diverged, so everything that it does from now on may be wrong.
                 let rank = &mut self.ranks[index];
                 rank.replay.iter_mut().for_each(PmiReplay::abort);
                 if rank.ending.is_none() {
@@ -85,14 +87,15 @@ impl Agent {
         self.parent.send(&Message::Note { text });
     }
 
-    /// What a rank of an agent below has printed, where the rank may have to go on elsewhere.
+    /// Records output of a rank of an agent below, if the rank may move to another node.
     pub(super) fn record_output(&mut self, rank: u32, stream: Stream, bytes: &[u8], own: u32) {
         if own > 0 && self.may_move() && self.has_spares() {
             self.replicas.handle_print(rank, stream, bytes);
         }
     }
 
-    /// A rank has ended as it wanted: it has printed all that earlier starts of it have.
+    /// For a rank that has ended regularly: fails the job if the rank has not printed all that
+    /// earlier incarnations printed.
     pub(super) fn check_output(&mut self, index: usize) {
         let rank = &self.ranks[index];
         if let Some(text) = rank.replay.as_ref().and_then(PmiReplay::missing_output) {
@@ -122,11 +125,11 @@ impl Agent {
         }
     }
 
-    /// Gives a rank what it takes of its standard input.
+    /// Writes as much standard input to a rank as its pipe takes now.
     pub(super) fn write_rank_input(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
         if rank.restore.is_some() {
-            // Its next start takes it.
+            // The rank's next incarnation reads the input.
             return;
         }
         let bytes = rank.input.write();

@@ -1,25 +1,31 @@
-//! What a rank prints on standard error, and in the midst of it what our own libraries and libfabric say there.
+//! Separates lines of the project's own libraries and of libfabric from the program's output on a
+//! rank's standard error.
 //!
-//! In: pieces of the stream, cut anywhere. Out: the same bytes in the same order, told apart by the mark that begins each line of
-//! ours ([`LINE_TAG`]), or by the words that begin a line of libfabric's log (`libfabric:4711:1763916573:…`). A line of ours is
-//! written at once and as one, so nothing of the program's stands inside of it; so is one of libfabric's, at the beginning of a
-//! line. Both hold process ids and times, and an incarnation that repeats another one has other lines of both.
+//! In: pieces of the stream, cut anywhere. Out: the same bytes in the same order, in parts of the
+//! program and parts of a library. A line of the project's libraries begins with a tag
+//! ([`LINE_TAG`]); a line of libfabric's log begins with known text
+//! (`libfabric:4711:1763916573:…`). A library writes each line with one call, so no bytes of the
+//! program stand within the line; libfabric's lines stand at the beginning of a line. Both kinds of
+//! lines hold process ids and times, so they differ between incarnations that print the same
+//! otherwise.
 //!
-//! What may never happen: a byte of the program is lost, or waits for longer than until the process has ended.
+//! What may never happen: a byte of the program is lost, or is held back after the process has
+//! ended.
 
 use landbridge_proto::id::{EXIT_LINE, LINE_TAG};
 
-/// A line of a library that is longer is shown as far as it has come.
+/// Length beyond which an incomplete library line is given out.
 const LINE_BYTES_MAX: usize = 64 * 1024;
-/// How a line of libfabric's log begins; then come a process id and a time, each with a colon behind it.
+/// Beginning of a line of libfabric's log; a process id and a time follow, each with a colon after
+/// it.
 const LOG_START: &[u8] = b"libfabric:";
 
-/// See the module head.
+/// Splits one stream; the module head has the rules.
 #[derive(Debug)]
 pub struct TaggedOutput {
-    /// The beginning of a mark, or of a line of a library.
+    /// The beginning of a tag or of a library line that is not complete yet.
     held: Vec<u8>,
-    /// What comes next begins a line.
+    /// The next byte begins a line.
     is_line_start: bool,
 }
 
@@ -33,17 +39,17 @@ impl Default for TaggedOutput {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Part {
     Program(Vec<u8>),
-    /// A line of a library, without the mark.
+    /// A line of a library, without the tag byte.
     OfLibrary(Vec<u8>),
-    /// The process cannot go on, and ends.
+    /// The tagged notice that the process cannot continue and ends.
     FatalNotice,
 }
 
-/// How far bytes are the beginning of a line of a library.
+/// Whether bytes begin with a library line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Likeness {
     None,
-    /// More bytes decide.
+    /// The following bytes decide.
     Open,
     Library,
 }
@@ -53,7 +59,7 @@ impl TaggedOutput {
         TaggedOutput { held: Vec::new(), is_line_start }
     }
 
-    /// The next bytes have come.
+    /// Splits the next bytes of the stream.
     pub fn split(&mut self, bytes: &[u8]) -> Vec<Part> {
         let mut rest = std::mem::take(&mut self.held);
         rest.extend_from_slice(bytes);
@@ -75,7 +81,7 @@ impl TaggedOutput {
         parts
     }
 
-    /// Nothing more of a line comes.
+    /// Gives out the held bytes, because the stream has ended.
     pub fn end(&mut self) -> Option<Part> {
         let held = std::mem::take(&mut self.held);
         match likeness(&held, self.is_line_start) {
@@ -96,7 +102,8 @@ impl TaggedOutput {
     }
 }
 
-/// Where a line of a library stands, or the beginning of one at the very end.
+/// Position of the first library line, or of a possible beginning of a library line at the end of
+/// `bytes`.
 fn find_library(bytes: &[u8], is_line_start: bool) -> Option<(usize, Likeness)> {
     let firsts = [LINE_TAG.as_bytes()[0], LOG_START[0]];
     let places = bytes.iter().enumerate().filter(|(_, byte)| firsts.contains(byte));
@@ -134,11 +141,11 @@ fn likeness(bytes: &[u8], is_line_start: bool) -> Likeness {
     Likeness::Library
 }
 
-/// `line`: from its mark on.
+/// The part that a library line makes. `line`: from the tag on.
 fn own_part(line: &[u8]) -> Part {
     match line.strip_prefix(LINE_TAG.as_bytes()) {
         Some(rest) if rest.trim_ascii_end() == EXIT_LINE.as_bytes() => Part::FatalNotice,
-        // The mark is one byte that nobody sees, and our name.
+        // The tag is one invisible byte and the name of the project; only the byte is removed.
         Some(_) => Part::OfLibrary(line[1..].to_vec()),
         None => Part::OfLibrary(line.to_vec()),
     }

@@ -1,12 +1,15 @@
-//! Images in a folder, one for each rank: whole ones, or none.
+//! Checkpoint images in a folder for each rank: an image in it is whole, or has no name.
 //!
-//! An image is taken into a folder with a name of its own, and *sealed*: every file is compressed, its length and SHA-256 go into
-//! a manifest, which begins with a proof that an agent of this job has written it ([`ManifestAuthenticator`]), all of it is written to the disk,
-//! and only then the folder gets its name. So what has a name was whole once; whether it still is, is seen as it is laid out to be
-//! used ([`CheckpointImage::unpack`]).
+//! CRIU dumps an image into a folder with a temporary name, and then the image is *sealed*: every
+//! file is compressed, and its length and SHA-256 go into a manifest. The manifest begins with a
+//! tag that only an agent of this job can make ([`ManifestAuthenticator`]). All files are written
+//! to the disk, and only then the folder gets its final name. So a folder with a final name was
+//! whole once; whether its files are still unchanged is checked as the image is unpacked for use
+//! ([`CheckpointImage::unpack`]).
 //!
-//! What may never happen: a process is made of an image that is torn or was changed, or of a file that no manifest of this job
-//! lists; a file is written that another process has mapped, or that somebody has put in the way.
+//! What may never happen: a process is restored from an image that is torn or was changed, or from
+//! a file that no manifest of this job lists; a file is written that another process has mapped, or
+//! that another user has put under the same name.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -25,41 +28,44 @@ use crate::output_log::Position;
 use crate::pmi::server::Stage;
 
 pub(super) const MANIFEST: &str = "manifest";
-/// Shared memory that is mapped from a file of the node, and which an image has not in it.
+/// Folder of shared memory that a process maps from a file of the node, and that CRIU does not put
+/// into the image.
 const SHM_FOLDER: &str = "/dev/shm/";
-/// A rank's own, behind [`SHM_FOLDER`]: then comes a number for the job, and that of the rank.
+/// Beginning of the name of MPICH's shared memory below [`SHM_FOLDER`]; a number of the job and the
+/// rank's number follow.
 const MPICH_PREFIX: &str = "mpich_shm_";
 
-/// Where a process stood.
+/// Replay position of a process at its image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplayPosition {
-    /// In its relay's record of it.
+    /// Determinants in the rank's log at the relay.
     pub determinants: u64,
+    /// Frames that the rank has sent.
     pub sent: u64,
-    /// Looks for messages.
+    /// Polls for messages.
     pub polls: u64,
-    /// Questions to its process manager.
+    /// Requests to the process manager.
     pub asked: usize,
     pub stage: Stage,
-    /// In its standard output and error.
+    /// Positions in standard output and standard error.
     pub printed: [Position; 2],
-    /// Bytes of standard input.
+    /// Bytes read of standard input.
     #[serde(default)]
     pub read: u64,
-    /// Bytes of its nondeterminism record that it has been told.
+    /// Bytes of the nondeterminism record that the rank has replayed.
     #[serde(default)]
     pub recording_bytes: u64,
 }
 
-/// What is known of an image.
+/// The description of an image in its manifest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageHeader {
-    /// Counted from 1, for all starts of the rank.
+    /// Number of the image, counted from 1 over all incarnations of the rank.
     pub number: u64,
     pub pid: u32,
     pub replay_position: ReplayPosition,
     pub inodes: ExternalInodes,
-    /// Files in `/dev/shm` that it has mapped.
+    /// Paths of files in `/dev/shm` that the process has mapped.
     pub shared: Vec<String>,
 }
 
@@ -69,25 +75,25 @@ struct Manifest {
     files: Vec<PackedFile>,
 }
 
-/// An image that has been sealed.
+/// A sealed image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointImage {
     pub folder: PathBuf,
     pub header: ImageHeader,
-    /// Its files, and how many bytes each takes.
+    /// Names of its stored files, and how many bytes each takes.
     pub files: Vec<(String, u64)>,
     pub manifest_bytes: u64,
-    /// The proof with which its manifest begins.
+    /// The tag with which the image's manifest begins.
     tag: String,
     authenticator: ManifestAuthenticator,
 }
 
-/// Makes the folder into which image `number` is taken, under that of its rank.
+/// Makes the folder into which image `number` is dumped, below the folder of its rank.
 pub fn begin(rank: &Path, number: u64) -> Result<PathBuf> {
     new_folder(rank.join(format!(".{number}")))
 }
 
-/// An empty one, into which only this user can look.
+/// Makes an empty folder that only this user can open; deletes an older folder of that name.
 pub(super) fn new_folder(folder: PathBuf) -> Result<PathBuf> {
     let _ = fs::remove_dir_all(&folder);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
@@ -95,10 +101,11 @@ pub(super) fn new_folder(folder: PathBuf) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Copies what the process has mapped of `/dev/shm` beside its image, while it does nothing; their paths.
+/// Copies the files that the process has mapped from `/dev/shm` into the image's folder, while the
+/// process stands still; returns their paths.
 ///
-/// # Errors
-/// If it has more mapped there than MPICH's file of this rank: what others may have mapped too cannot be put back.
+/// # Errors If the process has more mapped from there than MPICH's file of this rank: memory that
+/// other processes may have mapped too cannot be put back.
 pub fn copy_shared(pid: u32, folder: &Path) -> Result<Vec<String>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).context("the process is gone")?;
     let paths = shared_paths(&maps)?;
@@ -109,16 +116,18 @@ pub fn copy_shared(pid: u32, folder: &Path) -> Result<Vec<String>> {
     Ok(paths)
 }
 
-/// What lies in `/dev/shm` of what proc_pid_maps(5) lists.
+/// Paths in `/dev/shm` among the shared mappings that proc_pid_maps(5) lists.
 fn shared_paths(maps: &str) -> Result<Vec<String>> {
     let mut paths: Vec<String> = Vec::new();
     for line in maps.lines() {
-        // Addresses, rights, offset, device, inode; the rest is a path, and begins behind blanks.
+        // The fields are addresses, rights, offset, device and inode; the rest is a path, which
+        // begins after blanks.
         let mut fields = line.splitn(6, ' ');
         let is_shared = fields.nth(1).is_some_and(|rights| rights.ends_with('s'));
         let path = fields.nth(3).unwrap_or_default().trim_start();
         let Some(name) = path.strip_prefix(SHM_FOLDER).filter(|_| is_shared) else { continue };
-        // Without a name nobody else can have it any more, and it is in the image.
+        // No other process can open a file without a name, and CRIU puts its content into the
+        // image.
         if name.ends_with(" (deleted)") {
             continue;
         }
@@ -139,7 +148,8 @@ fn is_of_mpich(name: &str) -> bool {
     })
 }
 
-/// Makes an image of what lies in `folder`, compressed at this level. If that fails nothing is left of it.
+/// Makes an image of the files in `folder`, compressed at this Zstandard level (0: not compressed).
+/// On failure the folder is deleted.
 pub fn seal(
     folder: &Path,
     header: ImageHeader,
@@ -186,7 +196,8 @@ pub fn seal_as_it_is(
     })
 }
 
-/// An image as CRIU wants it, which may be a copy: that is gone with this.
+/// An image as CRIU needs it, which may be a copy in a folder of its own; dropping it deletes the
+/// copy.
 #[derive(Debug)]
 pub struct UnpackedImage {
     pub folder: PathBuf,
@@ -201,7 +212,7 @@ impl Drop for UnpackedImage {
     }
 }
 
-/// What a manifest says, if it is this one.
+/// Parses a manifest and verifies its tag, which must be `wanted`.
 fn parse(text: &str, wanted: &str, authenticator: &ManifestAuthenticator) -> Result<Manifest> {
     let (tag, rest) = text.split_once('\n').unwrap_or_default();
     let rest = rest.trim_end_matches('\n');
@@ -215,7 +226,8 @@ fn parse(text: &str, wanted: &str, authenticator: &ManifestAuthenticator) -> Res
 }
 
 impl CheckpointImage {
-    /// One that another agent has sealed, in this folder, which need not be there: by its manifest.
+    /// An image that another agent has sealed, from the text of its manifest. `folder` need not
+    /// exist.
     pub fn of(
         folder: PathBuf,
         text: &str,
@@ -235,7 +247,7 @@ impl CheckpointImage {
         })
     }
 
-    /// One that another agent has sealed, which lies in this folder.
+    /// An image that another agent has sealed and that lies in this folder.
     pub fn find(
         folder: PathBuf,
         tag: &str,
@@ -245,20 +257,20 @@ impl CheckpointImage {
         CheckpointImage::of(folder, &text, tag, authenticator)
     }
 
-    /// By what others find it, and know that it is the same one.
+    /// Where other nodes find this image, and the tag that identifies the image.
     pub fn location(&self) -> CheckpointLocation {
         let names: Vec<_> = self.folder.iter().map(|part| part.to_string_lossy()).collect();
         let path = names[names.len().saturating_sub(2)..].join("/");
         CheckpointLocation { path, tag: self.tag.clone() }
     }
 
-    /// Lays it out as it was taken, if it is still as it was sealed.
+    /// Unpacks the image as it was dumped, after a check that every file is as it was sealed.
     pub fn unpack(&self) -> Result<UnpackedImage> {
         let text = fs::read_to_string(self.folder.join(MANIFEST)).context("it has no manifest")?;
         let manifest = parse(&text, &self.tag, &self.authenticator)?;
         let is_copy = manifest.files.iter().any(|entry| entry.is_packed);
         let is_listed = |name: &String| manifest.files.iter().any(|entry| entry.name == *name);
-        // CRIU reads whatever there is of the files that it knows.
+        // CRIU reads every file with a name that CRIU knows, so an unlisted file must not be there.
         if !is_copy && let Some(name) = names(&self.folder)?.iter().find(|name| !is_listed(name)) {
             bail!("{name} is none of its files");
         }
@@ -275,7 +287,7 @@ impl CheckpointImage {
         Ok(unpacked)
     }
 
-    /// Puts back what the process had mapped of `/dev/shm`.
+    /// Puts back the files that the process had mapped from `/dev/shm`.
     pub fn restore_shared_memory(&self, unpacked: &UnpackedImage) -> Result<()> {
         for (number, path) in self.header.shared.iter().enumerate() {
             let mut copy = File::open(unpacked.folder.join(format!("shared-{number}")))?;
@@ -285,7 +297,7 @@ impl CheckpointImage {
         Ok(())
     }
 
-    /// Bytes that it takes.
+    /// Bytes of the stored files and the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, bytes)| bytes).sum::<u64>() + self.manifest_bytes
     }
@@ -311,7 +323,7 @@ impl Default for CheckpointImage {
     }
 }
 
-/// Writes a file that nobody else has: anybody may put something under its name, a link for one.
+/// Writes a new file in place of whatever has this name: another user may have put a link there.
 fn write_new(path: &str, from: &mut File) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -321,7 +333,7 @@ fn write_new(path: &str, from: &mut File) -> io::Result<()> {
     io::copy(from, &mut file).map(drop)
 }
 
-/// Of the files of an image. Logs are none of it.
+/// Sorted names of the files of an image, without the manifest and CRIU's logs.
 fn names(folder: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -359,10 +371,10 @@ mod tests {
         let rank = rank("images");
         let image = sealed(&rank, 1, 0);
         image.unpack().unwrap();
-        // Logs may change.
+        // Logs may change after the image was sealed.
         fs::write(image.folder.join(RESTORE_LOG), b"more").unwrap();
         image.unpack().unwrap();
-        // Another one that is whole.
+        // Another image with the same number, which is whole.
         let folder = begin(&rank, 1).unwrap();
         fs::write(folder.join("core-1.img"), b"other").unwrap();
         let other =
@@ -422,7 +434,7 @@ mod tests {
         fs::remove_dir_all(&rank).unwrap();
     }
 
-    /// One that is whole, and is found by its own proof.
+    /// The image is whole, and its tag is valid for another key.
     #[test]
     fn an_image_of_which_somebody_else_has_written_the_manifest_is_refused() {
         let rank = rank("forged");
@@ -479,7 +491,7 @@ mod tests {
         let folder = begin(&rank, 3).unwrap();
         fs::write(folder.join("core-1.img"), b"core").unwrap();
         assert!(!rank.join("3").exists());
-        // Another attempt begins with nothing.
+        // Another attempt begins with an empty folder.
         assert!(fs::read_dir(begin(&rank, 3).unwrap()).unwrap().next().is_none());
         fs::remove_dir_all(&rank).unwrap();
     }

@@ -1,12 +1,15 @@
-//! CRIU, as a program: takes an image of a process while that goes on, and makes a process of one.
+//! Runs the program CRIU: takes an image of a running process, and restores a process from an
+//! image.
 //!
-//! The image's descriptors whose other ends are held elsewhere (the pipes and sockets to the agent) cannot be in it. They are
-//! named by their inodes when it is taken, and other ones are handed in under these names when a process is made of it.
+//! An image cannot hold descriptors whose other ends other processes hold (the pipes and sockets to
+//! the agent). The agent names these descriptors by their inodes when CRIU takes the image, and
+//! passes other descriptors under the same names when CRIU restores a process.
 //!
-//! What CRIU 4.1.1 is particular about: half of a pair of Unix sockets must be declared (`--external unix[INODE]`), pipes need
-//! not be; both are handed in with `--inherit-fd`, sockets as `socket:[INODE]`. A restored process has the process id that it had,
-//! so it must have been waited for before. It becomes a child of whoever has started CRIU with `--restore-sibling`, which
-//! goes with `--restore-detached` only.
+//! CRIU 4.1.1 has these rules: one half of a pair of Unix sockets must be declared (`--external
+//! unix[INODE]`), pipes need not be; both are passed with `--inherit-fd`, sockets as
+//! `socket:[INODE]`. A restored process has its old process id, so the old process must have been
+//! reaped. With `--restore-sibling`, which requires `--restore-detached`, the restored process
+//! becomes a child of the process that has started CRIU.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::sibling;
 use crate::sys;
 
-/// The other ends of what a process has open towards its agent, by the kernel's numbers.
+/// Inodes of the descriptors of a process whose other ends its agent holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExternalInodes {
     pub stdin: Option<u64>,
@@ -33,7 +36,7 @@ pub struct ExternalInodes {
     pub control: u64,
 }
 
-/// Descriptors to be handed in for [`ExternalInodes`].
+/// Descriptors that a restored process gets in place of [`ExternalInodes`].
 pub struct InheritedFds {
     pub stdin: Option<OwnedFd>,
     pub stdout: OwnedFd,
@@ -43,7 +46,7 @@ pub struct InheritedFds {
 }
 
 impl InheritedFds {
-    /// How the kernel numbers them.
+    /// The inodes of these descriptors.
     pub fn inodes(&self) -> io::Result<ExternalInodes> {
         Ok(ExternalInodes {
             stdin: self.stdin.as_ref().map(inode).transpose()?,
@@ -55,18 +58,18 @@ impl InheritedFds {
     }
 }
 
-/// Older ones refuse the vDSO of kernels from 6.16 on.
+/// Oldest usable major version: older ones refuse the vDSO of Linux 6.16 and later.
 const VERSION_MIN: u32 = 4;
 
 pub const DUMP_LOG: &str = "dump.log";
 pub const RESTORE_LOG: &str = "restore.log";
 
-/// Where `make criu` puts CRIU, below the checkout.
+/// Where `make criu` installs CRIU, below the checkout.
 const FETCHED: &str = "build/tools/criu/criu";
 
-/// The program that takes images. `said`: the setting. The default name stands for the first
-/// `criu` in the PATH; where that one is missing or too old, for the one that `make criu` has put
-/// into the checkout of this launcher.
+/// Path of CRIU. `said`: the setting. The default name stands for the first `criu` in PATH; if that
+/// is missing or too old, for the one that `make criu` has installed in the checkout of this
+/// launcher.
 pub fn find(said: &Path) -> PathBuf {
     find_with(said, sibling::checkout().map(|root| root.join(FETCHED)))
 }
@@ -83,7 +86,7 @@ pub fn inode(fd: &impl AsFd) -> io::Result<u64> {
     Ok(File::from(fd.as_fd().try_clone_to_owned()?).metadata()?.ino())
 }
 
-/// Begins to take an image of `pid` and all that it has started.
+/// Starts to take an image of `pid` and its descendants.
 pub fn dump(tool: &Path, pid: u32, inodes: &ExternalInodes, folder: &Path) -> Result<Child> {
     let mut command = quiet(tool);
     command
@@ -96,8 +99,10 @@ pub fn dump(tool: &Path, pid: u32, inodes: &ExternalInodes, folder: &Path) -> Re
     command.spawn().with_context(|| cannot_run(tool))
 }
 
-/// Begins to make a child of this process of an image: it runs once CRIU has ended well. If that fails there may be something of it
-/// all the same. To be called by a thread that lives as long as the process: with its parent's thread ends the child.
+/// Starts to restore a process from an image as a child of this process; the restored process runs
+/// once CRIU has ended with exit code 0. On failure parts of the process may exist all the same.
+/// The calling thread must live as long as the restored process, because the child ends with its
+/// parent's thread.
 pub fn restore(
     tool: &Path,
     folder: &Path,
@@ -121,20 +126,20 @@ pub fn restore(
     }
     let all = [&inherited.stdout, &inherited.stderr, &inherited.pmi, &inherited.control];
     let numbers: Vec<_> = all.into_iter().chain(&inherited.stdin).map(sys::raw).collect();
-    // SAFETY: only async-signal-safe calls.
+    // SAFETY: the closure makes only async-signal-safe calls.
     unsafe {
         command.pre_exec(move || numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd)));
     }
     command.spawn().with_context(|| cannot_run(tool))
 }
 
-/// Why it could not.
+/// Why a restore from this folder has failed, by CRIU's log.
 pub fn restore_error(folder: &Path) -> anyhow::Error {
     let why = last_error(&folder.join(RESTORE_LOG));
     anyhow::anyhow!("CRIU could not make a process of it: {why}")
 }
 
-/// Whether it can be run at all.
+/// Checks whether CRIU can be run and is of a usable version.
 pub fn check(tool: &Path) -> Result<()> {
     let output = quiet(tool).arg("--version").stdout(Stdio::piped()).output();
     let output = output.with_context(|| cannot_run(tool))?;
@@ -150,7 +155,7 @@ pub fn check(tool: &Path) -> Result<()> {
     }
 }
 
-/// Whether the kernel lets it do its work, by its own word.
+/// Checks whether the kernel supports CRIU, by `criu check`.
 pub fn works(tool: &Path) -> Result<()> {
     let output = quiet(tool).arg("check").stderr(Stdio::piped()).output();
     let output = output.with_context(|| cannot_run(tool))?;
@@ -163,12 +168,12 @@ pub fn works(tool: &Path) -> Result<()> {
     bail!("CRIU cannot work here: {word}")
 }
 
-/// What CRIU's log says last of errors.
+/// The first error in a log of CRIU.
 pub fn last_error(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    // It always says that it may not raise its limit of files, where it may not, and goes on.
+    // CRIU always logs an error if it may not raise its limit of open files, and continues.
     let errors = text.lines().filter(|line| line.contains("Error") && !line.contains("rlimit"));
-    // The first one is the cause.
+    // The first error is the cause.
     let word = errors.map(|line| line.split_once("Error ").map_or(line, |(_, rest)| rest)).next();
     word.map_or_else(|| format!("its log, {}, says nothing of it", log.display()), str::to_string)
 }
@@ -207,7 +212,7 @@ mod tests {
             assert_eq!(find_with(default, Some(fetched.clone())), fetched);
             assert!(check(&fetched).is_ok());
         }
-        // A tool that the user names is taken, whether it is there or not.
+        // A tool that the user names is used, whether it exists or not.
         let named = Path::new("/nowhere/criu");
         assert_eq!(find_with(named, Some(fetched)), named);
         assert_eq!(find_with(default, Some(folder.join("missing"))), default);

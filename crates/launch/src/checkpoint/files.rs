@@ -1,28 +1,32 @@
-//! Takes the sizes of files that a process writes out of its image.
+//! Removes the sizes of files that a process writes from the process's image.
 //!
-//! CRIU makes no process of an image if one of its files has another size by then. Of a library that is right. But what a process
-//! writes has grown since, as a rule; whoever goes on from an image writes the same again in the same places. So the size is
-//! left out of the image's list of files (`files.img`) for those that are open for writing; CRIU then does not ask.
+//! In: the image's list of files (`files.img`). Out: the same list without size and checksum for
+//! files that are open for writing; CRIU then does not check the size. CRIU refuses to restore a
+//! process if one of its files has another size by then. For a library this check is right. But a
+//! file that the process writes has usually grown since, and the restored process writes the same
+//! bytes again at the same positions.
 //!
-//! The list is a magic number and messages in the wire format of protocol buffers, each behind its length. Of these the fields
-//! are read that matter here, and everything else is copied as it is. What may never happen: a list that is not understood is
-//! changed.
+//! The list is a magic number and messages in the wire format of protocol buffers, each after its
+//! length. This module parses the fields that it needs, and copies everything else unchanged.
+//!
+//! What may never happen: a list that this module cannot parse is changed.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// How such a list begins.
+/// Magic numbers at the beginning of the list.
 const MAGIC: [u32; 2] = [0x5456_4319, 0x5630_3138];
-/// Of an entry: what it says of a file in a file system.
+/// Field of an entry that describes a file in a file system.
 const FILE: u64 = 3;
-/// Of that: how it is open, its size, and a checksum of its content with how that was made.
+/// Fields of that description: open flags (`FLAGS`), size (`SIZE`), and a checksum of the content
+/// with its parameters (`CHECKSUM`).
 const FLAGS: u64 = 2;
 const SIZE: u64 = 8;
 const CHECKSUM: std::ops::RangeInclusive<u64> = 12..=14;
 
-/// In the image in this folder, which is not sealed yet.
+/// Removes the sizes in the image in this folder, which is not sealed yet.
 pub fn forget_sizes(folder: &Path) -> Result<()> {
     let path = folder.join("files.img");
     let list = fs::read(&path).context("the image has no list of files")?;
@@ -65,11 +69,11 @@ fn without_size(file: &[u8]) -> Option<Vec<u8>> {
 
 struct Field<'a> {
     number: u64,
-    /// Of a number.
+    /// Value of a varint field; 0 for other fields.
     value: u64,
-    /// Of a message or a text.
+    /// Bytes of a message or string field.
     body: Option<&'a [u8]>,
-    /// Key and all.
+    /// All bytes of the field, with its key.
     whole: &'a [u8],
 }
 
@@ -147,7 +151,7 @@ mod tests {
         bytes
     }
 
-    /// An entry of a file that is open in this way; its name is long, so that lengths take two bytes.
+    /// An entry of a file with these open flags; its name is long, so that lengths take two bytes.
     fn file(flags: i32, more: &[Vec<u8>]) -> Vec<u8> {
         let flags = number(FLAGS, flags as u64);
         let named = [number(1, 300), flags, number(3, 77), message(6, &[b'x'; 200])].concat();
@@ -189,13 +193,13 @@ mod tests {
     fn what_is_not_such_a_list_is_left_alone() {
         let whole = list(&[file(libc::O_RDWR, &[number(SIZE, 5)])]);
         for length in 0..whole.len() {
-            // A list without entries is one.
+            // A list without entries is valid.
             assert_eq!(without_sizes(&whole[..length]).is_some(), length == 8, "{length}");
         }
         let mut other = whole.clone();
         other[0] ^= 1;
         assert_eq!(without_sizes(&other), None);
-        // A kind of field that there is not.
+        // A wire type that does not exist.
         assert_eq!(without_sizes(&list(&[vec![0x0b]])), None);
     }
 }

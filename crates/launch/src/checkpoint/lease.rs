@@ -1,18 +1,25 @@
-//! Whose images lie in a folder, and that they go if nobody lives who could use them.
+//! Leases on folders of checkpoint images: whose images lie in a folder, and when leftover images
+//! are deleted.
 //!
-//! Beside the folder of a job (`JOB`) each of its agents holds a lock on a file of its own (`.JOB.NAME`) for as long as it lives:
-//! the kernel lets go of it, however the agent ends. So a folder of whose agents none holds its lock is a leftover.
+//! Next to the folder of a job (`JOB`) each agent of the job holds a lock on a lease file of its
+//! own (`.JOB.NAME`) while the agent lives. The kernel releases the lock when the agent ends,
+//! however the agent ends. A job folder with lease files of which none is locked is therefore a
+//! leftover.
 //!
-//! Several hosts may have the same folder, and not every file system hands locks on between them (NFS mounted with `local_lock`,
-//! Lustre with `localflock`), or has any. So a claim says which system has made it, and a lock tells of claims of this system
-//! alone. Those of others are renewed now and then, and count until that has not been done for a day, by the clock of the file
-//! system itself. When a job has ended its own claims bind nobody any more who knows that it has.
+//! Several hosts may share the folder, and not every file system shares locks between hosts (NFS
+//! mounted with `local_lock`, Lustre with `localflock`) or has locks. So a lease file names the
+//! running system that has written it, and a lock decides only about lease files of this system.
+//! The agent renews its lease file every hour; a lease file of another system is valid until it has
+//! not been renewed for 24 hours, by the clock of the file system itself. When a job has ended on
+//! all nodes, an agent that knows this ignores the leases of the job.
 //!
-//! An agent that does not know whether its job is over (its launcher was killed, or it is cut off from nodes that go on) leaves its
-//! claim behind and lets go of it: without one nobody would find the images. They go at once if nobody else claims them; else with
-//! those who do.
+//! An agent that does not know whether its job is over (its launcher was killed, or the agent has
+//! lost nodes that go on) unlocks its lease file and leaves the file, because without a lease file
+//! no later agent would find the images. If no other agent holds a lease on the images, the agent
+//! deletes the images at once; otherwise the last other holder deletes them.
 //!
-//! What may never happen: images of a job that runs are removed, or anything that is not a folder of images.
+//! What may never happen: images of a running job are deleted, or anything that is not a folder of
+//! images.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -26,42 +33,47 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// Somebody who cleans up may hold it for a moment.
+/// Attempts to make a lease: another agent that sweeps the folder may hold or remove the lease file
+/// for a moment.
 const ATTEMPTS: u32 = 100;
-/// Letters of a job's name.
+/// Hex digits of a job's name.
 const NAME_LENGTH: usize = 32;
-/// How often a claim is renewed,
+/// Interval at which an agent renews its lease file.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(3_600);
-/// and for how long one of another system counts that was not.
+/// Time without renewal after which a lease file of another system is not valid any more.
 const LEASE_TIME: Duration = Duration::from_secs(24 * 3_600);
-/// What each start of a system's kernel has of its own; all that runs there sees the same locks.
+/// File with an id of the running kernel: all processes with the same id see the same locks.
 const SYSTEM: &str = "/proc/sys/kernel/random/boot_id";
-/// In a folder that was made for images: it goes with the last of them.
+/// Marker file in a folder that was made for images: the folder is removed with the last images in
+/// it.
 const MADE_MARKER: &str = ".made-for-checkpoints";
 
-/// See the module head. It ends with this.
+/// The lease of one agent; dropping it releases the lock. The module head has the rules.
 #[derive(Debug)]
 pub struct Lease {
     path: PathBuf,
     job: String,
     file: File,
     renewed: Instant,
-    /// It is being written.
+    /// The thread that writes the last renewal.
     renewal: Option<JoinHandle<()>>,
-    /// Images may be left behind, which are found by it.
+    /// The lease file stays when the lease ends, because images may be left behind that are found
+    /// by it.
     keeps_file: bool,
 }
 
-/// Whose claims are looked at.
+/// Which lease files a sweep treats as stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeaseFilter<'a> {
     All,
-    /// This job has ended, on all nodes.
+    /// Every lease of this job, because the job has ended on all nodes; leases of other jobs are
+    /// left alone.
     OfEndedJob(&'a str),
 }
 
 impl Lease {
-    /// Makes the folder as well, which the last agent of another job may remove before there is a claim in it.
+    /// Makes the folder and a lease in it, up to [`ATTEMPTS`] times, because the last agent of
+    /// another job may remove the folder before it holds a lease.
     pub fn with_folder(root: &Path, job: &str, name: u32) -> Result<Lease> {
         let mut attempts = 0;
         loop {
@@ -81,13 +93,14 @@ impl Lease {
             let opened = options.custom_flags(libc::O_NOFOLLOW).open(&path);
             let file = opened.with_context(|| format!("cannot make {}", path.display()))?;
             match flock(&file, FlockOperation::LockExclusive) {
-                // Without locks nobody removes anything there but the job's own end.
+                // A file system without locks: only the job's own end removes anything there.
                 Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::NOTSUP) => (),
                 Err(error) => {
                     return Err(error).with_context(|| format!("cannot lock {}", path.display()));
                 }
             }
-            // Whoever cleans up may have removed it before it was locked.
+            // An agent that sweeps the folder may have removed the file before this agent has
+            // locked it.
             let is_it = fs::metadata(&path)
                 .is_ok_and(|it| file.metadata().is_ok_and(|own| own.ino() == it.ino()));
             if is_it {
@@ -101,7 +114,8 @@ impl Lease {
     }
 }
 
-/// The claim of a spare node, which has no ranks yet: a number that is no rank's. (Two nodes with the same one count as one.)
+/// Number of the lease of a spare node, which has no ranks yet: no rank has a number with the
+/// highest bit set. Two nodes with the same number count as one node.
 pub fn spare_number(cluster: u32, node: &str) -> u32 {
     let name = format!("{cluster}/{node}");
     let hash = name
@@ -110,13 +124,15 @@ pub fn spare_number(cluster: u32, node: &str) -> u32 {
     hash | 1 << 31
 }
 
-/// Where the claim of another agent of this job is seen, if it has the same folder: so it finds there what others put there.
+/// Path of the lease file of agent `name` of a job. An agent that sees the lease file of another
+/// agent sees that agent's images as well.
 pub fn lease_path(root: &Path, job: &str, name: u32) -> PathBuf {
     root.join(format!(".{job}.{name}"))
 }
 
 impl Lease {
-    /// Somebody lives who has it. What goes wrong now may go well the next time. By a thread, for the disk may not answer.
+    /// Renews the lease file if [`RENEWAL_INTERVAL`] is over; a failed renewal is repeated after
+    /// the next interval. A thread writes the file, because the disk may not answer.
     pub fn renew(&mut self) {
         let is_busy = self.renewal.as_ref().is_some_and(|thread| !thread.is_finished());
         if is_busy || self.renewed.elapsed() < RENEWAL_INTERVAL {
@@ -127,9 +143,10 @@ impl Lease {
         self.renewal = Builder::new().name("renew".into()).spawn(move || drop(write(&file))).ok();
     }
 
-    /// Lets go of it, and takes away what nobody claims any more; `is_over`: nobody has anything of this job any more either.
+    /// Releases the lease, and deletes images without a valid lease. `is_over`: the job has ended
+    /// on all nodes, so leases of the job do not count.
     pub fn end(mut self, is_over: bool) {
-        // As long as there are images they are found by it.
+        // As long as there are images, later agents find them by the lease file.
         self.keeps_file = true;
         let (path, job) = (self.path.clone(), self.job.clone());
         drop(self);
@@ -137,7 +154,8 @@ impl Lease {
         let root = root.to_path_buf();
         if is_over {
             sweep_where(&root, LeaseFilter::OfEndedJob(&job));
-            // Another agent of the job may have held its own claim until now, and have removed the images since.
+            // Another agent of the job may have held its own lease until now, and may have removed
+            // the images since.
             if is_gone(&root.join(&job)) {
                 let _ = fs::remove_file(path);
             }
@@ -151,12 +169,13 @@ fn write(file: &File) -> std::io::Result<()> {
     file.write_all_at(system().as_bytes(), 0)
 }
 
-/// Makes the folder in which jobs have theirs, if its own parent is there: a name that was mistyped is not made true.
+/// Makes the folder for the folders of jobs, if its parent exists; a mistyped path is not made with
+/// all its parents.
 fn make(root: &Path) -> Result<()> {
     let mut builder = fs::DirBuilder::new();
     match builder.mode(0o700).create(root) {
         Ok(()) => {
-            // Without it the folder stays.
+            // Without this marker the folder stays after the last images.
             let _ = File::create_new(root.join(MADE_MARKER));
             Ok(())
         }
@@ -167,26 +186,27 @@ fn make(root: &Path) -> Result<()> {
     }
 }
 
-/// Whether this may come of a folder that was there and then was not.
+/// Whether an error may come from a folder that another agent has removed meanwhile.
 fn was_removed(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     matches!(kind, Some(ErrorKind::NotFound | ErrorKind::AlreadyExists))
 }
 
-/// Removes a folder that was made for images and has none any more.
+/// Removes a folder that was made for images and holds no images any more.
 fn remove_if_empty(root: &Path) {
     let Ok(entries) = fs::read_dir(root) else { return };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     if names.len() == 1 && names[0] == MADE_MARKER {
         let _ = fs::remove_file(root.join(MADE_MARKER));
         if fs::remove_dir(root).is_err() {
-            // Somebody has claimed it just now, and removes it in turn.
+            // Another agent has made a lease in the folder meanwhile, and removes the folder later.
             let _ = File::create_new(root.join(MADE_MARKER));
         }
     }
 }
 
-/// Empty where nobody can say: then it is everybody else's.
+/// Id of the running kernel; empty if unknown, and then all lease files are treated as those of
+/// other systems.
 fn system() -> String {
     fs::read_to_string(SYSTEM).unwrap_or_default().trim().to_string()
 }
@@ -199,7 +219,7 @@ impl Drop for Lease {
     }
 }
 
-/// Removes what is left in `root` of jobs that nobody claims any more. What cannot be removed stays.
+/// Deletes images in `root` of jobs without a valid lease. Files that cannot be removed stay.
 pub fn sweep(root: &Path) {
     sweep_where(root, LeaseFilter::All);
 }
@@ -220,7 +240,7 @@ fn sweep_where(root: &Path, filter: LeaseFilter) {
     let is_wanted =
         |job: &str| matches!(filter, LeaseFilter::All) || filter == LeaseFilter::OfEndedJob(job);
     for (job, paths) in leases.into_iter().filter(|(job, _)| is_wanted(job)) {
-        // Held until the folder is gone.
+        // The locks are held until the folder is removed.
         let held: Vec<File> = paths
             .iter()
             .filter_map(|path| try_lock(path).filter(|it| is_stale(it, filter, now)))
@@ -230,26 +250,27 @@ fn sweep_where(root: &Path, filter: LeaseFilter) {
         }
         let folder = root.join(job);
         let _ = fs::remove_dir_all(&folder);
-        // What could not be removed is found again by its claims, which count no more than before.
+        // The lease files of a folder that cannot be removed stay, so that a later sweep finds the
+        // folder.
         if is_gone(&folder) {
             paths.iter().for_each(|path| drop(fs::remove_file(path)));
         }
     }
 }
 
-/// A folder of which nobody can say that is not.
+/// Whether a folder certainly does not exist; false on any error but `NotFound`.
 fn is_gone(folder: &Path) -> bool {
     matches!(fs::symlink_metadata(folder), Err(error) if error.kind() == ErrorKind::NotFound)
 }
 
-/// The file, locked, if nobody else has done that.
+/// Opens and locks a lease file, unless another process holds the lock.
 fn try_lock(path: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
 }
 
-/// Whether a claim that could be locked is nobody's.
+/// Whether a lease file that this process could lock is not valid any more.
 fn is_stale(mut file: &File, filter: LeaseFilter, now: Option<SystemTime>) -> bool {
     let (mut of, own) = (String::new(), system());
     let is_own = file.read_to_string(&mut of).is_ok() && of == own && !own.is_empty();
@@ -260,7 +281,7 @@ fn is_stale(mut file: &File, filter: LeaseFilter, now: Option<SystemTime>) -> bo
         || age.is_some_and(|age| age > LEASE_TIME)
 }
 
-/// What the clock says of whoever keeps the files of this folder.
+/// The present time by the clock of the file system that holds this folder.
 fn now(root: &Path) -> Option<SystemTime> {
     let path = root.join(format!(".now.{}", std::process::id()));
     let modified = File::create_new(&path).and_then(|file| file.metadata()?.modified());
@@ -287,7 +308,7 @@ mod tests {
         let ours = Lease::new(&root, &lives, 0).unwrap();
         let _one_of_two = Lease::new(&root, &half, 0).unwrap();
         for (job, name) in [(&gone, 0), (&gone, 4), (&half, 2)] {
-            // As its agent leaves it when it is killed.
+            // The lease file as a killed agent leaves it.
             fs::write(root.join(format!(".{job}.{name}")), system()).unwrap();
         }
         sweep(&root);
@@ -313,7 +334,7 @@ mod tests {
             fs::create_dir_all(root.join(job).join("rank-0/1")).unwrap();
         }
         let other = |job: &str, age: Duration| {
-            // Its lock is not seen here.
+            // A lease file of another system, whose lock this system does not see.
             let path = lease_path(&root, job, 7);
             fs::write(&path, "another").unwrap();
             let file = OpenOptions::new().write(true).open(path).unwrap();
@@ -326,7 +347,7 @@ mod tests {
         sweep(&root);
         let left = |job: &str| root.join(job).exists();
         assert!(left(&young) && !left(&old) && left(&mine));
-        // A node that is cut off does not know whether the others are over.
+        // An agent that has lost contact with other nodes does not know whether these have ended.
         lease.end(false);
         assert!(left(&mine));
         Lease::new(&root, &mine, 0).unwrap().end(true);
@@ -372,7 +393,7 @@ mod tests {
         assert!(root.exists());
         two.end(true);
         assert!(base.exists() && !root.exists());
-        // What somebody else has made stays.
+        // A folder that was not made for images stays.
         Lease::new(&base, &"c".repeat(NAME_LENGTH), 0).unwrap().end(true);
         assert!(base.exists());
         fs::remove_dir(&base).unwrap();
@@ -386,11 +407,11 @@ mod tests {
         let [one, two] = [0, 4].map(|name| Lease::with_folder(&root, &job, name).unwrap());
         fs::create_dir_all(root.join(&job).join("rank-0/1")).unwrap();
         one.end(false);
-        // The other one may have taken over its ranks.
+        // The other agent may have taken over the ranks of this one.
         assert!(root.join(&job).join("rank-0/1").exists() && lease_path(&root, &job, 0).exists());
         two.end(false);
         assert!(!root.exists(), "nobody is left");
-        // Another system does not know that whoever has let go is gone.
+        // This system does not know that the agent of the other system has ended.
         let one = Lease::with_folder(&root, &job, 0).unwrap();
         fs::create_dir_all(root.join(&job).join("rank-0/1")).unwrap();
         fs::write(lease_path(&root, &job, 7), "another").unwrap();
@@ -410,7 +431,7 @@ mod tests {
         let [gone, own] = ["a", "b"].map(|letter| letter.repeat(NAME_LENGTH));
         let lease = Lease::with_folder(&root, &own, 4).unwrap();
         fs::write(lease_path(&root, &gone, 0), system()).unwrap();
-        // Not to be removed as a folder, whoever tries.
+        // A file in place of the folder, which the sweep cannot remove as a folder.
         for job in [&gone, &own] {
             fs::write(root.join(job), "").unwrap();
         }

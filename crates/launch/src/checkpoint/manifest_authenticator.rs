@@ -1,8 +1,11 @@
-//! Proof that an agent of this job has written a manifest: HMAC-SHA256 under the job's key.
+//! Authenticates manifests of checkpoint images: a tag, HMAC-SHA256 under the job's key, shows that
+//! an agent of this job has written a manifest.
 //!
-//! In: the text of a manifest. Out: its proof, 64 hexadecimal digits, which begin the manifest file. Nobody who does not know the
-//! key of the job can make one, so an image that somebody else has put into a folder or an object store is never restored. What
-//! may never happen: the key is printed.
+//! In: the text of a manifest. Out: its tag, 64 hexadecimal digits, which begin the manifest file.
+//! Only a process with the job's key can make a tag, so an image that another user has put into a
+//! folder or an object store is never restored.
+//!
+//! What may never happen: the key is printed.
 
 use anyhow::{Context, Result};
 use hmac::{Hmac, Mac};
@@ -11,15 +14,15 @@ use sha2::Sha256;
 
 use super::packed_file::hex;
 
-/// What a proof is of: the job's key proves other things as well.
+/// Prefix of the authenticated text, because the job's key authenticates other data as well.
 const LABEL: &[u8] = b"landbridge checkpoint manifest";
 
-/// Writes and verifies the proofs of one job.
+/// Makes and verifies the tags of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestAuthenticator(JobKey);
 
 impl ManifestAuthenticator {
-    /// `key`: of the job, in hexadecimal digits.
+    /// `key`: the job's key in hexadecimal digits.
     pub fn new(key: &str) -> Result<ManifestAuthenticator> {
         JobKey::from_hex(key).map(ManifestAuthenticator).context("the job has no key")
     }
@@ -28,7 +31,7 @@ impl ManifestAuthenticator {
         hex(&self.mac(text).finalize().into_bytes())
     }
 
-    /// Compares in constant time.
+    /// Whether `tag` is the tag of `text`; compares in constant time.
     pub fn verify(&self, text: &str, tag: &str) -> bool {
         let digits = tag.as_bytes().chunks(2);
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();

@@ -1,16 +1,17 @@
-//! Images of processes (checkpoints): how they are taken and brought to life, and where they are kept.
+//! Checkpoint images of processes: how they are taken and restored, and where they are stored.
 //!
 //! | file | does |
 //! |---|---|
-//! | `criu` | takes an image of a living process, and makes a process of one |
-//! | `files` | lets files grow that a process writes |
-//! | `packed_file` | makes files small, and sees whether they are what they were |
-//! | `manifest_authenticator` | proves that an agent of this job has written a manifest |
-//! | `checkpoint_image` | keeps images in a folder: whole ones, or none |
-//! | `object_store` | puts them into an object store as well |
-//! | `lease` | says whose folder of images that is, and takes away those of jobs that are gone |
+//! | `criu` | takes an image of a running process, and restores a process from an image |
+//! | `files` | removes the sizes of files that a process writes from its image |
+//! | `packed_file` | compresses files, and checks that they are unchanged |
+//! | `manifest_authenticator` | authenticates manifests with the job's key |
+//! | `checkpoint_image` | stores whole images in a folder |
+//! | `object_store` | stores images in an object store as well |
+//! | `lease` | records whose images lie in a folder, and deletes leftover images |
 //!
-//! Both are used by the agent that has started the process (`agent/checkpoint_scheduler`), which knows when.
+//! The agent that has started a process decides when to take and restore images
+//! (`agent/checkpoint_scheduler`).
 
 pub mod checkpoint_image;
 pub mod criu;
@@ -38,29 +39,32 @@ use lease::Lease;
 use manifest_authenticator::ManifestAuthenticator;
 use object_store::ObjectStore;
 
-/// What the user wants of images.
+/// The user's settings for checkpoint images, and the job's folders and keys for them.
 #[derive(Debug, Clone)]
 pub struct CheckpointConfig {
-    /// How often one of each rank is taken.
+    /// Interval at which an image of each rank is taken.
     pub every: Duration,
     pub tool: PathBuf,
-    /// At which they are compressed.
+    /// Zstandard level at which images are compressed; 0: not compressed.
     pub level: i32,
-    /// Bytes that those of a node may take.
+    /// Most bytes that the images of a node may take.
     pub space: u64,
-    /// Where all jobs of this user keep theirs.
+    /// Folder with the image folders of all jobs of this user.
     pub folder: PathBuf,
-    /// The folder of the job in that, by the descriptor with which it was opened: whatever is renamed later, it stays the same.
+    /// The job's folder in `folder`, as a path of the opened descriptor: later renames do not
+    /// change which folder this is.
     pub job_folder: PathBuf,
-    /// Proves whose images are; known with the job.
+    /// Authenticates the job's images; set once the job is known.
     pub authenticator: Option<ManifestAuthenticator>,
-    /// The object store that has them too, by its name, and once it is known how it is reached.
+    /// URL of the object store that stores images as well, if there is one.
     pub object_store_url: Option<String>,
-    /// Over networks too on which others may read what goes there.
+    /// Images may go to the object store over networks without encryption.
     pub allows_cleartext: bool,
+    /// The object store, once the job is known.
     pub object_store: Option<ObjectStore>,
     pub job: String,
-    /// The claims of the nodes that may take over ranks, as far as these live: they are seen in `folder` if those have the same one.
+    /// Lease numbers of the living nodes that may take over ranks: their lease files are visible in
+    /// `folder` if these nodes share the folder.
     pub spares: Vec<u32>,
 }
 
@@ -72,16 +76,16 @@ impl PartialEq for CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    /// Those of the nodes that may take over ranks that do not see what lies in the folder.
+    /// The spare nodes that do not see the files in the folder of images.
     pub fn unreachable_spares(&self) -> Vec<u32> {
         let is_unreachable =
             |&&spare: &&u32| !lease::lease_path(&self.folder, &self.job, spare).exists();
         self.spares.iter().filter(is_unreachable).copied().collect()
     }
 
-    /// Makes the folder of a job, which only this user can open: images are memory of its processes. What jobs have left whose
-    /// agents were killed goes. `name`: of this agent among those of the job; `spares`: the names of those that may take over its
-    /// ranks.
+    /// Makes the folder of a job, which only this user can open, because images hold the memory of
+    /// processes; deletes leftover images of other jobs. `name`: lease number of this agent;
+    /// `spares`: lease numbers of the nodes that may take over its ranks.
     pub fn prepare(&mut self, job: &Job, name: u32, spares: &[u32]) -> Result<Lease> {
         if let Some(object_store_url) = &self.object_store_url {
             let said = |name: &str| job.environment.iter().find(|(known, _)| known == name);
@@ -107,12 +111,12 @@ impl CheckpointConfig {
         Ok(lease)
     }
 
-    /// The folder of the job by its name, under which others find it too.
+    /// Path of the job's folder by its name, under which other nodes find it.
     pub fn job_folder_path(&self) -> PathBuf {
         self.folder.join(&self.job)
     }
 
-    /// From a job's environment; `None`: no images.
+    /// The configuration from a job's environment; `None`: no images are to be taken.
     pub fn find(environment: &[(String, String)]) -> Option<CheckpointConfig> {
         let text = |row: &Setting| {
             let variable = row.variable();
@@ -149,7 +153,7 @@ impl CheckpointConfig {
         (!every.is_zero()).then_some(config)
     }
 
-    /// An image in so many seconds, in this folder.
+    /// A configuration with an image every so many seconds, in this folder.
     #[cfg(test)]
     pub fn sample(seconds: u64, folder: &std::path::Path) -> CheckpointConfig {
         let often = ("LANDBRIDGE_CHECKPOINT".to_string(), format!("{seconds}s"));
@@ -167,7 +171,7 @@ impl CheckpointConfig {
     }
 }
 
-/// Beside the sockets of launchers; only this user can look into it.
+/// The default folder of images, next to the launchers' status sockets; only this user can open it.
 fn default_folder() -> PathBuf {
     status_socket::directory().join("checkpoints")
 }

@@ -1,10 +1,14 @@
-//! Images in an object store that speaks the S3 protocol, beside those in the folder of the node.
+//! Checkpoint images in an object store that speaks the S3 protocol, in addition to the images in
+//! the folder of the node.
 //!
-//! In: an image that is sealed. Out: its files as objects under `PREFIX/JOB/rank-N/NUMBER/`, in pieces, the manifest last: so an
-//! image is there if its manifest is. One that a node has lost is fetched into its folder, and checked there like any other.
-//! Requests are made by whichever thread calls; each ends when nothing moves for a while.
+//! In: a sealed image. Out: the image's files as objects below `PREFIX/JOB/rank-N/NUMBER/`, in
+//! pieces, the manifest last: so an image is in the object store if its manifest is. An image that
+//! a node has lost is fetched into the image's folder, and checked there like any other image. The
+//! calling thread makes the requests; a request fails when no byte moves for a bounded time
+//! ([`STALL_MAX`]).
 //!
-//! What may never happen: keys are printed; somebody waits for a store that does not answer without an end.
+//! What may never happen: keys are printed; a caller waits without bound for an object store that
+//! does not answer.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -25,22 +29,23 @@ use super::manifest_authenticator::ManifestAuthenticator;
 use super::packed_file::new_file;
 
 const SCHEME: &str = "s3://";
-/// Of a file that is one object: what stores take at once, and what need not be sent again if that fails.
+/// Bytes of a file in one object: small enough for object stores, and what a failed transfer has to
+/// repeat.
 const PIECE_BYTES: u64 = 64 << 20;
-/// A manifest is no longer.
+/// Most bytes of a manifest.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
-/// Attempts at an object.
+/// Attempts to transfer an object.
 const ATTEMPTS: u32 = 3;
-/// A request that has not moved for so long has failed.
+/// Time without progress after which a request has failed.
 const STALL_MAX: Duration = Duration::from_secs(30);
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// For so long a signature is good.
+/// Time for which a signed URL is valid.
 const URL_VALID_FOR: Duration = Duration::from_secs(3_600);
-/// Where the certificates lie that this machine trusts.
+/// Files with the certificates that this machine trusts, on several Linux distributions.
 const TRUSTED: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// See the module head.
+/// An object store, and the images of one job in it.
 #[derive(Clone)]
 pub struct ObjectStore {
     bucket: Bucket,
@@ -48,7 +53,7 @@ pub struct ObjectStore {
     prefix: String,
     job: String,
     agent: Agent,
-    /// Nobody waits for what is sent any more.
+    /// No caller waits for the transfer any more, so it is to fail.
     is_over: Arc<AtomicBool>,
 }
 
@@ -58,14 +63,15 @@ impl fmt::Debug for ObjectStore {
     }
 }
 
-/// Whether `checkpoint_dir` names a store.
+/// Whether `checkpoint_dir` names an object store.
 pub fn is_object_store(place: &str) -> bool {
     place.starts_with(SCHEME)
 }
 
 impl ObjectStore {
-    /// The store at `s3://BUCKET/PREFIX`, with what the usual variables say of it. `allows_cleartext`: others on the way may read
-    /// images, which hold the job's key.
+    /// The object store at `s3://BUCKET/PREFIX`, with keys, region and endpoint from the usual
+    /// `AWS_` variables. `allows_cleartext`: an unencrypted connection over a network is allowed,
+    /// although others may read images there, which hold the job's key.
     pub fn new(
         place: &str,
         allows_cleartext: bool,
@@ -102,22 +108,22 @@ impl ObjectStore {
         Ok(ObjectStore { bucket, keys, prefix, job: String::new(), agent, is_over: Arc::default() })
     }
 
-    /// The same store, for the images of this job.
+    /// The same object store, for the images of this job.
     pub fn of_job(self, job: &str) -> ObjectStore {
         ObjectStore { job: job.to_string(), ..self }
     }
 
-    /// Ends what is being sent: it fails.
+    /// Makes transfers in progress fail.
     pub fn stop(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// The same store, for what comes after [`ObjectStore::stop`].
+    /// The same object store without the effect of [`ObjectStore::stop`].
     pub fn fresh(&self) -> ObjectStore {
         ObjectStore { is_over: Arc::default(), ..self.clone() }
     }
 
-    /// Puts an image there.
+    /// Uploads an image.
     pub fn put(&self, image: &CheckpointImage) -> Result<()> {
         for (name, bytes) in files(image) {
             let mut file = File::open(image.folder.join(&name))?;
@@ -158,7 +164,7 @@ impl ObjectStore {
                 let object = self.object(&image.folder, &name, number);
                 self.retry(&object, || {
                     file.seek(SeekFrom::Start(from))?;
-                    // One byte more would be seen by the sum.
+                    // A surplus byte would show as a checksum mismatch.
                     self.fetch(&object, length + 1, &mut file, deadline)
                 })?;
             }
@@ -166,7 +172,7 @@ impl ObjectStore {
         Ok(())
     }
 
-    /// An image that another agent has put there, as it would lie in this folder.
+    /// An image that another agent has uploaded, as it would lie in this folder.
     pub fn find(
         &self,
         folder: PathBuf,
@@ -184,7 +190,7 @@ impl ObjectStore {
         CheckpointImage::of(folder, &text, tag, authenticator)
     }
 
-    /// Reads an object, at most so much of it, before the deadline.
+    /// Reads at most `most` bytes of an object, before the deadline.
     fn fetch(
         &self,
         object: &str,
@@ -203,7 +209,8 @@ impl ObjectStore {
         Ok(())
     }
 
-    /// Tells others that whoever has this claim reaches the store: it has read what it has written there.
+    /// Announces that the spare node with lease number `name` reaches the object store, after
+    /// reading back what it has written there.
     pub fn announce_spare(&self, job: &str, name: u32) -> Result<()> {
         let word = "landbridge";
         let (trial, sign) =
@@ -226,8 +233,8 @@ impl ObjectStore {
         self.retry(&sign, || put(&sign))
     }
 
-    /// Which of those that may take over ranks have not signed here by the deadline. (One that does not reach the store never
-    /// will: nobody waits longer than that.)
+    /// The spare nodes that have not announced themselves in the object store by the deadline. A
+    /// node that does not reach the object store never does, so callers give a short deadline.
     pub fn unannounced_spares(&self, job: &str, spares: &[u32], deadline: Instant) -> Vec<u32> {
         let is_announced = |name: u32| {
             let object = self.spare_object(job, "spare", name);
@@ -254,15 +261,17 @@ impl ObjectStore {
         format!("{}/{job}/{kind}-{name}", self.prefix).trim_start_matches('/').to_string()
     }
 
-    /// Whether the store has answered. What cannot be removed now cannot be helped.
+    /// Deletes an object; returns whether the request has succeeded. A failure has no further
+    /// consequence.
     fn remove_object(&self, object: &str) -> bool {
         let url = self.bucket.delete_object(Some(&self.keys), object).sign(URL_VALID_FOR);
         self.agent.delete(url.as_str()).call().is_ok()
     }
 
-    /// Removes an image, as far as that is there.
+    /// Deletes the objects of an image that exist, and stops at the first failure.
     pub fn remove(&self, image: &CheckpointImage) {
-        // The manifest first: without it there is no image.
+        // The manifest is deleted first, because without its manifest an image does not count as
+        // stored.
         for (name, bytes) in files(image).into_iter().rev() {
             for (number, ..) in pieces(bytes) {
                 let object = self.object(&image.folder, &name, number);
@@ -290,7 +299,8 @@ impl ObjectStore {
         }
     }
 
-    /// The name of a piece: the last of the folder's names are those of the rank and the image.
+    /// Name of the object with a piece of a file; the last two names of the folder are the rank's
+    /// and the image's.
     fn object(&self, folder: &Path, name: &str, number: u64) -> String {
         let names: Vec<_> = folder.iter().map(|part| part.to_string_lossy()).collect();
         let place = names[names.len().saturating_sub(2)..].join("/");
@@ -299,7 +309,7 @@ impl ObjectStore {
     }
 }
 
-/// Whether the way to this host does not leave this machine.
+/// Whether a connection to this host does not leave this machine.
 fn is_loopback(host: &str) -> bool {
     let host = host.trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -326,13 +336,14 @@ fn agent(trusted: Option<String>) -> Agent {
         .into()
 }
 
-/// Of an image: names and lengths, the manifest last.
+/// Names and lengths of the stored files of an image, the manifest last.
 fn files(image: &CheckpointImage) -> Vec<(String, u64)> {
     let files = image.files.iter().cloned();
     files.chain([(MANIFEST.to_string(), image.manifest_bytes)]).collect()
 }
 
-/// Of so many bytes: number, beginning and length of each. Of nothing there is one as well.
+/// Number, beginning and length of each piece of a file of so many bytes; an empty file has one
+/// piece.
 fn pieces(bytes: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     (0..bytes.div_ceil(PIECE_BYTES).max(1)).map(move |number| {
         let from = number * PIECE_BYTES;

@@ -1,9 +1,10 @@
-//! The files of an image: their sums, and how they are made small and large again.
+//! Compression and checksums of the files of a checkpoint image.
 //!
-//! In: a file, and the level at which it is compressed (Zstandard; 0: it stays as it is). Out: its [`PackedFile`], with the length and
-//! the SHA-256 of what it was, on the disk. A file is read once for both.
+//! In: a file, and the Zstandard level at which the file is compressed (0: not compressed). Out:
+//! the [`PackedFile`] with length and SHA-256 of the original content, and the stored file, synced
+//! to the disk. The file is read once for both.
 //!
-//! What may never happen: a file is taken for whole that is not byte by byte what it was.
+//! What may never happen: a file with changed content passes the check.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,25 +15,25 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What a compressed file's name ends with.
+/// Ending of a compressed file's name.
 const ENDING: &str = ".zst";
-/// Read at a time.
+/// Bytes read with one call.
 const PIECE_BYTES: usize = 1 << 18;
 
-/// A file of an image.
+/// The description of a file of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedFile {
     pub name: String,
-    /// Of what it was before it was compressed.
+    /// Length of the content before compression.
     bytes: u64,
     sha256: String,
     pub is_packed: bool,
-    /// It takes so much room.
+    /// Bytes of the stored file.
     pub stored: u64,
 }
 
 impl PackedFile {
-    /// Makes one of a file, and has it on the disk.
+    /// Compresses a file at this level (0: not at all), and syncs it to the disk.
     pub fn pack(folder: &Path, name: String, level: i32) -> Result<PackedFile> {
         let path = folder.join(&name);
         let mut file = File::open(&path).with_context(|| format!("cannot read {name}"))?;
@@ -52,12 +53,13 @@ impl PackedFile {
         Ok(PackedFile { name, bytes, sha256, is_packed: true, stored })
     }
 
-    /// Its name as it lies in the image's folder.
+    /// Name of the stored file in the image's folder.
     pub fn stored_name(&self) -> String {
         if self.is_packed { format!("{}{ENDING}", self.name) } else { self.name.clone() }
     }
 
-    /// Whether it is what it was; if it is compressed, it is put under `to` as it was.
+    /// Checks that the content is unchanged; writes a compressed file's content to a file in the
+    /// folder `to`.
     pub fn unpack(&self, folder: &Path, to: &Path) -> Result<()> {
         let damaged = || format!("{} is damaged", self.name);
         let file = File::open(folder.join(self.stored_name()));
@@ -67,7 +69,7 @@ impl PackedFile {
             let mut whole = new_file(&to.join(&self.name))?;
             let mut from = zstd::Decoder::new(file)?;
             let found = digest(&mut from, |piece| {
-                // What is damaged may become very long.
+                // A corrupt file may decompress to far more bytes.
                 left = left.checked_sub(piece.len() as u64).ok_or(io::ErrorKind::InvalidData)?;
                 whole.write_all(piece)
             });
@@ -82,13 +84,13 @@ impl PackedFile {
     }
 }
 
-/// Where a compressed file lies that was `name`.
+/// Path of the compressed file of `name`.
 #[cfg(test)]
 pub fn packed(folder: &Path, name: &str) -> std::path::PathBuf {
     folder.join(format!("{name}{ENDING}"))
 }
 
-/// Only its user may read it.
+/// Creates a file that only its user may read.
 pub fn new_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }

@@ -1,7 +1,7 @@
 //! Bodies of control messages: values one after the other, without names.
 //!
-//! Numbers are little endian; text and lists begin with their length. What may never happen: a length is believed before
-//! the bytes are there.
+//! Numbers are little endian; text and lists begin with their length. What may never happen: a
+//! length is trusted before the bytes have arrived.
 
 use serde::Serialize;
 
@@ -10,12 +10,12 @@ use super::{Ending, Stage};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::NameRequest;
 
-/// Bits of what is said of a record: there is no more room in it;
+/// Flag of a recording update: the record has no space left.
 const FULL: u32 = 1;
-/// more of the same batch follows.
+/// Flag of a recording update: more pieces of the same batch follow.
 const CONTINUES: u32 = 2;
 
-/// In the place of a share that nobody knows.
+/// Stands for an unknown share.
 const PERCENT_UNKNOWN: u32 = u32::MAX;
 
 /// Appends values to the body of a message.
@@ -36,7 +36,8 @@ impl BodyWriter<'_> {
     }
 
     pub fn document(&mut self, document: &impl Serialize) {
-        // Text, numbers, lists and tables only: TOML can hold all of them.
+        // The documents hold only text, numbers, lists and tables, and TOML can represent all of
+        // them.
         self.text(&toml::to_string(document).expect("it is a TOML document"));
     }
 
@@ -52,7 +53,7 @@ impl BodyWriter<'_> {
         self.0.extend(value.to_le_bytes());
     }
 
-    /// Small numbers in few bytes: seven bits in each.
+    /// Writes a number with seven bits in each byte, so that small numbers take few bytes.
     fn short(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -100,7 +101,7 @@ impl BodyWriter<'_> {
     }
 }
 
-/// Takes values from the front of one. `None`: it is no such value.
+/// Takes values from the front of a body. `None`: the bytes are no such value.
 pub(super) struct BodyReader<'a>(pub &'a [u8]);
 
 impl<'a> BodyReader<'a> {
@@ -184,7 +185,7 @@ impl<'a> BodyReader<'a> {
         Some(RecordingUpdate { reads, first_determinant, determinants, files, ..rest })
     }
 
-    /// Whether all of it was taken.
+    /// Whether all bytes of the body were taken.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

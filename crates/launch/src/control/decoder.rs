@@ -1,8 +1,9 @@
-//! The bytes of a control stream become messages.
+//! Decodes the bytes of a control stream into messages. What may never happen: a frame over
+//! [`FRAME_BYTES_MAX`] is waited for.
 
 use super::{FRAME_BYTES_MAX, FrameError, Message};
 
-/// Cuts the bytes of a control stream into messages.
+/// Splits the bytes of a control stream into messages.
 #[derive(Default)]
 pub struct Decoder {
     pending: Vec<u8>,

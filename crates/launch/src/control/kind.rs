@@ -1,4 +1,4 @@
-//! Numbers of the messages; a retired one is never used again.
+//! Kind numbers of control messages; the number of a retired kind is never reused.
 
 pub const ASSIGN: u8 = 1;
 pub const START_RELAY: u8 = 2;

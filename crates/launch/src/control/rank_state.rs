@@ -1,7 +1,8 @@
-//! What is said of ranks that go on on another node when theirs is lost.
+//! Messages about ranks that move to another node when their node is lost.
 //!
-//! The agent of a relay's host keeps what a rank of an agent below has said to its process manager, and what it was answered
-//! ([`RankUpdate`]): when that agent is lost, another one is given it with the ranks ([`Adoption`]).
+//! The agent of a relay's host keeps what a rank of an agent below has asked its process manager,
+//! and what the process manager has replied ([`RankUpdate`]). When the agent below is lost, another
+//! agent receives this state with the ranks ([`Adoption`]).
 
 use std::time::Duration;
 
@@ -11,65 +12,72 @@ use crate::output_log::OutputLog;
 use crate::pmi::kvs::Delta;
 use crate::restart::IncarnationRecord;
 
-/// Comes in front of what follows from it.
+/// An update about a rank for the agent above, sent ahead of everything that follows from the
+/// update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankUpdate {
-    /// The rank asks this, for the first time.
+    /// The rank sends this PMI request for the first time.
     PmiRequest { rank: u32, question: String },
-    /// Its oldest question that is open is answered so.
+    /// The process manager replies this to the rank's oldest open PMI request.
     PmiReply { rank: u32, answer: String },
-    /// These images of it are where others find them, oldest first; those that were told before count no more.
+    /// Other nodes can get these images of the rank, oldest first; images of earlier messages are
+    /// not usable any more.
     Checkpoints { rank: u32, images: Vec<CheckpointLocation> },
-    /// It cannot be restarted on its node, which is no fault of its own: may it go on on another one?
+    /// The rank cannot be restarted on its node, for a reason that lies with the node: the agent
+    /// above may move the rank.
     Unstartable { rank: u32, why: String },
-    /// What it has printed on standard error from this byte on were last words: they count no more.
+    /// The bytes of the rank's standard error from position `from` on were last words of an ended
+    /// incarnation and do not count.
     LastWords { rank: u32, from: u64 },
-    /// A process of it has ended, and there is another one.
+    /// A process of the rank has ended, and another incarnation follows.
     IncarnationEnded { rank: u32, incarnation: IncarnationRecord },
 }
 
-/// An image of a rank, for whoever takes over the rank.
+/// Where another node finds a checkpoint image of a rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointLocation {
-    /// Under the folder of the job's images, or its name in the store.
+    /// Path below the folder of the job's images; also the image's name in the object store.
     pub path: String,
-    /// The SHA-256 of its manifest.
+    /// HMAC-SHA256 of the image's manifest under the key of the job, in 64 hexadecimal digits.
     pub tag: String,
 }
 
-/// What of a rank's record of clocks and last determinants is news. It is that of one moment or a little later, so that its parts go
-/// together: what it has taken in is not older than how often it has looked for messages, and that not older than what it has
-/// read. Much comes in several pieces, which cut entries of the record, so that only all of them together may be told to a new start:
-/// a batch.
+/// What is new in a rank's recorded nondeterminism and last determinants. The parts are read at one
+/// moment or shortly after each other, so that they fit together: determinants are not older than
+/// the poll count, and the poll count is not older than the bytes read. A long update goes in
+/// several pieces, which cut entries of the record. The pieces are one batch, and an incarnation
+/// may replay the batch only once all pieces have arrived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordingUpdate {
     pub rank: u32,
-    /// From this byte of its record of clocks on.
+    /// Position of `reads` in the record of nondeterminism, in bytes.
     pub from: u64,
     pub reads: Vec<u8>,
-    /// Before this place of it nothing is needed any more.
+    /// Entries before this position of the record are not needed any more.
     pub base: u64,
-    /// There is no more room in it.
+    /// The record has no space left.
     pub is_full: bool,
-    /// How often it has looked for messages.
+    /// How often the rank has polled for messages.
     pub polls: u64,
-    /// Polls, frames and time of each determinant, from this number on.
+    /// Number of the first determinant in `determinants`; each one is polls, frames and time.
     pub first_determinant: u64,
     pub determinants: Vec<[u64; 3]>,
-    /// The head's part about files ([`landbridge_proto::nondeterminism::FILES_AT`]); empty: as it was.
+    /// The part of the record's head about files ([`landbridge_proto::nondeterminism::FILES_AT`]);
+    /// empty: unchanged.
     pub files: Vec<u8>,
-    /// More of the same batch follows: what was read goes on where this piece ends, and nothing of it counts before that is there.
+    /// More pieces of the same batch follow: the next piece's `reads` begin where this piece ends,
+    /// and no piece counts before the last one has arrived.
     pub continues: bool,
 }
 
 impl RecordingUpdate {
-    /// Behind what was read.
+    /// Position of the record where `reads` end.
     pub fn end(&self) -> u64 {
         self.from + self.reads.len() as u64
     }
 
-    /// This and the next piece of the same batch.
+    /// Joins this piece with the next piece of the same batch.
     pub fn joined(mut self, next: RecordingUpdate) -> RecordingUpdate {
         self.reads.extend_from_slice(&next.reads);
         self.base = self.base.max(next.base);
@@ -100,37 +108,39 @@ impl Exchange {
     }
 }
 
-/// A rank as another agent takes it over.
+/// The state of a rank for the agent that takes the rank over.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferredRank {
     pub rank: u32,
-    /// How often it has been restarted, this time counted.
+    /// How often the rank has been restarted, including this restart.
     pub restarts: u32,
-    /// And how often on another node.
+    /// How often the rank has been restarted on another node.
     pub moves: u32,
-    /// What it has printed on standard output and error.
+    /// What the rank has printed on standard output and standard error.
     pub outputs: [OutputLog; 2],
     pub exchanges: Vec<Exchange>,
-    /// Its images that can be found from elsewhere, oldest first.
+    /// Images of the rank that other nodes can get, oldest first.
     #[serde(default)]
     pub images: Vec<CheckpointLocation>,
-    /// All processes that it has had, and how long ago the first one began.
+    /// All ended processes of the rank, oldest first.
     #[serde(default)]
     pub incarnations: Vec<IncarnationRecord>,
+    /// How long ago the rank's first process began.
     pub age: Duration,
 }
 
-/// To the agent that takes ranks over.
+/// What an agent needs to take ranks over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adoption {
-    /// All of them have reached the barrier at hand, and that was told.
+    /// All of these ranks have reached the present barrier, and the agent above has received their
+    /// barrier message.
     pub has_reached: bool,
-    /// Every key that is known.
+    /// All keys of the key-value space that are known.
     pub keys: Delta,
     pub ranks: Vec<TransferredRank>,
 }
 
-/// Ranks of one node of a cluster are on another one.
+/// The ranks of node `from` of a cluster run on node `to` from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     pub cluster: u32,
@@ -138,14 +148,14 @@ pub struct Moved {
     pub to: String,
 }
 
-/// The nodes of a cluster that may still take the ranks of another one.
+/// The nodes of a cluster that may still take over the ranks of another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spares {
     pub names: Vec<String>,
 }
 
 impl Moved {
-    /// Carries the ranks over in this part of the plan.
+    /// Moves the ranks from one node to the other in this part of the plan.
     pub fn apply(&self, top: &mut super::Node) {
         let mut ranks = (0, 0);
         for node in top.children.iter_mut().filter(|node| node.name == self.from) {

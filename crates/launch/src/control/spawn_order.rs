@@ -1,5 +1,6 @@
-//! What the launcher orders when a rank spawns processes. Every agent on the way to a host that
-//! takes part gets the whole order: it makes the group's process manager and starts what is its own.
+//! The launcher's order to start processes that a rank spawns. Every agent on the path to a host
+//! that takes part receives the whole order, makes the group's process manager, and starts its own
+//! part of the group.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,25 +13,25 @@ pub struct Task {
     pub program: String,
     pub arguments: Vec<String>,
     pub wdir: String,
-    /// Directories in which a program without a slash is looked for before those of PATH, separated
-    /// by colons; may be empty.
+    /// Directories, separated by colons, that are searched before PATH for a program without a
+    /// slash; may be empty.
     pub search: String,
-    /// Variables that the user has set with `-x`, for this program: they take precedence over all
-    /// others but the settings.
+    /// Variables that the user has set with `-x` for this program: they take precedence over all
+    /// other variables except the settings.
     #[serde(default)]
     pub environment: Vec<(String, String)>,
 }
 
-/// A program of a job's first processes. Its place in the list is its application number.
+/// A program of a job's first processes. Its index in the list is its application number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Application {
-    /// How many ranks run it.
+    /// Number of ranks that run the program.
     pub ranks: u32,
     pub task: Task,
 }
 
-/// The application number of a rank, and what it runs. A rank beyond the last program counts for
-/// that one.
+/// The application number and the program of a rank. A rank beyond the last program belongs to the
+/// last program.
 pub fn application(applications: &[Application], rank: u32) -> (u32, &Task) {
     let mut end = 0;
     let is_it = |application: &Application| {
@@ -45,15 +46,15 @@ pub fn application(applications: &[Application], rank: u32) -> (u32, &Task) {
 /// One process group to be started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpawnOrder {
-    /// Its number in the job, from 1.
+    /// Number of the group in the job, from 1.
     pub group: u32,
     pub kvsname: String,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
     pub size: u32,
-    /// Keys its processes find in their key-value space.
+    /// Keys that the processes find in their key-value space.
     pub keys: Delta,
-    /// By application number.
+    /// Programs of the group, by application number.
     pub tasks: Vec<Task>,
     pub blocks: Vec<Block>,
 }
@@ -74,24 +75,24 @@ impl Block {
         self.cluster == node.cluster && self.node == node.name
     }
 
-    /// Whether it is on this host or on one below it.
+    /// Whether the block is on this host or on a host below it.
     pub fn is_below(&self, node: &Node) -> bool {
         self.is_on(node) || node.children.iter().any(|child| self.is_below(child))
     }
 
-    /// Its process indices.
+    /// Process indices of the block.
     pub fn indices(&self) -> std::ops::Range<u32> {
         self.first_index..self.first_index + self.count
     }
 }
 
 impl SpawnOrder {
-    /// The blocks of a host itself.
+    /// The blocks on a host itself.
     pub fn on<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Block> {
         self.blocks.iter().filter(|block| block.is_on(node))
     }
 
-    /// The blocks of a host and those below it.
+    /// The blocks on a host and on hosts below it.
     pub fn below<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Block> {
         self.blocks.iter().filter(|block| block.is_below(node))
     }

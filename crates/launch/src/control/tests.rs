@@ -1,4 +1,4 @@
-//! Every message, whole, in pieces and broken.
+//! Tests of the coding of every control message: whole, in pieces and malformed.
 
 use super::*;
 use crate::output_log::OutputLog;

@@ -1,4 +1,4 @@
-//! Where spawned processes go, and which indices they get.
+//! Tests of the placement of spawned processes, and of the indices that they get.
 
 use super::*;
 use crate::local::LocalTransport;

@@ -1,9 +1,9 @@
-//! Finds out which MPI library a program uses, without running it.
+//! Finds which MPI library a program uses, without running the program.
 //!
-//! A program is an ELF file (its needed libraries are followed as the dynamic linker would), a
-//! script (its interpreter counts), or Python (the library that mpi4py would load counts). A
-//! wrapper such as `strace ./a.out` is looked through: the first argument that uses MPI, or is an MPI
-//! library, counts.
+//! A program is an ELF file (this module follows the needed libraries as the dynamic linker does),
+//! a script (its interpreter decides), or Python (the library that mpi4py would load decides). For
+//! a wrapper such as `strace ./a.out`, the first argument decides that uses MPI or is an MPI
+//! library.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use super::elf::{Elf, Search};
 use super::{Environment, find_program, variable};
 
-/// Libraries followed before giving up: real programs have at most some dozens.
+/// Libraries that are followed before giving up: real programs have some dozens at most.
 const LIBRARIES_MAX: usize = 200;
-/// Scripts that start scripts that start scripts.
+/// Longest chain of scripts whose interpreters are scripts.
 const INTERPRETERS_MAX: u32 = 4;
-/// Arguments looked at behind a wrapper.
+/// Arguments of a wrapper that are examined.
 const ARGUMENTS_MAX: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     Mpich,
-    /// An MPICH without libfabric inside.
+    /// An MPICH that is built without libfabric.
     MpichWithoutOfi,
     OpenMpi,
     Intel,
@@ -43,11 +43,11 @@ impl Family {
 pub struct DetectedLibrary {
     pub family: Family,
     pub library: PathBuf,
-    /// The dynamic linker would not find it: LD_LIBRARY_PATH has to name its directory.
+    /// The dynamic linker would not find the library: LD_LIBRARY_PATH has to name its directory.
     pub needs_path: bool,
 }
 
-/// The environment a program will see, as far as it decides which library is found.
+/// The environment of a program, as far as it decides which library is loaded.
 pub struct Detector<'a> {
     environment: &'a Environment,
     wdir: &'a str,
@@ -60,7 +60,7 @@ impl<'a> Detector<'a> {
         Detector { environment, wdir, search }
     }
 
-    /// `None`: no MPI library is to be seen.
+    /// The MPI library of a program with these arguments; `None`: no MPI library was found.
     pub fn library(&self, program: &Path, arguments: &[String]) -> Option<DetectedLibrary> {
         let path = self.variable("PATH");
         self.library_of_program(program, 0).or_else(|| {
@@ -73,8 +73,9 @@ impl<'a> Detector<'a> {
         })
     }
 
-    /// An argument that is an MPI library, for a program that loads it by this name (as the doctor's test
-    /// processes do). What such a library loads in its turn lies beside it, where no run path leads.
+    /// The library of an argument that is itself an MPI library, for a program that loads the
+    /// library by this name (as the doctor's test processes do). Libraries that this library loads
+    /// lie in the same directory, which no run path names.
     fn library_named(&self, argument: &str) -> Option<DetectedLibrary> {
         let path = Path::new(self.wdir).join(argument);
         let name = path.file_name()?.to_str()?;
@@ -87,7 +88,7 @@ impl<'a> Detector<'a> {
         variable(self.environment, name)
     }
 
-    /// The library that this program uses, whatever it is given as arguments.
+    /// The library that this program uses, whatever its arguments are.
     pub fn library_of_program(&self, program: &Path, depth: u32) -> Option<DetectedLibrary> {
         if is_python(program) {
             return self.library_of_python(program);
@@ -137,7 +138,7 @@ impl<'a> Detector<'a> {
             return std::env::split_paths(named).find_map(|path| library_file(&path));
         }
         let prefixes = python_prefixes(python, self.variable("HOME"));
-        // An mpi4py linked against one library says so itself.
+        // An mpi4py that is linked against one library names this library itself.
         for module in prefixes.iter().flat_map(|prefix| linked_modules(prefix)) {
             if let Some(found) = Elf::read(&module).and_then(|e| self.library_of_elf(&module, e)) {
                 return Some(found);
@@ -153,7 +154,7 @@ impl<'a> Detector<'a> {
     }
 }
 
-/// Names mpi4py tries in each directory, in its order.
+/// Names that mpi4py tries in each directory, in this order.
 const LIBRARY_NAMES: [&str; 3] = ["libmpi.so", "libmpi.so.12", "libmpi.so.40"];
 
 /// The MPI library in a directory.
@@ -161,21 +162,21 @@ pub fn library_in(directory: &Path) -> Option<DetectedLibrary> {
     LIBRARY_NAMES.iter().find_map(|name| library_file(&directory.join(name)))
 }
 
-/// The MPI library that this file is, if it is one.
+/// The MPI library that this file is, if the file is one.
 pub fn library_file(path: &Path) -> Option<DetectedLibrary> {
     let family = family(&Elf::read(path)?)?;
     Some(DetectedLibrary { family, library: path.to_path_buf(), needs_path: false })
 }
 
-/// A library the linker does not find may be in `../lib` of the program, as in a Python
-/// environment that was not activated.
+/// A library that the dynamic linker does not find, in `../lib` of the program, where a Python
+/// environment that was not activated has its libraries.
 fn library_beside(file: &Path, name: &str) -> Option<DetectedLibrary> {
     let path = file.parent()?.parent()?.join("lib").join(name);
     let found = library_file(&path)?;
     Some(DetectedLibrary { needs_path: true, ..found })
 }
 
-/// Whose MPI library this is, if it is one. Libraries of other languages' bindings are not.
+/// The family of an MPI library; `None` for other libraries, such as language bindings.
 fn family(library: &Elf) -> Option<Family> {
     if !library.defines("MPI_Init") {
         return None;
@@ -201,7 +202,8 @@ fn is_python(program: &Path) -> bool {
     plain && Elf::read(program).is_some()
 }
 
-/// Where this Python looks for packages: its virtual environment, the user's own, its base.
+/// Prefixes under which this Python looks for packages: its virtual environment, the user's own
+/// packages, its base installation.
 fn python_prefixes(python: &Path, home: &OsStr) -> Vec<PathBuf> {
     let mut prefixes = Vec::new();
     let own = python.parent().and_then(Path::parent);
@@ -216,7 +218,8 @@ fn python_prefixes(python: &Path, home: &OsStr) -> Vec<PathBuf> {
     prefixes
 }
 
-/// Extension modules of an mpi4py that was built for one library (not one file per library).
+/// Extension modules of an mpi4py that was built for one library. An mpi4py that supports several
+/// libraries has one file for each, and these are not listed.
 fn linked_modules(prefix: &Path) -> Vec<PathBuf> {
     let mut modules = Vec::new();
     for package in directories_in(&prefix.join("lib"), "python3") {
@@ -239,7 +242,7 @@ fn directories_in(directory: &Path, start: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// The program that a script's first line names.
+/// The interpreter that the first line of a script names.
 fn interpreter(script: &Path, wdir: &str, path: &OsStr) -> Option<PathBuf> {
     use std::io::Read;
     let mut start = Vec::new();

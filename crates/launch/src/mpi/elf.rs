@@ -1,4 +1,5 @@
-//! What an ELF file needs and offers, and where the dynamic linker finds what it needs.
+//! Reads what an ELF file needs and defines, and finds the libraries that the dynamic linker would
+//! load.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -8,16 +9,16 @@ use object::elf;
 use object::read::elf::{Dyn, ElfFile64};
 use object::{Endianness, Object, ObjectSymbol};
 
-/// What the dynamic linker and we want to know about a file.
+/// The dynamic section of an ELF file and the symbols that the file defines.
 pub struct Elf {
     pub needed: Vec<String>,
-    /// Directories of its own, `$ORIGIN` filled in.
+    /// Directories of RPATH and RUNPATH, with `$ORIGIN` replaced.
     run_path: Vec<PathBuf>,
     symbols: BTreeSet<String>,
 }
 
 impl Elf {
-    /// `None` for what is no 64-bit ELF file of ours, a linker script for one.
+    /// Reads a file; `None` for a file that is no 64-bit ELF file, for example a linker script.
     pub fn read(path: &Path) -> Option<Elf> {
         let data = std::fs::read(path).ok()?;
         let file = ElfFile64::<Endianness>::parse(&*data).ok()?;
@@ -56,7 +57,7 @@ fn split_run_path(paths: &str, origin: &Path) -> Vec<PathBuf> {
     paths.split(':').filter(|path| !path.is_empty()).map(|path| fill(path).into()).collect()
 }
 
-/// Where libraries are looked for beside the files' own run paths.
+/// Directories that are searched for libraries in addition to a file's own run path.
 pub struct Search {
     library_path: Vec<PathBuf>,
     system: Vec<PathBuf>,
@@ -75,8 +76,8 @@ impl Search {
             return Some(PathBuf::from(name)).filter(|path| path.is_file());
         }
         let own = wanted_by.map_or(&[][..], |elf| &elf.run_path);
-        // RPATH stands before LD_LIBRARY_PATH and RUNPATH behind it; what is found is the same
-        // unless both hold different MPI libraries.
+        // The dynamic linker searches RPATH before LD_LIBRARY_PATH, and RUNPATH after it. The
+        // result is the same unless both hold different MPI libraries.
         let directories = self.library_path.iter().chain(own).chain(&self.system);
         directories.map(|directory| directory.join(name)).find(|path| path.is_file())
     }

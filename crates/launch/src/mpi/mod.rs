@@ -1,6 +1,6 @@
-//! Prepares what a rank runs: the program's path, and the environment with which its MPI library
-//! uses our provider. What the user has set wins over what we would set, but for the variables that
-//! would choose another transport ([`transport_variables`]).
+//! Prepares what a rank runs: the program's path, and the environment with which the program's MPI
+//! library uses the provider. Settings of the user take precedence over the launcher's, except for
+//! variables that would choose another transport ([`transport_variables`]).
 
 pub mod detect;
 pub mod elf;
@@ -21,10 +21,10 @@ use transport_variables::Replaced;
 
 pub const PROVIDER: &str = "landbridge";
 
-/// A program's variables, whose names and values need not be text.
+/// A program's environment variables, whose names and values need not be UTF-8 text.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// The value of a variable, empty if it is not set.
+/// The value of a variable, empty if the variable is not set.
 pub fn variable<'a>(environment: &'a Environment, name: &str) -> &'a OsStr {
     environment.get(OsStr::new(name)).map_or(OsStr::new(""), OsString::as_os_str)
 }
@@ -32,26 +32,26 @@ pub fn variable<'a>(environment: &'a Environment, name: &str) -> &'a OsStr {
 /// What every rank of a host runs.
 pub struct ProgramPlan {
     pub program: PathBuf,
-    /// All of it: a rank inherits nothing else.
+    /// The whole environment: a rank inherits no other variable.
     pub environment: Environment,
-    /// For `-v`.
+    /// Text for the user with `-v`.
     pub note: String,
-    /// What may come to nothing with this program.
+    /// What may fail with this program, as a text for the user.
     pub warning: Option<String>,
     /// What the user has to know about the environment of this host.
     pub advice: Option<String>,
-    /// The library that was found to be used.
+    /// The MPI library that was found; `None`: no MPI library was found.
     pub family: Option<Family>,
-    /// The program itself uses a library that speaks to this process manager: it is no wrapper, behind
-    /// which anything may be.
+    /// The program itself uses an MPI library that speaks to this process manager, so the program
+    /// is no wrapper of another program.
     pub is_direct: bool,
     /// All messages of the program go through the provider.
     pub is_ours: bool,
 }
 
-/// Variables that are another one at each login or on each host. Ranks that may be restarted elsewhere have none of them of
-/// the host: their environment lies on the stack, and is as long on every node. A name that ends in '*' stands for all that
-/// begin so.
+/// Variables that differ between logins or hosts. Ranks that may move to another node do not
+/// inherit them: the environment lies on the stack, and must have the same length on every node. A
+/// name that ends with `*` stands for all names with this beginning.
 const OF_A_LOGIN: [&str; 8] = [
     "HOSTNAME",
     "SSH_*",
@@ -71,11 +71,12 @@ fn is_of_a_login(name: &OsStr) -> bool {
     })
 }
 
-/// A component that no Open MPI has: one that is started behind a wrapper, where it would take itself
-/// for a job of one process, ends in MPI_Init.
+/// A component that no Open MPI has. An Open MPI program that is started by a wrapper would run as
+/// a job of one process; with this variable it fails in MPI_Init.
 const NO_OPEN_MPI: (&str, &str) = ("OMPI_MCA_pml", "none-under-landbridge-run");
 
-/// The environment of the job wins over what this host has.
+/// Prepares a program. The environment of the job takes precedence over the environment of this
+/// host.
 pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     let settings = &job.environment;
     let recovers = recovers(settings);
@@ -138,12 +139,13 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     Ok(ProgramPlan { program, environment, note, warning, advice, family, is_direct, is_ours })
 }
 
-/// Whether ranks that are killed are to be restarted. `settings`: the job's environment.
+/// Whether killed ranks are to be restarted. `settings`: the job's environment.
 pub fn recovers(settings: &[(String, String)]) -> bool {
     settings.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
 }
 
-/// Only MPICH has been made to do the same again: others end at the first kill, in confusing ways.
+/// Refuses `--recover` with other MPI libraries than MPICH: only MPICH is known to replay, and
+/// other libraries fail at the first kill.
 fn check_recovery(found: Option<&DetectedLibrary>, program: &str) -> Result<()> {
     match found {
         Some(found) if found.family != Family::Mpich => bail!(
@@ -156,7 +158,7 @@ fn check_recovery(found: Option<&DetectedLibrary>, program: &str) -> Result<()> 
     }
 }
 
-/// What does not go through us is on no record.
+/// Refuses variables with which messages bypass the provider, because no log records such messages.
 fn check_transport_variables(environment: &Environment) -> Result<()> {
     let needed =
         [("FI_PROVIDER", PROVIDER), ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")];
@@ -210,12 +212,14 @@ fn check_family(found: Option<&DetectedLibrary>, program: &str) -> Result<()> {
     }
 }
 
-/// How often MPICH tries again what the provider refuses for now: practically without end, as by default. Of this number
-/// MPICH looks at what a process has sent to itself before its first new try: see `engine/peeks.rs` of the provider.
+/// How often MPICH retries an operation that the provider refuses with EAGAIN: practically without
+/// end, as by default. With this number MPICH checks what a process has sent to itself before its
+/// first retry: see `engine/peeks.rs` of the provider.
 pub const MPICH_RETRIES: (&str, &str) = ("MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY", "2147483393");
 
-/// Sets what the library needs. When none was found (it may be loaded later), what any needs:
-/// each library ignores the others' variables.
+/// Sets the variables that the MPI library needs. If no library was found (the program may load one
+/// later), the function sets the variables of all libraries: each library ignores the variables of
+/// the others.
 pub fn set_library(
     environment: &mut Environment,
     found: Option<&DetectedLibrary>,
@@ -241,7 +245,7 @@ pub fn set_library(
         _ => None,
     };
     if found.needs_path {
-        // The one named last is searched first.
+        // The directory that is prepended last is searched first.
         for place in [own_libfabric.as_deref().and_then(Path::parent), Some(directory)] {
             let Some(place) = place else { continue };
             let path = join_paths(place.as_os_str(), variable(environment, "LD_LIBRARY_PATH"));
@@ -253,8 +257,8 @@ pub fn set_library(
     }
 }
 
-/// The libfabric that came with this Intel MPI. That of PyPI in version 2021.19 comes without one: then the
-/// system's is used.
+/// The libfabric that came with this Intel MPI. Intel MPI 2021.19 of PyPI has none, and then the
+/// system's libfabric is used.
 pub fn own_libfabric(library: &Path) -> Option<PathBuf> {
     const PLACES: [&str; 5] = [
         "",
@@ -270,22 +274,23 @@ pub fn own_libfabric(library: &Path) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Makes libfabric load our provider, or the one that the user wants to compare with.
+/// Makes libfabric load the project's provider, or `other`, which the user wants to compare with.
 pub fn set_provider(environment: &mut Environment, other: Option<&str>) -> Result<()> {
     environment.insert("FI_PROVIDER".into(), other.unwrap_or(PROVIDER).into());
     if other.is_some() {
         return Ok(());
     }
     let ours = sibling::provider_directory()?;
-    // A setting that is there (Intel's mpivars makes one) still serves the library's own providers.
+    // An existing FI_PROVIDER_PATH (Intel's mpivars sets one) still serves the library's own
+    // providers.
     let path = join_paths(ours.as_os_str(), variable(environment, "FI_PROVIDER_PATH"));
     environment.insert("FI_PROVIDER_PATH".into(), path);
     set_log(environment);
     Ok(())
 }
 
-/// Makes the provider say on stderr why a peer cannot be reached or is gone: an MPI library only
-/// tells that a call has failed. Whoever has asked for libfabric's log reads it there.
+/// Makes the provider log on stderr why a peer is unreachable or lost, because an MPI library only
+/// reports that a call has failed. With FI_LOG_LEVEL set, libfabric's log holds the same text.
 fn set_log(environment: &mut Environment) {
     if variable(environment, "FI_LOG_LEVEL").is_empty() {
         set_default(environment, "LANDBRIDGE_LOG", "warn");
@@ -309,10 +314,10 @@ fn set_default(environment: &mut Environment, name: &str, value: impl Into<OsStr
     environment.entry(name.into()).or_insert_with(|| value.into());
 }
 
-/// As a shell finds it: names with a slash from `wdir`, others along `search`.
+/// Finds a program as a shell does: names with a slash from `wdir`, other names along `search`.
 pub fn find_program(name: &str, wdir: &str, search: &OsStr) -> Result<PathBuf> {
     if name.contains('/') {
-        // A leading `./` would only make the path longer.
+        // The path is normalized without a leading `./`.
         let path = Path::new(wdir).join(name).components().collect::<PathBuf>();
         if is_executable(&path) {
             return Ok(path);

@@ -1,10 +1,10 @@
-//! Variables with which an MPI library sends messages by another transport than Landbridge, as module
-//! files, `~/.bashrc` or a user set them. What enters: a program's environment; what leaves: the
-//! environment in which Landbridge is chosen, and what was replaced in it.
+//! Variables with which an MPI library sends messages by another transport than Landbridge; module
+//! files, `~/.bashrc` or users set them. In: a program's environment. Out: the environment with
+//! which Landbridge is chosen, and what was replaced in it.
 //!
-//! A variable of this table that an environment happens to hold is replaced, and the user reads so. A
-//! variable that `-x` names is the user's own wish: the launcher refuses it before the job starts,
-//! unless it concerns the ranks of one node alone.
+//! A variable of this table that is set in the environment is replaced, and the user is notified. A
+//! variable that `-x` sets is the user's explicit wish: the launcher refuses such a variable before
+//! the job starts, unless the variable concerns only the ranks of one node.
 
 use std::ffi::{OsStr, OsString};
 
@@ -16,10 +16,10 @@ pub struct TransportVariable {
     pub name: &'static str,
     /// The value with which Landbridge is the transport; `None`: the variable must not be set.
     needed: Option<&'static str>,
-    /// The library that heeds it; `None`: every library, through libfabric.
+    /// The MPI library that reads the variable; `None`: every library reads it, through libfabric.
     family: Option<Family>,
-    /// A value that concerns the ranks of one node alone: with it, several clusters on one machine
-    /// are not kept apart.
+    /// A value that concerns only the ranks of one node: with this value, messages between several
+    /// clusters on one machine do not pass their relays.
     local: Option<&'static str>,
 }
 
@@ -58,7 +58,7 @@ impl TransportVariable {
         !value.is_empty() && !self.needed.is_some_and(is_needed)
     }
 
-    /// What a rank gets.
+    /// The assignment that a rank gets instead, as text.
     fn replacement(&self) -> String {
         match self.needed {
             Some(value) => format!("{}={value}", self.name),
@@ -67,15 +67,15 @@ impl TransportVariable {
     }
 }
 
-/// What was replaced in an environment.
+/// The variables that were replaced in an environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replaced {
-    /// `NAME=value` as it was, and what stands in its place.
+    /// Each assignment `NAME=value` as it was, and its replacement.
     rows: Vec<(String, String)>,
 }
 
 impl Replaced {
-    /// What the user reads; `None`: nothing was replaced.
+    /// The text for the user; `None`: nothing was replaced.
     pub fn text(&self) -> Option<String> {
         if self.rows.is_empty() {
             return None;
@@ -91,8 +91,8 @@ impl Replaced {
     }
 }
 
-/// Chooses Landbridge in an environment, for a program of this library or, without one, of any.
-/// Variables named in `wished` stay as they are.
+/// Replaces the variables of an environment that choose another transport, for a program of this
+/// library or, without one, of any library. Variables named in `wished` stay unchanged.
 pub fn choose(
     environment: &mut Environment,
     family: Option<Family>,
@@ -117,7 +117,7 @@ pub fn choose(
     Replaced { rows }
 }
 
-/// Why a variable that `-x` sets is refused; `clusters`: of the job.
+/// Why a variable that `-x` sets is refused, if it is. `clusters`: number of clusters of the job.
 pub fn refusal(name: &str, value: &str, clusters: usize) -> Option<String> {
     let choice = CHOICES.iter().find(|choice| choice.name == name)?;
     let is_local = choice.local == Some(value);
@@ -131,7 +131,7 @@ pub fn refusal(name: &str, value: &str, clusters: usize) -> Option<String> {
     Some(format!("-x {name}={value} {past}: leave it out (ranks get {})", choice.replacement()))
 }
 
-/// Whether a variable that the user has named chooses another transport for some messages.
+/// Whether a variable that the user has set with `-x` chooses another transport for some messages.
 pub fn is_wished(wished: &[(String, String)]) -> bool {
     let is_other = |(name, value): &(String, String)| {
         let choice = CHOICES.iter().find(|choice| choice.name == name);
@@ -140,7 +140,8 @@ pub fn is_wished(wished: &[(String, String)]) -> bool {
     wished.iter().any(is_other)
 }
 
-/// Variables of this process that choose another transport: each as it is, and what ranks get.
+/// Variables of this process that choose another transport: each assignment, and what ranks get
+/// instead.
 pub fn found_here(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(String, String)> {
     let found = CHOICES.iter().filter_map(|choice| {
         let value = variable(choice.name).filter(|value| choice.is_other(value))?;

@@ -1,4 +1,4 @@
-//! Streams of incarnations that repeat what was printed, and of some that do not.
+//! Tests with streams of incarnations that repeat earlier output, and with streams that diverge.
 
 use super::*;
 
@@ -147,10 +147,10 @@ fn last_words_need_not_come_again() {
     let printed = replay.print(b"hree\n").unwrap();
     assert_eq!((&printed.new[..], printed.cut), (&b"Three\n"[..], Some((8, 26))));
     assert_eq!((replay.at(), replay.log().end()), (replay.log().end(), replay.at()));
-    // From then on that is what was printed.
+    // From then on the new text is the recorded output.
     replay.begin_at(Position::default());
     assert_eq!(replay.print(b"one\ntwo\nThree\nfour\n").unwrap().new, b"four\n");
-    // What stands before them must come again.
+    // The output before the last words must be repeated.
     replay.set_last_words(14);
     replay.begin_at(Position::default());
     assert!(replay.clone().print(b"one\ntwo\nthree\n").is_err());

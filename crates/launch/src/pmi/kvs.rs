@@ -1,13 +1,13 @@
-//! The key-value space of a job, as one agent sees it.
+//! The key-value space of a process group, as one agent sees it.
 //!
-//! A key that a local rank puts is visible to the local ranks at once and waits in `fresh` until
-//! the next barrier carries it up the tree. Keys of other nodes enter with the barrier's release.
-//! A key never changes once everyone has it: a later put of the same key replaces it only in the
-//! places a barrier brings it to, as in MPICH's own launcher.
+//! A key that a local rank puts is visible to the local ranks at once, and waits in `fresh` until
+//! the next barrier carries it up the tree. Keys of other nodes arrive with the barrier's release.
+//! A key does not change once all agents have it: a later put of the same key replaces it only on
+//! the agents that a barrier brings it to, as in MPICH's own launcher.
 
 use std::collections::HashMap;
 
-/// Keys and values that travel with a barrier.
+/// Keys and values that a barrier message carries.
 pub type Delta = Vec<(String, String)>;
 
 #[derive(Default)]
@@ -26,12 +26,12 @@ impl Kvs {
         self.keys.get(key).map(String::as_str)
     }
 
-    /// Keys an agent below has collected: they go up with our own.
+    /// Adds keys that an agent below has collected, for the next message up.
     pub fn add_fresh(&mut self, delta: Delta) {
         self.fresh.extend(delta);
     }
 
-    /// Takes what the next message up carries.
+    /// Takes the keys that the next message up carries.
     pub fn take_fresh(&mut self) -> Delta {
         std::mem::take(&mut self.fresh)
     }
@@ -41,7 +41,7 @@ impl Kvs {
         self.keys.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Keys of the whole job, come down with the release of a barrier.
+    /// Adds the keys of the whole group that a barrier's release brings.
     pub fn merge(&mut self, delta: &Delta) {
         self.keys.extend(delta.iter().cloned());
     }

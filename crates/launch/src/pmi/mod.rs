@@ -1,8 +1,9 @@
-//! The process manager interface (PMI-1) as MPICH and Intel MPI speak it.
+//! The process manager interface (PMI-1), as MPICH and Intel MPI use it.
 //!
-//! A rank talks text lines over a socket pair to the node agent that started it. [`wire`] reads
-//! and writes these lines, [`kvs`] holds the keys, [`server`] is the state of one agent: its own
-//! ranks and the agents below it. None of them does I/O, so a whole tree of agents runs in a test.
+//! A rank exchanges text lines with the node agent that has started it, over a socket pair.
+//! [`wire`] parses and writes these lines, [`kvs`] holds the keys, and [`server`] is the state of
+//! one agent: its own ranks and the agents below it. None of these modules does I/O, so a whole
+//! tree of agents runs in a test.
 
 pub mod kvs;
 pub mod server;

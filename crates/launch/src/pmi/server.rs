@@ -1,13 +1,13 @@
 //! PMI-1 as one agent of the tree serves it.
 //!
-//! Lines of the agent's own ranks and messages of the agents next to it enter; [`ServerEvent`]s leave.
-//! A barrier costs each edge of the tree exactly one message up (with every new key below it) and
-//! one message down (with every new key of the job), however many keys there are. No `get` ever
-//! leaves the node: after a barrier every agent has every key.
+//! In: lines of the agent's own ranks, and messages of the agents next to it. Out:
+//! [`ServerEvent`]s. A barrier costs each edge of the tree exactly one message up (with every new
+//! key below) and one message down (with every new key of the group), however many keys there are.
+//! No `get` leaves the node, because every agent has every key after a barrier.
 //!
-//! There is one server for each process group an agent takes part in: the job's first processes are
-//! group 0, and each spawn makes another one, with keys and barriers of its own. Ranks are named by
-//! their process index, which is theirs alone in the job.
+//! An agent has one server for each process group that it takes part in: the job's first processes
+//! are group 0, and each spawn makes another group, with keys and barriers of its own. Ranks are
+//! named by their process index, which is unique in the job.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,14 +17,15 @@ use super::kvs::{Delta, Kvs};
 use super::spawn::{self, Request, SpawnCollector, SpawnProgress};
 use super::wire::{self, KEY_MAX, KVSNAME_MAX, PmiCommand, Reply, VALUE_MAX};
 
-/// What a process group is, for the replies that do not depend on the rank.
+/// The description of a process group, for replies that do not depend on the rank.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// 0 for the job's first processes.
+    /// Number of the group; 0: the job's first processes.
     pub group: u32,
-    /// Fresh for every group of every job: MPICH names shared memory after it.
+    /// Name of the key-value space, unique for every group of every job: MPICH names shared memory
+    /// after it.
     pub kvsname: String,
-    /// Processes for which there is room: MPI_UNIVERSE_SIZE.
+    /// Number of slots: MPI_UNIVERSE_SIZE.
     pub universe: u32,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
@@ -33,16 +34,16 @@ pub struct ServerConfig {
 /// How far a rank has come with its process manager.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
-    /// Has said nothing: perhaps not an MPI program.
+    /// The rank has sent nothing: perhaps it is not an MPI program.
     #[default]
     Silent,
-    /// Between `init` and `finalize`.
+    /// The rank is between `init` and `finalize`.
     Joined,
     Finalized,
 }
 
 impl Stage {
-    /// Of a rank at this stage that says this.
+    /// The stage of a rank at this stage after the rank has sent this line.
     pub fn after(self, line: &str) -> Stage {
         match PmiCommand::parse(line).as_ref().map(|command| command.name.as_str()) {
             Some("init") => Stage::Joined,
@@ -52,7 +53,7 @@ impl Stage {
     }
 }
 
-/// A question only the root of the tree can answer.
+/// A request that only the root of the tree can answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameRequest {
     Publish { service: String, port: String },
@@ -64,17 +65,18 @@ pub enum NameRequest {
 pub enum ServerEvent {
     /// Write this line to the rank.
     Reply { rank: u32, line: String },
-    /// Everyone of the group below has reached the barrier: one message to the agent above.
+    /// All ranks of the group here and below have reached the barrier: send one message to the
+    /// agent above.
     BarrierUp { group: u32, delta: Delta },
-    /// The barrier is over: one message to each agent below that takes part.
+    /// The barrier is over: send one message to each agent below that takes part.
     BarrierDown { group: u32, delta: Delta },
-    /// The rank has called for the end of the job.
+    /// The rank has called MPI_Abort.
     Abort { rank: u32, code: i32, message: String },
-    /// For the root of the tree.
+    /// A name request for the root of the tree.
     Name { rank: u32, request: NameRequest },
-    /// For the root of the tree: the rank waits for its answer.
+    /// A spawn for the root of the tree: the rank waits for the answer.
     Spawn { rank: u32, request: Request },
-    /// The rank has been told that its spawn failed; the user should read why.
+    /// The rank has received the answer that its spawn failed; the user is to read the reason.
     SpawnRefused { rank: u32, problem: String },
 }
 
@@ -82,7 +84,7 @@ pub enum ServerEvent {
 struct ServedRank {
     stage: Stage,
     in_barrier: bool,
-    /// Which command of a spawn it runs.
+    /// Application number of the rank: the index of its command in a spawn.
     appnum: u32,
     spawning: SpawnCollector,
 }
@@ -91,20 +93,20 @@ pub struct Server {
     config: ServerConfig,
     kvs: Kvs,
     ranks: BTreeMap<u32, ServedRank>,
-    /// Agents below that take part: whether each has reached the barrier.
+    /// Agents below that take part, and whether each has reached the barrier.
     children: BTreeMap<usize, bool>,
-    /// The message up has gone, the release has not come.
+    /// The barrier message to the agent above is sent, and the release has not arrived.
     waiting_for_release: bool,
-    /// Barriers that are over.
+    /// Number of barriers that are over.
     released: u32,
-    /// A rank here or below that has ended outside a barrier: it will never enter another one.
+    /// A rank here or below that has ended outside a barrier, and will never enter another barrier.
     ended: Option<u32>,
     events: VecDeque<ServerEvent>,
 }
 
 impl Server {
-    /// `ranks`: the index and application number of each of the agent's own. `keys`: what is known
-    /// from the start.
+    /// Makes a server. `ranks`: process index and application number of each rank of the agent.
+    /// `keys`: keys that are known from the beginning.
     pub fn new(
         config: ServerConfig,
         ranks: impl IntoIterator<Item = (u32, u32)>,
@@ -129,8 +131,9 @@ impl Server {
         }
     }
 
-    /// Its ranks were another agent's until now: what they have put and no barrier has carried up yet, and whether all of them
-    /// have reached the one at hand, and the agent above knows.
+    /// Takes over the ranks of another agent. `fresh`: keys that these ranks have put and no
+    /// barrier has carried up yet. `has_reached`: all of these ranks have reached the present
+    /// barrier, and the agent above has received the message.
     pub fn adopt_state(
         &mut self,
         fresh: impl Iterator<Item = (String, String)>,
@@ -140,7 +143,8 @@ impl Server {
         self.waiting_for_release = has_reached;
     }
 
-    /// An agent below has the ranks of another one. Whether that had reached the barrier at hand with all of them.
+    /// Notes that agent `to` below has taken over the ranks of agent `from`. Returns whether `from`
+    /// had reached the present barrier with all its ranks.
     pub fn reassign(&mut self, from: usize, to: usize) -> bool {
         let has_reached = self.children.remove(&from).unwrap_or_default();
         self.children.insert(to, has_reached);
@@ -152,7 +156,7 @@ impl Server {
         self.kvs.all()
     }
 
-    /// Barriers that are over.
+    /// Number of barriers that are over.
     pub fn released(&self) -> u32 {
         self.released
     }
@@ -180,19 +184,19 @@ impl Server {
             || self.children.values().any(|&reached| reached)
     }
 
-    /// A rank that has ended while others wait for it in a barrier, as far as can be seen here.
+    /// A rank that has ended while others wait for it in a barrier, as far as this agent knows.
     pub fn stuck(&self) -> Option<u32> {
         self.ended.filter(|_| self.someone_waits())
     }
 
-    /// A rank here or below has ended.
+    /// Notes that a rank here or below has ended.
     pub fn handle_ended(&mut self, rank: u32) {
         if !self.ranks.get(&rank).is_some_and(|local| local.in_barrier) {
             self.ended.get_or_insert(rank);
         }
     }
 
-    /// A line of one of this agent's own ranks.
+    /// Handles a line of one of this agent's own ranks.
     pub fn handle_line(&mut self, rank: u32, line: &str) {
         let Some(command) = PmiCommand::parse(line) else {
             return self
@@ -233,7 +237,8 @@ impl Server {
         }
     }
 
-    /// A line of one of this agent's own ranks, or a block as [`wire::block_text`] writes it.
+    /// Handles a line of one of this agent's own ranks, or a block as [`wire::block_text`] writes
+    /// it.
     pub fn handle_question(&mut self, rank: u32, text: &str) {
         match wire::block_lines(text) {
             Some(lines) => self.handle_block(rank, &lines),
@@ -241,7 +246,7 @@ impl Server {
         }
     }
 
-    /// A block of one of this agent's own ranks: a command of a spawn.
+    /// Handles a block of one of this agent's own ranks: a command of a spawn.
     pub fn handle_block(&mut self, rank: u32, lines: &[String]) {
         let Some(local) = self.ranks.get_mut(&rank) else { return };
         match local.spawning.handle_block(lines) {
@@ -256,14 +261,14 @@ impl Server {
         }
     }
 
-    /// An agent below has reached the barrier with all its ranks.
+    /// Notes that an agent below has reached the barrier with all its ranks.
     pub fn handle_barrier_up(&mut self, child: usize, delta: Delta) {
         self.children.insert(child, true);
         self.kvs.add_fresh(delta);
         self.check_barrier();
     }
 
-    /// The barrier is over; `delta` holds every key that is new since the last one.
+    /// Releases the barrier; `delta` holds every key that is new since the last barrier.
     pub fn handle_barrier_down(&mut self, delta: Delta) {
         self.waiting_for_release = false;
         self.released += 1;
@@ -359,7 +364,7 @@ impl Server {
     }
 }
 
-/// The answer to who has reached a barrier that is over.
+/// The answer line to a rank whose barrier is over.
 pub fn barrier_out() -> String {
     Reply::new("barrier_out").with("rc", 0).line()
 }
@@ -369,7 +374,7 @@ pub fn barrier_out() -> String {
 pub struct Names(BTreeMap<String, String>);
 
 impl Names {
-    /// The reply line for the rank that asked.
+    /// Handles a name request; returns the reply line for the rank.
     pub fn handle_request(&mut self, request: NameRequest) -> String {
         let (command, result) = match request {
             NameRequest::Publish { service, port } => {

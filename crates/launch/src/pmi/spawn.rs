@@ -1,8 +1,10 @@
-//! What a rank says when it spawns processes: one `mcmd=spawn` block for each command, each with its
-//! lines `key=value`. Blocks enter [`SpawnCollector`]; a whole [`Request`] leaves, or why it is none.
+//! Parses a rank's spawn of processes: one `mcmd=spawn` block for each command, each with lines
+//! `key=value`. In: the blocks, one after the other, to [`SpawnCollector`]. Out: a whole
+//! [`Request`], or the reason why the request is refused.
 //!
-//! A rank gets one answer to all its blocks, so a fault in one of them is only told behind the last.
-//! Numbers a rank claims are never believed before that many lines are there.
+//! A rank gets one answer to all its blocks, so an error in one of them is reported only after the
+//! last. What may never happen: the collector trusts a number of a rank before that many lines have
+//! arrived.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::kvs::Delta;
 use super::wire::Reply;
 
-/// Commands of one MPI_Comm_spawn_multiple; an MPI program with more of them has lost count.
+/// Most commands of one MPI_Comm_spawn_multiple.
 pub const COMMANDS_MAX: u32 = 4096;
-/// Bytes of all blocks of one request: every rank keeps at most this much of an unfinished one.
+/// Most bytes of all blocks of one request, and thereby of the unfinished request of each rank.
 pub const REQUEST_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Processes a rank wants to have started, as one group with its own MPI_COMM_WORLD.
+/// Processes that a rank wants to start, as one group with its own MPI_COMM_WORLD.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub commands: Vec<SpawnCommand>,
@@ -24,32 +26,33 @@ pub struct Request {
     pub keys: Delta,
 }
 
-/// One command of a request. Its place in the list is its application number.
+/// One command of a request. Its index in the list is its application number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnCommand {
     pub program: String,
     pub arguments: Vec<String>,
     pub count: u32,
-    /// The keys and values of its MPI_Info.
+    /// The keys and values of the command's MPI_Info.
     pub info: Vec<(String, String)>,
 }
 
 impl Request {
-    /// Processes it asks for. No overflow: each command has been checked.
+    /// Number of processes of the request. The sum cannot overflow: counts are 32-bit and limited
+    /// to [`COMMANDS_MAX`].
     pub fn count(&self) -> u64 {
         self.commands.iter().map(|command| u64::from(command.count)).sum()
     }
 }
 
 impl SpawnCommand {
-    /// The value of a key of its info.
+    /// The value of a key of the command's info.
     pub fn info(&self, key: &str) -> Option<&str> {
         self.info.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 }
 
-/// The answer to the rank. MPICH knows only whole groups: an MPI_Comm_spawn that could not start all
-/// of them fails.
+/// The answer line to the rank. MPICH handles only whole groups: if one process could not be
+/// started, MPI_Comm_spawn fails.
 pub fn answer(started: bool) -> String {
     let reply = Reply::new("spawn_result");
     match started {
@@ -58,13 +61,13 @@ pub fn answer(started: bool) -> String {
     }
 }
 
-/// What has come of the blocks so far.
+/// The state of a request after a block.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SpawnProgress {
     /// More blocks follow.
     Unfinished,
     Whole(Request),
-    /// What is wrong with it.
+    /// The request is refused, for this reason.
     Refused(String),
 }
 
@@ -73,14 +76,14 @@ pub enum SpawnProgress {
 pub struct SpawnCollector {
     commands: Vec<SpawnCommand>,
     keys: Delta,
-    /// Blocks seen of the request under way.
+    /// Blocks of the present request that have arrived.
     seen: u32,
     bytes: usize,
     problem: Option<String>,
 }
 
 impl SpawnCollector {
-    /// Takes the lines of a block, without its first and last one.
+    /// Takes the lines of a block, without its first and last line.
     pub fn handle_block(&mut self, lines: &[String]) -> SpawnProgress {
         self.seen += 1;
         let total = match self.position(lines) {
@@ -101,7 +104,7 @@ impl SpawnCollector {
         }
     }
 
-    /// How many blocks the request has; this one must be the next.
+    /// Number of blocks of the request. Fails if this block is not the next one.
     fn position(&self, lines: &[String]) -> Result<u32, String> {
         let block = SpawnBlock::read(lines);
         let total = block.number("totspawns")?;
@@ -141,7 +144,7 @@ impl SpawnCollector {
     }
 }
 
-/// The keys of one block. Of two lines with the same key the first counts.
+/// The keys of one block. Of two lines with the same key the first one counts.
 struct SpawnBlock<'a>(BTreeMap<&'a str, &'a str>);
 
 impl<'a> SpawnBlock<'a> {
@@ -159,7 +162,7 @@ impl<'a> SpawnBlock<'a> {
         text.parse().map_err(|_| format!("{key}={text} is not a number that can be"))
     }
 
-    /// As many values as `count_key` says; none if it is missing.
+    /// As many values as the value of `count_key` says; none if `count_key` is missing.
     fn list(&self, count_key: &str, key: impl Fn(u32) -> String) -> Result<Vec<String>, String> {
         let count = if self.0.contains_key(count_key) { self.number(count_key)? } else { 0 };
         if count as usize > self.0.len() {
@@ -179,7 +182,7 @@ impl<'a> SpawnBlock<'a> {
 mod tests {
     use super::*;
 
-    /// As MPICH writes it.
+    /// A block as MPICH writes it.
     fn block(place: u32, total: u32, more: &[&str]) -> Vec<String> {
         let mut lines = vec![
             "nprocs=2".to_string(),

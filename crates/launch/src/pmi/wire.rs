@@ -1,20 +1,21 @@
 //! Lines of PMI-1: `cmd=NAME key=value key=value …\n`, and the block form of `spawn`
 //! (`mcmd=spawn\n` … `endcmd\n`).
 //!
-//! Bytes of one rank enter [`LineReader`]; whole commands leave it ([`Input`]). A line longer than
-//! [`LINE_BYTES_MAX`] never takes more memory than that: it is an error, and the rank is cut off.
+//! In: bytes of one rank, to [`LineReader`]. Out: whole commands ([`Input`]). What may never
+//! happen: a line takes more memory than [`LINE_BYTES_MAX`]; a longer line is an error, and the
+//! agent closes the rank's socket.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Longest line taken from a rank. MPICH's own limit is 1024 bytes; the slack is for libraries
-/// built with a longer one.
+/// Most bytes of a rank's line. MPICH's own limit is 1024 bytes; the larger value allows for
+/// libraries that are built with another limit.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
-/// Longest `mcmd` block, which is one command of a spawn with its arguments.
+/// Most bytes of an `mcmd` block, which is one command of a spawn with its arguments.
 const BLOCK_BYTES_MAX: usize = 1024 * 1024;
 
-/// What `get_maxes` answers. `VALUE_MAX` is what MPICH's own launcher says; clients cut longer
-/// values into segments, and some have a fixed line buffer of 1024 bytes behind it.
+/// Limits in the answer to `get_maxes`. `VALUE_MAX` is the value of MPICH's own launcher; clients
+/// cut longer values into segments, and some clients have a fixed line buffer of 1024 bytes.
 pub const KVSNAME_MAX: usize = 256;
 pub const KEY_MAX: usize = 64;
 pub const VALUE_MAX: usize = 1024;
@@ -27,12 +28,12 @@ pub struct PmiCommand {
 }
 
 impl PmiCommand {
-    /// Reads one line without its newline. `None` when it has no `cmd=` or `mcmd=`.
+    /// Parses one line without its newline. `None` if the line has no `cmd=` or `mcmd=`.
     pub fn parse(line: &str) -> Option<PmiCommand> {
         let mut arguments = BTreeMap::new();
         let mut name = None;
         for word in line.split_ascii_whitespace() {
-            // Words without '=' occur in the free text of an abort message: not ours to refuse.
+            // Words without '=' occur in the free text of an abort message, and are ignored.
             let Some((key, value)) = word.split_once('=') else { continue };
             if name.is_none() && (key == "cmd" || key == "mcmd") {
                 name = Some(value.to_string());
@@ -68,37 +69,38 @@ impl Reply {
     }
 }
 
-/// Why a rank's PMI stream cannot be followed any further.
+/// Why a rank's PMI stream cannot be parsed any further.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WireError {
     LineTooLong,
     NotText,
 }
 
-/// What a rank has said, whole.
+/// A complete input of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     /// One line, without its newline.
     Line(String),
-    /// The lines of an `mcmd` block, without its first and last one.
+    /// The lines of an `mcmd` block, without its first and last line.
     Block(Vec<String>),
 }
 
-/// How a block begins that is written as one text; no line holds a newline.
+/// Beginning of a block that is written as one text; no line holds a newline.
 const BLOCK_BEGIN: &str = "mcmd=spawn\n";
 
-/// A block as one text.
+/// Writes a block as one text.
 pub fn block_text(lines: &[String]) -> String {
     format!("{BLOCK_BEGIN}{}", lines.join("\n"))
 }
 
-/// The lines of a block that is written as one text, if it is one.
+/// The lines of a block that is written as one text; `None` if the text is no block.
 pub fn block_lines(text: &str) -> Option<Vec<String>> {
     let lines = text.strip_prefix(BLOCK_BEGIN)?;
     Some(lines.split('\n').map(str::to_string).collect())
 }
 
-/// Whether it is a block that has no answer of its own: another one of the same spawn follows.
+/// Whether the text is a block without an answer of its own, because another block of the same
+/// spawn follows.
 pub fn is_answered_later(text: &str) -> bool {
     let Some(lines) = block_lines(text) else { return false };
     let number = |key: &str| {
@@ -109,16 +111,16 @@ pub fn is_answered_later(text: &str) -> bool {
     number("spawnssofar") < number("totspawns")
 }
 
-/// Cuts a rank's bytes into lines and blocks.
+/// Splits a rank's bytes into lines and blocks.
 #[derive(Default)]
 pub struct LineReader {
     pending: Vec<u8>,
-    /// Inside an `mcmd` block: the lines of it so far, and their bytes.
+    /// The lines so far of an incomplete `mcmd` block, and their bytes.
     block: Option<(Vec<String>, usize)>,
 }
 
 impl LineReader {
-    /// Takes bytes in and gives what is whole in them.
+    /// Takes bytes; returns the lines and blocks that are complete now.
     pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Vec<Input>, WireError> {
         self.pending.extend_from_slice(bytes);
         let mut inputs = Vec::new();

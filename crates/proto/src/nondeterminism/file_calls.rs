@@ -1,10 +1,14 @@
-//! System calls on files in the record: what each one returned, and which effect was under way when a process was killed.
+//! System calls on files in the record of nondeterminism: the result of each call, and the effect
+//! that was in progress when a process was killed.
 //!
-//! In: a call of the program ([`FileCall`]), its result, and the bytes that the kernel wrote for it. Out, in a later incarnation: the
-//! same result and bytes. An effect (a write, a rename) is announced in [`Pending`] before the kernel performs it, and has its
-//! entry afterwards: if the process was killed in between, the next incarnation knows which effect may have happened or not.
+//! What enters: a call of the program ([`FileCall`]), its result, and the bytes that the kernel
+//! wrote for the call. What leaves, in a later incarnation: the same result and bytes. An effect (a
+//! write, a rename) is announced in the [`FileRecord`] before the kernel performs the effect, and
+//! recorded afterwards. If the process was killed in between, the next incarnation knows which
+//! effect may or may not have happened.
 //!
-//! What may never happen: a call is answered with the result of another call; an effect is performed that nothing announced.
+//! What may never happen: a call receives the result of another call; the kernel performs an effect
+//! that was not announced.
 
 use core::mem::offset_of;
 use core::sync::atomic::{
@@ -15,35 +19,40 @@ use super::{
     CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, put_number,
 };
 
-/// Numbers that say what the world looked like before an effect: inode, size, offset, as the effect needs them.
+/// Number of words that describe the files before an effect: inode, size, offset, as the effect
+/// needs them.
 pub const PRECONDITION_WORDS: usize = 6;
 
 /// Longest reason for which a process cannot be restarted, in bytes.
 pub const NO_RESTART_BYTES: usize = 504;
 
-/// A word between the interposer and who holds open files for it: what, and the number of the file, each of eight bytes.
+/// Size of a message between the interposer and the agent that holds open files for the process: a
+/// command and the number of the file, eight bytes each.
 pub const HELD_WORD_BYTES: usize = 16;
-/// The descriptor that comes along is to be held under this number,
+/// Command: hold the descriptor that comes along under this number.
 pub const HELD_KEEP: u64 = 1;
-/// or no longer,
+/// Command: hold the file of this number no longer.
 pub const HELD_DROP: u64 = 2;
-/// or is asked for: the answer is the same word, with the descriptor if there is one.
+/// Command: return the file of this number. The answer is the same message, with the descriptor if
+/// the agent holds one.
 pub const HELD_GET: u64 = 3;
-/// Nothing is held any more.
+/// Command of the agent to its own thread: release all files and end.
 pub const HELD_END: u64 = 4;
-/// On the agent's other socket, whose name ends with [`DURABLE_SUFFIX`]: what is recorded is to be known on another node. The answer, the
-/// same word, says that it is.
+/// Command on the agent's other socket, whose name ends with [`DURABLE_SUFFIX`]: make the record
+/// known on another node. The answer, the same message, confirms that another node holds the
+/// record.
 pub const HELD_MAKE_DURABLE: u64 = 5;
-/// The process has ended and will not be restarted: all that is held for it is let go of.
+/// Command: the process has ended and will not be restarted, so release all files held for the
+/// process.
 pub const HELD_CLEAR: u64 = 6;
-/// How the name of that socket ends, after the name of the first one.
+/// Suffix of the name of the agent's other socket, after the name of the first one ([`held_name`]).
 pub const DURABLE_SUFFIX: &str = "-ship";
 const HELD_PREFIX: &[u8; 16] = b"landbridge-held-";
-/// Length of the name of the first socket.
+/// Length of the name of the agent's first socket, in bytes.
 pub const HELD_NAME_BYTES: usize = HELD_PREFIX.len() + 32;
 
-/// The name of the first socket, in the abstract namespace (unix(7)), from the 128 random bits that the record's head has
-/// ([`super::HELD_AT`]).
+/// Name of the agent's first socket, in the abstract namespace (unix(7)), from the 128 random bits
+/// in the record's head ([`super::HELD_AT`]).
 pub fn held_name(chance: [u64; 2]) -> [u8; HELD_NAME_BYTES] {
     let mut name = [0; HELD_NAME_BYTES];
     name[..HELD_PREFIX.len()].copy_from_slice(HELD_PREFIX);
@@ -59,23 +68,23 @@ const DIGEST_BYTES: usize = 4;
 /// One system call of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileCall {
-    /// Its number, as the kernel of this machine counts.
+    /// Number of the system call on this machine's architecture.
     pub number: u32,
-    /// A digest of those arguments that are the same in every incarnation.
+    /// Digest of the arguments that are the same in every incarnation.
     pub digest: u32,
 }
 
-/// The part of the record's head that is about files.
+/// Part of the record's head for system calls on files.
 #[repr(C)]
 #[derive(Debug)]
 pub struct FileRecord {
-    /// When the first incarnation began, in nanoseconds since 1970; 0 before.
+    /// Start of the first incarnation, in nanoseconds since 1970; 0 before.
     pub since: AtomicU64,
-    /// The place of the effect's entry, plus one; 0: there has been none.
+    /// Position of the announced effect's entry, plus one; 0: no effect was announced.
     at: AtomicU64,
     call: AtomicU64,
     precondition: [AtomicU64; PRECONDITION_WORDS],
-    /// Not 0: the process cannot be restarted, for the reason of so many bytes that follows.
+    /// Not 0: the process cannot be restarted, and `text` gives the reason in so many bytes.
     reason_length: AtomicU64,
     text: [AtomicU8; NO_RESTART_BYTES],
 }
@@ -94,12 +103,13 @@ impl Default for FileRecord {
 }
 
 impl FileRecord {
-    /// Where the length of the reason stands, from the beginning.
+    /// Offset of the length of the reason for no restart, in bytes.
     pub(super) const NO_RESTART_AT: usize = offset_of!(FileRecord, reason_length);
 
-    /// From now on the process cannot be restarted, for this reason. False: an earlier reason stands.
+    /// Forbids every restart of the process, for this reason. Returns false if an earlier reason
+    /// stands.
     pub fn forbid_restart(&self, reason: &[u8]) -> bool {
-        // Who is first writes; the text counts from when its length is there.
+        // The first caller writes the text; the text counts as soon as its length is stored.
         if self.reason_length.compare_exchange(0, u64::MAX, Relaxed, Relaxed).is_err() {
             return false;
         }
@@ -117,18 +127,18 @@ impl FileRecord {
 }
 
 impl NondeterminismRecord<'_> {
-    /// Whether the program has done all that earlier incarnations of it did, as far as the record says.
+    /// Whether the program has repeated everything that the record holds of earlier incarnations.
     #[inline]
     pub fn is_live(&self) -> bool {
         self.head.consumed.load(Relaxed) >= self.head.recorded.load(Relaxed)
     }
 
-    /// What the head says about files.
+    /// The part of the record's head for system calls on files.
     pub fn files(&self) -> &FileRecord {
         &self.head.files
     }
 
-    /// An effect is about to be performed.
+    /// Announces an effect that the program is about to perform.
     pub fn announce(&self, call: FileCall, precondition: [u64; PRECONDITION_WORDS]) {
         let files = &self.head.files;
         files.at.store(0, Release);
@@ -137,7 +147,8 @@ impl NondeterminismRecord<'_> {
         files.at.store(self.head.consumed.load(Relaxed) + 1, Release);
     }
 
-    /// What was announced, if this is the effect in which the last incarnation was killed.
+    /// The announced precondition, if `call` is the effect during which the last incarnation was
+    /// killed.
     pub fn interrupted(&self, call: FileCall) -> Option<[u64; PRECONDITION_WORDS]> {
         let files = &self.head.files;
         let is_here = files.at.load(Acquire) == self.head.consumed.load(Relaxed) + 1;
@@ -146,7 +157,7 @@ impl NondeterminismRecord<'_> {
             .then(|| core::array::from_fn(|at| files.precondition[at].load(Relaxed)))
     }
 
-    /// The call has this result, and the kernel wrote these bytes, in pieces.
+    /// Records the result of a call, and the pieces of bytes that the kernel wrote.
     pub fn note_call(
         &mut self,
         call: FileCall,
@@ -174,7 +185,7 @@ impl NondeterminismRecord<'_> {
         Ok(())
     }
 
-    /// The result that this call had in an earlier incarnation, and the bytes that the kernel wrote.
+    /// The result of this call in an earlier incarnation, and the bytes that the kernel wrote.
     pub fn replay_call(&mut self, call: FileCall) -> Result<(i64, &[u8]), RecordError> {
         let now = ReadRequest::FileCall(call);
         let at = self.head.consumed.load(Relaxed);
@@ -199,7 +210,7 @@ impl NondeterminismRecord<'_> {
         Ok((result, &self.entries[rest..rest + bytes]))
     }
 
-    /// The call of the entry whose number begins there, and where its result begins.
+    /// The call of the entry whose call number begins at offset `at`, and the offset of its result.
     pub(super) fn call_at(&self, at: usize) -> Option<(FileCall, usize)> {
         let (number, rest) = self.read_number(at)?;
         let digest = self.entries.get(rest..rest + DIGEST_BYTES)?;
@@ -255,7 +266,7 @@ mod tests {
         record.note_call(READ, 100, &[&[7; 100]]).unwrap();
         let second = head.position().consumed();
         let kept = record.entries.to_vec();
-        // As another node has it that knows so much of it.
+        // A copy on another node may end at any byte `known` of the record.
         for known in first..=second {
             let mut room = vec![0; 500];
             room[..known as usize].copy_from_slice(&kept[..known as usize]);

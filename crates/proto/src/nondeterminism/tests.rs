@@ -1,4 +1,5 @@
-//! Records that are read again, from the beginning and from images, while their room is used again and again.
+//! Tests of the record: incarnations replay the record from its beginning and from checkpoint
+//! images while the ring of entries is reused many times.
 
 use std::format;
 use std::vec;
@@ -61,7 +62,8 @@ fn a_read_of_which_not_all_is_on_record_is_answered_by_nobody() {
     record.bytes(RandomSource::Random, &mut drawn, draw).unwrap();
     let second = head.position().consumed();
     let kept = record.entries.to_vec();
-    // As another node has it that knows so much of it: what lies behind is zeros, or of an earlier lap.
+    // A copy on another node may end at any byte `known` of the record; zeros follow there, or the
+    // entries of an earlier lap.
     for (known, rest) in (1..=second).flat_map(|known| [(known, 0), (known, 1)]) {
         let mut entries = vec![rest; 400];
         entries[..known as usize].copy_from_slice(&kept[..known as usize]);
@@ -107,7 +109,7 @@ fn an_image_goes_on_where_it_was_taken() {
     assert_eq!((head.position(), head.is_of(2)), (place.clone(), true));
     let mut again = NondeterminismRecord::new(&head, &mut entries);
     assert_eq!(again.clock(clock, never).unwrap(), 250);
-    // Its own clock begins anew.
+    // The clock of the restored process starts at 3, below the last recorded value of 250.
     assert_eq!(again.clock(clock, || 3).unwrap(), 250);
     assert_eq!(again.clock(clock, || 5).unwrap(), 252);
     let beyond = RecordPosition { consumed: 1000, ..place };
@@ -196,7 +198,7 @@ fn without_room_the_truth_is_told_and_the_record_is_at_its_end() {
     assert!((25..=30).contains(&told), "two bytes each: {told}");
 }
 
-/// Clocks and draws of all sizes, some of which do not fit before the end of the room.
+/// Clock reads and random reads of all sizes, some of which do not fit before the end of the ring.
 fn read_much(
     record: &mut NondeterminismRecord,
     from: u64,
@@ -222,7 +224,8 @@ fn room_is_used_again_behind_the_oldest_image_and_no_sooner() {
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
     let (mut place, mut told) = (head.position(), vec![]);
     for round in 0..200 {
-        // Two images, of which the older one counts, and what came after both.
+        // Two checkpoint images exist: `base` stands at the older one, and both must replay
+        // everything after their positions.
         let before = core::mem::replace(&mut place, head.position());
         head.base.store(before.consumed, Relaxed);
         let last = core::mem::replace(&mut told, read_much(&mut record, round * 7, 7));
@@ -257,7 +260,7 @@ fn nobody_is_told_what_has_stood_where_there_is_something_else_now() {
     let place = head.position();
     read_much(&mut record, 9, 2);
     head.base.store(place.consumed, Relaxed);
-    // One that begins with the program.
+    // This incarnation starts at the beginning of the program.
     assert!(head.begin(2, 0));
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
     let (now, before) = (ReadRequest::Clock(REAL), ReadRequest::Unknown);
@@ -271,7 +274,7 @@ fn nobody_is_told_what_has_stood_where_there_is_something_else_now() {
 
 #[test]
 fn an_entry_that_ends_where_the_room_does_is_followed_by_one_at_its_beginning() {
-    // The longest clocks there are: eleven bytes.
+    // The longest entry of a clock takes eleven bytes.
     const LONG: u64 = 11;
     let (head, mut bytes) = (RecordHead::default(), vec![0; 6 * LONG as usize]);
     head.begin(1, 0);
@@ -298,7 +301,7 @@ fn an_entry_that_ends_where_the_room_does_is_followed_by_one_at_its_beginning() 
 
 #[test]
 fn an_entry_for_which_there_is_room_only_at_both_ends_has_none() {
-    // Twenty bytes of chance take 23, and room for 41 is wanted.
+    // An entry of twenty random bytes takes 23 bytes, and its reservation 41.
     let (head, mut bytes) = (RecordHead::default(), vec![0; 64]);
     head.begin(1, 0);
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
@@ -320,7 +323,7 @@ fn an_entry_for_which_there_is_room_only_at_both_ends_has_none() {
     assert_eq!(head.extent().end, 64 + 23);
 }
 
-/// Says so when it goes, however that is.
+/// Sets the flag when dropped, also by a panic.
 struct Over<'a>(&'a std::sync::atomic::AtomicBool);
 
 impl Drop for Over<'_> {
@@ -333,7 +336,7 @@ impl Drop for Over<'_> {
 fn room_that_is_given_back_meanwhile_is_used_and_no_other() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 5_000]);
     head.begin(1, 0);
-    // Of the two images that there are.
+    // Positions of the two checkpoint images that exist.
     let images = std::sync::Mutex::new([head.position(), head.position()]);
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,28 +1,28 @@
-//! Bytes that are kept in order and read again from the beginning, as often as somebody is told them.
+//! Bytes that are kept in order and can be read from the beginning any number of times.
 //!
-//! They lie in blocks that never move: nothing is copied as more come, and nothing is allocated beyond the next block. Blocks
-//! grow with the store, so that one of a few bytes takes little.
+//! The bytes lie in blocks that never move: appending copies no earlier bytes, and allocates at
+//! most the next block. Blocks grow with the log, so that a log of a few bytes takes little memory.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// The first block,
+/// Size of the first block, in bytes.
 const BLOCK_BYTES_MIN: usize = 4 << 10;
-/// and the largest.
+/// Size of the largest block, in bytes.
 const BLOCK_BYTES_MAX: usize = 1 << 20;
 
-/// See the module head.
+/// A log of bytes: see the module head.
 #[derive(Debug, Default)]
 pub(super) struct ByteLog {
     blocks: VecDeque<Vec<u8>>,
-    /// The number of the first of them: so many have been dropped,
+    /// Number of the first kept block: so many blocks have been dropped.
     first: usize,
-    /// and so many bytes.
+    /// Bytes of all dropped blocks.
     dropped: u64,
     bytes: u64,
 }
 
-/// How far somebody has read.
+/// Position of a reader in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cursor {
     block: usize,
@@ -30,17 +30,17 @@ pub(super) struct Cursor {
 }
 
 impl ByteLog {
-    /// Of whom so many bytes were dropped before any was kept.
+    /// An empty log, before which `dropped` bytes were dropped.
     pub fn starting_at(dropped: u64) -> Self {
         Self { dropped, ..Self::default() }
     }
 
-    /// Bytes kept.
+    /// Number of kept bytes.
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// The first byte that is kept is the one behind so many.
+    /// Number of dropped bytes, which is the position of the first kept byte.
     pub fn first(&self) -> u64 {
         self.dropped
     }
@@ -62,12 +62,12 @@ impl ByteLog {
         }
     }
 
-    /// Behind so many bytes of all that were ever added, if what follows is still there.
+    /// Cursor after the first `bytes` bytes ever appended, if the bytes that follow are still kept.
     pub fn at(&self, bytes: u64) -> Option<Cursor> {
         let mut left = bytes.checked_sub(self.dropped)?;
         for (index, held) in self.blocks.iter().enumerate() {
             let length = held.len() as u64;
-            // The last one takes further bytes.
+            // The last block takes further bytes.
             if left < length || (left == length && index + 1 == self.blocks.len()) {
                 return Some(Cursor { block: self.first + index, at: left as usize });
             }
@@ -76,7 +76,7 @@ impl ByteLog {
         (left == 0).then_some(Cursor { block: self.first, at: 0 })
     }
 
-    /// Behind all of them.
+    /// Cursor after the last byte.
     pub fn end(&self) -> Cursor {
         match self.blocks.back() {
             Some(last) => Cursor { block: self.first + self.blocks.len() - 1, at: last.len() },
@@ -84,7 +84,7 @@ impl ByteLog {
         }
     }
 
-    /// Drops the blocks that lie wholly before the cursor: nobody reads them any more.
+    /// Drops the blocks that lie wholly before the cursor.
     pub fn trim(&mut self, cursor: Cursor) {
         while self.first < cursor.block {
             let Some(block) = self.blocks.pop_front() else { return };
@@ -94,8 +94,8 @@ impl ByteLog {
         }
     }
 
-    /// Drops what lies at this place, counted as in [`ByteLog::at`], and behind it. Nobody has read that far. What lies in front of
-    /// the first byte that is kept cannot come back: then all are dropped.
+    /// Drops all bytes from position `end` on, counted as in [`ByteLog::at`]. No reader may have
+    /// passed `end`. If `end` lies before the first kept byte, all bytes are dropped.
     pub fn truncate(&mut self, end: u64) {
         let mut excess = self.bytes - end.saturating_sub(self.dropped).min(self.bytes);
         self.bytes -= excess;
@@ -113,7 +113,8 @@ impl ByteLog {
         self.blocks.get(number.checked_sub(self.first)?)
     }
 
-    /// The next bytes, at most so many, and fewer only where a block ends. None: all have been read.
+    /// The next bytes, at most `most`, and fewer only where a block ends. Empty: all bytes have
+    /// been read.
     pub fn read(&self, cursor: &mut Cursor, most: usize) -> &[u8] {
         while let Some(block) = self.block(cursor.block) {
             let size = (block.len() - cursor.at).min(most);
@@ -163,7 +164,7 @@ mod tests {
                 assert!(first.is_null() || first == block.as_ptr());
                 first = block.as_ptr();
             }
-            // Somebody reads while it grows, not always all of it.
+            // A reader follows while the log grows, and does not always read to the end.
             for _ in 0..size % 5 {
                 let piece = store.read(&mut cursor, 1_500);
                 assert!(piece.iter().zip(read..).all(|(is, at)| *is == byte(at)));

@@ -1,15 +1,18 @@
-//! Places in a process's log where a start of it has stood: its beginning, and wherever an image of it was taken.
+//! Positions in the message log of a process at which an incarnation has attached: the beginning,
+//! and the log position of each checkpoint image.
 //!
-//! In: how often it has taken something in, how many bytes these frames had, and how many frames it has sent
-//! ([`LogPosition`]). Out: where what came after that begins, in each of the lists that are kept ([`CheckpointPosition`]). What has a number of
-//! bytes is found by that. Determinants have not: where they go on is remembered when somebody first stands there, as a rule behind
-//! all that there have been until then.
+//! What enters: the numbers of determinants, delivered bytes and sent frames of an incarnation
+//! ([`LogPosition`]). What leaves: the corresponding position in each of the three logs
+//! ([`CheckpointPosition`]). Positions of frames and digests follow from the byte counts. The
+//! position of a determinant does not, so it is stored when an incarnation first attaches there,
+//! which usually is the end of the log at that time.
 //!
-//! What lies before the oldest image of a process is dropped, as soon as that is said ([`MessageLogs::trim`]). One of which there
-//! was too much to be kept is recorded again from where it stands for an image ([`MessageLogs::restart_log`]): nothing before that
-//! is needed to bring it back to there.
+//! The relay drops everything before the oldest checkpoint image as soon as the endpoint reports
+//! this image ([`MessageLogs::trim`]). A log that was discarded because it exceeded its bound
+//! restarts at the next checkpoint ([`MessageLogs::restart_log`]): restoring that image needs
+//! nothing before its position.
 //!
-//! What may never happen: somebody is told what came after another place than where it stands.
+//! What may never happen: an incarnation receives the replay from another position than its own.
 
 use alloc::vec::Vec;
 
@@ -22,15 +25,16 @@ use super::segmented_log::{SegmentPosition, SegmentedLog};
 use crate::id::Address;
 use crate::wire::hello::LogPosition;
 
-/// Of those that are remembered, the later ones are: images of a process are few, and taken one after the other.
+/// Most stored positions; beyond, the earliest is dropped. Checkpoint images of a process are few,
+/// and taken one after the other.
 const CHECKPOINT_POSITIONS_MAX: usize = 64;
 
-/// What somebody is told who says that it stands where it cannot,
+/// Error for a log position that the log has never held.
 const UNKNOWN_POSITION: &str = "it stands where it has never been";
-/// or cannot any more.
+/// Error for a log position before the first kept determinant.
 const TRIMMED: &str = "what it did before its checkpoints is not kept any more";
 
-/// See the module head.
+/// One log position, as a position in each of the three logs: see the module head.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CheckpointPosition {
     pub standing: LogPosition,
@@ -39,14 +43,14 @@ pub(super) struct CheckpointPosition {
     pub sent: Cursor,
 }
 
-/// Where determinants go on, for places in their order.
+/// Positions of determinants, for log positions in ascending order.
 #[derive(Debug, Default)]
 pub(super) struct CheckpointPositions {
     all: Vec<(LogPosition, DeterminantPosition)>,
 }
 
 impl CheckpointPositions {
-    /// Where `standing` is in these lists.
+    /// Finds the position of `standing` in the three logs.
     pub fn find(
         &mut self,
         standing: LogPosition,
@@ -76,12 +80,13 @@ impl CheckpointPositions {
         Ok(CheckpointPosition { standing, determinants: position.cursor, inbound, sent })
     }
 
-    /// The last place where somebody has stood.
+    /// The latest stored log position.
     pub fn newest(&self) -> LogPosition {
         self.all.last().map_or(LogPosition::default(), |(standing, _)| *standing)
     }
 
-    /// Nobody will stand before so many determinants any more: the place where they have been made, if somebody has stood there.
+    /// Drops the stored positions before `determinants`. Returns the position of `determinants`, if
+    /// an incarnation has attached there.
     fn trim_before(&mut self, determinants: u64) -> Option<(LogPosition, DeterminantPosition)> {
         let found = self.all.iter().position(|(known, _)| known.determinants == determinants)?;
         self.all.drain(..found);
@@ -90,7 +95,8 @@ impl CheckpointPositions {
 }
 
 impl MessageLogs {
-    /// No start of the endpoint will ever stand before so many determinants: what led there is dropped.
+    /// Drops the log before the position of `determinants`: no incarnation of the endpoint will
+    /// ever attach at an earlier position.
     pub fn trim(&mut self, address: Address, determinants: u64) {
         let Self { all, bytes, storage } = self;
         let Some(log) = all.get_mut(&address) else { return };
@@ -107,8 +113,9 @@ impl MessageLogs {
         *bytes -= before - log.bytes();
     }
 
-    /// An endpoint of which nothing is kept since there was too much of that, or what there was could not be read, stands here, as
-    /// the same start of it as ever: from here on all of it is kept. False: it is none.
+    /// Restarts logging for an endpoint whose log was discarded because it was too large or
+    /// unreadable, and whose incarnation attaches again at `standing`. Returns false if the
+    /// endpoint has no such discarded log.
     pub fn restart_log(&mut self, address: Address, standing: LogPosition) -> bool {
         let Some(log) = self.all.get_mut(&address) else { return false };
         if !matches!(log.discard_reason, Some(LOG_TOO_LARGE | UNREADABLE)) {

@@ -1,24 +1,26 @@
-//! When an endpoint has taken something in, or has let its time go on: what a new start of it must be told to do the same.
+//! Determinants of one endpoint: at which polls the endpoint delivered frames or advanced its
+//! clock. A restarted incarnation needs this log to repeat the previous one.
 //!
-//! A list of them takes few bytes: numbers are counted from the determinant before, and written seven bits to a byte.
+//! The log takes few bytes: each number is counted from the previous determinant, and written with
+//! seven bits to a byte.
 
 use super::byte_log::{ByteLog, Cursor};
 use crate::wire::frame::Header;
 use crate::wire::{Malformed, frame::Kind};
 
-/// What has come to pass at one poll.
+/// A determinant: the deliveries and the clock step of one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Determinant {
-    /// Polls since the determinant before.
+    /// Polls since the previous determinant.
     pub polls: u64,
-    /// Frames taken in. None: time has gone on, and something was due.
+    /// Number of delivered frames. 0: the clock has advanced, and a timer was due.
     pub frames: u32,
-    /// By so much time has gone on since the determinant before.
+    /// Microseconds that the endpoint's clock has advanced since the previous determinant.
     pub micros: u64,
 }
 
 impl Determinant {
-    /// What an endpoint says.
+    /// Reads a determinant from the header of a [`Kind::Determinant`] frame.
     pub fn of(header: &Header) -> Result<Self, Malformed> {
         let &Header { kind, length, sequence: polls, credit: frames, delivered: micros, .. } =
             header;
@@ -33,13 +35,13 @@ impl Determinant {
         [self.polls, self.frames as u64, self.micros]
     }
 
-    /// Bytes that it takes in a list.
+    /// Bytes that the determinant takes in the log.
     pub fn bytes(self) -> usize {
         self.numbers().into_iter().map(|number| number_bytes(number) as usize).sum()
     }
 }
 
-/// The place of a determinant, and the sums of those before it.
+/// Position of a determinant in the log, with the sums over all determinants before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeterminantPosition {
     pub number: u64,
@@ -50,7 +52,7 @@ pub(super) struct DeterminantPosition {
 }
 
 impl DeterminantPosition {
-    /// One determinant on. An endpoint says what it likes.
+    /// Adds one determinant. The sums saturate, because an endpoint may send any numbers.
     fn add(&mut self, determinant: Determinant) {
         self.number += 1;
         self.polls = self.polls.saturating_add(determinant.polls);
@@ -59,39 +61,41 @@ impl DeterminantPosition {
     }
 }
 
-/// See the module head.
+/// Determinants of one endpoint: see the module head.
 #[derive(Debug, Default)]
 pub(super) struct DeterminantLog {
     store: ByteLog,
-    /// Where what is kept begins.
+    /// Position of the first kept determinant.
     start: DeterminantPosition,
-    /// The sums of all; its cursor says nothing.
+    /// Sums over all determinants; the cursor of this position is meaningless.
     all: DeterminantPosition,
 }
 
 impl DeterminantLog {
-    /// So many have been before any was kept; of their sums nothing is known.
+    /// An empty log, before which `number` determinants were dropped; the log knows no sums of
+    /// these.
     pub fn starting_at(number: u64) -> Self {
         let start = DeterminantPosition { number, ..DeterminantPosition::default() };
         Self { store: ByteLog::default(), start, all: start }
     }
 
-    /// Bytes that they take.
+    /// Bytes of the kept determinants.
     pub fn bytes(&self) -> u64 {
         self.store.len()
     }
 
-    /// Where what is kept begins.
+    /// Position of the first kept determinant.
     pub fn start(&self) -> DeterminantPosition {
         self.start
     }
 
-    /// Behind all that there have been.
+    /// Position after the last determinant.
     pub fn end(&self) -> DeterminantPosition {
         DeterminantPosition { cursor: self.store.end(), ..self.all }
     }
 
-    /// Behind the first `number`, which are counted from a position before. `None`: there have been fewer.
+    /// Position after the first `number` determinants, counted onwards from `from`. `None`: the log
+    /// has fewer determinants.
     pub fn position_after(
         &self,
         mut from: DeterminantPosition,
@@ -107,13 +111,13 @@ impl DeterminantLog {
         Some(from)
     }
 
-    /// Drops what lies before this position, as far as that frees something.
+    /// Drops the determinants before this position, as far as whole blocks become free.
     pub fn trim(&mut self, position: DeterminantPosition) {
         self.store.trim(position.cursor);
         self.start = position;
     }
 
-    /// How many there have been.
+    /// Number of determinants ever appended.
     pub fn count(&self) -> u64 {
         self.all.number
     }
@@ -134,17 +138,17 @@ impl DeterminantLog {
         self.all.add(determinant);
     }
 
-    /// Polls up to the last one.
+    /// Polls up to the last determinant.
     pub fn polls(&self) -> u64 {
         self.all.polls
     }
 
-    /// Frames that they have taken in.
+    /// Number of frames delivered by all determinants.
     pub fn frames(&self) -> u64 {
         self.all.frames
     }
 
-    /// The next one behind the cursor.
+    /// The determinant after the cursor, which advances.
     pub fn read(&self, cursor: &mut Cursor) -> Option<Determinant> {
         let mut number = || {
             let mut number = 0;
@@ -161,7 +165,7 @@ impl DeterminantLog {
     }
 }
 
-/// Of 64 bits, seven to a byte.
+/// Bytes of a 64-bit number, with seven bits to a byte.
 const NUMBER_BYTES_MAX: usize = 10;
 
 fn number_bytes(number: u64) -> u32 {

@@ -1,11 +1,14 @@
-//! What is kept of each frame that a process has sent, and what is said of one that is not as it was.
+//! Digests of the frames that a process has sent, and the report about a restarted incarnation that
+//! sends another frame.
 //!
-//! In: frames. Out: few bytes of each ([`SentDigest`]), which tell another frame from it; and when a new start has sent another one,
-//! all that is known of both ([`Divergence`]). Of the earlier one that is what was kept; where its receiver is of this relay
-//! as well, the frame itself is among what that was given, with its tag.
+//! What enters: frames. What leaves: a few bytes for each frame ([`SentDigest`]), which distinguish
+//! this frame from others; and, if a restarted incarnation sends another frame, everything known of
+//! both frames ([`Divergence`]). Of the original frame that is its digest; if the receiver is
+//! attached to this relay, the log of the receiver may hold the frame itself, with its tag.
 //!
-//! What may never happen: two frames of which whoever receives them would see the difference count as one. (Those that differ
-//! in kind, length or target never do, others once in 2^43; payloads of which only a check is looked at once in 2^32.)
+//! What may never happen: two frames count as equal whose receiver would see the difference.
+//! (Frames that differ in kind, length or target never count as equal, other frames once in 2^43,
+//! and payloads that are compared only by their checksum once in 2^32.)
 
 use alloc::vec::Vec;
 use core::{array, fmt};
@@ -17,17 +20,17 @@ use crate::id::Address;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::kind_header::KindHeader;
 
-/// Bytes that are kept of a frame.
+/// Bytes logged for a sent frame.
 pub(super) const SENT_DIGEST_BYTES: usize = 12;
 
-/// Of two payloads that are said to differ.
+/// Bytes shown of two payloads that differ.
 const SHOWN_BYTES: usize = 8;
 
 const KIND_BITS: u32 = 5;
 const LENGTH_BITS: u32 = 16;
-/// Both together; the rest of a word is of the digest.
+/// Bits of kind and length in [`SentDigest`]'s word; the other bits are the digest.
 const SHORT_BITS: u32 = KIND_BITS + LENGTH_BITS;
-/// Where the relays that a frame has passed stand in it: they count in no digest.
+/// Offset of the hop count in a frame: the hop count is in no digest, because relays change it.
 const HOPS_AT: usize = 6;
 
 const _: () = {
@@ -35,11 +38,11 @@ const _: () = {
     assert!(FRAME_BYTES_MAX < 1 << LENGTH_BITS);
 };
 
-/// What is kept of a frame.
+/// Digest of a sent frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentDigest {
     target: Address,
-    /// Kind, length and digest.
+    /// Kind, length and digest of the bytes.
     word: u64,
 }
 
@@ -66,7 +69,7 @@ impl SentDigest {
         Self { target: Address(u32::from_le_bytes(target)), word }
     }
 
-    /// What can be said of it.
+    /// The description of the frame for a report.
     fn version(self) -> FrameVersion {
         let number = self.word as u8 & ((1 << KIND_BITS) - 1);
         FrameVersion {
@@ -79,7 +82,8 @@ impl SentDigest {
     }
 }
 
-/// All of a frame, or what stands before its payload, if the sender's check of that is part of it: nobody reads long payloads
+/// The bytes of a frame that its digest covers: all bytes, or everything before the payload if the
+/// sender's checksum of the payload is part of the frame, so that the relay reads no long payload
 /// twice.
 #[inline]
 fn digest_input<'a>(header: &Header, frame: &'a [u8]) -> &'a [u8] {
@@ -90,22 +94,23 @@ fn digest_input<'a>(header: &Header, frame: &'a [u8]) -> &'a [u8] {
     }
 }
 
-/// One of two frames.
+/// Description of one of the two frames of a divergence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameVersion {
-    /// What it is.
+    /// Kind of the frame, if the number is known.
     pub kind: Option<Kind>,
-    /// To whom.
+    /// Receiver of the frame.
     pub target: Address,
-    /// Bytes after its header.
+    /// Bytes after the header of the frame.
     pub length: u32,
-    /// If it begins a message, its tag, as far as that is known.
+    /// Tag of the message that the frame begins, as far as it is known.
     pub tag: Option<u64>,
-    /// Of its bytes, or those before its payload and the check of that.
+    /// Digest of the bytes of the frame, or of everything before its payload, with the checksum of
+    /// the payload.
     pub digest: u64,
 }
 
-/// As in `Tagged to rank 3, 72 bytes, tag 0x1f, digest 12ab`.
+/// Shows a frame as in `Tagged to rank 3, 72 bytes, tag 0x1f, digest 12ab`.
 impl fmt::Display for FrameVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
@@ -120,44 +125,46 @@ impl fmt::Display for FrameVersion {
     }
 }
 
-/// A new start of an endpoint has sent something else than the one before.
+/// A divergence: a restarted incarnation of an endpoint has sent another frame than the previous
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Divergence {
-    /// Which endpoint,
+    /// The endpoint that has diverged.
     pub who: Address,
-    /// and which start of it.
+    /// Its restarted incarnation.
     pub incarnation: u32,
-    /// Which of all the frames that it sends, from 0.
+    /// Number of the frame among all frames that the endpoint sends, from 0.
     pub frame: u64,
-    /// What it was at first,
+    /// The frame that the previous incarnation sent.
     pub was: FrameVersion,
-    /// and what it is now.
+    /// The frame that the restarted incarnation sends.
     pub is: FrameVersion,
-    /// Where they differ, if the earlier one is here.
+    /// First difference of the frames, if the relay holds the original frame in memory.
     pub difference: Option<FrameDifference>,
 }
 
-/// Where two frames differ.
+/// First difference of two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameDifference {
-    /// From this byte of the payload on, and what stands there, as far as there is so much.
+    /// The payloads differ from byte `at` on. Missing bytes are shown as zeros.
     Payload {
-        /// Which byte.
+        /// Offset of the first byte that differs, in the payload.
         at: usize,
-        /// What is sent now,
+        /// Bytes that are sent now, from `at` on.
         is: [u8; SHOWN_BYTES],
-        /// and what was sent.
+        /// Bytes that were sent originally, from `at` on.
         was: [u8; SHOWN_BYTES],
     },
-    /// In what stands before it: which message that is, how much was sent and taken in until then.
+    /// The frames differ before the payload: in the message that they belong to, or in counters of
+    /// sent and received bytes.
     Front,
 }
 
 impl FrameDifference {
-    /// Between what was sent, and what is sent now.
+    /// Compares the original frame `one` with the frame `other` that is sent now.
     fn find(header: &Header, one: &[u8], other: &[u8]) -> Self {
         let head = KindHeader::size(header.kind, header.flags);
-        // A check of the payload differs as that does.
+        // The checksum of a payload differs if the payload differs, so it is skipped.
         let check = header.payload(head).map_or(0, |(_, check)| check);
         let start = HEADER_BYTES + head + check;
         let was = one.get(start..).unwrap_or_default();
@@ -194,7 +201,7 @@ impl fmt::Display for Divergence {
 }
 
 impl MessageLogs {
-    /// `who` sends `frame`, and what it sent in its place before was another one.
+    /// Describes the divergence of `who`, which sends `frame` instead of the original frame `was`.
     pub fn describe_divergence(
         &self,
         (who, incarnation, number): (Address, u32, u64),
@@ -219,7 +226,7 @@ impl MessageLogs {
         Some(divergence)
     }
 
-    /// The frame itself, out of what its receiver was given, if that is in memory.
+    /// The original frame itself, from the log of its receiver, if the frame is in memory there.
     fn find_sent_frame(&self, source: Address, sent: SentDigest) -> Option<(Header, Vec<u8>)> {
         let inbound = &self.all.get(&sent.target)?.inbound;
         let known = sent.version();
@@ -236,7 +243,7 @@ impl MessageLogs {
     }
 }
 
-/// The tag of the message that a frame begins.
+/// Tag of the message that a frame begins.
 fn tag(header: &Header, frame: &[u8]) -> Option<u64> {
     if header.kind != Kind::Tagged {
         return None;
@@ -298,7 +305,7 @@ mod tests {
         for payload in [1, 2, 1_000] {
             let of = |(header, bytes): (Header, Vec<u8>)| SentDigest::of(&header, &bytes);
             assert_ne!(of(sent(1, flag::CHECKED, payload)), of(sent(2, flag::CHECKED, payload)));
-            // Without one every byte counts.
+            // Without a checksum every byte of the payload counts.
             let (header, mut bytes) = sent(1, 0, payload);
             let before = SentDigest::of(&header, &bytes);
             *bytes.last_mut().unwrap() ^= 1;

@@ -1,26 +1,27 @@
-//! Links of a relay come and go, and time passes.
+//! Links of a relay attach, connect and disconnect, and the time passes.
 
 use super::*;
 use port::PENDING_REPORTS_MAX;
 
 impl Relay {
-    // ---- endpoints come and go -----------------------------------------------------------
+    // ---- endpoints attach and detach -----------------------------------------------------
 
-    /// An endpoint of the own cluster has attached, or is back. Frames that waited for it are in its
-    /// queue.
+    /// Attaches an endpoint of this relay's cluster, for the first time or again. Frames that
+    /// waited for the endpoint are in its queue.
     ///
     /// # Errors
-    /// If it does not belong here, is attached already ([`Relay::suspend`] or [`Relay::detach`] the
-    /// older link first), or a later start of it has been here.
+    /// If the endpoint does not belong to this cluster, is attached already ([`Relay::suspend`] or
+    /// [`Relay::detach`] the older link first), or a later incarnation of it has been attached.
     pub fn attach(&mut self, address: Address, incarnation: u32) -> Result<LinkId, &'static str> {
         self.attach_at(address, incarnation, LogPosition::default())
     }
 
-    /// As [`Relay::attach`], for one that stands somewhere in what was recorded. If that was too much to be kept, and it is not
-    /// another start of it, it is recorded again from there on.
+    /// Attaches an endpoint as [`Relay::attach`] does, at log position `standing`. If the relay has
+    /// discarded the log of the endpoint, and the same incarnation attaches again, logging restarts
+    /// at this position.
     ///
     /// # Errors
-    /// As there, and if that is no place where it can stand.
+    /// As [`Relay::attach`], and if the log of the endpoint does not hold `standing`.
     pub fn attach_at(
         &mut self,
         address: Address,
@@ -34,7 +35,7 @@ impl Relay {
             return Err("its process belongs to another cluster");
         }
         let mut link = None;
-        // Of one that has never been here nothing has been taken in.
+        // An endpoint that has never been attached has delivered nothing.
         let is_from_checkpoint = standing != LogPosition::default();
         let mut may_restart_log = incarnation == 0 && !is_from_checkpoint;
         if let Route::Link(known) = self.table.route(address) {
@@ -42,14 +43,15 @@ impl Relay {
             match port.incarnation {
                 _ if port.is_up() => return Err("its address is attached already"),
                 Some(last) if last > incarnation => return Err("it has been restarted since"),
-                // What waits there is for an earlier start.
+                // The frames that wait are for an earlier incarnation.
                 Some(last) if last < incarnation && !self.is_recovery_enabled() => {
                     self.detach(known)
                 }
                 last => {
                     link = Some(known);
                     may_restart_log &= last.is_none();
-                    // The same start comes again only from where it stood for its image, be that the beginning.
+                    // The same incarnation attaches again only after a checkpoint, whose position
+                    // may be the beginning.
                     may_restart_log |= last == Some(incarnation);
                 }
             }
@@ -77,12 +79,12 @@ impl Relay {
         Ok(link)
     }
 
-    /// Whether an endpoint whose link has ended may come back: it has not taken leave of anybody.
+    /// Whether an endpoint whose link has ended may attach again: it has sent no Goodbye.
     pub fn may_reconnect(&self, link: LinkId) -> bool {
         !self.port(link).has_said_goodbye
     }
 
-    /// An endpoint's link has broken: frames wait for it to come back.
+    /// Suspends an endpoint whose link has broken: frames wait until the endpoint attaches again.
     pub fn suspend(&mut self, link: LinkId) {
         self.dequeue_input(link);
         self.stop_replay(link);
@@ -94,21 +96,22 @@ impl Relay {
         let mut open = core::mem::take(&mut port.writer.recent_channels).unconfirmed();
         port.is_draining = false;
         if self.is_recorded(link) {
-            // Its next start is given all of it again, what was owed to it too; sources hear only if there is none.
+            // The next incarnation receives all these frames and reports again; sources are
+            // notified only if no incarnation attaches.
             open.retain(|entry| entry.channel().is_some());
         }
         self.record_loss(link, open);
         self.release_waiting_inputs(link);
     }
 
-    /// Whether all that the endpoint at `link` is given is kept for its next start.
+    /// Whether the relay logs all frames for the endpoint at `link`, for its next incarnation.
     fn is_recorded(&self, link: LinkId) -> bool {
         let PortKind::Endpoint(address) = self.port(link).kind else { return false };
         self.logs.as_ref().is_some_and(|all| all.unrecoverable_reason(address).is_none())
     }
 
-    /// An endpoint is gone: what waits for it becomes unreachable, and, unless it has taken leave, so
-    /// does what was written to it lately.
+    /// Detaches an endpoint for good: the sources of all waiting frames receive Unreachable. So do
+    /// the sources of recently written frames, unless the endpoint has sent Goodbye.
     pub fn detach(&mut self, link: LinkId) {
         let PortKind::Endpoint(address) = self.port(link).kind else { return };
         self.dequeue_input(link);
@@ -126,13 +129,14 @@ impl Relay {
         self.free.push(link);
     }
 
-    // ---- peer relays come and go ---------------------------------------------------------
+    // ---- peer relays connect and disconnect ----------------------------------------------
 
-    /// A stream to the peer relay of `peer` is up. `incarnation` differs for each start of it.
+    /// Connects a stream to the peer relay of `peer`. `incarnation` differs for each incarnation of
+    /// the peer relay.
     ///
     /// # Errors
-    /// If there are [`STREAMS_MAX`] streams, or streams to another start of it ([`Relay::disconnect`]
-    /// them first).
+    /// If there are [`STREAMS_MAX`] streams, or streams to another incarnation
+    /// ([`Relay::disconnect`] these first).
     pub fn connect(&mut self, peer: LinkId, incarnation: u32) -> Result<NewStream, &'static str> {
         let port = self.port(peer);
         let PortKind::Peer(cluster) = port.kind else { return Err("it is no relay") };
@@ -152,7 +156,8 @@ impl Relay {
         let is_first = !port.is_up();
         let mut channels = 0;
         if is_first {
-            // What an earlier start of it has taken in may have ended with it.
+            // The frames that an earlier incarnation of the peer relay received may be lost with
+            // it.
             if !is_known {
                 port.lossy_channels.append(&mut port.past_channels);
             }
@@ -163,22 +168,23 @@ impl Relay {
         Ok(NewStream { stream, is_first, lossy_channels: channels })
     }
 
-    /// Another stream takes the place of `stream`, which is well: it finishes the frame that it has begun, and takes nothing
-    /// new. What is under way to here still arrives by it.
+    /// Retires `stream`, which works but which another stream replaces: it finishes the frame that
+    /// it has begun, and takes no further frame. Frames in flight to this relay still arrive on the
+    /// retired stream.
     pub fn retire(&mut self, stream: LinkId) {
         let PortKind::Stream { peer, .. } = self.port(stream).kind else { return };
         self.port_mut(stream).is_retired = true;
         self.port_mut(peer).streams.retain(|other| *other != stream);
     }
 
-    /// Whether all that `stream` was given has been taken in at its other end, as far as that has said so.
+    /// Whether the peer relay has confirmed everything that was written to `stream`.
     pub fn is_acknowledged(&self, stream: LinkId) -> bool {
         let writer = &self.port(stream).writer;
         writer.rest.is_empty() && writer.recent_channels.unconfirmed_bytes() == 0
     }
 
-    /// A stream to a peer relay is down. What was under way on it is lost; what waits goes by the
-    /// others, or waits on for a while.
+    /// Disconnects a stream to a peer relay. The frames in flight on the stream are lost; the
+    /// waiting frames go by the other streams, or wait for a new stream.
     pub fn disconnect(&mut self, stream: LinkId) {
         let PortKind::Stream { peer, .. } = self.port(stream).kind else { return };
         self.dequeue_input(stream);
@@ -206,7 +212,8 @@ impl Relay {
 
     // ---- time --------------------------------------------------------------------------
 
-    /// Tells the time, in milliseconds from any fixed start, and gives up what has waited too long.
+    /// Sets the time, in milliseconds from any fixed start, sends due keepalives, and gives up
+    /// frames that have waited too long.
     pub fn handle_time(&mut self, now_millis: u64) {
         self.now_millis = now_millis;
         if !self.needs_time() && !self.has_streams() {
@@ -274,7 +281,8 @@ impl Relay {
         self.disconnected_ports += matches!(state, PortState::Disconnected { .. }) as usize;
     }
 
-    /// The other side is there again: it gets what waits for it, and sources hear what it will not get.
+    /// Marks the other side of `link` as connected again: it receives the waiting frames, and the
+    /// sources of lost frames are notified.
     fn mark_reconnected(&mut self, link: LinkId) {
         self.set_state(link, PortState::Up);
         self.report_losses(link);

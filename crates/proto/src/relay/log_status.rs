@@ -1,6 +1,6 @@
-//! What a relay keeps of endpoints that may come back, for whoever looks for trouble.
+//! Status and excerpts of the message logs, for `landbridge log`.
 //!
-//! Nothing enters, and nothing is changed. What leaves is bounded, however much there is.
+//! Nothing enters, and nothing is changed. What leaves is bounded, whatever the size of the logs.
 
 use alloc::vec::Vec;
 
@@ -9,65 +9,68 @@ use super::nondeterminism_copies::NondeterminismCopy;
 use super::segmented_log::ShownFrame;
 use super::*;
 
-/// Determinants that are read over to come to the first that is shown: they are read one by one, and others wait meanwhile.
+/// Most determinants that the relay skips before the first one of an excerpt: the relay decodes
+/// them one by one, and all links wait meanwhile.
 const SKIPPED_MAX: u64 = 1 << 22;
-/// Determinants that are shown at once,
+/// Most determinants in one excerpt.
 const DETERMINANTS_MAX: u64 = 100;
-/// and frames.
+/// Most frames in one excerpt.
 const FRAMES_MAX: u64 = 200;
 
-/// What is kept of one endpoint.
+/// Size of the message log of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogStatus {
-    /// Whose it is.
+    /// The endpoint of the log.
     pub address: Address,
-    /// Why nothing is kept of it any more.
+    /// Why the log has been discarded, if it has.
     pub discard_reason: Option<&'static str>,
-    /// Frames that it was given,
+    /// Frames that the relay has given to the endpoint since its first incarnation.
     pub frames: u64,
-    /// their bytes,
+    /// Bytes of the frames in the log.
     pub bytes: u64,
-    /// and those of them that are not in memory.
+    /// Bytes of logged frames that are on the disk and not in memory.
     pub disk_bytes: u64,
-    /// Frames that it has sent,
+    /// Frames that the endpoint has sent.
     pub sent: u64,
-    /// and what is kept of them.
+    /// Bytes of the logged digests of the sent frames.
     pub sent_bytes: u64,
-    /// What is kept of what it has read of clocks, if it is on another node.
+    /// Bytes of the copy of the endpoint's recorded nondeterminism, if the endpoint is on another
+    /// node.
     pub nondeterminism_bytes: u64,
-    /// How often it has taken something in, or let its time go on,
+    /// Determinants of the endpoint: how often it has delivered frames, or advanced its clock.
     pub determinants: u64,
-    /// and what the record of that takes.
+    /// Bytes of the logged determinants.
     pub determinant_bytes: u64,
-    /// Frames that it has taken in.
+    /// Frames that the endpoint has delivered.
     pub delivered_frames: u64,
-    /// How often it had looked for messages when it did so last.
+    /// Polls of the endpoint up to its last determinant.
     pub polls: u64,
-    /// Whether its present start is being told what was.
+    /// Whether the present incarnation is replaying.
     pub is_replaying: bool,
 }
 
-/// One determinant.
+/// One determinant, with the sums of all determinants before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeterminantStatus {
-    /// Its number.
+    /// Number of the determinant, from 0.
     pub number: u64,
-    /// At which poll since the endpoint began,
+    /// Number of the poll, counted from the first poll of the endpoint.
     pub polls: u64,
-    /// and after how much time of its own.
+    /// Microseconds of the endpoint's own clock.
     pub micros: u64,
-    /// How many frames it has taken in,
+    /// Number of frames that the endpoint delivered at this poll.
     pub frames: u32,
-    /// and the number of the first of them.
+    /// Number of the first frame that the endpoint delivered at this poll.
     pub first_frame: u64,
 }
 
-/// A piece of what is kept of one endpoint.
+/// An excerpt of the message log of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogExcerpt {
     /// Determinants, in order.
     pub determinants: Vec<DeterminantStatus>,
-    /// Frames that these have taken in; behind the last determinant those that nobody has taken in yet.
+    /// Frames that these determinants delivered; after the last determinant, the frames that the
+    /// endpoint has not delivered yet.
     pub frames: Vec<ShownFrame>,
 }
 
@@ -92,19 +95,20 @@ impl LogStatus {
 }
 
 impl Relay {
-    /// What is kept of each endpoint from `first` on.
+    /// The status of each message log, in order of address, from `first` on.
     pub fn log_statuses(&self, first: Address) -> impl Iterator<Item = LogStatus> {
         let logs = self.logs.iter();
         logs.flat_map(move |it| it.all.range(first..)).map(|(who, it)| LogStatus::of(*who, it))
     }
 
-    /// So many determinants of an endpoint, beginning with this one, and their frames, as far as they are shown at once. `None`:
-    /// nothing is kept of it, or there are too many before.
+    /// An excerpt of `count` determinants of an endpoint, beginning with number `from`, and their
+    /// frames, up to `DETERMINANTS_MAX` and `FRAMES_MAX`. `None`: the endpoint has no log, or
+    /// more than `SKIPPED_MAX` determinants precede `from`.
     pub fn log_excerpt(&self, address: Address, from: u64, count: u64) -> Option<LogExcerpt> {
         let log = self.logs.as_ref()?.all.get(&address)?;
         let end = log.determinants.count();
         let from = from.min(end);
-        // What led to the oldest image is not kept any more.
+        // The determinants before the oldest checkpoint have been trimmed.
         let start = log.determinants.start();
         let from = from.max(start.number);
         if log.discard_reason.is_some() || from - start.number > SKIPPED_MAX {
@@ -129,7 +133,7 @@ impl Relay {
             first_frame += determinant.frames as u64;
         }
         let start = determinants.first().map_or(first_frame, |moment| moment.first_frame);
-        // Behind the last one comes what waits.
+        // After the last determinant follow the frames that wait.
         let last = if determinants.is_empty() { start.saturating_add(count) } else { first_frame };
         let frames = log.inbound.show_frames(start..last.min(start.saturating_add(FRAMES_MAX)));
         Some(LogExcerpt { determinants, frames })

@@ -1,16 +1,20 @@
-//! Where what is kept of endpoints lies: in memory, up to a bound, and beyond it on a disk, written and read by somebody else.
+//! Storage of the message logs: in memory up to a bound, and beyond this bound on a disk, which
+//! another thread reads and writes.
 //!
-//! What enters: segments that are full, and what has become of those under way ([`Relay::handle_written`],
-//! [`Relay::handle_read`]). What leaves: what is to be written, read and deleted ([`Relay::poll_disk_request`]), and what the user
-//! should know ([`Relay::poll_log_event`]).
+//! What enters: full segments, and the results of disk requests ([`Relay::handle_written`],
+//! [`Relay::handle_read`]). What leaves: requests to write, read and delete segments
+//! ([`Relay::poll_disk_request`]), and events for the user ([`Relay::poll_log_event`]).
 //!
-//! Segments begin to be written before the memory is full, the oldest first, a few at a time. If it fills up all the same,
-//! because the disk is slower than what comes, inputs whose next frame would have to be kept wait until a segment has been
-//! written: nothing else can hold that up, so they wait for nobody. Without a disk, with one that has failed, or is full,
-//! whoever needs more can come back no longer, and goes on.
+//! The relay starts to write segments before the memory is full, the oldest first, a few at a time.
+//! If the memory fills up all the same, because the disk is slower than the arriving frames, inputs
+//! whose next frame has to be logged wait until a segment has been written. Only the disk can hold
+//! up this write, so such a wait cannot be part of a deadlock. If there is no disk, or if the disk
+//! has failed or is full, an endpoint whose log exceeds the bound cannot be restarted any more, and
+//! continues to run.
 //!
-//! What may never happen: more memory than the bound, but for what is under way; somebody is given what was not read as it was
-//! written; an input waits for a disk at which nothing is under way.
+//! What may never happen: the logs take more memory than the bound, except for segments being
+//! written or read; an endpoint receives frames that differ from the written ones; an input waits
+//! for a disk that has no request in progress.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -21,71 +25,75 @@ use super::port::PENDING_REPORTS_MAX;
 use super::segmented_log::FreedSegments;
 use super::*;
 
-/// A full segment of a record: what a disk takes at once at its full speed.
+/// Size of a full segment in bytes: a disk transfers so much in one request at full speed.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 
-/// Segments that are being written at a time: enough for a disk never to wait for us.
+/// Most segments that are written at a time: enough to keep a disk busy.
 const WRITES_MAX: usize = 16;
 
-/// Segments that are read ahead for one that is told what was.
+/// Segments that are read ahead for a replay.
 pub(super) const READ_AHEAD: usize = 4;
 
-/// Memory for each endpoint in any case, in segments: what is not full yet cannot be written, and when the disk begins to write
-/// there must be room for more than a segment.
+/// Memory that each endpoint has in any case, in segments, if there is a disk: segments that are
+/// not full cannot be written, and when the disk begins to write there must be memory for more than
+/// one segment.
 const SEGMENTS_EACH: u64 = 8;
 
-/// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again. More
-/// are for whoever stocks them ([`Relay::poll_surplus_buffer`]).
+/// Empty segment buffers that the relay keeps for new segments: their pages are mapped, and cost no
+/// page faults again. The driver takes buffers beyond this number ([`Relay::poll_surplus_buffer`]).
 const BUFFER_POOL_MAX: usize = 2 * WRITES_MAX;
 
-/// Of these, how many there should be in any case while more and more is kept.
+/// Empty segment buffers that the relay should have in any case while the logs grow.
 const BUFFER_POOL_MIN: usize = 8;
 
-/// Why a record that cannot be read back is given up.
+/// Reason for a discarded log that could not be read back from the disk.
 pub(super) const UNREADABLE: &str = "what is kept of it could not be read back from the disk as it was written: it cannot come back";
 
-/// What records may take.
+/// Bounds for all message logs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLimits {
-    /// Bytes of memory.
+    /// Bytes of memory that all logs may take.
     pub memory: u64,
-    /// Bytes on the disk, if there is one.
+    /// Bytes that all logs may take on the disk, if there is a disk.
     pub disk: Option<u64>,
-    /// Of a full segment: [`SEGMENT_BYTES`], less in tests, and [`FRAME_BYTES_MAX`] at least.
+    /// Size of a full segment: [`SEGMENT_BYTES`], less in tests, and [`FRAME_BYTES_MAX`] at least.
     pub segment: usize,
 }
 
-/// A segment on the disk, or on its way there.
+/// Name of a segment that is on the disk or being written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentId(pub u64);
 
-/// What whoever has the disk is to do, in this order but for reads, which may be done before everything else.
+/// Request to the disk. Requests must be served in order; reads may overtake other requests.
 #[derive(Debug)]
 pub enum DiskRequest {
-    /// Write this, let go of it, and then say [`Relay::handle_written`].
+    /// Write these bytes, drop the reference, and then call [`Relay::handle_written`].
     Write(SegmentId, Arc<Vec<u8>>),
-    /// Read this back into an empty buffer, so many bytes, and say [`Relay::handle_read`]. It has been written.
+    /// Read so many bytes of this segment into the empty buffer, and call [`Relay::handle_read`].
+    /// The write of the segment has ended.
     Read(SegmentId, usize, Vec<u8>),
-    /// It is not needed any more.
+    /// Delete this segment.
     Delete(SegmentId),
 }
 
-/// What the user should know.
+/// Event in the message logs that the user should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEvent {
-    /// An endpoint can come back no longer, for this reason.
+    /// The endpoint cannot be restarted any more, for this reason.
     Unrecoverable(Address, &'static str),
-    /// A new start of one has sent something else than was sent before. That it is given up follows.
+    /// A restarted incarnation of an endpoint has sent another frame than the previous incarnation.
+    /// [`LogEvent::Unrecoverable`] for the endpoint follows.
     Diverged(Divergence),
-    /// One of which there was too much to be kept can come back again.
+    /// The endpoint, whose log exceeded the bound or could not be read, can be restarted again.
     Recoverable(Address),
-    /// So much was given to one since its last image that another would be good: see [`Relay::set_checkpoint_log_bytes`].
+    /// The log of the endpoint has grown so much since its last checkpoint that another checkpoint
+    /// is due: see [`Relay::set_checkpoint_log_bytes`].
     CheckpointDue(Address),
-    /// The disk holds as much as it may: what comes now stays in memory.
+    /// The disk has reached its bound: further frames stay in memory.
     DiskFull,
 }
 
-/// Buffers of full segments.
+/// Empty buffers of the size of a full segment.
 #[derive(Debug)]
 pub(super) struct BufferPool {
     buffers: Vec<Vec<u8>>,
@@ -101,7 +109,7 @@ impl BufferPool {
         self.segment_bytes
     }
 
-    /// An empty buffer for `size` bytes.
+    /// An empty buffer of `size` bytes.
     pub fn take(&mut self, size: usize) -> Vec<u8> {
         let buffer_pool = if size == self.segment_bytes { self.buffers.pop() } else { None };
         buffer_pool.unwrap_or_else(|| Vec::with_capacity(size))
@@ -115,7 +123,7 @@ impl BufferPool {
     }
 }
 
-/// A segment that is being written or read: whose it is, which of them, and its length.
+/// A segment that is being written or read: its endpoint, number and length.
 #[derive(Clone, Copy, Debug)]
 struct SegmentIo {
     address: Address,
@@ -124,7 +132,7 @@ struct SegmentIo {
     is_written: bool,
 }
 
-/// See the module head.
+/// Storage of the message logs: see the module head.
 #[derive(Debug)]
 pub(super) struct LogStorage {
     room: LogLimits,
@@ -135,17 +143,17 @@ pub(super) struct LogStorage {
     /// Full segments in memory, in the order in which they became full.
     sealed: VecDeque<(Address, usize)>,
     ids: u64,
-    /// Of segments that are being written: how many there are, and their bytes.
+    /// Number of segments that are being written; `writing_bytes` counts their bytes.
     writes: usize,
     writing_bytes: u64,
-    /// Bytes on the disk or on the way there,
+    /// Bytes on the disk or being written there.
     pub disk_bytes: u64,
-    /// and of what is kept those that are not in memory.
+    /// Bytes of kept segments that are on the disk and no longer count as memory.
     pub evicted_bytes: u64,
     is_full_reported: bool,
-    /// A segment of full size has been filled, so there will be others.
+    /// Whether a segment of full size has been filled: more full segments will follow.
     has_filled: bool,
-    /// See [`Relay::set_checkpoint_log_bytes`].
+    /// Bytes: see [`Relay::set_checkpoint_log_bytes`].
     checkpoint_log_bytes: u64,
     /// Inputs that wait for the disk.
     waiting_inputs: Vec<LinkId>,
@@ -177,7 +185,7 @@ impl LogStorage {
         self.room.memory = memory;
     }
 
-    /// Whether what is kept, `held` bytes of so many endpoints, is more than there is memory for.
+    /// Whether logs of `held` bytes, of so many endpoints, exceed the memory bound.
     #[inline]
     pub fn is_over(&self, held: u64, endpoints: usize) -> bool {
         held - self.evicted_bytes > self.memory(endpoints)
@@ -192,7 +200,7 @@ impl LogStorage {
         self.room.memory.max(least)
     }
 
-    /// Whether memory will become free by itself.
+    /// Whether a write is in progress, which will free memory.
     #[inline]
     pub fn is_writing(&self) -> bool {
         self.writes > 0
@@ -207,7 +215,7 @@ impl LogStorage {
 
     pub fn note_unrecoverable(&mut self, address: Address, why: &'static str) {
         self.events.push_back(LogEvent::Unrecoverable(address, why));
-        // Its segments are numbered from the start should it be recorded again.
+        // The segments are numbered from 0 again if logging restarts.
         self.sealed.retain(|(whose, _)| *whose != address);
     }
 
@@ -215,7 +223,8 @@ impl LogStorage {
         self.events.push_back(LogEvent::Diverged(divergence));
     }
 
-    /// To an endpoint so much has been given since its last image. Whether that is more than it should be, which is said.
+    /// Notes that the log of an endpoint has grown by `bytes` since its last checkpoint. Returns
+    /// whether a checkpoint is due, and reports this to the user.
     pub fn note_growth(&mut self, address: Address, bytes: u64) -> bool {
         let is_growth_reported = bytes >= self.checkpoint_log_bytes;
         if is_growth_reported {
@@ -228,7 +237,7 @@ impl LogStorage {
         self.events.push_back(LogEvent::Recoverable(address));
     }
 
-    /// Segments have been dropped.
+    /// Accounts for dropped segments, and deletes them from the disk.
     pub fn account_freed(&mut self, freed: &FreedSegments) {
         self.evicted_bytes -= freed.evicted_bytes;
         self.disk_bytes -= freed.disk_bytes;
@@ -236,10 +245,11 @@ impl LogStorage {
         self.is_full_reported &= freed.deleted.is_empty();
     }
 
-    /// Whether one more segment is to be written now, as `held` bytes are kept of so many endpoints.
+    /// Whether the relay should write one more segment now, with logs of `held` bytes of so many
+    /// endpoints.
     fn may_write(&mut self, held: u64, endpoints: usize) -> bool {
         let Some(disk) = self.room.disk else { return false };
-        // Of what is being written some may not be kept any more.
+        // Some of the segments being written may have been dropped from the logs.
         let staying = (held - self.evicted_bytes).saturating_sub(self.writing_bytes);
         let is_due = staying > self.memory(endpoints) / 4 * 3 && self.writes < WRITES_MAX;
         let has_room = self.disk_bytes + self.room.segment as u64 <= disk;
@@ -259,7 +269,7 @@ impl LogStorage {
         self.pending_io.insert(id, io);
     }
 
-    /// Asks for a segment of `address` that is on the disk.
+    /// Requests a segment of `address` from the disk.
     pub fn fetch(&mut self, address: Address, number: usize, id: SegmentId, length: usize) {
         let io = SegmentIo { address, number, bytes: length as u64, is_written: false };
         self.begin_io(id, io);
@@ -269,7 +279,7 @@ impl LogStorage {
 }
 
 impl MessageLogs {
-    /// Writes what there is no memory for.
+    /// Requests writes of full segments until enough memory will be free.
     pub fn write_out(&mut self) {
         while self.storage.may_write(self.bytes, self.all.len()) {
             let Some((address, number)) = self.storage.sealed.pop_front() else { break };
@@ -285,7 +295,7 @@ impl MessageLogs {
         }
     }
 
-    /// Whether `bytes` more are too much as long as the disk is busy.
+    /// Whether `bytes` more bytes exceed the memory bound while the disk is writing.
     fn must_wait(&self, bytes: usize) -> bool {
         self.storage.is_writing() && self.storage.is_over(self.bytes + bytes as u64, self.all.len())
     }
@@ -296,7 +306,7 @@ impl MessageLogs {
         storage.writes -= 1;
         storage.writing_bytes -= io.bytes;
         if !is_written {
-            // What is on it already can still be read.
+            // Segments that are on the disk already can still be read.
             storage.room.disk = None;
             storage.sealed.clear();
         }
@@ -313,7 +323,7 @@ impl MessageLogs {
         self.write_out();
     }
 
-    /// Whose segment has been read, and whether it is as it was written.
+    /// The endpoint of the segment that was read, and whether the read succeeded.
     fn handle_read(&mut self, id: SegmentId, bytes: Option<Vec<u8>>) -> Option<(Address, bool)> {
         let io = self.storage.pending_io.remove(&id)?;
         let log = self.all.get_mut(&io.address)?;
@@ -321,7 +331,7 @@ impl MessageLogs {
             return None;
         }
         let is_wanted = log.is_reading(io.number);
-        // Nothing is as long as this.
+        // No segment is empty, so a failed read fails the length check.
         let bytes = bytes.unwrap_or_default();
         let buffer_pool = &mut self.storage.buffer_pool;
         let is_good = log.inbound.finish_read(io.number, id, bytes, is_wanted, buffer_pool);
@@ -330,20 +340,21 @@ impl MessageLogs {
 }
 
 impl Relay {
-    /// How much may be given to an endpoint before its next image is due, whatever the time. It is looked at with each full
-    /// segment.
+    /// Sets how many bytes the log of an endpoint may grow before the next checkpoint is due,
+    /// whatever the time. The relay checks the growth with each full segment.
     pub fn set_checkpoint_log_bytes(&mut self, bytes: u64) {
         if let Some(logs) = &mut self.logs {
             logs.storage.checkpoint_log_bytes = bytes;
         }
     }
 
-    /// What is to be done with the disk next.
+    /// The next disk request that the driver should serve.
     pub fn poll_disk_request(&mut self) -> Option<DiskRequest> {
         self.logs.as_mut()?.storage.requests.pop_front()
     }
 
-    /// How many segments without content would be of use soon ([`Relay::add_segment_buffer`]), as far as there is memory for them.
+    /// Number of empty segment buffers that the relay needs soon ([`Relay::add_segment_buffer`]),
+    /// as far as the memory bound allows.
     #[inline]
     pub fn wanted_segment_buffers(&self) -> usize {
         let Some(logs) = self.logs.as_ref().filter(|it| it.storage.has_filled) else {
@@ -357,37 +368,39 @@ impl Relay {
         }
     }
 
-    /// A segment without content that is not needed soon, for whoever stocks some. Its memory has been touched.
+    /// An empty segment buffer that the relay does not need soon, for the driver's pool. Its pages
+    /// are mapped.
     pub fn poll_surplus_buffer(&mut self) -> Option<Vec<u8>> {
         let buffer_pool = &mut self.logs.as_mut()?.storage.buffer_pool;
         if buffer_pool.buffers.len() > BUFFER_POOL_MAX { buffer_pool.buffers.pop() } else { None }
     }
 
-    /// Bytes of the memory for what is kept that nothing takes now.
+    /// Bytes within the memory bound that neither the logs nor empty buffers take now.
     pub fn unused_bytes(&self) -> u64 {
         let Some(MessageLogs { storage, bytes, .. }) = &self.logs else { return 0 };
         let buffer_pool = (storage.buffer_pool.buffers.len() * storage.room.segment) as u64;
         storage.room.memory.saturating_sub(bytes - storage.evicted_bytes + buffer_pool)
     }
 
-    /// Here is a segment without content, whose memory has been touched.
+    /// Adds an empty segment buffer, whose pages are mapped.
     pub fn add_segment_buffer(&mut self, segment: Vec<u8>) {
         if let Some(logs) = &mut self.logs {
             logs.storage.buffer_pool.give_back(segment);
         }
     }
 
-    /// Something that the user should know.
+    /// The next event that the user should know.
     pub fn poll_log_event(&mut self) -> Option<LogEvent> {
         self.logs.as_mut()?.storage.events.pop_front()
     }
 
-    /// An endpoint whose connection is to be closed, and why: it cannot be told what was.
+    /// An endpoint whose connection the driver must close, and why: its log cannot be read, so the
+    /// replay has failed.
     pub fn poll_failed_replay(&mut self) -> Option<(LinkId, &'static str)> {
         self.failed_replays.pop_front()
     }
 
-    /// Bytes kept for endpoints that may come back: in memory, and on the disk.
+    /// Bytes of all message logs: in memory, and on the disk.
     pub fn kept_bytes(&self) -> (u64, u64) {
         let Some(logs) = &self.logs else { return (0, 0) };
         (logs.bytes - logs.storage.evicted_bytes, logs.storage.disk_bytes)
@@ -398,7 +411,7 @@ impl Relay {
         self.logs.as_ref().is_some_and(|logs| !logs.storage.waiting_inputs.is_empty())
     }
 
-    /// What has become of [`DiskRequest::Write`]. One that has failed is the last one.
+    /// Result of [`DiskRequest::Write`]. After a failed write the relay requests no further writes.
     pub fn handle_written(&mut self, id: SegmentId, is_written: bool) {
         let Some(logs) = &mut self.logs else { return };
         logs.handle_written(id, is_written);
@@ -407,7 +420,8 @@ impl Relay {
         }
     }
 
-    /// What has become of [`DiskRequest::Read`]. `None`: it could not be read, or is not what was written.
+    /// Result of [`DiskRequest::Read`]. `None`: the read failed, or the bytes differ from the
+    /// written ones.
     pub fn handle_read(&mut self, id: SegmentId, bytes: Option<Vec<u8>>) {
         let Some(logs) = &mut self.logs else { return };
         self.counters.read_back_bytes += bytes.as_ref().map_or(0, Vec::len) as u64;
@@ -419,8 +433,9 @@ impl Relay {
         }
     }
 
-    /// What is kept of it is of no use. A start that has not come to where the one before was can go no further. One that is
-    /// only behind goes on: what it should have been told is lost on the way, as over any network, and who has sent it has it yet.
+    /// Discards a log that cannot be read. An incarnation that is still replaying cannot continue.
+    /// An endpoint with a mere backlog continues: its missing frames count as lost in the network,
+    /// and their sources still hold them for retransmission.
     pub(super) fn fail_replay(&mut self, link: LinkId, address: Address) {
         let Some(logs) = &mut self.logs else { return };
         let has_only_backlog = logs.has_only_backlog(address);
@@ -435,7 +450,8 @@ impl Relay {
             self.failed_replays.push_back((link, UNREADABLE));
             return;
         }
-        // Whose it was cannot be read either. Who has sent it nothing has nothing to ask after.
+        // The sources of the missing frames cannot be read either, so every process of the job
+        // receives Lost. A source that has sent nothing has nothing to request.
         let sources = self.table.processes().map(|index| Address::new(index, 0));
         let channels = sources.filter(|source| *source != address).map(|source| (source, address));
         let lost: BTreeSet<_> = channels.take(PENDING_REPORTS_MAX).collect();
@@ -443,7 +459,8 @@ impl Relay {
         self.report_losses(link);
     }
 
-    /// Whether a frame for `to` has to wait until the disk has taken something. Its input then waits.
+    /// Whether a frame for `to` has to wait until the disk has written a segment. Its input then
+    /// waits.
     #[inline]
     pub(super) fn must_wait_for_disk(&mut self, from: LinkId, to: LinkId, bytes: usize) -> bool {
         let Some(logs) = &mut self.logs else { return false };
@@ -464,7 +481,7 @@ impl Relay {
         true
     }
 
-    /// `link` waits for the disk no longer.
+    /// Removes `link` from the inputs that wait for the disk.
     pub(super) fn stop_waiting_for_disk(&mut self, link: LinkId) {
         if let Some(logs) = &mut self.logs {
             logs.storage.waiting_inputs.retain(|waiter| *waiter != link);

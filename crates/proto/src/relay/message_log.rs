@@ -1,18 +1,23 @@
-//! What brings a process that was killed back to where it was: all that its relay has given it, when it took that in,
-//! and what it has sent since.
+//! Message logs: everything that brings a killed process back to its last state, i.e. all frames
+//! that its relay gave to the process, the determinants of their delivery, and a digest of each
+//! sent frame.
 //!
-//! A process is deterministic but for what it takes in, and when. So a new start of it that is given the same frames,
-//! in the same order, at the same polls and the same times ([`Kind::Determinant`]), does the same and sends the same. What the
-//! earlier start has sent already is compared and goes nowhere: nobody else notices.
+//! A process is deterministic except for the frames that it delivers and the moments of delivery.
+//! So a restarted incarnation that receives the same frames, in the same order, at the same polls
+//! and the same times ([`Kind::Determinant`]), behaves as the previous one did and sends the same
+//! frames. The relay compares the repeated frames with their digests and drops them: no other
+//! process notices the restart.
 //!
-//! It is *told* what was ([`super::replay`]): first how many determinants there are and how many frames it has sent, then each
-//! determinant with the frames that it took in, then the frames that nobody has taken in yet. What comes for it meanwhile is told in
-//! its turn.
+//! The relay *replays* the log ([`super::replay`]): first the number of determinants and the number
+//! of sent frames, then each determinant with the frames that it delivered, then the frames that no
+//! incarnation has delivered. Frames that arrive during the replay follow in their turn.
 //!
-//! One that stands where an image of it was taken is told what came after that ([`CheckpointPosition`]).
+//! An incarnation that was restored from a checkpoint image receives only the part of the log after
+//! the position of that checkpoint ([`CheckpointPosition`]).
 //!
-//! What may never happen: a new start sends something else than the earlier one, and anybody is given it; frames wait for
-//! one that cannot come back, and nobody is told.
+//! What may never happen: a restarted incarnation sends a frame that differs from the original
+//! frame, and another process receives it; frames wait for a process that cannot be restarted, and
+//! no source is notified.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
@@ -34,19 +39,21 @@ use super::replay::{ReplayProgress, ReplayState, push_determinant};
 use super::segmented_log::SegmentedLog;
 use super::{Malformed, Relay, Stop};
 
-/// Memory that all logs of a relay together may take, unless the user says otherwise. What is beyond it goes to a disk,
-/// if there is one; otherwise whose log would need more can come back no longer.
+/// Memory that all message logs of a relay together may take, in bytes, unless the setting
+/// `recover_memory` changes it. Log segments beyond this bound go to a disk, if there is one;
+/// without a disk, an endpoint whose log would exceed the bound cannot be restarted any more.
 pub const MESSAGE_LOGS_BYTES_MAX: u64 = 4 << 30;
 
-/// Why there is nothing of one for which there was not enough room. That ends with its next image.
+/// Reason for a discarded log that exceeded the memory bound. The next checkpoint of the endpoint
+/// ends this state, because logging starts again there.
 pub(super) const LOG_TOO_LARGE: &str =
     "what it was given was too much to be kept: it cannot come back";
 
-/// The logs of all endpoints of a relay.
+/// The message logs of all endpoints of a relay.
 #[derive(Debug)]
 pub(super) struct MessageLogs {
     pub all: BTreeMap<Address, MessageLog>,
-    /// What all of them take, wherever it lies.
+    /// Bytes of all logs, in memory and on the disk.
     pub bytes: u64,
     pub storage: LogStorage,
 }
@@ -56,7 +63,8 @@ impl MessageLogs {
         Self { all: BTreeMap::new(), bytes: 0, storage: LogStorage::new(room) }
     }
 
-    /// Of an endpoint, if it may come back; there is room for `bytes` more.
+    /// The log of the endpoint `address` if the endpoint may be restarted, after `bytes` more bytes
+    /// have been accounted. Discards the log and returns `None` if these bytes exceed the bound.
     #[inline]
     pub fn log_mut(
         &mut self,
@@ -69,8 +77,9 @@ impl MessageLogs {
         if log.discard_reason.is_some() {
             return None;
         }
-        // Of one that is being told it the rest is still needed ([`MessageLogs::queue_backlog`] when it is not). Little comes while the
-        // disk is busy as well: inputs wait for that.
+        // A log under replay stays, because the endpoint still needs the rest
+        // ([`MessageLogs::queue_backlog`] handles a mere backlog). A log stays while the disk
+        // writes, too: few frames arrive meanwhile, because inputs wait for the disk.
         let is_over = storage.is_over(*held + bytes as u64, count);
         if is_over && log.replay.is_none() && !storage.is_writing() {
             *held -= log.discard(LOG_TOO_LARGE, storage);
@@ -81,15 +90,18 @@ impl MessageLogs {
         Some((log, storage))
     }
 
-    /// It may come back no longer.
+    /// Discards the log of `address` for the reason `why`: the endpoint cannot be restarted any
+    /// more.
     pub fn discard(&mut self, address: Address, why: &'static str) {
         let Self { all, bytes, storage } = self;
         *bytes -= all.entry(address).or_default().discard(why, storage);
         storage.note_unrecoverable(address, why);
     }
 
-    /// One that is only behind is told the rest at once, by its queue, if too much is kept for it to come back: so much waits
-    /// for it as its peers may send unasked. `buffer`: of the pieces that go there first. Whether something was put there.
+    /// Moves the backlog of an endpoint into the queue of its port if the log would exceed its
+    /// bound and is about to be discarded. At most the bytes that peers may send without a grant
+    /// wait there. `buffer` holds the pieces that the port sends first. Returns whether the backlog
+    /// was moved.
     fn queue_backlog(
         &mut self,
         address: Address,
@@ -106,14 +118,14 @@ impl MessageLogs {
             return false;
         };
         port.keep(pool, buffer);
-        // What lies on the disk comes later.
+        // Frames on the disk follow later.
         let state = log.push_backlog(address, port, pool, storage);
         port.set_replay_state(state);
         true
     }
 
-    /// A frame is given to an endpoint. Whether it is being told what was: then it hears this in its turn. `None`: it may not come
-    /// back.
+    /// Appends a frame for an endpoint to its log. Returns whether a replay is in progress, which
+    /// sends this frame in its turn; `None` if the endpoint cannot be restarted.
     pub fn append(&mut self, address: Address, frame: &[u8]) -> Option<bool> {
         let (log, storage) = self.log_mut(address, frame.len())?;
         let sealed = log.inbound.push(frame, &mut storage.buffer_pool);
@@ -129,7 +141,8 @@ impl MessageLogs {
         Some(is_replaying)
     }
 
-    /// Its present start has gone. Channels of frames that nobody was given.
+    /// Stops the replay to `address`, whose incarnation has disconnected. Returns the channels of
+    /// the frames that no incarnation has received.
     pub fn stop_replay(&mut self, address: Address) -> BTreeSet<ChannelKey> {
         let Self { all, storage, .. } = self;
         let Some(log) = all.get_mut(&address) else { return BTreeSet::new() };
@@ -138,7 +151,11 @@ impl MessageLogs {
         undelivered
     }
 
-    /// The place in the log of an endpoint where it says it stands.
+    /// The position in the log of `address` that matches the log position `standing` of an
+    /// endpoint.
+    ///
+    /// # Errors
+    /// If the log has never held this position, or has been trimmed beyond it.
     pub fn checkpoint_position(
         &mut self,
         address: Address,
@@ -156,56 +173,61 @@ impl MessageLogs {
         Ok(position)
     }
 
-    /// Whether all that an endpoint is still to be told has come while it was there.
+    /// Whether all frames that the endpoint has still to receive arrived while it was attached.
     pub fn has_only_backlog(&self, address: Address) -> bool {
         self.all.get(&address).is_some_and(MessageLog::has_only_backlog)
     }
 
-    /// Why no new start of an endpoint can be brought to where it was, if none can.
+    /// The reason why no incarnation of the endpoint can be restarted, if that is the case.
     pub fn unrecoverable_reason(&self, address: Address) -> Option<&'static str> {
         self.all.get(&address)?.discard_reason
     }
 }
 
-/// See the module head.
+/// The message log of one endpoint: see the module head.
 #[derive(Debug, Default)]
 pub(super) struct MessageLog {
-    /// Why there is nothing of it.
+    /// Why the log has been discarded, if it has.
     pub discard_reason: Option<&'static str>,
-    /// Frames that were given to it, in order.
+    /// Frames that the relay has given to the endpoint, in order.
     pub inbound: SegmentedLog,
-    /// When it has taken in how many of them.
+    /// Determinants of the endpoint: at which polls it delivered how many frames.
     pub determinants: DeterminantLog,
-    /// Of each frame that it has sent what is kept of it,
+    /// Digests of the frames that the endpoint has sent, [`SENT_DIGEST_BYTES`] each.
     pub sent: ByteLog,
-    /// and how many these are.
+    /// Number of frames that the endpoint has sent.
     pub sent_count: u64,
-    /// Of these, how many its present start has sent, and where the next one is.
+    /// Number of frames that the present incarnation has sent; `next_sent_digest` is the position
+    /// of the digest that follows.
     replayed_sends: u64,
     next_sent_digest: Cursor,
-    /// What its present start is still to be told.
+    /// Progress of the replay to the present incarnation, while a replay is in progress.
     pub replay: Option<ReplayProgress>,
-    /// What its program has read of clocks, if it is on another node.
+    /// Copy of the recorded nondeterminism of the program, if the endpoint is on another node.
     pub nondeterminism: Option<NondeterminismCopy>,
-    /// Where starts of it have stood.
+    /// Log positions at which incarnations of the endpoint have attached.
     pub checkpoints: CheckpointPositions,
-    /// It is said that much was given to it since.
+    /// Whether the relay has reported that the log has grown by `checkpoint_log_bytes` since the
+    /// last checkpoint.
     is_growth_reported: bool,
 }
 
-/// A frame that an endpoint sends, compared with what its earlier start has sent.
+/// Result of comparing a frame that an endpoint sends with the frame that the previous incarnation
+/// sent at the same position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendComparison {
-    /// The earlier one had not come so far.
+    /// The previous incarnation did not get so far: the frame is new.
     New(SentDigest),
-    /// The same.
+    /// The frame equals the original frame.
     Repeated,
-    /// Something else than this.
+    /// The frame differs from the original frame, whose digest this is (`None`: the digest is
+    /// missing).
     Diverged(Option<SentDigest>),
 }
 
 impl MessageLog {
-    /// Of one that stands here, without what led there.
+    /// The log of an endpoint that stands at log position `standing`, without anything before this
+    /// position.
     pub fn starting_at(standing: LogPosition) -> Self {
         Self {
             inbound: SegmentedLog::starting_at(standing.taken),
@@ -221,7 +243,7 @@ impl MessageLog {
         self.determinants.bytes() + self.sent.len() + self.inbound.len() + reads
     }
 
-    /// Nothing is kept of it any more. So many bytes were.
+    /// Discards the log and returns the number of bytes that it held.
     fn discard(&mut self, why: &'static str, storage: &mut LogStorage) -> u64 {
         let bytes = self.bytes();
         let end = self.inbound.end();
@@ -232,7 +254,7 @@ impl MessageLog {
         bytes
     }
 
-    /// A start of it is there that has sent all that is known there.
+    /// Prepares the comparison of sent frames for an incarnation that attaches at `position`.
     pub fn resume_at(&mut self, position: &CheckpointPosition) {
         (self.replayed_sends, self.next_sent_digest) = (position.standing.sent, position.sent);
     }
@@ -251,7 +273,7 @@ impl MessageLog {
         }
     }
 
-    /// It has been passed on.
+    /// Appends the digest of a frame that the relay has forwarded.
     pub fn append_sent(&mut self, sent: SentDigest) {
         self.sent.push(&sent.bytes());
         self.sent_count += 1;
@@ -260,8 +282,10 @@ impl MessageLog {
 }
 
 impl Relay {
-    /// A frame of `from`: whether it goes on its way, and then what is kept of it. It does not if the endpoint only does again what
-    /// it did before, or tells of what it has taken in.
+    /// Filters a frame of `from`. Returns `Some` if the relay is to forward the frame, with the
+    /// digest to log if the sender is recorded, and `None` if the frame ends here: the endpoint
+    /// repeats a frame of the previous incarnation, or the frame carries a determinant or recorded
+    /// nondeterminism for the relay.
     #[inline]
     pub(super) fn filter_replayed(
         &mut self,
@@ -293,8 +317,10 @@ impl Relay {
         }
     }
 
-    /// The endpoint at `from` sends `frame` where it was another one before. It may not know why its connection ends, and whoever
-    /// comes after it would do the same: it is told which frame that was, and the user what both are.
+    /// Handles a divergence: the endpoint at `from` sends `frame`, and the previous incarnation
+    /// sent another frame at this position. The endpoint cannot know why its connection ends, and
+    /// its next incarnation would diverge again. So the relay reports the frame number to the
+    /// endpoint, and both frames to the user.
     #[cold]
     fn note_divergence(&mut self, from: LinkId, before: Option<SentDigest>, frame: &[u8]) {
         let Self { ports, pool, logs, .. } = self;
@@ -312,7 +338,7 @@ impl Relay {
             address,
             "a new start did not do again what was done before: it cannot come back",
         );
-        // What it has begun to read it must be able to end.
+        // The endpoint must be able to read the rest of the frame that it has begun to read.
         let rest = core::mem::take(&mut port.writer.rest);
         port.lose_all(pool);
         port.writer.rest = rest;
@@ -321,13 +347,14 @@ impl Relay {
         self.touch(from);
     }
 
-    /// The frame of the endpoint at `link` that was another one before: why its input was broken. It is told so, but maybe there
-    /// is no room for that in front of it.
+    /// The number of the diverged frame of the endpoint at `link`, if a divergence ended its input.
+    /// The relay reports this number to the endpoint as well, but the link may have no capacity for
+    /// the report.
     pub fn diverged_frame(&self, link: LinkId) -> Option<u64> {
         self.port(link).diverged_frame
     }
 
-    /// A frame of `from` is on its way, of which this is kept.
+    /// Logs the digest `sent` of a frame that the relay has forwarded for `from`.
     #[inline]
     pub(super) fn log_sent(&mut self, from: LinkId, sent: Option<SentDigest>) {
         if let Some(sent) = sent
@@ -337,9 +364,11 @@ impl Relay {
         }
     }
 
-    /// Gives a frame to an endpoint that may come back; one that is away gets it then, or its source hears that it never will.
-    /// It has no bound, for whoever is recorded must not have to wait: what finds no room at once it is told out of what is kept
-    /// ([`Relay::keep`]). False: it may not come back.
+    /// Appends a frame to the log of an endpoint that may be restarted, and sends it if the
+    /// endpoint is connected. A disconnected endpoint receives the frame after its restart, or the
+    /// source receives Unreachable. The queue has no bound here, because a recorded endpoint must
+    /// never make an input wait: frames that find no capacity at once are sent from the log
+    /// ([`Relay::keep`]). Returns false if the endpoint cannot be restarted, and then does nothing.
     pub(super) fn forward_logged(
         &mut self,
         to: LinkId,
@@ -367,7 +396,7 @@ impl Relay {
         }
         let port = self.port_mut(to);
         if is_replaying {
-            // In its turn: as soon as it has taken what waits already.
+            // The replay sends this frame after the frames that already wait.
         } else if port.is_up() {
             port.take(Piece { at, length }, header);
             self.touch(to);
@@ -377,7 +406,8 @@ impl Relay {
         true
     }
 
-    /// The log of the endpoint at `link`, with room for so many bytes more, if it may come back.
+    /// The log of the endpoint at `link`, with `bytes` more bytes accounted, if the endpoint may be
+    /// restarted.
     #[inline]
     pub(super) fn log_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut MessageLog> {
         let logs = self.logs.as_mut()?;
@@ -387,8 +417,9 @@ impl Relay {
         }
     }
 
-    /// The endpoint at `link` has attached, and stands at `position`: it is given once more all that it was given after that.
-    /// `is_log_restarted`: of what was given to it until now nothing is kept.
+    /// Starts the replay to the endpoint at `link`, which has attached at log position `position`:
+    /// the endpoint receives again all frames after this position. `is_log_restarted`: logging
+    /// starts here, and the log holds none of the frames that the endpoint has received.
     pub(super) fn start_replay(
         &mut self,
         link: LinkId,
@@ -402,14 +433,15 @@ impl Relay {
         let PortKind::Endpoint(address) = port.kind else { return };
         logs.drop_incomplete_batch(address);
         let MessageLogs { all, storage, .. } = logs;
-        // Whatever there is room for: it is there, and must hear how it stands.
+        // The entry is created whatever the memory bound: the endpoint is attached and must learn
+        // its position.
         let log = all.entry(address).or_default();
         if log.discard_reason.is_none() {
             if is_log_restarted {
-                // Its sources send it again.
+                // The sources send these frames again.
                 port.lose_all(pool);
             } else {
-                // Nobody has given it that yet.
+                // No incarnation has received these pending reports.
                 let owed = core::mem::take(&mut port.pending_reports);
                 port.discard(pool);
                 port.pending_reports = owed;
@@ -420,7 +452,7 @@ impl Relay {
         }
     }
 
-    /// How it goes on for an endpoint that is told what was.
+    /// Applies the next state of a replay to the port, and ends a replay that cannot be read.
     pub(super) fn set_replay_state(&mut self, link: LinkId, address: Address, state: ReplayState) {
         self.port_mut(link).set_replay_state(state);
         if state == ReplayState::Unreadable {
@@ -428,8 +460,9 @@ impl Relay {
         }
     }
 
-    /// Tells restarts of endpoints the next piece of what was, once each: those that have taken most of the one before. To be
-    /// called once in each round, between others' turns. Whether anything is to be written.
+    /// Pushes the next piece of each pending replay whose endpoint has taken most of the previous
+    /// piece. The driver calls this once a round, between the turns of other links. Returns whether
+    /// there is anything to write.
     pub fn replay_next(&mut self) -> bool {
         let mut has_replayed = false;
         for _ in 0..self.replaying.len() {
@@ -452,7 +485,7 @@ impl Relay {
         has_replayed
     }
 
-    /// What the endpoint at `link` is told next has been read from the disk.
+    /// Resumes a replay: the disk has read the next segment that the endpoint at `link` needs.
     pub(super) fn resume_replay(&mut self, link: LinkId) {
         let Some(Some(port)) = self.ports.get_mut(link.0 as usize) else { return };
         port.awaits_disk = false;
@@ -462,12 +495,12 @@ impl Relay {
         }
     }
 
-    /// Whether [`Relay::replay_next`] has something to do.
+    /// Whether [`Relay::replay_next`] has a replay to continue.
     pub fn has_replay_work(&self) -> bool {
         !self.replaying.is_empty()
     }
 
-    /// The start at `link` that was being told what was has gone.
+    /// Stops the replay to the incarnation at `link`, which has disconnected.
     pub(super) fn stop_replay(&mut self, link: LinkId) {
         let port = self.port_mut(link);
         port.set_replay_state(ReplayState::Complete);
@@ -477,8 +510,10 @@ impl Relay {
         }
     }
 
-    /// The process at `link` has been killed, and its next start is there: what it has still said is taken as it comes, for
-    /// whatever follows from it may be known already. To be followed by the rest of its input, and [`Relay::suspend`].
+    /// Starts draining the link of a killed process whose next incarnation has connected: the relay
+    /// accepts all remaining frames at once, even if outputs are full, because other processes may
+    /// already know what follows from these frames. The driver hands in the rest of the input and
+    /// then calls [`Relay::suspend`].
     pub fn begin_drain(&mut self, link: LinkId) {
         self.dequeue_input(link);
         self.port_mut(link).is_draining = true;

@@ -1,47 +1,52 @@
-//! One relay, as a state machine: frames come in on links and go out on links.
+//! A relay as a state machine: frames enter on links and leave on links.
 //!
 //! What enters: the bytes of attached endpoints and peer relays ([`Relay::handle_input`]), links
-//! that come and go, and the time. What leaves: for each link, the bytes to write
-//! ([`Relay::slices`]), and the inputs that may go on ([`Relay::poll_resume`]).
+//! that connect and disconnect, and the time. What leaves: for each link, the bytes to write
+//! ([`Relay::slices`]), and the inputs that may resume ([`Relay::poll_resume`]).
 //!
-//! **Forwarding.** An input hands over a buffer with whatever it has read. Every whole frame in it
-//! is assigned to an output as a *piece* of that buffer; nothing is copied. The driver then writes
-//! each touched output once, straight from the buffer, and what the output does not take is copied
-//! into its queue ([`Relay::keep`]), or taken from where it is kept. A frame is forwarded only when it is whole, so an input that
-//! dies in the middle of one breaks no output.
+//! **Forwarding.** An input hands over a buffer with the bytes that it has read. The relay assigns
+//! every whole frame in the buffer to an output as a *piece* of that buffer, without a copy. The
+//! driver then writes each touched output once, straight from the buffer. Bytes that the output
+//! does not take are copied into its queue ([`Relay::keep`]), or sent later from the message log if
+//! the log holds them. The relay forwards only whole frames, so an input that breaks in the middle
+//! of a frame corrupts no output.
 //!
-//! **Streams.** A peer relay is one output with one queue and any number of streams (*streams*), each
-//! of which takes whole frames from the front of that queue as it has room. A stream is a link of its
-//! own as an input, and as what writes ([`Relay::writer`]). Frames of one channel may overtake each
-//! other on different streams; endpoints put them in order.
+//! **Streams.** A peer relay is one output with one queue and at most [`STREAMS_MAX`] *streams*,
+//! each of which takes whole frames from the front of that queue as its connection has capacity. A
+//! stream is a link of its own as an input, and as a writer ([`Relay::writer`]). Frames of one
+//! channel may overtake each other on different streams; endpoints restore the order.
 //!
-//! **Back-pressure.** An output whose queue has reached its bound takes no more: the input whose
-//! next frame is for it stops there, and waits in the output's line. When half of the bound is
-//! free, the line moves: one input at a time, each for at most one buffer, then to the end of the
-//! line. Newcomers never pass the line. Nobody waits for an output that is away: frames that its
-//! queue has no room for are dropped.
+//! **Back-pressure.** An output whose queue has reached its bound accepts no more frames: an input
+//! whose next frame is for this output stops there, and waits in the list of waiting inputs of the
+//! output. When half of the bound is free, waiting inputs resume: one at a time, each for at most
+//! one buffer, and then at the end of the list again. A new input never passes a waiting input. No
+//! input waits for an output that is disconnected: the relay drops frames beyond the bound of its
+//! queue.
 //!
-//! **Breaks.** Endpoints keep every frame until its target has confirmed it, so a relay may lose
-//! frames, if only it says so. A link that breaks may come back ([`Relay::suspend`],
-//! [`Relay::disconnect`]): frames wait for it, and of what was under way to it or had to be dropped,
-//! each source hears [`Kind::Lost`] as soon as frames can pass again. What does not come back in
-//! time, or has left for good ([`Relay::detach`]), turns frames into [`Kind::Unreachable`] for their
-//! sources. Lanes exchange *signs of life*, each an empty [`Kind::Ack`] from nobody to nobody whose
-//! `delivered` is the number of bytes taken in on this stream; so a stream that breaks after a while of
-//! rest has lost nothing. Endpoints send no such signs, hence everything that was written to them
-//! lately counts as lost.
+//! **Breaks.** Endpoints keep every frame until its target has confirmed the frame, so a relay may
+//! lose frames if it reports the loss. A broken link may be reconnected ([`Relay::suspend`],
+//! [`Relay::disconnect`]): frames wait for the link, and each source of a frame that was in flight
+//! or dropped receives [`Kind::Lost`] as soon as frames pass again. If a link is not reconnected in
+//! time, or has left for good ([`Relay::detach`]), the sources receive [`Kind::Unreachable`]
+//! instead. Streams exchange *keepalives*: empty [`Kind::Ack`] frames from [`Address::ANONYMOUS`]
+//! to [`Address::ANONYMOUS`] whose `delivered` is the number of bytes received on this stream. So a
+//! stream that breaks after an idle period has lost nothing. Endpoints send no keepalives, hence
+//! all frames that were written to an endpoint recently count as lost.
 //!
-//! **Processes that come back** ([`Relay::enable_recovery`]). The relay then keeps what it gives to each endpoint, and swallows
-//! what a new start of one sends again: see `message_log`. What waits for an endpoint has no bound but that of what is kept, and waits
-//! there; what a new start is told goes into its queue piece by piece ([`Relay::replay_next`]): see `replay`. What is more than the memory
-//! for it goes to a disk: see `log_storage`.
+//! **Restarted processes** ([`Relay::enable_recovery`]). The relay then logs every frame for each
+//! endpoint, and drops the frames that a restarted incarnation sends again: see `message_log`. The
+//! frames that wait for an endpoint are in the log, whose bound replaces the bound of the queue.
+//! Replay to a restarted incarnation goes through the queue piece by piece
+//! ([`Relay::replay_next`]): see `replay`. Log segments beyond the memory bound go to a disk: see
+//! `log_storage`.
 //!
-//! What may never happen: a frame is taken from its source and neither delivered nor told of, too
-//! many notices ([`Counters::reports_dropped`]) apart; memory beyond the bounds below; an input that
-//! waits for ever while its output moves.
+//! What may never happen: a frame is accepted from its source and neither delivered nor reported as
+//! lost or unreachable (except for reports beyond their bound: [`Counters::reports_dropped`]); the
+//! relay takes memory beyond the bounds below; an input waits forever while its output makes
+//! progress.
 //!
-//! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write, `handle_sent`,
-//! `keep`) before the buffer is touched again or another input is handled.
+//! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write,
+//! `handle_sent`, `keep`) before the buffer is touched again or another input is handled.
 
 mod byte_log;
 mod checkpoint_position;
@@ -86,48 +91,52 @@ use recent_channels::ChannelKey;
 use replay::ReplayState;
 pub use segmented_log::ShownFrame;
 
-/// Most bytes of a frame that a relay takes.
+/// Largest frame that a relay accepts, in bytes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + KIND_HEADER_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
 
-/// Queue towards an endpoint. An endpoint that computes for a while must not hold up the link that it
-/// shares with others, so there is room for all that may come to it unasked, and four windows of long
-/// messages that it has asked for.
+/// Bound of the queue towards an endpoint, in bytes. An endpoint that computes for a while must not
+/// hold up the link that it shares with others, so the queue holds all that may come to the
+/// endpoint without a grant, and four windows of long messages that the endpoint has requested.
 pub const ENDPOINT_QUEUE_BYTES_MAX: usize = (EAGER_TOTAL_BYTES + 4 * RELAY_WINDOW_BYTES) as usize;
 
-/// Queue towards a peer relay. Small, since whoever wants to send waits fairly outside, while what
-/// is inside delays everybody: eight frames, so that the output never runs dry.
+/// Bound of the queue towards a peer relay, in bytes. The queue is small, since inputs wait fairly
+/// outside the queue, while queued frames delay everybody: eight frames, so that the output never
+/// runs dry.
 pub const PEER_QUEUE_BYTES_MAX: usize = 8 * FRAME_BYTES_MAX;
 
-/// All queues together; as it fills up, each queue's bound shrinks to what is left.
+/// Bound of all queues together, in bytes; as the queues fill up, the bound of each queue shrinks
+/// to the remaining memory.
 pub const TOTAL_QUEUE_BYTES: usize = 1 << 30;
 
-/// What a queue may hold however full the relay is, so that everything keeps moving.
+/// Bytes that a queue may hold however full the relay is, so that every link makes progress.
 pub const QUEUE_BYTES_MIN: usize = 2 * FRAME_BYTES_MAX;
 
-/// How long frames wait for an endpoint that has not attached yet. Ranks of a job start within
-/// seconds of each other; a rank that never comes must not stall its senders for ever.
+/// Milliseconds that frames wait for an endpoint that has not attached yet. Ranks of a job start
+/// within seconds of each other; a rank that never attaches must not stall its senders for ever.
 pub const ATTACH_MILLIS_MAX: u64 = 30_000;
 
-/// How long frames wait for an endpoint whose link has broken, unless the user says otherwise
-/// (`peer_timeout`).
+/// Milliseconds that frames wait for an endpoint whose link has broken, unless the user sets
+/// another time (`peer_timeout`).
 pub const ENDPOINT_RECONNECT_MILLIS_MAX: u64 = 60_000;
 
-/// How long frames wait for an endpoint that may be restarted, or longer if the user says so. Whoever starts it ends the
-/// job if it does not come; until it does, it may be busy with what it does before it attaches.
+/// Milliseconds that frames wait for an endpoint that may be restarted, unless the user sets a
+/// longer time (`peer_timeout`). The launcher ends the job if it cannot restart the endpoint;
+/// before the endpoint attaches, its program may compute.
 pub const RESTART_MILLIS_MAX: u64 = 600_000;
 
-/// How long frames wait for a peer relay, or as long as for an endpoint if that is longer. Long
-/// enough for it to be restarted or rerouted.
+/// Milliseconds that frames wait for a peer relay, unless the time for an endpoint is longer. The
+/// time is long enough for the peer relay to be restarted or rerouted.
 pub const PEER_RECONNECT_MILLIS_MAX: u64 = 60_000;
 
-/// Most streams to one peer relay: what `wan_streams` allows.
+/// Most streams to one peer relay: the maximum of `wan_streams`.
 pub const STREAMS_MAX: usize = 64;
 
-/// How often a stream says how much it has taken in: soon enough for the other side to see that the
-/// way is alive,
+/// Milliseconds after which a stream sends a keepalive with the number of received bytes: soon
+/// enough for the peer relay to see that the stream is alive.
 pub const KEEPALIVE_MILLIS: u64 = 1_000;
 
-/// or whenever it has taken in so much more: a break is then told to few who have lost nothing.
+/// Received bytes after which a stream sends a keepalive without waiting for [`KEEPALIVE_MILLIS`]:
+/// when a stream breaks, few sources that have lost nothing are notified.
 pub const KEEPALIVE_BYTES: u64 = 1 << 20;
 
 const _: () = {
@@ -135,70 +144,70 @@ const _: () = {
     assert!(PEER_QUEUE_BYTES_MAX <= ENDPOINT_QUEUE_BYTES_MAX);
 };
 
-/// What the relay has done so far.
+/// Counters of a relay since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Frames given to an output.
     pub frames: u64,
-    /// Their bytes.
+    /// Bytes of the frames given to an output, headers included.
     pub bytes: u64,
-    /// Times a source was told that its target cannot be reached.
+    /// Unreachable reports to sources: the target of a frame cannot be reached.
     pub unreachable: u64,
-    /// Times a source was told that frames of it have been lost.
+    /// Lost reports to sources: frames of the source have been lost.
     pub lost: u64,
-    /// Notices that found no room.
+    /// Reports dropped because too many were pending.
     pub reports_dropped: u64,
-    /// Links closed because of what they sent.
+    /// Links closed because of a malformed frame.
     pub malformed: u64,
     /// How often an input had to wait for an output.
     pub pauses: u64,
-    /// Bytes under way to peer relays when a stream broke: they may have been lost.
+    /// Bytes in flight to peer relays when a stream broke: these bytes may have been lost.
     pub lost_bytes: u64,
-    /// Frames that endpoints have taken in which may come back,
+    /// Frames delivered by endpoints that may be restarted, as their determinants report.
     pub delivered_frames: u64,
-    /// and bytes that are kept of when they have.
+    /// Bytes of the determinants that the relay has logged.
     pub determinant_bytes: u64,
-    /// and bytes that are kept of what they have read of clocks and chance.
+    /// Bytes of recorded nondeterminism that the relay keeps copies of.
     pub nondeterminism_bytes: u64,
-    /// Bytes of what is kept that were read back from the disk.
+    /// Bytes of message logs that were read back from the disk.
     pub read_back_bytes: u64,
     /// How often an input had to wait for the disk.
     pub disk_waits: u64,
 }
 
-/// What became of an input's buffer.
+/// Result of handling an input's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Consumed {
-    /// Bytes that are dealt with.
+    /// Bytes from the front of the buffer that the relay has handled.
     pub bytes: usize,
-    /// Why the rest is not.
+    /// Why the relay stopped there.
     pub stop: Stop,
 }
 
-/// Why an input's buffer was not taken further.
+/// Why the relay stopped handling an input's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The rest is nothing or the beginning of a frame: read on.
+    /// The rest is empty or the beginning of a frame: read more.
     Partial,
-    /// The next frame's output is full: keep the rest, read nothing, until
+    /// The output of the next frame is full: keep the rest, and read nothing until
     /// [`Relay::poll_resume`] names this link.
     Full,
-    /// The next frame breaks the protocol: close the link.
+    /// The next frame violates the protocol: close the link.
     Broken(Malformed),
 }
 
-/// What a new stream to a peer relay means.
+/// Result of connecting a new stream to a peer relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewStream {
-    /// The new stream.
+    /// Link of the new stream.
     pub stream: LinkId,
-    /// Whether it is the only one: the peer relay was away.
+    /// Whether the new stream is the only one: the peer relay was disconnected.
     pub is_first: bool,
-    /// Channels whose sources are told that frames have been lost meanwhile.
+    /// Number of channels whose sources are notified that frames have been lost meanwhile.
     pub lossy_channels: usize,
 }
 
-/// See the module head.
+/// A relay: see the module head.
 #[derive(Debug)]
 pub struct Relay {
     table: RoutingTable,
@@ -207,38 +216,38 @@ pub struct Relay {
     pool: ChunkPool,
     flush: VecDeque<LinkId>,
     resume: VecDeque<LinkId>,
-    /// Inputs that need not wait any longer, since their output is gone.
+    /// Inputs that need not wait any longer, since their output has disconnected.
     released: VecDeque<LinkId>,
-    /// The input whose turn it is, and the output that gave it.
+    /// The input that resumes now, and the output that it waited for.
     turn: Option<(LinkId, LinkId)>,
-    /// Notices that are due: to whom, and about whom.
+    /// Pending reports: target of the report, and endpoint that the report is about.
     reports: BTreeMap<(Address, Address), Kind>,
-    /// Ports that may have room for what is owed there.
+    /// Ports that may have capacity for their pending reports.
     ports_with_reports: VecDeque<LinkId>,
-    /// Endpoints that are to be told more of what was.
+    /// Endpoints that are to receive the next piece of their replay.
     replaying: VecDeque<LinkId>,
-    /// Endpoints that cannot be told more of what was, and why.
+    /// Endpoints whose replay failed, and why.
     failed_replays: VecDeque<(LinkId, &'static str)>,
     now_millis: u64,
     disconnected_ports: usize,
     streams: usize,
-    /// See [`Relay::set_reconnect_timeout`].
+    /// Milliseconds: see [`Relay::set_reconnect_timeout`].
     endpoint_reconnect_millis: u64,
     counters: Counters,
-    /// Of each endpoint, if they may come back.
+    /// Message logs of the endpoints, if recovery is enabled.
     logs: Option<MessageLogs>,
-    /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
+    /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill the queue.
     endpoint_bound: usize,
-    /// See [`Relay::set_check`].
+    /// Checksum function for frames of endpoints: see [`Relay::set_check`].
     check: Option<fn(&[u8]) -> u32>,
 }
 
 impl Relay {
-    /// The relay of cluster `own`; `clusters[n]` says which processes are in cluster `n`. All peer
-    /// relays are away.
+    /// The relay of cluster `own`; `clusters[n]` is the range of processes of cluster `n`. All peer
+    /// relays are disconnected.
     ///
     /// # Errors
-    /// If the map contradicts itself.
+    /// If `clusters` contradicts itself.
     pub fn new(
         own: ClusterId,
         clusters: Vec<ClusterRange>,
@@ -279,28 +288,32 @@ impl Relay {
         Ok(relay)
     }
 
-    /// How long frames wait for an endpoint whose link has broken.
+    /// Sets how many milliseconds frames wait for an endpoint whose link has broken.
     pub fn set_reconnect_timeout(&mut self, endpoint_reconnect_millis: u64) {
         self.endpoint_reconnect_millis = endpoint_reconnect_millis;
     }
 
-    /// See [`Relay::set_reconnect_timeout`].
+    /// Milliseconds that frames wait for an endpoint whose link has broken.
     pub fn reconnect_timeout_millis(&self) -> u64 {
         self.endpoint_reconnect_millis
     }
 
-    /// From now on each frame of an endpoint must carry the check that `sum` makes of its header and head.
+    /// Requires from now on that each frame of an endpoint carries the checksum `sum` of its header
+    /// and kind header.
     pub fn set_check(&mut self, sum: fn(&[u8]) -> u32) {
         self.check = Some(sum);
     }
 
-    /// From now on endpoints that were killed may come back, as if nothing had happened.
+    /// Enables recovery: endpoints that are killed from now on may be restarted, and their peers
+    /// notice nothing. The message logs take at most [`MESSAGE_LOGS_BYTES_MAX`] bytes of memory,
+    /// and no disk.
     pub fn enable_recovery(&mut self) {
         let (memory, segment) = (MESSAGE_LOGS_BYTES_MAX, SEGMENT_BYTES);
         self.enable_recovery_within(LogLimits { memory, disk: None, segment });
     }
 
-    /// The same; what is kept for them takes no more than this.
+    /// Enables recovery as [`Relay::enable_recovery`] does, with the bounds `room` for all message
+    /// logs.
     ///
     /// # Panics
     /// If a frame does not fit into a segment.
@@ -309,22 +322,22 @@ impl Relay {
         self.logs = Some(MessageLogs::new(room));
     }
 
-    /// See [`Relay::enable_recovery`].
+    /// Whether [`Relay::enable_recovery`] or [`Relay::enable_recovery_within`] has been called.
     pub fn is_recovery_enabled(&self) -> bool {
         self.logs.is_some()
     }
 
-    /// What the relay has done so far.
+    /// The counters of the relay since its creation.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Bytes of memory in queues.
+    /// Bytes of memory that all queues take.
     pub fn queued_bytes(&self) -> usize {
         self.pool.used_bytes()
     }
 
-    /// The cluster of a process of the job.
+    /// The cluster of the process of `address`; `None` if the job has no such process.
     pub fn cluster_of(&self, address: Address) -> Option<ClusterId> {
         self.table.cluster_of(address)
     }
@@ -334,7 +347,7 @@ impl Relay {
         self.table.peer(cluster)
     }
 
-    /// Whether `address` is attached, and by which incarnation.
+    /// The link and the incarnation of `address` if the endpoint is attached.
     pub fn incarnation(&self, address: Address) -> Option<(LinkId, u32)> {
         let Route::Link(link) = self.table.route(address) else { return None };
         let port = self.ports.get(link.0 as usize)?.as_ref()?;
@@ -342,20 +355,21 @@ impl Relay {
         is_attached.then_some((link, port.incarnation?))
     }
 
-    /// Start of the peer relay that the streams of `link` lead to.
+    /// Incarnation of the peer relay that the streams of `link` lead to, if a stream was ever
+    /// connected.
     pub fn peer_incarnation(&self, link: LinkId) -> Option<u32> {
         self.port(link).incarnation
     }
 
-    /// The streams to the peer relay of `link`.
+    /// Links of the streams to the peer relay of `link`.
     pub fn streams(&self, link: LinkId) -> &[LinkId] {
         &self.port(link).streams
     }
 
     // ---- frames ------------------------------------------------------------------------
 
-    /// Deals with the frames at the front of what was read from a link. Header bytes that change
-    /// on the way (hops) are changed in `bytes`.
+    /// Handles the whole frames at the front of the bytes that were read from a link. Header bytes
+    /// that a relay changes (hops) are changed in `bytes`.
     pub fn handle_input(&mut self, from: LinkId, bytes: &mut [u8]) -> Consumed {
         let mut at = 0;
         let stop = loop {
@@ -367,7 +381,8 @@ impl Relay {
         };
         if let Stop::Broken(_) = stop {
             self.counters.malformed += 1;
-            // Whatever it has said before, it has not left in good order.
+            // The sender may have sent Goodbye, but a link that violates the protocol has not left
+            // in good order.
             self.port_mut(from).has_said_goodbye = false;
         }
         let port = self.port_mut(from);
@@ -380,7 +395,8 @@ impl Relay {
         Consumed { bytes: at, stop }
     }
 
-    /// Deals with the frame at `at`; gives its length, or 0 if it is not whole.
+    /// Handles the frame at offset `at`; returns the length of the frame, or 0 if the frame is
+    /// incomplete.
     #[inline]
     fn handle_frame(&mut self, from: LinkId, bytes: &mut [u8], at: usize) -> Result<usize, Stop> {
         let rest = &bytes[at..];
@@ -405,7 +421,8 @@ impl Relay {
         Ok(taken)
     }
 
-    /// Gives a frame to its output, or tells its source why not.
+    /// Gives a frame to its output, or reports the target of the frame as unreachable to its
+    /// source.
     #[inline]
     fn route_frame(
         &mut self,
@@ -435,7 +452,7 @@ impl Relay {
         Ok(length)
     }
 
-    /// Reads a header, and checks that this link may send such a frame.
+    /// Parses a header, and checks that this link may send such a frame.
     #[inline]
     fn admit(&self, from: LinkId, bytes: &[u8]) -> Result<Header, Malformed> {
         let header = Header::parse(bytes)?;
@@ -447,7 +464,8 @@ impl Relay {
                 if header.source != address {
                     return Err(Malformed("a frame does not come from the endpoint of its link"));
                 }
-                // Not guarded: damaged, it would look like a frame that goes round in circles.
+                // No checksum covers the hops: a corrupt count would look like a frame in a routing
+                // loop.
                 if header.hops != 0 {
                     return Err(Malformed("an endpoint's frame has passed relays already"));
                 }
@@ -468,8 +486,9 @@ impl Relay {
         Ok(header)
     }
 
-    /// Whether a whole frame of an endpoint is one that its receiver can read. What is not ends the connection of its sender;
-    /// the receiver could only end its own, without knowing who is to blame. Frames of other relays have been examined there.
+    /// Checks that the receiver of a whole frame of an endpoint can parse the frame. A malformed
+    /// frame ends the connection of its sender; the receiver could only end its own connection,
+    /// without knowing which peer is to blame. Frames from other relays have been checked there.
     #[inline]
     fn validate(&self, from: LinkId, header: &Header, frame: &[u8]) -> Result<(), Malformed> {
         if !matches!(self.port(from).kind, PortKind::Endpoint(_)) {
@@ -479,14 +498,15 @@ impl Relay {
         header.payload(head)?;
         KindHeader::parse(header.kind, header.flags, &frame[HEADER_BYTES..])?;
         match self.check {
-            // These are for the relay itself, and have a check of their own.
+            // Determinant and Nondeterminism frames are for the relay itself, and have checksums of
+            // their own.
             Some(_) if matches!(header.kind, Kind::Determinant | Kind::Nondeterminism) => Ok(()),
             Some(sum) => header.verify(&frame[..HEADER_BYTES + head], sum),
             None => Ok(()),
         }
     }
 
-    /// A stream's other side says how much it has taken in.
+    /// Handles a keepalive: the peer relay reports how many bytes of the stream it has received.
     fn handle_keepalive(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
         match self.port_mut(from).writer.recent_channels.confirm(header.delivered) {
             true => Ok(()),
@@ -543,13 +563,13 @@ impl Relay {
         Ok(length)
     }
 
-    /// The bound of a queue, given how full the relay is.
+    /// The bound of a queue in bytes, given how full the relay is.
     #[inline]
     fn bound(&self, link: LinkId) -> usize {
         let left = TOTAL_QUEUE_BYTES.saturating_sub(self.pool.used_bytes());
         let most = match self.port(link).kind {
             PortKind::Endpoint(_) => self.endpoint_bound,
-            // What waits for somebody who is away delays nobody.
+            // Frames that wait for a disconnected peer relay delay no other frames.
             _ if matches!(self.port(link).state, PortState::Disconnected { .. }) => {
                 RELAY_WINDOW_BYTES as usize
             }
@@ -562,13 +582,13 @@ impl Relay {
 
     #[inline]
     fn port(&self, link: LinkId) -> &Port {
-        // A driver that names a link it has closed has lost track of who is who.
+        // A driver that names a closed link has lost track of its links.
         self.ports[link.0 as usize].as_ref().expect("the link is open")
     }
 
     #[inline]
     fn port_mut(&mut self, link: LinkId) -> &mut Port {
-        // See `port`.
+        // As in `port`: a driver that names a closed link has lost track of its links.
         self.ports[link.0 as usize].as_mut().expect("the link is open")
     }
 
@@ -582,7 +602,7 @@ impl Relay {
     }
 }
 
-/// Whether a frame is a sign of life between relays.
+/// Whether a frame is a keepalive between relays.
 fn is_keepalive(header: &Header) -> bool {
     header.kind == Kind::Ack
         && header.length == 0

@@ -1,21 +1,27 @@
-//! What programs have read of clocks and chance, of endpoints on other nodes than this relay: if such a node is lost, a start on
-//! a third one is given it.
+//! Copies of the recorded nondeterminism (clocks and random numbers) of endpoints on other nodes
+//! than this relay: if such a node is lost, the incarnation on a third node receives the copy.
 //!
-//! In: pieces of an endpoint's record ([`Kind::Nondeterminism`]), each in front of the frames that may follow from it; an earlier start's come
-//! again. Out: all of it ([`Relay::nondeterminism_of`]), once nothing more of that node can come ([`Relay::fence`]).
+//! What enters: pieces of an endpoint's record ([`Kind::Nondeterminism`]), each before the frames
+//! that may depend on it; a restarted incarnation may repeat pieces. What leaves: the whole copy
+//! ([`Relay::nondeterminism_of`]), once nothing more from that node can arrive ([`Relay::fence`]).
 //!
-//! With the bytes goes how often the endpoint has looked for messages until then: a new start finds nothing new before it has
-//! looked as often. Otherwise it could go another way than what it will be told of clocks belongs to.
+//! A copy includes the number of polls of the endpoint at the end of the copy: a restarted
+//! incarnation finds no new message before it has polled as often. Otherwise the incarnation could
+//! take another path through the program than the one that the recorded clock values belong to.
 //!
-//! What lies before the oldest image of the endpoint is dropped as soon as that is said. Of one of which nothing is kept, since
-//! there was too much of it, it is known how far it has come: if its record begins anew, then from there.
+//! The relay drops everything before the oldest checkpoint image of the endpoint as soon as the
+//! endpoint reports the image. If a message log is discarded because it is too large, the relay
+//! remembers the end of the copy: if logging restarts, the copy goes on from there.
 //!
-//! A program reads much at once sometimes, which comes in several pieces: a *batch*. Where one of them ends may be in the middle of
-//! an entry of the record, so what counts are whole batches: the rest of one of which the end never came is given to nobody, and is
-//! forgotten when the endpoint is fenced or another start of it attaches, which says it again from where the last whole batch ended.
-//! Nobody has seen anything that follows from such a rest: the frame that does comes behind the batch.
+//! A program sometimes reads much at once, which arrives in several pieces: a *batch*. A piece may
+//! end in the middle of an entry of the record, so only whole batches count. An incomplete batch is
+//! returned to no incarnation, and is dropped when the endpoint is fenced or when another
+//! incarnation attaches, which sends the record again from the end of the last whole batch. No
+//! other process has seen an effect of an incomplete batch, because every dependent frame follows
+//! the whole batch.
 //!
-//! What may never happen: a piece is missing in the middle; a start that was fenced adds something; a part of a batch is given out.
+//! What may never happen: a copy has a gap; a fenced incarnation adds bytes; the relay returns a
+//! part of a batch.
 
 use alloc::vec::Vec;
 
@@ -24,40 +30,40 @@ use super::message_log::{MessageLog, MessageLogs};
 use super::*;
 use crate::wire::nondeterminism_frame::{self, NondeterminismFrame};
 
-/// See the module head.
+/// Copy of the recorded nondeterminism of one endpoint: see the module head.
 #[derive(Debug, Default)]
 pub(super) struct NondeterminismCopy {
     bytes: ByteLog,
-    /// Before this place nothing of it is needed.
+    /// Position before which no byte of the record is needed.
     base: u64,
-    /// The last whole batch ends here: what lies behind is the beginning of one.
+    /// End position of the last whole batch; the bytes after it belong to an incomplete batch.
     complete_end: u64,
-    /// Looks for messages,
+    /// Polls of the endpoint at the end of the last whole batch.
     polls: u64,
-    /// There was no room on its node for what came then.
+    /// Whether the record of the endpoint was full at the end of the last whole batch.
     is_full: bool,
 }
 
-/// What a relay has of that: from byte `first` on.
+/// The relay's copy of an endpoint's recorded nondeterminism, whole batches only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptNondeterminism {
-    /// Where the bytes begin in the endpoint's record.
+    /// Position of the first byte of the copy in the endpoint's record.
     pub first: u64,
-    /// What was read.
+    /// The copied bytes of the record.
     pub bytes: Vec<u8>,
-    /// How often it has looked for messages.
+    /// Polls of the endpoint at the end of the copy.
     pub polls: u64,
-    /// There is no more room in its record.
+    /// Whether the endpoint's record is full.
     pub is_full: bool,
 }
 
 impl NondeterminismCopy {
-    /// As far as this, and nothing of it. A batch that has begun goes on.
+    /// A copy with the same end and without any bytes. An incomplete batch continues.
     pub fn dropped(&self) -> Self {
         Self { bytes: ByteLog::starting_at(self.end()), base: self.complete_end, ..*self }
     }
 
-    /// The end of a batch that has begun will not come any more.
+    /// Drops an incomplete batch, whose end will never arrive.
     fn drop_incomplete(&mut self) {
         if self.bytes.first() > self.complete_end {
             self.bytes = ByteLog::starting_at(self.complete_end);
@@ -74,17 +80,17 @@ impl NondeterminismCopy {
         self.base.max(self.bytes.first())
     }
 
-    /// Behind the last whole batch.
+    /// End position of the last whole batch.
     pub fn complete_end(&self) -> u64 {
         self.complete_end
     }
 
-    /// Behind all that is known, also of a batch that has begun.
+    /// End position of all received bytes, those of an incomplete batch included.
     fn end(&self) -> u64 {
         self.bytes.first() + self.bytes.len()
     }
 
-    /// What lies before this place, at which an entry begins, is needed no more.
+    /// Drops the bytes before position `place`, at which an entry begins.
     fn trim(&mut self, place: u64) {
         if place > self.end() {
             self.bytes = ByteLog::starting_at(place);
@@ -95,19 +101,22 @@ impl NondeterminismCopy {
         self.complete_end = self.complete_end.max(place);
     }
 
-    /// There was no room for a piece that ends here, nor is there for what came before.
+    /// Drops all bytes up to `end`, where a piece ended that exceeded the memory bound.
     fn skip(&mut self, end: u64) {
         self.bytes = ByteLog::starting_at(self.end().max(end));
         self.base = self.base.max(self.complete_end);
     }
 
-    /// So many of these bytes are news, if they go on where it ended or repeat what is known.
+    /// Number of bytes in a piece that are new, counted from its end.
+    ///
+    /// # Errors
+    /// If the piece leaves a gap after the copy, or differs from the copy.
     fn new_bytes(&self, from: u64, bytes: &[u8]) -> Result<usize, Malformed> {
         let known = self.end().checked_sub(from);
         let known = known.ok_or(Malformed("it leaves out what it has read of clocks"))?;
         let known = known.min(bytes.len() as u64) as usize;
         let mut cursor = self.bytes.at(from.max(self.first())).unwrap_or(self.bytes.end());
-        // What was dropped is compared no more.
+        // Bytes that were dropped cannot be compared.
         let mut left = bytes.get(self.first().saturating_sub(from) as usize..known).unwrap_or(&[]);
         while !left.is_empty() {
             let before = self.bytes.read(&mut cursor, left.len());
@@ -120,7 +129,7 @@ impl NondeterminismCopy {
         Ok(bytes.len() - known)
     }
 
-    /// A batch ends here, and what came with it holds from now on.
+    /// Completes a batch that ends at `end`: its polls and its full flag count from now on.
     fn complete(&mut self, end: u64, polls: u64, is_full: bool) {
         self.complete_end = self.complete_end.max(end);
         self.polls = self.polls.max(polls);
@@ -128,7 +137,8 @@ impl NondeterminismCopy {
     }
 
     fn kept(&self) -> KeptNondeterminism {
-        // Of one of which nothing is kept what is there may lie behind that.
+        // After a discard in the middle of a batch, `first` lies after the end of the last whole
+        // batch.
         let first = self.first().min(self.complete_end);
         let length = (self.complete_end - first) as usize;
         let mut bytes = Vec::with_capacity(length);
@@ -144,7 +154,8 @@ impl NondeterminismCopy {
 }
 
 impl MessageLogs {
-    /// Reads of an endpoint are kept from its attachment on, if nothing else than that keeps it from coming back.
+    /// Starts the copy for an endpoint, unless its log has been discarded. Called before the
+    /// endpoint attaches.
     fn keep_nondeterminism(&mut self, address: Address) {
         let MessageLog { discard_reason, nondeterminism: reads, .. } =
             self.all.entry(address).or_default();
@@ -153,7 +164,8 @@ impl MessageLogs {
         }
     }
 
-    /// Starts of the endpoint that have been there say nothing more: the end of what they have begun to say will not come.
+    /// Drops the incomplete batch of earlier incarnations of the endpoint, which will send nothing
+    /// more.
     pub fn drop_incomplete_batch(&mut self, address: Address) {
         let reads = self.all.get_mut(&address).and_then(|log| log.nondeterminism.as_mut());
         if let Some(reads) = reads {
@@ -165,14 +177,16 @@ impl MessageLogs {
 }
 
 impl Relay {
-    /// Of the endpoint of this address it is kept what it reads of clocks: to be called before it attaches.
+    /// Starts a copy of the recorded nondeterminism of this endpoint. Call this before the endpoint
+    /// attaches.
     pub fn keep_nondeterminism_of(&mut self, address: Address) {
         if let Some(logs) = &mut self.logs {
             logs.keep_nondeterminism(address);
         }
     }
 
-    /// An endpoint says what it has read, or what of it is needed no more.
+    /// Handles a piece of an endpoint's record, or the position before which the record is not
+    /// needed.
     pub(super) fn handle_nondeterminism(
         &mut self,
         from: LinkId,
@@ -203,7 +217,7 @@ impl Relay {
         let news = reads.new_bytes(from, bytes)?;
         let news = &bytes[bytes.len() - news..];
         let end = from + bytes.len() as u64;
-        // As much as there is room for: otherwise it can come back no longer.
+        // Discards the log, with this copy, if the new bytes exceed the memory bound.
         let has_room = logs.log_mut(address, news.len()).is_some();
         let log = logs.all.get_mut(&address);
         let Some(reads) = log.and_then(|log| log.nondeterminism.as_mut()) else {
@@ -222,12 +236,16 @@ impl Relay {
         Ok(())
     }
 
-    /// Nothing of starts of this endpoint before this one is taken any more; none of them is attached.
+    /// Fences an endpoint: from now on the relay refuses incarnations of it before `incarnation`,
+    /// none of which is attached. An incomplete batch is dropped, unless a newer incarnation is
+    /// attached.
     pub fn fence(&mut self, address: Address, incarnation: u32) {
         if self.cluster_of(address) != Some(self.table.own()) {
             return;
         }
-        // The record of the next start ends where the last whole batch did, there or at whoever knows more: it may go on otherwise.
+        // The record of the next incarnation ends with the last whole batch, here or on the node
+        // that holds a longer copy: the incarnation may continue with other bytes after this
+        // position.
         let is_attached = self.incarnation(address).is_some();
         if let Some(logs) = self.logs.as_mut().filter(|_| !is_attached) {
             logs.drop_incomplete_batch(address);
@@ -246,7 +264,8 @@ impl Relay {
         *last = (*last).max(Some(incarnation));
     }
 
-    /// What is kept of what an endpoint has read, if that is: whole batches.
+    /// The copy of an endpoint's recorded nondeterminism, whole batches only. `None`: there is no
+    /// copy.
     pub fn nondeterminism_of(&self, address: Address) -> Option<KeptNondeterminism> {
         let log = self.logs.as_ref()?.all.get(&address)?;
         log.nondeterminism.as_ref().map(NondeterminismCopy::kept)

@@ -1,8 +1,10 @@
-//! One link of a relay: who is at its other end, what waits for it, and who waits to send to it.
+//! One link of a relay: the peer at its other end, the frames that wait for it, and the inputs that
+//! wait to send to it.
 //!
-//! An endpoint has one port. A peer relay has a port where frames wait, and one more for each stream
-//! to it (a *stream*): streams take whole frames from the front of what waits. A frame that a link has
-//! begun to write belongs to it alone, and what is left of it waits in its [`Writer`].
+//! An endpoint has one port. A peer relay has a port whose queue holds the waiting frames, and one
+//! more port for each *stream* to it: streams take whole frames from the front of the queue of the
+//! peer relay. A frame that a link has begun to write belongs to this link alone, and the rest of
+//! the frame waits in the [`Writer`] of the link.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -14,15 +16,15 @@ use crate::route::byte_queue::{ByteQueue, ChunkPool};
 use crate::route::routing_table::LinkId;
 use crate::wire::frame::{Header, Kind};
 
-/// Notices that may be owed over one port: 2 MiB. Beyond, they are dropped and counted; sources
-/// that are not told find out by themselves, later.
+/// Most reports that may be pending for one port: 2 MiB. Reports beyond this bound are dropped and
+/// counted; a source without a report detects the loss by itself, later.
 pub(super) const PENDING_REPORTS_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PortKind {
     Endpoint(Address),
     Peer(ClusterId),
-    /// A stream to the relay of a cluster, which has the port `peer`.
+    /// A stream to the relay of `cluster`, whose queue is that of the port `peer`.
     Stream {
         peer: LinkId,
         cluster: ClusterId,
@@ -32,11 +34,12 @@ pub(super) enum PortKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PortState {
     Up,
-    /// Not connected; what waits for it is given up some time after `since`.
+    /// Not connected since `since` (in milliseconds); some time later the relay gives up the frames
+    /// that wait here.
     Disconnected {
         since: u64,
     },
-    /// Given up: nothing may wait for it.
+    /// Given up: no frame may wait here.
     Abandoned,
 }
 
@@ -47,17 +50,18 @@ pub(super) struct Piece {
     pub length: usize,
 }
 
-/// A frame that waits.
+/// Length and channel of a frame that waits.
 #[derive(Clone, Copy, Debug)]
 struct QueuedFrame {
     length: u32,
     entry: ChannelKey,
 }
 
-/// What one connection has begun to write, and what it has written.
+/// The frame that one connection has begun to write, and the channels of the frames that it has
+/// written.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
-    /// The rest of a frame that has been begun, and signs of life behind it.
+    /// The rest of a frame whose first bytes have been written, and keepalives after it.
     pub rest: ByteQueue,
     pub recent_channels: RecentChannels,
 }
@@ -66,57 +70,59 @@ pub(super) struct Writer {
 pub(super) struct Port {
     pub kind: PortKind,
     pub state: PortState,
-    /// Start of the process that was connected last, if any was.
+    /// Incarnation of the process that was connected last, if any was.
     pub incarnation: Option<u32>,
-    /// The endpoint has said to some peer that it will send nothing more.
+    /// Whether the endpoint has sent Goodbye to some peer: it will send nothing more to this peer.
     pub has_said_goodbye: bool,
 
-    // as an input
-    /// Its frames pass outputs that are full: see [`super::Relay::begin_drain`].
+    // State of the port as an input.
+    /// Whether the frames of this input pass full outputs: see [`super::Relay::begin_drain`].
     pub is_draining: bool,
-    /// This frame of it was another one before.
+    /// Number of the frame with which this endpoint diverged from its previous incarnation, if it
+    /// did.
     pub diverged_frame: Option<u64>,
     pub waits_for: Option<LinkId>,
-    /// Of a stream: bytes of whole frames taken in,
+    /// Bytes of whole frames received on a stream.
     pub received: u64,
-    /// how many of them the other side has been told of,
+    /// Bytes that the last keepalive of the stream reported to the peer relay.
     pub acknowledged: u64,
-    /// and when.
+    /// Time of the last keepalive of the stream, in milliseconds.
     pub acknowledged_at: u64,
 
-    // as an output
+    // State of the port as an output.
     pub queue: ByteQueue,
-    /// Frames of the current buffer, adjacent ones joined.
+    /// Frames in the current buffer; adjacent frames are joined to one piece.
     pub pieces: Vec<Piece>,
-    /// All frames that wait, those of the queue before those of the pieces.
+    /// All frames that wait: the frames of the queue, then the frames of the pieces.
     queued_frames: VecDeque<QueuedFrame>,
     pieces_bytes: usize,
-    /// Inputs that wait for room, in order.
+    /// Inputs that wait for capacity of this output, in order.
     pub waiting_inputs: VecDeque<LinkId>,
-    /// Notices to go out here: to whom, and about whom.
+    /// Reports to be sent here: target of the report, and endpoint that the report is about.
     pub pending_reports: BTreeMap<(Address, Address), Kind>,
-    /// Channels that have lost frames here while the other side is away.
+    /// Channels that have lost frames here while the other side is disconnected.
     pub lossy_channels: BTreeSet<(Address, Address)>,
-    /// Of a peer relay: channels that streams have carried which are gone.
+    /// Channels of a peer relay whose frames went by streams that have broken.
     pub past_channels: BTreeSet<(Address, Address)>,
     pub in_flush: bool,
     pub in_resume: bool,
     pub in_report_queue: bool,
-    /// Of an endpoint that is being told what was before: there is more,
+    /// Whether the replay to this endpoint is incomplete.
     pub is_replaying: bool,
-    /// which it takes straight out of what is kept,
+    /// Whether the link sends the replay straight out of the log segments.
     pub is_direct: bool,
-    /// or which the disk has not read yet,
+    /// Whether the replay waits for a segment that the disk is reading.
     pub awaits_disk: bool,
-    /// or it is its turn.
+    /// Whether the endpoint is in the list of replays that get their next piece.
     pub in_replay_queue: bool,
 
     pub writer: Writer,
-    /// Of a stream: it finishes what it has begun, and takes nothing new.
+    /// Whether this stream is retired: it finishes the frame that it has begun, and takes no
+    /// further frame.
     pub is_retired: bool,
-    /// Of a peer relay: the streams to it,
+    /// Links of the streams to this peer relay.
     pub streams: Vec<LinkId>,
-    /// and which of them writes first.
+    /// Index of the stream that writes first.
     pub turn: usize,
 }
 
@@ -164,13 +170,14 @@ impl Port {
         self.state == PortState::Up
     }
 
-    /// Memory that what waits for this port takes, queued_frames included.
+    /// Memory of the frames that wait for this port, in bytes, their entries in `queued_frames`
+    /// included.
     #[inline]
     pub fn waiting_bytes(&self) -> usize {
         self.queue.len() + self.pieces_bytes + self.queued_frames.len() * size_of::<QueuedFrame>()
     }
 
-    /// A frame of the current buffer goes out here.
+    /// Assigns a frame of the current buffer to this output.
     #[inline]
     pub fn take(&mut self, piece: Piece, header: &Header) {
         self.note_frame(piece.length, header);
@@ -187,7 +194,8 @@ impl Port {
         self.awaits_disk = state == ReplayState::AwaitsDisk;
     }
 
-    /// Whether it has taken most of what it was told, and there is more for its queue.
+    /// Whether the endpoint has taken most of the last replayed piece, and more is to go into its
+    /// queue.
     #[inline]
     pub fn needs_replay(&self) -> bool {
         let may_be =
@@ -200,13 +208,14 @@ impl Port {
         self.pieces_bytes
     }
 
-    /// Bytes of frames that wait here, rather than somewhere else for this port.
+    /// Bytes of the frames that wait in this port rather than in the message log.
     #[inline]
     pub fn own_bytes(&self) -> usize {
         self.queue.len() + self.pieces_bytes
     }
 
-    /// A frame that does not come from an input goes out after all that waits. Only while there are no pieces.
+    /// Appends a frame that comes from no input after all frames that wait. Only while there are no
+    /// pieces.
     pub fn push_frame(&mut self, pool: &mut ChunkPool, bytes: &[u8], header: &Header) {
         debug_assert!(self.pieces.is_empty(), "pieces would be overtaken");
         self.note_frame(bytes.len(), header);
@@ -223,13 +232,14 @@ impl Port {
         self.queued_frames.iter().map(|frame| frame.length as usize)
     }
 
-    /// `bytes` bytes have left by `writer`: first from the queue, then from the pieces, which lie in
-    /// `buffer`. What is left of the last frame goes to the writer.
+    /// Accounts for `bytes` bytes that `writer` has written: first from the queue, then from the
+    /// pieces, which are in `buffer`. The rest of the last frame goes to the writer.
     pub fn send(&mut self, pool: &mut ChunkPool, buffer: &[u8], bytes: usize, writer: &mut Writer) {
         self.drop_front(pool, bytes);
         let mut left = bytes;
         while left > 0 {
-            // The driver writes what `slices` shows, and all of that has queued_frames.
+            // The driver writes only bytes that `slices` returns, and every such frame is in
+            // `queued_frames`.
             let frame = self.queued_frames.pop_front().expect("only what waits can be sent");
             let length = frame.length as usize;
             writer.recent_channels.add(length, frame.entry);
@@ -243,7 +253,7 @@ impl Port {
         }
     }
 
-    /// Gives the first `bytes` bytes, which are of one frame, to `writer`.
+    /// Moves the first `bytes` bytes, which belong to one frame, to `writer`.
     fn move_front(
         &mut self,
         pool: &mut ChunkPool,
@@ -285,7 +295,7 @@ impl Port {
         }
     }
 
-    /// Copies what is left of the pieces to the queue.
+    /// Copies the rest of the pieces to the queue.
     pub fn keep(&mut self, pool: &mut ChunkPool, buffer: &[u8]) {
         for piece in &self.pieces {
             self.queue.push(pool, &buffer[piece.at..piece.at + piece.length]);
@@ -294,18 +304,20 @@ impl Port {
         self.pieces_bytes = 0;
     }
 
-    /// What is left of the pieces, which is whole frames, waits somewhere else.
+    /// Drops the rest of the pieces, which consists of whole frames: the message log holds these
+    /// frames.
     pub fn drop_pieces(&mut self) {
         self.pieces.clear();
         let mut left = core::mem::take(&mut self.pieces_bytes);
         while left > 0 {
-            // Each frame of the pieces has its note.
+            // Each frame of the pieces has an entry in `queued_frames`.
             left -= self.queued_frames.pop_back().expect("a frame has a note").length as usize;
         }
     }
 
-    /// Something has been lost on the way to the other side: its source, or whoever the notice is
-    /// for, is to be told once the other side is back. False: there are too many to remember.
+    /// Records the loss of a frame or report on its way to the other side. Its source, or the
+    /// target of the report, is notified once the other side is reconnected. Returns false if too
+    /// many losses are pending.
     pub fn record_loss(&mut self, entry: ChannelKey) -> bool {
         let pair = (entry.source, entry.target);
         match entry.class {
@@ -321,7 +333,8 @@ impl Port {
         }
     }
 
-    /// A notice for `to` about `about` is to go out here. False: too many are.
+    /// Adds a report for `to` about `about` to the reports to be sent here. Returns false if too
+    /// many are pending.
     pub fn add_report(&mut self, to: Address, about: Address, kind: Kind) -> bool {
         let has_room = self.pending_reports.len() < PENDING_REPORTS_MAX
             || self.pending_reports.contains_key(&(to, about));
@@ -331,7 +344,8 @@ impl Port {
         has_room
     }
 
-    /// All that waits is lost, as what is told to sources when the other side is back.
+    /// Drops all waiting frames and records them as lost: their sources are notified when the other
+    /// side is reconnected.
     pub fn lose_all(&mut self, pool: &mut ChunkPool) {
         let owed = core::mem::take(&mut self.pending_reports);
         let entries: Vec<ChannelKey> = self.queued_frames.iter().map(|frame| frame.entry).collect();
@@ -342,7 +356,7 @@ impl Port {
         }
     }
 
-    /// Drops all that waits; gives the channels whose frames it has lost here.
+    /// Drops everything that waits; returns the channels that have lost frames here.
     pub fn discard(&mut self, pool: &mut ChunkPool) -> BTreeSet<(Address, Address)> {
         self.queue.pop(pool, self.queue.len());
         self.writer.rest.pop(pool, self.writer.rest.len());
@@ -364,11 +378,12 @@ impl ChannelKey {
         Self { source: header.source, target: header.target, class }
     }
 
-    /// The channel of a frame. Notices have none.
+    /// The channel of a forwarded frame. Reports have none.
     pub fn channel(self) -> Option<(Address, Address)> {
         (self.class == FrameClass::Forwarded).then_some((self.source, self.target))
     }
 }
 
-/// Notes for which an idle port keeps room: a few, since most ports are idle.
+/// Entries of `queued_frames` for which an idle port keeps memory: a few, since most ports are
+/// idle.
 const QUEUED_FRAMES_IDLE_MAX: usize = 64;

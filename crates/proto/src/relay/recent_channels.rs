@@ -1,8 +1,9 @@
-//! Which channels a link has carried lately, so that a break can be told to their sources.
+//! Channels whose frames a link has carried recently, so that the sources can be notified when the
+//! link breaks.
 //!
-//! What enters: every frame whose first byte has been given to the link, and, where the other side
-//! says so, how much of them it has taken in. What leaves: the channels of which something may have
-//! been lost. Too many may be named, never too few.
+//! What enters: every frame whose first byte was written to the link, and, if the other side
+//! confirms, how many bytes the other side has received. What leaves: the channels that may have
+//! lost frames. The result may name too many channels, but never too few.
 
 use alloc::collections::{BTreeSet, VecDeque};
 
@@ -12,11 +13,11 @@ use crate::wire::frame::Kind;
 /// Bytes of frames whose channels are remembered together.
 const GENERATION_BYTES: u64 = 4 << 20;
 
-/// Bytes of frames that are remembered although nobody says whether they have arrived: more than
-/// what the sockets of both ends can hold.
+/// Bytes of frames that are remembered on a link whose other side confirms nothing: more than the
+/// sockets of both ends can hold.
 const UNCONFIRMED_BYTES: u64 = 128 << 20;
 
-/// Something that travels from `source` to `target`.
+/// Source, target and class of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChannelKey {
     pub source: Address,
@@ -24,7 +25,8 @@ pub(super) struct ChannelKey {
     pub class: FrameClass,
 }
 
-/// What a loss means: frames can be sent again by their source, notices only by relays.
+/// Class of a frame by its loss: a source can retransmit frames, and only relays can repeat
+/// reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FrameClass {
     Forwarded,
@@ -46,29 +48,29 @@ impl FrameClass {
 #[derive(Debug)]
 struct Generation {
     start: u64,
-    /// Bytes sent when its last frame will have been.
+    /// Bytes sent on the link up to the end of the last frame of this generation.
     end: u64,
     last: ChannelKey,
     entries: BTreeSet<ChannelKey>,
 }
 
-/// See the module head.
+/// Recent channels of one link: see the module head.
 #[derive(Debug, Default)]
 pub(super) struct RecentChannels {
     generations: VecDeque<Generation>,
     sent: u64,
     confirmed: u64,
-    /// Whether the other side says what it has taken in.
+    /// Whether the other side confirms the bytes that it has received.
     is_confirmed: bool,
 }
 
 impl RecentChannels {
-    /// Of a link whose other side confirms what it has taken in.
+    /// The record of a link whose other side confirms the bytes that it has received.
     pub fn confirmed() -> Self {
         Self { is_confirmed: true, ..Self::default() }
     }
 
-    /// A frame of `length` bytes goes out.
+    /// Adds a frame of `length` bytes that is being sent.
     #[inline]
     pub fn add(&mut self, length: usize, entry: ChannelKey) {
         let start = self.sent;
@@ -89,31 +91,31 @@ impl RecentChannels {
         }
     }
 
-    /// `length` bytes go out that belong to no channel.
+    /// Accounts for `length` sent bytes that belong to no channel.
     #[inline]
     pub fn skip(&mut self, length: usize) {
         self.sent += length as u64;
     }
 
-    /// The other side has taken in the first `bytes` bytes. False: so many were never sent.
+    /// Confirms the first `bytes` bytes. Returns false if fewer bytes were ever sent.
     pub fn confirm(&mut self, bytes: u64) -> bool {
         self.confirmed = self.confirmed.max(bytes.min(self.sent));
         bytes <= self.sent
     }
 
-    /// Bytes up to the last frame of which nobody has said that they have been taken in.
+    /// Bytes from the confirmed position to the end of the last frame.
     pub fn unconfirmed_bytes(&self) -> u64 {
         let end = self.generations.back().map_or(0, |last| last.end);
         end.saturating_sub(self.confirmed)
     }
 
-    /// What may not have arrived.
+    /// Channels whose frames may not have arrived.
     pub fn unconfirmed(&self) -> BTreeSet<ChannelKey> {
         let open = self.generations.iter().filter(|generation| generation.end > self.confirmed);
         open.flat_map(|generation| generation.entries.iter().copied()).collect()
     }
 
-    /// What has been sent lately, whether it has arrived or not.
+    /// Channels of the recently sent frames, whether or not these have arrived.
     pub fn recent(&self) -> BTreeSet<ChannelKey> {
         let all = self.generations.iter();
         all.flat_map(|generation| generation.entries.iter().copied()).collect()

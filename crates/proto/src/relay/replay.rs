@@ -1,14 +1,18 @@
-//! What an endpoint is told out of what is kept of it: a new start of it all that was, one that takes more slowly than others
-//! send what it has not taken yet.
+//! Replay of a message log to an endpoint: a restarted incarnation receives everything that the
+//! previous one received, and a slow endpoint receives the frames that found no capacity.
 //!
-//! A new start is told piece by piece, by its queue, when the earlier one has taken in what: each determinant, and then the frames
-//! that it took in ([`Relay::replay_next`]). Behind the last determinant, and whenever it is only behind, it is told *directly*: its link
-//! writes frames straight out of the segments in which they lie ([`MessageLog::direct`]). So what is kept is the queue of an
-//! endpoint that may come back, and a frame that does not find room at once is copied no second time.
+//! The relay replays to a restarted incarnation piece by piece through the queue of its port: each
+//! determinant, then the frames that the previous incarnation delivered with this determinant
+//! ([`Relay::replay_next`]). After the last determinant, and whenever the endpoint merely has a
+//! backlog, replay is *direct*: the link writes frames straight out of the log segments that hold
+//! them ([`MessageLog::direct`]). So the message log of an endpoint that may be restarted is also
+//! its output queue, and a frame that finds no capacity at once is not copied a second time.
 //!
-//! What enters: what found no room, and how much was written. What leaves: determinants and frames, in the order in which they were
-//! given to the endpoint. What may never happen: one is left out, or told twice; the queue and what is told directly get in each
-//! other's way (the queue comes first, and while there is more to tell nothing else is put there).
+//! What enters: frames that found no capacity, and the number of bytes that the link wrote. What
+//! leaves: determinants and frames, in the order in which the endpoint received them. What may
+//! never happen: replay omits or repeats a frame; the queue and direct replay interleave (the link
+//! empties the queue first, and the relay puts nothing else into the queue while replay is
+//! incomplete).
 
 use alloc::collections::BTreeSet;
 
@@ -26,36 +30,38 @@ use super::recent_channels::ChannelKey;
 use super::segmented_log::{FrameLookup, SegmentPosition};
 use super::undeliverable::empty;
 
-/// What an endpoint is told waits in its queue up to about so many bytes: as much as its ring holds. As much it takes directly before
-/// others have their turn.
+/// Bytes of replayed frames that wait in the queue of an endpoint, approximately: the capacity of
+/// its shared-memory ring. Direct replay writes as many bytes before other links get their turn.
 pub(super) const REPLAY_BYTES_MAX: usize = 256 << 10;
 
-/// How far an endpoint has been told what was.
+/// Progress of the replay to an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReplayProgress {
     determinants: Cursor,
     determinants_left: u32,
-    /// Of the determinant that was told last.
+    /// Frames of the last replayed determinant that are still to be replayed.
     frames_left: u32,
-    /// The frame that is told next.
+    /// Log position of the next frame to replay.
     inbound: SegmentPosition,
-    /// Segments before this one have been left.
+    /// Number of the first segment that may still be cached in memory: replay has evicted the
+    /// earlier ones.
     left: usize,
-    /// The first frame that came meanwhile: no start of it has been given that.
+    /// Log position of the first frame that arrived during the replay: no incarnation has received
+    /// this frame or a later one. `None`: no frame has arrived.
     new: Option<SegmentPosition>,
 }
 
-/// What is to be done for an endpoint that is told what was.
+/// What the relay does next for an endpoint under replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplayState {
-    /// There is more for its queue.
+    /// More frames follow, through the queue of the port.
     Queued,
-    /// There is more, which it takes straight out of what is kept.
+    /// More frames follow, which the link writes straight out of the log segments.
     Direct,
-    /// There is more, and it is on the disk.
+    /// More frames follow, and the disk has still to read the next segment.
     AwaitsDisk,
     Complete,
-    /// The rest is of no use.
+    /// The rest of the log cannot be read.
     Unreadable,
 }
 
@@ -66,12 +72,13 @@ impl ReplayProgress {
 }
 
 impl MessageLog {
-    /// Whether a new start of it is still to be told what the earlier one was.
+    /// Whether a restarted incarnation has still to receive frames that the previous one received.
     pub fn is_replaying(&self) -> bool {
         self.replay.is_some() && !self.has_only_backlog()
     }
 
-    /// The frames that came last, of so many bytes together, found no room: they are told as soon as there is some.
+    /// Starts a backlog: the last frames of the log, of `bytes` bytes together, found no capacity,
+    /// and the relay sends these frames from the log as soon as the link takes more.
     pub fn begin_backlog(&mut self, bytes: usize) {
         debug_assert!(self.replay.is_none(), "it is told something already");
         let inbound = self.inbound.last(bytes);
@@ -87,7 +94,8 @@ impl MessageLog {
         });
     }
 
-    /// Whether the frame that came last, of so many bytes, is told in its turn.
+    /// Whether a replay is in progress, which then sends the last frame of the log, of `bytes`
+    /// bytes, in its turn.
     #[inline]
     pub fn defer(&mut self, bytes: usize) -> bool {
         let Some(replay) = &mut self.replay else { return false };
@@ -97,14 +105,15 @@ impl MessageLog {
         true
     }
 
-    /// Whether all that is left to tell has come meanwhile.
+    /// Whether all frames that are still to be replayed arrived during the replay.
     pub fn has_only_backlog(&self) -> bool {
         self.replay.as_ref().is_some_and(|replay| {
             replay.is_direct() && replay.new.is_some_and(|new| replay.inbound >= new)
         })
     }
 
-    /// Tells by its queue all that is left of what it takes directly, as far as it is in memory; and what comes then.
+    /// Moves the frames that direct replay would send into the queue of the port, as far as these
+    /// frames are in memory, and returns the next state of the replay.
     pub fn push_backlog(
         &mut self,
         address: Address,
@@ -121,7 +130,8 @@ impl MessageLog {
         self.next_state(address, storage)
     }
 
-    /// Channels of frames that no start of it has been given, as far as they are in memory.
+    /// Channels of the frames that no incarnation has received, as far as these frames are in
+    /// memory.
     pub fn undelivered(&self) -> BTreeSet<ChannelKey> {
         let Some(ReplayProgress { inbound, new: Some(new), .. }) = self.replay else {
             return BTreeSet::new();
@@ -136,7 +146,7 @@ impl MessageLog {
         undelivered
     }
 
-    /// Whether somebody is told what lies in this segment, or soon will be.
+    /// Whether the replay reads this segment now or within the next [`READ_AHEAD`] segments.
     pub fn is_reading(&self, segment: usize) -> bool {
         let first = |replay: &ReplayProgress| replay.inbound.segment;
         self.replay.as_ref().map(first).is_some_and(|at| (at..at + READ_AHEAD).contains(&segment))
@@ -148,7 +158,8 @@ impl MessageLog {
         }
     }
 
-    /// Has what is told next in memory, as far as the disk has read it.
+    /// Requests from the disk the next [`READ_AHEAD`] segments that replay needs, and evicts the
+    /// segments that replay has passed.
     fn fetch(&mut self, address: Address, storage: &mut LogStorage) {
         let Some(ReplayProgress { inbound, left, .. }) = &mut self.replay else { return };
         let at = inbound.segment;
@@ -160,7 +171,8 @@ impl MessageLog {
         }
     }
 
-    /// `address` is there, and stands at `position`: it is told everything that came after, once more.
+    /// Starts the replay for the incarnation of `address` that has attached at log position
+    /// `position`: the endpoint receives again every frame after this position.
     pub fn begin_replay(
         &mut self,
         address: Address,
@@ -169,7 +181,9 @@ impl MessageLog {
         pool: &mut ChunkPool,
     ) {
         self.resume_at(&position);
-        // Each that is kept takes three bytes at least, and all together no more than there is for logs.
+        // Each determinant takes at least three bytes of the log memory, so the count fits into 32
+        // bits unless the log of this endpoint takes more than 12 GiB (`recover_memory` is 4 GiB by
+        // default).
         let determinants_left = (self.determinants.count() - position.standing.determinants) as u32;
         let (determinants, inbound) = (position.determinants, position.inbound);
         let left = inbound.segment;
@@ -185,13 +199,15 @@ impl MessageLog {
         if let Some(reads) = &self.nondeterminism {
             push_empty(Kind::Nondeterminism, address, [reads.complete_end(), 0], 0, port, pool);
         }
-        // Until it has sent that again nothing else may be taken in.
+        // The opening determinant carries the number of sent frames: before the endpoint has sent
+        // these frames again it delivers nothing beyond the replay.
         let sent = self.sent_count - position.standing.sent;
         let opening = Determinant { polls: 0, frames: determinants_left, micros: sent };
         push_determinant(address, opening, port, pool);
     }
 
-    /// Tells the next piece by its queue, as far as it is in memory; and what comes then.
+    /// Pushes the next piece of the replay into the queue of the port, as far as the log is in
+    /// memory, and returns the next state of the replay.
     pub fn replay_next(
         &mut self,
         address: Address,
@@ -229,7 +245,7 @@ impl MessageLog {
         self.next_state(address, storage)
     }
 
-    /// What comes next for one that is told directly, or is told nothing any more.
+    /// The next state of a replay that is direct or complete.
     fn next_state(&mut self, address: Address, storage: &mut LogStorage) -> ReplayState {
         let Some(replay) = &mut self.replay else { return ReplayState::Complete };
         let found = match self.inbound.find(&mut replay.inbound) {
@@ -245,7 +261,8 @@ impl MessageLog {
         found
     }
 
-    /// What it is told directly next, as far as it is in memory.
+    /// The frames that direct replay sends next, as far as they are in memory: up to the frame that
+    /// reaches [`REPLAY_BYTES_MAX`].
     pub fn direct(&self) -> impl Iterator<Item = (Header, &[u8])> {
         let replay = self.replay.filter(ReplayProgress::is_direct);
         let mut place = replay.map(|replay| replay.inbound);
@@ -259,7 +276,8 @@ impl MessageLog {
         })
     }
 
-    /// `bytes` bytes of that have left by `writer`, who takes what is left of the last frame; and what comes next.
+    /// Advances direct replay by the `bytes` bytes that `writer` has written, gives `writer` the
+    /// rest of the last frame, and returns the next state of the replay.
     fn consume_direct(
         &mut self,
         address: Address,
@@ -270,7 +288,8 @@ impl MessageLog {
     ) -> ReplayState {
         let mut left = bytes;
         while let Some(replay) = self.replay.as_mut().filter(|_| left > 0) {
-            // The driver writes what `slices` shows.
+            // The driver writes only the frames that `slices` returns, and these frames are in
+            // memory.
             let FrameLookup::Frame(header, frame) = self.inbound.find(&mut replay.inbound) else {
                 panic!("only what is in memory can be sent");
             };
@@ -282,7 +301,7 @@ impl MessageLog {
             left = left.saturating_sub(frame.len());
         }
         match self.next_state(address, storage) {
-            // It keeps pace: it goes on when others have had their turn.
+            // The endpoint keeps pace: direct replay goes on after other links have had their turn.
             ReplayState::Direct if bytes >= REPLAY_BYTES_MAX => ReplayState::Queued,
             state => state,
         }
@@ -290,7 +309,7 @@ impl MessageLog {
 }
 
 impl MessageLogs {
-    /// See [`MessageLog::consume_direct`].
+    /// Advances direct replay to `address`: see [`MessageLog::consume_direct`].
     pub fn consume_direct(
         &mut self,
         address: Address,
@@ -305,7 +324,8 @@ impl MessageLogs {
         })
     }
 
-    /// What found no room of what was given to an endpoint just now, so many bytes, is told in its turn. False: it is not kept.
+    /// Starts a backlog of `bytes` bytes, which the endpoint `address` just received and whose link
+    /// had no capacity for them. Returns false if the relay keeps no log of the endpoint.
     pub fn begin_backlog(&mut self, address: Address, bytes: usize) -> bool {
         let log = self.all.get_mut(&address).filter(|log| log.discard_reason.is_none());
         log.map(|log| log.begin_backlog(bytes)).is_some()

@@ -1,16 +1,19 @@
-//! Frames that were given to an endpoint, in order, in *segments*: in memory, on their way to the disk, on it, or read back.
+//! Log of the frames for one endpoint, in order, in *segments*: in memory, being written to the
+//! disk, on the disk, or read back.
 //!
-//! A frame lies whole in one segment. Segments never move in memory, and nothing is allocated beyond the next one; they grow
-//! with the log, so that one of a few frames takes little. One of full size that takes no more frames may go to the disk:
+//! A frame lies whole in one segment. Segments never move in memory, and at most one segment is
+//! allocated ahead; segments grow with the log, so that the log of a few frames takes little
+//! memory. A segment of full size that takes no more frames may go to the disk:
 //!
 //! ```text
-//! InMemory ──share──> Writing ──settle(written)──> OnDisk ──call──> Reading ──arrive──> Cached ──leave──> OnDisk
-//!   ^                │
-//!   └──settle(not)───┘
+//! InMemory ─begin_write→ Writing ─finish_write→ OnDisk ─begin_read→ Reading ─finish_read→ Cached
+//!    ↑                      │                     ↑                                         │
+//!    └─ finish_write(failed)┘                     └────────────────── evict ────────────────┘
 //! ```
 //!
-//! What enters: frames, and what has become of segments. What leaves: frames in order, as far as they are in memory. What may
-//! never happen: a frame is left out, or somebody is given one that has changed.
+//! What enters: frames, and the results of disk requests. What leaves: frames in order, as far as
+//! they are in memory. What may never happen: a reader misses a frame, or receives a frame that has
+//! changed.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -21,48 +24,49 @@ use core::ops::Range;
 use super::log_storage::{BufferPool, SegmentId};
 use crate::wire::frame::{HEADER_BYTES, Header};
 
-/// The first segment; each further one is as large as all before, up to full size.
+/// Size of the first segment in bytes; each further segment is as large as all segments before it
+/// together, up to the full size.
 const SEGMENT_BYTES_MIN: usize = 4 << 10;
 
-/// See the module head.
+/// Log of the frames for one endpoint: see the module head.
 #[derive(Debug, Default)]
 pub(super) struct SegmentedLog {
     segments: VecDeque<Segment>,
-    /// The number of the first of them: so many have been dropped.
+    /// Number of the first kept segment: so many segments have been dropped.
     first: usize,
     bytes: u64,
-    /// And so many bytes.
+    /// Bytes of all dropped segments.
     dropped: u64,
-    /// How many frames lie in each segment,
+    /// Number of frames in each kept segment.
     frames: VecDeque<u32>,
-    /// and in those that have been dropped.
+    /// Number of frames in all dropped segments.
     dropped_frames: u64,
 }
 
-/// What can be shown of frames.
+/// An entry of an excerpt of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShownFrame {
-    /// This one.
+    /// Number and header of a frame in memory.
     Frame(u64, Header),
-    /// These lie on the disk.
+    /// Numbers of adjacent frames that are on the disk.
     OnDisk(Range<u64>),
 }
 
 #[derive(Debug)]
 enum Segment {
-    /// In memory; the last one takes further frames.
+    /// In memory; the last segment takes further frames.
     InMemory(Vec<u8>),
-    /// In memory, and being written.
+    /// In memory, and being written to the disk.
     Writing(SegmentId, Arc<Vec<u8>>),
-    /// On the disk, with its length.
+    /// On the disk, with its length in bytes.
     OnDisk(SegmentId, usize),
-    /// The same, and somebody has asked for it.
+    /// On the disk, with its length in bytes, and being read into memory.
     Reading(SegmentId, usize),
-    /// On the disk, and in memory for whoever reads it.
+    /// On the disk, and in memory for a replay that reads the segment.
     Cached(SegmentId, Vec<u8>),
 }
 
-/// How far somebody has read.
+/// Position of a reader in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SegmentPosition {
     pub segment: usize,
@@ -70,30 +74,30 @@ pub(super) struct SegmentPosition {
 }
 
 impl SegmentPosition {
-    /// A frame of so many bytes has been read.
+    /// Advances the position past a frame of `bytes` bytes.
     pub fn advance(&mut self, bytes: usize) {
         self.at += bytes;
     }
 }
 
-/// What is at a place.
+/// Result of looking up the frame at a position.
 #[derive(Debug)]
 pub(super) enum FrameLookup<'a> {
     Frame(Header, &'a [u8]),
-    /// It is on the disk.
+    /// The segment of the frame is on the disk and not in memory.
     OnDisk,
     End,
-    /// No frame.
+    /// The bytes at this position are no frame.
     Corrupt,
 }
 
-/// What dropping segments has freed.
+/// Bytes and segments that were freed by dropping segments.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FreedSegments {
     pub bytes: u64,
-    /// Of these, on the disk alone.
+    /// Freed bytes that were on the disk and counted as evicted from memory.
     pub evicted_bytes: u64,
-    /// Of these, on the disk or on the way there.
+    /// Freed bytes that were on the disk or being written there.
     pub disk_bytes: u64,
     pub deleted: Vec<SegmentId>,
 }
@@ -126,29 +130,30 @@ impl Segment {
 }
 
 impl SegmentedLog {
-    /// Of which so many bytes were dropped before any was kept.
+    /// An empty log, before which `dropped` bytes were dropped.
     pub fn starting_at(dropped: u64) -> Self {
         Self { dropped, ..Self::default() }
     }
 
-    /// Bytes kept, wherever.
+    /// Bytes of the kept frames, in memory and on the disk.
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// And those that have been dropped.
+    /// Bytes of all frames ever appended, dropped ones included.
     pub fn total(&self) -> u64 {
         self.dropped + self.bytes
     }
 
-    /// Adds a frame. If a segment of full size takes no more because of that, its number.
+    /// Appends a frame. Returns the number of the segment that takes no more frames because of this
+    /// frame, if that segment has the full size.
     pub fn push(&mut self, frame: &[u8], buffer_pool: &mut BufferPool) -> Option<usize> {
         self.bytes += frame.len() as u64;
         if let Some(Segment::InMemory(bytes)) = self.segments.back_mut()
             && bytes.capacity() - bytes.len() >= frame.len()
         {
             bytes.extend_from_slice(frame);
-            // Each segment has its count.
+            // Each segment has an entry in `frames`.
             *self.frames.back_mut().expect("a count") += 1;
             return None;
         }
@@ -162,7 +167,7 @@ impl SegmentedLog {
         is_movable.then(|| self.first + self.segments.len() - 2)
     }
 
-    /// What is at `place`, which goes to the segment where that is.
+    /// Looks up the frame at `place`, after moving `place` to the segment that holds this frame.
     pub fn find(&self, place: &mut SegmentPosition) -> FrameLookup<'_> {
         loop {
             let Some(segment) = self.get(place.segment) else { return FrameLookup::End };
@@ -193,7 +198,8 @@ impl SegmentedLog {
         self.segments.get_mut(number.checked_sub(self.first)?)
     }
 
-    /// A segment is to be written: its bytes, unless it is not there, or on its way already.
+    /// Starts writing a segment to the disk. Returns its bytes, or `None` if the segment is not in
+    /// memory or being written already.
     pub fn begin_write(&mut self, number: usize, id: SegmentId) -> Option<Arc<Vec<u8>>> {
         let segment = self.get_mut(number)?;
         let Segment::InMemory(bytes) = segment else { return None };
@@ -202,8 +208,9 @@ impl SegmentedLog {
         Some(bytes)
     }
 
-    /// It has been written, or could not be. `is_read`: somebody needs it soon. Its length, if it is still there and has now
-    /// left the memory.
+    /// Ends the write of a segment, which has succeeded or failed. `is_read`: a replay needs the
+    /// segment soon. Returns the length of the segment if the segment is still kept and its write
+    /// has succeeded.
     pub fn finish_write(
         &mut self,
         number: usize,
@@ -218,7 +225,7 @@ impl SegmentedLog {
             debug_assert!(false, "it was not on its way");
             return None;
         };
-        // Whoever has written it has let go of it; should that not be so, a copy is right as well.
+        // The disk thread has dropped its reference; a copy is correct if it has not.
         let bytes = Arc::try_unwrap(bytes).unwrap_or_else(|bytes| (*bytes).clone());
         match (is_written, is_read) {
             (false, _) => {
@@ -231,12 +238,13 @@ impl SegmentedLog {
         Some(length)
     }
 
-    /// Whether it is still there under this name.
+    /// Whether the log still keeps segment `number` under the name `id`.
     pub fn holds(&self, number: usize, id: SegmentId) -> bool {
         self.get(number).is_some_and(|segment| segment.id() == Some(id))
     }
 
-    /// Somebody needs a segment: which, and its length, if it must be read for that.
+    /// Starts reading a segment from the disk. Returns its name and length, or `None` if no read is
+    /// necessary.
     pub fn begin_read(&mut self, number: usize) -> Option<(SegmentId, usize)> {
         let segment = self.get_mut(number)?;
         let Segment::OnDisk(id, length) = *segment else { return None };
@@ -244,7 +252,8 @@ impl SegmentedLog {
         Some((id, length))
     }
 
-    /// It has been read. False: that is not what was written. `is_wanted`: somebody still needs it.
+    /// Ends the read of a segment. Returns false if its length differs from the written length.
+    /// `is_wanted`: a replay still needs the segment.
     pub fn finish_read(
         &mut self,
         number: usize,
@@ -266,7 +275,7 @@ impl SegmentedLog {
         is_same
     }
 
-    /// Nobody needs these segments any more.
+    /// Drops the memory of these segments if they are also on the disk.
     pub fn evict(&mut self, numbers: Range<usize>, buffer_pool: &mut BufferPool) {
         for number in numbers {
             let Some(segment) = self.get_mut(number) else { continue };
@@ -278,12 +287,13 @@ impl SegmentedLog {
         }
     }
 
-    /// Behind so many bytes of all that were ever added, if what follows is still there.
+    /// Position after the first `bytes` bytes ever appended, if the frames that follow are still
+    /// kept.
     pub fn at(&self, bytes: u64) -> Option<SegmentPosition> {
         let mut left = bytes.checked_sub(self.dropped)?;
         for (index, segment) in self.segments.iter().enumerate() {
             let length = segment.len() as u64;
-            // The last one takes further frames.
+            // The last segment takes further frames.
             if left < length || (left == length && index + 1 == self.segments.len()) {
                 return Some(SegmentPosition { segment: self.first + index, at: left as usize });
             }
@@ -292,12 +302,12 @@ impl SegmentedLog {
         (left == 0).then_some(SegmentPosition { segment: self.first, at: 0 })
     }
 
-    /// How many frames have been kept, dropped ones included.
+    /// Number of frames ever appended, dropped ones included.
     pub fn frame_count(&self) -> u64 {
         self.dropped_frames + self.frames.iter().map(|count| *count as u64).sum::<u64>()
     }
 
-    /// Bytes that are not in memory, but for whoever reads them.
+    /// Bytes of kept segments that are on the disk, whether or not a replay caches them in memory.
     pub fn evicted_bytes(&self) -> u64 {
         let is_away = |segment: &&Segment| {
             matches!(segment, Segment::OnDisk(..) | Segment::Reading(..) | Segment::Cached(..))
@@ -305,7 +315,7 @@ impl SegmentedLog {
         self.segments.iter().filter(is_away).map(|segment| segment.len() as u64).sum()
     }
 
-    /// Frames with these numbers, as far as they are still kept.
+    /// The frames with these numbers, as far as they are still kept.
     pub fn show_frames(&self, wanted: Range<u64>) -> Vec<ShownFrame> {
         let mut shown = Vec::new();
         let mut first = self.dropped_frames;
@@ -331,7 +341,7 @@ impl SegmentedLog {
         shown
     }
 
-    /// All frames that are in memory, in order.
+    /// All frames in memory, in order.
     pub fn in_memory(&self) -> impl Iterator<Item = (Header, &[u8])> {
         self.segments.iter().filter_map(Segment::in_memory).flat_map(|mut rest| {
             core::iter::from_fn(move || {
@@ -344,7 +354,7 @@ impl SegmentedLog {
         })
     }
 
-    /// Where the last frames begin, which have so many bytes together.
+    /// Position of the last frames, of `bytes` bytes together.
     pub fn last(&self, bytes: usize) -> SegmentPosition {
         let mut left = bytes;
         for (index, segment) in self.segments.iter().enumerate().rev() {
@@ -356,12 +366,12 @@ impl SegmentedLog {
         SegmentPosition { segment: self.first, at: 0 }
     }
 
-    /// Where the next frame will be.
+    /// Position of the next segment to be appended.
     pub fn end(&self) -> SegmentPosition {
         SegmentPosition { segment: self.first + self.segments.len(), at: 0 }
     }
 
-    /// Drops all segments that lie wholly before `place`: nobody reads them any more.
+    /// Drops all segments that lie wholly before `place`.
     pub fn trim(&mut self, place: SegmentPosition, buffer_pool: &mut BufferPool) -> FreedSegments {
         let mut freed = FreedSegments::default();
         while self.first < place.segment {
@@ -395,7 +405,7 @@ mod tests {
 
     const FULL: usize = 64 << 10;
 
-    /// A frame with number `n`, of a length of its own.
+    /// A frame with number `n`, whose length depends on `n`.
     fn frame(n: usize) -> Vec<u8> {
         let length = n * 977 % 9_000;
         let (source, target) = (Address::new(1, 0), Address::new(0, 0));
@@ -412,7 +422,7 @@ mod tests {
         (log, sealed)
     }
 
-    /// Reads from `place` as far as it is in memory; gives the number of the next frame.
+    /// Reads from `place` as far as the log is in memory; returns the number of the next frame.
     fn read(log: &SegmentedLog, place: &mut SegmentPosition, mut next: usize) -> (usize, bool) {
         loop {
             match log.find(place) {
@@ -447,17 +457,17 @@ mod tests {
         );
     }
 
-    /// Every state of a segment, with what it does at each event: see the picture in the module head.
+    /// Each state of a segment, with the effect of each event: see the diagram in the module head.
     #[test]
     fn segments_go_to_the_disk_and_come_back() {
         let mut buffer_pool = BufferPool::new(FULL);
         let (mut log, sealed) = filled(400, &mut buffer_pool);
         let (one, id) = (sealed[3], SegmentId(7));
         let length = log.get(one).unwrap().len();
-        // In memory.
+        // The segment is in memory.
         assert_eq!(log.begin_read(one), None);
         let bytes = log.begin_write(one, id).unwrap();
-        // Being written: it is read all the same, and not written twice.
+        // The segment is being written: it can be read, and is not written a second time.
         assert!(log.begin_write(one, SegmentId(8)).is_none() && log.begin_read(one).is_none());
         assert_eq!(read(&log, &mut SegmentPosition::default(), 0), (400, true));
         let disk = (*bytes).clone();
@@ -468,33 +478,33 @@ mod tests {
             "another one"
         );
         assert_eq!(log.finish_write(one, id, true, false, &mut buffer_pool), Some(length));
-        // On the disk.
+        // The segment is on the disk.
         let mut place = SegmentPosition::default();
         let (next, is_end) = read(&log, &mut place, 0);
         assert!(!is_end && place.segment == one);
         assert_eq!(log.begin_read(one), Some((id, length)));
         assert_eq!(log.begin_read(one), None, "it is on its way already");
         assert_eq!(read(&log, &mut place, next), (next, false));
-        // It comes when nobody wants it any more,
+        // The read ends when no replay needs the segment any more.
         assert!(log.finish_read(one, id, disk.clone(), false, &mut buffer_pool));
         assert_eq!(read(&log, &mut place, next), (next, false));
-        // is torn,
+        // The read returns too few bytes.
         log.begin_read(one);
         assert!(!log.finish_read(one, id, disk[1..].to_vec(), true, &mut buffer_pool));
         assert_eq!(read(&log, &mut place, next), (next, false));
-        // and as it was.
+        // The read returns the written bytes.
         log.begin_read(one);
         assert!(log.finish_read(one, id, disk.clone(), true, &mut buffer_pool));
         assert_eq!(read(&log, &mut place, next), (400, true));
         log.evict(0..one + 1, &mut buffer_pool);
         assert_eq!(log.begin_read(one), Some((id, length)));
-        // It could not be written.
+        // The write of a segment fails.
         let other = sealed[4];
         drop(log.begin_write(other, SegmentId(8)));
         assert_eq!(log.finish_write(other, SegmentId(8), false, false, &mut buffer_pool), None);
         assert!(log.finish_read(one, id, disk, true, &mut buffer_pool));
         assert_eq!(read(&log, &mut SegmentPosition::default(), 0), (400, true));
-        // It is written while somebody reads there.
+        // The write of a segment ends while a replay reads this segment.
         drop(log.begin_write(other, SegmentId(10)));
         assert!(log.finish_write(other, SegmentId(10), true, true, &mut buffer_pool).is_some());
         assert_eq!(read(&log, &mut SegmentPosition::default(), 0), (400, true));
@@ -522,7 +532,7 @@ mod tests {
             deleted: vec![SegmentId(1), SegmentId(2)],
         };
         assert_eq!((freed, log.len()), (expected, all - before as u64));
-        // What comes of those now says nothing.
+        // Results of requests for dropped segments have no effect.
         drop(held);
         assert_eq!(log.finish_write(moving, SegmentId(2), true, false, &mut buffer_pool), None);
         assert!(log.finish_read(written, SegmentId(1), vec![1], true, &mut buffer_pool));

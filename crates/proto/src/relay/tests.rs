@@ -1,4 +1,4 @@
-//! One relay in small cases, and two with their ranks under a seed.
+//! Tests of one relay in small cases, and of two relays with their ranks under a random seed.
 
 mod discarded_logs;
 mod disk;
@@ -36,7 +36,7 @@ fn every_frame_arrives_once_and_in_order() {
     }
 }
 
-/// Of queues towards endpoints, where a test fills them.
+/// Bound of the queues towards endpoints in tests that fill these queues.
 const SMALL_BOUND: usize = 8 << 20;
 
 #[test]
@@ -118,7 +118,7 @@ fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
     let mut bytes = [0usize; 3];
     for number in 0..60 {
         feed(&mut relay, one, frame(rank(1), rank(5), number, 1_000));
-        // The second stream takes half a frame once, and nothing more.
+        // The second stream takes 500 bytes of one frame, and nothing more.
         let first = relay.writer(peer, 0).unwrap();
         let at = streams.iter().position(|stream| *stream == first).unwrap();
         let (writer, room) = match (at, bytes[1]) {
@@ -132,13 +132,13 @@ fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
     }
     assert_eq!((bytes[1], relay.has_output(streams[0])), (500, false));
     assert!(bytes[0] > 10_000 && bytes[2] > 10_000, "{bytes:?}");
-    // What it has begun is its own.
+    // The rest of the frame that the stream has begun belongs to this stream.
     assert_eq!(relay.frame_lengths(streams[1]).collect::<Vec<_>>(), [HEADER_BYTES + 500]);
     relay.disconnect(streams[1]);
     assert_eq!(output(&mut relay, one), [(Kind::Lost, rank(5))], "the others are there");
 }
 
-/// As when a way that was shut is open again, and better than the one that stood in for it.
+/// Retires a stream, as when a blocked path works again and is better than its replacement.
 #[test]
 fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     let mut relay = home();
@@ -147,7 +147,7 @@ fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     let old = relay.connect(peer, 7).unwrap().stream;
     let far = rank(RANKS_PER_CLUSTER);
     feed(&mut relay, here, frame(rank(0), far, 0, 100));
-    // Half of a frame has left when the other stream comes.
+    // Half of a frame has left when the new stream connects.
     let whole: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
     relay.handle_sent(old, whole / 2, &[]);
     let new = relay.connect(peer, 7).unwrap();
@@ -166,7 +166,7 @@ fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     };
     let mut bytes = vec![0; HEADER_BYTES];
     keepalive.emit(&mut bytes);
-    // What was on its way to here still comes by it.
+    // Frames in flight to this relay still arrive on the retired stream.
     bytes.extend(frame(far, rank(0), 0, 100));
     feed(&mut relay, old, bytes);
     assert_eq!(output(&mut relay, here).len(), 1);
@@ -199,13 +199,13 @@ fn signs_of_life_confirm_what_has_been_taken_in() {
     let again = here.connect(peers[0], 1).unwrap();
     assert_eq!((again.is_first, again.lossy_channels), (true, 0));
 
-    // Another start of it may have lost what it had taken in.
+    // Another incarnation of the peer relay may have lost the frames that it had received.
     here.disconnect(again.stream);
     assert_eq!(here.connect(peers[0], 2).unwrap().lossy_channels, 1);
     assert_eq!(output(&mut here, one), [(Kind::Lost, rank(5))]);
     assert!(here.connect(peers[0], 3).is_err(), "two starts at once");
 
-    // Much at once is confirmed at once.
+    // A stream confirms many bytes without waiting for the next keepalive.
     let stream = here.streams(peers[0])[0];
     while !there.has_output(from) {
         feed(&mut here, one, frame(rank(1), rank(5), 0, 30_000));
@@ -251,7 +251,8 @@ fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_ha
     assert_eq!(output(&mut relay, links[0]), [(Kind::Lost, rank(2))]);
     assert_eq!(output(&mut relay, links[2]), []);
 
-    // While it is away nobody waits for room: what finds none is lost.
+    // While the endpoint is disconnected no input waits for capacity: frames beyond the bound are
+    // lost.
     relay.suspend(links[1]);
     for number in 0..10 {
         let taken = feed(&mut relay, links[0], frame(rank(1), rank(2), number, 30_000));
@@ -306,7 +307,7 @@ fn notices_wait_for_room_and_survive_breaks() {
     let mut relay = home();
     relay.endpoint_bound = QUEUE_BYTES_MIN;
     let [one, two] = [1, 2].map(|n| relay.attach(rank(n), 0).unwrap());
-    // So much waits for the first that no more notices fit.
+    // So many frames wait for the first endpoint that no further reports fit.
     while relay.bound(one) > relay.port(one).waiting_bytes() {
         feed(&mut relay, two, frame(rank(2), rank(1), 0, 30_000));
     }
@@ -319,7 +320,7 @@ fn notices_wait_for_room_and_survive_breaks() {
         let notices = output(&mut relay, one);
         assert!(!notices.is_empty(), "{} of 4990", told.len());
         if !is_broken && notices.iter().any(|(kind, _)| *kind == Kind::Unreachable) {
-            // All of them are lost.
+            // All written reports are lost.
             is_broken = true;
             relay.suspend(one);
             relay.attach(rank(1), 0).unwrap();
@@ -340,7 +341,7 @@ fn no_input_is_starved_at_a_busy_output() {
     let mut paused = [false; 3];
     let mut sequence = 0;
     while sequence < 3_000 {
-        // A greedy driver that always serves the first input first.
+        // A greedy driver always serves the first input first.
         for n in 0..3 {
             if !paused[n] {
                 for _ in 0..8 {
@@ -383,13 +384,13 @@ fn who_waits_for_an_endpoint_that_never_comes_is_told() {
     assert_eq!(output(&mut relay, link), [(Kind::Unreachable, rank(2))]);
     assert_eq!(relay.queued_bytes(), 0);
 
-    // It comes after all.
+    // The endpoint attaches after the time limit.
     let late = relay.attach(rank(2), 0).unwrap();
     feed(&mut relay, link, frame(rank(1), rank(2), 20, 10));
     assert_eq!(output(&mut relay, late), [(Kind::Ack, rank(1))]);
 }
 
-/// Rank 1 sends more to rank 2 than may wait for that, and waits.
+/// Rank 1 sends more frames to rank 2 than its queue may hold, and waits.
 fn fill(relay: &mut Relay, one: LinkId) {
     relay.endpoint_bound = SMALL_BOUND;
     let mut bytes = Vec::new();
@@ -541,7 +542,7 @@ fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_els
         };
         assert!(said.0.contains(why), "{}", said.0);
         assert_eq!((output(&mut relay, links[1]), relay.counters().malformed), (vec![], 1));
-        // Of another relay it has been examined there.
+        // A frame from another relay was checked by that relay.
         let peer = relay.peer(ClusterId(1)).unwrap();
         let stream = relay.connect(peer, 1).unwrap().stream;
         let mut far = bytes;
@@ -550,7 +551,7 @@ fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_els
     }
 }
 
-/// The sum of all bytes: enough to tell what it is made of.
+/// The sum of all bytes: enough to distinguish the frames of this test.
 fn sum(front: &[u8]) -> u32 {
     front.iter().map(|&byte| u32::from(byte)).sum()
 }
@@ -577,7 +578,7 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
     };
     let broken = |why| Stop::Broken(Malformed(why));
     assert_eq!(taken(|_| ()), Stop::Partial);
-    // The check of the payload is its receiver's business.
+    // The receiver checks the checksum of the payload.
     assert_eq!(taken(|bytes| bytes[HEADER_BYTES + 20] ^= 1), Stop::Partial);
     let corrupt = broken("a frame's header arrived corrupt");
     assert_eq!(taken(|bytes| bytes[HEADER_BYTES] ^= 1), corrupt, "the tag");
@@ -594,7 +595,7 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
 fn frame(source: Address, target: Address, sequence: u64, length: usize) -> Vec<u8> {
     let header = Header {
         length: length as u32,
-        // One without a head, so that any length will do.
+        // A kind without a kind header, so that any length is valid.
         kind: Kind::Ack,
         flags: 0,
         hops: 0,
@@ -618,7 +619,7 @@ fn feed(relay: &mut Relay, link: LinkId, mut bytes: Vec<u8>) -> Consumed {
     taken
 }
 
-/// Takes all that waits for a link.
+/// Takes all bytes that wait for a link.
 fn raw(relay: &mut Relay, link: LinkId) -> Vec<u8> {
     while let Some(to) = relay.poll_flush() {
         relay.keep(to, &[]);
@@ -628,7 +629,7 @@ fn raw(relay: &mut Relay, link: LinkId) -> Vec<u8> {
     bytes
 }
 
-/// The same: (kind, source) of each frame.
+/// Takes all bytes that wait for a link: (kind, source) of each frame.
 fn output(relay: &mut Relay, link: LinkId) -> Vec<(Kind, Address)> {
     let bytes = raw(relay, link);
     let mut frames = Vec::new();

@@ -1,20 +1,21 @@
-//! What sources of frames are told when these do not arrive.
+//! Reports to the sources of frames that do not arrive.
 
 use super::*;
 use crate::wire::frame::pair_check;
 use recent_channels::FrameClass;
 
 impl Relay {
-    /// Notes what has been lost on the way to the other side of `link`. Its sources hear when that is
-    /// back ([`Relay::report_losses`]), or given up ([`Relay::abandon_queue`]).
+    /// Records losses on the way to the other side of `link`. The sources are notified when the
+    /// other side is reconnected ([`Relay::report_losses`]), or given up
+    /// ([`Relay::abandon_queue`]).
     pub(super) fn record_loss(&mut self, link: LinkId, entries: BTreeSet<ChannelKey>) {
         let port = self.port_mut(link);
         let missed = entries.into_iter().filter(|entry| !port.record_loss(*entry)).count();
         self.counters.reports_dropped += missed as u64;
     }
 
-    /// Frames pass again: the sources of those that were lost are to ask what has arrived, and notices
-    /// that were lost go out once more.
+    /// Notifies the sources of lost frames, because frames pass again: the sources request the
+    /// receiver's status. Reports that were lost are sent again.
     pub(super) fn report_losses(&mut self, link: LinkId) {
         for (source, target) in core::mem::take(&mut self.port_mut(link).lossy_channels) {
             self.notify(source, target, Kind::Lost);
@@ -22,7 +23,8 @@ impl Relay {
         self.schedule_reports(link);
     }
 
-    /// Everything that waits for `link`, or was lost there, becomes unreachable.
+    /// Gives up everything that waits for `link` or was lost there: the sources receive
+    /// Unreachable.
     pub(super) fn abandon_queue(&mut self, link: LinkId) {
         let Self { ports, pool, .. } = self;
         let Some(port) = &mut ports[link.0 as usize] else { return };
@@ -31,9 +33,9 @@ impl Relay {
         }
     }
 
-    /// Tells the source of a frame that its target cannot be reached.
+    /// Reports to the source of a frame that its target cannot be reached.
     pub(super) fn report_unreachable(&mut self, header: &Header) {
-        // Nobody is told about what relays say.
+        // No report is made about the loss of a report.
         if FrameClass::of(header.kind) == FrameClass::Forwarded {
             self.notify(header.source, header.target, Kind::Unreachable);
         }
@@ -47,7 +49,7 @@ impl Relay {
         self.reports.insert((source, target), kind);
     }
 
-    /// Puts notices that are due into the queues of their outputs, as far as these have room.
+    /// Puts pending reports into the queues of their outputs, as far as these have capacity.
     pub(super) fn queue_reports(&mut self) {
         for ((to, about), kind) in core::mem::take(&mut self.reports) {
             let Route::Link(link) = self.table.route(to) else { continue };
@@ -71,7 +73,8 @@ impl Relay {
         }
     }
 
-    /// What finds no room, or comes while nobody is there, stays owed.
+    /// Puts the reports that are pending at `link` into its queue. Reports beyond its capacity, or
+    /// for a disconnected link, stay pending.
     fn queue_pending_reports(&mut self, link: LinkId) {
         let Some(Some(port)) = self.ports.get_mut(link.0 as usize) else { return };
         port.in_report_queue = false;
@@ -86,12 +89,13 @@ impl Relay {
             let header = empty(kind, about, to);
             let mut bytes = [0; HEADER_BYTES];
             header.emit(&mut bytes);
-            // Who is being told what was hears this in its turn.
+            // An endpoint under replay receives the report from its log, in its turn.
             if !port.is_replaying {
                 port.push_frame(pool, &bytes, &header);
             }
             if let (Some(logs), PortKind::Endpoint(address)) = (&mut *logs, port.kind) {
-                // To one that may not come back it has been given all the same.
+                // An endpoint that cannot be restarted has received the report all the same, from
+                // its queue.
                 let _ = logs.append(address, &bytes);
             }
         }
@@ -99,7 +103,7 @@ impl Relay {
     }
 }
 
-/// A frame that is nothing but its header.
+/// A header of a frame without a body.
 pub(super) fn empty(kind: Kind, source: Address, target: Address) -> Header {
     let sequence = if kind.reports_undeliverable() { pair_check(source, target) } else { 0 };
     Header { length: 0, kind, flags: 0, hops: 0, source, target, sequence, delivered: 0, credit: 0 }

@@ -1,11 +1,11 @@
-//! What a relay's outputs write, and which inputs may go on.
+//! The bytes that a relay's outputs write, and the inputs that may resume.
 
 use super::*;
 
 impl Relay {
     // ---- writing -----------------------------------------------------------------------
 
-    /// The next output that has something new to write. Ends with `None` when all are dealt with.
+    /// The next output that has something new to write. `None`: all outputs have been returned.
     pub fn poll_flush(&mut self) -> Option<LinkId> {
         loop {
             if self.flush.is_empty() {
@@ -19,12 +19,13 @@ impl Relay {
         }
     }
 
-    /// Whether the output may write: it is connected.
+    /// Whether the output is connected, so that it may write.
     pub fn is_up(&self, link: LinkId) -> bool {
         self.ports.get(link.0 as usize).and_then(Option::as_ref).is_some_and(Port::is_up)
     }
 
-    /// How many links write what waits for `link`: one, itself, unless it is that of a peer relay.
+    /// Number of links that write the frames waiting for `link`: the number of streams for the port
+    /// of a peer relay, and 1 for any other link.
     pub fn writer_count(&self, link: LinkId) -> usize {
         match self.port(link).kind {
             PortKind::Peer(_) => self.port(link).streams.len(),
@@ -32,7 +33,8 @@ impl Relay {
         }
     }
 
-    /// The links that write what waits for `link`, each in turn the first.
+    /// The links that write the frames waiting for `link`, by `number` from 0. The streams of a
+    /// peer relay take turns in being the first.
     pub fn writer(&self, link: LinkId, number: usize) -> Option<LinkId> {
         let port = self.port(link);
         match port.kind {
@@ -42,14 +44,14 @@ impl Relay {
         }
     }
 
-    /// Whether something waits that `link` can write.
+    /// Whether anything waits that `link` can write.
     pub fn has_output(&self, link: LinkId) -> bool {
         let output = self.port(self.output_of(link));
         let waits = output.waiting_bytes() > 0 || output.is_direct;
         waits || !self.port(link).writer.rest.is_empty()
     }
 
-    /// Where the frames wait that `link` writes: one that is retired writes none but its own rest.
+    /// The port whose frames `link` writes. A retired stream writes only the rest of its own frame.
     #[inline]
     fn output_of(&self, link: LinkId) -> LinkId {
         let port = self.port(link);
@@ -59,20 +61,21 @@ impl Relay {
         }
     }
 
-    /// Whether frames are waiting whose time limit must be watched: call
-    /// [`Relay::handle_time`] every second or so.
+    /// Whether frames wait whose time limit must be checked: call [`Relay::handle_time`] once a
+    /// second.
     pub fn needs_time(&self) -> bool {
         self.disconnected_ports > 0
     }
 
-    /// Whether there are streams to other relays, which are to say regularly that they are alive.
+    /// Whether there are streams to peer relays, which send keepalives regularly.
     pub fn has_streams(&self) -> bool {
         self.streams > 0
     }
 
-    /// What `link` is to write, in order: what it has begun, then the queue, then the pieces of
-    /// `buffer` (the one last given to `handle_input`; empty if its pieces have been kept), then what it is told directly, of which
-    /// there may be much more than it has room for.
+    /// The bytes that `link` is to write, in order: the rest of a begun frame, then the queue, then
+    /// the pieces of `buffer` (the buffer last given to `handle_input`; empty if its pieces have
+    /// been kept), then the frames of direct replay, which may be far more than the link has
+    /// capacity for.
     pub fn slices<'a>(&'a self, link: LinkId, buffer: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let output = self.port(self.output_of(link));
         let pieces = output.pieces.iter().map(|piece| &buffer[piece.at..piece.at + piece.length]);
@@ -81,7 +84,7 @@ impl Relay {
         self.port(link).writer.rest.slices().chain(own).chain(direct)
     }
 
-    /// Frames that an endpoint takes straight out of what is kept.
+    /// Frames of direct replay, which the link writes straight out of the message log.
     fn direct(&self, output: &Port) -> impl Iterator<Item = (Header, &[u8])> {
         let log = match output.kind {
             PortKind::Endpoint(address) if output.is_direct => {
@@ -92,7 +95,8 @@ impl Relay {
         log.into_iter().flat_map(MessageLog::direct)
     }
 
-    /// Lengths of the frames in [`Relay::slices`]; of the first one, what is left.
+    /// Lengths of the frames in [`Relay::slices`]; the first length is that of the rest of a begun
+    /// frame.
     pub fn frame_lengths(&self, link: LinkId) -> impl Iterator<Item = usize> {
         let rest = Some(self.port(link).writer.rest.len()).filter(|length| *length > 0);
         let output = self.port(self.output_of(link));
@@ -100,7 +104,7 @@ impl Relay {
         rest.into_iter().chain(output.frame_lengths()).chain(direct)
     }
 
-    /// `link` has taken `bytes` bytes from the front of what it was to write.
+    /// Accounts for the `bytes` bytes that `link` has written from the front of [`Relay::slices`].
     pub fn handle_sent(&mut self, link: LinkId, bytes: usize, buffer: &[u8]) {
         let output = self.output_of(link);
         let bound = self.bound(output);
@@ -144,7 +148,7 @@ impl Relay {
         }
     }
 
-    /// Another stream writes first next time.
+    /// Lets the stream after `stream` write first next time.
     fn advance_turn(&mut self, stream: LinkId, peer: LinkId) {
         let port = self.port_mut(peer);
         if let Some(at) = port.streams.iter().position(|other| *other == stream) {
@@ -152,7 +156,8 @@ impl Relay {
         }
     }
 
-    /// Says over a stream how much has been taken in, unless its output is jammed.
+    /// Sends a keepalive with the number of received bytes on a stream, unless more than a frame
+    /// still waits there.
     pub(super) fn send_keepalive(&mut self, stream: LinkId) {
         let now = self.now_millis;
         let Self { ports, pool, .. } = self;
@@ -171,8 +176,9 @@ impl Relay {
         self.touch(stream);
     }
 
-    /// The output has not taken all of `buffer`, which may be used again afterwards: the rest is copied, or taken out of what is
-    /// kept, if it is there.
+    /// Keeps what the output has not taken of `buffer`, so that the buffer may be used again: the
+    /// frames are sent from the message log if the log holds them, and are copied into the queue
+    /// otherwise.
     pub fn keep(&mut self, link: LinkId, buffer: &[u8]) {
         let Self { ports, pool, logs, .. } = self;
         let Some(port) = ports[link.0 as usize].as_mut().filter(|port| !port.pieces.is_empty())
@@ -189,12 +195,12 @@ impl Relay {
         port.keep(pool, buffer);
     }
 
-    /// The next input whose turn it is: hand its rest to `handle_input` again, or read on if there
-    /// is none.
+    /// The next input that may resume: hand the rest of its buffer to `handle_input` again, or read
+    /// more if there is no rest.
     pub fn poll_resume(&mut self) -> Option<LinkId> {
         self.turn = None;
         while let Some(input) = self.released.pop_front() {
-            // It may have left, or wait for another output by now.
+            // The input may have disconnected, or wait for another output by now.
             let port = self.ports[input.0 as usize].as_ref();
             if port.is_some_and(|port| port.waits_for.is_none()) {
                 return Some(input);
@@ -203,7 +209,7 @@ impl Relay {
         while let Some(output) = self.resume.front().copied() {
             match self.next_waiting_input(output) {
                 Some(input) => {
-                    // Outputs take turns too.
+                    // Outputs take turns as well.
                     self.resume.rotate_left(1);
                     self.turn = Some((input, output));
                     self.port_mut(input).waits_for = None;
@@ -220,7 +226,8 @@ impl Relay {
         None
     }
 
-    /// Who waits for `output`, if there is room. It may have left since it was said that there is.
+    /// The next input that waits for `output`, if the output has capacity. The output may have
+    /// disconnected since it was put into the list.
     fn next_waiting_input(&mut self, output: LinkId) -> Option<LinkId> {
         self.ports[output.0 as usize].as_ref()?;
         let bound = self.bound(output);
@@ -228,13 +235,13 @@ impl Relay {
         if port.waiting_bytes() < bound { port.waiting_inputs.pop_front() } else { None }
     }
 
-    // ---- lines -------------------------------------------------------------------------
+    // ---- waiting inputs ----------------------------------------------------------------
 
     pub(super) fn enqueue_input(&mut self, from: LinkId, to: LinkId) {
         self.counters.pauses += 1;
         self.port_mut(from).waits_for = Some(to);
         self.port_mut(to).waiting_inputs.push_back(from);
-        // The output may be idle already: then nobody else would move its line.
+        // The output may be idle already, and then nothing else would resume its waiting inputs.
         let bound = self.bound(to);
         let port = self.port_mut(to);
         if !port.in_resume && port.waiting_bytes() < bound {
@@ -243,7 +250,7 @@ impl Relay {
         }
     }
 
-    /// `link` waits no longer.
+    /// Removes `link` from all lists of waiting inputs.
     pub(super) fn dequeue_input(&mut self, link: LinkId) {
         self.stop_waiting_for_disk(link);
         if let Some(output) = self.port_mut(link).waits_for.take() {
@@ -251,7 +258,7 @@ impl Relay {
         }
     }
 
-    /// Whoever waits for `link` finds out what has become of it.
+    /// Lets the inputs that wait for `link` resume, if its state allows.
     pub(super) fn release_waiting_inputs(&mut self, link: LinkId) {
         let port = self.port_mut(link);
         if port.is_up() {
@@ -261,7 +268,8 @@ impl Relay {
             }
             return;
         }
-        // Each one's next frame will be turned back; a port without queue lets them all pass.
+        // A disconnected port makes no input wait: the next frame of each input is queued, dropped
+        // as lost, or reported as unreachable.
         for waiter in core::mem::take(&mut port.waiting_inputs) {
             self.port_mut(waiter).waits_for = None;
             self.released.push_back(waiter);

@@ -1,9 +1,10 @@
-//! What can be set from outside: one row per knob, and how its text is read.
+//! Settings that can be set from outside: one row per setting, and how its text is parsed.
 //!
-//! A row is data: name, default, unit, a description, who reads it. The launcher finds the text of a
-//! setting on its command line, in the environment or in a file, and hands it on as the variable
-//! `LANDBRIDGE_<NAME>`; processes and relays read that variable and nothing else. All of them parse
-//! with [`Setting::parse`], so a text that the launcher has taken is taken everywhere.
+//! A row is data: name, default, unit, description, readers. The launcher finds the text of a
+//! setting on its command line, in the environment or in a file, and passes the text on in the
+//! variable `LANDBRIDGE_<NAME>`; processes and relays read this variable and nothing else. All
+//! programs parse with [`Setting::parse`], so a text that the launcher accepts is accepted
+//! everywhere.
 
 use alloc::format;
 use alloc::string::String;
@@ -17,47 +18,47 @@ mod value;
 pub use table::*;
 pub use value::{Network, Value};
 
-/// One knob.
+/// Row of one setting.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// In lower case, as in a settings file.
+    /// Name in lower case, as in a settings file.
     pub name: &'static str,
-    /// The text that holds when nothing else is said. In words where [`Scope`] is not `Job`.
+    /// The text that holds if the user sets none. A phrase where [`Scope`] is not `Job`.
     pub default: &'static str,
-    /// What to write, for a reader.
+    /// What to write, for a reader: unit, words and bounds.
     pub unit: &'static str,
-    /// What is read, and within which bounds.
+    /// How the text is parsed, and within which bounds.
     pub kind: SettingKind,
-    /// Who may say it.
+    /// Who may set the setting.
     pub scope: Scope,
-    /// Who acts on it.
+    /// Programs that act on the setting.
     pub readers: &'static [Reader],
-    /// What it does.
+    /// Effect of the setting, in sentences for the user.
     pub description: &'static str,
 }
 
-/// How the text of a setting is read.
+/// How the text of a setting is parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
-    /// A whole number and `us`, `ms`, `s`, `min` or `h`; bounds in microseconds.
+    /// A whole number and `us`, `ms`, `s`, `min` or `h`; the bounds are in microseconds.
     Time {
-        /// Least, in microseconds.
+        /// Least value, in microseconds.
         min_us: u64,
-        /// Most, in microseconds.
+        /// Greatest value, in microseconds.
         max_us: u64,
     },
     /// A whole number of bytes, or of `KiB`, `MiB` or `GiB`.
     Size {
-        /// Least, in bytes.
+        /// Least value, in bytes.
         min: u64,
-        /// Most, in bytes.
+        /// Greatest value, in bytes.
         max: u64,
     },
     /// A decimal number.
     Count {
-        /// Least.
+        /// Least value.
         min: u64,
-        /// Most.
+        /// Greatest value.
         max: u64,
     },
     /// `on` or `off`.
@@ -66,49 +67,54 @@ pub enum SettingKind {
     Choice(&'static [&'static str]),
     /// At least one of these words, separated by commas.
     Choices(&'static [&'static str]),
-    /// IP addresses and prefixes, separated by commas; maybe none. `auto` is every address.
+    /// IP addresses and prefixes, separated by commas; the list may be empty. `auto` means every
+    /// address.
     Networks,
-    /// The absolute path of a folder, or one of these words; of one with a slash at its end, what begins so.
+    /// The absolute path of a folder, or one of these words. A word that ends with a slash stands
+    /// for every text that begins with this word.
     Folder(&'static [&'static str]),
-    /// Anything; its reader checks it.
+    /// Any text; the program that reads the setting checks the text.
     Text,
 }
 
-/// Who may say what a setting is.
+/// Who may set a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// The user, for the whole job: by flag, environment or file.
     Job,
     /// The user, for the launcher alone: by environment or a flag of its own.
     Launcher,
-    /// The launcher, for each process: a value for all of them would be wrong for most. Without the
-    /// launcher, whoever starts the process.
+    /// The launcher, for each process, because one value for all processes would be wrong for most.
+    /// Without the launcher, the program that starts the process.
     Process,
 }
 
-/// Who acts on a setting.
+/// A kind of program that acts on a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
     /// The provider, in each process.
     Process,
     /// The relays.
     Relay,
-    /// `landbridge` itself.
+    /// The launcher, `landbridge`.
     Launcher,
 }
 
 impl Setting {
-    /// Name of the environment variable.
+    /// Name of the setting's environment variable.
     pub fn variable(&self) -> String {
         format!("{VARIABLE_PREFIX}{}", self.name.to_ascii_uppercase())
     }
 
-    /// The value that `text` stands for. The error says what to correct; it does not name the setting.
+    /// The value of `text`.
+    ///
+    /// # Errors
+    /// If `text` is not valid: the error says what to correct, and does not name the setting.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         parse::parse(self.kind, text.trim())
     }
 
-    /// Whether `reader` acts on it.
+    /// Whether `reader` acts on the setting.
     pub fn is_for(&self, reader: Reader) -> bool {
         self.readers.contains(&reader)
     }
@@ -124,31 +130,31 @@ impl fmt::Display for Reader {
     }
 }
 
-/// What the name of every variable begins with.
+/// Prefix of the name of every environment variable.
 pub const VARIABLE_PREFIX: &str = "LANDBRIDGE_";
 
-/// The row of this name.
+/// The row of the setting `name`.
 pub fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().copied().find(|row| row.name == name)
 }
 
-/// The row of this environment variable.
+/// The row of the setting with this environment variable.
 pub fn find_by_variable(variable: &str) -> Option<&'static Setting> {
     SETTINGS.iter().copied().find(|row| row.variable() == variable)
 }
 
-/// The row whose name is most like `name`, unless none is like it. Upper case, hyphens and a
-/// leading `LANDBRIDGE_` do not count.
+/// The row whose name is most similar to `name`, unless no name is similar. Upper case, hyphens and
+/// a leading `LANDBRIDGE_` do not count.
 pub fn nearest(name: &str) -> Option<&'static Setting> {
     let lower = name.to_ascii_lowercase().replace('-', "_");
     let name = lower.strip_prefix("landbridge_").unwrap_or(&lower);
-    // A third of the letters may be wrong, two in short names.
+    // A third of the letters may be wrong, but at least one and at most three.
     let allowed = (name.len() / 3).clamp(1, 3);
     let far = |row: &&'static Setting| distance(row.name, name);
     SETTINGS.iter().copied().min_by_key(far).filter(|row| far(row) <= allowed)
 }
 
-/// Letters to insert, remove or replace to make one word the other.
+/// Number of letters to insert, remove or replace to turn one word into the other.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

@@ -1,4 +1,4 @@
-//! Texts of settings. Each error says what was read and what to write in its place.
+//! Parsers of the texts of settings. Each error quotes the text and says what to write instead.
 
 use alloc::format;
 use alloc::string::String;
@@ -13,7 +13,7 @@ const TIMES: [(&str, u64); 5] =
     [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000)];
 /// Units of size, in bytes, smallest first.
 const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
-/// Entries of one list of networks: no host has more interfaces than that.
+/// Most entries of a list of networks: no host has more interfaces.
 const NETWORKS_MAX: usize = 256;
 
 pub(super) fn parse(kind: SettingKind, text: &str) -> Result<Value, String> {
@@ -64,13 +64,14 @@ fn count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text:?} is no number: write decimal digits"))
 }
 
-/// Leading digits, and the rest without the blanks between.
+/// The leading digits, and the rest without the blanks in between.
 fn split(text: &str) -> (&str, &str) {
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     (&text[..end], text[end..].trim_start())
 }
 
-/// `None` if these are no digits or this is no unit.
+/// `digits` times `unit`. `None` if `digits` is empty or `unit` is unknown; an error if the product
+/// is too large.
 fn scaled(
     digits: &str,
     unit: &str,
@@ -101,7 +102,7 @@ fn within(
     Ok(number)
 }
 
-/// In the largest unit that gives a whole number.
+/// Shows a number in the largest unit that gives a whole number.
 fn shown(number: u64, units: &[(&str, u64)]) -> String {
     let fits = |(_, scale): &&(&str, u64)| number.is_multiple_of(*scale);
     match units.iter().rev().find(fits) {
@@ -135,7 +136,8 @@ fn choices(text: &str, words: &'static [&'static str]) -> Result<Vec<&'static st
     Ok(words.iter().copied().filter(|word| named.contains(word)).collect())
 }
 
-/// Whoever opens it starts elsewhere than whoever has written it.
+/// Checks that a folder is absolute: the program that opens it has another working directory than
+/// its user.
 fn folder(text: &str, words: &[&str]) -> Result<(), String> {
     let is_it = |word: &&str| text == *word || (word.ends_with('/') && text.starts_with(word));
     if text.starts_with('/') || words.iter().any(is_it) {
@@ -173,7 +175,7 @@ fn network(text: &str) -> Result<Network, String> {
     }
 }
 
-/// What stands between commas, without blanks around it; what is empty does not count.
+/// The items between commas, without blanks around them; empty items do not count.
 fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }

@@ -1,6 +1,6 @@
-//! The rows. `docs/SETTINGS.md` shows them in this order.
+//! The rows of all settings, in the order of `docs/SETTINGS.md`.
 
-// Each row says of itself what it is.
+// The description of each row is its documentation.
 #![allow(missing_docs)]
 
 use super::{Reader, Scope, Setting, SettingKind};
@@ -291,7 +291,7 @@ pub const RECOVER_DISK: Setting = Setting {
     description: "With `recover_dir`: most that each relay lays there.",
 };
 
-// --- of the launcher
+// --- settings of the launcher
 
 pub const TOPOLOGY: Setting = Setting {
     name: "topology",
@@ -312,7 +312,7 @@ pub const SETTINGS_FILE: Setting = Setting {
     description: "The settings file; the same as `--settings`.",
 };
 
-// --- of each process
+// --- settings of each process
 
 pub const JOB: Setting = Setting {
     name: "job",

@@ -1,72 +1,76 @@
-//! What a setting's text stands for.
+//! Values of settings, parsed from their texts.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-/// A setting that has been read. Which of these it is depends on the row's
-/// [`SettingKind`](super::SettingKind) alone.
+/// The value of a setting. The variant depends on the row's [`SettingKind`](super::SettingKind)
+/// alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Of [`SettingKind::Time`](super::SettingKind::Time).
+    /// Value of a [`SettingKind::Time`](super::SettingKind::Time).
     Time(Duration),
-    /// Of [`SettingKind::Size`](super::SettingKind::Size), in bytes, and of [`SettingKind::Count`](super::SettingKind::Count).
+    /// Value of a [`SettingKind::Size`](super::SettingKind::Size), in bytes, or of a
+    /// [`SettingKind::Count`](super::SettingKind::Count).
     Number(u64),
-    /// Of [`SettingKind::Switch`](super::SettingKind::Switch).
+    /// Value of a [`SettingKind::Switch`](super::SettingKind::Switch).
     Switch(bool),
-    /// Of [`SettingKind::Choice`](super::SettingKind::Choice).
+    /// Value of a [`SettingKind::Choice`](super::SettingKind::Choice).
     Word(&'static str),
-    /// Of [`SettingKind::Choices`](super::SettingKind::Choices), in the order of the row, each once.
+    /// Value of a [`SettingKind::Choices`](super::SettingKind::Choices), in the order of the row,
+    /// each word once.
     Words(Vec<&'static str>),
-    /// Of [`SettingKind::Networks`](super::SettingKind::Networks). Two that hold every address stand for `auto`.
+    /// Value of a [`SettingKind::Networks`](super::SettingKind::Networks). Two networks that
+    /// contain every address stand for `auto`.
     Networks(Vec<Network>),
-    /// Of [`SettingKind::Folder`](super::SettingKind::Folder), and of [`SettingKind::Text`](super::SettingKind::Text), which is not read here.
+    /// Value of a [`SettingKind::Folder`](super::SettingKind::Folder) or a
+    /// [`SettingKind::Text`](super::SettingKind::Text), for which readers use the text itself.
     Text,
 }
 
 impl Value {
-    /// Of a time.
+    /// The duration, if the value is a time.
     pub fn duration(&self) -> Option<Duration> {
         if let Value::Time(time) = self { Some(*time) } else { None }
     }
 
-    /// Of a size, in bytes, or a count.
+    /// The number of bytes of a size, or the number of a count.
     pub fn number(&self) -> Option<u64> {
         if let Value::Number(number) = self { Some(*number) } else { None }
     }
 
-    /// Of a switch.
+    /// Whether a switch is on; `None` if the value is no switch.
     pub fn is_on(&self) -> Option<bool> {
         if let Value::Switch(is_on) = self { Some(*is_on) } else { None }
     }
 
-    /// Of a choice.
+    /// The word, if the value is a choice.
     pub fn word(&self) -> Option<&'static str> {
         if let Value::Word(word) = self { Some(word) } else { None }
     }
 
-    /// Of choices.
+    /// The words, if the value is a list of choices.
     pub fn words(self) -> Option<Vec<&'static str>> {
         if let Value::Words(words) = self { Some(words) } else { None }
     }
 
-    /// Of networks.
+    /// The networks, if the value is a list of networks.
     pub fn networks(self) -> Option<Vec<Network>> {
         if let Value::Networks(networks) = self { Some(networks) } else { None }
     }
 }
 
-/// Addresses that begin alike.
+/// An IP prefix: all addresses with the same leading bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
-    /// One of them.
+    /// Any address of the network.
     pub address: IpAddr,
-    /// Leading bits they share: at most 32 or 128.
+    /// Number of leading bits that all addresses share: at most 32 (IPv4) or 128 (IPv6).
     pub bits: u8,
 }
 
 impl Network {
-    /// Whether it is one of them.
+    /// Whether the network contains `address`.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
@@ -81,7 +85,7 @@ impl Network {
     }
 }
 
-/// Whether the first `bits` are the same.
+/// Whether the first `bits` bits of both addresses are equal.
 fn agree(one: u128, other: u128, bits: u8) -> bool {
     (one ^ other).leading_zeros() >= u32::from(bits)
 }

@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -18,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 
 #define NEXT ((rank + 1) % size)
@@ -731,7 +733,131 @@ static void getrandom_act(int step)
     tell(step, drawn);
 }
 
+/* --- removed: a file that each rank has open is replaced by the rank before it */
+
+static void removed_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
+    if (step == 1) {
+        EXPECT_OK(unlink(path("of", NEXT)));
+        EXPECT_OK(close(open(path("of", NEXT), O_CREAT | O_WRONLY, 0644)));
+    }
+}
+
+static void removed_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    expect_block(block, pread(row_file, block, BLOCK, 0), BLOCK, rank, step);
+}
+
+/* --- memfd, vm-write: ranks write into memory of the next one, or send if they may not */
+
+static int memory_file, memory_files[64], memory_pids[64];
+static uint32_t *memory, received_word;
+static uint64_t word_places[64];
+
+static void share_begin(void)
+{
+    uint64_t place = (uint64_t)(uintptr_t)&received_word;
+    int process = getpid();
+    memory_file = memfd_create("odd", 0);
+    EXPECT_OK(memory_file);
+    EXPECT_OK(ftruncate(memory_file, BLOCK));
+    memory = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, memory_file, 0);
+    expect(memory != MAP_FAILED, "mmap: %s", strerror(errno));
+    MPI_Allgather(&process, 1, MPI_INT, memory_pids, 1, MPI_INT, MPI_COMM_WORLD);
+    MPI_Allgather(&memory_file, 1, MPI_INT, memory_files, 1, MPI_INT, MPI_COMM_WORLD);
+    MPI_Allgather(&place, 1, MPI_UINT64_T, word_places, 1, MPI_UINT64_T, MPI_COMM_WORLD);
+}
+
+/* By messages: all ranks come here, or none. */
+static void send_word(uint32_t word)
+{
+    int before = (rank + size - 1) % size;
+    MPI_Sendrecv(&word, 1, MPI_UINT32_T, NEXT, 7, &received_word, 1, MPI_UINT32_T, before, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void memfd_act(int step)
+{
+    char name[64];
+    uint32_t word = value(rank, step, 0);
+    snprintf(name, sizeof name, "/proc/%d/fd/%d", memory_pids[NEXT], memory_files[NEXT]);
+    int file = open(name, O_RDWR);
+    if (is_absent(file)) {
+        leave_out(1);
+        send_word(word);
+        memory[0] = received_word;
+        return;
+    }
+    EXPECT_SAME(pwrite(file, &word, sizeof word, 0), sizeof word);
+    close(file);
+}
+
+static void memfd_look(int step) { EXPECT_SAME(memory[0], value((rank + size - 1) % size, step, 0)); }
+
+static void vm_write_act(int step)
+{
+    uint32_t word = value(rank, step, 0);
+    struct iovec here = {&word, sizeof word}, there = {(void *)(uintptr_t)word_places[NEXT], sizeof word};
+    ssize_t wrote = process_vm_writev(memory_pids[NEXT], &here, 1, &there, 1, 0);
+    if (is_absent(wrote)) {
+        leave_out(1);
+        send_word(word);
+        return;
+    }
+    EXPECT_SAME(wrote, sizeof word);
+}
+
+static void vm_write_look(int step) { EXPECT_SAME(received_word, value((rank + size - 1) % size, step, 0)); }
+
+/* --- thread-lock, thread-copy: another thread takes a lock; it copies from a file of the first one, whose position moves */
+
+static void *lock_in_thread(void *arg)
+{
+    (void)arg;
+    return (void *)(intptr_t)(flock(row_file, LOCK_EX) || flock(row_file, LOCK_UN));
+}
+
+static void thread_lock_act(int step)
+{
+    pthread_t other;
+    void *failed = NULL;
+    (void)step;
+    EXPECT_SAME(pthread_create(&other, NULL, lock_in_thread, NULL), 0);
+    EXPECT_SAME(pthread_join(other, &failed), 0);
+    EXPECT_SAME((intptr_t)failed, 0);
+}
+
+static void *copy_in_thread(void *pipe_end)
+{
+    return (void *)(intptr_t)sendfile((int)(intptr_t)pipe_end, row_file, NULL, sizeof(uint32_t));
+}
+
+static void thread_copy_act(int step)
+{
+    uint32_t word = 0, wanted = 1;
+    int ends[2];
+    pthread_t other;
+    void *copied = NULL;
+    EXPECT_SAME(pread(row_file, &wanted, sizeof wanted, step * (off_t)sizeof wanted), sizeof wanted);
+    EXPECT_SAME(pipe(ends), 0);
+    EXPECT_SAME(pthread_create(&other, NULL, copy_in_thread, (void *)(intptr_t)ends[1]), 0);
+    EXPECT_SAME(pthread_join(other, &copied), 0);
+    EXPECT_SAME((intptr_t)copied, sizeof word);
+    EXPECT_SAME(read(ends[0], &word, sizeof word), sizeof word);
+    EXPECT_SAME(word, wanted);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static const struct row rows[] = {
+    {"removed", file_begin, removed_act, removed_look, file_end},
+    {"memfd", share_begin, memfd_act, memfd_look, NULL},
+    {"vm-write", share_begin, vm_write_act, vm_write_look, NULL},
+    {"thread-lock", file_begin, thread_lock_act, NULL, file_end},
+    {"thread-copy", position_begin, thread_copy_act, NULL, file_end},
     {"mmap-shared", mapped_begin, mapped_act, mapped_look, NULL},
     {"mmap-private", file_begin, private_act, private_look, file_end},
     {"io_uring", uring_begin, uring_act, block_look, file_end},

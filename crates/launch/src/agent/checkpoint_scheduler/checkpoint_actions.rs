@@ -1,7 +1,7 @@
-//! What an agent does about the images of its ranks, in each turn of its loop: what [`CheckpointScheduler`] decides is carried out, and the user
-//! hears of it.
+//! What an agent does about the checkpoint images of its ranks in each round of its loop: the agent
+//! carries out what [`CheckpointScheduler`] decides, and notes results to the user.
 //!
-//! What may never happen: a rank waits, and nobody tells it to go on.
+//! What may never happen: a rank has quiesced, and the agent does not let it resume.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -31,7 +31,7 @@ impl Agent {
         schedulers.any(|scheduler| scheduler.note_exit(pid, ending))
     }
 
-    /// Takes images of ranks for which it is time.
+    /// Advances the checkpoint scheduler of each rank.
     pub(in super::super) fn advance_checkpoints(&mut self) {
         for index in 0..self.ranks.len() {
             if self.phase != Phase::Working {
@@ -80,8 +80,8 @@ impl Agent {
         }
     }
 
-    /// The relay may have begun the records of ranks anew: of those that are here, and whose image is whole by now, the user hears
-    /// at once.
+    /// Checks ranks whose log the relay has restarted at an image: the user reads at once of ranks
+    /// on this node whose image is whole by now.
     pub(in super::super) fn check_recoverable_again(&mut self) {
         let Some(recoverable) = self.relay.as_ref().map(|relay| relay.recoverable.clone()) else {
             return;
@@ -94,8 +94,9 @@ impl Agent {
         }
     }
 
-    /// The newest image of the rank has this number. If too much had been given to the rank to be kept, its record has begun
-    /// anew as it stood for that; it counts now that there is an image.
+    /// Reports that the rank can be restarted again, if the relay had dropped the rank's log for
+    /// lack of space and has restarted the log at the rank's newest image. `number`: the number of
+    /// that image, or 0: without a whole image nothing is reported.
     pub(in super::super) fn report_recoverable_again(&mut self, rank: u32, number: u64) {
         let has_begun = |relay: &mut RelayProcess| relay.recoverable.remove(&rank);
         if number > 0 && self.relay.as_mut().is_some_and(has_begun) {
@@ -115,10 +116,10 @@ impl Agent {
         }
     }
 
-    /// An image of the rank is due, or will be.
+    /// Requests an image of the rank if one is due.
     fn request_checkpoint(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
-        // Before its first look it does not know yet from which request on images are asked for.
+        // Before its first poll the rank does not know yet from which request on it must quiesce.
         let has_begun = rank.poll_counts().is_none_or(|polls| polls.present > 0);
         let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(()) };
         let read = || rank.recording.as_ref().map_or(0, |recording| recording.recorded());
@@ -157,8 +158,8 @@ impl Agent {
                 if is_over { self.end_preparing(index) } else { Ok(()) }
             }
             CheckpointState::Dumping(Dump { ended: Some(_), .. }) => self.seal_checkpoint(index),
-            // Killed meanwhile: of its threads that CRIU holds it gets no rid while that waits for them, and neither does anybody hear
-            // of its end.
+            // The rank was killed meanwhile. The end of its process is not reported while CRIU
+            // holds its threads, and CRIU waits for these threads.
             CheckpointState::Dumping(_) if sys::is_over(rank.pid) => {
                 scheduler.end_incarnation();
                 Ok(())
@@ -199,13 +200,13 @@ impl Agent {
         }
     }
 
-    /// The rank was asked to let go of what it shares.
+    /// Reads the answer of a rank that was asked to quiesce.
     fn handle_quiesce_reply(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
         match rank.quiesce_socket.as_ref().map_or(QuiesceReply::Closed, QuiesceSocket::read) {
             QuiesceReply::Quiesced(word) => {
                 let outcome = self.prepare_checkpoint(index, word);
-                // Whatever has become of it, the rank waits.
+                // The rank waits whatever the outcome.
                 if outcome.is_err() {
                     self.resume(index)?;
                 }
@@ -223,7 +224,8 @@ impl Agent {
         Ok(())
     }
 
-    /// The user hears once when the store takes no images any more, and once when it does again.
+    /// Notes to the user once when the object store refuses images, and once when the object store
+    /// takes images again.
     fn report_store_state(&mut self, name: &str, uploaded: Result<()>) {
         let was_gone = std::mem::replace(&mut self.is_store_gone, uploaded.is_err());
         let text = match uploaded {
@@ -236,7 +238,8 @@ impl Agent {
         self.parent.send(&Message::Note { text });
     }
 
-    /// Images of these ranks are wanted before it is time.
+    /// Requests images of this rank, or of all ranks here and below, before the next images are
+    /// due.
     pub(in super::super) fn request_checkpoints(
         &mut self,
         rank: Option<u32>,
@@ -253,7 +256,8 @@ impl Agent {
         }
     }
 
-    /// Whether the images of this node may take so much more; if not it is said, until there was room again.
+    /// Whether the images of this node stay within `checkpoint_space` with one more; if not, the
+    /// user is notified once until there is space again.
     fn has_room_for_checkpoint(&mut self, index: usize) -> bool {
         let sizes = |rank: &LocalRank| sys::resident_bytes(rank.pid);
         let taken: u64 = self
@@ -261,7 +265,7 @@ impl Agent {
             .iter()
             .filter_map(|rank| rank.scheduler.as_ref().map(CheckpointScheduler::bytes))
             .sum();
-        // As large as the process until it is compressed.
+        // An image takes as much as the process until it is compressed.
         let more = sizes(&self.ranks[index]);
         let rank = &mut self.ranks[index];
         let Some(scheduler) = rank.scheduler.as_mut() else { return false };
@@ -283,7 +287,8 @@ impl Agent {
         has_room
     }
 
-    /// The rank stands still: all that it has said is taken note of, and a folder is made for its image.
+    /// The rank stands still: reads all PMI lines and output of the rank, and starts to make a
+    /// folder for the image.
     fn prepare_checkpoint(&mut self, index: usize, word: [u64; 4]) -> Result<()> {
         self.handle_pmi(index);
         self.drain_servers();
@@ -322,7 +327,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Whatever has become of the folder, the rank waits.
+    /// Ends the preparation of the folder. The rank waits whatever the outcome.
     fn end_preparing(&mut self, index: usize) -> Result<()> {
         let outcome = self.begin_dump(index);
         if outcome.is_err() {
@@ -331,7 +336,7 @@ impl Agent {
         outcome
     }
 
-    /// There is a folder for the image: CRIU begins.
+    /// Starts CRIU, once the folder of the image is ready.
     fn begin_dump(&mut self, index: usize) -> Result<()> {
         let Some(scheduler) = self.ranks[index].scheduler.as_mut() else { return Ok(()) };
         let (thread, header, began) =
@@ -366,7 +371,7 @@ impl Agent {
         Ok(())
     }
 
-    /// CRIU has done with the rank, which goes on.
+    /// CRIU has ended: lets the rank resume, and starts to write the image to the disk.
     fn seal_checkpoint(&mut self, index: usize) -> Result<()> {
         self.resume(index)?;
         let rank = &mut self.ranks[index];
@@ -415,7 +420,7 @@ impl Agent {
 }
 
 impl LocalRank {
-    /// Tells the process to go on, with its record and its board.
+    /// Lets the rank's process resume, with the descriptors of its record and its statistics page.
     pub fn resume(&self, number: u64, incarnation: u32, kept: u64) -> Result<()> {
         let (Some(quiesce_socket), Some(recording)) = (&self.quiesce_socket, &self.recording)
         else {
@@ -428,14 +433,15 @@ impl LocalRank {
         quiesce_socket.resume(number, incarnation, kept, &files)
     }
 
-    /// When something is to be done for an image of it. Of one that has ended, or repeats what was before, none is begun.
+    /// When the checkpoint scheduler of the rank has to act; `None` for an ended rank, and for an
+    /// idle scheduler while the rank replays.
     pub fn checkpoint_time(&self) -> Option<Instant> {
         let scheduler = self.scheduler.as_ref().filter(|_| self.ending.is_none())?;
         let rests = matches!(scheduler.state, CheckpointState::Idle);
         scheduler.next_time().filter(|_| !(rests && self.is_replaying()))
     }
 
-    /// What the poll set needs to know of its line.
+    /// The quiesce socket for the poll set, while the rank is asked to quiesce.
     pub fn quiesce_fd(&self) -> Option<BorrowedFd<'_>> {
         let is_requested = |scheduler: &CheckpointScheduler| {
             matches!(scheduler.state, CheckpointState::Requested { .. }) && self.ending.is_none()

@@ -1,11 +1,11 @@
-//! What is done in the folder of images, by threads: that may lie on a file system of which nobody answers for as long as it likes,
-//! and the agent has to show all the while that it is there.
+//! Work in the folder of checkpoint images, done by threads: the folder may lie on a file system
+//! that does not answer for an unbounded time, and the agent must send its keepalives meanwhile.
 //!
-//! In: folders, processes that stand still. Out: a folder for an image, an image that is sealed, nothing at all where something was to
-//! go. What goes counts until it is gone.
+//! In: folders, processes that stand still. Out: a folder for an image, a sealed image, deleted
+//! folders. The bytes of a folder count as used until the folder is deleted.
 //!
-//! What may never happen: more than [`REMOVALS_MAX`] threads of a rank wait for the disk to remove something, and another image of it is
-//! begun.
+//! What may never happen: [`REMOVALS_MAX`] threads of a rank wait for the disk to delete something,
+//! and another image of the rank is begun.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{self, CheckpointImage, ImageHeader};
 use crate::checkpoint::criu::{self, DUMP_LOG};
 
-/// As long as so much of a rank's images is not gone that should be, none is begun.
+/// Deletions in progress at which no further image of the rank is begun.
 const REMOVALS_MAX: usize = 8;
 
 pub fn start<T: Send + 'static>(
@@ -28,15 +28,15 @@ pub fn start<T: Send + 'static>(
     Builder::new().name(name.into()).spawn(work)
 }
 
-/// Where an image is to be taken.
+/// The folder into which an image is to be taken.
 pub struct ImageFolder {
     pub folder: PathBuf,
-    /// Files in `/dev/shm` that lie there as well.
+    /// Paths of files in `/dev/shm` that are copied into the folder.
     pub shared: Vec<String>,
 }
 
 impl ImageFolder {
-    /// For image `number` of this process, which stands still.
+    /// Makes the folder for image `number` of this process, which stands still.
     pub fn prepare(rank: &Path, number: u64, pid: u32) -> Result<ImageFolder> {
         let folder = checkpoint_image::begin(rank, number)?;
         match checkpoint_image::copy_shared(pid, &folder) {
@@ -53,10 +53,10 @@ impl ImageFolder {
     }
 }
 
-/// An image that is whole.
+/// A whole image.
 pub struct SealedImage {
     pub image: CheckpointImage,
-    /// Nodes that may need it and do not see it where it lies.
+    /// Nodes that may need the image and do not see its folder.
     pub unreachable: Vec<u32>,
 }
 
@@ -73,7 +73,8 @@ impl SealedImage {
     }
 }
 
-/// Why CRIU has taken no image there; what it has left goes. `copies`: children of the process that run no program of their own.
+/// The reason why CRIU has taken no image; deletes what CRIU has left. `copies`: children of the
+/// process that were forked and run no program of their own.
 pub fn dump_failure(folder: &Path, is_late: bool, copies: usize) -> Result<SealedImage> {
     let why = criu::last_error(&folder.join(DUMP_LOG));
     let _ = std::fs::remove_dir_all(folder);
@@ -87,12 +88,12 @@ pub fn dump_failure(folder: &Path, is_late: bool, copies: usize) -> Result<Seale
     }
 }
 
-/// What goes, with the bytes that it takes at most.
+/// Deletions in progress, each with the most bytes that it frees.
 #[derive(Default)]
 pub struct BackgroundRemovals(Vec<(JoinHandle<()>, u64)>);
 
 impl BackgroundRemovals {
-    /// Without a thread for it, it stays until the job ends.
+    /// Starts a deletion. If no thread can be started, the files stay until the job ends.
     pub fn add(&mut self, bytes: u64, work: impl FnOnce() + Send + 'static) {
         self.0.retain(|(thread, _)| !thread.is_finished());
         self.0.extend(start("remove", work).ok().map(|thread| (thread, bytes)));
@@ -110,7 +111,7 @@ impl BackgroundRemovals {
         self.unfinished().count() >= REMOVALS_MAX
     }
 
-    /// Until all of it is gone. Whether there was anything.
+    /// Waits until all deletions are done; returns whether there were any.
     pub fn wait(self) -> bool {
         let was_any = !self.0.is_empty();
         self.0.into_iter().for_each(|(thread, _)| drop(thread.join()));

@@ -1,7 +1,10 @@
-//! The agent's end of the socket on which a rank says that its image can be taken, and is told to go on.
+//! The agent's end of the quiesce socket of a rank: the rank reports there that its checkpoint
+//! image can be taken, and the agent answers that the rank resumes.
 //!
-//! In: what the rank says (`provider/src/engine/quiesce.rs` has the words). Out: the word to go on, with its record and its board.
-//! What may never happen: half a word is taken for one.
+//! In: the rank's report (`provider/src/engine/quiesce.rs` has the format). Out: the resume
+//! message, with the descriptors of the rank's record and statistics page.
+//!
+//! What may never happen: an incomplete report is taken for a report.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -11,26 +14,26 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 
 use crate::checkpoint::criu::ExternalInodes;
 
-/// The agent's end of the socket on which a rank says that its image can be taken, and its other ends.
+/// The agent's end of a rank's quiesce socket, and the inodes that CRIU must treat as external.
 pub struct QuiesceSocket {
     pub socket: OwnedFd,
     pub inodes: ExternalInodes,
 }
 
-/// What a rank says on its line.
+/// What a rank has reported on its quiesce socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum QuiesceReply {
     Nothing,
-    /// The number of the image, and where it stands.
+    /// The rank stands still: image number, determinants, frames sent, polls.
     Quiesced([u64; 4]),
-    /// And it never will.
+    /// The rank has closed its end of the socket, and will not quiesce any more.
     Closed,
 }
 
 impl QuiesceSocket {
     pub(super) fn read(&self) -> QuiesceReply {
         let mut word = [0; 32];
-        // It is written at once, and a pair of Unix sockets hands on whole.
+        // The rank writes a report with one call, and a pair of Unix sockets delivers it whole.
         match rustix::net::recv(&self.socket, &mut word, RecvFlags::DONTWAIT) {
             Ok((count, _)) if count == word.len() => {
                 QuiesceReply::Quiesced(std::array::from_fn(|at| {
@@ -42,7 +45,8 @@ impl QuiesceSocket {
         }
     }
 
-    /// Tells whoever reads it to go on, as start `incarnation` of the rank.
+    /// Lets the process that waits on this socket resume as `incarnation` of the rank, after image
+    /// `number`. Nothing before `kept` determinants is needed any more.
     pub fn resume(
         &self,
         number: u64,

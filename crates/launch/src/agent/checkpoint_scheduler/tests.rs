@@ -1,4 +1,4 @@
-//! Each state by itself, with the time told by hand.
+//! Tests of each state of the checkpoint scheduler, with times set by the test.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -52,7 +52,7 @@ fn a_quiesce_socket_has_a_reply_or_none_or_is_closed() {
     rustix::io::write(&theirs, &word).unwrap();
     assert_eq!(quiesce_socket.read(), QuiesceReply::Quiesced([7, 8, 9, 10]));
     drop(theirs);
-    // A process that another test starts has it for the moment before it becomes its program.
+    // A process that another test starts holds the other end until it executes its program.
     let until = Instant::now() + Duration::from_secs(5);
     while quiesce_socket.read() == QuiesceReply::Nothing && Instant::now() < until {}
     assert_eq!(quiesce_socket.read(), QuiesceReply::Closed);
@@ -108,7 +108,7 @@ fn an_image_that_takes_too_long_is_ended() {
     assert_eq!(dump.next_time(), None);
 }
 
-/// Sealed in a folder of its own, one after the other.
+/// Adds images with these numbers, each sealed in a folder of its own.
 fn add_images(scheduler: &mut CheckpointScheduler, numbers: std::ops::RangeInclusive<u64>) {
     for number in numbers {
         let folder = scheduler.folder.join(number.to_string());
@@ -142,7 +142,7 @@ fn an_image_counts_once_other_nodes_find_it() {
     let config = CheckpointConfig { spares: vec![9], ..CheckpointConfig::sample(1, &folder) };
     let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
     add_images(&mut scheduler, 1..=3);
-    // Nobody sees them: nothing may be dropped, and nobody is sent there.
+    // No other node sees the images: nothing may be trimmed, and no location is reported.
     assert!(scheduler.unavailable_to[&3] == [9] && scheduler.can_replay_from_start());
     assert_eq!(
         (scheduler.trim_position(), scheduler.new_locations(), numbers(&scheduler)),
@@ -159,7 +159,7 @@ fn an_image_counts_once_other_nodes_find_it() {
     add_images(&mut scheduler, 5..=5);
     assert_eq!(places(&mut scheduler), ["rank-2/4", "rank-2/5"]);
     assert_eq!((scheduler.new_locations(), scheduler.trim_position()), (None, 40));
-    // Those that count stay beside younger ones that do not.
+    // Usable images stay next to newer images that are not usable.
     std::fs::remove_file(&sign).unwrap();
     add_images(&mut scheduler, 6..=8);
     assert_eq!(
@@ -171,7 +171,7 @@ fn an_image_counts_once_other_nodes_find_it() {
         (places(&mut scheduler), scheduler.trim_position()),
         (vec!["rank-2/4".to_string()], 40)
     );
-    // Nobody is left who might need them.
+    // No spare node is left that might need the images.
     scheduler.set_spares(&[]);
     assert_eq!((numbers(&scheduler), scheduler.trim_position()), (vec![7, 8], 70));
     assert_eq!(places(&mut scheduler), ["rank-2/7", "rank-2/8"]);
@@ -183,7 +183,7 @@ fn an_image_counts_once_other_nodes_find_it() {
 #[test]
 fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
     let variable = |name: &str| match name {
-        // Nobody listens there.
+        // No server listens on this port.
         "AWS_ENDPOINT_URL" => Some("http://127.0.0.1:9".to_string()),
         "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("x".to_string()),
         _ => None,
@@ -217,7 +217,7 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
         (scheduler.trim_position(), scheduler.new_locations(), numbers(&scheduler)),
         (0, None, vec![2, 3])
     );
-    // The one that could not is lost.
+    // The spare node that could not get the images is lost.
     scheduler.set_spares(&[8]);
     assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (20, vec![2, 3]));
     for number in 4..=5 {
@@ -226,7 +226,8 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
     assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (40, vec![4, 5]));
     send(&mut scheduler, 6, &[8]);
     assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (40, vec![4, 5, 6]));
-    // One that is not in the store yet counts once nobody might need it there.
+    // An image that is not in the object store yet is usable once no spare node might need it from
+    // there.
     let mut image = CheckpointImage::default();
     image.header.number = 7;
     scheduler.finish(is_sealed(&scheduler, image)).unwrap();
@@ -246,7 +247,7 @@ fn images_of_each_node_have_a_folder_of_their_own() {
     assert_eq!([at(0), at(1)], [PathBuf::from("/job/rank-2"), PathBuf::from("/job/rank-2.1")]);
 }
 
-/// What goes has gone.
+/// Waits until all deletions are done.
 fn wait_for_room(scheduler: &CheckpointScheduler) {
     let until = Instant::now() + Duration::from_secs(20);
     while scheduler.bytes() > 0 {
@@ -274,7 +275,7 @@ fn who_has_ended_does_not_wait_for_a_disk_that_does_not_answer() {
         began.elapsed() < 5 * SEAL_WAIT_MAX && matches!(scheduler.state, CheckpointState::Idle)
     );
     assert!(scheduler.images.is_empty());
-    // It takes room all the same, and goes once it is there.
+    // The image takes its bytes all the same, and is deleted once it is written.
     assert_eq!(scheduler.bytes(), 7);
     drop(answer);
     wait_for_room(&scheduler);

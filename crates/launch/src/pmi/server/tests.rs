@@ -1,4 +1,4 @@
-//! One server alone, and a whole tree of them with its messages counted.
+//! Tests of one server alone, and of a whole tree of servers with its messages counted.
 
 use super::*;
 
@@ -111,12 +111,13 @@ fn published_names_are_found_once() {
     assert_eq!(names.handle_request(lookup()), "cmd=lookup_result info=ok rc=0 port=p\n");
 }
 
-/// root -> clusters -> nodes -> ranks; each cluster agent runs ranks of its own too.
+/// A tree of root, clusters, nodes and ranks; each cluster agent has ranks of its own too.
 struct Tree {
     root: Server,
     clusters: Vec<Server>,
     nodes: Vec<Vec<Server>>,
-    /// Messages over the edges root-cluster and cluster-node.
+    /// Messages over the edges between root and clusters; `node_messages`: between clusters and
+    /// nodes.
     site_messages: usize,
     node_messages: usize,
     released: usize,
@@ -161,7 +162,7 @@ impl Tree {
         while self.step() {}
     }
 
-    /// Carries the events that are there to where they go.
+    /// Delivers all pending events; returns whether there were any.
     fn step(&mut self) -> bool {
         let mut moved = false;
         for cluster in 0..self.clusters.len() {
@@ -261,7 +262,8 @@ fn no_one_leaves_a_barrier_before_the_last_has_come() {
     assert!(!tree.root.someone_waits());
 }
 
-/// Ranks of an agent below go on under another one: each barrier is told of once, and every key is there.
+/// Ranks of an agent below move to another agent: each barrier is reported once, and every key is
+/// known there.
 #[test]
 fn another_agent_takes_ranks_over() {
     let key = |key: &str| (key.to_string(), "1".to_string());

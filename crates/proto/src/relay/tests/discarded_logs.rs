@@ -1,9 +1,11 @@
-//! Endpoints of which so much was sent and delivered that their logs were discarded, and positions in logs.
+//! Tests of endpoints whose message logs exceeded the bound and were discarded, and of log
+//! positions.
 
 use super::recovery::*;
 use super::*;
 
-/// Endpoint 1 has been given ten frames, which is too much to be kept, has taken in six of them and sent two.
+/// Endpoint 1 has received ten frames, which exceed the memory bound, has delivered six and sent
+/// two.
 fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
     let (mut relay, [zero, one]) = recovering();
     relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
@@ -25,14 +27,15 @@ fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
 #[test]
 fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     let (mut relay, [zero, one], image) = discarded_log();
-    // While it stands aside more comes, and notices that it is to be given were in its ring.
+    // While endpoint 1 is suspended for its checkpoint another frame arrives, and reports for it
+    // were in its ring.
     relay.suspend(one);
     send(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
     relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
     let one = relay.attach_at(rank(1), 0, image).unwrap();
     assert_eq!(relay.poll_log_event(), Some(LogEvent::Recoverable(rank(1))));
     while relay.poll_flush().is_some() {}
-    // What it had not taken in is lost, and whoever has sent it hears so.
+    // The frames that endpoint 1 had not delivered are lost, and their source is notified.
     assert_eq!(written(&mut relay, zero), [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
     assert_eq!(written(&mut relay, one), [opening(0)]);
     send(&mut relay, zero, frame(rank(0), rank(1), 600, 100));
@@ -46,7 +49,7 @@ fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     assert_eq!(written(&mut relay, one), told);
     send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
-    // What led there is dropped with the images after it, as ever.
+    // As usual, later checkpoints trim the log before them.
     let next = LogPosition { determinants: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
     relay.suspend(one);
     relay.attach_at(rank(1), 1, next).unwrap();
@@ -59,7 +62,7 @@ fn a_later_start_of_one_of_which_there_was_too_much_is_refused() {
     relay.suspend(one);
     assert!(relay.attach_at(rank(1), 1, image).unwrap_err().contains("cannot come back"));
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("cannot come back"));
-    // The one that there was goes on.
+    // The incarnation that was attached before may attach again.
     relay.attach_at(rank(1), 0, image).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! What is kept of endpoints beyond the memory for it: a disk that writes and reads when the test says so.
+//! Message logs beyond their memory bound: the test decides when the disk writes and reads.
 
 use alloc::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use super::*;
 use crate::relay::log_storage::LogStorage;
 
 const SEGMENT: usize = 40 << 10;
-/// More than what is not full yet may take in any case.
+/// More memory than segments that are not full may take in any case.
 const MEMORY: u64 = 1 << 20;
 const LENGTH: usize = 10_000;
 const FRAME: usize = HEADER_BYTES + LENGTH;
-/// What is kept of a frame of whoever has sent it.
+/// Bytes of the digest that the log of the sender keeps for each sent frame.
 const SENT: usize = 12;
-/// A frame, and that.
+/// Bytes of a frame and its digest.
 const KEPT: usize = FRAME + SENT;
 
 /// A relay with endpoints 0 and 1, of which 0 sends and 1 reads, and its disk.
@@ -37,7 +37,7 @@ impl Rig {
         Self { relay, zero, one, sent: 0, files: BTreeMap::new(), requests: VecDeque::new() }
     }
 
-    /// One more frame for endpoint 1.
+    /// Sends one more frame to endpoint 1.
     fn send(&mut self) -> Stop {
         let stop =
             send(&mut self.relay, self.zero, frame(rank(0), rank(1), self.sent * 10_000, LENGTH));
@@ -46,7 +46,7 @@ impl Rig {
         stop
     }
 
-    /// So many, and the disk does all that it is to do.
+    /// Sends `count` frames to endpoint 1, while the disk serves all requests.
     fn send_many(&mut self, count: u64) {
         for _ in 0..count {
             assert_eq!(self.send(), Stop::Partial);
@@ -60,7 +60,7 @@ impl Rig {
         }
     }
 
-    /// The disk does the next thing. False: there is none.
+    /// Serves the next disk request. Returns false if there is none.
     fn work(&mut self, is_well: bool) -> bool {
         self.collect();
         match self.requests.pop_front() {
@@ -86,14 +86,15 @@ impl Rig {
         self.files.values().map(|file| file.len() as u64).sum()
     }
 
-    /// Endpoint 1 is killed, and comes back.
+    /// Endpoint 1 is killed, and its next incarnation attaches.
     fn kill(&mut self, start: u32) -> Result<(), &'static str> {
         self.relay.suspend(self.one);
         self.one = self.relay.attach(rank(1), start)?;
         Ok(())
     }
 
-    /// What endpoint 1 is told: how many frames, all as they were. The disk works when nothing else can be done.
+    /// Replays to endpoint 1 and returns the number of frames, which must equal the original ones.
+    /// The disk works only when nothing else can be done.
     fn replayed(&mut self, is_well: bool) -> u64 {
         let (mut count, mut idle) = (0, 0);
         loop {
@@ -132,7 +133,8 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
     for start in 1..4 {
         rig.kill(start).unwrap();
         if start == 2 {
-            // It is killed while it is told; what was being read arrives when the next start is there.
+            // The incarnation is killed during its replay; the segment that was being read arrives
+            // after the next incarnation has attached.
             let _ = written(&mut rig.relay, rig.one);
             rig.relay.replay_next();
             continue;
@@ -143,7 +145,7 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
         let held = rig.relay.kept_bytes().0;
         assert!(held <= MEMORY, "{held}");
     }
-    // And goes on.
+    // The last incarnation continues with new frames.
     rig.send_many(100);
     rig.kill(5).unwrap();
     assert_eq!(rig.replayed(true), 1_100);
@@ -163,7 +165,7 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     let (memory, _) = rig.relay.kept_bytes();
     assert!((MEMORY - 2 * FRAME as u64..=MEMORY).contains(&memory), "{memory}");
     assert!(rig.relay.waits_for_disk() && rig.relay.poll_resume().is_none());
-    // What the others say that is not kept passes, and so does what a killed one has still said.
+    // Frames that need no log space pass, and so do the last frames of a killed endpoint.
     let zero = rig.zero;
     rig.relay.begin_drain(zero);
     assert_eq!(rig.send(), Stop::Partial);
@@ -171,7 +173,7 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     rig.zero = rig.relay.attach(rank(0), 1).unwrap();
     written(&mut rig.relay, rig.zero);
     for sequence in 0..rig.sent {
-        // It does that again.
+        // The next incarnation sends its earlier frames again.
         send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), sequence * 10_000, LENGTH));
     }
     assert_eq!(rig.send(), Stop::Full);
@@ -180,7 +182,7 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     }
     assert_eq!(rig.send(), Stop::Partial);
     assert!(rig.relay.counters().disk_waits >= 2);
-    // One that has left waits for nothing.
+    // An endpoint that has detached waits for nothing.
     while rig.send() == Stop::Partial {}
     rig.relay.detach(rig.zero);
     assert!(!rig.relay.waits_for_disk());
@@ -200,7 +202,8 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
     let before = rig.sent;
     rig.kill(1).unwrap();
     assert_eq!(rig.replayed(true), before, "in memory and on the disk");
-    // There is no more room than memory: then it can come back no longer, and goes on.
+    // The log can only grow in memory now: beyond the bound the endpoint cannot be restarted, and
+    // continues to run.
     while rig.relay.poll_log_event().is_none() {
         assert_eq!(rig.send(), Stop::Partial);
         rig.collect();
@@ -255,7 +258,7 @@ fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
 #[test]
 fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_again() {
     let mut rig = Rig::new(Some(1 << 30));
-    // It takes nothing for long.
+    // Endpoint 1 takes no frames for a long time.
     for n in 0..1_000 {
         let frame = frame(rank(0), rank(1), n * 10_000, LENGTH);
         assert_eq!(send(&mut rig.relay, rig.zero, frame), Stop::Partial);
@@ -300,7 +303,7 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     let first = DeterminantStatus { number: 0, polls: 7, micros: 0, frames: 1, first_frame: 0 };
     let second = DeterminantStatus { number: 1, polls: 10, micros: 50, frames: 0, first_frame: 1 };
     assert_eq!(shown.determinants, [first, second]);
-    // The first ones are not full segments, and stay in memory.
+    // The first segments do not have the full size, and stay in memory.
     assert!(matches!(shown.frames[..], [ShownFrame::Frame(0, header)] if header.sequence == 0));
     let shown = rig.relay.log_excerpt(rank(1), 2, 9).unwrap();
     let third = DeterminantStatus { number: 2, polls: 12, micros: 51, frames: 20, first_frame: 1 };
@@ -320,7 +323,7 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     }
     assert_eq!(next, 21, "{shown:?}");
     assert!(shown.frames.iter().any(|it| matches!(it, ShownFrame::OnDisk(_))));
-    // What nobody has taken in yet.
+    // Frames that no incarnation has delivered yet.
     let waiting = rig.relay.log_excerpt(rank(1), 3, 5).unwrap();
     assert!(waiting.determinants.is_empty() && waiting.frames.len() <= 5);
     assert_eq!(rig.relay.log_excerpt(rank(3), 0, 1), None);
@@ -372,7 +375,7 @@ fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it() {
 fn one_that_is_far_behind_hears_everything_though_the_disk_is_full_and_so_is_the_memory() {
     let mut rig = Rig::new(Some(4 << 20));
     let mut sent = 0;
-    // Until what is left in memory goes to its queue.
+    // Frames are sent until the relay moves the backlog in memory into the queue of endpoint 1.
     while rig.relay.queued_bytes() == 0 {
         assert!(sent < 2_000);
         while rig.work(true) {}

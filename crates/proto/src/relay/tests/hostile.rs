@@ -1,15 +1,15 @@
-//! An endpoint that sends whatever it likes, under a seed: what its relay passes on can be read by
-//! every receiver, and whatever is refused ends the liar's connection alone.
+//! An endpoint that sends arbitrary frames under a random seed: every receiver can parse the frames
+//! that the relay forwards, and a refused frame ends only the connection of its sender.
 
 use super::*;
 use crate::limit::KIND_HEADER_BYTES_MAX;
 use crate::wire::kind_header::KindHeader;
 
 const SEEDS: u64 = 4_000;
-/// Of one connection, unless one is refused before.
+/// Frames of one connection, unless the relay refuses one before.
 const FRAMES: usize = 30;
 
-/// Linear congruential, as in [`World`].
+/// A linear congruential generator, as in [`World`].
 struct Chance(u64);
 
 impl Chance {
@@ -23,7 +23,7 @@ impl Chance {
     }
 }
 
-/// A frame of rank 1 that is more or less likely to pass for an honest one.
+/// A frame of rank 1 that is valid with some probability.
 fn lie(chance: &mut Chance, is_checked: bool) -> Vec<u8> {
     let kind = Kind::ALL[chance.below(Kind::ALL.len())];
     let mut flags = chance.below(1 + usize::from(flag::ALL)) as u8;
@@ -54,8 +54,8 @@ fn lie(chance: &mut Chance, is_checked: bool) -> Vec<u8> {
     bytes
 }
 
-/// How many frames of rank 1 wait for that link. All that wait there must be such as their reader
-/// takes without ending its connection.
+/// Number of frames of rank 1 that wait for `link`. The reader must be able to parse every waiting
+/// frame without ending its connection.
 fn readable(relay: &mut Relay, link: LinkId, is_checked: bool, seed: u64) -> usize {
     let bytes = raw(relay, link);
     let (mut rest, mut count) = (&bytes[..], 0);
@@ -101,7 +101,7 @@ fn whatever_a_liar_sends_its_receivers_can_read_what_is_passed_on_and_live() {
                 break;
             }
         }
-        // Whatever that was, the others are there, and hear each other.
+        // Whatever rank 1 sent, the other ranks are attached, and receive each other's frames.
         let mut honest = frame(rank(3), rank(2), 0, 24);
         (honest[4], honest[5]) = (Kind::Tagged as u8, flag::CHECKED);
         honest[7] = framing_crc(&honest);

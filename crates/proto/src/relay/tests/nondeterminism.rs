@@ -1,11 +1,11 @@
-//! What endpoints on other nodes read of clocks.
+//! Copies of the recorded nondeterminism of endpoints on other nodes.
 
 use super::recovery::{opening, send, written};
 use super::*;
 use crate::relay::message_log::LOG_TOO_LARGE;
 use crate::wire::nondeterminism_frame::{NondeterminismFrame, emit};
 
-/// A relay with endpoint 1, of which reads are kept, and how that is told.
+/// A relay with endpoint 1, which keeps a copy of the endpoint's record and reports that.
 fn keeping() -> (Relay, LinkId) {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
     relay.enable_recovery();
@@ -27,7 +27,7 @@ fn reads(from: u64, polls: u64, bytes: &[u8]) -> Vec<u8> {
     )
 }
 
-/// One behind which more of the same batch comes.
+/// A piece of a batch that continues.
 fn piece(from: u64, polls: u64, bytes: &[u8]) -> Vec<u8> {
     frame(NondeterminismFrame::Append { from, bytes, is_full: false, has_more: true }, polls, bytes)
 }
@@ -58,7 +58,7 @@ fn what_was_read_is_kept_in_order_and_once_whoever_sends_it_again() {
     relay.suspend(one);
     let one = attach(&mut relay, 1);
     assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 6, 0), opening(0)]);
-    // It has not looked so often yet, and repeats some of it.
+    // The restarted incarnation has polled less often, and repeats some bytes.
     assert_eq!(send(&mut relay, one, reads(2, 4, b"cd")), Stop::Partial);
     assert_eq!(kept(&relay), (b"abcdef".to_vec(), 5));
     assert_eq!(send(&mut relay, one, reads(4, 9, b"efgh")), Stop::Partial);
@@ -92,11 +92,11 @@ fn who_is_fenced_does_not_come_back_and_a_later_start_does() {
     assert!(relay.attach(rank(1), 7).is_err());
     let one = attach(&mut relay, 10_001);
     assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
-    // One that has never been here.
+    // Endpoint 0 has never attached.
     relay.fence(rank(0), 10_000);
     assert!(relay.attach(rank(0), 0).is_err());
     relay.attach(rank(0), 10_001).unwrap();
-    // Nobody is fenced twice, and nobody elsewhere.
+    // A fence never moves back, and endpoints of other clusters are not fenced.
     relay.fence(rank(0), 5);
     relay.fence(rank(RANKS_PER_CLUSTER), 5);
 }
@@ -134,7 +134,7 @@ fn what_lies_before_the_oldest_image_is_dropped() {
     let all = |relay: &Relay| relay.nondeterminism_of(rank(1)).unwrap();
     assert_eq!(all(&relay).first, 2_500_001);
     assert!(all(&relay).bytes == bytes[2_500_001..]);
-    // Who comes again from an older image repeats nothing that is gone.
+    // An incarnation from an older checkpoint image does not repeat bytes that were trimmed.
     send(&mut relay, one, cut(5));
     assert_eq!(
         send(&mut relay, one, reads(2_499_000, 3, &bytes[2_499_000..2_501_000])),
@@ -142,7 +142,7 @@ fn what_lies_before_the_oldest_image_is_dropped() {
     );
     let stop = send(&mut relay, one, reads(2_500_000, 3, &[1; 2_000]));
     assert!(matches!(stop, Stop::Broken(_)), "{stop:?}");
-    // It is known that it was read, and nothing else of it.
+    // The copy is trimmed beyond its end: the bytes in between were read, but never arrive.
     let (mut relay, one) = keeping();
     send(&mut relay, one, reads(0, 3, b"abc"));
     assert_eq!(send(&mut relay, one, cut(70)), Stop::Partial);
@@ -168,7 +168,7 @@ fn only_whole_batches_are_given_out() {
         (piece(2, 4, b"cd"), (b"".to_vec(), 0)),
         (reads(4, 5, b"e"), (b"abcde".to_vec(), 5)),
         (piece(5, 9, b"fg"), (b"abcde".to_vec(), 5)),
-        // Full from then on, and nothing more was read.
+        // The record is full from now on, and contains nothing more.
         (
             frame(
                 NondeterminismFrame::Append { from: 7, bytes: b"", is_full: true, has_more: false },
@@ -195,7 +195,8 @@ fn a_torn_batch_is_forgotten_when_its_node_is_lost() {
         send(&mut relay, one, piece(10_003, 9, &[5; 10_000]));
         relay.suspend(one);
         if has_come_again {
-            // Killed on the same node before that: it says the same again from where the last whole batch ended.
+            // The endpoint was killed on the same node before: its next incarnation sends the
+            // record again from the end of the last whole batch.
             one = attach(&mut relay, 1);
             assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
             assert_eq!(relay.logs.as_ref().unwrap().bytes, 3);
@@ -205,13 +206,13 @@ fn a_torn_batch_is_forgotten_when_its_node_is_lost() {
         relay.fence(rank(1), 10_000);
         assert_eq!(kept(&relay), (b"abc".to_vec(), 3));
         assert_eq!(relay.logs.as_ref().unwrap().bytes, 3);
-        // What it does there is not what it did behind that.
+        // The new incarnation continues with other bytes after the last whole batch.
         let one = attach(&mut relay, 10_001);
         assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
         assert_eq!(send(&mut relay, one, piece(3, 5, b"other")), Stop::Partial);
         assert_eq!(send(&mut relay, one, reads(8, 6, b" clocks")), Stop::Partial);
         assert_eq!(kept(&relay), (b"abcother clocks".to_vec(), 6));
-        // Whoever asks for the fence again does not harm the start that is there now.
+        // A second fence does not affect the incarnation that is attached now.
         assert_eq!(send(&mut relay, one, piece(15, 7, b" and")), Stop::Partial);
         relay.fence(rank(1), 10_000);
         assert_eq!(send(&mut relay, one, reads(19, 7, b" more")), Stop::Partial);
@@ -234,7 +235,7 @@ fn what_repeats_whole_batches_makes_no_part_of_one_whole() {
 fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
     let (mut relay, one) = keeping();
     send(&mut relay, one, reads(0, 3, b"abc"));
-    // The oldest image stands within the batch.
+    // The oldest checkpoint image lies within the batch.
     send(&mut relay, one, piece(3, 4, b"defgh"));
     assert_eq!(send(&mut relay, one, cut(5)), Stop::Partial);
     let all = |relay: &Relay| relay.nondeterminism_of(rank(1)).unwrap();
@@ -242,7 +243,7 @@ fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
     assert_eq!(send(&mut relay, one, piece(8, 5, b"ij")), Stop::Partial);
     assert_eq!(send(&mut relay, one, reads(10, 6, b"k")), Stop::Partial);
     assert_eq!((all(&relay).first, all(&relay).bytes), (5, b"fghijk".to_vec()));
-    // There is no room any more, in the middle of a batch.
+    // The log exceeds its bound in the middle of a batch.
     send(&mut relay, one, piece(11, 6, b"lm"));
     relay.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
     assert_eq!((all(&relay).first, all(&relay).bytes), (11, b"".to_vec()));
@@ -253,7 +254,7 @@ fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
     other.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
     assert_eq!(send(&mut other, two, reads(3, 2, b"d")), Stop::Partial);
     assert_eq!((all(&other).first, all(&other).polls), (4, 2), "it has ended");
-    // It is recorded anew from an image on, which stands in front of what was lost.
+    // Logging restarts at a checkpoint image before the dropped bytes.
     relay.suspend(one);
     let standing = LogPosition { determinants: 0, taken: 0, sent: 9, kept: 0 };
     let one = relay.attach_at(rank(1), 0, standing).unwrap();

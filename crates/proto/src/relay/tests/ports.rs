@@ -1,31 +1,31 @@
-//! The states of a relay's ports, whole: each under everything that can happen to it.
+//! Every state of a relay's ports, under every event.
 //!
-//! Rank 1 is always there, and hears what becomes of what it sends. What it sent before anything happens had been written
-//! already where somebody was there to take it.
+//! Rank 1 is attached all the time, and receives the reports about the frames that it sends. Frames
+//! that it sent before the event have been written if their receiver was connected.
 
 use super::*;
 
-/// The start of rank 2, or of the other relay, that has been here.
+/// The incarnation of rank 2, or of the other relay, that has been connected.
 const INCARNATION: u32 = 3;
 
-/// How rank 2 stands.
+/// State of rank 2 before the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// Nobody has spoken of it.
+    /// No frame has named the rank.
     Unknown,
-    /// It has not come, and a frame waits.
+    /// The rank has never attached, and a frame waits.
     Awaited,
-    /// It is attached, and has been given a frame.
+    /// The rank is attached, and has received a frame.
     Attached,
-    /// The same, and it has said goodbye.
+    /// The rank is attached, has received a frame, and has sent Goodbye.
     Leaving,
-    /// Its link has broken behind that frame.
+    /// The link of the rank has broken after this frame.
     Broken,
-    /// It was attached and is gone.
+    /// The rank was attached and has been detached.
     Gone,
 }
 
-/// What then holds: where frames for it go, and whether it may write.
+/// State after the event: where the relay routes frames for rank 2, and whether it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RouteState {
     Unknown,
@@ -36,18 +36,19 @@ enum RouteState {
 
 #[derive(Clone, Copy, Debug)]
 enum RankEvent {
-    /// A start of it attaches.
+    /// An incarnation of rank 2 attaches.
     Attach(u32),
     Frame,
-    /// Its link breaks.
+    /// The link of rank 2 breaks.
     Suspend,
-    /// It is gone for good.
+    /// Rank 2 detaches for good.
     Detach,
     /// So many milliseconds have passed.
     Time(u64),
 }
 
-/// How it stands then, what rank 1 hears, what rank 2 is given; `None`: this cannot happen, or is refused.
+/// State after the event, frames that rank 1 receives, and frames that rank 2 receives; `None`: the
+/// event cannot happen, or is refused.
 type Outcome = Option<(RouteState, &'static [Kind], &'static [Kind])>;
 
 #[test]
@@ -60,14 +61,14 @@ fn a_rank_in_every_state_under_every_event() {
     let is = |stands| -> Outcome { Some((stands, &[], &[])) };
     let told: Outcome = Some((Left, TOLD, &[]));
     let rows: [(RankEvent, [Outcome; 6]); 9] = [
-        // From unknown, awaited, attached, leaving, broken, gone.
+        // Columns: `Unknown`, `Awaited`, `Attached`, `Leaving`, `Broken`, `Gone`.
         (Attach(INCARNATION - 1), [is(Up), Some((Up, &[], GETS)), None, None, None, is(Up)]),
         (
             Attach(INCARNATION),
             [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, LOST, &[])), is(Up)],
         ),
         (
-            // Whatever waits is for an earlier start.
+            // The waiting frames are for an earlier incarnation.
             Attach(INCARNATION + 1),
             [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, TOLD, &[])), is(Up)],
         ),
@@ -83,7 +84,7 @@ fn a_rank_in_every_state_under_every_event() {
             ],
         ),
         (Suspend, [None, None, is(Waited), None, None, None]),
-        // Who has taken leave has taken in what it wanted.
+        // An endpoint that has sent Goodbye has received all frames that it needs.
         (Detach, [None, told, told, is(Left), told, None]),
         (Time(ATTACH_MILLIS_MAX), [is(Unknown), is(Waited), is(Up), is(Up), is(Waited), is(Left)]),
         (Time(ATTACH_MILLIS_MAX + 1), [is(Unknown), told, is(Up), is(Up), is(Waited), is(Left)]),
@@ -114,7 +115,7 @@ fn rank_after(state: Rank, event: RankEvent) -> Outcome {
         RankEvent::Frame => {
             feed(&mut relay, one, frame(rank(1), rank(2), 10, 10));
         }
-        // A driver says so of what was there, and lets return only who may.
+        // A driver suspends only attached endpoints that may attach again.
         RankEvent::Suspend if state == Rank::Attached => relay.suspend(link(&relay)?),
         RankEvent::Suspend => return None,
         RankEvent::Detach => relay.detach(link(&relay)?),
@@ -173,32 +174,33 @@ fn with_rank(state: Rank) -> (Relay, LinkId) {
     (relay, one)
 }
 
-/// How the relay of the other cluster stands.
+/// State of the relay of the other cluster before the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Other {
-    /// It has never been there.
+    /// The other relay has never been connected.
     Never,
-    /// There is one stream to it, which has been given a frame.
+    /// One stream to the other relay is connected, and a frame was written to it.
     Joined,
-    /// That stream has broken.
+    /// The stream has broken.
     Broken,
-    /// The same, but it had said that the frame had arrived.
+    /// The stream has broken after the other relay confirmed the frame.
     BrokenAtRest,
-    /// It has been away for too long.
+    /// The other relay has been disconnected for too long.
     Lost,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum OtherEvent {
-    /// A stream to a start of it is up.
+    /// A stream to an incarnation of the other relay connects.
     Connect(u32),
-    /// A stream that there was is down.
+    /// The existing stream disconnects.
     Disconnect,
     Frame,
     Time(u64),
 }
 
-/// How it stands then, and what rank 1 hears; `None`: this cannot happen, or is refused.
+/// State after the event, and frames that rank 1 receives; `None`: the event cannot happen, or is
+/// refused.
 type OtherOutcome = Option<(&'static str, &'static [Kind])>;
 
 #[test]
@@ -208,10 +210,10 @@ fn another_relay_in_every_state_under_every_event() {
     const LOST: &[Kind] = &[Kind::Lost];
     let is = |stands| -> OtherOutcome { Some((stands, &[])) };
     let rows: [(OtherEvent, [OtherOutcome; 5]); 6] = [
-        // From never there, joined, broken, broken at rest, lost.
+        // Columns: never connected, joined, broken, broken at rest, lost.
         (Connect(INCARNATION), [is("up"), is("up"), Some(("up", LOST)), is("up"), is("up")]),
         (
-            // What another start of it has taken in may have ended with it.
+            // Frames that the earlier incarnation received may have been lost with it.
             Connect(INCARNATION + 1),
             [is("up"), None, Some(("up", LOST)), Some(("up", LOST)), is("up")],
         ),
@@ -289,7 +291,7 @@ fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
     (relay, one, peer)
 }
 
-/// The kinds of frames, of which a table has one at most.
+/// The kinds of the frames; a row of the tables has at most one frame.
 fn kinds(frames: Vec<(Kind, Address)>) -> &'static [Kind] {
     let kinds: Vec<Kind> = frames.into_iter().map(|(kind, _)| kind).collect();
     match kinds[..] {

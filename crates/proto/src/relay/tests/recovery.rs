@@ -1,4 +1,4 @@
-//! Endpoints that are killed and come back.
+//! Endpoints that are killed and restarted.
 
 use alloc::string::ToString as _;
 
@@ -15,7 +15,7 @@ pub(super) fn recovering() -> (Relay, [LinkId; 2]) {
     (relay, links)
 }
 
-/// What an endpoint is told first: that it has sent so much.
+/// The first frame of each replay, which carries the number of frames that the endpoint has sent.
 pub(super) fn opening(sent: u32) -> (Kind, u64, u32) {
     (Kind::Determinant, 0, sent)
 }
@@ -35,7 +35,8 @@ pub(super) fn determinant(source: Address, polls: u64, frames: u32, micros: u64)
     bytes
 }
 
-/// Takes what waits for an endpoint: of each frame its kind, number and credit (of what is told first: what was sent).
+/// Takes everything that waits for an endpoint: kind, number and credit of each frame (for the
+/// opening determinant, the number of sent frames instead of the credit).
 pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
     let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
     relay.handle_sent(link, bytes.len(), &[]);
@@ -59,7 +60,7 @@ fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
     assert_eq!(written(&mut relay, one).len(), 1);
     assert_eq!(written(&mut relay, zero).len(), 1);
     relay.suspend(one);
-    // Meanwhile somebody sends it something.
+    // A frame for the suspended endpoint arrives.
     send(&mut relay, zero, frame(rank(0), rank(1), 10, 10));
     let one = relay.attach(rank(1), 1).unwrap();
     let given = written(&mut relay, one);
@@ -94,7 +95,8 @@ pub(super) fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What is said when `second` comes in place of `first`, after a frame that comes again.
+/// The divergence that is reported if an incarnation sends `second` in place of `first`, after a
+/// frame that it repeats.
 fn divergence_of(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     let (mut relay, [zero, one]) = recovering();
     relay.set_reconnect_timeout(1);
@@ -223,7 +225,8 @@ fn whoever_waits_for_one_that_never_comes_back_is_told() {
     let (mut relay, one, stream) = with_a_peer();
     let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
     written(&mut relay, zero);
-    // The first is given to it before it is killed, the second waits for it.
+    // The endpoint receives the first frame before it is killed, and the second waits for its
+    // restart.
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
     assert_eq!(written(&mut relay, one).len(), 1);
     relay.suspend(one);
@@ -270,8 +273,9 @@ fn what_a_killed_one_has_still_said_passes_an_output_that_is_full() {
     assert_eq!(written(&mut relay, one)[1], (Kind::Determinant, 5, 1));
 }
 
-/// Much has been given to endpoint 1, and taken in: frames of 30,000 bytes, each in a determinant of its own, with three in
-/// between in which only time went on. What a new start of it must be told of that, without the opening.
+/// Endpoint 1 receives and delivers 400 frames of 30,000 bytes, each with a determinant of its own
+/// and three determinants without frames in between. Returns the frames that a replay must send,
+/// without the opening.
 pub(super) fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u64, u32)> {
     let mut expected = Vec::new();
     for n in 0..400_u64 {
@@ -288,7 +292,7 @@ pub(super) fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u6
     expected
 }
 
-/// What endpoint 1 is told, piece by piece; `between` them others are served.
+/// Replays to endpoint 1 piece by piece, calling `between` between the pieces.
 pub(super) fn replayed(
     relay: &mut Relay,
     one: LinkId,
@@ -297,7 +301,7 @@ pub(super) fn replayed(
     rest(relay, one, REPLAY_BYTES_MAX + 2 * FRAME_BYTES_MAX, between)
 }
 
-/// The same; no more than `most` bytes wait at a time.
+/// Replays to endpoint 1 as `replayed` does; no more than `most` bytes may wait at a time.
 pub(super) fn rest(
     relay: &mut Relay,
     one: LinkId,
@@ -333,7 +337,7 @@ fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
         send(relay, two, frame(rank(2), rank(3), rounds, 10));
         assert_eq!(written(relay, three), [(Kind::Ack, rounds, 0)]);
         if rounds == 2 {
-            // For the one that is being told, too: in its turn.
+            // A new frame for the endpoint under replay arrives, and follows in its turn.
             send(relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
         }
     });
@@ -342,7 +346,7 @@ fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
     expected.push((Kind::Ack, 400 * 30_000, 0));
     assert_eq!(given.len(), expected.len());
     assert_eq!(given, expected);
-    // From now on it gets what comes.
+    // After the replay the endpoint receives new frames at once.
     send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
     assert_eq!(written(&mut relay, one).len(), 1);
     assert_eq!(relay.queued_bytes(), 0);
@@ -364,7 +368,8 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
     }
     let rest = replayed(&mut relay, link, |_| ());
     assert_eq!(rest.last(), Some(&(Kind::Ack, 400 * 30_000 + 30, 0)));
-    // It leaves while it is told, and nobody else is told in its place.
+    // The endpoint detaches during its replay, and no other endpoint receives the replay in its
+    // place.
     relay.suspend(link);
     let one = relay.attach(rank(1), 4).unwrap();
     relay.detach(one);
@@ -383,7 +388,7 @@ fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_bes
     }
     let given = replayed(&mut relay, one, |_| ());
     assert_eq!(given, Vec::from_iter((0..100).map(message)));
-    // Then it is given what comes at once.
+    // After the backlog the endpoint receives new frames at once.
     send(&mut relay, zero, frame(rank(0), rank(1), 100 * 30_000, 30_000));
     assert_eq!(written(&mut relay, one), [message(100)]);
     relay.suspend(one);
@@ -411,7 +416,8 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
         if n == 100 {
             relay.logs.as_mut().unwrap().storage.set_memory(0);
         }
-        // Two at a time; it takes one piece of what waits now and then.
+        // Two frames arrive at a time; the endpoint takes one piece of the waiting frames now and
+        // then.
         let mut both = frame(rank(0), rank(1), 2 * n * 30_000, 30_000);
         both.extend(frame(rank(0), rank(1), (2 * n + 1) * 30_000, 30_000));
         send(&mut relay, zero, both);
@@ -475,7 +481,7 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
     goodbye[7] = framing_crc(&goodbye);
     send(&mut relay, one, goodbye);
     assert!(!relay.may_reconnect(one));
-    // In the name of somebody else.
+    // A frame in the name of another endpoint.
     let stop = send(&mut relay, one, frame(rank(2), rank(0), 8, 10));
     assert!(matches!(stop, Stop::Broken(_)) && relay.may_reconnect(one));
     assert_eq!(written(&mut relay, zero).len(), 1);
@@ -513,7 +519,7 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
         let given = written(&mut relay, one);
         assert_eq!(given[0], opening(3 - place.sent as u32));
         assert_eq!(given[1..], everything[1 + 3 * place.determinants as usize..], "{place:?}");
-        // It sends the rest again, and nobody hears of it.
+        // The endpoint sends the remaining frames again, and no other endpoint receives them.
         for number in (1..6).step_by(2).skip(place.sent as usize) {
             let stop = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5));
             assert_eq!(stop, Stop::Partial);
@@ -569,7 +575,7 @@ fn what_came_before_the_oldest_image_is_dropped() {
         images.push(standing);
         kept_most = kept_most.max(relay.kept_bytes().0);
     }
-    // Three rounds, and what cannot be dropped because it lies in one block with what is needed.
+    // The frames of three rounds, and blocks or segments that are kept because of their last bytes.
     assert!(kept_most < 3 * 20 * size + (3 << 20), "{kept_most}");
     let shown = relay.log_excerpt(rank(1), 0, 3).unwrap();
     let numbers: Vec<_> = shown.determinants.iter().map(|it| (it.number, it.first_frame)).collect();

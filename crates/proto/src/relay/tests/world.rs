@@ -1,4 +1,4 @@
-//! Two relays, their ranks and the streams between them, which break under a seed.
+//! Two relays, their ranks and the streams between them, which break under a random seed.
 
 use super::*;
 
@@ -7,18 +7,18 @@ pub type Channel = (Address, Address);
 pub struct World {
     random: u64,
     pub relays: [Relay; 2],
-    /// Each relay's links: its ranks, then its streams. `None`: broken.
+    /// Links of each relay: its ranks, then its streams. `None`: the link is broken.
     links: [Vec<Option<LinkId>>; 2],
-    /// Bytes that each link has still to hand over, and whether it is paused.
+    /// Bytes that each link has still to hand over, and whether the link is paused.
     inputs: [Vec<(Vec<u8>, bool)>; 2],
-    /// Bytes that have been written to each rank and that it has not read.
+    /// Bytes that have been written to each rank and that the rank has not read.
     unread: [Vec<Vec<u8>>; 2],
     next: BTreeMap<Channel, u64>,
     pub sent: BTreeMap<Channel, u64>,
-    /// Frames that a relay has taken from their sources, by number, and when.
+    /// Frames that a relay has accepted from their sources, by number, with the time.
     pub taken: BTreeMap<Channel, BTreeMap<u64, u64>>,
     pub arrived: BTreeMap<Channel, BTreeSet<u64>>,
-    /// When the source of a channel has last heard that something is lost.
+    /// Time at which the source of a channel last received a loss report.
     pub reported_losses: BTreeMap<Channel, u64>,
     pub unreachable: Vec<Channel>,
     now: u64,
@@ -116,7 +116,7 @@ impl World {
         self.links[side].iter().position(|other| *other == Some(link))
     }
 
-    /// What a driver does with a readable link.
+    /// Hands bytes to the relay, as a driver does with a readable link.
     pub fn hand_over(&mut self, side: usize, port: usize, part: usize) {
         let Some(link) = self.links[side][port] else { return };
         let mut bytes = core::mem::take(&mut self.inputs[side][port].0);
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// A stream between the relays is lost with all that is under way.
+    /// Breaks a random stream between the relays, with all frames in flight.
     pub fn break_stream(&mut self) {
         let first = RANKS_PER_CLUSTER as usize;
         let up = (first..self.ports()).filter(|port| self.links[0][*port].is_some());
@@ -223,12 +223,12 @@ impl World {
         }
     }
 
-    /// So is a rank's connection.
+    /// Breaks the connection of a random rank.
     pub fn break_endpoint(&mut self) {
         let (side, port) = (self.draw(2), self.draw(RANKS_PER_CLUSTER as usize));
         let Some(link) = self.links[side][port].take() else { return };
         self.relays[side].suspend(link);
-        // What it has not handed over it knows to be lost.
+        // The rank knows that frames are lost which it has not handed over.
         self.inputs[side][port] = (Vec::new(), false);
         self.unread[side][port].clear();
         self.drain(side, &[]);
@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// Everybody reads until nothing moves.
+    /// Lets everybody read until nothing moves.
     pub fn settle(&mut self) {
         for _ in 0..400_000 {
             self.step();
