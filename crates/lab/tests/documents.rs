@@ -1,5 +1,5 @@
-//! Documents that repeat facts of the code: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md` are
-//! compared with the constants that they describe, log lines with the strings in the code, and
+//! Documents that repeat facts of the code: tables of `docs/WIRE.md` and `docs/RECOVERY-INSIDE.md`
+//! are compared with the constants that they describe, log lines with the strings in the code, and
 //! links with existing files.
 
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ fn the_table_of_sizes_is_that_of_the_code() {
 /// Each row names a constant, the file that defines it, and its value as written in that file.
 #[test]
 fn the_table_of_bounds_is_that_of_the_code() {
-    let text = read("docs/ARCHITECTURE.md");
+    let text = read("docs/RECOVERY-INSIDE.md");
     let rows = rows(&text, "## Bounds (checked)");
     assert!(rows.len() > 30, "{} bounds", rows.len());
     let mut wrong = Vec::new();
@@ -93,7 +93,7 @@ fn the_table_of_bounds_is_that_of_the_code() {
 
 #[test]
 fn every_bound_of_channels_and_paths_is_in_the_table() {
-    let text = read("docs/ARCHITECTURE.md");
+    let text = read("docs/RECOVERY-INSIDE.md");
     let rows = rows(&text, "## Bounds (checked)");
     for file in [
         "proto/src/limit.rs",
@@ -217,7 +217,8 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     // A text may continue in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();
     let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
-    let documents = ["docs/NETWORK.md", "docs/RECOVERY.md"].map(read);
+    let documents =
+        ["docs/NETWORK.md", "docs/RECOVERY.md", "docs/RECOVERY-INSIDE.md"].map(read);
     for row in documents.iter().flat_map(|text| rows(text, "## What is seen (checked)")) {
         for part in unquoted(&row[0]).split('…').map(str::trim) {
             assert!(source.contains(part), "no line says {part:?}");
@@ -229,7 +230,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
 /// has a row in the table.
 #[test]
 fn every_kind_of_call_on_files_has_its_case() {
-    let document = read("docs/RECOVERY.md");
+    let document = read("docs/RECOVERY-INSIDE.md");
     let mut tabled = BTreeMap::new();
     for row in rows(&document, "### Calls on files (checked)") {
         let is_refused = row[1].starts_with("refused");
@@ -271,6 +272,7 @@ fn links_lead_somewhere() {
         "docs/LAB.md",
         "docs/NETWORK.md",
         "docs/RECOVERY.md",
+        "docs/RECOVERY-INSIDE.md",
         "docs/TOPOLOGY.md",
         "docs/SETTINGS.md",
     ];
