@@ -219,36 +219,6 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_openat => open(a, b, c),
             // `struct open_how` begins with the flags.
             libc::SYS_openat2 => open(a, b, (c as *const u64).read_unaligned()),
-            libc::SYS_write
-            | libc::SYS_pwrite64
-            | libc::SYS_writev
-            | libc::SYS_pwritev
-            | libc::SYS_pwritev2
-            | libc::SYS_ftruncate
-            | libc::SYS_fallocate
-            | libc::SYS_fchmod
-            | libc::SYS_fchown
-            | libc::SYS_fsetxattr
-            | libc::SYS_fremovexattr => changes(a),
-            libc::SYS_sendfile => {
-                changes(a);
-                moves(b);
-            }
-            libc::SYS_ioctl if content::shares_blocks(b) => changes(a),
-            libc::SYS_copy_file_range | libc::SYS_splice => {
-                changes(c);
-                moves(a);
-            }
-            libc::SYS_flock => locks(a),
-            libc::SYS_fcntl if is_lock(b) => locks(a),
-            libc::SYS_dup | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_fcntl => forget_own_files(),
-            libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
-            libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
-            libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
-                let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
-                let writes = is_shared && c as c_int & libc::PROT_WRITE != 0;
-                if writes { changes(arguments[4]) } else { reads(arguments[4]) }
-            }
             libc::SYS_io_uring_setup | libc::SYS_io_setup => {
                 return Some(-i64::from(libc::ENOSYS));
             }
@@ -258,10 +228,51 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_fork | libc::SYS_vfork => return fork(libc::SYS_fork, [0; 6], 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
             libc::SYS_clone3 => return clone3(arguments),
-            _ => names(number, arguments),
+            _ => {
+                use_descriptors(number, arguments);
+                names(number, arguments);
+            }
         }
     }
     None
+}
+
+/// Calls on files that are open already.
+fn use_descriptors(number: c_long, arguments: [u64; 6]) {
+    let [a, b, c, ..] = arguments;
+    match number {
+        libc::SYS_write
+        | libc::SYS_pwrite64
+        | libc::SYS_writev
+        | libc::SYS_pwritev
+        | libc::SYS_pwritev2
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_fchmod
+        | libc::SYS_fchown
+        | libc::SYS_fsetxattr
+        | libc::SYS_fremovexattr => changes(a),
+        libc::SYS_sendfile => {
+            changes(a);
+            moves(b);
+        }
+        libc::SYS_ioctl if content::shares_blocks(b) => changes(a),
+        libc::SYS_copy_file_range | libc::SYS_splice => {
+            changes(c);
+            moves(a);
+        }
+        libc::SYS_flock => locks(a),
+        libc::SYS_fcntl if is_lock(b) => locks(a),
+        libc::SYS_dup | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_fcntl => forget_own_files(),
+        libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
+        libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
+        libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
+            let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
+            let writes = is_shared && c as c_int & libc::PROT_WRITE != 0;
+            if writes { changes(arguments[4]) } else { reads(arguments[4]) }
+        }
+        _ => (),
+    }
 }
 
 /// Whether what this process does, or what it starts, matters to a record.

@@ -1,7 +1,7 @@
 //! The system calls that are recorded, by number: what is done with each.
 //!
 //! In: a call of the recorded thread. Out: its result, or `None`: it is let through as it is. The table below is the
-//! whole answer to "what is covered"; `docs/RECOVERY.md` has it in words.
+//! whole answer to "what is covered"; `docs/RECOVERY-INSIDE.md` has it in words.
 //!
 //! What may never happen: a call that changes a file goes through without an entry, and without a word about it.
 

@@ -217,8 +217,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     // A text may continue in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();
     let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
-    let documents =
-        ["docs/NETWORK.md", "docs/RECOVERY.md", "docs/RECOVERY-INSIDE.md"].map(read);
+    let documents = ["docs/NETWORK.md", "docs/RECOVERY.md", "docs/RECOVERY-INSIDE.md"].map(read);
     for row in documents.iter().flat_map(|text| rows(text, "## What is seen (checked)")) {
         for part in unquoted(&row[0]).split('…').map(str::trim) {
             assert!(source.contains(part), "no line says {part:?}");
@@ -273,6 +272,8 @@ fn links_lead_somewhere() {
         "docs/NETWORK.md",
         "docs/RECOVERY.md",
         "docs/RECOVERY-INSIDE.md",
+        "docs/GUIDE.md",
+        "docs/TROUBLESHOOTING.md",
         "docs/TOPOLOGY.md",
         "docs/SETTINGS.md",
     ];

@@ -1,9 +1,8 @@
 //! The launcher's loop: the root of the tree of agents. The launcher runs no ranks itself.
 //!
-//! Order of a job: the launcher starts agents and sends their assignments; the launcher starts
-//! relays, beginning with the relays that accept connections; then the agents start the ranks. From
-//! then on reports arrive from the agents, and [`Watch`] judges the reports. At the end of the job,
-//! good or bad, the launcher orders every agent to end, and every agent has to confirm its end.
+//! Order of a job: the launcher starts agents and sends their assignments; it starts the relays that
+//! accept connections, then the other relays; the agents start the ranks. From then on [`Watch`]
+//! judges the reports of the agents. At the end every agent is ordered to end, and confirms it.
 
 mod log_query;
 mod status_line;
@@ -109,17 +108,9 @@ pub struct Launcher {
 
 /// Runs the job and returns its exit code.
 pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Result<i32> {
-    let signals = [
-        libc::SIGINT,
-        libc::SIGTERM,
-        libc::SIGHUP,
-        libc::SIGQUIT,
-        libc::SIGCHLD,
-        libc::SIGTTIN,
-        libc::SIGTSTP,
-        libc::SIGUSR1,
-    ];
-    let signals = Signals::block(&signals)?;
+    let ending = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    let others = [libc::SIGCHLD, libc::SIGTTIN, libc::SIGTSTP, libc::SIGUSR1];
+    let signals = Signals::block(&[ending, others].concat())?;
     sys::adopt_orphans()?;
     let mut launcher = Launcher::new(&job, nodes, relays, options, signals)?;
     Ok(launcher.run())

@@ -335,7 +335,7 @@ class Plan:
 
     def is_open_elsewhere(self, rank: int, *names: str) -> bool:
         """Another rank has the file open. A job ends by a refusal if a rank is killed whose open
-        file has lost its name (`docs/RECOVERY.md`, messages)."""
+        file has lost its name (`docs/RECOVERY-INSIDE.md`, messages)."""
         contents = [self.names[name] for name in names if name in self.names]
         others = (one for number, opens in enumerate(self.open) if number != rank for one in opens)
         return any(one.content is content for one in others for content in contents)

@@ -13,6 +13,7 @@
 //! to the parent ends, for whatever reason, the agent ends everything that it has started.
 
 mod checkpoint_scheduler;
+mod child_agent;
 mod contact;
 mod durable_effects;
 mod end;
@@ -36,7 +37,6 @@ mod stdio;
 mod tagged_output;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -49,14 +49,13 @@ use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::lease::Lease;
 use crate::control::rank_state::RankUpdate;
-use crate::control::{
-    ALIVE_INTERVAL, Assignment, Ending, Job, Message, Node, PING_INTERVAL, SILENCE_MAX,
-};
+use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL, SILENCE_MAX};
 use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
 use crate::limits::{self, ResourceLimits};
-use crate::spawn::{self, AgentProcess};
+use crate::spawn;
 use crate::sys::{self, Signals};
 use checkpoint_scheduler::CheckpointRequester;
+use child_agent::{ChildAgent, start_child};
 use contact::Libraries;
 use durable_effects::DurableEffects;
 use end::Phase;
@@ -83,35 +82,6 @@ pub fn main() -> Result<()> {
     let mut agent = Agent::new(signals)?;
     agent.run();
     Ok(())
-}
-
-struct ChildAgent {
-    process: AgentProcess,
-    node: Node,
-    /// Group and process indices of processes that were spawned under this agent.
-    spawned: Vec<(u32, Range<u32>)>,
-    ready: bool,
-    done: bool,
-    is_reaped: bool,
-    /// The ranks of this agent move to another node, and further messages of this agent are
-    /// ignored.
-    is_lost: bool,
-}
-
-impl ChildAgent {
-    fn holds(&self, rank: u32) -> bool {
-        self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
-    }
-
-    fn runs_as(&self, pid: u32) -> bool {
-        self.process.pid == pid && !self.is_reaped
-    }
-
-    fn kill(&self, signal: i32) {
-        if !self.is_reaped {
-            sys::kill(self.process.pid, signal);
-        }
-    }
 }
 
 struct Agent {
@@ -682,21 +652,6 @@ fn add_stream<'a>(
     if let Some(fd) = stream.output() {
         add(source, fd, PollFlags::OUT);
     }
-}
-
-fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
-    let mut process = spawn::start(&node.spawn)?;
-    let assignment = Assignment { job: job.clone(), node: node.clone() };
-    process.stream.send(&Message::Assign(Box::new(assignment)));
-    Ok(ChildAgent {
-        process,
-        node: node.clone(),
-        spawned: Vec::new(),
-        ready: false,
-        done: false,
-        is_reaped: false,
-        is_lost: false,
-    })
 }
 
 /// Opens `/dev/null` as stdin and stdout: the control stream has moved to other descriptors, and no

@@ -267,7 +267,7 @@ impl Agent {
     }
 
     fn choose_spare(&self, ranks: u32) -> Option<usize> {
-        let is_free = |child: &super::ChildAgent| {
+        let is_free = |child: &super::child_agent::ChildAgent| {
             child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
         };
         let is_taken = |place: &usize| self.transfers.iter().any(|it| it.to == *place);

@@ -1,0 +1,58 @@
+//! An agent below this one in the tree: its process, and the node whose ranks it starts.
+
+use std::ops::Range;
+
+use anyhow::Result;
+
+use crate::control::{Assignment, Job, Message, Node};
+use crate::spawn::{self, AgentProcess};
+use crate::sys;
+
+/// An agent that this agent has started on another node of its cluster.
+pub struct ChildAgent {
+    pub process: AgentProcess,
+    pub node: Node,
+    /// Group and process indices of processes that were spawned under this agent.
+    pub spawned: Vec<(u32, Range<u32>)>,
+    pub ready: bool,
+    pub done: bool,
+    pub is_reaped: bool,
+    /// The ranks of this agent move to another node, and further messages of this agent are
+    /// ignored.
+    pub is_lost: bool,
+}
+
+impl ChildAgent {
+    pub fn holds(&self, rank: u32) -> bool {
+        self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
+    }
+
+    pub fn runs_as(&self, pid: u32) -> bool {
+        self.process.pid == pid && !self.is_reaped
+    }
+
+    pub fn kill(&self, signal: i32) {
+        if !self.is_reaped {
+            sys::kill(self.process.pid, signal);
+        }
+    }
+}
+
+/// Starts the agent of `node` and sends its assignment.
+///
+/// # Errors
+/// If the command that starts the agent cannot be run.
+pub fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
+    let mut process = spawn::start(&node.spawn)?;
+    let assignment = Assignment { job: job.clone(), node: node.clone() };
+    process.stream.send(&Message::Assign(Box::new(assignment)));
+    Ok(ChildAgent {
+        process,
+        node: node.clone(),
+        spawned: Vec::new(),
+        ready: false,
+        done: false,
+        is_reaped: false,
+        is_lost: false,
+    })
+}
