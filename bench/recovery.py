@@ -5,16 +5,17 @@
     bench/recovery.py --quick           one round, fewer sizes
     bench/recovery.py kept disk         only these parts: kept, again, ranks, link, disk, back
 
-kept: IMB PingPong, both ranks and their relay on one machine: with everything kept, with the same path and nothing kept
-(`recover_memory=1MiB`, which the first message fills, so that the relay gives the ranks up), through a relay without
-`--recover`, and without one. Ways take turns within each round.
-again: long messages there and back, kept in memory that was in use before, as it is from the third image of a rank on: then what
-lies before the first goes. (Of `kept` all memory is new.)
-ranks: 2 to 64 of them, all with everything kept and with nothing: Uniband (half of them send to the other half) and Allreduce.
+kept: IMB PingPong, both ranks and their relay on one machine: with a message log, with the same path and no message log
+(`recover_memory=1MiB`, which the first message fills, so that the relay discards the log), through a relay without
+`--recover`, and without a relay. Ways take turns within each round.
+again: long messages there and back, logged in memory that was in use before, as from the third checkpoint of a rank on: then
+the log before the first checkpoint is trimmed. (In `kept` all memory is new.)
+ranks: 2 to 64 ranks, with and without a message log: Uniband (half of them send to the other half) and Allreduce.
 link: the same as kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), which is where such jobs run.
 disk: IMB Uniband beyond the memory bound, with `recover_dir`, against the same within it.
-back: a rank of a program that does nothing but communicate is killed; how long until it is noticed, is there again, and is
-where it was, how fast that goes beside the first time, and how much is recorded for each frame that a rank took in.
+back: a rank of a program that does nothing but communicate is killed; the time until the kill is detected, until the rank is
+restarted, and until it is at the same point, how fast the replay is beside the first time, and the bytes of determinants for
+each delivered frame.
 
 A virtual machine's host gives it memory when it is touched first, at a tenth of the speed of the machine's own pages; so
 before each way as much memory is touched and given back as it can take.
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
 import parts as parts_of  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process, svg  # noqa: E402
 
@@ -74,7 +76,8 @@ class Variant:
     paths: str = ""
 
 
-RECORDED, UNRECORDED = Variant("kept", ("--recover",)), Variant("the same path, nothing kept", RECOVERY_WITHOUT_LOG)
+RECORDED = Variant("message log", ("--recover",))
+UNRECORDED = Variant("the same path, no message log", RECOVERY_WITHOUT_LOG)
 VARIANTS = [RECORDED, UNRECORDED, Variant("a relay, without --recover", ("--clusters", "1"), "relay"), Variant("direct", ())]
 
 
@@ -265,10 +268,18 @@ def pid_of(rank: int, launcher: int) -> int | None:
 def section(result: dict) -> str:
     lines = ["## Killed ranks come back: what it costs", "", f"{stamp.rounds(result['rounds'])}, medians.", *stamp.lines(result)]
     if "kept" in result:
-        lines += ["", "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores.", ""]
+        what = (
+            "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores. All memory is new: the first "
+            "access to a page costs more than all copies into it."
+        )
+        lines += ["", prose.wrapped(what), ""]
         lines += table(result["kept"])
     if "again" in result:
-        lines += ["", f"**In memory that was in use before**, as in a job that takes images: {REUSED_CHECKPOINTS} of each rank were, each after {REUSED_MIB} MiB.", ""]
+        what = (
+            f"**In memory that was in use before**, as in a job with checkpoints: {REUSED_CHECKPOINTS} checkpoints of each rank "
+            f"were taken, each after {REUSED_MIB} MiB."
+        )
+        lines += ["", prose.wrapped(what), ""]
         lines += table(result["again"])
     if "ranks" in result:
         lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]
@@ -283,13 +294,13 @@ def section(result: dict) -> str:
 
 
 def table(part: dict) -> list[str]:
-    """Times one way; ratios of what is kept to the same path without."""
+    """Times one way; ratios with a message log to the same path without."""
     names = [size_name(size) for size in part["sizes"]]
     lines = [f"| way, us one way | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
     for name, row in part["medians"].items():
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
     best = {name: [min(column) for column in zip(*rows)] for name, rows in part["samples"].items()}
-    for title, rows in (("**ratio, kept to nothing kept**", part["medians"]), ("ratio, best rounds only", best)):
+    for title, rows in (("**ratio, message log to no message log**", part["medians"]), ("ratio, best rounds only", best)):
         pairs = zip(rows[RECORDED.name], rows[UNRECORDED.name], part["sizes"])
         lines.append(f"| {title} | {' | '.join(verdict(kept, none, size) for kept, none, size in pairs)} |")
     return lines
@@ -329,10 +340,11 @@ def disk_lines(part: dict) -> list[str]:
     within, beyond = part["medians"]["within memory"][0], part["medians"]["beyond it"][0]
     share = beyond / within
     missed = "" if share >= TARGET_DISK else f" (missed: {TARGET_DISK:.0%})"
-    return [
-        f"**Beyond the bound of memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all: {within:.0f} MB/s within memory, "
-        f"{beyond:.0f} MB/s with 256 MiB of memory and the rest on the disk: {share:.0%}{missed}."
-    ]
+    what = (
+        f"**Message log larger than memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all: {within:.0f} MB/s "
+        f"within memory, {beyond:.0f} MB/s with 256 MiB of memory and the rest on disk: {share:.0%}{missed}."
+    )
+    return [prose.wrapped(what)]
 
 
 def recovery_time_lines(rows: list[dict]) -> list[str]:
@@ -341,16 +353,18 @@ def recovery_time_lines(rows: list[dict]) -> list[str]:
     waiting = middle["noticed"] + middle["restart"]
     late = "" if waiting <= TARGET_LIVE_S else f" (missed: {TARGET_LIVE_S} s)"
     slow = "" if speed >= TARGET_REPLAY else f" (missed: {TARGET_REPLAY} times)"
-    return [
-        f"**From a kill to where it was**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: noticed and restarted within "
-        f"{middle['noticed'] * 1e3:.0f} ms, told what was {middle['restart'] * 1e3:.0f} ms later{late}, replay of {middle['first']:.1f} s in "
-        f"{middle['replay']:.2f} s: {speed:.1f} times as fast as the first time{slow}. When its frames were taken in was recorded with "
-        f"{middle['determinant']:.1f} bytes each{'' if middle['determinant'] <= TARGET_DETERMINANT else f' (missed: {TARGET_DETERMINANT})'}."
-    ]
+    large = "" if middle["determinant"] <= TARGET_DETERMINANT else f" (missed: {TARGET_DETERMINANT})"
+    what = (
+        f"**From a kill to the same point**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: detected and "
+        f"restarted within {middle['noticed'] * 1e3:.0f} ms, the replay from the relay began {middle['restart'] * 1e3:.0f} ms "
+        f"later{late}, and {middle['first']:.1f} s were replayed in {middle['replay']:.2f} s: {speed:.1f} times as fast as the "
+        f"first time{slow}. Each delivered frame took {middle['determinant']:.1f} bytes of determinants{large}."
+    )
+    return [prose.wrapped(what)]
 
 
 def picture(result: dict) -> str:
-    """Speed with everything kept as a share of that with nothing kept."""
+    """Speed with a message log as a share of the speed without."""
     groups = []
     if kept := result.get("kept"):
         pairs = zip(kept["sizes"], kept["medians"][RECORDED.name], kept["medians"][UNRECORDED.name])
@@ -367,7 +381,7 @@ def picture(result: dict) -> str:
         for number, (ranks, fast, slow) in enumerate(zip(crowd["crowds"], rows[:count], rows[count:])):
             shares = {"one machine, Uniband of 64 KiB": fast[0] / fast[1], "one machine, Allreduce of 8 B": slow[1] / slow[0]}
             groups.append((f"{ranks} ranks", shares))
-    return svg.bars("Speed with everything kept, beside that of the same path with nothing kept", groups, "", [(1.0, "nothing kept")])
+    return svg.bars("Speed with a message log, beside that of the same path without", groups, "", [(1.0, "no message log")])
 
 
 if __name__ == "__main__":
