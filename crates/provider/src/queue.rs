@@ -29,7 +29,7 @@ const CAPACITY_MAX: usize = 65_536;
 
 /// Reads that an active message waits for at most: as many messages of its own queue does MPICH take
 /// first.
-const HOLD_READS: u32 = 4;
+const HOLD_READS: u32 = 1;
 
 /// Flag of a ring entry that stands for the first waiting error. Bit 63 belongs to the provider
 /// (libfabric reserves bits 60 to 63 for providers).

@@ -1,6 +1,8 @@
 """What a process does with itself: neighbours of which it is one, and operations on its own part of a window.
 
 `own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts graphs that are wrong.
+`own.py mutex TIMES` makes mutexes of mpi4py one after the other, each of which each rank takes once: a rank empties its place in the
+queue of those that wait by an accumulate to itself, and a peer then enters itself there.
 `own.py window TIMES` makes rank 0 put to, get from and accumulate in its own part of a window, and counts how often it slept.
 """
 
@@ -9,6 +11,7 @@ import sys
 
 import numpy
 from mpi4py import MPI
+from mpi4py.util import sync
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -25,6 +28,18 @@ def graph() -> None:
     wrong = comm.allreduce(wrong)
     if rank == 0:
         print(f"wrong: {wrong}", flush=True)
+
+
+def mutex() -> None:
+    taken = 0
+    for _ in range(times):
+        made = sync.Mutex(comm=comm)
+        with made:
+            taken += 1
+        made.free()
+    taken = comm.allreduce(taken)
+    if rank == 0:
+        print(f"taken: {taken}", flush=True)
 
 
 def window() -> None:
@@ -54,4 +69,4 @@ def sleeps() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
-{"graph": graph, "window": window}[mode]()
+{"graph": graph, "mutex": mutex, "window": window}[mode]()
