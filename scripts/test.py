@@ -89,7 +89,9 @@ def rust_steps() -> list[Step]:
     runner = ["nextest", "run"] if has_nextest else ["test", "--no-fail-fast"]
     clippy = ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]
     fuzz = ["cargo", "test", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz"]
-    venvs = {"LANDBRIDGE_TEST_VENVS": str(paths.BUILD / "venv")}
+    # A test that cannot run here says `skipped: REASON`, which `remark` counts: output of tests that pass is kept.
+    venvs = {"LANDBRIDGE_TEST_VENVS": str(paths.BUILD / "venv"), "NEXTEST_SUCCESS_OUTPUT": "immediate"}
+    shown = [] if has_nextest else ["--", "--show-output"]
     return [
         Step("fmt", "rustfmt", ["cargo", "fmt", "--all", "--check"]),
         Step("clippy", "clippy, warnings denied", clippy, 600),
@@ -99,7 +101,7 @@ def rust_steps() -> list[Step]:
         Step(
             "rust",
             "tests of the crates",
-            ["cargo", *runner, "--workspace"],
+            ["cargo", *runner, "--workspace", *shown],
             1200,
             again=not has_nextest,
             env=venvs,
@@ -358,6 +360,9 @@ def remark(step: Step, output: str) -> str:
     said = re.findall(r"^ *Summary \[.*?\] *(.*)$", plain, re.MULTILINE)
     said += sorted(set(re.findall(r"^ *(FLAKY .*)$", plain, re.MULTILINE)))
     said += re.findall(r"^(seeds .*: nothing found)$", plain, re.MULTILINE)
+    skipped = re.findall(r"^ *skipped: (.*)$", plain, re.MULTILINE)
+    if skipped:
+        said.append(f"of which {len(skipped)} could not run here: {', '.join(sorted(set(skipped)))}")
     return "; ".join(said)
 
 
