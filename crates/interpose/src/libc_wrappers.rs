@@ -37,8 +37,8 @@ pub unsafe extern "C" fn gettimeofday(
     zone: *mut c_void,
     caller: usize,
 ) -> c_int {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise. The time
-    // zone is constant and need not be recorded.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
+    // The time zone is constant and need not be recorded.
     unsafe {
         let Some(mut guard) = recording::lock(caller).filter(|_| !time.is_null()) else {
             return real_libc::gettimeofday(time, zone);
