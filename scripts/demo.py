@@ -81,8 +81,8 @@ def main() -> int:
 
 
 def lab_prefix() -> list[str] | None:
-    """The command prefix that runs a program inside the lab, or None if this user may make no lab.
-    """
+    """The command prefix that runs a program inside the lab, or None if this user may make no
+    lab."""
     prefix = in_lab(LAB)
     probe = process.run([*prefix, "true"], 30)
     if probe.ok:

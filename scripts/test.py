@@ -112,8 +112,8 @@ def rust_steps() -> list[Step]:
 
 
 def simulator_steps() -> list[Step]:
-    """Thousands of seeds: the release build runs many times as many seeds a second as the tests do.
-    """
+    """Thousands of seeds: the release build runs many times as many seeds a second as the tests
+    do."""
     ways = [("", SEEDS, "endpoints against each other"), ("-hostile", SEEDS_HOSTILE, "and against liars")]
     return [
         Step(
@@ -131,8 +131,8 @@ SEEDS, SEEDS_HOSTILE = 4000, 1000
 
 
 def mpi4py_steps(is_slow: bool) -> list[Step]:
-    """The mpi4py suite as `make test` runs it: both libraries directly, MPICH also across clusters.
-    """
+    """The mpi4py suite as `make test` runs it: both libraries directly, MPICH also across
+    clusters."""
     # Each single rank keeps one core busy, so two suites run at the same time.
     ways = [("mpich ompi", "own", 1)]
     ways += [(mpi, "own", n) for mpi in ("mpich", "ompi") for n in (2, 4)]
@@ -360,8 +360,8 @@ def run_once(step: Step, limit_s: float, log) -> process.Finished:
 
 
 def remark(step: Step, output: str) -> str:
-    """Remark about a step that passed: how much was tested, what was skipped, what needed two runs.
-    """
+    """Remark about a step that passed: how much was tested, what was skipped, what needed two
+    runs."""
     if step.command[0] == sys.executable:
         return process.tail(output, 1).strip()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output)

@@ -101,8 +101,8 @@ def pip(mpi: str, action: str, *arguments: str) -> None:
 
 
 def progress(line: str) -> str:
-    """The progress that a line of pip's output shows: `numpy 2.4.6, 16.8 MB`; empty for most lines.
-    """
+    """The progress that a line of pip's output shows: `numpy 2.4.6, 16.8 MB`; empty for most
+    lines."""
     if found := COMING.match(line):
         name, version = re.split("-", re.sub(r"\.tar\.gz$", "", found[1]))[:2]
         return f"{name.replace('_', '-')} {version}{', ' + found[2] if found[2] else ''}"

@@ -185,8 +185,8 @@ def run_lost_alone(way: LaunchConfig, options, name: str, outcomes: dict[str, st
 
 
 def unknown_losses(way: LaunchConfig, options, outcomes) -> list[str]:
-    """Tests that pass over tcp, did not pass here, and are neither excluded nor known exceptions.
-    """
+    """Tests that pass over tcp, did not pass here, and are neither excluded nor known
+    exceptions."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
     left_out = excluded(way, options)
@@ -220,8 +220,8 @@ def what_to_run(options) -> list[str]:
 
 
 def run_once(way, options, limit_s, folder, done, wanted) -> process.Finished:
-    """Runs one job: all tests that match one of `wanted`, without those that match a key of `done`.
-    """
+    """Runs one job: all tests that match one of `wanted`, without those that match a key of
+    `done`."""
     folder.mkdir(parents=True)
     skip, only = folder / "skip", folder / "only"
     skip.write_text("\n".join(done))
@@ -238,8 +238,8 @@ def run_once(way, options, limit_s, folder, done, wanted) -> process.Finished:
 
 
 def crowding() -> float:
-    """Factor by which the machine is slower than an idle one: at least 1, and at most CROWDING_MAX.
-    """
+    """Factor by which the machine is slower than an idle one: at least 1, and at most
+    CROWDING_MAX."""
     return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), CROWDING_MAX)
 
 
@@ -297,8 +297,8 @@ def write_baseline(mpi, ranks, outcomes) -> int:
 
 
 def fold(tests: list[str]) -> list[str]:
-    """One line for each class: `module.Class: test test ...` keeps a baseline to a screen or two.
-    """
+    """One line for each class: `module.Class: test test ...` keeps a baseline to a screen or
+    two."""
     classes: dict[str, list[str]] = {}
     for test in tests:
         prefix, _, method = test.rpartition(".")

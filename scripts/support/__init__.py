@@ -1,5 +1,5 @@
-"""Modules that the drivers in tests/, bench/ and scripts/ share: paths, processes, command lines.
-"""
+"""Modules that the drivers in tests/, bench/ and scripts/ share: paths, processes, command
+lines."""
 
 import os
 

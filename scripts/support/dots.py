@@ -95,8 +95,8 @@ def axis(number: int, groups: list[Group]) -> Axis:
 
 
 def frame(panel: Panel, scale: Axis, top: float, foot: float) -> list[str]:
-    """Frame of a panel: title, a line and a number for each power of ten, short ticks between them.
-    """
+    """Frame of a panel: title, a line and a number for each power of ten, short ticks between
+    them."""
     parts = [text(scale.left, top - 14, panel.title, 13.5, "bold")]
     for power in range(scale.low, scale.high + 1):
         x = scale.at(10.0**power)
@@ -136,8 +136,8 @@ def numbers_end(scale: Axis) -> float:
 
 
 def drawn_mark(scale: Axis, value: float, label: str, top: float, foot: float) -> list[str]:
-    """A dashed line through the group's rows, with a label at its top, on the side with more space.
-    """
+    """A dashed line through the group's rows, with a label at its top, on the side with more
+    space."""
     x = scale.at(value)
     anchor, gap = ("end", -6) if x > scale.left + PLOT / 2 else ("start", 6)
     words = text(x + gap, top + 16, label, 12, anchor=anchor, kind="marked")

@@ -36,8 +36,8 @@ def why_not(landbridge: Path, file: Path) -> str:
 
 
 def daemons(device: str) -> list[str]:
-    """Options of Open MPI's mpirun in a lab: how its daemons start, and which interface they use.
-    """
+    """Options of Open MPI's mpirun in a lab: how its daemons start, and which interface they
+    use."""
     return ["--prtemca", "plm_ssh_agent", str(AGENT), "--prtemca", "prte_if_include", device]
 
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What a process sends to itself is there before what others send later, and nobody sleeps over operations of its own.
+"""Messages of a process to itself arrive in order with those of others, and never cause a sleep.
 
-Over every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its own: its
-`MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first. Each job takes a second.
+A message to the own process is there before messages that other processes send later. Tested over
+every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its
+own: its `MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first. Each job
+takes a second.
 """
 
 import sys
@@ -19,7 +21,8 @@ PATHS = [
 ]
 GRAPHS = 100
 OPERATIONS = 2_000
-# Of a loop that slept whenever it has polled in vain for 2 ms: several hundred. Other reasons to wait are few.
+# A loop that slept after 2 ms of polls without a message would sleep several hundred times. Other
+# reasons to wait are few.
 SLEEPS_MAX = 40
 
 
