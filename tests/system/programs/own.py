@@ -1,7 +1,8 @@
-"""What a process does with itself: neighbours of which it is one, and operations on its own part of a window.
+"""Operations of a process on itself: neighbours that include the process, and its own window part.
 
-`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts graphs that are wrong.
-`own.py window TIMES` makes rank 0 put to, get from and accumulate in its own part of a window, and counts how often it slept.
+`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts
+wrong graphs. `own.py window TIMES` makes rank 0 put to, get from and accumulate in its own part of
+a window, and counts its sleeps.
 """
 
 import resource
@@ -50,7 +51,7 @@ def window() -> None:
 
 
 def sleeps() -> int:
-    """How often this process has given its processor away to wait."""
+    """Number of times that this process has given up its processor to wait."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
