@@ -288,7 +288,7 @@ def run_all(steps: list[Step], left_out: list[Step], options) -> int:
 
 
 def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["Row"]:
-    """Runs the steps, at most `lanes` at a time. Each step has a process of its own, which ends all
+    """Runs the steps, a bounded number at a time. Each step has a process of its own, which ends all
     processes that the step leaves behind."""
     waiting, running, rows = list(steps), {}, []
     while waiting or running:
