@@ -182,7 +182,7 @@ impl DescriptorTable {
         self.ends.iter().find(|it| it.file == file).map_or(0, |it| it.end)
     }
 
-    /// Notes the file size after an append; the oldest of [`ENDS`] entries is replaced.
+    /// Notes the file size after an append; the oldest of `ENDS` entries is replaced.
     pub fn note_end(&mut self, identity: &FileIdentity, end: i64) {
         let file = (identity.device, identity.inode);
         let known = self.ends.iter().position(|it| it.file == file);

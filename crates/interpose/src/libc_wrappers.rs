@@ -296,7 +296,7 @@ fn write(text: fmt::Arguments<'_>) {
     kernel(libc::SYS_write, [libc::STDERR_FILENO as u64, start, length, 0, 0, 0]);
 }
 
-/// A text of at most [`MESSAGE_BYTES`], built without allocation; a newline at its end is kept.
+/// A text of at most `MESSAGE_BYTES`, built without allocation; a newline at its end is kept.
 pub struct MessageBuffer {
     bytes: [u8; MESSAGE_BYTES],
     length: usize,

@@ -146,7 +146,8 @@ impl Session {
     }
 }
 
-/// System calls of recent Linux versions that the `libc` crate does not name.
+/// System calls of recent Linux versions. They fail with ENOSYS here, and programs then use older
+/// calls.
 const FCHMODAT2: c_long = 452;
 const SETXATTRAT: c_long = 463;
 const REMOVEXATTRAT: c_long = 466;

@@ -288,7 +288,8 @@ fn unblock() {
     unsafe { raw(libc::SYS_rt_sigprocmask, [how, (&raw const sigsys).addr() as u64, 0, 8, 0, 0]) };
 }
 
-/// Handler of SIGSYS, for a dispatched call or a signal of another origin.
+/// Handler of SIGSYS, for a dispatched call, a request to turn dispatch on again ([`REARM`]), or a
+/// signal of another origin.
 unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel hands in both structures, and nothing else refers to them.
     unsafe {

@@ -55,7 +55,7 @@ impl KillTarget {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kill {
-    /// Time since the first program began.
+    /// Time since the first disturbed program began.
     pub at: Duration,
     pub target: KillTarget,
     /// Random number that selects the victims among the live ranks.

@@ -63,7 +63,7 @@ impl Tally {
         }
     }
 
-    /// Whether a run failed, or more than one run of eight was refused.
+    /// Whether a run failed, or more than one run of eight was refused (one refusal is allowed).
     pub fn has_failures(&self) -> bool {
         const RUNS_FOR_ONE_REFUSAL: u32 = 8;
         let sum = |count: fn(&ProgramCounts) -> u32| self.programs.values().map(count).sum::<u32>();
