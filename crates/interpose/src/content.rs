@@ -1,7 +1,7 @@
 //! Calls that read, write and map the content of files.
 //!
-//! In: arguments of such a call. Out: its result, noted in the record or taken from the record.
-//! What may never happen: replay writes to a file.
+//! In: arguments of such a call. Out: its result, noted in the record or taken from it. What may
+//! never happen: replay writes to a file.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -21,8 +21,7 @@ use crate::session::{
 /// First byte of a recorded read: the content follows, or a digest of the content follows.
 const CONTENT: u8 = 0;
 const DIGEST: u8 = 1;
-/// Largest size in bytes of a file whose reads are recorded with content, except files of the
-/// installation: a user's file may be written later.
+/// Largest size in bytes of a user's file whose reads are recorded with content.
 const SMALL_BYTES: i64 = 16 << 20;
 /// Value of `append_end` for a file to which others append as well.
 const SHARED: i64 = -1;
@@ -111,7 +110,7 @@ impl Session {
         }
     }
 
-    /// Whether the bytes just read are recorded with their content, because the file may differ at
+    /// Whether the bytes just read are recorded with content, because the file may differ at
     /// replay.
     fn records_content(&mut self, descriptor: u64, length: usize) -> bool {
         let Some(open) = self.table.get(descriptor) else { return true };
@@ -130,8 +129,8 @@ impl Session {
         has_changed
     }
 
-    /// Answers a read during replay: from the record, or from the file if its content has not
-    /// changed. The process ends if the digest differs.
+    /// Answers a read during replay from the record, or from the file. Another digest ends the
+    /// process.
     unsafe fn replay_read(
         &mut self,
         descriptor: u64,
@@ -228,8 +227,8 @@ impl Session {
         let before = if writing.appends { size() } else { 0 };
         let mut is_shared = false;
         if let Some(open) = self.table.get(descriptor).filter(|_| writing.appends) {
-            // A process that found the file empty and has appended nothing yet is the only writer
-            // so far.
+            // A process that found the file empty and has appended nothing is the only writer so
+            // far.
             let is_own = if open.append_end == 0 { before == 0 } else { open.append_end == before };
             open.is_shared_append |= !is_own;
             is_shared = open.is_shared_append;
@@ -255,8 +254,7 @@ impl Session {
         (result, end)
     }
 
-    /// Answers a write during replay and writes nothing. The process ends if the digest of its
-    /// bytes differs from the recorded one.
+    /// Answers a write during replay, and writes nothing. Another digest ends the process.
     fn replay_write(
         &mut self,
         call: landbridge_proto::nondeterminism::FileCall,
@@ -400,8 +398,7 @@ impl Session {
         Some(result)
     }
 
-    /// Handles a copy from a file to a pipe or a socket. Replay repeats the copy, because the
-    /// reader of the pipe or socket reads again.
+    /// Handles a copy from a file to a pipe or a socket. Replay repeats it for the reader there.
     fn copy_out(
         &mut self,
         number: c_long,
@@ -445,8 +442,7 @@ impl Session {
         None
     }
 
-    /// Handles a mapping of a file. Stores into a mapping make no system call, so this library does
-    /// not see them.
+    /// Handles a mapping of a file. Stores into a mapping make no system call and are not recorded.
     pub fn map(
         &mut self,
         length: u64,
@@ -466,8 +462,7 @@ impl Session {
             crate::recording::forbid_restart(format_args!("it maps {path} shared and writable"));
             return None;
         }
-        // Another process that maps the file may store into it, and the times of the file do not
-        // show that.
+        // Another process that maps the file may store into it, and no time of the file shows that.
         if is_shared && open.is_recorded && open.kind == FileKind::File {
             let path = Path(open.path());
             crate::recording::forbid_restart(format_args!(
@@ -507,8 +502,8 @@ impl Session {
         Some(crate::libc_wrappers::outcome_of(drawn))
     }
 
-    /// Refuses io_uring and Linux's asynchronous I/O: a program submits requests to these rings
-    /// without a system call, so the requests could not be recorded.
+    /// Refuses io_uring and Linux's asynchronous I/O: requests in these rings make no system call
+    /// that could be recorded.
     pub fn no_rings(&mut self) -> Option<i64> {
         static IS_SAID: AtomicBool = AtomicBool::new(false);
         if !IS_SAID.swap(true, Relaxed) {
@@ -520,8 +515,7 @@ impl Session {
     }
 }
 
-/// Whether an ioctl(2) only asks for a terminal, which a file denies, or concerns the descriptor
-/// alone (ioctl_tty(2)).
+/// Whether an ioctl(2) asks for a terminal, or concerns the descriptor alone (ioctl_tty(2)).
 fn asks_for_a_terminal(request: u64) -> bool {
     let of_descriptor = [libc::FIOCLEX, libc::FIONCLEX, libc::FIONBIO];
     let of_terminal = [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCGPGRP, TCGETS2];
@@ -553,8 +547,7 @@ struct PendingWrite<'a> {
 enum ResizeReplay {
     /// The repetition changes nothing.
     Idempotent,
-    /// The file gets this length, and the repetition would remove what others have written beyond
-    /// it since.
+    /// The file gets this length; the repetition would remove later bytes of other processes.
     Length(u64),
     /// The change removes or inserts parts of the file, and moves what follows them.
     Moves,
@@ -614,17 +607,15 @@ fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
     (count as u64, digest(&all))
 }
 
-/// Calls `work` with a readable descriptor of the same file, because the program's descriptor may
-/// be write-only.
+/// Calls `work` with a readable descriptor of the same file: the program's may be write-only.
 fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
     let Some(file) = file_metadata::open_to_read(descriptor) else { return };
     work(file);
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
 }
 
-/// Whether a write at a position has happened during which the last incarnation was killed.
-/// `precondition` describes what was there before. If the file has neither these bytes nor the
-/// bytes to be written, another process has written since.
+/// Whether a write has happened during which the last incarnation was killed. `precondition` has
+/// the length and digest of the replaced bytes. Any other content is that of another process.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
