@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What a process sends to itself is there before what others send later, and nobody sleeps over operations of its own.
+"""Messages of a process to itself arrive in order with those of others, and never cause a sleep.
 
-Over every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its own: its
-`MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first, and mpi4py's mutex hangs where an accumulate of a
-peer overtakes an own one that caused it. The latter only happens where ranks wait for processors, so two processes keep those busy.
-Each job takes some seconds at most.
+A message to the own process is there before messages that other processes send later. Tested over
+every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its
+own: its `MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first, and
+mpi4py's mutex hangs where an accumulate of a peer overtakes the own accumulate that caused it. The
+mutex hangs only where ranks wait for processors, so two other processes keep these busy. Each job
+takes some seconds at most.
 """
 
 import contextlib
@@ -23,7 +25,8 @@ PATHS = [
 ]
 GRAPHS = 100
 OPERATIONS = 2_000
-# Of a loop that slept whenever it has polled in vain for 2 ms: several hundred. Other reasons to wait are few.
+# A loop that slept after 2 ms of polls without a message would sleep several hundred times. Other
+# reasons to wait are few.
 SLEEPS_MAX = 40
 # Each mutex is taken once by each rank. Where the order is lost, one of the first thirty hangs.
 MUTEXES, RANKS_OF_MUTEX = 60, 4

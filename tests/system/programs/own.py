@@ -1,9 +1,10 @@
-"""What a process does with itself: neighbours of which it is one, and operations on its own part of a window.
+"""Operations of a process on itself: neighbours that include the process, and its own window part.
 
-`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts graphs that are wrong.
-`own.py mutex TIMES` makes mutexes of mpi4py one after the other, each of which each rank takes once: a rank empties its place in the
-queue of those that wait by an accumulate to itself, and a peer then enters itself there.
-`own.py window TIMES` makes rank 0 put to, get from and accumulate in its own part of a window, and counts how often it slept.
+`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts
+wrong graphs. `own.py mutex TIMES` makes mutexes of mpi4py one after the other, and each rank takes
+each mutex once: a rank empties its place in the queue of waiting ranks by an accumulate to itself,
+and a peer then enters itself there. `own.py window TIMES` makes rank 0 put to, get from and
+accumulate in its own part of a window, and counts its sleeps.
 """
 
 import resource
@@ -65,7 +66,7 @@ def window() -> None:
 
 
 def sleeps() -> int:
-    """How often this process has given its processor away to wait."""
+    """Number of times that this process has given up its processor to wait."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
