@@ -1,11 +1,12 @@
-"""One TCP connection that carries as much as it can, and how much came in each tenth of a second.
+"""One TCP connection at full rate, and the bytes received in each tenth of a second.
 
     bulk.py take ADDRESS:PORT NOTES
     bulk.py give ADDRESS:PORT KIND SECONDS
 
-KIND is the congestion control of what sends: cubic or bbr. `take` writes to NOTES, for each tenth of a second in which
-something came, CLOCK_MONOTONIC in nanoseconds and the bytes, as two numbers of 8 bytes in native order; a file
-NOTES.ready is there when it listens. `give` prints `datagrams N` at its end: UDP datagrams that left its host meanwhile.
+KIND is the congestion control of the sender: cubic or bbr. `take` writes to NOTES, for each tenth
+of a second in which data arrived, CLOCK_MONOTONIC in nanoseconds and the number of bytes, as two
+numbers of 8 bytes in native order; it creates a file NOTES.ready when it listens. `give` prints
+`datagrams N` at its end: the number of UDP datagrams that left its host meanwhile.
 """
 
 import socket
@@ -55,7 +56,7 @@ def give(address: tuple[str, int], kind: bytes, seconds: float) -> None:
 
 
 def datagrams_sent() -> int:
-    """By this host, or network namespace."""
+    """Number of UDP datagrams sent by this host, or network namespace."""
     names, numbers = (
         line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Udp:")
     )

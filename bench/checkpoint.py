@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""What images of ranks cost: how long a rank stands still for one, and what taking them costs a program.
+"""The cost of checkpoints: how long a rank stands still, and how much a program slows down.
 
-    bench/checkpoint.py                 all of it, 20 minutes
+    bench/checkpoint.py                 all parts, 20 minutes
     bench/checkpoint.py --quick         one round, fewer sizes
     bench/checkpoint.py pause cost      only these parts
 
-pause: a rank that holds so much random memory looks for messages all the time, and tells of each time that it stood still: once
-for each of its images, of which there is one every three seconds.
-cost: the elapsed time of a heat equation on four ranks with `--recover --checkpoint 30s` and with `--recover` alone; the two take
-turns.
+pause: a rank that holds a given amount of random memory polls for messages all the time, and prints
+each time that it stood still: once for each of its checkpoints, which are taken every three
+seconds.
+cost: the elapsed time of a heat equation on four ranks with `--recover --checkpoint 30s` and with
+`--recover` alone; the two variants take turns.
 
 Needs CRIU (scripts/criu.py).
 """
@@ -28,7 +29,7 @@ import stamp  # noqa: E402
 from support import paths, process  # noqa: E402
 
 ROUNDS = 5
-# Of random memory, in 10^6 bytes.
+# Sizes of the random memory in 10^6 bytes.
 SIZES = (0, 100, 400)
 EVERY_S, IMAGES = 3, 6
 STEPS = 72_000
@@ -39,7 +40,8 @@ SEALED = re.compile(r"^landbridge: checkpoint \d+ of rank 0: it stood still for 
 
 
 def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = False) -> dict:
-    """Writes build/results/bench-checkpoint.json; parts that are not measured now stay as they were."""
+    """Writes build/results/bench-checkpoint.json; parts that are not measured now keep their
+    results."""
     if not paths.CRIU.exists():
         raise labs.Failed(f"{paths.CRIU} is not there (make criu)")
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
 
 
 def run(ranks: int, words: list, program: list) -> tuple[str, float]:
-    """What a job says, and how long it took."""
+    """Runs a job: its output, and its elapsed time in seconds."""
     words = ["--recover", "--verbose", "--set", f"criu={paths.CRIU}", *words]
     python = str(paths.venv("mpich") / "bin" / "python")
     command = [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *words, "--", python, *map(str, program)]
@@ -67,13 +69,14 @@ def run(ranks: int, words: list, program: list) -> tuple[str, float]:
 
 
 def pauses(megabytes: int) -> dict:
-    """Milliseconds for which the rank stood still, by its own clock, and for which CRIU was at work; bytes of an image."""
+    """Milliseconds for which the rank stood still, by its own clock, and for which CRIU worked;
+    bytes of a checkpoint image."""
     program = [paths.ROOT / "tests" / "system" / "programs" / "steady.py", "--megabytes", megabytes]
-    # The first image comes after one interval.
+    # The first checkpoint is taken after one interval.
     program += ["--seconds", EVERY_S * (IMAGES + 2)]
     said, _ = run(2, ["--checkpoint", f"{EVERY_S}s"], program)
     criu = [float(text) for text in SEALED.findall(said)]
-    # The longest ones are images, as many as there were.
+    # The longest pauses are checkpoints, as many as there were.
     stood = sorted((float(text) for text in re.findall(r"^stood: (\S+)$", said, re.M)), reverse=True)[: len(criu)]
     if len(stood) < IMAGES - 1:
         raise labs.Failed(f"{len(criu)} images of {megabytes} MB were taken, and the rank stood still {len(stood)} times")
@@ -82,7 +85,7 @@ def pauses(megabytes: int) -> dict:
 
 
 def in_turns(rounds: int, steps: int) -> dict:
-    """Seconds, by way and round."""
+    """Seconds, by variant and round."""
     ways = {WITH: ["--checkpoint", "30s"], WITHOUT: []}
     samples: dict[str, list[float]] = {name: [] for name in ways}
     taken = 0

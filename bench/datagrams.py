@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""What paths of datagrams carry on a link that loses packets, against TCP, libfabric's own datagrams and QUIC.
+"""The rate of UDP paths on a lossy link, against TCP, libfabric's own datagrams and QUIC.
 
-    bench/datagrams.py                              every loss and round trip, one round; twelve minutes at most
-    bench/datagrams.py --quick                      no loss and 1 %, 10 ms; two minutes
+    bench/datagrams.py                  every loss and round trip, one round; at most twelve minutes
+    bench/datagrams.py --quick          no loss and 1 %, 10 ms; two minutes
     bench/datagrams.py --loss 0,1 --rtt 10 --rounds 3 --ways tcp-cubic,bbr
 
-Messages there and back (bench/ping_pong.py) between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and
-over UDP, each with two kinds of congestion control, and over libfabric's `udp;ofi_rxd`; and the same messages over one
-stream of quinn, by a program of ours (bench/quic), which encrypts them. TCP's kind is that of the kernel's routes
+Messages back and forth (bench/ping_pong.py) between two hosts joined by an emulated link of 1
+Gbit/s: over TCP (`udp=off`) and over UDP, each with two kinds of congestion control, and over
+libfabric's `udp;ofi_rxd`. The same messages go over one stream of quinn, by a program of this
+project (bench/quic), which encrypts them. The kernel's routes set TCP's congestion control
 (`congctl`): CUBIC is Linux's own default, but this machine may have another.
 
-Each cell has its time, all cells together have theirs. A way that is too slow for one message there and back in the time
-of its cell has a bound instead of a number ("< 0.4"), one that brought nothing to begin with a dash.
+Each cell has a time limit, and all cells together have one. A variant that cannot complete one
+message back and forth within the time of its cell has a bound instead of a number ("< 0.4"); a
+variant that transfers nothing has a dash.
 """
 
 import argparse
@@ -43,23 +45,26 @@ VARIANTS = {
 RXD = "udp;ofi_rxd"
 QUIC = paths.ROOT / "target" / "quic" / "release" / "landbridge-bench-quic"
 QUIC_HOST, QUIC_PORT = "10.1.0.12", 4433
-# With what ours is compared.
+# The variant to which UDP paths are compared.
 BASE = "tcp-cubic"
 LOSSES, ROUND_TRIPS_MS = ("0 %", "0.1 %", "1 %", "5 %"), (1, 10, 50)
 SIZES = (1 << 20, 4 << 20)
 ROUNDS = 1
-# No loss: at least so much of TCP. 1 % and 10 ms: at least so many times one connection.
+# Targets: without loss at least this share of TCP; at 1 % and 10 ms at least this multiple of one
+# connection.
 TARGET_QUIET, TARGET_LOSSY = 0.9, 5.0
-# The quick cells: where the targets are.
+# The quick cells, for which there are targets.
 QUICK_LOSSES, QUICK_ROUND_TRIPS_MS = ("0 %", "1 %"), (10,)
 PING_PONG = Path(__file__).resolve().parent / "ping_pong.py"
-# Of a size, after its first rounds, where a line is not so slow that one round takes longer.
+# Seconds for each size after its first rounds, unless the link is so slow that one round takes
+# longer.
 SECONDS = 2.0
-# Of a cell with all sizes: a job takes a second to start. `quic` has half of it for each size.
+# Seconds for a cell with all sizes: a job takes a second to start. `quic` has half of them for each
+# size.
 LIMIT_S, LIMIT_MIN_S = 11.0, 6.0
-# Of all cells of a round: were they to take longer, those that come last have less time.
+# Minutes for all cells of a round: if cells take longer, the last ones have less time.
 MINUTES = 12.0
-# Rounds that our QUIC program does before it prints a line.
+# Rounds of the QUIC program before it prints a line.
 QUIC_ROUNDS = 3
 SUBNET = "10.1.0.0/24"
 LAB = """name = "datagrams"
@@ -73,11 +78,11 @@ lan = {{ rate = "1 Gbit/s", delay = "{delay_us} us", loss = "{loss}" }}
 
 @dataclass
 class Cell:
-    """What one run of one way says about one size. Both None: nothing came of it."""
+    """The result of one run of one variant for one size. Both None: no data arrived."""
 
     rate: float | None = None  # MB/s
-    bound: float | None = None  # less than so many MB/s
-    by: str = ""  # "tcp" or "udp", where the program knows
+    bound: float | None = None  # less than this number of MB/s
+    by: str = ""  # "tcp" or "udp", if the program knows
 
     @property
     def row(self) -> list:
@@ -87,7 +92,8 @@ class Cell:
 def measure(
     rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple(VARIANTS), settings=None, minutes=MINUTES
 ) -> dict:
-    """Writes build/results/bench-datagrams.json: for each way, case and round a Cell's row for each size."""
+    """Writes build/results/bench-datagrams.json: for each variant, case and round a Cell's row for
+    each size."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     if any(way.startswith("quic") for way in ways):
         build_quic()
@@ -118,7 +124,8 @@ def measure(
 
 
 def merged(rounds: list[list[list]]) -> list[list]:
-    """The median for each size; where no round had a number, the highest bound. `by` is that of any round over TCP."""
+    """The median for each size; if no round has a number, the highest bound. `by` is tcp if any
+    round used TCP."""
     cells = []
     for column in zip(*rounds):
         rates = [rate for rate, _, _ in column if rate is not None]
@@ -145,7 +152,8 @@ def one_run(loss: str, rtt_ms: float, way: str, settings: dict[str, str], limit_
 
 
 def read(log: str, size: int, ended: float, rounds_min: int) -> Cell:
-    """The last line about a size. Without one, fewer than `rounds_min` rounds were done in the time it had."""
+    """The last line about a size. Without a line, fewer than `rounds_min` rounds were completed
+    within the time."""
     if lines := re.findall(rf"^{size} \d+ ([\d.]+) ?(tcp|udp|)$", log, re.M):
         return Cell(float(lines[-1][0]), by=lines[-1][1])
     if begun := re.search(rf"^begun {size} ([\d.]+)$", log, re.M):
@@ -173,9 +181,11 @@ def job_of(way: str, kind: str, settings: dict[str, str], limit_s: float) -> lis
         return labs.job(2, 1, settings, program)
     on = f"{paths.LANDBRIDGE} lab on"
     script, limit = "", f"timeout {limit_s / len(SIZES) - 0.4:.1f}"
-    clock = "cut -d' ' -f1 /proc/uptime"  # CLOCK_MONOTONIC, but for time in which the machine slept
+    # CLOCK_MONOTONIC, except for time in which the machine slept
+    clock = "cut -d' ' -f1 /proc/uptime"
     for number, size in enumerate(SIZES):
-        # Its server waits long for a client that is gone, so each size has one of its own. All end with the lab.
+        # A server waits long for a lost client, so each size has a server of its own. All end with
+        # the lab.
         address = f"{QUIC_HOST}:{QUIC_PORT + number}"
         script += f"{on} near-2 -- {QUIC} serve {address} {kind} & sleep 0.3; echo begun {size} $({clock})\n"
         script += f"{on} near-1 -- {limit} {QUIC} ping {address} {kind} {SECONDS} {size}; echo over {size} $({clock})\n"
@@ -223,7 +233,8 @@ def section(result: dict) -> str:
 
 
 def in_table(cell: Cell, base: Cell, way: str, loss: str, rtt: float) -> str:
-    """A number, and for what is no TCP its ratio to one TCP connection; targets are for our own ways."""
+    """A number, and for variants other than TCP its ratio to one TCP connection; targets apply to
+    Landbridge's variants."""
     if way.startswith("tcp"):
         return shown(Cell(cell.rate, cell.bound))
     target = target_of(way, loss, rtt)
@@ -231,11 +242,11 @@ def in_table(cell: Cell, base: Cell, way: str, loss: str, rtt: float) -> str:
     if not ours or not tcp:
         return shown(cell)
     ratio, notes = ours / tcp, []
-    # Of two bounds nothing follows.
+    # The ratio of two bounds has no meaning.
     if cell.rate is not None:
         notes.append(f"{'' if base.rate is not None else '> '}{ratio:.2f}x")
     if ratio < target:
-        # Where TCP has a bound only, the ratio may be any that is larger.
+        # If TCP has only a bound, the true ratio may be larger.
         notes.append(f"{'missed' if base.rate is not None else 'not shown'}: {target}")
     return shown(cell) + (f" ({', '.join(notes)})" if notes else "")
 
@@ -247,14 +258,14 @@ def target_of(way: str, loss: str, rtt: float) -> float:
 
 
 def picture(result: dict) -> str:
-    """Of the first size: a panel for each round trip, a group for each loss."""
+    """The picture for the first size: a panel for each round trip, a group for each loss."""
     cases = [tuple(case) for case in result["cases"]]
     trips = list(dict.fromkeys(rtt for _, rtt in cases))
     panels = [dots.Panel(f"round trip {rtt:g} ms", "MB/s") for rtt in trips]
     groups = []
     for loss in dict.fromkeys(loss for loss, _ in cases):
         at = [cases.index((loss, rtt)) for rtt in trips]
-        # A rate of nothing has no place on a logarithmic axis.
+        # A rate of zero has no position on a logarithmic axis.
         rows = [
             dots.Row(VARIANTS[way][0], [found[i][0][0] or None for i in at], "congestion" in VARIANTS[way][1])
             for way, found in result["cells"].items()

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""How our UDP shares a link with a TCP flow that goes the same way.
+"""How Landbridge's UDP path shares a link with a TCP flow.
 
     bench/fairness.py                       six pairs, two rounds; seven minutes
-    bench/fairness.py --quick               UDP beside TCP with CUBIC alone, one round of 8 s; one minute
+    bench/fairness.py --quick               UDP and TCP with CUBIC, one round of 8 s; one minute
     bench/fairness.py --rounds 1 --seconds 10 --pairs bbr/cubic,tcp-cubic/cubic
 
-Two hosts joined by an emulated link of 1 Gbit/s with a round trip of 10 ms and a queue of one round trip. From one to the
-other, a rank sends 1 MiB messages with `udp=on` and one TCP connection (bench/bulk.py) as much as it can. Both are counted
-over the same span, after both have run for a while. In turns, the one and the other begins. Beside it, as yardsticks,
-pairs of TCP connections of two kinds of congestion control. Reported: what each had, and Jain's index of the two: 1 if both
-had the same, 1/2 if one had all (R. Jain, D. Chiu, W. Hawe: A Quantitative Measure of Fairness, DEC-TR-301, 1984).
+Two hosts joined by an emulated link of 1 Gbit/s with a round trip of 10 ms and a queue of one round
+trip. From one to the other, a rank sends 1 MiB messages with `udp=on`, and one TCP connection
+(bench/bulk.py) sends at full rate. Both are counted over the same span, after both have run for a
+while. The flows take turns in beginning first. As yardsticks, pairs of TCP connections with two
+kinds of congestion control are measured, too. Reported are the rate of each flow, and Jain's index
+of the two: 1 if both had the same rate, 1/2 if one had all (R. Jain, D. Chiu, W. Hawe: A
+Quantitative Measure of Fairness, DEC-TR-301, 1984).
 """
 
 import argparse
@@ -32,16 +34,17 @@ from support import paths, svg  # noqa: E402
 
 LINK_MB_S = 125.0
 ROUNDS, SECONDS, QUICK_SECONDS = 2, 20.0, 8.0
-# The second begins so long after the first; both are counted so long after both have begun.
+# Seconds between the begin of the first flow and of the second, and seconds between the begin of
+# both and the counted span.
 BETWEEN_S, WARM_UP_S = 2.0, 4.0
-# From a job's start to its first message, and what the end may take.
+# Seconds from a job's start to its first message, and largest number of seconds of its end.
 START_S, END_S = 5.0, 10.0
 SIZE, DEPTH = 1 << 20, 8
-# What a UDP datagram carries at most, segments of one call counted as one.
+# Largest payload of a UDP datagram; the segments of one call count as one.
 DATAGRAM_BYTES = 65_507
 ENTRY = struct.Struct("qq")
 BULK = Path(__file__).resolve().parent / "bulk.py"
-# Of the receiving host.
+# Address of the receiving host.
 TARGET, PORTS = "10.1.0.11", (7001, 7002)
 LAB = """name = "fairness"
 [[site]]
@@ -54,7 +57,8 @@ lan = { rate = "1 Gbit/s", delay = "5 ms", queue = "1221 KiB" }
 
 @dataclass(frozen=True)
 class Pair:
-    """Congestion control of both. `ours`: the first is our UDP; else it is TCP too."""
+    """Congestion control of both flows. `ours`: the first flow is Landbridge's UDP path; else it is
+    TCP too."""
 
     first: str
     tcp: str
@@ -74,7 +78,8 @@ PAIRS += [Pair("cubic", "cubic", False), Pair("bbr", "cubic", False)]
 
 
 def measure(rounds: int = ROUNDS, seconds: float = SECONDS, pairs=tuple(PAIRS), settings=None) -> dict:
-    """Writes build/results/bench-fairness.json: MB/s of both, for each pair and round that ran."""
+    """Writes build/results/bench-fairness.json: MB/s of both flows, for each pair and round that
+    ran."""
     samples: list[list[list[float]]] = [[] for _ in pairs]
     failed = ["" for _ in pairs]
     for turn in range(rounds):
@@ -119,7 +124,7 @@ def one_run(pair: Pair, seconds: float, is_tcp_first: bool, settings: dict[str, 
         flows = [first_flow(pair, folder, lasts_s, settings), give(pair.tcp, 0, lasts_s)]
         begins = flows[::-1] if is_tcp_first else flows
         takers = " & ".join(take(folder, number) for number in range(1 if pair.ours else 2))
-        # What still runs is ended with the lab.
+        # The lab ends the processes that still run.
         script = f"{takers} & sleep 0.5; {begins[0]} & sleep {BETWEEN_S}; {begins[1]} & wait"
         with labs.Background(file, labs.name("fairness"), ["sh", "-c", script]) as job:
             done = lambda: "datagrams" in job.log.read_text(errors="replace")  # noqa: E731
@@ -161,12 +166,12 @@ def datagrams(log: str) -> int:
 
 
 def counted(one, other, seconds: float, log: str) -> list[float]:
-    """MB/s of both in the span that begins when both have run for a while."""
+    """MB/s of both flows in the span that begins when both have run for a while."""
     if not one or not other:
         raise labs.Failed(f"nothing came of one of the flows: {log[-500:]}")
     begin = max(one[0][0], other[0][0]) + WARM_UP_S * 1e9
     end = begin + seconds * 1e9
-    # One that is starved may have had its last bytes long before.
+    # A starved flow may have received its last bytes long before.
     if max(one[-1][0], other[-1][0]) < end:
         raise labs.Failed(f"both ended too early: {log[-500:]}")
     return [sum(size for at, size in notes if begin < at <= end) / seconds / 1e6 for notes in (one, other)]

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""What the recording of file calls costs programs that use files much, and programs that do not.
+"""The cost of recording file calls, for programs that use files much and for others.
 
     bench/files.py                  both parts, 10 minutes
     bench/files.py --quick          one round
     bench/files.py calls            only this part: calls, free
 
-calls: bench/file_calls.c on two ranks: microseconds of one call, by kind and size, each rank with a file of its own in memory
-(tmpfs), so that no disk has a say.
-free: programs that use no files while they are measured: a heat equation, and IMB-MPI1 PingPong and Allreduce.
+calls: bench/file_calls.c on two ranks: microseconds of one call, by kind and size, each rank with a
+file of its own in memory (tmpfs), so that no disk has an influence.
+free: programs that use no files while they are measured: a heat equation, and IMB-MPI1 PingPong and
+Allreduce.
 
-The ways take turns: without `--recover`, with it but without recording files, with it, and with it by the binaries in the folder LANDBRIDGE_BENCH_BEFORE (a
-`target/release` of an earlier commit), if that is set.
+The variants take turns: without `--recover`, with `--recover` but without recording files, with
+`--recover`, and with `--recover` by the binaries in the folder LANDBRIDGE_BENCH_BEFORE (a
+`target/release` of an earlier commit), if that variable is set.
 """
 
 import json
@@ -35,7 +37,7 @@ ROUNDS, LIMIT_S = 5, 240.0
 PARTS = ("calls", "free")
 STEPS = 12_000
 INPUT_BYTES = 16 << 20
-# A program that uses no files must not notice more.
+# Largest ratio for a program that uses no files.
 TARGET = 1.03
 
 
@@ -56,7 +58,7 @@ def variants() -> list[Variant]:
 
 
 def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = False) -> dict:
-    """Writes build/results/bench-files.json; parts that are not measured now stay as they were."""
+    """Writes build/results/bench-files.json; parts that are not measured now keep their results."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     file = paths.RESULTS / "bench-files.json"
     result = json.loads(file.read_text()) if file.exists() else {}
@@ -73,11 +75,11 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
 
 
 def in_turns(part: str, rounds: int, one) -> dict:
-    """Medians and samples, by way and by what was measured."""
+    """Medians and samples, by variant and measured quantity."""
     samples: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
         turn = variants()
-        # The order turns: who comes after whom must not matter.
+        # The order rotates, so that the predecessor of a variant has no influence.
         for way in turn[number % len(turn) :] + turn[: number % len(turn)]:
             print(f"{part}: round {number + 1} of {rounds}: {way.name}", flush=True)
             for what, value in one(way).items():
@@ -87,7 +89,7 @@ def in_turns(part: str, rounds: int, one) -> dict:
 
 
 def build(folder: Path) -> Path:
-    """The program, on the MPI library of the wheels."""
+    """Compiles the program with the MPI library of the wheels."""
     root, program = paths.venv("mpich"), folder / "file_calls"
     source = Path(__file__).with_name("file_calls.c")
     words = ["gcc", "-O2", f"-I{root}/include", source, "-o", program, f"-L{root}/lib", "-lmpi", f"-Wl,-rpath,{root}/lib"]
@@ -144,7 +146,7 @@ def section(result: dict) -> str:
 
 
 def table(part: dict) -> list[str]:
-    """A row for each thing that was measured; the ratios to `--recover` of the other ways."""
+    """A row for each measured quantity; the ratios of `--recover` to the other variants."""
     names = list(part["medians"])
     recorded = part["medians"]["--recover"]
     heads = [*names, *(f"--recover / {name}" for name in names if name != "--recover")]

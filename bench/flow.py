@@ -1,10 +1,11 @@
-"""Messages one after the other between pairs of ranks; each receiver writes down when each came.
+"""Consecutive messages between pairs of ranks; each receiver records their arrival times.
 
     flow.py --size BYTES --depth N --notes FOLDER [--stop FILE]
 
-Ranks of the first half receive, from the rank that is half the world further on. FOLDER/RANK gets eight bytes
-per message: CLOCK_MONOTONIC in nanoseconds, native order. It ends when FILE is there, else when it is killed.
-Every message carries its number at both ends; a wrong one ends the job with exit code 3.
+Ranks of the first half receive from the rank that is half the world further on. FOLDER/RANK gets
+eight bytes for each message: CLOCK_MONOTONIC in nanoseconds, native order. The program ends when
+FILE exists, else when it is killed. Every message carries its number at both ends; a wrong number
+ends the job with exit code 3.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""What a relay costs per message and hop, beside a bare forwarder that only reads and writes.
+"""The cost of a relay for each message and hop, against a bare forwarder that only reads and
+writes.
 
-The measuring is done by the example `measure` of the relay's crate, which prints a table; this keeps
-it, with the ratios the target is about.
+The example `measure` of the relay's crate measures and prints a table; this module stores the table
+with the ratios to which the target applies.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Two hops between two nodes: through our relays, and through two HAProxies in TCP mode.
+"""Two hops between two nodes: through Landbridge's relays, and through two HAProxies in TCP mode.
 
 Four network namespaces stand in a row, a - ga - gb - b, joined by veth pairs: the two nodes and
 their gateways. For HAProxy each gateway redirects every TCP connection that passes to its own
-HAProxy, which connects on to where it was meant to go; the nodes rewrite the source of what
-arrives, because libfabric's tcp provider knows its peers by address. For Landbridge the same
-namespaces are described by a topology file. Everything is removed when the measurement ends.
+HAProxy, which connects to the original destination; the nodes rewrite the source of arriving
+packets, because libfabric's tcp provider identifies its peers by address. For Landbridge a topology
+file describes the same namespaces. Everything is removed when the measurement ends.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def rank_in(node: str, program: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def row_of_namespaces(proxies: bool):
-    """The four namespaces while the body runs."""
+    """Makes the four namespaces for the duration of the body."""
     running: list[subprocess.Popen] = []
     try:
         for node in ADDRESS:
@@ -121,7 +121,8 @@ def rewrite_source(node: str, seen: str, meant: str) -> None:
 
 
 def write_topology():
-    """The same row for `landbridge run`: two clusters of a node and a gateway each."""
+    """Writes a topology of the same row for `landbridge run`: two clusters of a node and a gateway
+    each."""
     clusters = []
     for number, (gateway, node) in enumerate((("ga", "a"), ("gb", "b"))):
         wan = 'wan_listen = "10.91.2.2:7711"\n' if gateway == "gb" else ""

@@ -1,7 +1,7 @@
-"""Where the time of our own way goes in the comparisons: samples of perf(1), by library and by function.
+"""Profile of Landbridge's variant in the comparisons: samples of perf(1), by library and function.
 
-Ranks that wait poll, so in a ping-pong at least half of the samples are waiting, not work: what counts
-is the order of the rest, and how much is the kernel's. Without perf nothing is measured.
+Ranks that wait poll, so in a ping-pong at least half of the samples are waiting and not work: the
+order of the remaining samples counts, and the kernel's share. Without perf nothing is measured.
 """
 
 import json
@@ -14,11 +14,11 @@ from support import paths, process
 
 # Samples per second and processor.
 FREQUENCY = 1999
-# IMB runs for so long per case; a second of starting is in the samples too.
+# Seconds of IMB for each case; the samples include a second of starting.
 TIME_S = 4
 LIMIT_S = 60.0
 TOP = 6
-# What stands for the kernel in perf's tables.
+# Name of the kernel in perf's tables.
 KERNEL = "[kernel.kallsyms]"
 
 
@@ -51,13 +51,13 @@ def shares(samples, key: str) -> list[tuple[float, str]]:
     command = ["perf", "report", "-i", str(samples), "--no-children", "--stdio", "-q", "--sort", key]
     report = process.run(command, LIMIT_S)
     found = re.findall(r"^ +([\d.]+)% +(.+?) *$", report.output, re.MULTILINE)
-    # perf pads, and adds columns that are empty.
+    # perf pads names, and adds empty columns.
     names = [(percent, re.sub(r"[ -]+$", "", name)) for percent, name in found]
     return [(float(percent), short(name)) for percent, name in names]
 
 
 def short(name: str) -> str:
-    """Without paths of modules, hashes and addresses that mean nothing to a reader."""
+    """A name without module paths, hashes and addresses."""
     name = re.sub(r"^(\S+) +\[[.k]\] +", lambda match: f"{match[1]}: ", name)
     name = name.replace(KERNEL, "kernel").replace("|", "")
     name = re.sub(r"<impl [^>]*(?:<[^>]*>)?[^>]*>::", "", name)

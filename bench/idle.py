@@ -1,4 +1,4 @@
-"""Memory that idle peers cost: in a relay per attached rank, in the provider per silent peer.
+"""Memory of idle peers: in a relay for each attached rank, in the provider for each silent peer.
 
 Both are slopes: the same job at two sizes, with ranks that start, connect and then sleep. The
 memory of a process is what it has written: anonymous pages, and its share of shared memory (Pss
@@ -31,7 +31,8 @@ time.sleep(3600)
 
 
 def measure() -> None:
-    """Writes build/results/bench-idle.json: bytes per rank in the relay and per peer in a rank."""
+    """Writes build/results/bench-idle.json: bytes for each rank in the relay and for each peer in a
+    rank."""
     marks = {ranks: one_size(ranks) for ranks in (SMALL, LARGE)}
     if not all(marks.values()):
         print("idle: the job did not start; not measured")
@@ -60,7 +61,7 @@ def one_size(ranks: int) -> dict[str, float] | None:
             time.sleep(0.1)
         below = process.descendants()
         relays = [pid for pid in below if "landbridge-relay" in name_of(pid)]
-        # The launcher has the program among its arguments too.
+        # The launcher has the program among its arguments, too.
         running = [pid for pid in below if RANK in command_of(pid)]
         members = [pid for pid in running if "landbridge" not in Path(name_of(pid)).name]
         if len(members) != ranks:

@@ -7,7 +7,7 @@ from peers import Peer
 from support import paths, process
 
 IMB = paths.venv("impi") / "bin" / "IMB-MPI1"
-# One run of one benchmark at all sizes takes 5 s over the slowest peer when the machine is quiet.
+# Seconds: one run of one benchmark at all sizes takes 5 s over the slowest peer on an idle machine.
 LIMIT_S = 180.0
 
 
@@ -32,7 +32,8 @@ class Failed(Exception):
 
 
 def run(peer: Peer, ranks: int, benchmark: str, sizes: list[int], *options: str) -> Table:
-    """The table of `benchmark` for exactly `sizes`, with at most as many repetitions as IMB likes."""
+    """The table of `benchmark` for exactly `sizes`, with at most IMB's own number of
+    repetitions."""
     lengths = paths.RESULTS / "imb-lengths"
     lengths.parent.mkdir(parents=True, exist_ok=True)
     lengths.write_text("\n".join(map(str, sizes)) + "\n")

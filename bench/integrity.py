@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""What the end-to-end check and reliability cost, over TCP, shared memory and an emulated link.
+"""The cost of end-to-end checksums and reliability, over TCP, shared memory and an emulated link.
 
     bench/integrity.py                      five rounds, six minutes
     bench/integrity.py --rounds 2 --paths tcp
     bench/integrity.py --quick              one round, a minute and a half
-    bench/integrity.py --before DIR         also the build in DIR (its target/release), one without reliability
+    bench/integrity.py --before DIR         also a build without reliability (its target/release)
 
-IMB PingPong and Uniband with MPICH: on one node over TCP with integrity=crc32c, sum and off, over shared memory with
-integrity_shm on and off, and over TCP between two hosts on an emulated link of 1 Gbit/s (the first rail of
-labs/two-rails.toml): memory to memory over loopback, at a multiple of any such link's rate, every instruction counts, and
-nobody has such a network. Ways take turns within each round. Reported are ratios to "off" and to "before", of the medians
-and of the best rounds. A build from before reliability is that of commit 6bb5831.
+IMB PingPong and Uniband with MPICH: on one node over TCP with integrity=crc32c, sum and off, over
+shared memory with integrity_shm on and off, and over TCP between two hosts on an emulated link of 1
+Gbit/s (the first rail of labs/two-rails.toml). Over loopback, memory to memory at a multiple of any
+such link's rate, every instruction counts, and no real network behaves so. Variants take turns
+within each round. Reported are ratios to "off" and to "before", of the medians and of the best
+rounds. A build from before reliability is that of commit 6bb5831.
 """
 
 import argparse
@@ -28,14 +29,15 @@ import stamp  # noqa: E402
 from support import paths, process, svg  # noqa: E402
 
 ROUNDS = 5
-# Latency at most, bandwidth at least, in times of that without.
+# Latency at most, bandwidth at least, as a multiple of the variant without checksums.
 TARGET = {"us": 1.05, "MB/s": 0.97}
 KIB, MIB = 1 << 10, 1 << 20
 PINGPONG = ((8, "us"), (KIB, "us"), (64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
 UNIBAND = ((64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
-# Each size for so long, and no matter how many bytes: IMB alone would do 10 turns of 4 MiB.
+# Each size runs for this time, whatever the number of bytes: IMB alone would do 10 turns of 4 MiB.
 PINGPONG_BOUNDS = ("-iter", "100000,2000000000", "-time", "0.4")
-# Repetitions for each size, of 8 windows of 64 messages. With 4 MiB messages that is 18 s on the emulated link.
+# Repetitions for each size, of 8 windows of 64 messages. With 4 MiB messages that is 18 s on the
+# emulated link.
 REPETITIONS = {64 * KIB: 40, MIB: 3, 4 * MIB: 1}
 LINK_REPETITIONS = {64 * KIB: 8, MIB: 1}
 LIMIT_S = 60.0
@@ -46,14 +48,15 @@ PLACES = {
     SHM: "Shared memory",
     LINK: "TCP over an emulated link of 1 Gbit/s, 50 us one way",
 }
-# Over the link, of the two rails that the lab has, the one.
+# One of the two rails of the lab.
 LINK_SETTINGS = (("paths", "tcp"), ("rails", "10.1.0.0/24"))
 COLUMNS = [("PingPong", *column) for column in PINGPONG] + [("Uniband", *column) for column in UNIBAND]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`check` is what the tables call it; `launcher` brings the provider beside it."""
+    """A variant. `check` is its name in the tables; `launcher` loads the provider in its own
+    folder."""
 
     path: str
     check: str
@@ -82,7 +85,8 @@ def columns_of(path: str) -> list[tuple[str, int, str]]:
 
 
 def measure(rounds: int = ROUNDS, only: tuple[str, ...] = tuple(PLACES), before: Path | None = None) -> dict:
-    """Writes build/results/bench-integrity.json: a row of its path's columns for each way and round."""
+    """Writes build/results/bench-integrity.json: a row of its path's columns for each variant and
+    round."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     ways = [way for way in VARIANTS if way.path in only]
     if before:
@@ -90,7 +94,7 @@ def measure(rounds: int = ROUNDS, only: tuple[str, ...] = tuple(PLACES), before:
         ways += [replace(w, check=BEFORE, settings=(), launcher=launcher) for w in ways if w.check == OFF]
     samples: dict[str, list[list[float]]] = {way.name: [] for way in ways}
     for number in range(rounds):
-        # The order turns: who comes after whom must not matter.
+        # The order rotates, so that the predecessor of a variant has no influence.
         for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
             print(f"integrity: round {number + 1} of {rounds}: {way.name}", flush=True)
             samples[way.name].append(tried(way))
@@ -108,7 +112,8 @@ def measure(rounds: int = ROUNDS, only: tuple[str, ...] = tuple(PLACES), before:
 
 
 def earlier_launcher(folder: Path) -> Path:
-    """The launcher of the build in `folder`, which looks for its relay and provider where it lies itself."""
+    """The launcher of the build in `folder`, which uses the relay and the provider of its own
+    folder."""
     needed = [folder / name for name in (paths.LANDBRIDGE.name, "landbridge-relay", paths.PROVIDER.name)]
     for file in needed:
         if not file.exists():
@@ -117,7 +122,8 @@ def earlier_launcher(folder: Path) -> Path:
 
 
 def tried(way: Variant) -> list[float]:
-    """IMB gives up a table if its processes had no processor for a while; once more then."""
+    """Runs a variant, and repeats the run once if IMB omits a table because its processes had no
+    processor for a while."""
     try:
         return one_run(way)
     except labs.Failed as failed:
@@ -140,7 +146,7 @@ def table(way: Variant, benchmark: str, sizes: list[int], bounds: tuple[str, ...
     lengths.write_text("\n".join(map(str, sizes)) + "\n")
     program = [str(imb.IMB), benchmark, "-npmin", "2", "-msglen", str(lengths), *bounds]
     if way.path == LINK:
-        # An earlier build takes no settings, but has one rail only anyway.
+        # An earlier build takes no settings, but has only one rail.
         settings = {} if way.check == BEFORE else dict(LINK_SETTINGS + way.settings)
         job = [str(way.launcher), *labs.job(2, 1, settings, program)[1:]]
         output = labs.run(labs.TWO_RAILS, labs.name("integrity"), job, LIMIT_S)
@@ -176,7 +182,8 @@ def section(result: dict) -> str:
 
 
 def path_table(result: dict, path: str) -> list[str]:
-    """The ways of a path, then the ratios of each that has a check to those without, and of "off" to "before"."""
+    """The variants of a path, then the ratios of each that has a checksum to the one without, and
+    of "off" to "before"."""
     columns = result["columns"][path]
     titles = [f"{kind} {size_name(size)}, {unit}" for kind, size, unit in columns]
     lines = [f"| way | {' | '.join(titles)} |", "|---|" + "--:|" * len(titles)]
@@ -204,7 +211,7 @@ def ratios(columns, ours: list[float], base: list[float]) -> list[str]:
 
 
 def picture(result: dict) -> str:
-    """Speed beside that without a check: bars below the line are what it costs."""
+    """Speed relative to the variant without a checksum: bars below the line show the cost."""
     groups = []
     for number, (kind, size, unit) in enumerate(COLUMNS):
         values = {}

@@ -1,6 +1,7 @@
-"""What the measurements in a lab share: commands run in one, links changed meanwhile, counters read.
+"""Functions for measurements in a lab: commands, changes of links, counters.
 
-A lab lives as long as the command in it; whoever starts one here ends it, on errors and Ctrl-C too.
+A lab lives as long as the command in it. The caller that starts a lab ends it, on errors and Ctrl-C
+too.
 """
 
 import os
@@ -20,11 +21,11 @@ POLL_S = 0.02
 
 
 class Failed(Exception):
-    """What was to be measured does not run here; the text says why."""
+    """The measurement does not run here; the text says why."""
 
 
 def name(kind: str) -> str:
-    """Of a lab of ours: several may run at once on a machine."""
+    """Name of a lab; several may run at the same time on a machine."""
     return f"{kind}-{os.getpid()}"
 
 
@@ -33,7 +34,7 @@ def command(file: Path, lab: str, words: list[str]) -> list[str]:
 
 
 def job(ranks: int, per_node: int, settings: dict[str, str], program: list[str]) -> list[str]:
-    """`landbridge run` with `settings`, for within a lab."""
+    """`landbridge run` with `settings`, for use inside a lab."""
     said = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     words = ["run", "-n", str(ranks), "--ranks-per-node", str(per_node), *said, "--", *program]
     return [str(paths.LANDBRIDGE), *map(str, words)]
@@ -58,7 +59,7 @@ def run(file: Path, lab: str, words: list[str], limit_s: float) -> str:
 
 
 def link(lab: str, *change: str) -> str:
-    """Changes a link of a running lab; shows all of them if nothing is said."""
+    """Changes a link of a running lab; returns all links if no change is given."""
     words = [str(paths.LANDBRIDGE), "lab", "link", lab, *change]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LINK_LIMIT_S)
     if done.returncode:
@@ -67,7 +68,7 @@ def link(lab: str, *change: str) -> str:
 
 
 def bytes_on(lab: str, device: str, lan: str) -> int:
-    """How many bytes have gone from a host into a rail."""
+    """Number of bytes that a host has sent into a rail."""
     shown = link(lab)
     found = re.search(rf"^{re.escape(device)}>{lan}: .*\bbytes=(\d+)", shown, re.MULTILINE)
     if not found:
@@ -76,7 +77,7 @@ def bytes_on(lab: str, device: str, lan: str) -> int:
 
 
 class Background:
-    """A command in a lab while we do something else; use it in `with`."""
+    """A command in a lab that runs in the background; use it in `with`."""
 
     def __init__(self, file: Path, lab: str, words: list[str]):
         paths.RESULTS.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,8 @@ class Background:
         self.until(lambda: False, seconds)
 
     def until(self, is_true: Callable[[], bool], limit_s: float) -> bool:
-        """Waits until it is so; False at the limit. Raises Failed if the command ends meanwhile."""
+        """Waits until the condition is true; False at the limit. Raises Failed if the command ends
+        meanwhile."""
         deadline = time.monotonic() + limit_s
         while not is_true():
             if self.process.poll() is not None:
@@ -115,7 +117,7 @@ class Background:
         return True
 
     def wait(self, limit_s: float) -> int:
-        """Its exit code."""
+        """Waits for the command, and returns its exit code."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -6,7 +6,8 @@ from support import process
 
 
 def main(document: str, rounds: int, parts: tuple[str, ...], measure, section) -> int:
-    """`measure(rounds, parts, quick)` gives a result, which `section` puts into words."""
+    """Measures by `measure(rounds, parts, quick)`, and prints the result as `section` describes
+    it."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--quick", action="store_true")

@@ -1,7 +1,8 @@
-"""Who is compared with whom. All use the same MPICH 5.0.2 and the same IMB binary.
+"""The configurations that are compared. All use the same MPICH 5.0.2 and the same IMB binary.
 
-A `Peer` is a name and what to launch with. `NODE` are the ways between two processes on a node,
-`TCP` the ways over TCP sockets, `CROWD` those for more ranks than cores. `RECOVER` is ours through a relay that keeps everything.
+A `Peer` is a name and how to launch. `NODE` are the peers between two processes on a node, `TCP`
+the peers over TCP sockets, `CROWD` those for more ranks than cores. `RECOVER` is Landbridge through
+a relay that keeps a message log of all frames.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ class Peer:
     name: str
     env: tuple[tuple[str, str], ...]
     ours: bool = False
-    is_yardstick: bool = False  # shown beside the others, but not to be beaten
+    is_yardstick: bool = False  # shown for comparison, without a target
     run_options: tuple[str, ...] | None = None  # of `landbridge run`; None: MPICH's mpiexec
 
     def command(self, ranks: int, program: list[str]) -> list[str]:
@@ -30,7 +31,7 @@ class Peer:
         return [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *self.run_options, "--", *program]
 
     def place(self):
-        """What must stand while the peer is measured: nothing, for most."""
+        """What must exist while the peer is measured: nothing, for most peers."""
         return contextlib.nullcontext()
 
     def environment(self) -> dict[str, str]:

@@ -1,11 +1,12 @@
-"""Messages there and back between two ranks, for a time: IMB's PingPong with an end that no slow line puts off.
+"""Messages back and forth between two ranks, for a given time whatever the rate of the link.
 
     ping_pong.py SECONDS SIZE...
 
-Rank 0 prints, for each size, `begun SIZE AT` (CLOCK_MONOTONIC in seconds), and after rounds, ten times a second at
-most, `SIZE ROUNDS MB/s BY`: rounds after the first, the size over half the time of one, and `tcp` or `udp`, whichever
-carried what this rank sent. Whoever kills it has the lines until then. The first round is not counted, but for a
-line with 0 rounds, which is about it alone.
+Rank 0 prints, for each size, `begun SIZE AT` (CLOCK_MONOTONIC in seconds), and after rounds, at
+most ten times a second, `SIZE ROUNDS MB/s BY`: the number of rounds after the first, the size
+divided by half the time of a round, and `tcp` or `udp`, whichever carried the messages of this
+rank. If the program is killed, the lines until then remain. The first round is not counted; only a
+line with 0 rounds is about the first round alone.
 """
 
 import sys
@@ -17,7 +18,7 @@ from mpi4py import MPI
 WORLD = MPI.COMM_WORLD
 GO_ON, LAST = 0, 1
 PRINT_S = 0.1
-# A TCP segment carries no more with packets of 1500 bytes.
+# Largest payload of a TCP segment in packets of 1500 bytes.
 SEGMENT_BYTES = 1460
 
 
@@ -75,7 +76,7 @@ def follow(buffer: bytearray) -> None:
 
 
 def segments_sent() -> int:
-    """TCP segments with new data that left this host, or network namespace."""
+    """Number of TCP segments with new data that left this host, or network namespace."""
     names, numbers = (
         line.split() for line in Path("/proc/net/netstat").read_text().splitlines() if line.startswith("TcpExt:")
     )

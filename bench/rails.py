@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What two rails carry together, against one of them alone.
+"""The bandwidth of two rails together, against one of them alone.
 
     bench/rails.py                      three rounds, four minutes
     bench/rails.py --quick              one round, 64 KiB and 1 MiB; a minute
     bench/rails.py --rounds 1 --sizes 65536,1048576
 
-IMB Uniband between two hosts of labs/two-rails.toml (1 Gbit/s each rail): over rail 0 alone, over both, and over
-both with the second at a tenth. Beside them what plain TCP connections carry in the same lab, one on rail 0 and
-one on each rail at once: the emulator runs on the same processors as the ranks. Rounds take turns.
+IMB Uniband between two hosts of labs/two-rails.toml (1 Gbit/s each rail): over rail 0 alone, over
+both, and over both with the second at a tenth. For comparison, plain TCP connections run in the
+same lab, one on rail 0 and one on each rail at once: the emulator runs on the same processors as
+the ranks. The variants take turns.
 """
 
 import argparse
@@ -25,26 +26,26 @@ import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
 
 TARGET_BOTH, TARGET_SLOW = 1.95, 1.0
-# The size the first target is about.
+# The message size of the first target.
 TARGET_SIZE = 1 << 20
 SIZES = (64 << 10, 1 << 20, 4 << 20)
 QUICK_SIZES = SIZES[:2]
 ROUNDS = 3
 LINK_MB_S = 125.0
-# For each repetition that it is told, Uniband here sends 8 windows of 64 messages (the lab counts them). So many
-# bytes per size, but one repetition at least: 2 s on one rail, with 4 MiB messages 18 s.
+# Uniband sends 8 windows of 64 messages for each requested repetition (the lab counts them). Bytes
+# for each size, with one repetition at least: 2 s on one rail, with 4 MiB messages 18 s.
 MESSAGES, VOLUME = 8 * 64, 256 << 20
 TCP_S = 2
 ALONE, BOTH, SLOW = "rail 0 alone", "both rails", "both, the second at a tenth"
 TCP_ONE, TCP_BOTH = "TCP, rail 0", "TCP, both at once"
 FIRST_RAIL = {"rails": "10.1.0.0/24"}
 SLOWER = ["link", ".", "near-LAN1", "--rate", "100Mbit/s"]
-# A run of one way takes 25 s on a quiet machine.
+# Seconds: a run of one variant takes 25 s on an idle machine.
 LIMIT_S = 90.0
 
 
 def measure(rounds: int = ROUNDS, sizes=SIZES, settings: dict[str, str] | None = None) -> dict:
-    """Writes build/results/bench-rails.json: MB/s by way and size, for each round."""
+    """Writes build/results/bench-rails.json: MB/s by variant and size, for each round."""
     settings, sizes = settings or {}, list(sizes)
     ours = str(paths.LANDBRIDGE)
     ways = {
@@ -78,7 +79,7 @@ def measure(rounds: int = ROUNDS, sizes=SIZES, settings: dict[str, str] | None =
 
 
 def jobs(sizes: list[int], settings: dict[str, str]) -> list[list[str]]:
-    """One job for each size: IMB has one number of repetitions for all."""
+    """One job for each size: IMB has one number of repetitions for all sizes."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     words = []
     for size in sizes:
@@ -104,7 +105,7 @@ def plain_tcp(hosts: list[str]) -> float:
     """MB/s of one TCP connection to each of `hosts` at once, together."""
     lab = f"{paths.LANDBRIDGE} lab"
     probes = " ".join(f"{lab} probe rate {host} --seconds {TCP_S} &" for host in hosts)
-    # The server is ended with the lab.
+    # The lab ends the server.
     script = f"{lab} on near-2 -- {lab} probe serve & sleep 0.5; ({probes} wait)"
     output = labs.run(labs.TWO_RAILS, labs.name("rails"), ["sh", "-c", script], 30)
     rates = [float(rate) for rate in re.findall(r"mbit_per_s=([\d.]+)", output)]

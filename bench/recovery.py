@@ -1,24 +1,29 @@
 #!/usr/bin/env python3
-"""What it costs that killed ranks come back, and how soon they do.
+"""The cost of recovery of killed ranks, and the time that a recovery takes.
 
-    bench/recovery.py                   all of it, 40 minutes
+    bench/recovery.py                   all parts, 40 minutes
     bench/recovery.py --quick           one round, fewer sizes
     bench/recovery.py kept disk         only these parts: kept, again, ranks, link, disk, back
 
-kept: IMB PingPong, both ranks and their relay on one machine: with a message log, with the same path and no message log
-(`recover_memory=1MiB`, which the first message fills, so that the relay discards the log), through a relay without
-`--recover`, and without a relay. Ways take turns within each round.
-again: long messages there and back, logged in memory that was in use before, as from the third checkpoint of a rank on: then
-the log before the first checkpoint is trimmed. (In `kept` all memory is new.)
-ranks: 2 to 64 ranks, with and without a message log: Uniband (half of them send to the other half) and Allreduce.
-link: the same as kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), which is where such jobs run.
-disk: IMB Uniband beyond the memory bound, with `recover_dir`, against the same within it.
-back: a rank of a program that does nothing but communicate is killed; the time until the kill is detected, until the rank is
-restarted, and until it is at the same point, how fast the replay is beside the first time, and the bytes of determinants for
-each delivered frame.
+kept: IMB PingPong, both ranks and their relay on one machine: with a complete message log, over the
+same path without a log (`recover_memory=1MiB`, which the first message fills, so that the relay
+gives up the log of the ranks), through a relay without `--recover`, and without a relay. Variants
+take turns within each round.
+again: long messages back and forth, with a message log in reused memory, as it is from the third
+checkpoint of a rank on: then the log before the first checkpoint is released. (In `kept` all memory
+of the log is new.)
+ranks: 2 to 64 ranks with a complete log and without one: Uniband (half of the ranks send to the
+other half) and Allreduce.
+link: the variants of kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), the usual
+environment of such jobs.
+disk: IMB Uniband beyond the memory bound, with `recover_dir`, against Uniband within the bound.
+back: a rank of a program that only communicates is killed. Measured are the time until the launcher
+notices, until the next incarnation runs, and until the replay is complete; the speed of the replay
+relative to the first run; and the bytes of determinants for each delivered frame.
 
-A virtual machine's host gives it memory when it is touched first, at a tenth of the speed of the machine's own pages; so
-before each way as much memory is touched and given back as it can take.
+A virtual machine's host provides memory at the first touch, at a tenth of the speed of the
+machine's own pages; so before each variant as much memory is touched and released as the variant
+can use.
 """
 
 import json
@@ -45,25 +50,27 @@ from support import paths, process, svg  # noqa: E402
 ROUNDS = 5
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (8, 512, 4 * KIB, 32 * KIB, 256 * KIB, 4 * MIB)
-# Repetitions for each size: what is kept of all of them is less than `recover_memory`.
+# Repetitions for each size: the log of all of them is smaller than `recover_memory`.
 REPETITIONS = {8: 20_000, 512: 20_000, 4 * KIB: 10_000, 32 * KIB: 4_000, 256 * KIB: 800, 4 * MIB: 60}
-# Of the link: enough for congestion control to find the rate.
+# Repetitions over the link: enough for congestion control to find the rate.
 FEW = {8: 200, 512: 200, 4 * KIB: 200, 32 * KIB: 200, 256 * KIB: 100, 4 * MIB: 20}
 LAB = paths.ROOT / "labs" / "two-sites.toml"
 LIMIT_S = 240.0
 TARGET_LATENCY, TARGET_BANDWIDTH = 1.05, 0.98
 TARGET_DISK = 0.9
 TARGET_LIVE_S, TARGET_REPLAY = 2.0, 5.0
-# A killed rank has run for so long.
+# Seconds that a rank has run before it is killed.
 FIRST_S = 3.0
 WARM_BYTES = 5 << 30
 RECOVERY_WITHOUT_LOG = ("--recover", "--set", "recover_memory=1MiB")
 PARTS = ("kept", "again", "ranks", "link", "disk", "back")
 TARGET_DETERMINANT = 8.0
-# Each rank gets so much before an image, in MiB; what is measured is less than would bring another one.
+# MiB that each rank receives before a checkpoint; the measured messages are too few to trigger
+# another one.
 REUSED_MIB, REUSED_CHECKPOINTS = 300, 3
 REUSED_REPETITIONS = {32 * KIB: 2_000, 256 * KIB: 250, 4 * MIB: 16}
-# How many ranks; and how much each pair of them sends, 64 messages at a time: 1.3 GB in all.
+# Numbers of ranks, and the amount that each pair of them sends, 64 messages at a time: 1.3 GB in
+# all.
 CROWDS = (2, 4, 8, 16, 32, 64)
 CROWD_BYTES, CROWD_TIMES = 64 * KIB, 640
 ALLREDUCE_TIMES = 200
@@ -82,7 +89,8 @@ VARIANTS = [RECORDED, UNRECORDED, Variant("a relay, without --recover", ("--clus
 
 
 def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = False) -> dict:
-    """Writes build/results/bench-recovery.json; parts that are not measured now stay as they were."""
+    """Writes build/results/bench-recovery.json; parts that are not measured now keep their
+    results."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     file = paths.RESULTS / "bench-recovery.json"
     result = json.loads(file.read_text()) if file.exists() else {}
@@ -106,10 +114,10 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
 
 
 def in_turns(part: str, ways: list, rounds: int, one) -> dict:
-    """Rows of numbers by way and round."""
+    """Rows of numbers by variant and round."""
     samples: dict[str, list[list[float]]] = {}
     for number in range(rounds):
-        # The order turns: who comes after whom must not matter.
+        # The order rotates, so that the predecessor of a variant has no influence.
         for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
             name = getattr(way, "name", way)
             print(f"{part}: round {number + 1} of {rounds}: {name}: ", end="", flush=True)
@@ -120,7 +128,7 @@ def in_turns(part: str, ways: list, rounds: int, one) -> dict:
 
 
 def warm() -> None:
-    """Has the machine's host find memory for what is measured next."""
+    """Makes the host of the virtual machine provide memory for the next measurement."""
     with mmap.mmap(-1, WARM_BYTES) as memory:
         for at in range(0, WARM_BYTES, mmap.PAGESIZE):
             memory[at] = 1
@@ -132,13 +140,13 @@ def ping_pong(way: Variant, sizes) -> list[float]:
 
 
 def reused_memory(way: Variant) -> list[float]:
-    """Microseconds one way, by size, in memory that images have made free."""
+    """Microseconds one way, by size, in memory that checkpoints have released."""
     program = paths.ROOT / "tests" / "system" / "programs" / "there_and_back.py"
     images = ("--checkpoint", "1h", "--set", f"checkpoint_log={REUSED_MIB}MiB", "--set", f"criu={paths.CRIU}", "--verbose")
     options = (*way.options, *(images if way is RECORDED else ()))
     bounds = [f"{size}:{times}" for size, times in REUSED_REPETITIONS.items()]
     python = str(paths.venv("mpich") / "bin" / "python")
-    # Images are written to the disk for seconds after they were taken.
+    # The disk writes of a checkpoint last for seconds after it.
     words = ["--first", str(REUSED_MIB + REUSED_MIB // 50), "--times", str(REUSED_CHECKPOINTS), "--wait", "5", *bounds]
     finished = process.run([str(paths.LANDBRIDGE), "run", "-n", "2", *options, "--", python, str(program), *words], LIMIT_S, {})
     rows = re.findall(r"^one way: (\d+) B: (\S+) us$", finished.output, re.M)
@@ -156,9 +164,9 @@ def crowded(way: Variant, crowds) -> list[float]:
 
 
 def run_imb(options, benchmark: str, ranks: int, size: int, times: int, allowed: str = "") -> float:
-    """MB/s of Uniband; of others microseconds."""
+    """MB/s of Uniband; microseconds of other benchmarks."""
     lengths = paths.RESULTS / "recovery-lengths"
-    # First, and not counted: 4 MiB in all, so that a bound of 1 MiB is full.
+    # The first size is not counted: 4 MiB in all, so that a bound of 1 MiB is full.
     lengths.write_text(f"{4 * MIB // times + 8}\n{size}\n")
     bounds = ["-npmin", str(ranks), "-msglen", str(lengths), "-iter", str(times), "-iter_policy", "off"]
     command = [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *options, "--", str(imb.IMB), benchmark, *bounds]
@@ -175,7 +183,7 @@ def parsed(finished, benchmark: str, size: int) -> float:
 
 
 def over_link(way: Variant, sizes) -> list[float]:
-    """As `ping_pong`, between two sites."""
+    """Microseconds one way, by size, between two sites."""
     return [lab_imb(way.options, size) for size in sizes]
 
 
@@ -190,22 +198,23 @@ def lab_imb(options, size: int) -> float:
 
 
 def spilling(way: str) -> list[float]:
-    """MB/s of long messages: 4 GiB are kept, or 256 MiB, and the rest is written to a disk."""
+    """MB/s of long messages: with a log of 4 GiB in memory, or of 256 MiB in memory and the rest on
+    a disk."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("LANDBRIDGE_BENCH_DIR", "/var/tmp")) as directory:
         memory = "12GiB" if way == "within memory" else "256MiB"
         bounds = ("--recover", "--set", f"recover_memory={memory}", "--set", f"recover_dir={directory}")
         return [run_imb(bounds, "Uniband", 2, MIB, 24)]
 
 
-# --- from a kill to where it was
+# --- from a kill to the end of the replay
 
 STARTED = re.compile(r"restarted: (\d+) polls")
 LIVE = re.compile(r"live again, after (\d+) frames")
 
 
 def recovery_time() -> dict:
-    """Seconds: until it is noticed, from then until it is told what was, and from then until it is where it was; and how long
-    the first time took."""
+    """Seconds: from the kill until the launcher notices, from then until the replay begins, and
+    from then until the rank is live; and the duration of the first run."""
     lengths = paths.RESULTS / "recovery-lengths"
     lengths.write_text("1024\n")
     program = [str(imb.IMB), "Sendrecv", "-npmin", "4", "-msglen", str(lengths), "-iter", "10000000", "-iter_policy", "off", "-time", "600"]
@@ -237,14 +246,14 @@ def recovery_time() -> dict:
 
 
 def determinant_bytes(launcher: int) -> float:
-    """What the record of when frames were taken in costs, for each of them."""
+    """Bytes of determinants for each delivered frame."""
     told = subprocess.run([str(paths.LANDBRIDGE), "log", "--json"], capture_output=True, text=True, timeout=10)
     (kept,) = [job["log_status"]["processes"] for job in json.loads(told.stdout) if job["launcher"] == launcher]
     return sum(it["determinant_bytes"] for it in kept) / max(sum(it["delivered_frames"] for it in kept), 1)
 
 
 def wait_for(file, is_there, job) -> float:
-    """When it was said; seen within 2 ms."""
+    """The time of a message in the output, with a resolution of 2 ms."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and job.poll() is None:
         file.seek(0)
@@ -294,7 +303,7 @@ def section(result: dict) -> str:
 
 
 def table(part: dict) -> list[str]:
-    """Times one way; ratios with a message log to the same path without."""
+    """One-way times; ratios of the variant with a log to the same path without."""
     names = [size_name(size) for size in part["sizes"]]
     lines = [f"| way, us one way | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
     for name, row in part["medians"].items():
@@ -325,7 +334,7 @@ def crowd_table(part: dict) -> list[str]:
 
 
 def verdict(kept: float, none: float, size: int) -> str:
-    """Long messages: of bandwidth; short ones: of latency."""
+    """The ratio and its target: of bandwidth for long messages, of latency for short ones."""
     is_long = size >= 32 * KIB
     return judged(none / kept if is_long else kept / none, is_long)
 
@@ -364,7 +373,7 @@ def recovery_time_lines(rows: list[dict]) -> list[str]:
 
 
 def picture(result: dict) -> str:
-    """Speed with a message log as a share of the speed without."""
+    """Speed with a complete log, relative to that without a log."""
     groups = []
     if kept := result.get("kept"):
         pairs = zip(kept["sizes"], kept["medians"][RECORDED.name], kept["medians"][UNRECORDED.name])

@@ -1,7 +1,7 @@
-"""docs/BENCHMARKS.md out of the result files that bench/run.py leaves.
+"""Writes docs/BENCHMARKS.md from the result files of bench/run.py.
 
-A new measurement replaces its section, with what people have written below the table. The other sections stay as they
-are in the document. Pictures: docs/pictures/NAME.svg.
+A measured section replaces the old section including text that people have written below it; the
+other sections of the document stay. Pictures: docs/pictures/NAME.svg.
 """
 
 import json
@@ -34,7 +34,7 @@ OTHERS |= {"recovery": recovery, "checkpoint": checkpoint, "files": files}
 
 
 def write(names: list[str] | None = None) -> None:
-    """Of all that there are results of, or of `names` alone."""
+    """Writes the sections of all results, or of `names` alone."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     sections = [text for name in [*ORDER, *OTHERS, "idle"] if names is None or name in names for text in made(name)]
     old = DOCUMENT.read_text() if DOCUMENT.exists() else ""
@@ -43,7 +43,7 @@ def write(names: list[str] | None = None) -> None:
 
 
 def made(name: str) -> list[str]:
-    """The section about what was measured last, if anything was; its picture is written."""
+    """The section about the last result, if there is one; writes its picture."""
     result = load(name)
     if not result:
         return []
@@ -62,7 +62,8 @@ def made(name: str) -> list[str]:
 
 
 def merged(old: str, measured: list[str]) -> list[str]:
-    """The sections of a document with those replaced, by their titles, that were measured; new ones last."""
+    """The sections of a document in which measured sections replace those with the same titles; new
+    ones come last."""
     sections = {text.partition("\n")[0]: text for text in re.split(r"^(?=## )", old, flags=re.M)[1:]}
     sections |= {text.partition("\n")[0]: text for text in measured}
     return [text.rstrip("\n") + "\n" for text in sections.values()]
@@ -74,7 +75,7 @@ def load(name: str):
 
 
 def head(old: str) -> str:
-    """The machine stays that of the sections that name none."""
+    """The head of the document, which names the machine of those sections that name none."""
     known = re.search(r"^Machine: (.+?)\. Sections", old, re.M | re.S)
     machine = " ".join(known[1].split()) if known else stamp.machine()
     what = (
@@ -117,7 +118,7 @@ def ratios(result: dict, way: str) -> list[str]:
 
 
 def best_ratios(result: dict, way: str) -> list[str]:
-    """The same for the best round of each way: what is left when a machine's moods are taken away."""
+    """Ratios of the best rounds of each variant, without the variation between rounds."""
     best = {
         name: [(min if unit == "us" else max)(column) for column, (_, unit) in zip(zip(*rows), result["columns"])]
         for name, rows in result["samples"].items()
@@ -143,7 +144,8 @@ def size_name(size: int) -> str:
 
 
 def picture(name: str, result: dict) -> None:
-    """One group of bars per column, relative to the best value in it (the best is full height)."""
+    """One group of bars for each column, relative to the best value in it (the best has full
+    height)."""
     groups = []
     for i, (size, unit) in enumerate(result["columns"]):
         values = {way: values[i] for way, values in result["medians"].items()}

@@ -4,14 +4,15 @@
     bench/run.py                    all comparisons, then docs/BENCHMARKS.md
     bench/run.py node tcp           only these; in the document only their sections are replaced
     bench/run.py --list             the names
-    bench/run.py --quick rails      to try it out: the fewest rounds, the most important cases
+    bench/run.py --quick rails      a trial: the fewest rounds, the most important cases
     bench/run.py --rounds 7         more rounds (default 5)
-    bench/run.py --report [NAME]    only write the document, from what was measured last
+    bench/run.py --report [NAME]    only write the document, from the last results
 
-The peers take turns (A B C, A B C, ...), so that a change of the machine's mood hits all of them;
-what is reported is the median of the rounds. A peer that does not run here is named with its error.
-What leaves: build/results/bench-NAME.json and the document. Exit codes: 1 if something does not run at all, 130 if
-interrupted; what had been measured until then is in the document.
+The peers take turns (A B C, A B C, ...), so that a change of the machine's load affects all of
+them; the reported value is the median of the rounds. A peer that does not run here is named with
+its error. What leaves: build/results/bench-NAME.json and the document. Exit codes: 1 if a
+comparison does not run at all, 130 if interrupted; the document then contains what was measured
+before.
 """
 
 import argparse
@@ -60,7 +61,7 @@ class Comparison:
     ranks: int
     columns: tuple[tuple[int, str], ...]
     peers: tuple
-    target: float  # our latency over the best peer's at most; for bandwidth its inverse, at least
+    target: float  # latency relative to the best peer, at most; for bandwidth the inverse, at least
     target_bandwidth: float = 1.0
     options: tuple[str, ...] = ()
 
@@ -68,7 +69,7 @@ class Comparison:
 PINGPONG = ((8, "us"), (KIB, "us"), (64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
 STREAM = ((64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
 COLLECTIVE = ((8, "us"), (KIB, "us"), (64 * KIB, "us"))
-# A sample may take so long that 16 spinning ranks on two cores need minutes without a bound.
+# A bound for each sample: without one, 16 spinning ranks on two cores need minutes.
 FEW = ("-iter", "60", "-time", "2")
 
 
@@ -87,7 +88,7 @@ def comparisons() -> list[Comparison]:
 
 
 def profiled() -> list:
-    """What is profiled: one case of each kind."""
+    """The profiled cases: one of each kind."""
     shm, tcp = peers.NODE[0], peers.TCP[0]
     return [
         ("node, ping-pong of 8 B", shm, "PingPong", 2, 8),
@@ -134,7 +135,7 @@ def main() -> int:
 
 
 def jobs(options) -> dict:
-    """What can be measured, by name, in the order in which it is."""
+    """The measurements by name, in the order in which they run."""
     rounds = 1 if options.quick else options.rounds
     few = min(rounds, 3)
     found = {it.name: lambda it=it: measure(it, rounds) for it in comparisons()}
@@ -142,7 +143,7 @@ def jobs(options) -> dict:
     found["hop-cost"] = lambda: hop_cost.measure(rounds)
     found["idle"] = idle.measure
     found["profile"] = lambda: hotspots.measure(profiled())
-    # What is about several paths, faults and their price.
+    # Measurements of several paths, of faults and of their cost.
     found["integrity"] = lambda: integrity.measure(rounds, before=options.before)
     found["second-path"] = lambda: second_path.measure(rounds)
     found["rails"] = lambda: rails.measure(few, rails.QUICK_SIZES if options.quick else rails.SIZES)

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What two ranks of one node would get from a network path beside their shared memory.
+"""The gain of a network path in addition to shared memory between two ranks of one node.
 
     bench/second_path.py                     five rounds, five minutes
     bench/second_path.py --quick             one round
 
-IMB Uniband on one host of labs/two-rails.toml, which has a second interface, so that there can be a connection to itself
-beside the ring. One pair: over shared memory alone, over TCP alone, and with both open at once, of which each message takes
-what has it there first. Two pairs at the same time, which is the most that two paths beside each other can give: both over
-shared memory, one over each, both over TCP; the sum of both pairs counts. Ways take turns within each round.
+IMB Uniband on one host of labs/two-rails.toml, which has a second interface, so that a TCP
+connection to itself is possible in addition to the ring in shared memory. One pair: over shared
+memory alone, over TCP alone, and with both paths up, where each message takes the path that
+delivers it first. Two pairs at the same time, which is the most that two paths can give together:
+both over shared memory, one over each, both over TCP; the sum of both pairs counts. Variants take
+turns within each round.
 """
 
 import argparse
@@ -31,16 +33,17 @@ KIB, MIB = 1 << 10, 1 << 20
 REPETITIONS = {64 * KIB: 40, MIB: 3, 4 * MIB: 1}
 SIZES = list(REPETITIONS)
 LIMIT_S = 120.0
-# What has to be gained for a path beside the ring to be worth its while.
+# Smallest gain that justifies a second path in addition to the ring.
 WORTH = 1.1
 NO_RAILS = {"rails_exclude": "0.0.0.0/0"}
-# Uniband pairs rank N with N + 2. Who has a node of its own by name shares no memory with the others.
+# Uniband pairs rank N with N + 2. A rank with a node name of its own shares no memory with the
+# others.
 APART = 'case $LANDBRIDGE_INDEX in {ranks}) export LANDBRIDGE_NODE="apart-$LANDBRIDGE_INDEX";; esac; exec "$@"'
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`apart`: a shell's pattern of ranks that share no memory with others."""
+    """A variant. `apart`: a shell pattern of the ranks that share no memory with others."""
 
     name: str
     ranks: int
@@ -61,11 +64,11 @@ VARIANTS = [
 
 
 def measure(rounds: int = ROUNDS) -> dict:
-    """Writes build/results/bench-second-path.json: MB/s by way and size, for each round."""
+    """Writes build/results/bench-second-path.json: MB/s by variant and size, for each round."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     samples: dict[str, list[list[float]]] = {way.name: [] for way in VARIANTS}
     for number in range(rounds):
-        # The order turns: who comes after whom must not matter.
+        # The order rotates, so that the predecessor of a variant has no influence.
         for way in VARIANTS[number % len(VARIANTS) :] + VARIANTS[: number % len(VARIANTS)]:
             print(f"second path: round {number + 1} of {rounds}: {way.name}: ", end="", flush=True)
             samples[way.name].append(row := one_run(way))

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""How long an application stands still when one of its two rails dies in the middle of a message.
+"""The pause of an application when one of its two rails fails in the middle of a message.
 
     bench/stall.py                      50 cuts, rails in turn; three minutes
     bench/stall.py --quick              6 cuts, half a minute
-    bench/stall.py --cuts 12            as many
+    bench/stall.py --cuts 12            12 cuts
     bench/stall.py --set suspect_after=50ms
 
-In labs/two-rails.toml one rank sends 1 MiB messages to another, two under way, and the receiver writes down when
-each came. A rail is cut silently (nothing passes, no carrier is lost) for 1.5 s at a time that chance chooses,
-then restored. The pause is the longest time without a message that overlaps the cut; without a cut, messages come
-every few milliseconds. After each cut it is measured how long until the restored rail carries payload again.
+In labs/two-rails.toml one rank sends 1 MiB messages to another, two in flight, and the receiver
+records the arrival times. A rail is cut silently (no packet passes, the carrier stays up) for 1.5 s
+at a random time, then restored. The pause is the longest time without a message that overlaps the
+cut; without a cut, messages arrive every few milliseconds. After each cut the time is measured
+until the restored rail carries payload.
 """
 
 import argparse
@@ -31,23 +32,26 @@ from support import paths, svg  # noqa: E402
 
 TARGET_MS = 200.0
 CUTS, QUICK_CUTS = 50, 6
-# Of the picture: pauses this long apart are told apart, all above the last stand together.
+# Milliseconds of the picture: width of a group of pauses, and the begin of the last group, which
+# holds all longer pauses.
 STEP_MS, LAST_MS = 20, 240
 CUT_S, REST_S = 1.5, 0.8
 SIZE, DEPTH = 1 << 20, 2
 FLOW = Path(__file__).resolve().parent / "flow.py"
 # The sender's host.
 SENDER = "near-2"
-# Probes are smaller by far, a message's half on two rails larger: the rail carries payload.
+# Probes are much smaller, half of a message on two rails is larger: from this number of bytes on,
+# the rail carries payload.
 USED_BYTES = 128 << 10
-# A rail that carries nothing for so long after it is restored is not waited for.
+# Seconds: a rail that carries nothing for this time after it is restored is not waited for.
 USED_LIMIT_S = 5.0
 START_LIMIT_S, END_LIMIT_S = 30.0, 30.0
 
 
 @dataclass
 class Cut:
-    """Times in nanoseconds of CLOCK_MONOTONIC. `used_ms`: None if the rail was not used again in time."""
+    """A cut. Times in nanoseconds of CLOCK_MONOTONIC. `used_ms`: None if the rail was not used
+    again in time."""
 
     rail: int
     begun: int
@@ -199,7 +203,7 @@ def section(result: dict) -> str:
 
 
 def picture(result: dict) -> str:
-    """How many pauses were how long."""
+    """The number of pauses by length."""
     groups = []
     for low in range(0, LAST_MS + 1, STEP_MS):
         high = low + STEP_MS if low < LAST_MS else float("inf")

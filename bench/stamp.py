@@ -1,4 +1,4 @@
-"""When and of what a result was measured: a part of each result file, a line in its section."""
+"""Date, commit and machine of a measurement: a part of each result file, a line in its section."""
 
 import os
 import platform
@@ -11,7 +11,8 @@ from support import paths
 
 
 def now() -> dict:
-    """At the end of a measurement; LANDBRIDGE_BENCH_COMMIT names the commit if other binaries are measured."""
+    """The stamp of a measurement that ends now; LANDBRIDGE_BENCH_COMMIT names the commit if other
+    binaries are measured."""
     commit = os.environ.get("LANDBRIDGE_BENCH_COMMIT")
     if not commit:
         words = ["git", "describe", "--always", "--dirty"]
@@ -29,7 +30,7 @@ def machine() -> str:
 
 
 def lines(result: dict) -> list[str]:
-    """A line about a result, if it says when it was measured."""
+    """A line about a result, if the result has a stamp."""
     made = result.get("stamp")
     if not made:
         return []

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""How much of a long wide-area link parallel streams between two relays fill, and one stream over UDP.
+"""How much of a long wide-area link parallel streams between two relays fill, and one UDP stream.
 
-    bench/streams.py                        1, 4, 16 and 64 streams, and UDP, with and without loss; five minutes
-    bench/streams.py --quick                1, 16 and 64 streams, four pairs; a minute and a half
+    bench/streams.py                        1, 4, 16, 64 streams, and UDP, with and without loss; 5 min
+    bench/streams.py --quick                1, 16 and 64 streams, four pairs; 1.5 min
     bench/streams.py --streams 1,16 --loss 0 --pairs 4 --seconds 5
-    bench/streams.py --udp --loss 0,0.1,1   one stream over TCP, and one over UDP with either congestion control
+    bench/streams.py --udp --loss 0,0.1,1   one stream over TCP, and over UDP with BBR and CUBIC
 
-Two clusters of two hosts, joined by a link of 1 Gbit/s with a round trip of 100 ms. Pairs of ranks, one on either
-side, send messages of 1 MiB one way, 64 of all pairs under way, as IMB's Uniband does; counted is what has come
-whole in a span of time after a warm-up. (Messages under way share what there is and end together: were there more
-of them, a slow line would bring none in some spans and too many in others.) IMB itself counts windows: one over a
-single stream on a lossy link takes minutes.
+Two clusters of two hosts, joined by a link of 1 Gbit/s with a round trip of 100 ms. Pairs of ranks,
+one on either side, send messages of 1 MiB one way, 64 of all pairs in flight, as IMB's Uniband
+does; the messages that arrive whole within a span after a warm-up are counted. (Messages in flight
+share the bandwidth and end together: with more of them, a slow link would deliver none in some
+spans and too many in others.) IMB itself counts windows: a window over a single stream on a lossy
+link takes minutes.
 """
 
 import argparse
@@ -28,18 +29,19 @@ import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
 
 LINK_MB_S = 125.0
-# So many streams over TCP, or one over UDP.
+# Number of streams over TCP, or one over UDP.
 UDP = {"udp": "bbr", "udp-cubic": "cubic"}
 STREAMS, LOSSES, PAIRS = (1, 4, 16, 64, "udp"), ("0 %", "0.1 %"), (1, 4)
 TCP_AND_UDP = (1, *UDP)
 QUICK_STREAMS, QUICK_PAIRS = (1, 16, 64), (4,)
-# So many times one stream; no more than the link carries.
+# Target as a multiple of one stream; bounded by the rate of the link.
 TARGET = 12.0
 ROUNDS = 1
 SIZE, WINDOW = 1 << 20, 64
-# TCP needs a dozen round trips to find the rate, and longer after its first loss.
+# Seconds: TCP needs a dozen round trips to find the rate, and longer after its first loss.
 WARM_UP_S, SECONDS = 4.0, 6.0
-# From the start of a job to its first message: a single lossy stream takes a while for a window.
+# Seconds from the start of a job to its first message: a single lossy stream needs a while for a
+# window.
 FIRST_LIMIT_S = 30.0
 HOSTS = 2
 LAB = """name = "streams"
@@ -92,7 +94,7 @@ def one_run(loss: str, pairs: int, streams: int | str, seconds: float) -> float:
         file.write_text(LAB.format(hosts=HOSTS, loss=loss))
         notes.mkdir()
         program = [paths.python("mpich"), stall.FLOW, "--size", SIZE, "--depth", max(1, WINDOW // pairs), "--notes", notes]
-        # Half the world on either side: the flow's pairs are across the link.
+        # Half of the ranks are on either side: the pairs are across the link.
         per_node = max(1, pairs // HOSTS)
         settings = {"wan_streams": str(streams)}
         if streams in UDP:
@@ -101,7 +103,8 @@ def one_run(loss: str, pairs: int, streams: int | str, seconds: float) -> float:
         words[words.index("--") : words.index("--")] = ["--ranks-per-cluster", str(pairs)]
         receivers = [notes / str(rank) for rank in range(pairs)]
         with labs.Background(file, labs.name("streams"), words) as job:
-            have_begun = lambda: all(path.exists() and path.stat().st_size for path in receivers)  # noqa: E731
+            # noqa: E731
+            have_begun = lambda: all(path.exists() and path.stat().st_size for path in receivers)
             if not job.until(have_begun, FIRST_LIMIT_S):
                 return 0.0
             job.sleep(WARM_UP_S + seconds)
@@ -138,12 +141,13 @@ def section(result: dict) -> str:
 
 
 def most(numbers) -> int:
-    """Most streams over TCP."""
+    """The largest number of streams over TCP."""
     return max(number for number in numbers if number not in UDP)
 
 
 def verdict(rates: list[float], numbers: list) -> str:
-    """The most streams over one, the best number of them if it is another, and how much of the target the link has room for."""
+    """The ratio of the most streams to one, the best number of streams if it is another, and the
+    part of the target that the link can carry."""
     over_tcp = {number: rate for number, rate in zip(numbers, rates) if number not in UDP}
     one, last = over_tcp.get(1), over_tcp[most(numbers)]
     if not one:

@@ -1,8 +1,8 @@
 """How much of an emulated wide-area link of 1 Gbit/s a job over two clusters fills.
 
-IMB Uniband, four ranks: two pairs, each with one rank on either side of labs/two-sites.toml (5 ms one way,
-packets of 1500 bytes), many messages under way. The link's rate counts whole IP packets; TCP's and IP's
-own headers leave 96.5 % of it to a single stream.
+IMB Uniband, four ranks: two pairs, each with one rank on either side of labs/two-sites.toml (5 ms
+one way, packets of 1500 bytes), many messages in flight. The link's rate counts whole IP packets;
+TCP's and IP's own headers leave 96.5 % of it to a single stream.
 """
 
 import json
@@ -17,7 +17,7 @@ TARGET = 0.95
 RANKS = 4
 SIZES = (64 << 10, 1 << 20, 4 << 20)
 LAB = "labs/two-sites.toml"
-# Seconds per size: enough for TCP to find the rate.
+# Seconds for each size: enough for TCP to find the rate.
 TIME_S = 8
 LIMIT_S = 180.0
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Puts CRIU, which takes images of processes and starts them again, under build/tools/criu.
+"""Installs CRIU, which takes and restores checkpoint images, under build/tools/criu.
 
-Debian 12's CRIU (3.17) refuses the vDSO of kernels from 6.16 on. That of Debian 13 works with them, and on any
-distribution if it runs with the C library of its own release: so it is unpacked with all that it needs into a folder
-of its own, and started through that release's loader by a small script, `build/tools/criu/criu`.
+CRIU of Debian 12 (3.17) refuses the vDSO of kernels from 6.16 on. CRIU of Debian 13 works with
+these kernels, and on any distribution if it runs with the C library of its own release. So this
+script unpacks CRIU with all its libraries into one folder, and a small script,
+`build/tools/criu/criu`, starts it through that release's loader.
 
-What enters: Debian's archive, through apt with lists and caches under build/, so that nothing of the machine's own
-package management is touched. What leaves: the folder, with a stamp of what it was made from; a second call does
-nothing. What may never happen: something is unpacked that Debian has not signed, or another CRIU than the pinned one.
+What enters: Debian's archive, through apt with lists and caches under build/, so that the package
+management of the machine stays untouched. What leaves: the folder, with a stamp that names its
+sources; a second call does nothing. What may never happen: the script unpacks a file that Debian
+has not signed, or another CRIU than the pinned one.
 """
 
 import hashlib
@@ -23,7 +25,8 @@ from support import paths  # noqa: E402
 
 RELEASE = "trixie"
 VERSION = "4.1.1-1"
-# Of its package. The libraries beside it are whatever the release has by now: Debian keeps only the newest of each.
+# Digest of the CRIU package. The libraries have the newest version of the release, because Debian
+# keeps no older ones.
 SHA256 = "f3120d90b37d893879213d799c83696d6175ac8df3dc290e4e6c1fd0d2c2f82f"
 KEYRINGS = ("debian-archive-trixie-stable.gpg", "debian-archive-keyring.gpg")
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -64,7 +67,7 @@ def main() -> int:
 
 
 def why_not() -> str:
-    """Why it cannot be fetched here; empty if it can."""
+    """Why the package cannot be fetched here; empty if it can."""
     if platform.machine() != "x86_64":
         return f"only the package for x86_64 is pinned, and this is {platform.machine()}"
     missing = [tool for tool in ("apt-get", "dpkg-deb") if not shutil.which(tool)]
@@ -79,10 +82,10 @@ def keyring() -> Path | None:
 
 
 def fetch(work: Path) -> list[Path]:
-    """The packages, as files under `work`."""
+    """Downloads the packages; returns them as files under `work`."""
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
-    # As if nothing were installed: then apt fetches the C library as well.
+    # An empty list of installed packages makes apt fetch the C library as well.
     (work / "state/status").touch()
     source = f"deb [signed-by={keyring()} arch=amd64] http://deb.debian.org/debian {RELEASE} main\n"
     (work / "sources.list").write_text(source)
@@ -92,7 +95,7 @@ def fetch(work: Path) -> list[Path]:
         "Dir::Cache": work / "cache",
         "Dir::Etc::sourcelist": work / "sources.list",
         "Dir::Etc::sourceparts": "-",
-        # Otherwise a user of its own fetches, to whom these folders may be closed.
+        # Otherwise apt fetches as a user of its own, who may have no access to these folders.
         "APT::Sandbox::User": "root",
         "Debug::NoLocking": "true",
     }

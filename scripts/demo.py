@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Stock MPI programs as one job over two clusters (`make demo`).
 
-Brings up two clusters of two nodes with a wide-area link between them: network namespaces where
-this user may make them, else this machine cut in two. Runs Intel's MPI benchmarks and a heat equation
-in Python, none of which was ever relinked, and ends with a table and a picture. The exit code is 0
-only if everything ran and the heat equation's answer is that of a serial run.
+Makes two clusters of two nodes with a wide-area link between them: network namespaces if this user
+may make them, else two clusters on this machine. Runs Intel's MPI benchmarks and a heat equation in
+Python, without relinking either, and prints a table and draws a picture. The exit code is 0 only if
+everything ran and the result of the heat equation equals that of a serial run.
 """
 
 import os
@@ -19,18 +19,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from support import dots, paths, process  # noqa: E402
 
 LAB = paths.ROOT / "labs" / "two-sites.toml"
-# The same link, but hosts reach each other without relays: what direct connections would do.
+# The same link without relays: hosts reach each other directly, as a yardstick for direct
+# connections.
 ROUTED = paths.ROOT / "labs" / "two-sites-routed.toml"
 IMB = paths.venv("impi") / "bin" / "IMB-MPI1"
 PICTURE = paths.BUILD / "demo.svg"
 HEAT = paths.BUILD / "heat.png"
 STEP_S = 120.0
 SMALL, LARGE = 8, 1 << 20
-# IMB comes with Intel MPI and finds MPICH through this, for both have the same binary interface.
+# IMB comes with Intel MPI and loads MPICH through this variable; both have the same binary
+# interface.
 LIBRARY = {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}
 PAIR = ["-n", "2"]
 ONE_EACH = [*PAIR, "--ranks-per-cluster", "1"]
-# Few cells, so that the heat gets far into the plate in steps that each wait for the link.
+# Few cells: the heat reaches far into the plate in steps that each wait for the link.
 PLATE = ["--size", "64", "--steps", "500"]
 NEAR_ROUNDS = 5
 PLACES = ("on a node", "in a cluster", "between clusters")
@@ -38,14 +40,15 @@ PLACES = ("on a node", "in a cluster", "between clusters")
 
 @dataclass(frozen=True)
 class Link:
-    """The emulated wide-area link, as its lab file has it."""
+    """The emulated wide-area link, as described by its lab file."""
 
     rate_mb_s: float
     delay_us: float
 
     @property
     def best_mb_s(self) -> float:
-        """What messages of LARGE bytes, each sent after the last has come, can reach on it."""
+        """The highest rate that messages of LARGE bytes can reach, each sent after the last has
+        arrived."""
         return LARGE / (LARGE / self.rate_mb_s + self.delay_us)
 
     def __str__(self) -> str:
@@ -78,7 +81,8 @@ def main() -> int:
 
 
 def lab_prefix() -> list[str] | None:
-    """The command that runs another one inside the lab, or None if this user may make none."""
+    """The command prefix that runs a program inside the lab, or None if this user may make no
+    lab."""
     prefix = in_lab(LAB)
     probe = process.run([*prefix, "true"], 30)
     if probe.ok:
@@ -107,13 +111,13 @@ def command(inside, options: list[str], program: list[str]) -> list[str]:
 
 
 def four(inside) -> list[str]:
-    """Four ranks, one on each node. They fill the hosts in order: without a limit all of them
-    would fit into the first cluster."""
+    """Options for four ranks, one on each node. Ranks fill the hosts in order: without a limit all
+    of them would fit into the first cluster."""
     return ["-n", "4", *(["--ranks-per-node", "1"] if inside else [])]
 
 
 def run_hostname(inside) -> bool:
-    """Whether there are ranks in both clusters; says where they are."""
+    """Whether ranks run in both clusters; prints their hosts."""
     done = process.run(command(inside, four(inside), ["hostname"]), STEP_S)
     names = sorted(done.output.split())
     print(f"demo: four ranks, on {', '.join(names)}: {verdict(done)}", flush=True)
@@ -141,7 +145,7 @@ def run_heat(inside) -> bool:
 
 
 def ways_to_measure(inside) -> list[tuple]:
-    """(place, way, whether it is ours, command, environment) of each ping-pong."""
+    """(place, variant, whether it uses Landbridge, command, environment) of each ping-pong."""
     program = [str(IMB), "PingPong", "-msglen", str(lengths_file()), "-time", "2"]
     run = [str(paths.LANDBRIDGE), "run", *PAIR]
     here = [*run, "--", *program]
@@ -162,7 +166,8 @@ def ways_to_measure(inside) -> list[tuple]:
 
 
 def measure(way: tuple) -> Measured | None:
-    """The medians of some runs: those near are short, and other work on the machine shows in them."""
+    """The medians of some runs. Short runs on one node or in one cluster show other load of the
+    machine, so they are repeated."""
     place, name, ours, line, env = way
     rounds = 1 if place == PLACES[-1] else NEAR_ROUNDS
     runs = [process.run(line, STEP_S, LIBRARY | env) for _ in range(rounds)]
@@ -202,7 +207,7 @@ def print_table(rows: list[Measured], link: Link | None) -> None:
 
 
 def notes(link: Link | None) -> list[str]:
-    """What one must know to read the figures."""
+    """Notes for reading the figures."""
     lines = ["direct: the same program over a provider of libfabric itself, without Landbridge."]
     if not link:
         return [*lines, "Both clusters are this machine: there is no link with a rate or a delay."]

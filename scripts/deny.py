@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Licences, bans and sources of everything we link, by deny.toml (`make lint`, `make test`).
+"""Checks licences, bans and sources of all dependencies by deny.toml (`make lint`, `make test`).
 
-What enters: a cargo-deny of the user's, or else the pinned one, which is built under build/ at the
-first call: two minutes of one core, without optimisation, for it runs for a second. What leaves: the
-exit code of cargo-deny, or 77 with the reason on the last line where there is none to be had. Known
-vulnerabilities are not asked for: their database comes from the network, and what it says of the
-same tree changes from day to day (`cargo deny check advisories` does it).
+What enters: a cargo-deny of the user's, or else the pinned version, which the first call builds
+under build/: two minutes of one core without optimisation, because a check takes only a second.
+What leaves: the exit code of cargo-deny, or 77 with the reason on the last line if cargo-deny is
+not available. Known vulnerabilities are not checked: their database comes from the network, and its
+answer for the same tree changes from day to day (`cargo deny check advisories` checks them).
 """
 
 import re
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from support import paths  # noqa: E402
 
 VERSION = "0.20.2"
-# The first that reads our deny.toml and Cargo.lock.
+# The oldest version that reads the project's deny.toml and Cargo.lock.
 OLDEST = (0, 16)
 CHECKS = ["licenses", "bans", "sources"]
 TOOLS = paths.BUILD / "tools"
@@ -34,7 +34,8 @@ def main() -> int:
 
 
 def installed() -> str:
-    """A cargo-deny that is new enough, on the user's path or made here before."""
+    """A cargo-deny that is new enough, on the user's path or built here before; empty if there is
+    none."""
     for found in (shutil.which("cargo-deny"), shutil.which("cargo-deny", path=TOOLS / "bin")):
         if found and version(found) >= OLDEST:
             return found

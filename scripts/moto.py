@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Puts moto, a server that speaks the S3 protocol, under build/tools/moto, for the tests of checkpoints.
+"""Installs moto, a server for the S3 protocol, under build/tools/moto, for checkpoint tests.
 
-What enters: PyPI, at the versions below. What leaves: a virtual environment of its own; a second call does nothing.
+What enters: PyPI, at the versions below. What leaves: a virtual environment of its own; a second
+call does nothing.
 """
 
 import shutil

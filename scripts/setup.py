@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that what everything else needs is there, installs what apt has, names the rest (`make setup`).
+"""Checks for the required tools, installs those that apt has, and names the rest (`make setup`).
 
-What leaves: exit code 0 and silence if all is well; otherwise the one line to type for each thing
-missing. Nothing is installed but Debian or Ubuntu packages, and those only as root or with a sudo
-that asks no password.
+What leaves: exit code 0 and no output if everything is present; otherwise one command line for each
+missing tool. Only Debian or Ubuntu packages are installed, and only by root or with a sudo that
+asks for no password.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Command that must exist -> the package that has it. ld is what Rust needs to link.
+# Required command -> the package that has it. Rust needs ld to link.
 PACKAGES = {
     "cc": "gcc",
     "python3": "python3",
@@ -23,7 +23,7 @@ PACKAGES = {
     "sshd": "openssh-server",
     "ssh": "openssh-client",
 }
-# For `make bench` alone: the two-hop comparison.
+# Packages for `make bench` alone: the two-hop comparison.
 BENCH_PACKAGES = {"haproxy": "haproxy"}
 SEARCH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/local/sbin"
 RUSTUP = "curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y && . ~/.cargo/env"
@@ -54,7 +54,7 @@ def have_venv() -> bool:
 
 
 def install(packages: list[str]) -> list[str]:
-    """Installs `packages` where that needs no password; returns those still missing."""
+    """Installs `packages` if no password is needed; returns the packages that are still missing."""
     prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
     allowed = shutil.which("apt-get") and (not prefix or quiet(["sudo", "-n", "true"]))
     if not allowed:

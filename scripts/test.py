@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Everything `make test` does, as a list of named steps with a summary at the end.
+"""Runs `make test`: a list of named steps, with a summary at the end.
 
-    scripts/test.py                 all steps but the slow ones, and of each slow family a sample
+    scripts/test.py                 all steps but the slow ones, and a sample of each slow family
     scripts/test.py --slow          everything
     scripts/test.py --list          the steps, and the command that runs each alone
     scripts/test.py NAME ...        only these
 
-Each step is a command with a time limit; its whole output is in build/results/test-NAME.log, and the
-end of it is shown when it fails, and again below the summary: of a long run often only the end is
-kept. A step that cannot run here is skipped, which is said with its reason. So is, in the summary,
-what passed only when it was run again. Steps that wait more than they work run two at a time, behind
-the others, and each ends what it has started. The whole has a budget of time; a step that it does not
-reach counts as failed. The exit code is 0 only if nothing failed.
+Each step is a command with a time limit. Its whole output is in build/results/test-NAME.log. If the
+step fails, the end of the output is shown at once and again below the summary, because of a long
+run often only the end is kept. A step that cannot run here is skipped and its reason is shown. The
+summary also names the steps that passed only in a second run. Steps that wait more than they
+compute run two at a time, after the others; each step ends the processes that it has started. All
+steps together have a time budget; a step that is not reached within the budget counts as failed.
+The exit code is 0 only if nothing failed.
 """
 
 import argparse
@@ -28,15 +29,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from support import paths, process  # noqa: E402
 
-# An exit code with which a step says that it cannot run here; its last line is the reason.
+# Exit code of a step that cannot run here; the last line of its output is the reason.
 SKIPPED = 77
-# Seconds for all steps that are not slow: an hour and a bit, so that with the build and the wheels a loaded machine stays
-# within an hour and a half. 
+# Seconds for all steps that are not slow. With the build and the wheels, a loaded machine takes at
+# most an hour and a half.
 BUDGET_S = 76 * 60.0
-# Steps that run at the same time, of those that wait more than they work: a job whose rank is killed leaves a core idle most of the
-# time.
+# Number of steps that run at the same time, of those that wait more than they compute: a job whose
+# rank is killed leaves a core idle most of the time.
 LANES = 2
-# Lines of a failed step's log below the summary.
+# Number of lines of a failed step's log below the summary.
 END_LINES = 25
 
 
@@ -47,8 +48,9 @@ class Step:
     command: list[str]
     limit_s: float = 300
     slow: bool = False
-    again: bool = False  # whether a second run may make good for a first that failed
-    is_alone: bool = True  # whether it works more than it waits, watches clocks, or looks for what is left behind
+    again: bool = False  # whether the step passes if only its second run passes
+    # whether it computes more than it waits, measures time, or looks for leftovers
+    is_alone: bool = True
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -83,23 +85,25 @@ def every_step(is_slow: bool) -> list[Step]:
 
 
 def rust_steps() -> list[Step]:
-    # With cargo-nextest those tests that watch clocks get a second chance one by one
-    # (.config/nextest.toml), with plain cargo all together.
+    # cargo-nextest repeats the failed tests that measure time one by one (.config/nextest.toml);
+    # plain cargo repeats all tests.
     has_nextest = shutil.which("cargo-nextest")
     runner = ["nextest", "run"] if has_nextest else ["test", "--no-fail-fast"]
     clippy = ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]
     fuzz = ["cargo", "test", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz"]
-    venvs = {"LANDBRIDGE_TEST_VENVS": str(paths.BUILD / "venv")}
+    # A test that cannot run here says `skipped: REASON`, which `remark` counts: output of tests that pass is kept.
+    venvs = {"LANDBRIDGE_TEST_VENVS": str(paths.BUILD / "venv"), "NEXTEST_SUCCESS_OUTPUT": "immediate"}
+    shown = [] if has_nextest else ["--", "--show-output"]
     return [
         Step("fmt", "rustfmt", ["cargo", "fmt", "--all", "--check"]),
         Step("clippy", "clippy, warnings denied", clippy, 600),
-        # It may have to build cargo-deny first.
+        # The step may have to build cargo-deny first.
         python_step("deny", "licences, bans and sources", "scripts/deny.py", limit_s=900),
         # Unit, property and simulation tests, layering, launcher, lab, ssh, hostile connections.
         Step(
             "rust",
             "tests of the crates",
-            ["cargo", *runner, "--workspace"],
+            ["cargo", *runner, "--workspace", *shown],
             1200,
             again=not has_nextest,
             env=venvs,
@@ -110,7 +114,8 @@ def rust_steps() -> list[Step]:
 
 
 def simulator_steps() -> list[Step]:
-    """Thousands of seeds: the release build runs many times as many in a second as the tests do."""
+    """Thousands of seeds: the release build runs many times as many seeds a second as the tests
+    do."""
     ways = [("", SEEDS, "endpoints against each other"), ("-hostile", SEEDS_HOSTILE, "and against liars")]
     return [
         Step(
@@ -128,8 +133,9 @@ SEEDS, SEEDS_HOSTILE = 4000, 1000
 
 
 def mpi4py_steps(is_slow: bool) -> list[Step]:
-    """The suite where `make test` wants it: both libraries directly, MPICH also across clusters."""
-    # Single ranks keep one core busy each, so they run side by side.
+    """The mpi4py suite as `make test` runs it: both libraries directly, MPICH also across
+    clusters."""
+    # Each single rank keeps one core busy, so two suites run at the same time.
     ways = [("mpich ompi", "own", 1)]
     ways += [(mpi, "own", n) for mpi in ("mpich", "ompi") for n in (2, 4)]
     ways += [("mpich", "clusters", n) for n in (2, 4)]
@@ -141,7 +147,8 @@ def mpi4py_steps(is_slow: bool) -> list[Step]:
             *("--mpi", *mpi.split(), "--via", via, "--np", str(n)),
             *(("--slow", "--limit", "1500") if is_slow else ()),
             limit_s=1800 if is_slow else 1200,
-            # Six processes on two cores: ten minutes and more. Open MPI with 4 ranks: five, and its 2 ranks stay.
+            # Six processes on two cores take ten minutes and more. Open MPI with 4 ranks takes five
+            # minutes; its 2 ranks are not slow.
             slow=(via, n) == ("clusters", 4) or (mpi, n) == ("ompi", 4),
         )
         for mpi, via, n in ways
@@ -166,7 +173,7 @@ def imb_steps() -> list[Step]:
 
 
 def lossy_steps() -> list[Step]:
-    """Whole suites while the network between two hosts loses, damages and reorders all the time: one of them in `make test`."""
+    """Whole suites on a network that loses, corrupts and reorders packets; `make test` runs one."""
     over_udp = ("--set", "udp=on")
     suite, patterns = "tests/mpi4py_suite.py", "tests/imb_suite.py"
     rows = [
@@ -205,7 +212,8 @@ def other_steps() -> list[Step]:
 
 
 def system_steps(is_slow: bool) -> list[Step]:
-    """Whole jobs on the built binaries, each driver with its own checks: a sample of the slow families, or all of it."""
+    """Whole jobs with the built binaries, checked by each driver: a sample of the slow families, or
+    all."""
     where = ["--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")]
     return [
         python_step(
@@ -224,7 +232,8 @@ def system_steps(is_slow: bool) -> list[Step]:
 
 @dataclass
 class Driver:
-    """A file of tests/system: its words in `make test` and in `make test-all`, and its limits there in seconds."""
+    """A file of tests/system: its arguments in `make test` and in `make test-all`, and its limits
+    there in seconds."""
 
     name: str
     what: str
@@ -232,7 +241,7 @@ class Driver:
     whole: tuple[str, ...] = ()
     sample_s: float = 400
     whole_s: float = 1800
-    again: bool = True  # False: its moments are drawn by chance, so that a failure is a finding
+    again: bool = True  # False: a schedule is random, so a failure of the first run is a finding
     is_alone: bool = False
 
 
@@ -282,7 +291,8 @@ def run_all(steps: list[Step], left_out: list[Step], options) -> int:
 
 
 def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["Row"]:
-    """Runs the steps, so many at a time. Each has a process of its own, which ends whatever the step leaves behind."""
+    """Runs the steps, a bounded number at a time. Each step has a process of its own, which ends all
+    processes that the step leaves behind."""
     waiting, running, rows = list(steps), {}, []
     while waiting or running:
         while waiting and len(running) < lanes:
@@ -314,7 +324,8 @@ def run_in_lane(step: Step, left_s: float, sender) -> None:
 
 @dataclass
 class Row:
-    """What became of a step: `result` is passed, failed or skipped; `busy_s` is processor time, `seconds` what a clock shows."""
+    """Outcome of a step: `result` is passed, failed or skipped; `busy_s` is processor time,
+    `seconds` is elapsed time."""
 
     step: Step
     result: str
@@ -324,7 +335,7 @@ class Row:
 
 
 def run_step(step: Step, left_s: float) -> tuple[str, str, float]:
-    """(passed, failed or skipped; the reason or last line; seconds)."""
+    """Runs a step: (passed, failed or skipped; the reason or last line; seconds)."""
     if left_s <= 0:
         return "failed", "not reached in time: the machine is too busy", 0.0
     log = paths.RESULTS / f"test-{step.name}.log"
@@ -352,13 +363,17 @@ def run_once(step: Step, limit_s: float, log) -> process.Finished:
 
 
 def remark(step: Step, output: str) -> str:
-    """What a step that passed has to say: how much it did, what it skipped, what needed two runs."""
+    """Remark about a step that passed: how much was tested, what was skipped, what needed two
+    runs."""
     if step.command[0] == sys.executable:
         return process.tail(output, 1).strip()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     said = re.findall(r"^ *Summary \[.*?\] *(.*)$", plain, re.MULTILINE)
     said += sorted(set(re.findall(r"^ *(FLAKY .*)$", plain, re.MULTILINE)))
     said += re.findall(r"^(seeds .*: nothing found)$", plain, re.MULTILINE)
+    skipped = re.findall(r"^ *skipped: (.*)$", plain, re.MULTILINE)
+    if skipped:
+        said.append(f"of which {len(skipped)} could not run here: {', '.join(sorted(set(skipped)))}")
     return "; ".join(said)
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Puts the stock MPI libraries and the mpi4py test suite under build/ (`make wheels`).
+"""Installs the stock MPI libraries and the mpi4py test suite under build/ (`make wheels`).
 
     scripts/wheels.py                everything
     scripts/wheels.py mpich impi     only these libraries (`make demo`)
 
 What enters: scripts/wheels.txt and the user's Python package index. What leaves: one virtual
-environment per MPI library and the unpacked mpi4py sources, each with a stamp that holds what it
-was made from, so that a second call does nothing and a changed pin makes it anew.
+environment for each MPI library and the unpacked mpi4py sources, each with a stamp that names its
+sources. A second call does nothing, and a changed pin rebuilds the environment.
 """
 
 import re
@@ -27,7 +27,7 @@ MPI4PY_SHA256 = "56860286dc45f20e8821e93cb06669e30462348bf866f685553fa4b712d58d0
 
 
 LIBRARIES = ("mpich", "ompi", "impi")
-# What pip says when a package comes: the name of its file, and its size in words.
+# pip's line about a package that it downloads: the name of the file, and its size in words.
 COMING = re.compile(
     r"^\s*(?:Downloading|Using cached) (?:\S*/)?([^/\s]+\.(?:whl|tar\.gz))(?: \((.*)\))?\s*$"
 )
@@ -85,7 +85,7 @@ def ensure_suite() -> None:
 
 
 def pip(mpi: str, action: str, *arguments: str) -> None:
-    """Runs pip and says which package it is at; what else it says is shown only if it fails."""
+    """Runs pip and prints the current package; other output of pip is shown only if pip fails."""
     options = ["--disable-pip-version-check", "--progress-bar", "off"]
     command = [paths.python(mpi), "-m", "pip", action, *options, *arguments]
     said = []
@@ -101,7 +101,8 @@ def pip(mpi: str, action: str, *arguments: str) -> None:
 
 
 def progress(line: str) -> str:
-    """What a line of pip's tells the user: `numpy 2.4.6, 16.8 MB`; nothing for most lines."""
+    """The progress that a line of pip's output shows: `numpy 2.4.6, 16.8 MB`; empty for most
+    lines."""
     if found := COMING.match(line):
         name, version = re.split("-", re.sub(r"\.tar\.gz$", "", found[1]))[:2]
         return f"{name.replace('_', '-')} {version}{', ' + found[2] if found[2] else ''}"

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""libfabric's own conformance programs (fabtests) against a provider, one at a time.
+"""Runs libfabric's conformance programs (fabtests) against a provider, one at a time.
 
     tests/fabtests.py --fabtests /opt/fabtests --provider tcp
     tests/fabtests.py --fabtests /opt/fabtests --provider landbridge
     tests/fabtests.py --document
 
-What enters: the folder in which fabtests is installed (the version that matches the libfabric it
-is linked with; nothing here builds it). What leaves: build/results/fabtests-VERSION-PROVIDER.json,
-and with --document the table docs/CONFORMANCE.md made of all such files. The exit code is 0 if
-every test that passes over tcp (by its file) passes here.
+What enters: the folder in which fabtests is installed (the version that matches the libfabric it is
+linked with; this script does not build fabtests). What leaves:
+build/results/fabtests-VERSION-PROVIDER.json, and with --document the table docs/CONFORMANCE.md,
+made from all such files. The exit code is 0 if every test passes here that passes over tcp,
+according to the result file of tcp.
 
-Most programs are pairs: a server, and a client that is given the server's address. Each pair has
-its own deadline. A program that ends with "no data" or "not implemented" says that the provider does
-not offer what the test is about; that is `n/a` and no failure.
+Most programs are pairs: a server, and a client that gets the server's address. Each pair has its
+own deadline. A program that ends with "no data" or "not implemented" reports that the provider does
+not offer the tested feature; the result is `n/a` and no failure.
 """
 
 import argparse
@@ -31,16 +32,16 @@ from support import paths, process  # noqa: E402
 HOST = "127.0.0.1"
 # Exit codes, also as the low byte of a negative number.
 NOT_OFFERED = {sign * code % 256 for code in (errno.ENODATA, errno.ENOSYS) for sign in (1, -1)}
-# Part of what a program prints when it is given an option that it does not know.
+# Part of the text that a program prints for an unknown option.
 USAGE = "display this help output"
 LIMIT_S = 60.0
-# The client is started when the server listens, or after this time at the latest: a server may use
-# the provider itself to listen, and open no socket we could watch.
+# The client starts when the server listens, or after this many seconds at the latest: a server may
+# listen by the provider itself, without a socket that this script could observe.
 SERVER_START_S = 3.0
-# From the first listening socket of the server to the last.
+# Seconds between the first and the last listening socket of the server.
 SETTLE_S = 0.2
 
-# Programs that run alone, and with what.
+# Programs that run alone, and their options.
 ALONE = {
     "fi_getinfo_test": [f"-s {HOST} {HOST}"],
     "fi_av_test": [f"-g {HOST} -n 1 -s {HOST} -e rdm"],
@@ -51,7 +52,7 @@ ALONE = {
     "fi_cntr_test": [""],
     "fi_setopt_test": [""],
 }
-# Programs that run as a pair, and each set of options to run them with. `{a|b}` stands for either.
+# Programs that run as a pair, and each set of options. `{a|b}` stands for either.
 PAIRS = {
     "fi_rdm": ["{|-U}"],
     "fi_av_xfer": ["-e rdm"],
@@ -86,7 +87,7 @@ PAIRS = {
     "fi_rdm_tagged_pingpong": ["-I 5{| -U}{| -v}"],
     "fi_rdm_tagged_bw": ["-I 5{| -U}{| -v}"],
 }
-# Installed programs that are not run, and why. What is named nowhere here is listed as unknown.
+# Installed programs that are not run, and why. A program that no table names is listed as unknown.
 LEFT_OUT = {
     r"fi_(msg|dgram|cm|stream).*|fi_mcast": "endpoint types that the provider does not offer",
     r"fi_(efa|lpp).*|lpp.*": "hardware of one vendor",
@@ -142,7 +143,7 @@ def all_tests() -> list[tuple[str, str]]:
 
 
 def expand(pattern: str) -> list[str]:
-    """All readings of a pattern with `{a|b}` in it."""
+    """All alternatives of a pattern with `{a|b}` in it."""
     found = re.search(r"\{([^}]*)\}", pattern)
     if not found:
         return [pattern]
@@ -168,7 +169,7 @@ def run_test(folder: Path, name: str, kind: str, options) -> tuple[str, float, s
 
 
 def run_pair(command: list[str], env: dict[str, str]):
-    """Server and client: (their exit codes, why they were ended, both outputs)."""
+    """Runs server and client: (their exit codes, why they were ended, both outputs)."""
     log = paths.RESULTS / "fabtests-server.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
@@ -228,7 +229,7 @@ def note(codes, why: str, output: str) -> str:
 
 
 def library_version(folder: Path) -> str:
-    """The version of the libfabric that the programs load, as its file name tells."""
+    """The version of the libfabric that the programs load, by its file name."""
     listing = subprocess.run(["ldd", folder / "fi_rdm"], capture_output=True, text=True).stdout
     found = re.search(r"libfabric\.so\.1 => (\S+)", listing)
     pattern = rb"^[12]\.\d+\.\d+$"
@@ -242,7 +243,7 @@ def result_file(version: str, provider: str) -> Path:
 
 
 def write(version, provider, results) -> None:
-    """Into what is known of the other tests, where only some were run."""
+    """Writes results; results of other tests in the file stay."""
     file = result_file(version, provider)
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(known | results, indent=0))
@@ -260,7 +261,7 @@ def compare(version: str, results) -> int:
 
 
 def document() -> int:
-    """docs/CONFORMANCE.md out of every result file there is."""
+    """Writes docs/CONFORMANCE.md from all result files."""
     files = sorted(paths.RESULTS.glob("fabtests-*-*.json"))
     columns = {file.stem.removeprefix("fabtests-"): json.loads(file.read_text()) for file in files}
     if not columns:

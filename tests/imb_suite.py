@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""All of IMB-MPI1 (or IMB-RMA) from the Intel wheel, over a chosen MPI library and launcher.
+"""Runs all of IMB-MPI1 (or IMB-RMA) from the Intel wheel, over a chosen MPI library and launcher.
 
 What enters: the unmodified binary, which runs on MPICH's libmpi as well as on Intel MPI's. What
-leaves: exit code 0 if it ended well and printed a table for every benchmark it was asked for, and
-one line with the count. Sizes and repetitions are bounded: this is a test that every pattern gets
-through, the speed is measured by `make bench`. This binary does not check the bytes it receives;
-that the bytes are right is shown by the mpi4py suite and the provider's own tests.
+leaves: exit code 0 if it ended well and printed a table for every requested benchmark, and one line
+with the count. Sizes and repetitions are bounded: this test shows that every pattern completes, and
+`make bench` measures the speed. This binary does not check the bytes that it receives; the mpi4py
+suite and the provider's own tests do.
 """
 
 import argparse
@@ -30,13 +30,13 @@ BENCHMARKS = {
         "Compare_and_swap Get_local Get_all_local Truly_passive_put"
     ).split(),
 }
-# Up to 1 MiB: past every provider's change from eager to rendezvous.
+# Up to 1 MiB: beyond every provider's change from eager to rendezvous.
 LARGEST_LOG2 = 20
-# Per size; IMB lowers it for large messages by itself.
+# Repetitions for each size; IMB lowers the number for large messages.
 REPETITIONS = 20
-# Seconds per sample at most, so that a slow machine still ends.
+# Largest number of seconds for each sample, so that a slow machine completes.
 SAMPLE_S = 0.1
-# What scripts/test.py understands as "cannot run here".
+# Exit code by which scripts/test.py recognizes "cannot run here".
 SKIPPED = 77
 
 

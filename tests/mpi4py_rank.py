@@ -1,12 +1,12 @@
-"""Runs the mpi4py test suite inside one rank and writes down each outcome the moment it is known.
+"""Runs the mpi4py test suite inside one rank and records each outcome at once.
 
 Usage: mpi4py_rank.py SUITE_DIR RECORD_DIR [SKIP_FILE [ONLY_FILE]]
 
-What leaves is RECORD_DIR/rank-N, one line per event: `start ID`, then `pass ID SECONDS`, `skip …` or
-`fail …`; and `end` when the suite is through. A rank that dies or hangs leaves a `start` without an
-outcome, which names the guilty test however garbled the output of the job is. Tests whose ids match
-a pattern in SKIP_FILE are not run: that is how the driver goes on behind a test that hung. ONLY_FILE
-names those to run, by ids or patterns.
+What leaves is RECORD_DIR/rank-N, one line for each event: `start ID`, then `pass ID SECONDS`, `skip
+…` or `fail …`; and `end` when the suite is complete. A rank that dies or hangs leaves a `start`
+without an outcome, which names the guilty test however garbled the output of the job is. Tests
+whose ids match a pattern in SKIP_FILE are not run: so the driver continues after a test that hung.
+ONLY_FILE names the tests to run, by ids or patterns.
 """
 
 import fnmatch
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class Recorder(unittest.TextTestResult):
-    """Writes one line per event, unbuffered, into the file of this rank."""
+    """Writes one line for each event, unbuffered, into the file of this rank."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -62,7 +62,7 @@ class Recorder(unittest.TextTestResult):
         if test.id() in self.outcome:
             self.outcome[test.id()] = outcome
         else:
-            # A class or module that could not be set up: no startTest was announced for it.
+            # A class or module failed to set up: no startTest was announced for it.
             print(outcome, test.id().replace(" ", "_"), 0, file=self.record)
 
 
@@ -71,7 +71,8 @@ class Runner(unittest.TextTestRunner):
 
 
 def main():
-    """Only under the guard below: workers that the suite spawns import this file again."""
+    """Runs the suite. Called only under the guard below: workers that the suite spawns import this
+    file."""
     sys.path.insert(0, str(SUITE))
     sys.dont_write_bytecode = True
     import main as suite

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The mpi4py test suite under a chosen MPI library, provider and launcher, compared with a baseline.
+"""Runs the mpi4py test suite in a chosen configuration and compares it with a baseline.
 
-What enters: the suite's sources (`make wheels` unpacks them under build/) and a way to launch. What
-leaves: build/results/mpi4py-NAME.json with every outcome, a comparison with
-tests/baseline/mpi4py-MPI-npN.txt, and an exit code that is 0 only if every test that passes over
-libfabric's own tcp provider passes here as well. A test that hangs or kills the job is recorded as
-such and the run goes on behind it: one bad test never hides the rest. A test that is lost is run
-again alone before it counts, which is printed: on a busy machine noise looks like a hang.
+What enters: the suite's sources (`make wheels` unpacks them under build/), an MPI library, a
+provider and a launcher. What leaves: build/results/mpi4py-NAME.json with every outcome, a
+comparison with tests/baseline/mpi4py-MPI-npN.txt, and an exit code that is 0 only if every test
+that passes over libfabric's own tcp provider passes here as well.
+A test that hangs or kills the job is recorded, and the run continues after it: one bad test never
+hides the rest. A test that fails unexpectedly is repeated alone before it counts, and the
+repetition is printed: on a busy machine a delay looks like a hang.
 """
 
 import argparse
@@ -25,24 +26,27 @@ from support import paths, process  # noqa: E402
 from support.launch import LaunchConfig  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-# Where no rank records anything for so long, the job hangs. Providers that spin need more of it
-# than ours when ranks outnumber cores. The slowest test takes 5 s on two idle cores.
+# Seconds without a record from any rank after which the job counts as hanging. Providers that spin
+# need more of them than Landbridge when ranks outnumber cores. The slowest test takes 5 s on two
+# idle cores.
 STALL_S = 40.0
-# A busy machine makes that longer, by this factor at most.
+# Largest factor by which a busy machine extends STALL_S.
 CROWDING_MAX = 4.0
-# After so many hangs and crashes the provider is broken as a whole; each hang costs STALL_S.
+# After this many hangs and crashes the provider is broken as a whole; each hang costs STALL_S.
 ATTEMPTS_MAX = 8
-# A lost test gets so many runs of its own; more lost tests than this are no noise.
+# Number of runs that an unexpectedly failed test gets alone; more such tests than ALONE_TESTS_MAX
+# are no noise.
 ALONE_RUNS = 2
 ALONE_TESTS_MAX = 12
-# Seconds for one test alone, with the start of the job.
+# Seconds for one test alone, including the start of the job.
 ALONE_LIMIT_S = 60.0
-# How the reason begins for what is run only with --slow.
+# Beginning of the reason for tests that run only with --slow.
 SLOW = "slow"
-# What scripts/test.py understands as "cannot run here", and why there may be nothing to compare with.
+# Exit code by which scripts/test.py recognizes "cannot run here", and the reason if there is no
+# baseline.
 SKIPPED = 77
 NO_BASELINE = "has not been run over the tcp provider yet (--provider tcp --write-baseline makes a baseline)"
-# The outcome of a test is the worst one over the ranks.
+# The outcome of a test is the worst one of all ranks.
 WORST = {"pass": 0, "skip": 1, "fail": 2, "hang": 3, "crash": 4}
 
 
@@ -101,9 +105,10 @@ def arguments():
 
 
 def side_by_side(libraries: list[str]) -> int:
-    """One run for each library at the same time, with the rest of our arguments; 0 if none failed.
+    """Runs each library at the same time with the remaining arguments; returns 0 if none failed.
 
-    What they say is printed one after the other, and the last line of each once more at the end.
+    The outputs are printed one after the other, and the last line of each output a second time at
+    the end.
     """
     at = sys.argv.index("--mpi") + 1
     rest = [*sys.argv[1 : at - 1], *sys.argv[at + len(libraries) :]]
@@ -122,7 +127,7 @@ def side_by_side(libraries: list[str]) -> int:
 
 
 def run_suite(way: LaunchConfig, options, name: str):
-    """Runs until every test has an outcome: (id -> outcome, seconds, what went wrong)."""
+    """Runs until every test has an outcome: (id -> outcome, seconds, problems)."""
     records = paths.RESULTS / f"mpi4py-{name}"
     shutil.rmtree(records, ignore_errors=True)
     left_out = excluded(way, options)
@@ -141,8 +146,8 @@ def run_suite(way: LaunchConfig, options, name: str):
         if finished.why == "time limit":
             trouble.append(f"not through in {options.limit:.0f} s, log {folder}/log")
             break
-        # Where one rank failed a test that others passed, the ranks fell out of step: those that
-        # are stuck later are its victims and get another chance.
+        # If one rank failed a test that others passed, the ranks are out of step: tests that hang
+        # later are its victims and run once more.
         if "fail" in found.values() and len(unfinished) != 1:
             trouble.append(f"{kind} after a failure on some ranks, log {folder}/log")
         else:
@@ -157,9 +162,10 @@ def run_suite(way: LaunchConfig, options, name: str):
 
 
 def run_lost_alone(way: LaunchConfig, options, name: str, outcomes: dict[str, str]) -> list[str]:
-    """Gives tests that were lost another chance, each in a job of its own; says which needed it.
+    """Repeats tests that failed unexpectedly, each in a job of its own; returns those that needed
+    it.
 
-    Outcomes of those that pass are corrected.
+    Outcomes of tests that pass are corrected.
     """
     lost = unknown_losses(way, options, outcomes)
     if not 0 < len(lost) <= ALONE_TESTS_MAX:
@@ -179,7 +185,8 @@ def run_lost_alone(way: LaunchConfig, options, name: str, outcomes: dict[str, st
 
 
 def unknown_losses(way: LaunchConfig, options, outcomes) -> list[str]:
-    """Tests that pass over tcp, did not pass here, and are neither excluded nor known exceptions."""
+    """Tests that pass over tcp, did not pass here, and are neither excluded nor known
+    exceptions."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
     left_out = excluded(way, options)
@@ -198,21 +205,23 @@ def excluded(way: LaunchConfig, options) -> dict[str, str]:
 
 
 def exclusion(left_out: dict[str, str], test: str) -> str:
-    """The reason why `test` is not run, if it is not."""
+    """The reason why `test` is not run; empty if it is run."""
     if test in left_out:
         return left_out[test]
     return next((why for p, why in left_out.items() if fnmatch.fnmatchcase(test, p)), "")
 
 
 def what_to_run(options) -> list[str]:
-    """For a baseline everything; else what is in it, for nothing else can be compared."""
+    """Tests to run: for a baseline all, else those in the baseline, because no other test can be
+    compared."""
     if options.write_baseline:
         return ["*"]
     return sorted(unfold(baseline_file(options.mpi, options.np).read_text().splitlines()))
 
 
 def run_once(way, options, limit_s, folder, done, wanted) -> process.Finished:
-    """One job: all tests that match one of `wanted`, without those that match a key of `done`."""
+    """Runs one job: all tests that match one of `wanted`, without those that match a key of
+    `done`."""
     folder.mkdir(parents=True)
     skip, only = folder / "skip", folder / "only"
     skip.write_text("\n".join(done))
@@ -221,7 +230,7 @@ def run_once(way, options, limit_s, folder, done, wanted) -> process.Finished:
     return process.run(
         way.command(options.np, [*program, str(skip), str(only)]),
         limit_s,
-        # Workers that the suite spawns look for its modules.
+        # Workers that the suite spawns import its modules.
         way.environment() | {"PYTHONPATH": str(paths.SUITE)},
         stalled=lambda: time.time() - last_change(folder) > options.stall * crowding(),
         log=folder / "log",
@@ -229,7 +238,8 @@ def run_once(way, options, limit_s, folder, done, wanted) -> process.Finished:
 
 
 def crowding() -> float:
-    """How much longer things take than on an idle machine: at least 1, and at most CROWDING_MAX."""
+    """Factor by which the machine is slower than an idle one: at least 1, and at most
+    CROWDING_MAX."""
     return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), CROWDING_MAX)
 
 
@@ -238,10 +248,11 @@ def last_change(folder: Path) -> float:
 
 
 def read_records(folder: Path, ranks: int):
-    """(id -> worst outcome of the ranks, tests the job is stuck in, whether all ranks ended).
+    """(id -> worst outcome of the ranks, tests in which the job hangs, whether all ranks ended).
 
-    A test that not all ranks have run has no outcome unless it failed: it is run again. Where ranks
-    are stuck in different tests, it is in those that other ranks have left: the later ones wait for it.
+    A test that not all ranks have run has no outcome unless it failed: it runs once more. If ranks
+    hang in different tests, the job hangs in those that other ranks have left, because the later
+    tests wait for them.
     """
     seen, unfinished, ended = {}, set(), 0
     for file in folder.glob("rank-*"):
@@ -286,7 +297,8 @@ def write_baseline(mpi, ranks, outcomes) -> int:
 
 
 def fold(tests: list[str]) -> list[str]:
-    """One line per class: `module.Class: test test ...` keeps a baseline to a screen or two."""
+    """One line for each class: `module.Class: test test ...` keeps a baseline to a screen or
+    two."""
     classes: dict[str, list[str]] = {}
     for test in tests:
         prefix, _, method = test.rpartition(".")
@@ -312,7 +324,7 @@ def exception(options, test: str) -> str:
 
 
 def compare(way: LaunchConfig, options, outcomes) -> int:
-    """0 if everything the tcp provider passes passes here, what is excluded and known apart."""
+    """0 if every test passes here that passes over tcp, except excluded and known ones."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
     print_left_out(way, options, expected)
@@ -335,7 +347,7 @@ def compare(way: LaunchConfig, options, outcomes) -> int:
 
 
 def print_left_out(way: LaunchConfig, options, expected: set[str]) -> None:
-    """What is not run though it passes over tcp, with the reason."""
+    """Prints the tests that are not run though they pass over tcp, with the reason."""
     left_out, reasons = excluded(way, options), {}
     for test in sorted(expected):
         if reason := exclusion(left_out, test):

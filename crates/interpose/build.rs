@@ -1,4 +1,5 @@
-//! Has the library initialised before every other one, so that what their constructors do to files is seen as well.
+//! Makes the loader initialize the library before every other one, so that effects of their
+//! constructors on files are recorded as well.
 
 fn main() {
     // ld(1), "-z initfirst".

@@ -1,6 +1,7 @@
-"""What the drivers in tests/, bench/ and scripts/ share: paths, processes, MPI launch lines."""
+"""Modules that the drivers in tests/, bench/ and scripts/ share: paths, processes, command
+lines."""
 
 import os
 
-# What is tested and measured is our provider, inside a node as well.
+# Tests and benchmarks are about this project's provider, inside a node as well.
 os.environ.setdefault("LANDBRIDGE_LOCAL", "own")

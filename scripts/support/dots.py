@@ -1,9 +1,9 @@
-"""Measurements as dots on logarithmic axes, as SVG text, so that no plotting library is needed.
+"""Measurements as dots on logarithmic axes, as SVG text without a plotting library.
 
-What enters: panels (one quantity each, side by side), and groups of rows with one value for every
-panel. What leaves: a picture in which each value also stands as a number at the end of its row, in
-a column of its own, so that words never lie over words or dots. It follows the reader's
-choice of light or dark; where nobody chose it is light.
+What enters: panels (one quantity each, side by side), and groups of rows with one value for each
+panel. What leaves: a picture that also shows each value as a number at the end of its row, in a
+column of its own, so that no text lies over other text or dots. The picture follows the reader's
+colour scheme, light or dark; the default is light.
 """
 
 import math
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that are compared with each other, and a line for each panel where one is known."""
+    """Rows that are compared with each other, and for each panel a mark line if there is one."""
 
     name: str
     rows: list[Row]
@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Axis:
-    """Whole powers of ten, `low` to `high`, over `PLOT` units from `left`."""
+    """Logarithmic axis: powers of ten from `low` to `high`, over `PLOT` units from `left`."""
 
     left: float
     low: int
@@ -65,7 +65,7 @@ class Axis:
 
 
 def chart(title: str, notes: list[str], panels: list[Panel], groups: list[Group]) -> str:
-    """The picture; `notes` stand under the title, a line each."""
+    """The picture as SVG text; `notes` stand under the title, one for each line."""
     axes = [axis(number, groups) for number in range(len(panels))]
     width = NAMES + len(panels) * (PLOT + NUMBERS) + EDGE
     top = 52 + NOTE * len(notes) + 36
@@ -95,7 +95,8 @@ def axis(number: int, groups: list[Group]) -> Axis:
 
 
 def frame(panel: Panel, scale: Axis, top: float, foot: float) -> list[str]:
-    """Title, a line and a number for each power of ten, short ticks between them."""
+    """Frame of a panel: title, a line and a number for each power of ten, short ticks between
+    them."""
     parts = [text(scale.left, top - 14, panel.title, 13.5, "bold")]
     for power in range(scale.low, scale.high + 1):
         x = scale.at(10.0**power)
@@ -135,7 +136,8 @@ def numbers_end(scale: Axis) -> float:
 
 
 def drawn_mark(scale: Axis, value: float, label: str, top: float, foot: float) -> list[str]:
-    """A dashed line through the group's rows; its label beside its head, on the roomier side."""
+    """A dashed line through the group's rows, with a label at its top, on the side with more
+    space."""
     x = scale.at(value)
     anchor, gap = ("end", -6) if x > scale.left + PLOT / 2 else ("start", 6)
     words = text(x + gap, top + 16, label, 12, anchor=anchor, kind="marked")

@@ -1,7 +1,7 @@
-"""The command line and environment that run an MPI program in each way that is compared.
+"""Command line and environment of an MPI program, for each configuration that is compared.
 
-A `LaunchConfig` is which MPI library, which libfabric provider (or other transport), and which launcher. It
-turns `(ranks, program)` into a command and the environment to add.
+A `LaunchConfig` names an MPI library, a libfabric provider (or another transport), and a launcher.
+It turns `(ranks, program)` into a command and the environment to add.
 """
 
 import os
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from . import lab, paths
 
-# As `landbridge env --mpi mpich` says.
+# The settings that `landbridge env --mpi mpich` prints.
 MPICH_OFI = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "MPIR_CVAR_NOLOCAL": "1",
@@ -19,11 +19,12 @@ MPICH_OFI = {
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """One way to run: `mpi` is mpich, ompi or impi; `provider` is a libfabric provider's name.
+    """A configuration: `mpi` is mpich, ompi or impi; `provider` is a libfabric provider's name.
 
     `via` is "own" (the library's launcher), "run" (`landbridge run`), "clusters" (`landbridge run
     --clusters 2`) or "lossy" (over two hosts with a bad network between them, see `lab.LOSSY`).
-    `settings` are of our provider, `NAME=VALUE`; `extra` is added to the environment last.
+    `settings` are those of Landbridge's provider, `NAME=VALUE`; `extra` is added to the environment
+    last.
     """
 
     mpi: str
@@ -53,17 +54,17 @@ class LaunchConfig:
         return env | self.extra
 
     def why_not(self) -> str:
-        """Why this cannot be done on this machine; empty if it can."""
+        """Why this machine cannot run the configuration; empty if it can."""
         return lab.why_not(paths.LANDBRIDGE, lab.LOSSY) if self.via == "lossy" else ""
 
     def needs(self) -> list:
-        """The files without which this way cannot run."""
+        """The files that the configuration needs."""
         ours = [paths.PROVIDER] if self.provider == "landbridge" else []
         launcher = [] if self.via == "own" else [paths.LANDBRIDGE]
         return [paths.venv(self.mpi) / "bin" / "python", *ours, *launcher]
 
     def _is_own(self) -> bool:
-        """Open MPI knows no other launcher than its own."""
+        """Whether the library's own launcher starts the ranks: Open MPI has no other launcher."""
         return self.via == "own" or (self.via == "lossy" and self.mpi == "ompi")
 
     def _our_launcher(self, ranks: int) -> list[str]:
@@ -107,5 +108,5 @@ class LaunchConfig:
 
 
 def per_host(ranks: int) -> int:
-    """Of the ranks on the two hosts of a lab."""
+    """The number of ranks on each of the two hosts of a lab."""
     return (ranks + 1) // 2

@@ -1,4 +1,4 @@
-"""Where things are. Everything that is made lies under target/ (cargo) or build/ (the rest)."""
+"""Paths of the project. All generated files lie under target/ (cargo) or build/ (the rest)."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,9 @@ RELAY = RELEASE / "landbridge-relay"
 PROVIDER = RELEASE / "liblandbridge-fi.so"
 SUITE = BUILD / "mpi4py-4.1.2" / "test"
 RESULTS = BUILD / "results"
-# Put there by scripts/criu.py.
+# scripts/criu.py installs CRIU.
 CRIU = BUILD / "tools" / "criu" / "criu"
-# And by scripts/moto.py.
+# scripts/moto.py installs moto.
 MOTO = BUILD / "tools" / "moto" / "bin" / "moto_server"
 
 
@@ -27,6 +27,6 @@ def python(mpi: str) -> str:
 
 
 def missing(paths: list[Path]) -> list[str]:
-    """Those of `paths` that do not exist, relative to the repository where they lie in it."""
+    """The paths that do not exist, relative to the repository if they lie in it."""
     absent = [path for path in paths if not path.exists()]
     return [str(p.relative_to(ROOT)) if p.is_relative_to(ROOT) else str(p) for p in absent]

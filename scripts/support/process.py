@@ -1,8 +1,8 @@
-"""Programs run to their end or to a deadline, and nothing of them is left behind.
+"""Runs programs to their end or to a deadline, and leaves no process behind.
 
-The calling process becomes the reaper of its grandchildren, so whatever a launcher loses (a rank
-whose mpiexec was killed, say) is handed to us and ended by `end_descendants`. No wait is without a
-deadline.
+The calling process becomes the reaper of its grandchildren, so a process that a launcher loses (a
+rank whose mpiexec was killed, say) becomes its child, and `end_descendants` ends it. Every wait has
+a deadline.
 """
 
 import ctypes
@@ -17,17 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-# How long a process may take to end after SIGTERM before it gets SIGKILL, in seconds. mpiexec and
-# `landbridge run` need part of it to end their ranks on other nodes.
+# Seconds that a process has to end after SIGTERM before it gets SIGKILL. mpiexec and `landbridge
+# run` need part of them to end their ranks on other nodes.
 GRACE_S = 3.0
 POLL_S = 0.05
 
 
 @dataclass
 class Finished:
-    """How a program ended: `code` is its exit code, or None if we ended it (`why` says why).
+    """Outcome of a program: `code` is its exit code, or None if it was ended here (`why` says why).
 
-    `busy_s` is the processor time, in seconds, of all processes below it that were waited for.
+    `busy_s` is the processor time in seconds of the program and all its descendants that were
+    waited for.
     """
 
     code: int | None
@@ -52,8 +53,9 @@ def run(
 ) -> Finished:
     """Runs `command` with its output (both streams) collected in a file, for `limit_s` at most.
 
-    `env` is added to the environment. `stalled`, asked a few times per second, may end the program
-    before its limit. Afterwards all processes below this one are ended, but for those in `keep`.
+    `env` is added to the environment. `stalled`, called a few times a second, may end the program
+    before its limit. Afterwards all descendants of the calling process are ended, except those in
+    `keep`.
     """
     adopt_orphans()
     started, busy_s = time.monotonic(), processor_seconds()
@@ -80,15 +82,15 @@ def run(
 
 
 def processor_seconds() -> float:
-    """Processor time of all children that have ended and were waited for, in seconds."""
+    """Processor time in seconds of all children that have ended and were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def adopt_orphans() -> None:
-    """Makes orphaned grandchildren ours, so that `end_descendants` finds them.
+    """Makes orphaned grandchildren children of this process, so that `end_descendants` finds them.
 
-    A polite end of this process becomes an exception, so that it ends them too.
+    SIGTERM to this process becomes an exception, so that the descendants are ended too.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -99,7 +101,7 @@ def environment(added: dict[str, str] | None) -> dict[str, str]:
 
 
 def end_descendants(keep: list[int] | None = None) -> list[int]:
-    """Ends the processes below this one: SIGTERM, a grace period, SIGKILL. Returns their ids."""
+    """Ends the descendants of this process: SIGTERM, a grace period, SIGKILL. Returns their ids."""
     kept = set(keep or [])
     found = [pid for pid in descendants() if pid not in kept]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -116,7 +118,7 @@ def end_descendants(keep: list[int] | None = None) -> list[int]:
 
 
 def descendants() -> list[int]:
-    """The ids of all living processes below this one."""
+    """The ids of all living descendants of this process."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -170,7 +172,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _reap_orphans(kept: set[int]) -> None:
-    """Buries what was handed to us and has ended: a test may wait for it to be gone."""
+    """Reaps adopted processes that have ended: a test may wait until a process no longer exists."""
     try:
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if found.si_pid in kept:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks of what the scripts show: pictures can be read, progress has no pip in it.
+"""Checks of what the scripts show: pictures are legible, progress lines contain no output of pip.
 
-`scripts/test.py pictures` runs them.
+`scripts/test.py pictures` runs these checks.
 """
 
 import re
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import wheels  # noqa: E402
 from support import dots, svg  # noqa: E402
 
-# Width of a letter beside its height, of a wide bold face: no reader's font is wider.
+# Width of a letter relative to its height, of a wide bold face: no reader's font is wider.
 LETTER = 0.7
 
 

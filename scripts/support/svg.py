@@ -1,7 +1,8 @@
-"""Bar charts as SVG text, so that no plotting library is needed.
+"""Bar charts as SVG text without a plotting library.
 
-What enters: groups of bars, one bar for each series that has a value in the group, and values to be marked. What
-leaves: a picture with a linear axis from zero. A series that has no value in a group has no bar there.
+What enters: groups of bars, one bar for each series that has a value in the group, and values to be
+marked. What leaves: a picture with a linear axis from zero. A series without a value in a group has
+no bar there.
 """
 
 import math
@@ -9,14 +10,15 @@ from xml.sax.saxutils import escape
 
 COLOURS = ["#1b6ca8", "#e07a1f", "#4d9a4d", "#b23a48", "#7a5ea8", "#8c6d3f", "#5f6b73"]
 BAR, GAP, HEIGHT, TOP, LEFT, LEGEND_ROW = 18, 28, 200, 44, 48, 18
-# Lines of the axis at most, and a letter's width at the size of labels.
+# Largest number of axis lines, and the width of a letter at the size of labels.
 TICKS, LETTER = 5, 6.5
 
 Groups = list[tuple[str, dict[str, float]]]
 
 
 def bars(title: str, groups: Groups, unit: str = "", marks: list[tuple[float, str]] | None = None) -> str:
-    """A chart with one group of bars for each `(label, {series: value})`, and a dashed line for each mark."""
+    """A chart with one group of bars for each `(label, {series: value})`, and a dashed line for
+    each mark."""
     marks = marks or []
     series = list(dict.fromkeys(name for _, values in groups for name in values))
     values = [value for _, found in groups for value in found.values()] + [value for value, _ in marks]
@@ -44,12 +46,12 @@ def bars(title: str, groups: Groups, unit: str = "", marks: list[tuple[float, st
 
 
 def height_of(value: float, highest: float) -> float:
-    """Where a value stands, in units from the top of the picture."""
+    """Vertical position of a value, in units from the top of the picture."""
     return TOP + HEIGHT - HEIGHT * value / highest
 
 
 def scale(highest: float, right: float, unit: str) -> list[str]:
-    """Thin lines at round values, with their numbers left of them; the unit above."""
+    """Thin lines at round values, with their numbers on the left; the unit above."""
     rough = highest / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * 0.999)

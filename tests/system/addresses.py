@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A program sees the same addresses whatever the network does.
+"""A program gets the same memory addresses whatever the network does.
 
-The same program runs several times without address randomisation: its ranks sleep for other times, so messages
-come early or late, expected or not, and connections are made in another order; and the paths are
-others. After every phase each rank notes what malloc, mmap, open and sbrk give it. All runs must note the same. With
-`--provider NAME` the runs are those of another libfabric provider (tcp, say), which shows what this
-test looks for.
+The same program runs several times without address randomisation. Its ranks sleep for different
+times, so messages come early or late, expected or unexpected, and connections are made in another
+order; the paths differ, too. After every phase each rank notes the results of malloc, mmap, open
+and sbrk. All runs must note the same. With `--provider NAME` another libfabric provider (tcp, say)
+runs, which shows what this test detects.
 """
 
 import platform
@@ -18,9 +18,9 @@ import common
 
 RANKS = 4
 SEEDS = [1, 2, 3]
-# Names of one length: the environment lies on the stack of the program and moves what lies below.
+# Names of one length: the environment lies on the program's stack and moves what lies below.
 PATHS = ["tcp", "shm"]
-# Python itself must not allocate by chance: its small objects, which may, lie in pools of its own.
+# Python itself must not allocate at random: its small objects, which may, lie in pools of its own.
 STEADY = {"PYTHONHASHSEED": "0", "PYTHONMALLOC": "pymalloc"}
 
 
@@ -65,7 +65,7 @@ def other_provider(options, seed):
 
 
 def noted(options, seed, before, environment):
-    """How a run ended, and what its ranks noted."""
+    """Runs the program: the outcome, and the notes of its ranks."""
     with tempfile.TemporaryDirectory(prefix="notes-") as folder:
         command = [*before, *program(options, seed, folder)]
         finished = common.run(options, command, environment | STEADY)
@@ -74,7 +74,7 @@ def noted(options, seed, before, environment):
 
 
 def compare(checks, options, name, runs):
-    """One check: all runs have noted the same."""
+    """Checks that all runs have noted the same."""
     if not checks.wants(name):
         return
     notes = {}

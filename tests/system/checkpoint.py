@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Images of ranks are taken while they run (`landbridge run --recover --checkpoint`), and killed ranks go on from them.
+"""Killed ranks are restored from checkpoints (`landbridge run --recover --checkpoint`).
 
-The job's output must be what it is without kills; how much a rank repeats tells where it has begun. Needs CRIU
-(scripts/criu.py), and a kernel that lets it work.
+The job's output must be that of a job without kills; the amount of replayed output shows where a
+rank was restored. Needs CRIU (scripts/criu.py), and a kernel that supports it.
 """
 
 import contextlib
@@ -28,10 +28,11 @@ from support import paths, process
 
 RANKS = recovery.RANKS
 EVERY_S = 1.0
-# By then each rank has an image, and soon another one.
+# Seconds after which each rank has a checkpoint, and soon another one.
 FIRST_S = recovery.START_S + 2 * EVERY_S
 KEPT = 2
-# The launcher is not its agent's parent: that sees its end by the end of its input alone.
+# The launcher is not the parent of this topology's agent, which notices the launcher's end only by
+# the end of its input.
 ELSEWHERE = """
 [[cluster]]
 name = "one"
@@ -46,7 +47,8 @@ shell = ["sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & wait', "sh"]
 
 
 def begin(description: str):
-    """Options and checks of a driver that needs CRIU; no checks where that cannot work, which is said."""
+    """Options and checks of a driver that needs CRIU; no checks, and a printed reason, if CRIU does
+    not work here."""
 
     def add(parser):
         common.add_cases(parser)
@@ -119,7 +121,8 @@ def main() -> int:
 
 
 def recorded_nondeterminism(checks, options, python) -> None:
-    """Clocks and chance decide what the program does; children of it have nothing to do with that."""
+    """Programs whose behaviour depends on clocks and random numbers, also with unrecorded
+    children."""
     for name, words in (("who draws from clocks and chance", []), ("who starts programs all the time", ["--children"])):
         if not checks.wants(name):
             continue
@@ -134,7 +137,7 @@ def recorded_nondeterminism(checks, options, python) -> None:
 
 
 def unrecoverable_ranks(checks, options, program) -> None:
-    """Ranks of which there is too much to be kept at first can come back from their next images on."""
+    """Ranks with too much data to log at first become recoverable with their next checkpoints."""
     name = "whose record was too much to be kept"
     if checks.wants(name):
         ring = [*program, "--rounds", "900", "--numbers", "20", "--heavy", "50000"]
@@ -148,7 +151,8 @@ def unrecoverable_ranks(checks, options, program) -> None:
 
 
 def checkpoint_on_request(checks, options, ring) -> None:
-    """Images are taken when somebody asks for them, by command and by signal, and when much has come."""
+    """Checkpoints are taken on request, by command and by signal, and when the message log has
+    grown."""
     name = "images that somebody asks for"
     if checks.wants(name):
         more = ["--set", f"criu={options.criu}", "--checkpoint", "24h"]
@@ -190,13 +194,14 @@ def checkpoint_on_request(checks, options, ring) -> None:
 
 
 def launchers() -> list[int]:
-    """Our own child that runs the job."""
+    """The children of this process that are launchers."""
     found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-x", "landbridge"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
 def little_space(checks, options, ring) -> None:
-    """Without room for an image none is taken, which is said once for each rank; the job goes on."""
+    """Without space for a checkpoint none is taken, each rank reports this once, and the job
+    continues."""
     name = "no room for images"
     if checks.wants(name):
         code, _, output = job(options, ring, [], "--set", "checkpoint_space=1MiB")
@@ -205,7 +210,8 @@ def little_space(checks, options, ring) -> None:
 
 
 def open_folder(checks, options, ring) -> None:
-    """A folder below one that everybody may write is refused in a line, nothing is put there, and the job goes on."""
+    """A checkpoint directory in a world-writable directory is refused in one line, no file is
+    written, and the job continues."""
     name = "a folder that others could exchange"
     if not checks.wants(name):
         return
@@ -220,7 +226,7 @@ def open_folder(checks, options, ring) -> None:
 
 
 def left_behind(checks, options, ring) -> None:
-    """The images of a job whose agent was killed go when the next one begins."""
+    """The checkpoints of a job whose agent was killed are deleted when the next job begins."""
     name = "images that a killed agent has left"
     if not checks.wants(name):
         return
@@ -228,7 +234,7 @@ def left_behind(checks, options, ring) -> None:
         def kill_agent(text) -> bool:
             if images := list(Path(folder).glob("*/rank-0/[0-9]*")):
                 for pid in process.descendants():
-                    # One that has ended meanwhile is none.
+                    # The process may have ended meanwhile.
                     with contextlib.suppress(OSError):
                         if b"\0agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                             os.kill(pid, signal.SIGKILL)
@@ -244,7 +250,8 @@ def left_behind(checks, options, ring) -> None:
 
 
 def launcher_killed(checks, options, ring) -> None:
-    """The images of a job whose launcher was killed go with its agents, which are on other hosts and hear no signal."""
+    """The checkpoints of a job whose launcher was killed are deleted by its agents, which run on
+    other hosts and get no signal."""
     name = "images of a job whose launcher was killed"
     if not checks.wants(name):
         return
@@ -269,7 +276,8 @@ def launcher_killed(checks, options, ring) -> None:
 
 
 def object_store(checks, options, ring) -> None:
-    """Images are put into an object store as well, and fetched from there if their node has lost them."""
+    """Checkpoints are copied to an object store, and fetched from there if their node has lost
+    them."""
     name = "an object store"
     if not checks.wants(name):
         return
@@ -310,7 +318,8 @@ def object_store(checks, options, ring) -> None:
 
 
 def silent_store(checks, options, ring) -> None:
-    """While an image is fetched from a store that does not answer, other ranks come back, and the job can be ended."""
+    """While a checkpoint is fetched from a store that does not answer, other ranks are restarted,
+    and the job can be ended."""
     name = "a store that does not answer"
     if not checks.wants(name):
         return
@@ -343,7 +352,7 @@ def silent_store(checks, options, ring) -> None:
 
 
 def checkpoints_of(rank: int) -> list[Path]:
-    """Those of a rank of our job that are whole, in the usual folder."""
+    """Complete checkpoints of a rank of this job, in the default directory."""
     for pid in recovery.pids_of(rank):
         try:
             job = re.search(rb"LANDBRIDGE_JOB=(\w+)", Path(f"/proc/{pid}/environ").read_bytes())
@@ -356,7 +365,8 @@ def checkpoints_of(rank: int) -> list[Path]:
 
 
 def remote_relay(checks, options, ring) -> None:
-    """Images of ranks on other nodes than their relay: they let go of the connection to it, and make another one."""
+    """Checkpoints of ranks on other nodes than their relay: the ranks close the connection to the
+    relay, and make another one."""
     cases = {
         "one rank": [(2.5, 1)],
         "two on one node, one of them twice": [(2.5, 2), (2.5, 3), (3.5, 2)],
@@ -376,7 +386,8 @@ def remote_relay(checks, options, ring) -> None:
 
 
 def spare_node(checks, options, ring) -> None:
-    """A node is lost whose ranks have images: they go on from these on a spare one, if that can get them."""
+    """A node with checkpointed ranks is lost: a spare node restores them if it can read the
+    checkpoints."""
     alone, shared = "a node is lost, and nobody else sees its images", "a node is lost, and its images are seen by others"
     stored, unable = "a node is lost, and its images are in a store", "a node is lost, and the spare one has no CRIU"
     names = [name for name in (shared, alone, stored, unable) if checks.wants(name)]
@@ -398,7 +409,8 @@ def spare_node(checks, options, ring) -> None:
                 if not paths.MOTO.exists():
                     print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
                     continue
-                # All hosts of a lab have one file system: what is there goes with the node.
+                # All hosts of a lab share one file system: deleting the checkpoints stands for
+                # losing the node's disk.
                 events = [(5.0, lambda: [shutil.rmtree(image) for rank in (0, 1) for image in checkpoints_of(rank)]), (5.0, nodes.KILLED)]
                 words[-1] = "checkpoint_dir=s3://images/of"
                 words += ["--set", "checkpoint_open=on"]
@@ -420,7 +432,8 @@ def spare_node(checks, options, ring) -> None:
 
 
 def other_programs(checks, options) -> None:
-    """The same with programs of others, of which there is one image, and all nodes see it."""
+    """Third-party programs with one checkpoint each, which all nodes can read; their node is
+    lost."""
     if not options.list and (why_not := network.no_lab(options)):
         print(f"skipped: programs of others whose node is lost: {why_not}")
         return
@@ -428,7 +441,7 @@ def other_programs(checks, options) -> None:
 
 
 def criu_but_on(folder: Path, host: str, criu: Path) -> Path:
-    """A program that is CRIU on all hosts but this one."""
+    """A program that runs CRIU on all hosts but this one."""
     tool = folder / "criu-elsewhere"
     tool.write_text(f'#!/bin/sh\n[ "$(hostname)" = {host} ] && exit 1\nexec {criu} "$@"\n')
     tool.chmod(0o755)
@@ -436,7 +449,7 @@ def criu_but_on(folder: Path, host: str, criu: Path) -> Path:
 
 
 def hide(folder: Path, is_over: threading.Event) -> None:
-    """Takes away the signs by which a node sees that spare ones have the same folder, and in the end its images."""
+    """Removes the files by which nodes detect that they share a checkpoint directory."""
     while not is_over.wait(0.01):
         for sign in folder.glob(".*.[0-9]*"):
             if int(sign.name.rpartition(".")[2]) >> 31:
@@ -465,13 +478,14 @@ def objects(url: str) -> list[str]:
 
 
 def is_recoverable_again(said: str, rank: int) -> bool:
-    """Whether little is sent by now, and the rank can come back."""
+    """Whether the rank sends little by now, and is recoverable."""
     told = re.findall(rf"of rank {rank} .*(cannot come back|can come back again)", said)
     return f"rank {rank} turn 80:" in said and told[-1:] == ["can come back again"]
 
 
 def killed_during_dump(checks, options) -> None:
-    """Ranks of several threads are killed as CRIU is at work on them, which then waits for threads that nobody can reap."""
+    """Ranks with several threads are killed while CRIU takes their checkpoint; CRIU then waits for
+    threads that no process can reap."""
     name = "who is killed as its image is taken"
     if not checks.wants(name):
         return
@@ -483,12 +497,13 @@ def killed_during_dump(checks, options) -> None:
         seconds = time.monotonic() - began
     is_same, killed = "identical to the serial run" in output, output.count("was killed by SIGKILL: restarted")
     measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} restarts, {seconds:.0f} s"
-    # CRIU would be ended after 60 s.
+    # The agent would end CRIU after 60 s.
     checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
 
 
 def criu_that_kills(folder: Path, criu: Path) -> Path:
-    """Takes the first image of each process, and kills it at the second one."""
+    """A program that takes the first checkpoint of each process, and kills the process at the
+    second one."""
     tool = folder / "criu"
     lines = [
         "#!/bin/sh",
@@ -505,7 +520,8 @@ def criu_that_kills(folder: Path, criu: Path) -> Path:
 
 
 def corrupt_checkpoints(checks, options, ring) -> None:
-    """The newest image of a rank is damaged before the rank is killed; then all are."""
+    """The newest checkpoint of a rank is corrupted before the rank is killed; then all its
+    checkpoints."""
     for name, images in (("the newest checkpoint is corrupt", 1), ("all checkpoints are corrupt", KEPT)):
         if not checks.wants(name):
             continue
@@ -526,12 +542,13 @@ def corrupt_checkpoints(checks, options, ring) -> None:
 
 
 def corrupt_images(folder: Path, count: int) -> None:
-    """Waits until rank 2 has two images, damages so many of them, the newest first, and kills the rank."""
+    """Waits until rank 2 has two checkpoints, corrupts `count` of them, the newest first, and kills
+    the rank."""
     deadline = time.monotonic() + recovery.LIMIT_S
     while time.monotonic() < deadline:
         images = sorted(folder.glob("*/rank-2/[0-9]*"), key=lambda path: int(path.name))
         if len(images) >= KEPT and (pids := recovery.pids_of(2)):
-            # Nothing changes while it stands still.
+            # Nothing changes while the rank is stopped.
             os.kill(pids[0], signal.SIGSTOP)
             images = sorted(folder.glob("*/rank-2/[0-9]*"), key=lambda path: int(path.name))
             for image in images[-count:]:
@@ -545,7 +562,7 @@ def corrupt_images(folder: Path, count: int) -> None:
 
 
 def without_criu(checks, options, ring) -> None:
-    """Without CRIU it is said once, and killed ranks come back all the same."""
+    """Without CRIU one message says so, and killed ranks are restarted all the same."""
     name = "where there is no CRIU"
     if checks.wants(name):
         undisturbed = sorted(recovery.job(options, ring, [])[1])
@@ -558,13 +575,13 @@ def without_criu(checks, options, ring) -> None:
 
 
 def job(options, program, kills, *words, **more_of_it):
-    """As `recovery.job`, with an image of each rank every second."""
+    """Runs `recovery.job` with a checkpoint of each rank every second."""
     code, lines, output = recovery.job(options, program, kills, *checkpoint_options(options), *words, **more_of_it)
     return code, [line for line in lines if not line.startswith("landbridge")], output
 
 
 def restores(output: str) -> int:
-    """How many starts have gone on from an image."""
+    """Number of restarts from a checkpoint."""
     return len(re.findall(r": restarted from checkpoint \d+", output))
 
 
@@ -577,7 +594,7 @@ def check_same(checks, name: str, outcome, undisturbed, kills: int) -> None:
 
 
 def no_criu(tool: Path) -> str:
-    """Why no images can be taken here; empty if they can."""
+    """Why no checkpoints can be taken here; empty if they can."""
     if not tool.exists():
         return f"{tool} is not there (make criu)"
     found = subprocess.run([tool, "check"], capture_output=True, text=True)

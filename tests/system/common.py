@@ -1,8 +1,8 @@
-"""What the drivers of this folder share: where things are, one line per check, an honest exit code.
+"""Functions that the drivers of this folder share: paths, checks, exit codes.
 
-Every driver takes `--bin DIR` (landbridge, landbridge-relay, liblandbridge-fi.so) and `--venvs DIR` (a virtual
-environment for each MPI library: mpich, ompi, impi). A job is run to its end or to its limit, and
-nothing of it is left behind.
+Every driver takes `--bin DIR` (landbridge, landbridge-relay, liblandbridge-fi.so) and `--venvs DIR`
+(a virtual environment for each MPI library: mpich, ompi, impi). A job runs to its end or to its
+limit, and leaves nothing behind.
 """
 
 import argparse
@@ -20,31 +20,34 @@ from sample import SAMPLES  # noqa: E402
 from support import process  # noqa: E402
 
 PROGRAMS = HERE / "programs"
-# Memory from the C library has a content (0, and 255 once it is free). IMB sends some that it has never written, if its time
-# is over before it has measured anything: what lies there then depends on what was read of files.
+# Fills memory of the C library (0, and 255 once it is free). IMB sends memory that it has never
+# written, if its time is over before it has measured anything: the bytes would depend on earlier
+# reads of files.
 FILLED = {"MALLOC_PERTURB_": "255"}
-# What scripts/test.py understands as "cannot run here".
+# Exit code by which scripts/test.py recognizes "cannot run here".
 SKIPPED = 77
-# Nothing here runs longer on an idle machine than a tenth of it.
+# Seconds for a job; on an idle machine no job takes a tenth of it.
 LIMIT_S = 120.0
 
 
 class Checks:
-    """Prints one line per check as it is made, with the seconds since the one before, and remembers whether all went well."""
+    """Prints one line for each check, with the seconds since the check before, and remembers
+    failures."""
 
     def __init__(self, options):
         self.options = options
         self.failed = 0
         self.made = 0
         self.named = []
-        # Cases of the sample that were not come across yet; nothing if all cases are played.
+        # Cases of the sample that have not run yet; empty if all cases run.
         self.sample = set(SAMPLES[Path(sys.argv[0]).stem]) if options.sample else None
         self.unseen = set(self.sample or ())
         self.left_out: set[str] = set()
         self.checked_at = time.monotonic()
 
     def wants(self, name: str) -> bool:
-        """Whether this case is to be run: with `--list` none is, and those that would be are named."""
+        """Whether this case is to run. With `--list` none runs, and the names of the selected cases
+        are printed."""
         is_wanted = not self.options.only or re.search(self.options.only, name) is not None
         if self.sample is not None:
             self.unseen.discard(name)
@@ -63,7 +66,7 @@ class Checks:
         print(f"{'ok' if is_ok else 'FAILED':6} {self.checked_at - before:5.1f} s  {name}: {measured}", flush=True)
         if not is_ok and output:
             shown = process.tail(output, 15).splitlines()
-            # What one of our own processes died of may stand far above.
+            # The panic of one of Landbridge's processes may be far above the end of the output.
             lines = output.splitlines()
             first = next((number for number, line in enumerate(lines) if "panicked at" in line), None)
             if first is not None:
@@ -86,7 +89,7 @@ class Checks:
 
 
 def arguments(description: str, add=None):
-    """The options of a driver, checked: ends the driver if something it needs is not there."""
+    """Parses and checks the options of a driver; ends the driver if a required file is missing."""
     parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])
     parser.add_argument("--bin", type=Path, default=ROOT / "target" / "release", metavar="DIR")
     parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "venv", metavar="DIR")
@@ -106,7 +109,7 @@ def arguments(description: str, add=None):
 
 
 def add_cases(parser) -> None:
-    """For `arguments`, of drivers that ask `Checks.wants` for each case."""
+    """Further options for `arguments`, of drivers that ask `Checks.wants` for each case."""
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
     parser.add_argument("--list", action="store_true", help="name the cases")
 
@@ -126,7 +129,8 @@ def landbridge_run(options, ranks: int, *words) -> list[str]:
 
 
 def settings(options, mpi: str) -> dict[str, str]:
-    """What `landbridge env --mpi` prints, as an environment for the library's own launcher."""
+    """The settings that `landbridge env --mpi` prints, as an environment for the library's own
+    launcher."""
     words = [str(options.bin / "landbridge"), "env", "--mpi", mpi]
     text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout
     exports = re.findall(r"^export (\w+)=(.*)$", text, re.MULTILINE)
@@ -134,7 +138,8 @@ def settings(options, mpi: str) -> dict[str, str]:
 
 
 def run(options, command, environment=None, limit_s=None) -> process.Finished:
-    """Runs a job to its end. Its environment is ours without settings that would change what is tested."""
+    """Runs a job to its end. Its environment is that of this process without settings that would
+    change what is tested."""
     return process.run(
         [str(word) for word in command],
         limit_s or options.limit,
@@ -145,19 +150,20 @@ def run(options, command, environment=None, limit_s=None) -> process.Finished:
 
 
 def how(finished: process.Finished) -> str:
-    """How a job ended, in a few words."""
+    """A short text about the end of a job."""
     return finished.why or f"exit code {finished.code} after {finished.seconds:.1f} s"
 
 
 def values(output: str, key: str) -> list[str]:
-    """What programs printed as `key: value`, in order."""
+    """The values that programs printed as `key: value`, in order."""
     return re.findall(rf"^{re.escape(key)}: (.*)$", output, re.MULTILINE)
 
 
 def quiet_environment() -> None:
-    """Drivers may themselves run inside a job or with knobs set; what they start must not notice."""
+    """Removes settings from the environment: a driver may run inside a job or with settings, which
+    its jobs must not see."""
     for name in list(os.environ):
         if name.startswith(("LANDBRIDGE_", "FI_", "PMI_", "MPIR_", "OMPI_", "I_MPI_")):
             del os.environ[name]
-    # What is tested is our provider.
+    # The tests are about Landbridge's provider.
     os.environ["LANDBRIDGE_LOCAL"] = "own"

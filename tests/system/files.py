@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Ranks that use files are killed under `landbridge run --recover`: what everybody reads, and what the files hold in the end, is as
-if nobody had been killed; or the job ends with a line that names what cannot come back. Never is it wrong with exit code 0.
+"""Ranks that use files are killed: all reads and the final files are those of an undisturbed run.
 
-A row is one way to use files (programs/files): the table ROWS names them all. Rows that come back are played together, a job for each
-program, because a kill costs more than a row does; others have a job each. Who is killed and when is a function of
-`--seed`. `--all`: more kinds of kills, one and two clusters, from the start and from images; `--apart`: a job for each row. In a lab
-the node of two ranks is lost, and they go on on a spare one, which sees the same files.
+Under `landbridge run --recover` a job either has the results of an undisturbed run, or ends with a
+line that names what cannot be recovered. A job never ends with exit code 0 and a wrong result. A
+row is one way to use files (programs/files); the table ROWS names them all. Rows that recover run
+together, one job for each program, because a kill costs more than a row; other rows have a job
+each. Victims and moments are a function of `--seed`. `--all`: more kinds of kills, one and two
+clusters, from the start and from checkpoints; `--apart`: one job for each row. In a lab the node of
+two ranks is lost, and they are restarted on a spare node, which sees the same files.
 """
 
 import os
@@ -27,25 +29,27 @@ import recovery
 from support import paths, process
 
 RANKS, STEPS = recovery.RANKS, 11
-# On a quiet machine a job takes 8 s, kills and all.
+# On a quiet machine a job takes 8 s with its kills.
 LIMIT_S = 120.0
-# A node that has been silent for 20 s counts as lost; its ranks go on elsewhere when this one is heard again.
+# Seconds: a node that has been silent for 20 s counts as lost; its ranks run elsewhere when the
+# node resumes.
 SILENT_S = 21.5
 SOURCES = common.PROGRAMS / "files"
-# What a job says that ends because something of a rank cannot come back.
-# A rank that only says that it could not be, before anybody is killed, has refused nothing yet.
+# Message of a job that ends because a rank cannot be recovered. A rank that reports before any kill
+# that it is not recoverable has refused nothing yet.
 REFUSAL = (
     r"^landbridge(\[\d+\]: Warn: this process cannot go on|"
     r": .*(cannot come back|cannot be restarted|cannot be started on|is not restarted(?!.*fault of the program)))"
 )
-# A rank that is killed while it holds a lock may be refused (others may have taken the lock since), and one with a file open
-# that has no name any more, of which there is no image.
+# A rank that is killed while it holds a lock may be refused, because others may have taken the lock
+# since. A rank without a checkpoint that has an open file without a name may be refused, too.
 RIGHT, REFUSED, EITHER = "right", "refused", "right or refused"
 
 
 @dataclass
 class Row:
-    """`outcome`: what must become of it. `is_chance`: the order in its files is chance. `shell`: as which the program begins."""
+    """A way to use files. `outcome`: the required result. `is_chance`: the order in the files is
+    random. `shell`: the shell command that starts the program."""
 
     name: str
     program: str
@@ -87,15 +91,16 @@ ROWS = [
 
 @dataclass
 class Case:
-    """One job: these rows, these kills."""
+    """One job: its rows and its kills."""
 
     name: str
     rows: list[Row]
     kind: str
     words: list[str]
     has_images: bool
-    is_lost: bool = False  # the node of two ranks is,
-    is_silent: bool = False  # or it says nothing for so long that it counts as lost, and then goes on
+    is_lost: bool = False  # the node of two ranks is lost
+    # the node is silent for so long that it counts as lost, and then resumes
+    is_silent: bool = False
 
 
 def main() -> int:
@@ -131,7 +136,7 @@ def main() -> int:
 
 
 def possible(cases: list[Case], what: str, needs_it, no_reason) -> list[Case]:
-    """Without those that cannot be tried here, which is said."""
+    """The cases that this machine can run; prints the reason for the others."""
     able = [case for case in cases if not needs_it(case)]
     if len(able) == len(cases) or not (why_not := no_reason()):
         return cases
@@ -140,7 +145,7 @@ def possible(cases: list[Case], what: str, needs_it, no_reason) -> list[Case]:
 
 
 class Programs:
-    """The programs of the rows, compiled once each on the MPI library of the wheels."""
+    """The programs of the rows, each compiled once with the MPI library of the wheels."""
 
     def __init__(self, options, folder: Path):
         self.folder, self.root, self.python = folder, options.venvs / "mpich", common.python(options)
@@ -189,7 +194,8 @@ def every_case(options) -> list[Case]:
         is_seldom = rows[0].outcome != RIGHT
         for has_images in (False, True):
             for place, words in ways:
-                # Without `--all` each group once from the start, and once from images over two clusters.
+                # Without `--all` each group runs once from the start, and once from checkpoints
+                # over two clusters.
                 if not options.all and (bool(words) != has_images or is_seldom and has_images):
                     continue
                 for kind in kinds:
@@ -205,7 +211,7 @@ def every_case(options) -> list[Case]:
 
 
 def groups(options) -> dict[str, list[Row]]:
-    """Rows that are played in one job."""
+    """The rows of each job."""
     found: dict[str, list[Row]] = {}
     for row in ROWS:
         if options.row and row.name not in options.row:
@@ -216,7 +222,7 @@ def groups(options) -> dict[str, list[Row]]:
 
 
 def at(step: int, delay_s: float):
-    """When this step has begun, so much later."""
+    """A condition: `delay_s` seconds have passed since this step began."""
     seen = []
 
     def is_due(output: str) -> bool:
@@ -232,7 +238,8 @@ def of_rank(rank: int):
 
 
 def several(chance) -> list:
-    """Each rank once, two of them at once, and one again while it comes back."""
+    """Kills each rank once, two of them at the same time, and one a second time during its
+    restart."""
     first, second, third, fourth = chance.sample(range(RANKS), RANKS)
     moment = lambda: chance.uniform(0.0, 0.4)  # noqa: E731
     kills = [(at(2, moment()), first), (chance.uniform(0.15, 0.5), first), (at(5, moment()), second), (0.0, third)]
@@ -246,7 +253,8 @@ KINDS = {"rank 0": of_rank(0), "rank 1": of_rank(1), "several": several}
 
 
 def play(options, programs: Programs, case: Case, kills, *words):
-    """Exit code, all output, and what the files hold in the end. `kills`: of ranks, or a moment at which a node is lost."""
+    """Exit code, all output, and the final content of the files. `kills` are those of ranks, or a
+    moment at which a node is lost."""
     with tempfile.TemporaryDirectory(dir=programs.folder) as folder:
         program = [*programs.command(case.rows[0].program), folder, str(STEPS), ",".join(row.name for row in case.rows)]
         if shell := case.rows[0].shell:
@@ -260,7 +268,7 @@ def play(options, programs: Programs, case: Case, kills, *words):
 
 
 def alone(options, programs: Programs, case: Case):
-    """The counts and the files of a job of which nobody is killed."""
+    """The counts and the files of an undisturbed job."""
     code, output, files = play(options, programs, case, [])
     found = counts(output)
     if code or wrong_rows(case, found, found):
@@ -269,7 +277,8 @@ def alone(options, programs: Programs, case: Case):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """By name in the folder: what a file holds, or where a link leads, without the folder's own name."""
+    """The content of each file, by its name in the folder; of a link its target without the
+    folder's own name."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -280,7 +289,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def counts(output: str) -> dict[tuple[str, int], str]:
-    """What each rank counted, by row and rank; what is told twice is marked."""
+    """The count of each rank in each row; a count that was printed twice is marked."""
     found: dict[tuple[str, int], str] = {}
     for row, rank, what in re.findall(r"^row (\S+) rank (\d+): (.*)$", output, re.M):
         found[row, int(rank)] = "told twice" if (row, int(rank)) in found else what
@@ -288,7 +297,7 @@ def counts(output: str) -> dict[tuple[str, int], str]:
 
 
 def wrong_rows(case: Case, found, wanted) -> list[str]:
-    """Rows whose counts are not those of an undisturbed run, or that found anything wrong."""
+    """Rows whose counts differ from those of an undisturbed run, or that report an error."""
     wrong = []
     for row in case.rows:
         own = [found.get((row.name, rank), "nothing told") for rank in range(RANKS)]
@@ -299,7 +308,8 @@ def wrong_rows(case: Case, found, wanted) -> list[str]:
 
 
 def other_files(case: Case, files, wanted) -> list[str]:
-    """Rows whose files are not those of an undisturbed run. Where the order is chance, their lengths are compared."""
+    """Rows whose files differ from those of an undisturbed run. Where the order is random, only
+    their lengths are compared."""
     wrong = []
     for row in case.rows:
         parts = [{name: what for name, what in all_of.items() if name.startswith(row.name + ".")} for all_of in (files, wanted)]
@@ -311,7 +321,7 @@ def other_files(case: Case, files, wanted) -> list[str]:
 
 
 def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
-    # Of the name, so that a case is the same one with `--only`.
+    # The seed includes the name, so a case is the same one with `--only`.
     chance = random.Random(f"{options.seed} {case.name}")
     kills = chance.uniform(0.0, 0.8) if case.is_lost else KINDS[case.kind](chance)
     words = list(case.words)
@@ -327,13 +337,14 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     return measured
 
 
-# A kill in the middle of making a file or folder that others may make or remove as well (a lock, say): who did cannot be told. That is
-# a refusal, and must be rare.
+# A kill while a rank creates a file or folder that others may create or remove as well (a lock,
+# say): nothing shows which rank did. Such a job is refused, which must be rare.
 CANNOT_TELL = r"killed within its (open|change of a name) .* cannot be told"
 
 
 def may_refuse(case: Case, measured: str) -> bool:
-    """Rows that are refused; and another process id, which MPICH's library for files sends to others, is found on another node."""
+    """Whether the job may refuse: rows that are refused, and rows of MPI-IO on another node, where
+    MPICH's library sends another process id to other ranks."""
     cannot_tell = re.search(CANNOT_TELL, measured)
     return case.rows[0].outcome != RIGHT or bool(cannot_tell) or case.is_lost and case.rows[0].program == "mpiio"
 

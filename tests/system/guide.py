@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The commands of docs/GUIDE.md do what a reader expects: every `sh` block runs, in order, in one shell.
+"""Runs the commands of docs/GUIDE.md: every `sh` block, in order, in one shell.
 
-The blocks run in one bash with `set -eu -o pipefail`, from the root of the clone, with no terminal and an empty standard input;
-each block has `--limit` seconds. A block fails if one of its commands fails. Later blocks use what earlier ones have made, so
-none runs after a block that has failed. Blocks that use a lab are skipped where no lab can be built. Nothing of `build/guide`
-stays; what was there before is there again.
+The blocks run in one bash with `set -eu -o pipefail`, from the root of the clone, without a
+terminal and with empty standard input; each block has `--limit` seconds. A block fails if one of
+its commands fails. Later blocks use what earlier ones have made, so none runs after a block that
+has failed. Blocks that use a lab are skipped where no lab can be built. The directory `build/guide`
+is removed at the end; one that was there before is restored.
 """
 
 import os
@@ -27,7 +28,7 @@ LAB_WORDS = "landbridge lab"
 
 @dataclass
 class Block:
-    """A block of the guide: the line of its first command, the heading above it, and its commands."""
+    """A block of the guide: the line of its first command, the heading above, the commands."""
 
     line: int
     heading: str
@@ -51,10 +52,10 @@ def main() -> int:
     checks = common.Checks(options)
     blocks = blocks_of(GUIDE.read_text())
     left_out = 0
-    if any(LAB_WORDS in block.commands for block in blocks) and (why_not := lab.why_not(options.bin / "landbridge", LAB_FILE)):
-        print(f"no lab can be built here: {why_not}")
-        for block in [block for block in blocks if LAB_WORDS in block.commands]:
-            print(f"skipped: {block.name}")
+    in_labs = [block for block in blocks if LAB_WORDS in block.commands]
+    if in_labs and (why_not := lab.why_not(options.bin / "landbridge", LAB_FILE)):
+        for block in in_labs:
+            print(f"skipped: {block.name}: no lab can be built here: {why_not}")
             blocks.remove(block)
             left_out += 1
     before = MADE.with_name(f"guide-before-{time.time_ns()}")
@@ -110,12 +111,14 @@ class Walk:
         self.marks.touch()
         self.began_at = time.monotonic()
         limit_s = self.checks.options.limit * (len(self.blocks) + 1)
-        finished = process.run(["bash", str(script)], limit_s, cwd=common.ROOT, stalled=self.is_late)
+        command = ["bash", str(script)]
+        finished = process.run(command, limit_s, cwd=common.ROOT, stalled=self.is_late)
         self.report()
         if self.ended < len(self.blocks):
             why = "time limit" if finished.why else common.how(finished)
-            output = self.output(self.ended).read_text(errors="replace") if self.output(self.ended).exists() else finished.output
-            self.checks.check(self.blocks[self.ended].name, False, why, output)
+            output = self.output(self.ended)
+            text = output.read_text(errors="replace") if output.exists() else finished.output
+            self.checks.check(self.blocks[self.ended].name, False, why, text)
             for block in self.blocks[self.ended + 1 :]:
                 print(f"not run: {block.name}")
 
@@ -123,7 +126,7 @@ class Walk:
         return self.folder / f"{number}.out"
 
     def is_late(self) -> bool:
-        """Whether the present block has used up its time. Reports the blocks that have ended meanwhile."""
+        """Whether the present block has used up its time. Reports the blocks that have ended."""
         self.report()
         return time.monotonic() - self.began_at > self.checks.options.limit
 
@@ -136,7 +139,7 @@ class Walk:
 
 
 def shown(commands: str) -> str:
-    """The first command of a block that runs a program of ours, or else the first one."""
+    """The first line of a block that runs Landbridge, or else its first line."""
     lines = [line.strip() for line in commands.splitlines()]
     first = next((line for line in lines if "landbridge " in line), lines[0])
     return first[:70]

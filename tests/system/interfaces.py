@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Hosts with interfaces that lead nowhere: a bridge of containers, alike on every host; a VPN with the default route; a first
-interface without a network. A job neither hangs nor starts late, and its bytes are right.
+"""Hosts with interfaces that lead nowhere: a job is correct and starts without delay.
 
-The lab is labs/two-rails.toml, with what is added to its first two hosts. Times are medians of runs in turns, with and without;
-what leads nowhere may cost SLACK_S.
+The interfaces are a bridge of containers, alike on every host; a VPN with the default route; a
+first interface without a network. The lab is labs/two-rails.toml, with these interfaces on its
+first two hosts. Times are medians of alternating runs with and without the interface, which may
+cost SLACK_S.
 """
 
 import re
@@ -17,13 +18,14 @@ import network
 from support import lab, process
 
 HOSTS = ["near-1", "near-2"]
-# As a container engine leaves it: the same address everywhere, and something on it, so that it has a carrier.
+# A bridge as a container engine leaves it: the same address on every host, and a device on it, so
+# that the bridge has a carrier.
 BRIDGE = """
 ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0
 ip link add vethc type veth peer name vethp; ip link set vethp master docker0
 ip link set vethc up; ip link set vethp up; ip link set docker0 up
 """
-# Without ARP every packet goes out, and nobody takes it.
+# Without ARP every packet is sent, and none is received.
 VPN = """
 ip link add tun0 type veth peer name tun1; ip link set tun0 arp off
 ip address add 10.8.0.$((11 + $1))/24 dev tun0; ip link set tun1 up; ip link set tun0 up
@@ -31,11 +33,12 @@ ip route replace default dev tun0
 """
 PLAIN, BRIDGES, VPNS, FIRST = "nothing", "a bridge alike on all hosts", "a VPN", "the first interface"
 ADDED = {PLAIN: "", BRIDGES: BRIDGE, VPNS: VPN, FIRST: ""}
-# In the lab file: the first rail is up, has addresses and the default route, and carries nothing.
+# A change of the lab file: the first rail is up, has addresses and the default route, and carries
+# nothing.
 DEAD_RAIL = ('delay = "50 us" }   # of each rail', 'delay = "50 us", down = true }\nrail.1 = { down = false }')
 RUNS = 3
-# A call to an address where nobody answers lasts half a second, and Open MPI meets its peers with two endpoints, one after the
-# other.
+# Seconds: a dial to an address without a host lasts half a second, and Open MPI meets its peers
+# with two endpoints, one after the other.
 SLACK_S = 1.4
 TURNS = ["--turns", "3", "--largest", "70000"]
 
@@ -59,7 +62,7 @@ def main() -> int:
 
 
 def compare(checks, name: str, program, places: list[str], dead_rail: Path) -> None:
-    """The same job at all places, in turns."""
+    """Runs the same job at all places, in turns."""
     if not checks.wants(name):
         return
     seconds = {place: [] for place in places}
@@ -80,14 +83,14 @@ def compare(checks, name: str, program, places: list[str], dead_rail: Path) -> N
 
 
 def run(options, job, added: str, file: Path) -> process.Finished:
-    """In a lab of `file`, with `added` done on its hosts."""
+    """Runs a job in a lab of `file`, after the commands `added` on its hosts."""
     (command, environment) = job
     on = f"{options.bin / 'landbridge'} lab on"
     prepare = "".join(f"{on} {host} -- bash -ec '{added}' bash {number}\n" for number, host in enumerate(HOSTS))
     script = f'set -e\n{prepare if added else ""}echo "began: $EPOCHREALTIME"\n"$@"\necho "ended: $EPOCHREALTIME"'
     inside = ["bash", "-c", script, "bash", *command]
     with tempfile.TemporaryDirectory() as scratch:
-        # Process numbers are the same in every lab, and Open MPI names its sockets by them.
+        # Process ids are the same in every lab, and Open MPI names its sockets by them.
         words = [*network.lab_run(options, "interfaces", file), *inside]
         return common.run(options, words, environment | {"TMPDIR": scratch})
 
@@ -98,7 +101,8 @@ def mpich(options):
 
 
 def open_mpi(options):
-    """Under its own launcher: nobody tells a rank by which address it is known."""
+    """A job under Open MPI's own launcher: ranks get no address advertisement from Landbridge's
+    launcher."""
     root = ["--allow-run-as-root", "--bind-to", "none", *lab.daemons("lan1")]
     own = [str(options.venvs / "ompi" / "bin" / "mpirun"), *root, "--host", ",".join(HOSTS), "-n", "2"]
     environment = common.settings(options, "openmpi") | lab.agent_environment(options.bin / "landbridge")

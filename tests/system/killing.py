@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A rank is killed with SIGKILL in the middle of a job: the others end, somebody says why, nothing is left behind.
+"""A rank is killed with SIGKILL in the middle of a job: the job ends and leaves nothing behind.
 
-Or it calls _exit(0) before a barrier: it is named, and not the rank that notices."""
+The other ranks end, and a message names the cause. Or a rank calls _exit(0) before a barrier: the
+message names that rank, and not the rank that notices."""
 
 import contextlib
 import os
@@ -18,9 +19,10 @@ from support import process
 RANKS = 4
 VICTIM = 2
 START_LIMIT_S = 30.0
-# From the kill until the whole job has ended. The launcher gives ranks a moment to end by themselves.
+# Seconds from the kill until the whole job has ended. The launcher gives ranks a moment to end by
+# themselves.
 END_LIMIT_S = 15.0
-# Until ranks that nobody tells know that one is gone; they should within a second.
+# Seconds until ranks notice a lost rank without a notification; they should within a second.
 FIND_OUT_LIMIT_S = 6.0
 
 
@@ -49,7 +51,7 @@ def main() -> int:
     return checks.end()
 
 
-# Of several ranks, the second ends without a word while the others go on.
+# Of several ranks, the second ends without MPI_Finalize while the others continue.
 QUITS = """from mpi4py import MPI; import os; c = MPI.COMM_WORLD; c.barrier()
 if c.rank == 1: os._exit(0)
 c.barrier()"""
@@ -74,7 +76,7 @@ def quits(checks, options, library, places) -> None:
 
 
 def forgotten(checks, command) -> None:
-    """Launcher and agents are killed at once, so nobody is left to clean up: the next job does."""
+    """Launcher and agents are killed at once, so the next job must delete their files."""
     name = "launcher and agents are killed"
     if not checks.wants(name):
         return
@@ -85,7 +87,7 @@ def forgotten(checks, command) -> None:
     own = mpich_files(ranks)
     agents = [pid for pid in process.descendants() if b"\0agent\0" in command_line(pid)]
     for pid in [job.pid, *agents]:
-        # They end as those above them do; whoever is quicker is none.
+        # Agents end when their launcher does, maybe before the kill.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     job.wait()
@@ -109,7 +111,8 @@ def command_line(pid: int) -> bytes:
 
 
 def kill(checks, name, command, environment, is_ours, is_asleep=False):
-    """`is_asleep`: the launcher does nothing until the other ranks have ended by themselves."""
+    """Kills a rank. `is_asleep`: the launcher is stopped until the other ranks have ended by
+    themselves."""
     if not checks.wants(name):
         return
     files, sockets = shared_files(), socket_names()
@@ -146,13 +149,14 @@ def kill(checks, name, command, environment, is_ours, is_asleep=False):
     judge(checks, name, job, output.decode(errors="replace"), seconds, left, is_ours, not is_asleep)
     leftovers(checks, name, files, sockets, is_ours)
     if not is_ours:
-        # MPICH's own launcher leaves them behind.
+        # MPICH's own launcher leaves its files behind.
         for file in shared_files() & own:
             Path("/dev/shm", file).unlink(missing_ok=True)
 
 
 def mpich_files(ranks) -> set[str]:
-    """Those that these ranks have mapped: neighbours have such files as well."""
+    """The files that these ranks have mapped: other jobs on this machine have such files as
+    well."""
     return set(re.findall(r"/dev/shm/(mpich_\w+)", "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)))
 
 
@@ -169,7 +173,7 @@ def find_ranks(job, output):
 
 
 def wait_for_ranks(ranks):
-    """Seconds until all have ended; None if they do not."""
+    """Seconds until all ranks have ended; None if they do not."""
     started = time.monotonic()
     while time.monotonic() < started + FIND_OUT_LIMIT_S:
         if not set(ranks) & set(process.descendants()):
@@ -191,7 +195,8 @@ def wait_for_end(job, output):
 
 
 def wait_until_alone():
-    """A launcher may end a moment before the last of its processes."""
+    """Waits until no descendant is left: a launcher may end a moment before the last of its
+    processes."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline and process.descendants():
         time.sleep(0.02)
@@ -202,7 +207,8 @@ def read(job, output):
 
 
 def judge(checks, name, job, output, seconds, left, is_ours, is_awake):
-    """A launcher that was asleep may not pass on what ranks said before they ended."""
+    """Checks the end of a job. A launcher that was stopped may not pass on the last output of
+    ranks."""
     if seconds is None:
         checks.check(f"{name}: ends", False, f"still runs after {END_LIMIT_S} s", output)
         return
@@ -216,12 +222,12 @@ def judge(checks, name, job, output, seconds, left, is_ours, is_awake):
     checks.check(f"{name}: no process is left", not left, f"{len(left)} left")
 
 
-# Under another launcher it is the library that ends the others, with the error of the connection.
+# Under another launcher the MPI library ends the other ranks, with the error of the connection.
 CAUSE = r"killed|signal 9|SIGKILL|reset by peer"
 
 
 def leftovers(checks, name, files, sockets, is_ours):
-    """New files in /dev/shm and listening or abstract sockets of ours, compared with before."""
+    """Checks for new files in /dev/shm and new listening or abstract sockets of this project."""
     kinds = ("mpich", "landbridge") if is_ours else ("landbridge",)
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline and (new_files(files, kinds) or socket_names() - sockets):
@@ -233,12 +239,14 @@ def leftovers(checks, name, files, sockets, is_ours):
 
 
 def new_files(before: set[str], kinds: tuple[str, ...]) -> list[str]:
-    """Our launcher removes what MPICH leaves behind as well; MPICH's own launcher does not."""
+    """New files of these kinds. Landbridge's launcher removes the files that MPICH leaves behind as
+    well; MPICH's own launcher does not."""
     return sorted(name for name in shared_files() - before if name.startswith(kinds))
 
 
 def shared_files() -> set[str]:
-    """Of this machine's jobs those that began while we looked are ours or a neighbour's: only MPICH's and ours count."""
+    """Files of MPICH and of this project; other files that appear meanwhile belong to other jobs on
+    this machine."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "landbridge"))}
 
 

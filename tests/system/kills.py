@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Programs of every kind whose ranks are killed at random moments, from the start and from images, in one cluster and in two, and
-while the network between these loses, damages, reorders and is cut: each must say what it says when nobody is killed.
+"""Programs of every kind whose ranks are killed at random moments: the output must be unaffected.
 
-Who is killed and when is a function of `--seed`. `--all`: each kind of kills apart, each pattern of the benchmark apart, more kinds
-of networks. `--list` names the cases. Images need CRIU, networks a lab; without them those cases are left out, which is said.
+Ranks restart from the start of the program and from checkpoints, in one cluster and in two, and
+while the network between clusters loses, corrupts and reorders packets and is cut. Victims and
+moments are a function of `--seed`. `--all`: each kind of kills separately, each pattern of the
+benchmark separately, more kinds of networks. `--list` names the cases. Checkpoints need CRIU,
+networks a lab; without them the cases are skipped with a message.
 """
 
 import os
@@ -25,23 +27,27 @@ from support import paths, process
 RANKS = recovery.RANKS
 SOAK = common.ROOT / "crates" / "lab" / "src" / "soak"
 PATTERNS = ["Sendrecv", "Allreduce", "Alltoall"]
-# The same numbers of repetitions every time, whatever the clock says.
+# The number of repetitions must not depend on the clock.
 BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-msglog", "0:7", "-iter_policy", "off", "-time", "1000"]
-# Some seconds each on one machine, longer than a storm; over a line of 5 ms that loses packets far less of it.
+# Some seconds each on one machine, longer than a storm; over a lossy link with 5 ms far fewer
+# repetitions.
 MESSAGES, STEPS, REPEATS = 1000, 12_000, 1800
-# What a run takes at most, kills and all. Images every second are much on a machine that is busy.
+# Largest number of seconds of a run with kills. A checkpoint every second is a heavy load on a busy
+# machine.
 LIMIT_S = 150.0
-# Both ways of the wide-area link, and the file with it: its gateways let UDP in.
+# Both directions of the wide-area link, and the lab file that has the link: its gateways let UDP
+# in.
 LINK, LAB = "near-far", common.ROOT / "labs" / "two-rails.toml"
 BAD = ["--loss 1%", "--corrupt 1%", "--repair-checksums true", "--reorder 5%", "--reorder-by 1ms"]
 CUT_S = 3.0
-# A restored process comes from its image in less.
+# A process is restored from a checkpoint in less time.
 IMAGE_EVERY_S = checkpoint.EVERY_S
 
 
 @dataclass
 class Program:
-    """`expected`: out of its output and its folder, what must be as in an undisturbed run, and what is wrong with it in itself."""
+    """A program. `expected` extracts from the output and the folder what must equal that of an
+    undisturbed run, and returns it with a description of any error."""
 
     name: str
     words: list[str]
@@ -56,7 +62,7 @@ class Case:
     kind: str
     words: list[str]
     has_images: bool
-    # Of the network; None: it is no lab.
+    # Kind of network; None: the case needs no lab.
     network: str | None = None
 
 
@@ -101,7 +107,7 @@ def every_case(options) -> list[Case]:
     for number, program in enumerate(bad):
         for place, (line, words) in enumerate(LINES.items()):
             for has_images in (False, True):
-                # Of the rest one of each.
+                # One case of each other kind.
                 if options.all or (number, place, has_images) in ((0, 1, True), (1, 0, False)):
                     start = "from images" if has_images else "from the start"
                     name = f"{program.name}, a bad network{line}, {start}"
@@ -117,7 +123,7 @@ LINES = {
 
 
 def possible(options, cases: list[Case]) -> list[Case]:
-    """Without those that cannot be tried here, which is said."""
+    """The cases that this machine can run; prints the reason for the others."""
     reasons = {
         (True, False): lambda: checkpoint.no_criu(options.criu),
         (False, True): lambda: network.no_lab(options),
@@ -135,7 +141,8 @@ def possible(options, cases: list[Case]) -> list[Case]:
 
 
 def heat(options, steps: int = STEPS) -> Program:
-    """Its answer, bit for bit, is in the picture; it also computes alone and compares."""
+    """The picture contains the result bit for bit; the program also computes it without MPI and
+    compares."""
     picture = options.folder / "heat.png"
     words = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--picture", str(picture)]
     words += ["--size", "192", "--steps", str(steps)]
@@ -151,13 +158,13 @@ def heat(options, steps: int = STEPS) -> Program:
 
 
 def wildcards(options, messages: int = MESSAGES) -> Program:
-    """Wildcards, probes, Waitany: the order is chance, and must be the same for all who saw it."""
+    """Wildcards, probes, Waitany: the order is random, and all ranks must report the same one."""
     words = [common.python(options), str(SOAK / "wildcards.py"), "--rounds", str(messages)]
 
     def expected(lines):
         heard = placed(lines, "heard")
         is_one = heard == placed(lines, "place") and [place for place, _ in heard] == list(range(messages * (RANKS - 1)))
-        # Who sent what is the same in any order.
+        # The set of messages does not depend on the order.
         return sorted(what for _, what in heard), "" if is_one else "not one history"
 
     return Program("wildcards and probes", words, expected, {})
@@ -169,7 +176,8 @@ def placed(lines, word: str) -> list[tuple[int, str]]:
 
 
 def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
-    """IMB-MPI1, on MPICH, for both have the same binary interface. Its times differ; lengths and repetitions may not."""
+    """IMB-MPI1 on MPICH, which has the same binary interface. Its times differ; lengths and
+    repetitions may not."""
     words = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *patterns, *BENCHMARK_BOUNDS, "-iter", str(repeats // len(patterns))]
 
     def expected(lines):
@@ -183,7 +191,7 @@ def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
 
 
 def alone(options, program: Program):
-    """What it tells when nobody is killed."""
+    """The expected values of an undisturbed run."""
     code, lines, output = recovery.job(options, program.words, [], environment=program.environment)
     told, wrong = program.expected(lines)
     if code or wrong:
@@ -215,7 +223,7 @@ def again(chance) -> list[tuple[float, int]]:
 
 
 def storm(chance) -> list[tuple[float, int]]:
-    """All of it."""
+    """All kinds of kills in one case."""
     first, second, *others = chance.sample(range(RANKS), RANKS)
     return [
         (chance.uniform(0.0, 0.8), first),
@@ -231,7 +239,7 @@ KINDS = {"one by one": one_by_one, "several at once": several, "again while they
 
 
 def check(checks, options, case: Case, undisturbed) -> None:
-    # Of the name, so that a case is the same one with `--only`.
+    # The seed includes the name, so a case is the same one with `--only`.
     chance = random.Random(f"{options.seed} {case.name}")
     kills = KINDS[case.kind](chance)
     first = checkpoint.FIRST_S if case.has_images else recovery.START_S
@@ -249,16 +257,18 @@ def check(checks, options, case: Case, undisturbed) -> None:
     is_same = told == undisturbed and not wrong
     measured = f"exit code {code}, {'the same' if is_same else wrong or 'not the same'}, {starts} restarts"
     measured += f", {images} from images" if case.has_images else ""
-    # A kill may hit the process that CRIU is just making: then that is made once more, and the rank is said to be back once.
+    # A kill may hit the process that CRIU is restoring: then the restore is repeated, and the
+    # output has only one line about the restart.
     within = len(re.findall(r"is tried once more: .*killed by signal 9", output))
     measured += f", {within} kills within a restore" if within else ""
-    # The first kill may come before there is an image of that rank on a busy machine.
+    # On a busy machine the first kill may come before that rank has a checkpoint.
     is_met = starts + within == len(kills) and (images >= len(kills) - 2 if case.has_images else not images)
     checks.check(case.name, code == 0 and is_same and is_met, measured, output)
 
 
 def in_a_bad_network(options, case: Case, kills, words):
-    """As `recovery.job`, on the gateways of a lab whose wide-area link is bad all the time, and is cut from the second kill on."""
+    """Runs `recovery.job` on the gateways of a lab whose wide-area link is bad all the time and is
+    cut from the second kill on."""
     lab = f"kills-{os.getpid()}"
     running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", f"{LIMIT_S:.0f}", *words), *case.program.words]
     command = [*network.lab_run(options, lab, LAB), sys.executable, str(common.PROGRAMS / "on_gateways.py"), *running]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Every stock MPI library, under our launcher and under its own, on our provider.
+"""Every stock MPI library, under Landbridge's launcher and under its own, on Landbridge's provider.
 
-Each job says hello, sends to and fro, reduces, and puts and fetches in the memory of others; and it is looked up in the
-provider's own messages that it was this provider which carried it. `--repeat N` runs Intel MPI N times more,
-since its end is where ranks part company in haste.
+Each job says hello, sends messages in both directions, reduces, and accesses remote memory; the
+provider's own log messages show that this provider carried the data. `--repeat N` runs Intel MPI N
+more times, because its ranks end without waiting for each other.
 """
 
 import os
@@ -51,7 +51,8 @@ WINDOWS = str(common.PROGRAMS / "windows.py")
 
 
 def windows(checks):
-    """Who shares memory by the library itself: the ranks of a node, if each has a core, and never those of two clusters."""
+    """Which ranks share memory by the MPI library itself: the ranks of a node if each has a core,
+    and never those of two clusters."""
     options, cores = checks.options, len(os.sched_getaffinity(0))
     library, two = ("--set", "local=library"), ("--clusters", "2")
     cases = [
@@ -65,7 +66,7 @@ def windows(checks):
         if not checks.wants(f"windows, MPICH, {name}"):
             continue
         command = [*common.landbridge_run(options, ranks, *words), common.python(options, "mpich"), WINDOWS]
-        # Empty: what a user has who says nothing.
+        # Empty: the setting of a user who sets nothing.
         finished = common.run(options, command, {"LANDBRIDGE_LOCAL": ""})
         told = sorted(common.values(finished.output, "shared"))
         wanted = [f"{rank},{','.join(map(str, neighbours_of(rank, neighbours)))}" for rank in range(ranks)]
@@ -79,7 +80,7 @@ def neighbours_of(rank: int, count: int) -> range:
 
 
 def intel_windows(checks):
-    """Intel MPI has windows over any fabric; over `shm:ofi` it goes by the name of the host."""
+    """Intel MPI has shared windows over any fabric; over `shm:ofi` it uses the name of the host."""
     options = checks.options
     for name, ranks, words in [("one cluster", 2, ()), ("two clusters", 4, ("--clusters", "2", "--set", "local=library"))]:
         if not checks.wants(f"windows, Intel MPI, {name}"):
@@ -104,7 +105,7 @@ def intel(checks, ranks):
     two = common.landbridge_run(options, ranks, "--clusters", "2")
     job(checks, f"Intel MPI, landbridge run, two clusters, {ranks}", [*two, *program], root)
     own = [options.venvs / "impi" / "bin" / "mpirun", "-n", ranks, *program]
-    # As its vars.sh would have it.
+    # The variables that Intel MPI's vars.sh sets.
     root["PATH"] = f"{options.venvs / 'impi' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     root["I_MPI_HYDRA_BOOTSTRAP"] = "fork"
     job(checks, f"Intel MPI, mpirun, {ranks}", own, root | common.settings(options, "impi"))
@@ -121,7 +122,7 @@ def open_mpi(checks, ranks):
 
 
 def debian_open_mpi(checks, ranks):
-    """Built here: the distribution has no mpi4py for every Python."""
+    """The test program is compiled here: the distribution has no mpi4py for every Python."""
     name = f"Open MPI of the distribution, mpirun, {ranks}"
     if not checks.wants(name):
         return
@@ -141,7 +142,7 @@ def debian_open_mpi(checks, ranks):
 
 
 def job(checks, name, command, environment=None):
-    """Runs it, and finds out which processes our provider served."""
+    """Runs a job, and determines which processes Landbridge's provider served."""
     if not checks.wants(name):
         return
     ranks = int(re.search(r"(\d+)$", name)[1])
@@ -168,7 +169,7 @@ def complaints(output: str) -> list[str]:
 
 
 def partings(checks):
-    """The end of a job, again and again: nobody may take a peer that leaves for one that is lost."""
+    """Repeats the end of a job: no rank may take a peer that has ended for a lost one."""
     options = checks.options
     for path in ("tcp", "shm,tcp"):
         name = f"Intel MPI parts in peace, {path}"

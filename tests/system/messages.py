@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random messages and one-sided operations, every one of them checked, over every kind of path.
 
-Each job takes seconds; a seed repeats it: `--seed N`, and `--only` with the name of a check. The flood also
-bounds the memory that messages nobody has asked for may take in the receiver.
+Each job takes seconds. A seed repeats it: `--seed N`, and `--only` with the name of a check. The
+flood also bounds the receiver's memory for unexpected messages.
 """
 
 import sys
@@ -20,7 +20,7 @@ SIZES = [2, 4, 8]
 ROUNDS = 4
 # Eager credit between two ranks of a small job, as in the protocol's limits.
 WINDOW_KIB = 2048
-# What the library and our own records take for each message that waits, generously.
+# A generous bound of the memory for each waiting message, in the library and in the provider.
 RECORD_BYTES = 400
 SLACK_KIB = 4096
 FLOOD_MESSAGES = 20_000
@@ -58,7 +58,7 @@ def rma(checks, title, command, environment, ranks):
 
 
 def program(checks, title, command, environment, name):
-    """A program that checks itself and says at the end how much it did."""
+    """Runs a program that checks itself and prints the number of its operations."""
     numbers = [str(checks.options.seed), str(checks.options.rounds)]
     words = [*command, str(common.PROGRAMS / name), *numbers]
     finished = common.run(checks.options, words, environment)
@@ -68,7 +68,8 @@ def program(checks, title, command, environment, name):
 
 
 def flood(checks, title, command, environment, ranks):
-    """Far more than the credit, of lengths that go out at once and that do not, and empty ones."""
+    """Sends far more than the credit: lengths that are sent at once, lengths that are not, and
+    empty messages."""
     for size in (0, 16_384, 40_000):
         messages = FLOOD_MESSAGES // (ranks - 1)
         words = [*command, str(common.PROGRAMS / "flood.py"), str(messages), str(size)]

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Unmodified programs in a lab whose network loses, damages and reorders packets, and whose links, interfaces and relays fail.
+"""Unmodified programs in a lab with packet loss, corruption and reordering, and with failing links.
 
-The lab is labs/two-rails.toml: two hosts with two rails, and a second cluster behind a wide-area link. Each case is one
-job of one program that checks every byte it receives (or its whole answer); the faults come while it runs. `--only REGEX`
-chooses cases, `--list` names them. `landbridge lab soak` does the same at random.
+Links, interfaces and relays fail while a program runs. The lab is labs/two-rails.toml: two hosts
+with two rails, and a second cluster behind a wide-area link. Each case is one job of one program
+that checks every byte it receives (or its whole result). `--only REGEX` chooses cases, `--list`
+names them. `landbridge lab soak` injects such faults at random.
 """
 
 import os
@@ -19,16 +20,16 @@ import common
 from support import lab, process
 
 LAB_FILE = lab.LABS / "two-rails.toml"
-# What the near cluster accepts from outside in one case: the port of its relay, TCP alone.
+# Inbound ports of the near cluster in one case: the port of its relay, TCP alone.
 NO_UDP = ('name = "near"', 'name = "near"\ninbound = [7711]')
 SUMS = common.ROOT / "crates" / "lab" / "src" / "soak" / "sums.py"
 HEAT = common.ROOT / "examples" / "heat.py"
-# For so long the program exchanges messages, and for so long most faults last.
+# Seconds for which the program exchanges messages, and seconds for which most faults last.
 RUN_S, HEAL_S = 8.0, 6.5
-# A program that always has a path to every peer ends this long after RUN_S at the latest.
+# A program that always has a path to every peer ends this many seconds after RUN_S at the latest.
 SLACK_S = 6.0
 START_LIMIT_S = 30.0
-# Nothing takes a third of it when all goes well.
+# No undisturbed job takes a third of this time.
 JOB_LIMIT_S = 75.0
 POLL_S = 0.01
 
@@ -48,7 +49,7 @@ def down(host: str, device: str, start: float, end: float | None = None) -> Even
     return events if end is None else [*events, (end, f"interface . {host} {device} up")]
 
 
-# Seconds after all ranks have met, and what then happens to the lab.
+# Seconds after all ranks have met, and the change of the lab at that time.
 RAIL_FAULTS: dict[str, Events] = {
     "1 % loss": on_rails("--loss 1%"),
     "5 % loss": on_rails("--loss 5%"),
@@ -65,18 +66,20 @@ RAIL_FAULTS: dict[str, Events] = {
     "second rail down for good": down("near-2", "lan1", 1.0),
     "one rail at a tenth": [(0, "link . near-LAN1 --rate 100Mbit/s")],
 }
-# Packets larger than this vanish, and nobody is told. Of what is left a datagram of ours has 28 bytes less.
+# Larger packets vanish without a notification. Of the remaining size, 28 bytes are headers of a
+# datagram.
 SMALL = 1280
 SHRINKS: Events = [(2.0, f"link . near-LAN{rail} --mtu {SMALL}") for rail in (0, 1)]
 SIZED = r"(?s)udp to \S+: datagrams of 12\d\d bytes.*^done: [1-9]"
 RATE = 'delay = "50 us" }   # of each rail'
-# Nothing leads to the second host any more.
+# The second host becomes unreachable.
 CUT_OFF: Events = down("near-2", "lan0", 1.0) + down("near-2", "lan1", 1.0)
-# The first host is deaf to the second over UDP, whatever goes the other way; so long after all ranks have met.
+# The first host drops UDP packets from the second, and UDP works in the other direction; seconds
+# after all ranks have met.
 DEAF_S = 2.0
 DEAF = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; " \
     "add rule inet deaf in ip saddr 10.1.0.0/23 meta l4proto udp drop"
-# Once more with `udp=on`.
+# Faults that are also tested with `udp=on`.
 OVER_UDP = ["5 % loss", "corruption", "reordering", "duplication", "interfaces down and up", "first rail down for good"]
 WAN_FAULTS: dict[str, Events] = {
     "wide-area link cut for 20 s": [(1.0, "link . near-far --down"), (21.0, "link . near-far --up")],
@@ -86,7 +89,7 @@ WAN_FAULTS: dict[str, Events] = {
         (HEAL_S, "link . near-far --restore"),
     ],
 }
-# Once more with `wan_udp=on`, and what the job says of it at the end.
+# Faults that are also tested with `wan_udp=on`, and the job's message at the end.
 WAN_OVER_UDP: dict[str, Events] = {
     "wide-area link cut for 8 s": [(1.0, "link . near-far --down"), (9.0, "link . near-far --up")],
     "1 % loss on the wide-area link": WAN_FAULTS["1 % loss on the wide-area link"],
@@ -100,13 +103,14 @@ class Case:
     command: list[str]
     environment: dict[str, str]
     events: Events
-    # What the program prints when it has done everything right.
+    # What the program prints when its result is right.
     proof: str
-    # Seconds between the meeting of all ranks and the end; None if all paths may be down for a while.
+    # Seconds between the meeting of all ranks and the end; None if all paths may be down for a
+    # while.
     within_s: float | None = None
-    # What it prints when all ranks have met; None: faults begin before the program does.
+    # What the program prints when all ranks have met; None: faults begin before the program does.
     started: str | None = "started"
-    # It is to end with an error.
+    # Whether the program must end with an error.
     fails: bool = False
     lab: Path = LAB_FILE
 
@@ -138,7 +142,7 @@ def add_options(parser):
 def every_case(options, folder: Path) -> list[Case]:
     cases = []
     for fault, events in RAIL_FAULTS.items():
-        # Open MPI's own daemons talk over the second rail, and do not check what arrives.
+        # Open MPI's own daemons use the second rail, and do not check what arrives.
         apart = [event for event in events if fault != "corruption" or "LAN1" not in event[1]]
         cases += [mpich(options, fault, events), open_mpi(options, fault, apart)]
     cases.append(heat(options, "1 % loss"))
@@ -161,7 +165,7 @@ def every_case(options, folder: Path) -> list[Case]:
 
 
 def wan_udp(options, fault: str, events: Events) -> Case:
-    """The same between relays that talk over UDP; their log (-v) shows that they do."""
+    """A case with relays that are connected over UDP; their log (-v) shows the protocol."""
     case = mpich(options, fault, events, hosts=4)
     case.name += " over UDP"
     case.command[2:2] = ["-v", "--set", "wan_udp=on"]
@@ -170,7 +174,7 @@ def wan_udp(options, fault: str, events: Events) -> Case:
 
 
 def wan_without_udp(options, folder: Path) -> Case:
-    """A firewall lets no UDP through."""
+    """A case with a firewall that drops all UDP packets."""
     case = wan_udp(options, "UDP dropped by a firewall", [])
     case.name = case.name.removesuffix(" over UDP")
     case.lab = folder / "no-udp.toml"
@@ -180,7 +184,8 @@ def wan_without_udp(options, folder: Path) -> Case:
 
 
 def words_of_run(options, hosts: int, *words: str) -> list[str]:
-    """One rank on each of the first hosts: two of them are the near cluster."""
+    """`landbridge run` with one rank on each of the first hosts; two of the hosts are the near
+    cluster."""
     return common.landbridge_run(options, hosts, "--ranks-per-node", "1", *words)
 
 
@@ -194,14 +199,14 @@ def mpich(options, fault: str, events: Events, hosts: int = 2, over_udp: bool = 
 
 
 def from_the_start(options) -> Case:
-    """The network of a host fails before its rank has reached anybody."""
+    """The network of a host fails before its rank has reached any peer."""
     case = mpich(options, "an interface down as it begins", down("near-2", "lan0", 0.0, 4.0))
     case.started, case.within_s = None, None
     return case
 
 
 def damaged_hellos(options) -> Case:
-    """Most first words between ranks and relays are damaged, which looks like a wrong key."""
+    """Most hellos between ranks and relays are corrupt, which looks like a wrong key."""
     rails = ("near-LAN0", "near-LAN1")
     events = [(0.0, f"link . {rail} --corrupt 10% --repair-checksums true") for rail in rails]
     events += [(4.0, f"link . {rail} --restore") for rail in rails]
@@ -211,9 +216,9 @@ def damaged_hellos(options) -> Case:
 
 
 def deaf(options) -> Case:
-    """UDP works in one direction only, which is noticed in the middle of messages."""
+    """UDP fails in one direction, which ranks notice in the middle of messages."""
     case = mpich(options, "UDP lost in one direction", [], over_udp=True)
-    # Only who is in the lab can tell a host's firewall.
+    # Only a process in the lab can change a host's firewall.
     change = f"sleep {DEAF_S}; {options.bin / 'landbridge'} lab on near-1 -- nft '{DEAF}' && echo deaf"
     watch = f'while IFS= read -r line; do echo "$line"; case $line in started) {change};; esac; done'
     case.command = ["bash", "-o", "pipefail", "-c", f'"$@" | {watch}', "bash", *case.command]
@@ -222,7 +227,8 @@ def deaf(options) -> Case:
 
 
 def unchecked(options, over_udp: bool) -> Case:
-    """Without our checks the same damage becomes wrong data, or ends the job where it hits a header: they prevent it."""
+    """Without checksums the corruption causes wrong data, or ends the job where it hits a header:
+    this shows that the checksums prevent both."""
     case = mpich(options, "corruption without integrity", RAIL_FAULTS["corruption"], over_udp=over_udp)
     place = case.command.index("run") + 1
     case.command[place:place] = ["--set", "integrity=off"]
@@ -244,7 +250,8 @@ def small_packets(options, folder: Path, over_udp: bool) -> Case:
 
 
 def smaller_packets(options) -> Case:
-    """What gets through becomes smaller in the middle of messages, as when routes change."""
+    """The largest packet that passes becomes smaller in the middle of messages, as when routes
+    change."""
     case = mpich(options, "only small packets get through after a while", SHRINKS, over_udp=True)
     expect_size_report(case)
     return case
@@ -266,8 +273,9 @@ def cut_off(options, over_udp: bool) -> Case:
 
 
 def open_mpi(options, fault: str, events: Events, over_udp: bool = False) -> Case:
-    """Under its own launcher, which starts its daemons with what stands here for ssh."""
-    # Its daemons do not survive the loss of their own connection, so that is on the other rail.
+    """A case under Open MPI's own launcher, which starts its daemons with a replacement of ssh."""
+    # The daemons do not survive the loss of their own connection, so that connection uses the other
+    # rail.
     device = "lan1" if fault.startswith("first rail") or fault == "corruption" else "lan0"
     root = ["--allow-run-as-root", "--bind-to", "none", *lab.daemons(device)]
     own = [str(options.venvs / "ompi" / "bin" / "mpirun"), *root, "--host", "near-1,near-2", "-n", "2"]
@@ -296,7 +304,8 @@ def benchmark(options, fault: str, over_udp: bool = False) -> Case:
 
 
 def endure(verb: str, options, words: list[str], slack_s: float) -> int:
-    """The exit code of a driver that is `landbridge lab soak` or `punish` for `options.minutes`."""
+    """The exit code of a driver that runs `landbridge lab soak` or `punish` for
+    `options.minutes`."""
     common.quiet_environment()
     process.adopt_orphans()
     why_not = no_lab(options)
@@ -313,7 +322,7 @@ def endure(verb: str, options, words: list[str], slack_s: float) -> int:
 
 
 def no_lab(options) -> str:
-    """Why this machine or user can have no lab; empty if it can."""
+    """Why this machine or user can have no lab; empty if a lab is possible."""
     return lab.why_not(options.bin / "landbridge", LAB_FILE)
 
 
@@ -323,7 +332,7 @@ def lab_run(options, name: str, file: Path = LAB_FILE) -> list[str]:
 
 def try_case(checks, case: Case) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        # Process numbers are the same in every lab, and Open MPI names its sockets by them.
+        # Process ids are the same in every lab, and Open MPI names its sockets by them.
         run_case(checks, case, {"TMPDIR": scratch} | case.environment)
 
 
@@ -350,7 +359,7 @@ def run_case(checks, case: Case, environment: dict[str, str]) -> None:
 
 
 def disturb(options, job, case: Case, name: str) -> str:
-    """Waits for the ranks to meet and makes the faults; says what went wrong."""
+    """Waits for the ranks to meet and injects the faults; returns the problem, or an empty text."""
     wanted = case.started or ""
     if not job.wait_for(wanted, START_LIMIT_S):
         return "the ranks did not meet"
@@ -367,7 +376,8 @@ def disturb(options, job, case: Case, name: str) -> str:
 
 
 def change(command: list[str], patience_s: float):
-    """Asks the lab, again if it has to be built first."""
+    """Sends a change to the lab; repeats it until the lab has been built, for `patience_s` at
+    most."""
     deadline = time.monotonic() + patience_s
     while True:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -377,7 +387,7 @@ def change(command: list[str], patience_s: float):
 
 
 class Job:
-    """A program that runs while we do something else."""
+    """A program in the background."""
 
     def __init__(self, command: list[str], environment: dict[str, str]):
         self.output = bytearray()
@@ -400,7 +410,7 @@ class Job:
         return True
 
     def sleep_until(self, when: float) -> bool:
-        """False if the program has ended before."""
+        """Sleeps; False if the program has ended before."""
         while time.monotonic() < when:
             ended = self.process.poll() is not None
             self.output += self.process.stdout.read() or b""
@@ -410,7 +420,7 @@ class Job:
         return True
 
     def wait(self, limit_s: float) -> float | None:
-        """Seconds from the start until it ended; None if it does not."""
+        """Seconds from the start until the program ended; None if it does not end."""
         return None if self.sleep_until(self.started + limit_s) else time.monotonic() - self.started
 
     def end(self) -> None:

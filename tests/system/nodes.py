@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Ranks are killed in a lab (`landbridge run --recover`): the link between two clusters is cut meanwhile, their relays are on
-other nodes, or whole nodes are lost and spare ones take over. The job ends as if nothing had been.
+"""Ranks are killed in a lab (`landbridge run --recover`): the job's result is unaffected.
 
-The lab is labs/two-sites.toml, two clusters of two hosts. What needs no lab is in recovery.py, what needs images in checkpoint.py.
+The link between two clusters is cut meanwhile, the relays are on other nodes, or whole nodes are
+lost and spare ones take over. The lab is labs/two-sites.toml, two clusters of two hosts. Cases that
+need no lab are in recovery.py, cases that need checkpoints in checkpoint.py.
 """
 
 import contextlib
@@ -29,17 +30,18 @@ CUT, MENDED = (1.0, "--down"), (3.0, "--up")
 LAB_CASES = {
     "wide-area link cut for 2 s": [CUT, MENDED],
     "wide-area link cut for 2 s, one in each cluster": [CUT, (2.0, 1), (2.0, 2), MENDED],
-    # By then it has been asked more than once what has become of what was under way.
+    # During the cut several status requests about unconfirmed data are sent.
     "wide-area link cut for 14 s, one in each cluster": [CUT, (14.0, 1), (14.2, 2), (15.0, "--up")],
-    # What a rank has said last may wait for the link when it is killed.
+    # The last messages of a killed rank may wait for the link.
     FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
     "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
 }
-# Ranks on other nodes than their relay: words for the launcher, kills. Without words all are in one cluster, two on a node.
+# Ranks on other nodes than their relay: options of the launcher, kills. Without options all ranks
+# are in one cluster, two on a node.
 EACH_NODE_ONE = ["--ranks-per-node", "1"]
 APART = "relays on other nodes, "
 CABLE = "a cable that is out for longer than they have patience"
-# The agent of a host is killed, or stopped: its ranks go on on another one.
+# The agent of a host is killed or stopped: its ranks are restarted on another host.
 KILLED, STOPPED, WOKEN = "agent killed", "agent stopped", "agent woken"
 SPARE = ["--spares", "1"]
 SPARE_CASES = {
@@ -48,16 +50,17 @@ SPARE_CASES = {
     "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
     "a node falls silent": ([*SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
 }
-# Programs that would do something else on the next node if they were not told what they had read, and taken in last. Four hosts
-# in the first cluster, of which the last two are spare, and all ranks on the first two.
+# Programs that behave differently on the next node unless their reads and their last deliveries are
+# replicated. Four hosts in the first cluster, the last two spare, and all ranks on the first two.
 WIDE = ["--spares", "2"]
 LOST = "a node is lost, "
-# Moments are drawn from the seed; the second host takes the ranks of the first, and is lost in turn.
+# Moments are drawn from the seed. The second case loses the host that takes the ranks of the first
+# host as well.
 ONCE, IN_TURN = [("north-1", KILLED)], [("north-1", KILLED), ("north-3", KILLED)]
 BOTH = [("north-1", KILLED), ("north-2", KILLED)]
-# A step takes as long on a free machine as on most others.
+# With this delay a step takes about the same time on an idle machine as on most others.
 SLOW_LAN = 'lan = { delay = "2 ms" }\n'
-# Without the length 0, for which some of them do nothing.
+# Without the length 0, at which some patterns do nothing.
 PATTERNS, LENGTHS = ["Allreduce", "Alltoall", "Sendrecv"], ["1024", "2048"]
 BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-zero_size", "off", "-msglog", "10:11"]
 APART_CASES = {
@@ -66,7 +69,7 @@ APART_CASES = {
     APART + "one on each, again while it comes back": ([], [(1.0, 1), (1.05, 3), (1.4, 1), (1.6, 1)]),
     APART + "all": ([], [(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]),
     APART + "a cable that is out for 3 s": ([], [(1.0, "north-2 lan0 down"), (4.0, "north-2 lan0 up"), (4.5, 3)]),
-    # The ranks of that node are cut off, and come to their relay again when the cable is back.
+    # The ranks of that node lose their relay, and attach to it again when the cable is back.
     APART + CABLE: (["--set", "peer_timeout=2s"], [(1.0, "north-2 lan0 down"), (6.5, "north-2 lan0 up")]),
     APART + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
     APART + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
@@ -81,7 +84,7 @@ def main() -> int:
         print(f"skipped: no lab can be built here: {why_not}")
         return common.SKIPPED
     checks = common.Checks(options)
-    # Longer than all kills of a case take.
+    # More rounds than all kills of a case take.
     ring = [common.python(options), str(common.PROGRAMS / "ring.py"), "--rounds", "900"]
     in_a_lab(checks, options, ring)
     remote_relay(checks, options, ring)
@@ -93,7 +96,8 @@ def main() -> int:
 
 
 def in_a_lab(checks, options, ring) -> None:
-    """The wide-area link is cut for two seconds, and somebody is killed: before, in the middle, after."""
+    """The wide-area link is cut for two seconds, and a rank is killed: before, during or after the
+    cut."""
     names = [name for name in LAB_CASES if checks.wants(name)]
     long = [*ring[:2], "--numbers", "300000", "--rounds", "16"]
     for program, ours in ((ring, [name for name in names if name != FULL]), (long, [name for name in names if name == FULL])):
@@ -105,7 +109,7 @@ def in_a_lab(checks, options, ring) -> None:
 
 
 def remote_relay(checks, options, ring) -> None:
-    """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
+    """The message log of ranks is at a relay on another node, so determinants cross a network."""
     names = [name for name in APART_CASES if checks.wants(name)]
     wild, other = APART + "who takes whatever comes", APART + "who does something else than before"
     undisturbed = sorted(lab_job(options, ring, [], [])[1]) if names else []
@@ -114,7 +118,7 @@ def remote_relay(checks, options, ring) -> None:
         outcome = lab_job(options, ring, events, words)
         kills = sum(isinstance(what, int) for _, what in events)
         if name == APART + CABLE:
-            # Both ranks of that node are cut off, maybe more than once.
+            # Both ranks of that node lose their relay, maybe more than once.
             kills = max(outcome[2].count("lost the connection to its relay: restarted"), 2)
         check_same(checks, name, outcome, undisturbed, kills)
     if checks.wants(other):
@@ -129,7 +133,8 @@ def remote_relay(checks, options, ring) -> None:
 
 
 def spare_node(checks, options, ring) -> None:
-    """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second ones are spare."""
+    """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second
+    hosts are spare."""
     names = [name for name in SPARE_CASES if checks.wants(name)]
     undisturbed = sorted(lab_job(options, ring, [], SPARE)[1]) if names else []
     for name in names:
@@ -143,7 +148,8 @@ def spare_node(checks, options, ring) -> None:
         checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
     name = "a node is lost, and the next one has a longer name"
     if checks.wants(name):
-        # What is sent are addresses: of the stack, which has the environment above it, of the heap and of mappings.
+        # The program sends addresses: of the stack, which has the environment above it, of the heap
+        # and of mappings.
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             named = LAB.read_text().replace("hosts = 2 ", 'hosts = ["north-1", "north-the-other"] ', 1)
             file.write(named)
@@ -161,7 +167,8 @@ def spare_node(checks, options, ring) -> None:
 
 
 def replicated_nondeterminism(checks, options, ring) -> None:
-    """What a lost node alone would know is known: clocks that were read, numbers that were drawn, and what was taken in last."""
+    """The nondeterminism of ranks on a lost node is known elsewhere: clocks, random numbers, and
+    the last deliveries."""
     chance = random.Random(options.seed)
     drawer = [common.python(options), str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
     taker = [*ring[:2], "--any", "--rounds", "150"]
@@ -181,8 +188,10 @@ def replicated_nondeterminism(checks, options, ring) -> None:
 
 
 class Other(NamedTuple):
-    """A program of others. `counts`: how often it does what in one cluster, and over a wide-area link of 5 ms. `begun`: what its
-    first line has; `within_s`: so long after that it runs on any machine. `is_whole`: whether an output is all that it has to say."""
+    """A third-party program. `counts`: options for its amount of work in one cluster, and over a
+    wide-area link of 5 ms. `begun`: part of its first line; `within_s`: seconds after that line
+    during which the program still runs on any machine. `is_whole`: whether an output is complete.
+    """
 
     name: str
     words: list[str]
@@ -193,12 +202,14 @@ class Other(NamedTuple):
 
 
 def programs_of_others(options, has_images: bool) -> list[Other]:
-    """A heat equation that checks its result bit for bit, IMB-MPI1, and one that takes what comes in every way there is."""
+    """A heat equation that checks its result bit for bit, IMB-MPI1, and a program that receives
+    with every kind of wildcard."""
     heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--size", "128"]
-    # It does not say when it begins, and has no image before.
+    # The program prints nothing when it begins, and has no checkpoint before.
     steps = ("--steps 300", "--steps 400") if has_images else ("--steps 1500", "--steps 300")
     imb = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *PATTERNS, *BENCHMARK_BOUNDS]
-    # In one cluster the clock, which is recorded, says how often: else it would be no time, or a minute on a busy machine.
+    # In one cluster the recorded clock limits the repetitions: a fixed number takes no time, or a
+    # minute on a busy machine.
     repeats = ("-time 1 -iter 100000", "-time 10 -iter 35 -iter_policy off")
     wild = [heat[0], str(common.ROOT / "crates" / "lab" / "src" / "soak" / "wildcards.py"), "--pause", "0.01"]
     rounds = ("--rounds 250", "--rounds 180")
@@ -210,8 +221,9 @@ def programs_of_others(options, has_images: bool) -> list[Other]:
 
 
 def other_programs(checks, options, images=()) -> None:
-    """Programs of others, whose node is lost at a moment that the seed draws. `images`: words for the launcher with which it takes
-    some when it is asked to, into a folder that all nodes have; ranks then go on from these."""
+    """Third-party programs, whose node is lost at a moment drawn from the seed. `images`: options
+    of the launcher for checkpoints on request, in a folder that all nodes share; ranks are then
+    restored from these."""
     for program in programs_of_others(options, bool(images)):
         for place, clusters in enumerate(("", ", two clusters")):
             name = LOST + program.name + clusters + (", from images" if images else "")
@@ -239,7 +251,8 @@ def lost_once(options, program: Other, run, has_clusters: bool, images, after_s:
 
 
 def lose_running(after_s: float, images: Path | None = None) -> None:
-    """So long after all ranks are there, and with a folder for images one of each, the first host is lost."""
+    """Ends the first host `after_s` seconds after all ranks have begun, and with a folder for
+    checkpoints after one of each rank."""
     wait_for_ranks(pids_of)
     if images:
         wait_for_ranks(lambda rank: any(images.glob(f"*/rank-{rank}/[0-9]*")), ask_for_images)
@@ -248,7 +261,7 @@ def lose_running(after_s: float, images: Path | None = None) -> None:
 
 
 def wait_for_ranks(is_there, meanwhile=lambda: None) -> None:
-    """What is to be done meanwhile is done each second."""
+    """Waits until `is_there` is true for all ranks, and calls `meanwhile` each second."""
     began = time.monotonic()
     asked = 0
     while time.monotonic() < began + LIMIT_S and not all(map(is_there, range(RANKS))):
@@ -259,20 +272,21 @@ def wait_for_ranks(is_there, meanwhile=lambda: None) -> None:
 
 
 def ask_for_images() -> None:
-    """Of all ranks that have begun."""
+    """Requests checkpoints of all ranks that have begun."""
     for pid in ours("run"):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
 
 
 def given(options) -> list[str]:
-    """IMB-MPI1 runs on MPICH, for both have the same binary interface."""
+    """Options for the environment: IMB-MPI1 runs on MPICH, which has the same binary interface."""
     variables = {"LD_LIBRARY_PATH": options.venvs / "mpich" / "lib", "OPENBLAS_NUM_THREADS": "1", **common.FILLED}
     return [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
 
 
 def measured_all(output: str) -> bool:
-    """IMB-MPI1 has come to its end, and has a row for each length of each pattern, up to one for which there was no time left."""
+    """Whether IMB-MPI1 has completed with a row for each length of each pattern, up to one for
+    which no time was left."""
     tables = re.split(r"^# Benchmarking ", output, flags=re.M)[1:]
     rows = [re.findall(r"^ +(\d+) +(?:\d+ +[\d.]+|time-out)", table, re.M) for table in tables]
     is_right = all(found and found == LENGTHS[: len(found)] for found in rows)
@@ -281,16 +295,19 @@ def measured_all(output: str) -> bool:
 
 
 def took_each(output: str) -> bool:
-    """There is one history: every place once, and each message in the same one for who sent and who took it."""
+    """Whether there is one history: every position occurs once, and senders and receiver report the
+    same message at it."""
     heard, told = (sorted(re.findall(rf"^{word} (\d+): (.*)$", output, re.M)) for word in ("heard", "place"))
     is_each = sorted(int(place) for place, _ in heard) == list(range(len(heard))) and len({what for _, what in heard}) == len(heard)
     return heard == told and is_each and len(re.findall(r"^rank \d ends$", output, re.M)) == RANKS
 
 
 def spawning(checks, options) -> None:
-    """The first node is lost, on which rank 0 spawns. Ranks 2 and 3 are on the second one, and with a place of its own what is spawned."""
+    """The first node, on which rank 0 spawns processes, is lost. Ranks 2 and 3 are on the second
+    node; the first word of a case names the host of the spawned processes."""
     program = [common.python(options), str(common.PROGRAMS / "spawns_late.py")]
-    # The agent that is to start them does not hear of it before the node of those who want them is lost.
+    # The agent that must start the processes receives the request only after the node of the
+    # requesting ranks is lost.
     standing = [(0.5, ("north-2", STOPPED)), (2.5, ("north-1", KILLED)), (7.0, ("north-2", WOKEN))]
     cases = {
         "while a rank spawns": (["north-2", "1.5"], standing),
@@ -329,7 +346,7 @@ def took_once(output: str) -> bool:
 
 
 def wide_lab(folder: Path, lan: str = "") -> Path:
-    """The lab with two more hosts in the first cluster, and words for that one."""
+    """The lab with two more hosts in the first cluster, and a `lan` setting for that cluster."""
     file = folder / "wide.toml"
     file.write_text(LAB.read_text().replace("hosts = 2 ", f"{lan}hosts = 4 ", 1))
     return file
@@ -339,7 +356,7 @@ def ours(command: str) -> list[int]:
     """Processes of `landbridge` with this command."""
     found = []
     for pid in process.descendants():
-        # One that has ended meanwhile is none.
+        # The process may have ended meanwhile.
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if words[0].endswith(b"landbridge") and words[1:2] == [command.encode()]:
@@ -348,7 +365,7 @@ def ours(command: str) -> list[int]:
 
 
 def signal_agent(what: str, host: str = "north-1") -> None:
-    """The agent of a host."""
+    """Signals the agent of a host."""
     for pid in ours("agent"):
         try:
             names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
@@ -360,8 +377,11 @@ def signal_agent(what: str, host: str = "north-1") -> None:
 
 
 def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB):
-    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill, a change of the link, or what to call.
-    With words for the launcher the ranks are where the lab wants them, else on the gateways. `within`: what runs the launcher."""
+    """Runs a job in a lab. Events: seconds after the first line of output, and a rank to kill, a
+    change of the link, or a function to call.
+
+    With options for the launcher the ranks are where the lab places them, else on the gateways.
+    `within`: a command prefix that runs the launcher."""
     lab = f"recovery-{os.getpid()}"
     running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []

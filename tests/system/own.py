@@ -1,10 +1,16 @@
 #!/usr/bin/env python3
-"""What a process sends to itself is there before what others send later, and nobody sleeps over operations of its own.
+"""Messages of a process to itself arrive in order with those of others, and never cause a sleep.
 
-Over every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its own: its
-`MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first. Each job takes a second.
+A message to the own process is there before messages that other processes send later. Tested over
+every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its
+own: its `MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first, and
+mpi4py's mutex hangs where an accumulate of a peer overtakes the own accumulate that caused it. The
+mutex hangs only where ranks wait for processors, so two other processes keep these busy. Each job
+takes some seconds at most.
 """
 
+import contextlib
+import subprocess
 import sys
 
 import common
@@ -19,8 +25,11 @@ PATHS = [
 ]
 GRAPHS = 100
 OPERATIONS = 2_000
-# Of a loop that slept whenever it has polled in vain for 2 ms: several hundred. Other reasons to wait are few.
+# A loop that slept after 2 ms of polls without a message would sleep several hundred times. Other
+# reasons to wait are few.
 SLEEPS_MAX = 40
+# Each mutex is taken once by each rank. Where the order is lost, one of the first thirty hangs.
+MUTEXES, RANKS_OF_MUTEX = 60, 4
 
 
 def main() -> int:
@@ -32,6 +41,8 @@ def main() -> int:
             if mpi == "mpich" or "--recover" not in words:
                 graphs(checks, f"graphs, {mpi}, {ranks} ranks, {name}", mpi, ranks, words, paths)
         windows(checks, f"own window, {name}", words, paths)
+        if "--recover" not in words:
+            mutexes(checks, f"mutex, four ranks, busy processors, {name}", words, paths)
     return checks.end()
 
 
@@ -49,6 +60,28 @@ def windows(checks, name, words, paths):
         is_right = finished.ok and common.values(finished.output, "value") == ["{2}"]
         is_awake = bool(sleeps) and int(sleeps[0]) <= SLEEPS_MAX
         checks.check(name, is_right and is_awake, f"slept {' '.join(sleeps)} times", finished.output)
+
+
+def mutexes(checks, name, words, paths):
+    if checks.wants(name):
+        with busy_processors():
+            finished = job(checks, "mpich", RANKS_OF_MUTEX, words, paths, "mutex", MUTEXES)
+        taken = common.values(finished.output, "taken")
+        is_right = finished.ok and taken == [str(MUTEXES * RANKS_OF_MUTEX)]
+        checks.check(name, is_right, f"taken {' '.join(taken)} times, {common.how(finished)}", finished.output)
+
+
+@contextlib.contextmanager
+def busy_processors():
+    """Two processes that do nothing but count, for a minute at most."""
+    loop = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
 
 
 def job(checks, mpi, ranks, words, paths, mode, times):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Unmodified programs under `--recover` whose ranks are killed at random: a short `landbridge lab punish`, in one cluster and
-over two, from the start and from images of the ranks.
+"""Unmodified programs under `--recover` whose ranks are killed at random: `landbridge lab punish`.
 
-Who is killed and when is a function of the seed, `--seed`; what the programs are doing then is not.
+Runs in one cluster and over two, from the start and from checkpoints of the ranks. Victims and
+moments are a function of the seed, `--seed`; the progress of the programs at these moments is not.
 """
 
 import sys
@@ -14,7 +14,7 @@ import common
 from network import endure
 from support import paths
 
-# Beyond the time asked for: undisturbed runs first, and the last program.
+# Seconds beyond the requested time: undisturbed runs first, and the last program.
 SLACK_S = 200
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Random file programs (programs/random_files.py) whose ranks are killed at random: every answer of every call must be that of the
-model, and all that each rank was answered what it was answered undisturbed.
+"""Random file programs (programs/random_files.py) whose ranks are killed at random.
 
-One job plays many programs, because a kill costs more than a program does. What the programs do and who is killed when are functions
-of `--seed`. `--runs N`: so many programs under kills, half of them from images over two clusters (default: what a minute takes).
+Every answer of every call must be that of the model, and all answers of each rank must be those of
+an undisturbed run. One job runs many programs, because a kill costs more than a program does.
+Programs, victims and moments are functions of `--seed`. `--runs N`: number of programs under kills,
+half of them from checkpoints over two clusters (default: as many as fit into a minute).
 """
 
 import random
@@ -20,7 +21,7 @@ from support import paths, process
 
 RANKS = recovery.RANKS
 PROGRAM = common.PROGRAMS / "random_files.py"
-# Of one job: some seconds, in which a few ranks are killed.
+# One job: some seconds, in which a few ranks are killed.
 PLANS, KILLS, MEAN_S, LIMIT_S = 1500, 5, 0.8, 240.0
 
 
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 def check(checks, options, first: int, plans: int, has_images: bool, is_divided: bool) -> None:
-    """So many programs, undisturbed and with kills."""
+    """Checks `plans` programs, undisturbed and with kills."""
     places = ", two clusters" * is_divided + (", from images" if has_images else ", from the start")
     name = f"programs {first} to {first + plans - 1}{places}"
     if not checks.wants(name):
@@ -63,14 +64,15 @@ def check(checks, options, first: int, plans: int, has_images: bool, is_divided:
     starts, images = output.count(": restarted"), checkpoint.restores(output)
     is_same = found == told
     measured = f"exit code {code}, {'the same answers' if is_same else 'OTHER answers'}, {starts} restarts, {images} from images"
-    # A kill within a change of names may leave nobody who knows whether it has happened: a refusal, and never other answers.
+    # After a kill within a change of names nothing may show whether the change has happened: the
+    # job refuses, and never gives other answers.
     is_refused = code != 0 and re.search(files.CANNOT_TELL, output) is not None
     measured = "refused, by name" if is_refused else measured
     checks.check(name, starts > 0 and (is_refused or code == 0 and is_same), measured, output)
 
 
 def play(options, first: int, plans: int, kills, *words):
-    """Exit code, what the ranks tell in the end, and all output."""
+    """Exit code, the final lines of the ranks, and all output."""
     with tempfile.TemporaryDirectory() as folder:
         program = [common.python(options), str(PROGRAM), folder, "--seed", str(options.seed), "--first", str(first), "--plans", str(plans)]
         code, lines, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Ranks read more of clocks, chance and files than a record of them holds, and images of them are taken (`landbridge run --recover
---checkpoint`): records are cut there, so they stay small, and killed ranks go on from these images, here and on other nodes. Without
-images small files are compared by digest once so much of them is recorded, and a rank whose record is full is not restarted.
+"""Ranks record more nondeterminism than a record holds, and checkpoints truncate the records.
 
-Needs CRIU (scripts/criu.py), and a kernel that lets it work.
+Ranks read clocks, random numbers and files under `landbridge run --recover --checkpoint`. A
+checkpoint truncates the record, so records stay small, and killed ranks are restored from these
+checkpoints, on the same node and on other nodes. Without checkpoints small files are compared by
+digest beyond a bound of recorded content, and a rank whose record is full is not restarted. Needs
+CRIU (scripts/criu.py), and a kernel that supports it.
 """
 
 import contextlib
@@ -25,12 +27,13 @@ import nodes
 import recovery
 from support import paths, process
 
-# What a record holds.
+# Bytes that a record holds.
 ROOM = 256 << 20
 ROUNDS, ROUND = 300, 1500 << 10
-# Of it, for the content of small files; and what else a record of theirs takes (the interpreter's own reads), at most.
+# Bytes of a record for the content of small files; and the largest number of bytes that the
+# interpreter's own reads take.
 CONTENT, BESIDE = 64 << 20, 24 << 20
-# A file that is older than this before a job begins is not taken for one that has changed since.
+# Seconds: a file that is older than this before a job begins does not count as changed since.
 OLD_S = 2.5
 
 
@@ -48,7 +51,8 @@ def main() -> int:
 
 
 def local_restart(checks, options, reader) -> None:
-    """Two of them are killed after each has read more than its record holds, one of them twice; and one long before."""
+    """Two ranks are killed after each has read more than its record holds, one of them twice, and
+    one rank long before."""
     name = "who reads more than a record holds"
     if not checks.wants(name):
         return
@@ -59,7 +63,7 @@ def local_restart(checks, options, reader) -> None:
 
 
 def rare_checkpoints(checks, options, reader) -> None:
-    """No image is due by the clock before the record would be full."""
+    """The interval between checkpoints is longer than the record takes to fill."""
     name = "who reads more than a record holds, an image every ten minutes"
     if not checks.wants(name):
         return
@@ -79,7 +83,8 @@ def kills(early: int, late: int):
 
 
 def spare_node(checks, options, reader) -> None:
-    """Their node is lost after they have read more than a record holds: what the relay and the agent above know is cut as well."""
+    """The node is lost after its ranks have read more than a record holds: the copies at the relay
+    and at the parent agent are truncated as well."""
     name = "a node is lost with who reads more than a record holds"
     if not checks.wants(name):
         return
@@ -88,7 +93,7 @@ def spare_node(checks, options, reader) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         words = [*nodes.SPARE, *checkpoint.checkpoint_options(options), "--set", f"checkpoint_dir={folder}"]
-        # The clock begins with that line.
+        # The time of the kills is relative to that line.
         begun = f"now 1 {ROUNDS * 2 // 3} "
         most = watch(lambda: nodes.lab_job(options, reader, [(0.5, nodes.KILLED), (4.0, 1)], words, begun))
     code, _, output = most.outcome
@@ -101,8 +106,8 @@ def spare_node(checks, options, reader) -> None:
 
 
 def small_files(checks, options) -> None:
-    """More of a file is read than is recorded of it: digests serve from there on, and a file that
-    changes behind them ends the job."""
+    """Ranks read more of a file than the bound of recorded content: digests serve beyond it, and a
+    file that changes afterwards ends the job."""
     name = "who reads more of small files than is recorded"
     if checks.wants(name):
         kills = [(has_read(1, 80), 1), (has_read(2, 92), 2)]
@@ -127,7 +132,8 @@ def small_files(checks, options) -> None:
 
 
 def scratch_files(checks, options) -> None:
-    """A rank's own file is recorded whenever it is read, until the record is full; images make room."""
+    """Reads of a rank's own file are recorded until the record is full; checkpoints truncate the
+    record."""
     rounds, is_full = 275, "its nondeterminism record is full"
     at_last = has_read(1, rounds - 5)
     name = "who reads more of its own scratch file than a record holds"
@@ -163,7 +169,7 @@ def reads_files(options, folder: str, rounds: int, *words) -> list[str]:
 
 @contextlib.contextmanager
 def old_files():
-    """A folder with a file of 1 MiB for each rank, none of which has changed for a while."""
+    """A folder with a file of 1 MiB for each rank; the files have not changed for OLD_S."""
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(recovery.RANKS):
             Path(folder, f"own.{rank}").write_bytes(random.Random(rank).randbytes(1 << 20))
@@ -176,7 +182,7 @@ def has_read(rank: int, turn: int):
 
 
 def is_one_reading(lines: list[str], rounds: int) -> bool:
-    """Whether each rank but 0, and rank 0 as well, says the same of each of so many rounds twice."""
+    """Whether rank 0 and the other ranks print the same line twice for each of `rounds` rounds."""
     words = ("now ", "end ")
     told = [sorted(line[4:] for line in lines if line.startswith(word)) for word in words]
     wanted = (recovery.RANKS - 1) * rounds
@@ -198,7 +204,8 @@ def check(checks, name: str, code, output: str, measured: str, is_right: bool, m
 
 
 class watch:
-    """Calls this, and sees meanwhile how much the largest record holds, here and at a relay."""
+    """Calls a function, and meanwhile tracks the size of the largest record, on this machine and at
+    a relay."""
 
     def __init__(self, call):
         self.held, self.relayed = 0, 0
@@ -223,14 +230,14 @@ class watch:
 
 
 def records(pid: int) -> list[int]:
-    """The bytes that each record takes which this process has open."""
+    """Sizes in bytes of the records that a process has open."""
     found = []
     try:
         for file in Path(f"/proc/{pid}/fd").iterdir():
             if "landbridge-recording" in os.readlink(file):
                 found.append(file.stat().st_blocks * 512)
     except OSError:
-        # It has ended.
+        # The process has ended.
         pass
     return found
 

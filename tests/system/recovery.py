@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Ranks are killed with SIGKILL under `landbridge run --recover`: the job ends as if nothing had been.
+"""Ranks are killed with SIGKILL under `landbridge run --recover`: the job's result is unaffected.
 
-In one cluster and in two, on this machine. What needs a lab is in nodes.py: links that fail, other nodes, nodes that are lost.
+In one cluster and in two, on this machine. Cases that need a lab (failing links, other nodes, lost
+nodes) are in nodes.py.
 """
 
 import json
@@ -21,15 +22,16 @@ import common
 from support import process
 
 RANKS = 4
-# How long a job may take, kills and all.
+# Largest number of seconds of a job with kills.
 LIMIT_S = 60.0
-# A rank needs about this long to come to its first message: kills before that are kills at the start.
+# A rank needs about this many seconds to reach its first message: earlier kills are kills at the
+# start.
 START_S = 1.2
-# How lines begin that name the same draw: as it is made, in the end, and as rank 0 heard it.
+# Beginnings of lines about the same draw: when it is made, at the end, and when rank 0 receives it.
 DRAW_WORDS = ("now ", "drew ", "heard ")
 TWO_CLUSTERS = ["--clusters", "2"]
-# With messages of this size, and so many until rank 2 is killed, what was before is told again for a second or two; a machine
-# that has much else to do takes several times as long for them.
+# With messages of this size, and this many turns before rank 2 is killed, the replay takes a second
+# or two, and several times as long on a busy machine.
 LONG_HISTORY, LONG_AGO, LONG_LIMIT_S = ["--rounds", "500", "--numbers", "50000"], "rank 2 turn 300:", 4 * LIMIT_S
 
 
@@ -52,7 +54,7 @@ def main() -> int:
         "the same again while it comes back": [(START_S + moment(), 2), (0.4, 2), (0.3, 2)],
         "all": [(START_S + moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)],
     }
-    # Ranks 0 and 1 are in the first one.
+    # Ranks 0 and 1 are in the first cluster.
     two_clusters = {
         "two clusters, as a job begins": [(0.3, 3), (0.0, 1)],
         "two clusters, rank 0": [(START_S + moment(), 0)],
@@ -67,7 +69,7 @@ def main() -> int:
             check_same(checks, name, job(options, ring, cases[name], *words), undisturbed, len(cases[name]))
     name = "two clusters, with little patience for peers"
     if checks.wants(name):
-        # Shorter than a start takes.
+        # The timeout is shorter than the start of a rank.
         words = [*TWO_CLUSTERS, "--set", "peer_timeout=200ms"]
         undisturbed = sorted(job(options, ring, [], *words)[1])
         kills = [(START_S + moment(), 2), (moment(), 0)]
@@ -84,7 +86,7 @@ def main() -> int:
         checks.check(name, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
     name = "who fetches from another one's memory"
     if checks.wants(name):
-        # What MPICH sends for that has a field which it never sets.
+        # MPICH's messages for one-sided operations have a field that MPICH never sets.
         tickets = [common.python(options), str(common.PROGRAMS / "tickets.py"), "--rounds", "2000"]
         kills = [(START_S + moment(), 1), (moment(), 0), (moment(), 3)]
         code, lines, output = job(options, tickets, kills)
@@ -94,7 +96,7 @@ def main() -> int:
     name = "others go on who do not need the lost one"
     if checks.wants(name):
         pairs = [common.python(options), str(common.PROGRAMS / "pairs.py")]
-        # Its way back takes as long as it has computed.
+        # The replay takes as long as the rank has computed.
         code, lines, output = job(options, pairs, [(lambda said: "first: 3" in said, 3), (1.0, 3)])
         longest = [float(seconds) for seconds in re.findall(r"^pair \d: longest ([\d.]+) s$", "\n".join(lines), re.M)]
         is_right = len(longest) == 2 and longest[0] < longest[1] / 2
@@ -121,7 +123,7 @@ def main() -> int:
         is_right = is_given_up(output, 2, "a fault of the program")
         measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
         checks.check(name, code == 128 + signal.SIGSEGV and is_right, measured, output)
-    # The last one is that of processes which our libraries end.
+    # The last exit code is that of processes which Landbridge's libraries end.
     for name, own in (("who leaves without MPI_Finalize", 3), ("who leaves with the code of those who cannot go on", 183)):
         if not checks.wants(name):
             continue
@@ -146,7 +148,7 @@ def main() -> int:
     name = "where it cannot be"
     if checks.wants(name):
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-            # No relay.
+            # A topology without a relay.
             file.write('[[cluster]]\nname = "one"\n[[cluster.host]]\nname = "localhost"\nslots = 4\n')
             file.flush()
             code, _, output = job(options, program, [], "--topology", file.name)
@@ -155,7 +157,8 @@ def main() -> int:
 
 
 def spawning(options, checks) -> None:
-    """A rank that has spawned others is killed: it comes back, and they are there once. One of those is killed: the job ends."""
+    """A rank that has spawned processes is killed: the rank is restarted, and the processes exist
+    once. A spawned process is killed: the job ends."""
     program = [common.python(options), str(common.PROGRAMS / "spawned.py")]
     away = "these do not come back if they are killed"
     name = "who has spawned others"
@@ -173,22 +176,24 @@ def spawning(options, checks) -> None:
 
 
 def after_output(words: str):
-    """Whether this has been said."""
+    """A condition: the output contains these words."""
     return lambda output: words in output
 
 
 def is_given_up(output: str, restarts: int, why: str) -> bool:
-    """Whether a rank was restarted so often and then given up for this reason, and every start of it is told."""
+    """Whether a rank was restarted `restarts` times and then given up for the reason `why`, with a
+    line for each incarnation."""
     starts = re.findall(r"^  incarnation \d+: after .* s, for .* s: ", output, re.M)
     return output.count(": restarted") == restarts and why in output and len(starts) == restarts + 1
 
 
 def progress_reports(options, checks, program, moment) -> None:
-    """What our own libraries and `landbridge ps` say of one who comes back."""
+    """Messages of Landbridge's libraries and of `landbridge ps` about a restarted rank."""
     name = "beside the lines of our own libraries"
     if checks.wants(name):
         aloud = [*program, "--rounds", "900", "--aloud"]
-        own = lambda output: sorted(line for line in output.splitlines() if re.match(r"rank \d (turn|has|ends)", line))  # noqa: E731
+        # noqa: E731
+        own = lambda output: sorted(line for line in output.splitlines() if re.match(r"rank \d (turn|has|ends)", line))
         undisturbed = own(job(options, aloud, [])[2])
         kills = [(START_S + moment(), 2), (START_S + moment(), 2)]
         code, _, output = job(options, aloud, kills, "--set", "log=info")
@@ -210,7 +215,7 @@ def progress_reports(options, checks, program, moment) -> None:
 
 
 def on_a_terminal(options, checks, program) -> None:
-    """The line at the foot of a terminal, and what `landbridge ps` says beside where ranks are."""
+    """The status line at the bottom of a terminal, and the columns of `landbridge ps`."""
     name = "at the foot of a terminal"
     if not checks.wants(name):
         return
@@ -243,11 +248,11 @@ def read_terminal(terminal: int, shown: bytearray) -> None:
         while some := os.read(terminal, 65536):
             shown.extend(some)
     except OSError:
-        return  # nobody has the other side open any more
+        return  # no process has the other side of the terminal open
 
 
 def watch_ranks(options, key: str, pause_s: float, seen: list[int], is_over: threading.Event) -> None:
-    """What `landbridge ps` says of our ranks under `key`, where it says that."""
+    """Collects the values of `key` that `landbridge ps` reports for the ranks of this job."""
     while not is_over.wait(pause_s):
         listed = subprocess.run([str(options.bin / "landbridge"), "ps", "--json"], capture_output=True, text=True)
         jobs = json.loads(listed.stdout) if listed.returncode == 0 else []
@@ -256,7 +261,8 @@ def watch_ranks(options, key: str, pause_s: float, seen: list[int], is_over: thr
 
 
 def log_on_disk(options, checks, program, moment) -> None:
-    """What relays keep is more than the memory for it: some hundred megabytes, of which there is room for 32."""
+    """The message logs of the relays exceed their memory bound: some hundred megabytes, of which 32
+    fit."""
     large = [*program, "--rounds", "250", "--numbers", "50000"]
     little = ["--set", "recover_memory=1MiB"]
     name = "a record that is mostly on disk"
@@ -289,7 +295,7 @@ def log_on_disk(options, checks, program, moment) -> None:
 
 
 def log_command(options, checks, program) -> None:
-    """What `landbridge log` says of a job that runs."""
+    """The output of `landbridge log` about a running job."""
     name = "a record that is looked at"
     if not checks.wants(name):
         return
@@ -315,7 +321,7 @@ def log_command(options, checks, program) -> None:
 
 
 def standard_input(options, checks, moment) -> None:
-    """Rank 0 reads what somebody types, before it is killed and after."""
+    """Rank 0 reads typed input, before it is killed and after."""
     program = [common.python(options), str(common.PROGRAMS / "lines.py")]
     for name, words in (("who reads standard input", []), ("two clusters, who reads standard input", TWO_CLUSTERS)):
         if not checks.wants(name):
@@ -326,7 +332,7 @@ def standard_input(options, checks, moment) -> None:
 
 
 def job_with_input(options, program, kills, *words, job=None):
-    """As `job`, of which rank 0 reads lines that come one after the other."""
+    """Runs `job` with a rank 0 that reads lines from a process which writes one after the other."""
     typing = "import time\nfor n in range(1300):\n    print('line', n, 'x' * (n % 300), flush=True)\n    time.sleep(0.005)\n"
     with subprocess.Popen([sys.executable, "-c", typing], stdout=subprocess.PIPE) as typist:
         try:
@@ -336,12 +342,13 @@ def job_with_input(options, program, kills, *words, job=None):
 
 
 def watch_log(options, seen: dict, is_over: threading.Event) -> None:
-    """What `landbridge log` says last of our job: all of it, and of one rank."""
+    """Collects the last output of `landbridge log` about this job: about the whole job, and about
+    one rank."""
     command = [str(options.bin / "landbridge"), "log"]
     while not is_over.wait(0.3):
         found = log_of_our_job([*command, "--json"])
         seen |= {"all": found["log_status"]} if found.get("log_status", {}).get("processes") else {}
-        # Others may run jobs as well.
+        # Jobs of other users may run at the same time.
         show = [*command, "--job", found.get("job", "none"), "show", "2", "--from", "3", "--count", "5"]
         story = log_of_our_job([*show, "--json"]).get("log_status", {})
         seen |= {"story": story} if story.get("determinants") else {}
@@ -350,14 +357,15 @@ def watch_log(options, seen: dict, is_over: threading.Event) -> None:
 
 
 def log_of_our_job(command) -> dict:
-    """What this says of our job, if that still runs: with it whoever asks is ended."""
+    """The entry of this job in the output of `command`; empty if the job has ended."""
     told = subprocess.run(command, capture_output=True, text=True).stdout
     jobs = json.loads(told) if told else []
     return next((one for one in jobs if one["launcher"] in process.descendants()), {})
 
 
 def unrecorded(options, checks, program) -> None:
-    """Processes that are not the one which the launcher has started: they work, and it is said what they lack."""
+    """Processes that are not the one started by the launcher: they work, and a warning names what
+    is not recorded."""
     says = "clocks and chance are not recorded: this is not the process that the launcher has started"
     child = 'import os, sys\npid = os.fork()\nif pid:\n    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n'
     child += 'os.execv(sys.argv[1], sys.argv[1:]) if len(sys.argv) > 2 else None\n'
@@ -376,12 +384,12 @@ def unrecorded(options, checks, program) -> None:
 
 
 def recorded_nondeterminism(options, checks, moment) -> None:
-    """Programs that clocks and chance decide for."""
+    """Programs whose behaviour depends on clocks and random numbers."""
     program = [common.python(options), str(common.PROGRAMS / "chance.py")]
     name = "who draws from clocks and chance"
     if checks.wants(name):
         kills = [(START_S + moment(), 1), (moment(), 2), (0.3, 2), (moment(), 0)]
-        # Longer than all of that takes.
+        # More rounds than all kills take.
         code, lines, output = job(options, [*program, "--rounds", "200"], kills)
         told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in DRAW_WORDS}
         is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
@@ -390,7 +398,8 @@ def recorded_nondeterminism(options, checks, moment) -> None:
     name = "who draws and is not recorded"
     if checks.wants(name):
         code, _, output = job(options, program, [(START_S + 1.0, 1)], "--set", "recover_clocks=off")
-        # What it sends differs, or, if the agent sees that first, what it prints.
+        # The replayed rank sends other messages, or, if the agent notices first, prints other
+        # lines.
         is_said = "this process cannot go on" in output or "does not repeat in incarnation" in output
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on"
         checks.check(name, code == 1 and is_said, measured, output)
@@ -410,13 +419,14 @@ def recorded_nondeterminism(options, checks, moment) -> None:
 
 
 def file_output(options, checks, moment) -> None:
-    """Files hold what they hold when nobody is killed, if a start that repeats writes the same to the same places."""
+    """Files have the same content as without kills, if a replay writes the same bytes to the same
+    positions."""
     program = [common.python(options), str(common.PROGRAMS / "files.py")]
     for name, how in (("who writes a file together with others", "together"), ("who writes a file anew each time", "anew")):
         if not checks.wants(name):
             continue
         told = []
-        # Rank 0 opens the file of all, and sends a name with its process id in it.
+        # Rank 0 opens the shared file, and sends a name that contains its process id.
         for kills in ([], [(START_S + moment(), 1), (moment(), 0), (moment(), 3)]):
             with tempfile.TemporaryDirectory() as folder:
                 code, lines, output = job(options, [*program, how, folder], kills)
@@ -428,7 +438,7 @@ def file_output(options, checks, moment) -> None:
 
 
 def benchmark(options, checks, moment) -> None:
-    """IMB, which lets MPI_Wtime decide how often it does what; on MPICH, for both have the same binary interface."""
+    """IMB, whose repetitions depend on MPI_Wtime; on MPICH, which has the same binary interface."""
     name = "IMB-MPI1"
     found = options.venvs / "impi" / "bin" / "IMB-MPI1"
     if not checks.wants(name) or not found.exists():
@@ -445,11 +455,13 @@ def benchmark(options, checks, moment) -> None:
 
 
 def check_divergence(checks, name: str, code, output: str, rank: int) -> None:
-    """The job has ended as the next start of a rank has sent something else, and frame, poll and both versions are named."""
+    """Checks that the job has ended because the next incarnation of a rank sends another frame, and
+    that the messages name the frame, the poll and both versions."""
     version = r"\w+ to rank \d, \d+ bytes(?:, tag 0x[0-9a-f]+)?, digest [0-9a-f]+"
     both = re.search(rf"incarnation 1 of rank {rank} sends as its frame (\d+): {version}; it was: {version}", output)
     place = re.search(r"this process cannot go on: its frame (\d+), sent at poll \d+, is not what", output)
-    # Over TCP there is mostly no room for that in front of what it is still told: it says how far it is.
+    # Over TCP the message seldom fits before the frames of the replay: then the message contains
+    # the progress of the replay.
     far = re.search(r"this process has lost its relay: its relay has closed the connection, at poll \d+, after \d+ frames", output)
     is_placed = place[1] == both[1] if place and both else bool(far)
     is_said = bool(both) and is_placed and output.count(": restarted") == (1 if place else 2)
@@ -458,7 +470,8 @@ def check_divergence(checks, name: str, code, output: str, rank: int) -> None:
 
 
 def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -> None:
-    """The job has ended well, printed what one without kills prints, and each kill has met somebody."""
+    """Checks that the job has ended well with the output of an undisturbed job, and that each kill
+    has hit a rank."""
     code, lines, output = outcome
     is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
     starts = output.count(": restarted")
@@ -469,12 +482,15 @@ def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -
 def job(
     options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None, recover=True
 ):
-    """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
-    more, this one; or as soon as what it has said is as a function wants it. `read`: its standard input; `terminal`: its
-    standard error; `recover`: whether killed ranks come back."""
+    """Runs a job and kills ranks: exit code, lines of standard output, and all output.
+
+    Each kill is a pair of a moment and a rank. The moment is a number of seconds after the kill
+    before, or a function of the output that becomes true. `read` is the standard input, `terminal`
+    the standard error; `recover` turns the recovery of killed ranks on."""
     recover = ["--recover"] if recover else []
     command = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{limit_s:.0f}", *words), *program]
-    # Files: nobody reads a pipe while kills are waited for, and a job waits for its reader.
+    # Files instead of pipes: no code reads a pipe while it waits for a kill, and a job waits for
+    # its reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         running = subprocess.Popen(
             command,
@@ -488,14 +504,14 @@ def job(
         try:
             for moment, rank in kills:
                 if callable(moment):
-                    # Read so, the place at which the job writes stays.
+                    # pread leaves the position at which the job writes.
                     while running.poll() is None and time.monotonic() < deadline:
                         if moment("".join(os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, err))):
                             break
                         time.sleep(0.02)
                 else:
                     time.sleep(moment)
-                # On a busy machine it may not have begun yet.
+                # On a busy machine the rank may not have begun yet.
                 while not (pids := pids_of(rank)) and running.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.01)
                 for pid in pids:
@@ -515,7 +531,7 @@ def job(
 
 
 def pids_of(rank: int) -> list[int]:
-    """The process of a rank, among our descendants."""
+    """The processes of a rank among the descendants of this process."""
     wanted = f"LANDBRIDGE_INDEX={rank}".encode()
     found = []
     for pid in process.descendants():

@@ -1,10 +1,12 @@
-"""The sample of each slow family that `make test` plays: for each kind of fault one case, at the least. `make test-all` plays all.
+"""The cases of each slow family that `make test` runs: at least one for each kind of fault.
 
-A driver that is given `--sample` makes only the checks named here, and fails if a name is that of no check.
+`make test-all` runs all cases. A driver with `--sample` makes only the checks named here, and fails
+if a name is that of no check.
 """
 
 SAMPLES = {
-    # Killed at each point of a job; wildcards; remote memory; the disk; standard input; recorded chance; divergence; own faults.
+    # Kills at each point of a job; wildcards; remote memory; the log on disk; standard input;
+    # recorded nondeterminism; divergence; faults of the program.
     "recovery": [
         "as a job begins",
         "the same again while it comes back",
@@ -30,7 +32,8 @@ SAMPLES = {
         "who is killed more often than allowed",
         "where it cannot be",
     ],
-    # A wide-area link that fails; a relay on another node; a cable; a lost node with each kind of program; no spare node.
+    # A wide-area link that fails; a relay on another node; a cable; a lost node with each kind of
+    # program; no spare node.
     "nodes": [
         "wide-area link cut for 2 s, one in each cluster",
         "relays on other nodes, one on each, again while it comes back",
@@ -43,7 +46,8 @@ SAMPLES = {
         "a node is lost, while a rank spawns",
         "a node is lost, heat, two clusters",
     ],
-    # From images on the same node, over clusters, on a spare node with a shared folder and with a store; images that are damaged.
+    # Restores from checkpoints on the same node, over clusters, on a spare node with a shared
+    # folder and with a store; corrupt checkpoints.
     "checkpoint": [
         "one after another, one twice",
         "two clusters, one in each",
@@ -67,7 +71,8 @@ SAMPLES = {
         "who reads more of small files than is recorded, and they change",
         "who reads more of its own scratch file than a record holds, from images",
     ],
-    # Each program once, from the start and from images, one cluster and two, and both kinds of bad networks.
+    # Each program once, from the start and from checkpoints, one cluster and two, and both kinds of
+    # bad networks.
     "kills": [
         "heat, two clusters, from images, a storm",
         "wildcards and probes, two clusters, from the start, a storm",
@@ -76,7 +81,8 @@ SAMPLES = {
         "heat, a bad network over UDP, from images",
         "wildcards and probes, a bad network, from the start",
     ],
-    # Each fault once over TCP and once over UDP, with both libraries, and those of relays and the wide-area link.
+    # Each fault once over TCP and once over UDP, with both libraries, and the faults of relays and
+    # the wide-area link.
     "network": [
         "MPICH, one cluster, 5 % loss",
         "Open MPI, one cluster, corruption",

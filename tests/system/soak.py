@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Unmodified programs run over and over in a lab whose network fails at random: a short `landbridge lab soak`.
+"""Unmodified programs in a lab whose network fails at random: a short `landbridge lab soak`.
 
-The schedule of faults is that of a seed, `--seed`; what the programs do when they come is not.
+The schedule of faults is a function of the seed, `--seed`; the progress of the programs at these
+times is not.
 """
 
 import sys
@@ -9,7 +10,7 @@ import sys
 import common
 from network import endure
 
-# Beyond the time asked for: undisturbed runs first, and the last program.
+# Seconds beyond the requested time: undisturbed runs first, and the last program.
 SLACK_S = 150
 
 

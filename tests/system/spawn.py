@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Ranks spawn processes: who they are, whether all can talk to all, what is refused, and how it ends.
+"""Ranks spawn processes: their ranks, their communication, refusals, and the end of the job.
 
-In one cluster and over two. Only MPICH: Open MPI has its own launcher.
+In one cluster and over two. Only with MPICH: Open MPI has its own launcher.
 """
 
 import sys
@@ -41,7 +41,8 @@ def everything(checks, clusters: int, ranks: int):
     }
     said = {key: common.values(output, key) for key in expected}
     wrong = [f"{key}: {said[key]}" for key, value in expected.items() if said[key] != [value]]
-    # Who talked to whom: the groups spawned first, the one below a spawned one, the last.
+    # Which groups communicated: the groups spawned first, the group below a spawned one, the last
+    # group.
     places = common.values(output, "clusters")
     if len(places) != 5 or " ".join(map(str, range(clusters))) not in places:
         wrong.append(f"clusters: {places}")
@@ -64,7 +65,7 @@ def crash(checks, clusters: int, ranks: int):
 def run(options, clusters: int, ranks: int, words):
     cut = ["--clusters", clusters] if clusters > 1 else []
     command = [*common.landbridge_run(options, ranks, *cut), common.python(options), PROGRAM]
-    # One cluster has another name than the last of several.
+    # A single cluster has another name than the last of several.
     last = f"c{clusters - 1}" if clusters > 1 else "hosts"
     return common.run(options, [*command, *words], {"LANDBRIDGE_TEST_LAST_CLUSTER": last})
 

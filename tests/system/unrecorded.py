@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Ranks are killed whose programs read what nobody records, print it, or have threads, under `landbridge run --recover`: the job
-ends as if nothing had been, or with a named difference and exit code 1. It never ends well with a wrong answer.
+"""Ranks are killed whose programs use unrecorded nondeterminism or threads, under `--recover`.
+
+The job either has the result of an undisturbed run, or ends with a named difference and exit code
+1. It never ends well with a wrong result.
 """
 
 import re
@@ -15,7 +17,7 @@ import nodes
 from recovery import job
 from support import process
 
-# Rank 1 is killed this long after it has printed its first line, in seconds.
+# Seconds between the first line of rank 1 and its kill.
 LATER_S = 0.3
 NAMED = re.compile(r'^landbridge: rank 1 does not repeat in incarnation 1 what was printed before: on standard output line '
                    r'\d+ is "(.*)", and was "(.*)"$', re.M)
@@ -40,7 +42,7 @@ def main() -> int:
 
 
 def compiled(options, name: str, folder: Path) -> str:
-    """A program of `programs/`; ends the driver if there is no compiler."""
+    """A compiled program of `programs/`; ends the driver if there is no compiler."""
     compiler, program = options.venvs / "mpich" / "bin" / "mpicxx", folder / name
     if not compiler.exists() or not shutil.which("g++"):
         print(f"skipped: {compiler} or g++ is not there")
@@ -83,7 +85,8 @@ def printed_then_sent(options, checks, folder) -> None:
 
 
 def printed_continuously(options, checks, folder) -> None:
-    """A rank that draws and prints all the time goes on from an image, or on another node, which knows what was printed."""
+    """A rank that draws and prints continuously is restored from a checkpoint, or restarted on
+    another node, which knows the printed lines."""
     name, criu = "who prints from the processor's counter, from images", common.ROOT / "build/tools/criu/criu"
     if checks.wants(name):
         if criu.exists():
@@ -93,7 +96,7 @@ def printed_continuously(options, checks, folder) -> None:
             code, _, output = job(options, program, kills, *images)
             is_from_image = "rank 1 was killed by SIGKILL: restarted from checkpoint" in output
             is_named, turns = bool(NAMED.search(output)), re.findall(r"^turn (\d+): ", output, re.M)
-            # Nothing of the second incarnation is among them.
+            # The lines contain none of the second incarnation.
             is_once = turns == [str(turn) for turn in range(len(turns))]
             measured = f"exit code {code}, {'from' if is_from_image else 'not from'} an image, "
             measured += f"{'a named difference' if is_named else 'nothing is named'}, {len(turns)} lines"
@@ -113,8 +116,8 @@ def printed_continuously(options, checks, folder) -> None:
 
 
 def drawing_since(image: str):
-    """When there are two such lines, and rank 1 has printed since: killed at once behind an image it would have nothing to repeat,
-    and there would be one history."""
+    """A condition: there are two such lines, and rank 1 has printed since. Killed directly after a
+    checkpoint, the rank would have nothing to replay, and the test would show nothing."""
     turns_then: list[int] = []
 
     def is_due(output: str) -> bool:
@@ -127,7 +130,7 @@ def drawing_since(image: str):
 
 
 def with_threads(options, checks, folder) -> None:
-    """OpenMP, and threads beside it."""
+    """Programs with OpenMP, and with further threads."""
     names = ("OpenMP", "OpenMP, sums in any order", "a thread that reads the clock", "two threads in MPI", "another thread in MPI")
     names = [name for name in names if checks.wants(name)]
     program = compiled(options, "threads", folder) if names else ""
@@ -138,7 +141,7 @@ def with_threads(options, checks, folder) -> None:
         undisturbed = job(options, [program, kind, "100"], [], environment=team)
         kills = [(said("sum 3 "), 1), (LATER_S, 0)]
         code, lines, output = job(options, [program, kind, "100"], kills, environment=team)
-        # Once in each process.
+        # One warning in each process.
         told = [text.count(OTHER_CLOCK) for text in (undisturbed[2], output)]
         wanted = [4, 4 + len(kills)] if kind == "clock" else [0, 0]
         is_same = sorted(lines) == sorted(undisturbed[1]) and len(lines) > 100
@@ -158,7 +161,7 @@ def with_threads(options, checks, folder) -> None:
 
 
 def last_words(options, checks) -> None:
-    """Rank 1 ends with a traceback, once, and comes back without one."""
+    """Rank 1 ends with a traceback, once, and its next incarnation has none."""
     name = "who says an error that does not come again"
     if not checks.wants(name):
         return
@@ -183,7 +186,7 @@ def last_words(options, checks) -> None:
 
 
 def logging(options, checks) -> None:
-    """libfabric's log has process ids and times in it, and is no part of what is compared."""
+    """libfabric's log contains process ids and times, and is not part of the compared output."""
     name = "libfabric's log"
     if not checks.wants(name):
         return

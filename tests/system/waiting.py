@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Waiting costs what it must and no more: with more ranks than processors, for long, and beside computing.
+"""The cost of waiting is bounded: in crowds of ranks, in long waits, and during computing.
 
-Times depend on what else the machine does: bounds are wide, and a measurement that misses its bound is
-repeated before it counts.
+A crowd has more ranks than processors. Times depend on other load of the machine: bounds are wide,
+and a measurement that misses its bound is repeated before it counts.
 """
 
 import sys
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def measure(checks, path, title, mode, ranks, bounds, unit):
-    """One check: every value in `bounds` is below its bound in one of a few attempts."""
+    """Checks that every value in `bounds` is below its bound in one of ATTEMPTS attempts."""
     where, words, allowed = path
     name = f"{title}, {where}"
     if not checks.wants(name):

@@ -1,5 +1,6 @@
-//! POSIX's asynchronous I/O (aio(7)): the C library does it in threads of its own, which nobody sees. So the recorded thread
-//! reads and writes at once, and every request is done when the call returns, as POSIX allows.
+//! POSIX's asynchronous I/O (aio(7)). The C library performs requests in threads of its own, which
+//! this library does not record. So the recorded thread reads and writes at once, and every request
+//! is complete when the call returns, as POSIX allows.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -8,13 +9,14 @@ use libc::{aiocb, sigevent};
 
 use crate::{real_libc, recording};
 
-/// Where the C library (glibc) looks for the outcome of a request: the error, and what the call would have returned.
+/// Offsets at which the C library (glibc) looks for the outcome of a request: the error, and the
+/// value of the call.
 const ERROR_AT: usize = offset_of!(aiocb, aio_offset) - 16;
 const RESULT_AT: usize = offset_of!(aiocb, aio_offset) - 8;
 const _: () = assert!(RESULT_AT.is_multiple_of(align_of::<isize>()));
 
 pub unsafe extern "C" fn aio_write(request: *mut aiocb) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !is_ours(request) {
             return real_libc::aio_write(request);
@@ -24,7 +26,7 @@ pub unsafe extern "C" fn aio_write(request: *mut aiocb) -> c_int {
 }
 
 pub unsafe extern "C" fn aio_read(request: *mut aiocb) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !is_ours(request) {
             return real_libc::aio_read(request);
@@ -34,7 +36,7 @@ pub unsafe extern "C" fn aio_read(request: *mut aiocb) -> c_int {
 }
 
 pub unsafe extern "C" fn aio_fsync(operation: c_int, request: *mut aiocb) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !is_ours(request) {
             return real_libc::aio_fsync(operation, request);
@@ -50,7 +52,7 @@ pub unsafe extern "C" fn lio_listio(
     count: c_int,
     event: *mut sigevent,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() || mode == libc::LIO_NOWAIT && notifies(event) {
             recording::forbid_restart(format_args!("it asks to be notified of asynchronous I/O"));
@@ -66,8 +68,11 @@ pub unsafe extern "C" fn lio_listio(
     0
 }
 
+/// Whether this library performs the request: the recorded thread makes the call, and the request
+/// asks for no notification.
+///
 /// # Safety
-/// The request is one.
+/// `request` is valid.
 unsafe fn is_ours(request: *mut aiocb) -> bool {
     if !recording::is_owner() {
         return false;
@@ -81,7 +86,7 @@ unsafe fn is_ours(request: *mut aiocb) -> bool {
 }
 
 /// # Safety
-/// Null, or an event.
+/// `event` is null or valid.
 unsafe fn notifies(event: *mut sigevent) -> bool {
     // SAFETY: the caller's promise.
     unsafe { event.as_ref() }.is_some_and(|event| match event.sigev_notify {
@@ -92,7 +97,7 @@ unsafe fn notifies(event: *mut sigevent) -> bool {
 }
 
 /// # Safety
-/// The request is one.
+/// `request` is valid.
 unsafe fn perform(request: *mut aiocb, operation: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
@@ -107,8 +112,10 @@ unsafe fn perform(request: *mut aiocb, operation: c_int) -> c_int {
     0
 }
 
+/// Stores the outcome of a request; a negative `result` has its error in `errno`.
+///
 /// # Safety
-/// The request is one, and errno belongs to this result.
+/// `request` is valid, and `errno` belongs to this result.
 unsafe fn note(request: *mut aiocb, result: isize) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -124,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_c_library_finds_the_outcome() {
-        // SAFETY: all zeros are a request; the C library only reads it.
+        // SAFETY: all zeros are a valid request; the C library only reads it.
         unsafe {
             let mut request: aiocb = std::mem::zeroed();
             note(&raw mut request, 17);

@@ -1,9 +1,12 @@
-//! Programs that a rank starts: whether they will be observed (`observe`), which takes this library in them.
+//! Programs that a rank starts: whether this library will be loaded into them and observe them
+//! (`observe`).
 //!
-//! In: the file and the environment of an `exec`, before it happens: a system call of a process that is observed, or `posix_spawn`,
-//! whose child shares the memory of its parent until it executes the program, so that its system calls are not dispatched. Out: a
-//! word, once, that the rank cannot be restarted, if that program would load no library of ours: it is linked statically or for
-//! another C library, it runs as another user, or its environment does not name the library (ld.so(8)).
+//! In: the file and the environment of an `exec`, before the `exec` happens. The call is a system
+//! call of an observed process, or `posix_spawn`, whose child shares the memory of its parent until
+//! it executes the program, so that its system calls are not dispatched. Out: one report that the
+//! rank cannot be restarted, if the program would not load this library: the program is linked
+//! statically or for another C library, runs as another user, or has an environment that does not
+//! name the library (ld.so(8)).
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -16,13 +19,14 @@ use crate::{observe, real_libc, recording, trap};
 
 type CStringList = *const *mut c_char;
 
-/// `#!` of a file that names another one that begins so.
+/// Largest number of nested scripts: a file whose `#!` names another file that begins with `#!`.
 const SCRIPTS_MAX: usize = 4;
-/// Where the headers of a program lie as a rule; what lies further back is not looked at.
+/// Bytes at the start of a program that are searched for its headers; headers further back are
+/// ignored.
 const START_BYTES: usize = 4096;
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
-/// Why nothing that a program does would be seen.
+/// Reason why this library would not observe a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UnobservedReason {
     Static,
@@ -43,7 +47,7 @@ impl fmt::Display for UnobservedReason {
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `posix_spawn`.
 pub unsafe extern "C" fn posix_spawn(
     process: *mut pid_t,
     path: *const c_char,
@@ -52,7 +56,7 @@ pub unsafe extern "C" fn posix_spawn(
     words: CStringList,
     environment: CStringList,
 ) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         check_exec(path, environment);
         real_libc::posix_spawn(process, path, actions, attributes, words, environment)
@@ -60,7 +64,7 @@ pub unsafe extern "C" fn posix_spawn(
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `posix_spawnp`.
 pub unsafe extern "C" fn posix_spawnp(
     process: *mut pid_t,
     name: *const c_char,
@@ -69,17 +73,18 @@ pub unsafe extern "C" fn posix_spawnp(
     words: CStringList,
     environment: CStringList,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         check_exec_in_path(name, environment);
         real_libc::posix_spawnp(process, name, actions, attributes, words, environment)
     }
 }
 
-/// A file that a program which begins later opens for writing: the child does that before the program begins, where nobody sees it.
+/// Reports a file that a later child opens for writing before its program begins, where this
+/// library does not observe it.
 ///
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `posix_spawn_file_actions_addopen`.
 pub unsafe extern "C" fn add_open(
     actions: *mut posix_spawn_file_actions_t,
     descriptor: c_int,
@@ -87,7 +92,7 @@ pub unsafe extern "C" fn add_open(
     flags: c_int,
     mode: libc::mode_t,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if trap::is_installed() && observe::is_watched() && !path.is_null() {
             observe::before_open(path, flags);
@@ -96,16 +101,16 @@ pub unsafe extern "C" fn add_open(
     }
 }
 
-/// Whether a program that is given this process's environment will be observed.
+/// Whether this library observes a program that inherits the environment of this process.
 pub fn own_environment_loads_interposer() -> bool {
     unsafe extern "C" {
         static environ: CStringList;
     }
-    // SAFETY: the C library's variable, which this thread reads between two changes of it.
+    // SAFETY: the C library's variable, which no thread changes meanwhile.
     unsafe { loads_interposer(environ) }
 }
 
-/// Before this file is executed.
+/// Forbids a restart if this file, executed with this environment, would not be observed.
 ///
 /// # Safety
 /// The arguments are those of `execve`.
@@ -116,7 +121,7 @@ pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
     // SAFETY: the caller's promise.
     let unseen = unsafe { unobserved_reason(CStr::from_ptr(path), environment) };
     if let Some(why) = unseen {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         let name = Path(unsafe { text(path.addr() as u64) });
         observe::forbid_restart_of(format_args!(
             "it starts {name}, which nobody can look after ({why})"
@@ -124,19 +129,19 @@ pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
     }
 }
 
-/// The same for a name that is looked for in PATH.
+/// Forbids a restart if the program of this name, looked up in PATH, would not be observed.
 ///
 /// # Safety
 /// The arguments are those of `execvpe`.
 unsafe fn check_exec_in_path(name: *const c_char, environment: CStringList) {
-    // SAFETY: the caller's promise; the variable lives as long as nobody changes it.
+    // SAFETY: the caller's promise; the variable lives until it changes.
     let (name_text, folders) = unsafe {
         let folders = libc::getenv(c"PATH".as_ptr());
         let folders = if folders.is_null() { c"/bin:/usr/bin" } else { CStr::from_ptr(folders) };
         (text(name.addr() as u64), folders.to_bytes())
     };
     if name_text.contains(&b'/') {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         return unsafe { check_exec(name, environment) };
     }
     for folder in folders.split(|byte| *byte == b':') {
@@ -150,7 +155,7 @@ unsafe fn check_exec_in_path(name: *const c_char, environment: CStringList) {
         path[folder.len() + 1..][..name_text.len()].copy_from_slice(name_text);
         let place = path.as_ptr().addr() as u64;
         if kernel(libc::SYS_faccessat, [HERE, place, libc::X_OK as u64, 0, 0, 0]) == 0 {
-            // SAFETY: the path ends, for the array was zeros.
+            // SAFETY: the path ends with a zero of the array.
             return unsafe { check_exec(path.as_ptr().cast(), environment) };
         }
     }
@@ -160,15 +165,15 @@ unsafe fn unobserved_reason(path: &CStr, environment: CStringList) -> Option<Uno
     let unseen = of_file(path, SCRIPTS_MAX);
     // SAFETY: the caller's promise.
     let is_named = || unsafe { loads_interposer(environment) };
-    // What is not there, or is no program, is not executed.
+    // A missing file, or one that is no program, is not executed.
     unseen.ok()?.or_else(|| (!is_named()).then_some(UnobservedReason::Environment))
 }
 
-/// Whether the environment has this library, and says where the record is.
+/// Whether the environment preloads this library, and names the record.
 unsafe fn loads_interposer(environment: CStringList) -> bool {
     let (mut has_library, mut has_record) = (false, false);
     let mut at = environment;
-    // SAFETY: an array of strings that ends with a null pointer.
+    // SAFETY: an array of C strings that ends with a null pointer.
     unsafe {
         while !at.is_null() && !(*at).is_null() {
             let word = CStr::from_ptr(*at).to_bytes();
@@ -184,12 +189,12 @@ unsafe fn loads_interposer(environment: CStringList) -> bool {
     has_library && has_record
 }
 
-/// `Err`: it is not executed.
+/// Examines a file that is to be executed. `Err`: the kernel does not execute the file.
 fn of_file(path: &CStr, scripts: usize) -> Result<Option<UnobservedReason>, ()> {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let file = kernel(libc::SYS_openat, [HERE, path.as_ptr().addr() as u64, flags, 0, 0, 0]);
     let Ok(file) = u64::try_from(file) else {
-        // Who may execute a file need not be able to read it.
+        // A file may be executable and not readable.
         let is_there = file == -i64::from(libc::EACCES);
         return if is_there { Ok(None) } else { Err(()) };
     };
@@ -210,7 +215,7 @@ fn of_file(path: &CStr, scripts: usize) -> Result<Option<UnobservedReason>, ()> 
     Ok(unseen.or(is_other_user.then_some(UnobservedReason::OtherUser)))
 }
 
-/// The word behind `#!`.
+/// The word after `#!`.
 fn interpreter(line: &[u8]) -> Option<&[u8]> {
     let line = line.split(|byte| *byte == b'\n').next()?;
     line.split(|byte| *byte == b' ' || *byte == b'\t').find(|word| !word.is_empty())
@@ -224,7 +229,8 @@ fn of_interpreter(name: &[u8], scripts: usize) -> Result<Option<UnobservedReason
 
 /// Whether the kernel gives the program another user or group than this process has (set-user-ID).
 fn runs_as_another(file: u64) -> bool {
-    // SAFETY: a record of which all zeros are a value; the kernel writes as much.
+    // SAFETY: a structure for which all zeros are a valid value; the kernel writes exactly this
+    // structure.
     let about = unsafe {
         let mut about: libc::stat = std::mem::zeroed();
         kernel(libc::SYS_fstat, [file, (&raw mut about).addr() as u64, 0, 0, 0, 0]);
@@ -237,14 +243,14 @@ fn runs_as_another(file: u64) -> bool {
         || has_capabilities(file) && own(libc::SYS_getuid) != 0
 }
 
-/// Whether the file gives the program rights that its user does not have (capabilities(7), "File capabilities"): then, too, ld.so(8)
-/// takes no notice of LD_PRELOAD.
+/// Whether the file gives the program rights that its user lacks (capabilities(7), "File
+/// capabilities"): in that case ld.so(8) ignores LD_PRELOAD.
 fn has_capabilities(file: u64) -> bool {
     let name = c"security.capability".as_ptr().addr() as u64;
     kernel(libc::SYS_fgetxattr, [file, name, 0, 0, 0, 0]) > 0
 }
 
-/// From the start of an ELF file (elf(5)). `Err`: it is none.
+/// Examines the start of an ELF file (elf(5)). `Err`: the file is no ELF program.
 fn of_program(start: &[u8]) -> Result<Option<UnobservedReason>, ()> {
     const CLASS: usize = 4;
     const CLASS_64: u8 = 2;
@@ -311,7 +317,7 @@ mod tests {
         let narrow = elf(1, Some(b"/lib/ld-linux.so.2"));
         assert_eq!(of_program(&narrow), Ok(Some(UnobservedReason::OtherLibrary)));
         assert_eq!(of_program(b"text"), Err(()));
-        // Nothing that is cut off or made up reads beyond its end.
+        // A truncated or invalid file causes no read beyond its end.
         for length in 0..ours.len() {
             let _ = of_program(&ours[..length]);
         }
@@ -343,7 +349,7 @@ mod tests {
             let mut list: Vec<*mut c_char> =
                 words.iter().map(|it| it.as_ptr().cast_mut()).collect();
             list.push(std::ptr::null_mut());
-            // SAFETY: strings, and a null pointer behind them.
+            // SAFETY: C strings, and a null pointer after them.
             unsafe { loads_interposer(list.as_ptr()) }
         };
         let (library, record) =

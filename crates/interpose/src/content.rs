@@ -1,4 +1,7 @@
 //! Calls that read, write and map the content of files.
+//!
+//! In: arguments of such a call. Out: its result, noted in the record or taken from it. What may
+//! never happen: replay writes to a file.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -15,23 +18,24 @@ use crate::session::{
     requires_durability,
 };
 
-/// First byte of what is kept of a read: the content follows, or its digest.
+/// First byte of a recorded read: the content follows, or a digest of the content follows.
 const CONTENT: u8 = 0;
 const DIGEST: u8 = 1;
-/// A file of a user's own up to this size is kept with its content, for it may be written later on.
+/// Largest size in bytes of a user's file whose reads are recorded with content.
 const SMALL_BYTES: i64 = 16 << 20;
-/// In the place of where an own append has ended, of a file to which others append as well.
+/// Value of `append_end` for a file to which others append as well.
 const SHARED: i64 = -1;
-/// Position of a write that the kernel puts at the end.
+/// Position of a write that the kernel appends.
 const AT_END: u64 = u64::MAX;
-/// `pwritev2`: at the end, whatever the descriptor says.
+/// Flag of `pwritev2`: append, whatever the flags of the descriptor.
 const RWF_APPEND: u64 = 0x10;
-/// Longest part of a file that is compared at once.
+/// Bytes of a file that are compared at once.
 const COMPARED: usize = 4096;
 
 impl Session {
-    /// A file behind a descriptor that nobody saw this process open, such as one that came over a socket (unix(7), `SCM_RIGHTS`): no
-    /// later incarnation could open it again.
+    /// Forbids a restart if the process uses a file by a descriptor that it was not seen to open,
+    /// such as one received over a socket (unix(7), `SCM_RIGHTS`): no later incarnation could open
+    /// the file again.
     pub fn look_for_passed(&mut self, descriptor: u64) {
         if self.table.index(descriptor).is_none() && !crate::recording::is_restart_forbidden() {
             observe::with_file(descriptor, |_, path| {
@@ -43,8 +47,10 @@ impl Session {
         }
     }
 
+    /// Handles a read. `None`: the descriptor is not that of a recorded file.
+    ///
     /// # Safety
-    /// The arguments are those of such a call.
+    /// The arguments are those of a read, as `IoVectors::of` takes them.
     pub unsafe fn read(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, pointer, length, ..] = arguments;
         let open = self.table.get(descriptor).filter(|open| open.kind != FileKind::Directory)?;
@@ -56,11 +62,11 @@ impl Session {
         let call = call_of(number, [descriptor, at as u64, wanted, 0, 0], &[]);
         let result = if self.is_live() {
             let result = kernel(number, arguments);
-            // SAFETY: the kernel has just written so much there.
+            // SAFETY: the kernel has just written this many bytes there.
             unsafe { self.note_read(descriptor, call, &pieces, result) };
             result
         } else {
-            // SAFETY: the program expects something there.
+            // SAFETY: the program's buffers, into which it reads.
             unsafe { self.replay_read(descriptor, call, &pieces, at) }
         };
         if let Some(open) = self.table.get(descriptor).filter(|_| position.is_none()) {
@@ -104,7 +110,8 @@ impl Session {
         }
     }
 
-    /// Whether what was read just now is kept with its content, because it may be something else the next time.
+    /// Whether the bytes just read are recorded with content, because the file may differ at
+    /// replay.
     fn records_content(&mut self, descriptor: u64, length: usize) -> bool {
         let Some(open) = self.table.get(descriptor) else { return true };
         if !open.may_be_read_again() {
@@ -122,7 +129,8 @@ impl Session {
         has_changed
     }
 
-    /// As it was read before: out of the record, or out of the file if that has not changed.
+    /// Answers a read during replay from the record, or from the file. Another digest ends the
+    /// process.
     unsafe fn replay_read(
         &mut self,
         descriptor: u64,
@@ -167,8 +175,10 @@ impl Session {
         result
     }
 
+    /// Handles a write. `None`: the descriptor is not that of a recorded file.
+    ///
     /// # Safety
-    /// The arguments are those of such a call.
+    /// The arguments are those of a write, as `IoVectors::of` takes them.
     pub unsafe fn write(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, pointer, length, ..] = arguments;
         let open = self.table.get(descriptor).filter(|open| open.kind == FileKind::File)?;
@@ -217,7 +227,8 @@ impl Session {
         let before = if writing.appends { size() } else { 0 };
         let mut is_shared = false;
         if let Some(open) = self.table.get(descriptor).filter(|_| writing.appends) {
-            // Who has found it empty, and has appended nothing yet, is the only one so far.
+            // A process that found the file empty and has appended nothing is the only writer so
+            // far.
             let is_own = if open.append_end == 0 { before == 0 } else { open.append_end == before };
             open.is_shared_append |= !is_own;
             is_shared = open.is_shared_append;
@@ -243,7 +254,7 @@ impl Session {
         (result, end)
     }
 
-    /// Nothing is written; what would be must be what was.
+    /// Answers a write during replay, and writes nothing. Another digest ends the process.
     fn replay_write(
         &mut self,
         call: landbridge_proto::nondeterminism::FileCall,
@@ -277,7 +288,7 @@ impl Session {
         Some(result)
     }
 
-    /// The names in a directory.
+    /// Handles a listing of a directory.
     ///
     /// # Safety
     /// The arguments are those of `getdents64`.
@@ -307,13 +318,13 @@ impl Session {
         Some(result)
     }
 
-    /// `ftruncate` and what else changes an open file, and may be done twice.
+    /// Handles `ftruncate` and other calls that change the size or attributes of an open file.
     pub fn resize(&mut self, number: c_long, descriptor: u64, arguments: [u64; 6]) -> Option<i64> {
         let is_one = |kind| matches!(kind, FileKind::File | FileKind::Directory);
         let open = self.table.get(descriptor).filter(|open| is_one(open.kind))?;
         open.is_recorded = true;
         let [_, second, third, fourth, ..] = arguments;
-        // Other calls have pointers there.
+        // Other calls pass pointers in these registers, which differ between incarnations.
         let words = match number {
             libc::SYS_ftruncate => [descriptor, second, 0, 0, 0],
             libc::SYS_fallocate => [descriptor, second, third, fourth, 0],
@@ -344,7 +355,7 @@ impl Session {
         Some(if self.is_live() { kernel(number, arguments) } else { 0 })
     }
 
-    /// From one descriptor to another within the kernel.
+    /// Handles a copy from one descriptor to another within the kernel.
     ///
     /// # Safety
     /// The arguments are those of such a call.
@@ -374,7 +385,7 @@ impl Session {
         } else {
             let result = self.replay(call, about, &mut []);
             for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
-                // SAFETY: an offset of the program's, which the kernel would have moved.
+                // SAFETY: the program's offset, which the kernel would have advanced.
                 unsafe { *(offset as *mut i64) += result.max(0) };
             }
             result
@@ -387,7 +398,7 @@ impl Session {
         Some(result)
     }
 
-    /// From a file to a pipe or a socket: done again, for those who read there are told again.
+    /// Handles a copy from a file to a pipe or a socket. Replay repeats it for the reader there.
     fn copy_out(
         &mut self,
         number: c_long,
@@ -431,7 +442,7 @@ impl Session {
         None
     }
 
-    /// A file in memory. What is stored there goes past every call.
+    /// Handles a mapping of a file. Stores into a mapping make no system call and are not recorded.
     pub fn map(
         &mut self,
         length: u64,
@@ -451,7 +462,7 @@ impl Session {
             crate::recording::forbid_restart(format_args!("it maps {path} shared and writable"));
             return None;
         }
-        // Whoever else has it mapped may store there, which no time of the file shows.
+        // Another process that maps the file may store into it, and no time of the file shows that.
         if is_shared && open.is_recorded && open.kind == FileKind::File {
             let path = Path(open.path());
             crate::recording::forbid_restart(format_args!(
@@ -476,6 +487,8 @@ impl Session {
         None
     }
 
+    /// Handles `getrandom`.
+    ///
     /// # Safety
     /// The arguments are those of `getrandom`.
     pub unsafe fn random(&mut self, into: u64, length: u64, flags: u64) -> Option<i64> {
@@ -489,7 +502,8 @@ impl Session {
         Some(crate::libc_wrappers::outcome_of(drawn))
     }
 
-    /// Rings by which the kernel is asked without a call: nobody would see what it does.
+    /// Refuses io_uring and Linux's asynchronous I/O: requests in these rings make no system call
+    /// that could be recorded.
     pub fn no_rings(&mut self) -> Option<i64> {
         static IS_SAID: AtomicBool = AtomicBool::new(false);
         if !IS_SAID.swap(true, Relaxed) {
@@ -501,7 +515,7 @@ impl Session {
     }
 }
 
-/// Requests to which a file answers that it is no terminal, and those about the descriptor alone (ioctl_tty(2)).
+/// Whether an ioctl(2) asks for a terminal, or concerns the descriptor alone (ioctl_tty(2)).
 fn asks_for_a_terminal(request: u64) -> bool {
     let of_descriptor = [libc::FIOCLEX, libc::FIONCLEX, libc::FIONBIO];
     let of_terminal = [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCGPGRP, TCGETS2];
@@ -510,31 +524,32 @@ fn asks_for_a_terminal(request: u64) -> bool {
 
 const TCGETS2: u64 = 0x802c_542a;
 
-/// `FICLONE` and `FICLONERANGE` (ioctl_ficlone(2)).
+/// Whether an ioctl(2) shares blocks between files: `FICLONE` and `FICLONERANGE`
+/// (ioctl_ficlone(2)).
 pub fn shares_blocks(request: u64) -> bool {
     matches!(request as u32, 0x4004_9409 | 0x4020_940d)
 }
 
-/// A write that is performed.
+/// Arguments of a write that is performed.
 struct PendingWrite<'a> {
     number: c_long,
     arguments: [u64; 6],
     descriptor: u64,
-    /// Where, unless it is at the end.
+    /// Position of the write; `None` for an append.
     place: Option<u64>,
     appends: bool,
     digest: u64,
     about: CallDescription<'a>,
 }
 
-/// What an interrupted change of an open file would do if it was done again.
+/// What the repetition of an interrupted change of an open file would do.
 #[derive(Clone, Copy)]
 enum ResizeReplay {
-    /// The same.
+    /// The repetition changes nothing.
     Idempotent,
-    /// The file has this length; what others have put there since would be gone.
+    /// The file gets this length; the repetition would remove later bytes of other processes.
     Length(u64),
-    /// Parts are taken out or put in, and what comes behind them moves.
+    /// The change removes or inserts parts of the file, and moves what follows them.
     Moves,
 }
 
@@ -558,7 +573,7 @@ impl ResizeReplay {
     }
 }
 
-/// Where a call reads or writes that says so itself.
+/// Position of a call that passes its position as an argument.
 fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     let says = matches!(
         number,
@@ -574,7 +589,7 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     (says && !is_current).then_some(at)
 }
 
-/// How much there is at a place of a file, and a digest of it.
+/// Number of bytes at a position of a file, at most `length`, and a digest of them.
 fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
     let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
     read_by_another(descriptor, |file| {
@@ -592,18 +607,18 @@ fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
     (count as u64, digest(&all))
 }
 
-/// With a descriptor of the same file that may read: the program's may only write.
+/// Calls `work` with a readable descriptor of the same file: the program's may be write-only.
 fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
     let Some(file) = file_metadata::open_to_read(descriptor) else { return };
     work(file);
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
 }
 
-/// Whether a write at a place has happened within which the last incarnation was killed; precondition: what was there before. If neither
-/// that stands there nor what was to be written, somebody else has written there since.
+/// Whether a write has happened during which the last incarnation was killed. `precondition` has
+/// the length and digest of the replaced bytes. Any other content is that of another process.
 ///
 /// # Safety
-/// The memory is there.
+/// The memory of `pieces` is valid.
 unsafe fn written(
     descriptor: u64,
     at: u64,
@@ -615,7 +630,7 @@ unsafe fn written(
     if (length, digest) == (length_before, digest_before) {
         return EffectOutcome::NotPerformed;
     }
-    // To write the same once more changes nothing.
+    // A repetition of the same write changes nothing.
     // SAFETY: the caller's promise.
     let is_ours = unsafe { is_there(descriptor, at, pieces, length as usize) };
     if is_ours && length >= length_before {
@@ -625,11 +640,11 @@ unsafe fn written(
     }
 }
 
-/// Whether an append has happened within which the last incarnation was killed. Of one that has happened in part, that part is
-/// taken back.
+/// Whether an append has happened during which the last incarnation was killed. An append that has
+/// happened in part is truncated away.
 ///
 /// # Safety
-/// The memory is there.
+/// The memory of `pieces` is valid.
 unsafe fn appended(descriptor: u64, pieces: &IoVectors, precondition: [u64; 6]) -> EffectOutcome {
     let [before, is_shared, ..] = precondition;
     let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
@@ -653,10 +668,10 @@ unsafe fn appended(descriptor: u64, pieces: &IoVectors, precondition: [u64; 6]) 
     }
 }
 
-/// Whether the first so many bytes stand there in the file.
+/// Whether the file has the first `length` bytes of `pieces` at this position.
 ///
 /// # Safety
-/// The memory is there.
+/// The memory of `pieces` is valid.
 unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &IoVectors, length: usize) -> bool {
     let (mut found, mut is_there) = ([0; COMPARED], false);
     read_by_another(descriptor, |file| {
@@ -673,7 +688,7 @@ unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &IoVectors, length: usi
     is_there
 }
 
-/// Where in the directory the last of these entries ends (`struct linux_dirent64`).
+/// Directory position after the last of these entries (`struct linux_dirent64`).
 fn last_offset(mut entries: &[u8]) -> Option<i64> {
     let mut last = None;
     while let Some((offset, length)) = entries.get(8..16).zip(entries.get(16..18)) {

@@ -1,4 +1,7 @@
 //! Calls that open files, duplicate their descriptors, lock them, and close them.
+//!
+//! In: arguments of such a call. Out: its result, noted in the record or taken from the record, and
+//! the changed descriptor table.
 
 use libc::{c_int, c_long};
 
@@ -9,10 +12,10 @@ use crate::session::{
     requires_durability, text,
 };
 
-/// What the record keeps of a file that was opened, in front of its path.
+/// Bytes of a recorded open file before its path.
 const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();
 
-/// What follows an `open` that has succeeded.
+/// Result of a successful `open`.
 struct OpenedFile {
     kind: FileKind,
     identity: FileIdentity,
@@ -21,8 +24,10 @@ struct OpenedFile {
 }
 
 impl Session {
+    /// Handles an open. `None`: the call is let through.
+    ///
     /// # Safety
-    /// The arguments are those of such a call.
+    /// The arguments are those of an open.
     pub unsafe fn open(
         &mut self,
         number: c_long,
@@ -37,7 +42,7 @@ impl Session {
             return None;
         }
         let flags = flags as c_int;
-        // Who creates nothing leaves anything in the register of the mode.
+        // A call that creates no file leaves an arbitrary value in the register of the mode.
         let creates = flags & (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0;
         let mode = if creates { mode } else { 0 };
         let call = call_of(number, [directory, flags as u64, mode, 0, 0], name);
@@ -76,7 +81,8 @@ impl Session {
         Some(result)
     }
 
-    /// The descriptor that the call had before is open again: on the same file if that is still there, else on a placeholder.
+    /// Opens the recorded descriptor during replay: on the same file if that file still exists,
+    /// else on a placeholder.
     fn replay_open(
         &mut self,
         directory: u64,
@@ -144,7 +150,7 @@ impl Session {
         None
     }
 
-    /// The kernel chooses the new descriptor.
+    /// Handles a duplication whose new descriptor the kernel chooses.
     pub fn duplicate(&mut self, number: c_long, from: u64, arguments: [u64; 6]) -> Option<i64> {
         self.table.get(from)?;
         let call = call_of(number, [from, arguments[1], 0, 0, 0], &[]);
@@ -165,7 +171,7 @@ impl Session {
         Some(result)
     }
 
-    /// The program chooses it.
+    /// Handles a duplication whose new descriptor the program chooses.
     pub fn duplicate_to(
         &mut self,
         number: c_long,
@@ -193,6 +199,8 @@ impl Session {
         Some(result)
     }
 
+    /// Handles `fcntl`. `None`: the call is let through.
+    ///
     /// # Safety
     /// The arguments are those of `fcntl`.
     pub unsafe fn control(
@@ -219,16 +227,17 @@ impl Session {
                 None
             }
             libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
-                // SAFETY: of `fcntl`.
+                // SAFETY: the argument of `fcntl`, which the program passes.
                 let range = unsafe { (argument as *const libc::flock).read_unaligned() };
                 Some(self.lock_range(descriptor, &range, arguments))
             }
             libc::F_GETLK | libc::F_OFD_GETLK => {
                 let holder = self.holder(descriptor);
-                // SAFETY: of `fcntl`.
+                // SAFETY: the argument of `fcntl`, which the program passes.
                 let into = unsafe { crate::session::bytes(argument, size_of::<libc::flock>()) };
                 if self.is_live() {
-                    // Its own locks are those of an open file, and are in nobody else's way.
+                    // All range locks of this process belong to one open file, and a query by that
+                    // open file reports only locks of others.
                     let result = ask_for_lock(holder, command as c_int, argument);
                     self.note(call, result, &[into]);
                     return Some(result);
@@ -268,8 +277,8 @@ impl Session {
         result
     }
 
-    /// The descriptor by which the process has locked ranges of the same file already, if there is one: its locks are those of one
-    /// open file, so that they are not in each other's way.
+    /// The descriptor by which the process has locked ranges of the same file, if there is one. All
+    /// range locks of one file belong to one open file, so they do not conflict with each other.
     fn holder(&mut self, descriptor: u64) -> u64 {
         let Some(own) = self.table.get(descriptor).map(|open| open.identity) else {
             return descriptor;
@@ -300,7 +309,7 @@ impl Session {
         Some(result)
     }
 
-    /// What is open when the program begins, or when it has become another one.
+    /// Adds the files that are open when the program begins or has executed another program.
     pub fn adopt(&mut self) {
         for descriptor in 0..DESCRIPTORS as u64 {
             let opened = OpenedFile::of(descriptor as i64);
@@ -318,7 +327,8 @@ impl Session {
         }
     }
 
-    /// The process becomes another program, which finds its files as the kernel has them.
+    /// Prepares the files for another program that this process executes: the program finds its
+    /// files as the kernel has them.
     pub fn before_exec(&mut self) {
         if self.is_live() {
             return self.release_all_held();
@@ -335,15 +345,16 @@ impl Session {
     }
 }
 
-/// A lock of the process (`F_SETLK`) becomes one of the open file (`F_OFD_SETLK`), which is not lost with the process. `offset`: where
-/// the program stands in the file.
+/// Takes a lock of the process (`F_SETLK`) as a lock of the open file (`F_OFD_SETLK`), which
+/// outlives the process if the agent holds the file. `offset` is the program's position in the
+/// file.
 fn lock_now(holder: u64, offset: i64, arguments: [u64; 6]) -> i64 {
     let command = match arguments[1] as c_int {
         libc::F_SETLK => libc::F_OFD_SETLK,
         libc::F_SETLKW => libc::F_OFD_SETLKW,
         _ => return kernel(libc::SYS_fcntl, arguments),
     };
-    // SAFETY: of `fcntl`.
+    // SAFETY: the argument of `fcntl`, which the program passes.
     let mut range = unsafe { (arguments[2] as *const libc::flock).read_unaligned() };
     range.l_pid = 0;
     if i32::from(range.l_whence) == libc::SEEK_CUR {
@@ -353,16 +364,17 @@ fn lock_now(holder: u64, offset: i64, arguments: [u64; 6]) -> i64 {
     kernel(libc::SYS_fcntl, [holder, command as u64, range, 0, 0, 0])
 }
 
-/// `F_GETLK` as `F_OFD_GETLK`.
+/// Performs `F_GETLK` as `F_OFD_GETLK`.
 fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
     if command == libc::F_GETLK {
-        // SAFETY: of `fcntl`.
+        // SAFETY: the argument of `fcntl`, which the program passes.
         unsafe { (*(range as *mut libc::flock)).l_pid = 0 };
     }
     kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, range, 0, 0, 0])
 }
 
-/// What was there before it was opened: inode (0: nothing), device, size, and when it was modified.
+/// State of a path before it is opened: inode (0: nothing has that name), device, size, and time of
+/// modification.
 fn precondition_of(place: (u64, u64)) -> [u64; 6] {
     let found = file_metadata::identity_at(place);
     found.map_or([0; 6], |(_, now)| {
@@ -370,23 +382,24 @@ fn precondition_of(place: (u64, u64)) -> [u64; 6] {
     })
 }
 
-/// Whether an `open` that may have created or emptied a file has happened.
+/// Whether an interrupted `open` that creates or truncates a file has happened.
 fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; 6]) -> EffectOutcome {
     let now = precondition_of(place);
     let was_absent = before[0] == 0;
     let is_new = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
     match now[0] {
-        // Another node's rank may have removed since what this call had made there.
+        // A rank on another node may have removed the file that this call had created.
         0 if is_new && was_absent && requires_durability() => EffectOutcome::Unknown,
         0 => EffectOutcome::NotPerformed,
         _ if is_new && was_absent => EffectOutcome::Unknown,
-        // To empty it once more changes nothing, unless somebody has written there since.
+        // A second truncation changes nothing, unless another process has written to the file
+        // since.
         _ if flags & libc::O_TRUNC != 0 && now[2] != 0 && now != before => EffectOutcome::Unknown,
         _ => EffectOutcome::NotPerformed,
     }
 }
 
-/// `found` becomes descriptor `wanted`, as it was before.
+/// Moves the open file `found` to the descriptor `wanted`. The process ends if `wanted` is in use.
 fn move_descriptor(found: i64, wanted: i64, closes: c_int) {
     if found == wanted {
         return;
@@ -415,7 +428,7 @@ impl OpenedFile {
         }
     }
 
-    /// Of what the kernel has opened there.
+    /// Kind, identity and path of what is open at a descriptor.
     fn of(descriptor: i64) -> OpenedFile {
         let mut opened = OpenedFile::none();
         let Some((kind, identity)) = u64::try_from(descriptor).ok().and_then(identity_of) else {
@@ -454,7 +467,7 @@ impl OpenedFile {
     }
 }
 
-/// An identity as bytes.
+/// An identity as little-endian bytes.
 pub fn bytes_of(identity: &FileIdentity) -> [u8; size_of::<FileIdentity>()] {
     let words = [
         identity.device,
@@ -470,7 +483,7 @@ pub fn bytes_of(identity: &FileIdentity) -> [u8; size_of::<FileIdentity>()] {
     bytes
 }
 
-/// And back.
+/// An identity from the bytes of [`bytes_of`].
 pub fn identity_from(bytes: &[u8]) -> FileIdentity {
     let word = |at: usize| {
         bytes
@@ -487,7 +500,8 @@ pub fn identity_from(bytes: &[u8]) -> FileIdentity {
 }
 
 impl OpenFile {
-    /// Whether what is read of it may be read again and compared, instead of being kept.
+    /// Whether reads of the file are recorded as digests and repeated at replay, instead of being
+    /// recorded with content.
     pub fn may_be_read_again(&self) -> bool {
         self.kind == FileKind::File && !self.is_recorded
     }

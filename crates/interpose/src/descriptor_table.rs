@@ -1,41 +1,43 @@
-//! What the recorded thread has open: which descriptor is which file, and where the program stands in it.
+//! Open files of the recorded thread: which descriptor is which file, and at which position the
+//! program is.
 //!
-//! In: opens, duplicates, closes, results of reads and writes. Out: the file behind a descriptor. A file counts as *real* while its
-//! descriptors are open on it; during replay they may be placeholders, because the file may have been renamed, replaced or
-//! removed since ([`OpenFile::is_real`]).
+//! In: opens, duplicates, closes, results of reads and writes. Out: the file behind a descriptor. A
+//! file is *real* while its descriptors are open on it. During replay the descriptors may be
+//! placeholders, because the file may have been renamed, replaced or removed since
+//! ([`OpenFile::is_real`]).
 //!
-//! What may never happen: memory is allocated; two files share one place.
+//! What may never happen: the table allocates memory; two files share one entry.
 
 use libc::c_int;
 
 use crate::working_directory::WorkingDirectory;
 
-/// Descriptors that are looked after; programs with more cannot be restarted.
+/// Number of descriptors in the table; a program with a higher descriptor cannot be restarted.
 pub const DESCRIPTORS: usize = 4096;
-/// Files open at the same time.
+/// Largest number of files open at the same time.
 pub const OPENS: usize = 1024;
-/// As the kernel's `PATH_MAX`.
+/// Largest length of a path in bytes, with its zero: the kernel's `PATH_MAX`.
 pub const PATH_BYTES: usize = 4096;
-/// Locked ranges of one file.
+/// Largest number of locked ranges of one file.
 pub const LOCKS: usize = 8;
-/// Files whose last append is remembered.
+/// Number of files whose last append is remembered.
 const ENDS: usize = 64;
 
-/// Of a descriptor that is not looked after. (A table of zeros takes no room in the library's file.)
+/// Slot of a descriptor without an entry. (A table of zeros takes no space in the library's file.)
 const NONE: u16 = 0;
 
-/// What lies behind a descriptor.
+/// Kind of the object behind a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FileKind {
-    /// Nothing that is looked after.
+    /// An object that is not recorded.
     Other = 0,
-    /// A file of a file system.
+    /// A regular file.
     File = 1,
     Directory = 2,
-    /// A device that gives random numbers.
+    /// A device that returns random numbers.
     Random = 3,
-    /// A file whose content the kernel makes up as it is read (proc, sysfs).
+    /// A file whose content the kernel generates as it is read (proc, sysfs).
     Virtual = 4,
 }
 
@@ -52,44 +54,44 @@ impl FileKind {
     }
 }
 
-/// What tells a file from others, and one state of its content from another.
+/// Identity of a file, and of one state of its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct FileIdentity {
     pub device: u64,
     pub inode: u64,
     pub size: i64,
-    /// Nanoseconds since 1970.
+    /// Times of the last modification and of the last status change, in nanoseconds since 1970.
     pub modified: i64,
     pub changed: i64,
 }
 
-/// An open file, as one call has opened it; its descriptors share the position.
+/// One open file description; its descriptors share the position.
 pub struct OpenFile {
     uses: u32,
     pub kind: FileKind,
-    /// As given to `open`, and changed since.
+    /// Flags of `open`, with later changes by `fcntl`.
     pub flags: c_int,
-    /// When it was opened.
+    /// Identity of the file when it was opened.
     pub identity: FileIdentity,
     pub offset: i64,
-    /// Where its own last append ended; 0: there was none.
+    /// File size after this process's last append; 0: the process has appended nothing.
     pub append_end: i64,
-    /// Somebody else appends to it as well.
+    /// True if another process appends to the file as well.
     pub is_shared_append: bool,
-    /// Its descriptors are open on it.
+    /// True while the descriptors are open on the file; false while they are placeholders.
     pub is_real: bool,
-    /// The agent has it while an image of the process is taken.
+    /// True while the agent holds the file for a checkpoint of this process.
     pub is_quiesced: bool,
-    /// What is read of it is recorded with its content.
+    /// True if reads of the file are recorded with their content.
     pub is_recorded: bool,
-    /// Its name is gone.
+    /// True once the file has lost its name.
     pub is_removed: bool,
-    /// The number under which the agent holds it; 0: it does not.
+    /// Number under which the agent holds the file; 0: the agent does not hold it.
     pub held: u64,
-    /// `flock`: 0 if it is not locked.
+    /// Operation of `flock`; 0: the file is not locked.
     pub lock: c_int,
-    /// Start and length of ranges locked by `fcntl`.
+    /// Start and length in bytes of ranges locked by `fcntl`.
     pub ranges: [Option<(i64, i64)>; LOCKS],
     length: u16,
     path: [u8; PATH_BYTES],
@@ -119,12 +121,13 @@ impl OpenFile {
         &self.path[..self.length.into()]
     }
 
-    /// With a zero behind it.
+    /// Address of the path, which ends with a zero.
     pub fn path_pointer(&self) -> *const u8 {
         self.path.as_ptr()
     }
 
-    /// Its name from now on. A longer one is not kept: the file then cannot be opened again.
+    /// Sets the path. A path of [`PATH_BYTES`] or more is dropped: the file then cannot be
+    /// reopened.
     pub fn rename(&mut self, path: &[u8]) {
         let length = if path.len() < PATH_BYTES { path.len() } else { 0 };
         self.path[..length].copy_from_slice(&path[..length]);
@@ -145,18 +148,19 @@ impl OpenFile {
     }
 }
 
-/// See the module head.
+/// Table of the descriptors and open files of the recorded thread.
 pub struct DescriptorTable {
     slots: [u16; DESCRIPTORS],
     pub opens: [OpenFile; OPENS],
-    /// Where relative names begin.
+    /// Directory to which relative names refer.
     pub working_directory: WorkingDirectory,
     ends: [AppendEnd; ENDS],
-    /// The next of them to be forgotten.
+    /// Index of the entry of `ends` that is replaced next.
     oldest: usize,
 }
 
-/// Where the last append of this process to a file ended, also when it has closed that file since.
+/// File size after the last append of this process to a file, also after the process has closed
+/// that file.
 #[derive(Clone, Copy)]
 struct AppendEnd {
     file: (u64, u64),
@@ -172,13 +176,13 @@ impl DescriptorTable {
         oldest: 0,
     };
 
-    /// Where this process has last ended an append to the file; 0: it has appended nothing, as far as is remembered.
+    /// File size after this process's last append to the file; 0: no append is remembered.
     pub fn end_of(&self, identity: &FileIdentity) -> i64 {
         let file = (identity.device, identity.inode);
         self.ends.iter().find(|it| it.file == file).map_or(0, |it| it.end)
     }
 
-    /// It ends there.
+    /// Notes the file size after an append; the oldest of `ENDS` entries is replaced.
     pub fn note_end(&mut self, identity: &FileIdentity, end: i64) {
         let file = (identity.device, identity.inode);
         let known = self.ends.iter().position(|it| it.file == file);
@@ -189,27 +193,28 @@ impl DescriptorTable {
         self.ends[at] = AppendEnd { file, end };
     }
 
-    /// The file behind a descriptor.
+    /// The open file behind a descriptor.
     #[inline]
     pub fn get(&mut self, descriptor: u64) -> Option<&mut OpenFile> {
         let index = self.index(descriptor)?;
         self.opens.get_mut(index)
     }
 
-    /// Whether two descriptors share one open file.
+    /// Index of the open file behind a descriptor. Two descriptors with the same index share one
+    /// open file.
     pub fn index(&self, descriptor: u64) -> Option<usize> {
         let place = *self.slots.get(descriptor as u32 as usize)?;
         usize::from(place).checked_sub(1)
     }
 
-    /// A file is open under this descriptor. `None`: there is no room.
+    /// Adds an open file under this descriptor. `None`: the table is full.
     pub fn insert(&mut self, descriptor: i64) -> Option<&mut OpenFile> {
         self.remove(descriptor as u64);
         let place = self.slots.get_mut(usize::try_from(descriptor).ok()?)?;
         let free = self.opens.iter().position(|open| open.uses == 0)?;
         *place = free as u16 + 1;
         let open = &mut self.opens[free];
-        // The path is written over, and need not be cleared.
+        // The path is overwritten when it is set, so the old bytes need no clearing.
         (open.uses, open.length, open.path[0]) = (1, 0, 0);
         (open.kind, open.flags, open.offset) = (FileKind::Other, 0, 0);
         (open.identity, open.append_end) = (FileIdentity::default(), 0);
@@ -219,7 +224,7 @@ impl DescriptorTable {
         Some(open)
     }
 
-    /// `to` is another name of what is open under `from`. False: there is no room for it.
+    /// Makes `to` another descriptor of the open file at `from`. False: `to` is beyond the table.
     pub fn duplicate(&mut self, from: u64, to: i64) -> bool {
         let Some(index) = self.index(from) else { return true };
         if self.index(to as u64) == Some(index) {
@@ -234,24 +239,24 @@ impl DescriptorTable {
         true
     }
 
-    /// The descriptor is closed.
+    /// Removes a descriptor that is closed.
     pub fn remove(&mut self, descriptor: u64) {
         let Some(index) = self.index(descriptor) else { return };
         self.slots[descriptor as u32 as usize] = NONE;
         self.opens[index].uses -= 1;
     }
 
-    /// How many descriptors an open file has.
+    /// Number of descriptors of an open file.
     pub fn uses(&self, index: usize) -> u32 {
         self.opens[index].uses
     }
 
-    /// OpenFile files, with their numbers.
+    /// All open files, with their indices.
     pub fn opens(&mut self) -> impl Iterator<Item = (usize, &mut OpenFile)> {
         self.opens.iter_mut().enumerate().filter(|(_, open)| open.uses > 0)
     }
 
-    /// The descriptors of one of them.
+    /// The descriptors of one open file.
     pub fn descriptors(&self, index: usize) -> impl Iterator<Item = u64> {
         let all = self.slots.iter().enumerate();
         all.filter(move |(_, place)| usize::from(**place) == index + 1).map(|(at, _)| at as u64)
@@ -267,8 +272,8 @@ mod tests {
     use super::*;
 
     fn table() -> Box<DescriptorTable> {
-        // On the heap at once: it is too large for a test's stack. All zeros are an empty table.
-        // SAFETY: numbers, and options of which zeros are none.
+        // The table is allocated on the heap at once, because it is too large for a test's stack.
+        // SAFETY: all zeros are an empty table: numbers, and options that are `None`.
         unsafe { Box::<DescriptorTable>::new_zeroed().assume_init() }
     }
 

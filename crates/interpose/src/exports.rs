@@ -1,5 +1,5 @@
-//! The functions that programs find here instead of in the C library. Each hands on its arguments with one more: the
-//! address it was called from.
+//! The functions that programs find in this library instead of in the C library. Each function
+//! passes its arguments on, with one more: the address from which it was called.
 
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int};
@@ -10,7 +10,8 @@ use crate::{
     aio, child_programs, libc_wrappers, observe, recording, side_channels, temporary, trap,
 };
 
-/// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
+/// Defines functions by `name => body, register`, where `register` is that of the argument after
+/// the last one, on x86-64 and on ARM.
 macro_rules! interpose_with_caller {
     ($($name:ident => $body:path, $x86:literal, $arm:literal;)*) => {$(
         #[cfg(target_arch = "x86_64")]
@@ -60,7 +61,8 @@ interpose_with_caller! {
     mq_open => side_channels::mq_open, "r8", "x4";
 }
 
-/// All six registers have arguments, so the address it was called from goes by the stack.
+/// Replaces `sendto`, whose arguments take all six registers: the address of the call goes on the
+/// stack.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -75,7 +77,7 @@ extern "C" fn sendto() {
     )
 }
 
-/// `name => body`, for those that need no more than their own arguments.
+/// Defines functions by `name => body`, for bodies that need only their own arguments.
 macro_rules! interpose {
     ($($name:ident => $body:path;)*) => {$(
         #[cfg(target_arch = "x86_64")]
@@ -102,8 +104,8 @@ interpose! {
     posix_spawn_file_actions_addopen => child_programs::add_open;
 }
 
-/// Runs when the program is loaded, before the constructors of every other library (`build.rs`): before that of the C library, too,
-/// which sets the environment.
+/// Runs when the program is loaded, before the constructors of every other library (`build.rs`),
+/// also before that of the C library, which sets the environment.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: unsafe extern "C" fn(c_int, Strings, Strings) = {
@@ -111,7 +113,7 @@ static AT_LOAD: unsafe extern "C" fn(c_int, Strings, Strings) = {
         unsafe extern "C" {
             static mut environ: Strings;
         }
-        // SAFETY: the only thread sets the variable to what the C library will set it to.
+        // SAFETY: the only thread sets the variable to the value that the C library will give it.
         unsafe {
             if environ.is_null() {
                 environ = environment;
@@ -122,41 +124,44 @@ static AT_LOAD: unsafe extern "C" fn(c_int, Strings, Strings) = {
     at_load
 };
 
-/// As the loader hands in arguments and environment.
+/// Arguments or environment, as the loader passes them.
 type Strings = *const *const c_char;
 
-/// For the provider: the place where it keeps how often the program has looked for messages; null if this process is not
+/// Interface to the provider: address of the counters of polls; null if this process is not
 /// recorded.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_polls() -> *const Polls {
     recording::polls().map_or(std::ptr::null(), |polls| polls)
 }
 
-/// For the provider: whether this process is a child of one that is recorded. 0: it is not.
+/// Interface to the provider: whether this process is a child of a recorded process. 0: it is not.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_is_child() -> c_int {
     c_int::from(observe::is_child())
 }
 
-/// For the provider: whether what this thread reads is recorded. 0: it is not.
+/// Interface to the provider: whether the calls of this thread are recorded. 0: they are not.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_is_recorded_thread() -> c_int {
     c_int::from(recording::is_owner())
 }
 
-/// For the provider: lets go of the record for as long as an image of this process is taken. 0: it has none.
+/// Interface to the provider: unmaps the record while a checkpoint of this process is taken. 0:
+/// this process has no record.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_quiesce() -> c_int {
     c_int::from(recording::quiesce())
 }
 
-/// For the provider: the byte that is 0 while the system calls of this thread are nobody's business; null if they always are.
+/// Interface to the provider: address of the byte that is 0 while the system calls of this thread
+/// are let through; null if they always are.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_selector() -> *mut u8 {
     trap::selector()
 }
 
-/// And takes hold of it again. 0: that cannot be, and nothing may go on. 2: the descriptor must stay open.
+/// Interface to the provider: maps the record again after a checkpoint. 0: that failed, and the
+/// process must end. 2: the descriptor must stay open.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_resume(descriptor: c_int, incarnation: u64) -> c_int {
     recording::resume(descriptor, incarnation) as c_int

@@ -1,4 +1,4 @@
-//! What the kernel says of files: kind, identity, canonical path.
+//! Metadata of files as the kernel reports it: kind, identity, canonical path.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -10,12 +10,12 @@ use crate::session::{bytes, kernel, text};
 
 const SECOND: i64 = 1_000_000_000;
 
-/// FileKind and identity of what is open there.
+/// Kind and identity of what is open at a descriptor.
 pub fn identity_of(descriptor: u64) -> Option<(FileKind, FileIdentity)> {
     asked(|room| kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]))
 }
 
-/// Of what has this name; a symbolic link itself, not what it leads to.
+/// Kind and identity of what a path names; a symbolic link is not followed.
 pub fn identity_at((directory, path): (u64, u64)) -> Option<(FileKind, FileIdentity)> {
     let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
     asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
@@ -49,7 +49,8 @@ fn kind_of(mode: mode_t, device: libc::dev_t) -> FileKind {
     }
 }
 
-/// Whether what is open there is a pipe with a name, or a disk: what is written there is not to be written again, and is not recorded.
+/// Whether a descriptor is that of a named pipe or a block device. A replay must not repeat writes
+/// to these, and they are not recorded.
 pub fn passes_on(descriptor: u64) -> bool {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
@@ -59,7 +60,7 @@ pub fn passes_on(descriptor: u64) -> bool {
     is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
 }
 
-/// The same of what has this name.
+/// Whether a path names a named pipe or a block device; a symbolic link is followed.
 pub fn passes_on_at((directory, path): (u64, u64)) -> bool {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
@@ -69,10 +70,11 @@ pub fn passes_on_at((directory, path): (u64, u64)) -> bool {
     is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
 }
 
-/// The directory in which something of this name is, or would be. `None`: there is no such directory.
+/// Identity of the directory that contains, or would contain, what a path names. `None`: there is
+/// no such directory.
 ///
 /// # Safety
-/// The path is one of the program's.
+/// The path is a C string.
 pub unsafe fn directory_of(place: (u64, u64)) -> Option<FileIdentity> {
     let mut path = [0; PATH_BYTES];
     // SAFETY: the caller's promise.
@@ -82,7 +84,7 @@ pub unsafe fn directory_of(place: (u64, u64)) -> Option<FileIdentity> {
     identity_at((crate::syscalls::HERE, path.as_ptr().addr() as u64)).map(|(_, identity)| identity)
 }
 
-/// Another descriptor of the same file, by which it can be read.
+/// Another descriptor of the same file, open for reading.
 pub fn open_to_read(descriptor: u64) -> Option<u64> {
     let name = link_of(descriptor);
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
@@ -92,7 +94,8 @@ pub fn open_to_read(descriptor: u64) -> Option<u64> {
     u64::try_from(found).ok()
 }
 
-/// The path of what is open there, as the kernel names it; how long it is.
+/// Writes the kernel's path of what is open at a descriptor into `into`; returns the path's length
+/// in bytes.
 pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
     let name = link_of(descriptor);
     let room = into.as_mut_ptr().addr() as u64;
@@ -101,12 +104,13 @@ pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
     usize::try_from(length).unwrap_or(0)
 }
 
-/// Its name in proc(5).
+/// Path of a descriptor's link in proc(5).
 fn link_of(descriptor: u64) -> Name {
     Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
 }
 
-/// The canonical path of what has this name; its length, 0 if there is nothing.
+/// Writes the canonical path of what a path names into `into`; returns the length in bytes, 0 if
+/// nothing has that name.
 pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
     let flags = (libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
     let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
@@ -118,11 +122,11 @@ pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> us
     length
 }
 
-/// The canonical path that something of this name has, or had: that of its directory, and the name; its length, 0 if there is no
-/// such directory.
+/// Writes the canonical path that a name has or had into `into`: the path of its directory, and the
+/// last component. Returns the length in bytes, 0 if there is no such directory.
 ///
 /// # Safety
-/// The path is one of the program's.
+/// The path is a C string.
 pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
@@ -144,7 +148,8 @@ pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_B
     start + last.len()
 }
 
-/// Process and number of each thread of this process but the calling one.
+/// Calls `work` with the process id and thread id of each thread of this process except the calling
+/// one.
 pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
     let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
     each_number_in(c"/proc/self/task", |number| {
@@ -154,9 +159,10 @@ pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
     });
 }
 
-/// Whether one of another process's descriptors is the same open file as a descriptor of this process (open(2), "open file
-/// description"). Where kcmp(2) is not allowed, two descriptors of one file count as the same; where the descriptors of the other
-/// process cannot be listed, any file of its own counts as shared.
+/// Whether a descriptor of another process is the same open file as a descriptor of this process
+/// (open(2), "open file description"). Where kcmp(2) is not allowed, two descriptors of one file
+/// count as the same. Where the descriptors of the other process cannot be listed, every file
+/// counts as shared.
 pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     const KCMP_FILE: u64 = 0;
     let Some((_, here)) = identity_of(descriptor) else { return false };
@@ -180,7 +186,8 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     is_shared || !is_listed
 }
 
-/// Calls `work` for each entry of a folder of proc(5) whose name is a number. False: the folder cannot be read.
+/// Calls `work` for each entry of a proc(5) directory whose name is a number. False: the directory
+/// cannot be read.
 fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
     const ENTRIES_BYTES: usize = 4096;
     let folder = folder.as_ptr().addr() as u64;
@@ -199,7 +206,7 @@ fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
         if rest.is_empty() {
             break true;
         }
-        // struct linux_dirent64: inode, offset, length, kind, name.
+        // Fields of struct linux_dirent64: inode, offset, length, kind, name.
         while let Some(bytes) = rest.get(16..18) {
             let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]])).max(19);
             let name = rest.get(19..length).unwrap_or_default();
@@ -214,7 +221,7 @@ fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
     is_whole
 }
 
-/// A short path, built without memory of its own.
+/// A path of at most 63 bytes, built without allocation.
 struct Name {
     bytes: [u8; NAME_BYTES],
     length: usize,
@@ -226,7 +233,7 @@ impl Name {
     fn new(parts: &[&[u8]]) -> Self {
         let (mut bytes, mut length) = ([0; NAME_BYTES], 0);
         for part in parts {
-            // What does not fit names nothing: the last byte stays zero.
+            // A path that does not fit is cut off and names nothing; the last byte stays zero.
             let now = part.len().min(NAME_BYTES - 1 - length);
             bytes[length..length + now].copy_from_slice(&part[..now]);
             length += now;
@@ -265,7 +272,7 @@ impl Digits {
     }
 }
 
-/// What follows the process's own folder of proc(5) in a path.
+/// The part of a path after the process's own directory in proc(5). `None`: the path is elsewhere.
 pub fn in_own_proc_directory(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(b"/proc/")?;
     if let Some(rest) = rest.strip_prefix(b"self/") {
@@ -279,8 +286,9 @@ pub fn in_own_proc_directory(path: &[u8]) -> Option<&[u8]> {
     is_own.then(|| rest[digits..].strip_prefix(b"/")).flatten()
 }
 
-/// Whether nothing is recorded of what has this path: memory that processes share, which the network's libraries make for
-/// themselves, each incarnation anew; and the list of the process's own threads, whose numbers are those of this incarnation.
+/// Whether files with this path are not recorded: shared memory that the network's libraries create
+/// in each incarnation, and the list of the process's own threads, whose ids differ between
+/// incarnations.
 pub fn is_exempt(path: &[u8]) -> bool {
     if in_own_proc_directory(path).is_some_and(|rest| rest.starts_with(b"task")) {
         return true;
@@ -290,12 +298,13 @@ pub fn is_exempt(path: &[u8]) -> bool {
     OURS.iter().any(|start| path.starts_with(start))
 }
 
-/// Whether the kernel makes up what is read there.
+/// Whether the kernel generates the content of the file as it is read (proc, sysfs).
 pub fn is_virtual(path: &[u8]) -> bool {
     path.starts_with(b"/proc/") || path.starts_with(b"/sys/")
 }
 
-/// Whether it belongs to an installed program: nobody writes it while the job runs, and there is much of it.
+/// Whether a file belongs to an installed program. No process writes such files while the job runs,
+/// and they are too large to record with content.
 pub fn is_installed(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     let ends = |ending: &[u8]| name.ends_with(ending);
@@ -308,20 +317,20 @@ pub fn is_installed(path: &[u8]) -> bool {
         || ends(b".pyc")
 }
 
-/// IoVectors of memory that a call reads or writes, as `struct iovec`.
+/// Buffers that a call reads or writes, as a list of `struct iovec`.
 pub struct IoVectors {
     list: [libc::iovec; IO_VECTORS_MAX],
     count: usize,
 }
 
-/// As the kernel's `UIO_MAXIOV`.
+/// Largest number of buffers in one call: the kernel's `UIO_MAXIOV`.
 const IO_VECTORS_MAX: usize = 1024;
 
 impl IoVectors {
-    /// Of a call with one buffer, or with a list of them.
+    /// Buffers of a call that has one buffer, or a list of them.
     ///
     /// # Safety
-    /// The arguments are those of such a call.
+    /// The arguments are those of a read or write call.
     pub unsafe fn of(number: c_long, pointer: u64, length: u64) -> IoVectors {
         let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut pieces = IoVectors { list: [none; IO_VECTORS_MAX], count: 1 };
@@ -347,7 +356,7 @@ impl IoVectors {
         pieces
     }
 
-    /// For the kernel: where the list is, and how long.
+    /// Arguments for the kernel: address of the list, and number of entries.
     pub fn list(&self) -> (u64, u64) {
         (self.list.as_ptr().addr() as u64, self.count as u64)
     }
@@ -356,10 +365,10 @@ impl IoVectors {
         self.list[..self.count].iter().map(|piece| piece.iov_len).sum()
     }
 
-    /// The first so many bytes.
+    /// The first `length` bytes, as slices.
     ///
     /// # Safety
-    /// The memory is there, and nobody else uses it meanwhile.
+    /// The memory is valid, and no other code uses it meanwhile.
     pub unsafe fn first(&self, mut length: usize) -> impl Iterator<Item = &'static mut [u8]> {
         self.list[..self.count].iter().map_while(move |piece| {
             let now = piece.iov_len.min(length);
@@ -370,10 +379,10 @@ impl IoVectors {
         })
     }
 
-    /// A digest of the first so many bytes, the same however they are cut into pieces.
+    /// A digest of the first `length` bytes, which depends on their division into buffers.
     ///
     /// # Safety
-    /// The memory is there.
+    /// The memory is valid.
     pub unsafe fn digest(&self, length: usize) -> u64 {
         // SAFETY: the caller's promise.
         let mut pieces = unsafe { self.first(length) };
@@ -385,10 +394,10 @@ impl IoVectors {
     }
 }
 
-/// Whether a path leads to a name that nobody records, seen from the working directory.
+/// Whether a path names a file that is not recorded, without resolving the directory.
 ///
 /// # Safety
-/// The path is a string.
+/// The path is a C string.
 pub unsafe fn is_exempt_at((directory, path): (u64, u64)) -> bool {
     let _ = directory;
     // SAFETY: the caller's promise.
@@ -413,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_shares_its_position_with_its_copies_alone() {
-        // SAFETY: descriptors of this test's own.
+        // SAFETY: this test opens the descriptors.
         let [one, copy, other] = unsafe {
             let open = || libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
             let one = open();
@@ -422,7 +431,7 @@ mod tests {
         let own = u64::from(std::process::id());
         assert!(shares_open_file(one, own) && shares_open_file(copy, own));
         let mut child = std::process::Command::new("sleep");
-        // SAFETY: runs in the child, which keeps this one descriptor over exec.
+        // SAFETY: the closure runs in the child, which keeps this one descriptor across exec.
         unsafe {
             use std::os::unix::process::CommandExt;
             child.arg("9").pre_exec(move || {
@@ -439,7 +448,7 @@ mod tests {
         child.wait().unwrap();
         assert!(shares_open_file(one, process), "nobody can list what it has open");
         for descriptor in [one, copy, other] {
-            // SAFETY: as above.
+            // SAFETY: this test has opened the descriptor.
             unsafe { libc::close(descriptor as i32) };
         }
         assert_eq!(Digits::of(0).text(), b"0");
@@ -460,7 +469,7 @@ mod tests {
             (c"/", b""),
         ] {
             let place = (HERE, name.as_ptr().addr() as u64);
-            // SAFETY: a string that ends.
+            // SAFETY: a C string.
             let length = unsafe { path_of_name(place, &mut path) };
             assert_eq!(&path[..length], whole, "{name:?}");
         }

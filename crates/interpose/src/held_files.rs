@@ -1,12 +1,16 @@
-//! Open files that must outlive this process: the agent of this node holds them (`launch/src/agent/held_files.rs`).
+//! Open files that must outlive this process: the node agent holds them
+//! (`launch/src/agent/held_files.rs`).
 //!
-//! A lock lives as long as somebody has the same open file, and so does a file whose name is gone. Before the program
-//! locks or removes what it has open, the descriptor goes to the agent, over a Unix socket that is made for that one
-//! message; the next incarnation asks for the descriptor back.
+//! A lock, and a file without a name, exist as long as some process has the same open file. Before
+//! the program locks or removes a file that it has open, the process sends the descriptor to the
+//! agent, over a Unix socket made for that one message. The next incarnation asks for the
+//! descriptor back.
 //!
-//! Where the rank may go on on another node, the agent is also told to have the record there before an effect is performed ([`make_durable`]).
+//! Where another node may take over the rank, the agent also gets a request to make the record
+//! durable there before an effect is performed ([`make_durable`]).
 //!
-//! What may never happen: the program goes on while nobody holds what it would need.
+//! What may never happen: the program continues while the agent lacks a file that a later
+//! incarnation needs.
 
 use std::mem::{MaybeUninit, size_of};
 
@@ -17,36 +21,37 @@ use landbridge_proto::nondeterminism::{
 use crate::recording;
 use crate::session::kernel;
 
-/// How long the agent may take.
+/// Seconds within which the agent must answer.
 const ANSWER_SECONDS: i64 = 10;
-/// An older answer does not count: by 20 s of silence a node is lost.
+/// Age in seconds from which an answer does not count: a node is lost after 20 s of silence.
 const FRESH_SECONDS: i64 = 8;
 
-/// Room for one descriptor control a message.
+/// Bytes of one descriptor's control message.
 const SPACE: usize = 24;
 
 #[repr(C, align(8))]
 struct ControlMessage([u8; SPACE]);
 
-/// The agent holds this open file under this number from now on. False: it cannot.
+/// Makes the agent hold this open file under this number. False: the agent cannot.
 pub fn keep(descriptor: u64, number: u64) -> bool {
     recording::head()
         .is_some_and(|head| exchange(head, HELD_KEEP, number, Some(descriptor), false).is_ok())
 }
 
-/// And no longer.
+/// Makes the agent close the open file that it holds under this number.
 pub fn release(number: u64) {
     let _ = recording::head().map(|head| exchange(head, HELD_DROP, number, None, false));
 }
 
-/// A descriptor of what is held under this number.
+/// A descriptor of the open file that the agent holds under this number.
 pub fn get(number: u64) -> Option<u64> {
     recording::head().and_then(|head| exchange(head, HELD_GET, number, None, true).ok()).flatten()
 }
 
-/// Returns when another node knows what is recorded there, however long that takes: a node that counts as lost gets no answer any more,
-/// and so does nothing that the rank's next incarnation does elsewhere. An answer that was under way for long may be from before
-/// that, and does not count. False: the agent is gone.
+/// Waits without a time limit until another node has the record. A node that counts as lost gets no
+/// answer, so it performs no effect that the rank's next incarnation performs elsewhere. An answer
+/// that took more than `FRESH_SECONDS` may be from before the loss and does not count. False: no
+/// agent listens.
 pub fn make_durable(head: &RecordHead) -> bool {
     loop {
         let asked = seconds();
@@ -58,7 +63,7 @@ pub fn make_durable(head: &RecordHead) -> bool {
     }
 }
 
-/// Since the machine has started, also while it was stopped.
+/// Seconds since the machine has booted, including suspended time.
 fn seconds() -> i64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let room = (&raw mut time).addr() as u64;
@@ -66,7 +71,8 @@ fn seconds() -> i64 {
     time.tv_sec
 }
 
-/// Sends the word, and waits for the answer if there is one. `Err`: nobody has heard it, or said anything; why.
+/// Sends a word to the agent, and waits for the answer if `is_answered`. `Err`: the error of the
+/// system call if the agent did not receive the word or did not answer.
 fn exchange(
     head: &RecordHead,
     what: u64,
@@ -103,7 +109,8 @@ fn talk(
     if connected != 0 {
         return Err(connected);
     }
-    // A name of its own, of the kernel's choice, so that it can be answered; by nobody else, for it is connected.
+    // The kernel chooses a unique address, to which the agent can answer. The socket is connected,
+    // so no other process can answer.
     let family = libc::AF_UNIX as libc::sa_family_t;
     let own = (&raw const family).addr() as u64;
     let own_length = size_of::<libc::sa_family_t>() as u64;
@@ -119,7 +126,7 @@ fn talk(
     if answer == word { Ok(control.take()) } else { Err(-i64::from(libc::EPROTO)) }
 }
 
-/// Sends or receives one message: its word.
+/// Sends or receives one message of one word.
 fn message(
     number: i64,
     socket: u64,
@@ -128,7 +135,7 @@ fn message(
     has_control: bool,
 ) -> Result<[u64; 2], i64> {
     let mut piece = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: HELD_WORD_BYTES };
-    // SAFETY: all zeros are a message without anything.
+    // SAFETY: all zeros are an empty message.
     let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     header.msg_iov = &raw mut piece;
     header.msg_iovlen = 1;
@@ -165,10 +172,10 @@ impl ControlMessage {
     }
 }
 
-/// Where the agent listens: a name in the abstract namespace (unix(7)) that ends so.
+/// Address of the agent's listener: a name in the abstract namespace (unix(7)) with this suffix.
 fn address(head: &RecordHead, suffix: &str) -> Option<(libc::sockaddr_un, u64)> {
     let name = head.held_name()?;
-    // SAFETY: all zeros are an address.
+    // SAFETY: all zeros are a valid address.
     let mut address: libc::sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let count = name.len() + suffix.len();

@@ -1,21 +1,24 @@
-//! `liblandbridge_interpose.so`, the interposer: records what a program that may be killed and restarted learns from outside (clocks, random
-//! numbers, files), and what it does to files, and gives each later incarnation the same answers (`LD_PRELOAD`, set by the agent
-//! that starts it).
+//! `liblandbridge_interpose.so`, the interposer: records the nondeterministic input of a program
+//! that may be killed and restarted (clocks, random numbers, files) and the program's effects on
+//! files, and gives each later incarnation the same answers. The node agent that starts a rank sets
+//! `LD_PRELOAD`.
 //!
-//! In: calls of C library functions that stand here instead (`exports`), and system calls, wherever they are made (`trap`). Out:
-//! what the system says, noted in the record ([`landbridge_proto::nondeterminism`], in a memory file that the agent holds), or what is
-//! noted there. Who reads the processor's counter is not seen.
+//! In: calls of C library functions that this library replaces (`exports`), and all system calls
+//! (`trap`). Out: the system's answer, which is noted in the record
+//! ([`landbridge_proto::nondeterminism`], in a memory file that the agent holds), or the answer
+//! from the record. Reads of the processor's time stamp counter are not recorded.
 //!
-//! Recorded is one thread, the one that begins the program. Other threads and children get what the system says, and are
-//! watched for effects on files (`observe`). The network's libraries, whose time is not the program's, are not recorded.
+//! One thread is recorded: the thread that begins the program. Other threads and children get the
+//! system's answers, and are observed for effects on files (`observe`). The network's libraries are
+//! not recorded, because their time does not reach the program.
 //!
-//! What may never happen: an allocation on the way of a call; an effect on a file that is done twice; anything at all in a
-//! process that is not recorded beyond a look at one word.
+//! What may never happen: a recorded call allocates memory; an effect on a file is performed twice;
+//! an unrecorded process does more than read one word for each call.
 
-// Tests are not preloaded, and nothing is to stand in front of their own clocks.
+// Tests do not preload this library, and no function may replace their own clocks.
 #![cfg_attr(test, allow(dead_code))]
 
-// Its system calls and its gate are those of one processor.
+// The system calls and the trampoline's machine code are those of x86-64.
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
     "the interposer is written for x86-64: leave it out (cargo build --workspace --exclude landbridge-interpose), and use \

@@ -1,4 +1,5 @@
-//! What each function that stands in front of the C library's does. `caller`: where it was called from.
+//! Bodies of the functions that replace those of the C library. `caller` is the address from which
+//! a function was called.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::{self, Write};
@@ -16,11 +17,11 @@ use crate::session::kernel;
 
 const SECOND: i64 = 1_000_000_000;
 
-/// More than an answer takes of the stack.
+/// Bytes of the stack that an answer uses at most.
 const STACK_BYTES: usize = 512;
 
 pub unsafe extern "C" fn clock_gettime(id: clockid_t, time: *mut timespec, caller: usize) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some((clock, mut guard)) = Clock::of(id).zip(recording::lock(caller)) else {
             return real_libc::clock_gettime(id, time);
@@ -36,7 +37,8 @@ pub unsafe extern "C" fn gettimeofday(
     zone: *mut c_void,
     caller: usize,
 ) -> c_int {
-    // SAFETY: as above. The zone is a constant.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
+    // The time zone is constant and need not be recorded.
     unsafe {
         let Some(mut guard) = recording::lock(caller).filter(|_| !time.is_null()) else {
             return real_libc::gettimeofday(time, zone);
@@ -59,7 +61,7 @@ pub unsafe extern "C" fn gettimeofday(
 
 pub unsafe extern "C" fn timespec_get(time: *mut timespec, base: c_int, caller: usize) -> c_int {
     const TIME_UTC: c_int = 1;
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(mut guard) = recording::lock(caller).filter(|_| base == TIME_UTC) else {
             return real_libc::timespec_get(time, base);
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn timespec_get(time: *mut timespec, base: c_int, caller: 
 }
 
 pub unsafe extern "C" fn time(time: *mut time_t, caller: usize) -> time_t {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(mut guard) = recording::lock(caller) else { return real_libc::time(time) };
         let answer = guard.record().clock(Clock::TIME, || real_libc::time(std::ptr::null_mut()));
@@ -84,7 +86,7 @@ pub unsafe extern "C" fn time(time: *mut time_t, caller: usize) -> time_t {
 }
 
 pub unsafe extern "C" fn clock(caller: usize) -> clock_t {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(mut guard) = recording::lock(caller) else { return real_libc::clock() };
         let answer = guard.record().clock(Clock::CLOCK, || real_libc::clock());
@@ -98,7 +100,7 @@ pub unsafe extern "C" fn getrandom(
     flags: c_uint,
     caller: usize,
 ) -> ssize_t {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
             return real_libc::getrandom(buffer, length, flags);
@@ -114,13 +116,14 @@ pub unsafe extern "C" fn getrandom(
     }
 }
 
-/// A number of `std::random_device`, whatever source the program has asked it for. The system's source is as good as any.
+/// Returns a number of `std::random_device` from the system's generator, whatever source the
+/// program has requested.
 pub unsafe extern "C" fn random_device(_: *const c_void, caller: usize) -> c_uint {
     let mut number = [0_u8; size_of::<c_uint>()];
     let mut filled = 0;
     while filled < number.len() {
         let rest = &mut number[filled..];
-        // SAFETY: writes the rest of a number.
+        // SAFETY: the call writes the rest of a number.
         let given = unsafe { getrandom(rest.as_mut_ptr().cast(), rest.len(), 0, caller) };
         filled += usize::try_from(given).unwrap_or(0);
     }
@@ -128,7 +131,7 @@ pub unsafe extern "C" fn random_device(_: *const c_void, caller: usize) -> c_uin
 }
 
 pub unsafe extern "C" fn getentropy(buffer: *mut c_void, length: size_t, caller: usize) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
             return real_libc::getentropy(buffer, length);
@@ -146,7 +149,7 @@ pub unsafe extern "C" fn getentropy(buffer: *mut c_void, length: size_t, caller:
 }
 
 pub unsafe extern "C" fn arc4random(caller: usize) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(guard) = recording::lock(caller) else { return real_libc::arc4random() };
         random_u32(guard, || real_libc::arc4random())
@@ -154,7 +157,7 @@ pub unsafe extern "C" fn arc4random(caller: usize) -> u32 {
 }
 
 pub unsafe extern "C" fn arc4random_uniform(bound: u32, caller: usize) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(guard) = recording::lock(caller) else {
             return real_libc::arc4random_uniform(bound);
@@ -164,7 +167,7 @@ pub unsafe extern "C" fn arc4random_uniform(bound: u32, caller: usize) -> u32 {
 }
 
 pub unsafe extern "C" fn arc4random_buf(buffer: *mut c_void, length: size_t, caller: usize) {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
             return real_libc::arc4random_buf(buffer, length);
@@ -188,6 +191,8 @@ fn random_u32(guard: RecordGuard, draw: impl FnOnce() -> u32) -> u32 {
     u32::from_ne_bytes(number)
 }
 
+/// Fills a buffer with recorded random bytes.
+///
 /// # Safety
 /// `buffer` has `length` bytes.
 unsafe fn bytes(
@@ -197,13 +202,13 @@ unsafe fn bytes(
     length: size_t,
     draw: impl FnOnce(&mut [u8]) -> i64,
 ) -> i64 {
-    // SAFETY: the caller's promise; the program looks at none of it before it has its answer.
+    // SAFETY: the caller's promise; the program does not read the buffer before it has the answer.
     let into = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
     let answer = guard.record().bytes(source, into, draw);
     value(answer, guard)
 }
 
-/// The answer; ends the process if there can be none.
+/// The value of an answer; ends the process if there is none.
 #[inline]
 fn value(answer: Result<i64, RecordError>, guard: RecordGuard) -> i64 {
     let value = answer.unwrap_or_else(|problem| report_error(&problem));
@@ -212,8 +217,9 @@ fn value(answer: Result<i64, RecordError>, guard: RecordGuard) -> i64 {
     value
 }
 
-/// Who asks the system leaves something else on the stack than who finds the answer on record, and programs send what they find
-/// there: fields that they have never set.
+/// Overwrites the stack below the caller with zeros. A call of the system leaves other bytes on the
+/// stack than an answer from the record, and programs send such bytes in fields that they have
+/// never set.
 #[inline(never)]
 fn clear_stack() {
     let mut left = [MaybeUninit::<u8>::zeroed(); STACK_BYTES];
@@ -229,33 +235,33 @@ fn report_error(problem: &RecordError) -> i64 {
     abort_replay(format_args!("{problem}"))
 }
 
-/// Ends the process: this incarnation did not do what an earlier one did, or cannot find out what to do.
+/// Ends the process, whose replay differs from an earlier incarnation or cannot be completed.
 #[cold]
 pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
     let polls = recording::polls().map_or(0, |polls| polls.present.load(Relaxed));
     warn(format_args!("this process cannot go on: {why}, after {polls} polls"));
     write(format_args!("{LINE_TAG}{EXIT_LINE}\n"));
     loop {
-        // Nothing of the process may run any more.
+        // No other code of the process may run any more.
         kernel(libc::SYS_exit_group, [EXIT_UNRECOVERABLE as u64, 0, 0, 0, 0, 0]);
     }
 }
 
-/// The answer to a system call; ends the process if there can be none.
+/// The result of a system call; ends the process if there is none.
 pub fn outcome_of(answer: Result<i64, RecordError>) -> i64 {
     answer.unwrap_or_else(|problem| report_error(&problem))
 }
 
 fn set_errno(error: i64) -> c_int {
-    // SAFETY: this thread's own.
+    // SAFETY: `errno` belongs to this thread.
     unsafe { *libc::__errno_location() = error.unsigned_abs() as c_int };
     -1
 }
 
-/// A clock that every system has, in nanoseconds.
+/// The time of a clock that every system has, in nanoseconds.
 pub fn now(id: clockid_t) -> i64 {
     let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one time.
+    // SAFETY: the call writes one time.
     unsafe { real_libc::clock_gettime(id, &mut time) };
     time.tv_sec * SECOND + time.tv_nsec
 }
@@ -265,13 +271,13 @@ fn timespec_of(nanos: i64) -> timespec {
     timespec { tv_sec: nanos.div_euclid(SECOND), tv_nsec: nanos.rem_euclid(SECOND) }
 }
 
-/// One line on standard error, as the provider writes them.
+/// Writes a line of level "Warn" to standard error, in the provider's format.
 #[cold]
 pub fn warn(text: fmt::Arguments<'_>) {
     log_as("Warn", text);
 }
 
-/// The same of something that may well be right.
+/// Writes a line of level "Info" to standard error, for an event that may be harmless.
 #[cold]
 pub fn info(text: fmt::Arguments<'_>) {
     log_as("Info", text);
@@ -290,7 +296,7 @@ fn write(text: fmt::Arguments<'_>) {
     kernel(libc::SYS_write, [libc::STDERR_FILENO as u64, start, length, 0, 0, 0]);
 }
 
-/// A text of bounded length, for which nobody allocates memory; the newline at its end stays.
+/// A text of at most `MESSAGE_BYTES`, built without allocation; a newline at its end is kept.
 pub struct MessageBuffer {
     bytes: [u8; MESSAGE_BYTES],
     length: usize,

@@ -1,4 +1,7 @@
-//! Calls that look at names and attributes, and calls that change names.
+//! Calls that read names and attributes, and calls that change names.
+//!
+//! In: arguments of such a call. Out: its result, noted in the record or taken from the record.
+//! Open files follow a change of their name in the descriptor table.
 
 use libc::c_long;
 
@@ -7,12 +10,14 @@ use crate::file_metadata::{identity_at, is_exempt, is_exempt_at, path_at, path_o
 use crate::path_changes::{CompletionCheck, PathAt, PathChange};
 use crate::session::{CallDescription, EffectOutcome, Session, bytes, call_of, kernel, text};
 
-/// What the record keeps of a change of names, in front of the two paths.
+/// Bytes of a recorded change of names before the two paths.
 const CHANGE_BYTES: usize = 8 + 8 + 2 + 2;
 
 impl Session {
+    /// Handles a call that reads attributes of a path into `into`.
+    ///
     /// # Safety
-    /// The arguments are those of such a call: a path at `path`, and room for so many bytes at `into`.
+    /// The arguments are those of such a call: `path` is a C string, and `into` has `length` bytes.
     pub unsafe fn stat_path(
         &mut self,
         number: c_long,
@@ -25,10 +30,10 @@ impl Session {
         // SAFETY: a path of the program's.
         let name = unsafe { text(path) };
         if name.is_empty() && length > 0 {
-            // SAFETY: of what is open, which is what an empty path asks for.
+            // SAFETY: an empty path refers to the open directory or file.
             return unsafe { self.stat_open(number, directory, into, length, arguments) };
         }
-        // SAFETY: as above.
+        // SAFETY: the program's path.
         if unsafe { is_exempt_at((directory, path)) } {
             return None;
         }
@@ -44,8 +49,10 @@ impl Session {
         ))
     }
 
+    /// Handles a call that reads attributes of an open file into `into`.
+    ///
     /// # Safety
-    /// There is room for so many bytes at `into`.
+    /// `into` has `length` bytes.
     pub unsafe fn stat_open(
         &mut self,
         number: c_long,
@@ -79,6 +86,8 @@ impl Session {
         result
     }
 
+    /// Handles a call that reads the target of a symbolic link.
+    ///
     /// # Safety
     /// The arguments are those of `readlinkat`.
     pub unsafe fn read_link(
@@ -105,10 +114,10 @@ impl Session {
         Some(result)
     }
 
-    /// Extended attributes of a name (xattr(7)).
+    /// Handles a call that reads extended attributes of a path (xattr(7)).
     ///
     /// # Safety
-    /// The arguments are those of such a call: `attribute` is a string or 0, and there is room for so many bytes at `into`.
+    /// `path` and `attribute` are C strings or 0, and `into` has `length` bytes.
     pub unsafe fn read_attribute(
         &mut self,
         number: c_long,
@@ -135,10 +144,10 @@ impl Session {
         ))
     }
 
-    /// The same of what is open.
+    /// Handles a call that reads extended attributes of an open file (xattr(7)).
     ///
     /// # Safety
-    /// As above.
+    /// `attribute` is a C string or 0, and `into` has `length` bytes.
     pub unsafe fn read_open_attribute(
         &mut self,
         number: c_long,
@@ -173,7 +182,7 @@ impl Session {
         result
     }
 
-    /// A change of names.
+    /// Handles a change of names.
     ///
     /// # Safety
     /// The arguments are those of such a call.
@@ -184,7 +193,7 @@ impl Session {
         if is_exempt {
             return None;
         }
-        // SAFETY: as above.
+        // SAFETY: the program's paths.
         let [first, second] =
             places.map(|place| place.map_or(&[][..], |(_, path)| unsafe { text(path) }));
         let words = [landbridge_proto::digest::digest(first), path_change.number as u64, 0, 0, 0];
@@ -228,8 +237,9 @@ impl Session {
         Some(result)
     }
 
-    /// The process is live from this call on, which may have changed names already: what is open under these follows later, for it may
-    /// have another name by now.
+    /// Restores the open files except those that the change concerns. The process becomes live at
+    /// this call, which an earlier incarnation may have performed. Files under the changed names
+    /// are restored after the call, because their names may have changed.
     fn restore_others(&mut self, path_change: &PathChange) {
         let places = [path_change.first, path_change.second];
         for (directory, _) in places.into_iter().flatten() {
@@ -253,7 +263,7 @@ impl Session {
         });
     }
 
-    /// Files that are open and are about to lose their name are held by the agent.
+    /// Passes open files that are about to lose their name to the agent.
     fn hold_before(&mut self, path_change: &PathChange, change: &RecordedChange) {
         let goes = match path_change.check {
             CompletionCheck::Gone => change.paths().0,
@@ -269,7 +279,7 @@ impl Session {
         }
     }
 
-    /// Files that are open have another name now, or none.
+    /// Gives open files their new name in the table, or marks them as removed.
     fn follow(&mut self, path_change: &PathChange, change: &RecordedChange) {
         let (old, new) = change.paths();
         let folder = &mut self.table.working_directory;
@@ -302,11 +312,11 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
         && path.strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
-/// What a change of names is about, in canonical paths.
+/// A change of names, in canonical paths.
 struct RecordedChange {
     identity: (u64, u64),
     lengths: (u16, u16),
-    /// One behind the other.
+    /// The two paths, one after the other.
     names: [u8; 2 * PATH_BYTES],
 }
 
@@ -315,7 +325,7 @@ impl RecordedChange {
         RecordedChange { identity: (0, 0), lengths: (0, 0), names: [0; 2 * PATH_BYTES] }
     }
 
-    /// Before it is performed.
+    /// Notes identity and paths before the change is performed.
     fn inspect(&mut self, path_change: &PathChange) {
         let Some(first) =
             path_change.first.filter(|_| path_change.check != CompletionCheck::Idempotent)
@@ -325,8 +335,8 @@ impl RecordedChange {
         let mut path = [0; PATH_BYTES];
         let mut length = path_at(first, &mut path);
         if length == 0 {
-            // The incarnation before may have been killed when it had changed that name already.
-            // SAFETY: a path of the program's.
+            // An earlier incarnation may have been killed after it had changed that name.
+            // SAFETY: the program's path.
             length = unsafe { path_of_name(first, &mut path) };
         }
         self.names[..length].copy_from_slice(&path[..length]);
@@ -334,11 +344,11 @@ impl RecordedChange {
         if let Some((_, found)) = identity_at(first) {
             self.identity = (found.device, found.inode);
         }
-        // What has that name now is about to lose it.
+        // The file that has the second name is about to lose that name.
         self.inspect_after(path_change);
     }
 
-    /// And afterwards.
+    /// Notes the second path after the change.
     fn inspect_after(&mut self, path_change: &PathChange) {
         let Some(second) = path_change.second.filter(|_| path_change.moves()) else { return };
         let mut path = [0; PATH_BYTES];
@@ -372,7 +382,8 @@ impl RecordedChange {
     }
 }
 
-/// What both names are before a change: inode (0: it is not there), device, and when it was changed.
+/// State of both names before a change: inode (0: nothing has that name), device, and time of the
+/// last status change.
 fn precondition_of(path_change: &PathChange) -> [u64; 6] {
     let fact = |place: Option<PathAt>| {
         let found = place.and_then(identity_at);
@@ -382,7 +393,7 @@ fn precondition_of(path_change: &PathChange) -> [u64; 6] {
     [a, b, c, d, e, f]
 }
 
-/// Whether a change has happened within which the last incarnation was killed.
+/// Whether a change has happened during which the last incarnation was killed.
 fn outcome_of(path_change: &PathChange, before: [u64; 6]) -> EffectOutcome {
     judge(path_change, before, precondition_of(path_change))
 }
@@ -395,7 +406,8 @@ fn judge(path_change: &PathChange, before: [u64; 6], now: [u64; 6]) -> EffectOut
     let is_as_before = first == first_before && second == second_before;
     match path_change.check {
         CompletionCheck::Idempotent => EffectOutcome::NotPerformed,
-        // Somebody else may have made a new file there that was given the inode of the one that this call had removed.
+        // Another process may have created a new file under that name, with the inode of the file
+        // that this call had removed.
         CompletionCheck::Gone if is_as_before && now[2] == before[2] => EffectOutcome::NotPerformed,
         CompletionCheck::Gone if is_gone(first) => EffectOutcome::Performed(0),
         CompletionCheck::Moved | CompletionCheck::Made if is_as_before => {
@@ -404,7 +416,7 @@ fn judge(path_change: &PathChange, before: [u64; 6], now: [u64; 6]) -> EffectOut
         CompletionCheck::Moved if is_gone(first) && second == first_before => {
             EffectOutcome::Performed(0)
         }
-        // Without a first name it may be what somebody else has made.
+        // Without a first name, another process may have created the second name.
         CompletionCheck::Made
             if is_gone(second_before) && path_change.first.is_some() && second == first =>
         {
@@ -449,7 +461,7 @@ mod tests {
         for (check, before, now, wanted) in [
             (Gone, both(FILE, NONE), both(FILE, NONE), yes),
             (Gone, both(FILE, NONE), both(NONE, NONE), no),
-            // The inode was used again, by whom nobody knows.
+            // The inode was reused by an unknown process.
             (Gone, both(FILE, NONE), both(touched, NONE), unknown),
             (Gone, both(FILE, NONE), both(OTHER, NONE), unknown),
             (Gone, both(NONE, NONE), both(NONE, NONE), yes),
@@ -458,7 +470,7 @@ mod tests {
             (Moved, both(FILE, OTHER), both(NONE, OTHER), unknown),
             (Moved, both(FILE, NONE), both(NONE, NONE), unknown),
             (Made, both(NONE, NONE), both(NONE, NONE), yes),
-            // A folder that serves as a lock.
+            // A directory that serves as a lock.
             (Made, both(NONE, NONE), both(NONE, FILE), unknown),
             (Made, both(NONE, FILE), both(NONE, FILE), yes),
         ] {

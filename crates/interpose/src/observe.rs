@@ -1,13 +1,16 @@
-//! Threads beside the recorded one, handlers of signals, and programs that a rank has started: what they do to files cannot be
-//! replayed.
+//! Observation of effects on files that replay cannot repeat: effects of other threads than the
+//! recorded one, of signal handlers, and of programs that a rank has started.
 //!
-//! In: their system calls, which are dispatched as those of the recorded thread are. Out: nothing but a word, once, that the rank
-//! cannot be restarted, at the first call that changes a file, or that reads one which somebody changes while the job runs. The
-//! calls themselves are let through.
+//! In: system calls of these threads, handlers and programs, dispatched like the calls of the
+//! recorded thread. Out: one report that the rank cannot be restarted, at the first call that
+//! changes a file, or that reads a file which changes while the job runs. The calls themselves are
+//! let through.
 //!
-//! Programs in which nothing would be seen are noticed when they begin (`child_programs`).
+//! `child_programs` reports programs whose calls this library would not see, when such a program
+//! starts.
 //!
-//! What may never happen: an effect of theirs is done again by a later incarnation.
+//! What may never happen: a later incarnation repeats an effect of another thread, a handler or a
+//! child.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -33,7 +36,7 @@ static OBSERVED: AtomicPtr<RecordHead> = AtomicPtr::new(null_mut());
 
 type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
 
-/// Threads that have been asked for and have not begun.
+/// Largest number of threads that the program has requested and that have not begun.
 const THREAD_STARTS_MAX: usize = 256;
 static THREAD_STARTS: [ThreadStart; THREAD_STARTS_MAX] =
     [const { ThreadStart::free() }; THREAD_STARTS_MAX];
@@ -43,7 +46,7 @@ struct ThreadStart {
     what: UnsafeCell<Option<(StartRoutine, *mut c_void)>>,
 }
 
-// SAFETY: whoever has taken it hands it to one thread.
+// SAFETY: the thread that sets `is_taken` passes the slot to exactly one new thread.
 unsafe impl Sync for ThreadStart {}
 
 impl ThreadStart {
@@ -52,8 +55,11 @@ impl ThreadStart {
     }
 }
 
+/// Replaces the C library's `pthread_create` and observes the new thread. `from` is the address of
+/// the call.
+///
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `pthread_create`.
 pub unsafe extern "C" fn pthread_create(
     thread: *mut pthread_t,
     attributes: *const pthread_attr_t,
@@ -61,7 +67,7 @@ pub unsafe extern "C" fn pthread_create(
     argument: *mut c_void,
     from: usize,
 ) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !trap::is_installed() || !caller::is_program(from) {
             return create(thread, attributes, begin, argument);
@@ -83,7 +89,7 @@ pub unsafe extern "C" fn pthread_create(
     }
 }
 
-/// How many calls of the C library's function are under way.
+/// Number of calls of the C library's `pthread_create` in progress.
 static CREATING: AtomicUsize = AtomicUsize::new(0);
 
 unsafe fn create(
@@ -100,9 +106,9 @@ unsafe fn create(
 }
 
 extern "C" fn begin_thread(slot: *mut c_void) -> *mut c_void {
-    // SAFETY: it was taken for this thread.
+    // SAFETY: the slot was taken for this thread.
     let slot = unsafe { &*slot.cast::<ThreadStart>() };
-    // SAFETY: as above.
+    // SAFETY: the slot was taken for this thread.
     let what = unsafe { (*slot.what.get()).take() };
     slot.is_taken.store(false, Release);
     trap::observe_this_thread();
@@ -112,21 +118,23 @@ extern "C" fn begin_thread(slot: *mut c_void) -> *mut c_void {
     }
 }
 
-/// A thread or process begins. One that shares no memory with its parent begins within the call, and is observed from then on.
-/// `vfork` comes here as `fork`: vfork(2) allows that, and a child that shares its parent's memory cannot be observed.
+/// Handles the system call that begins a thread or a process. A child that shares no memory with
+/// its parent begins within this function, and is observed from then on. The caller passes `vfork`
+/// as `fork`: vfork(2) allows that, and a child that shares its parent's memory cannot be observed.
 pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Option<i64> {
     let has = |flag: c_int| flags & flag as u64 != 0;
     if has(libc::CLONE_VM) {
-        // `posix_spawn`: the child executes a program at once, and that is looked at (`child_programs`), as are the files that it opens.
+        // `posix_spawn`: the child executes a program at once. `child_programs` examines that
+        // program and the files that the child opens.
         if has(libc::CLONE_THREAD) && CREATING.load(Relaxed) == 0 {
             forbid_restart_of(format_args!("it begins a thread otherwise than by pthread_create"));
         } else if !has(libc::CLONE_THREAD) && has(libc::CLONE_PIDFD) {
-            // Its environment is not looked at, as that of `posix_spawn` is.
+            // `child_programs` does not examine the environment of `pidfd_spawn`.
             forbid_restart_of(format_args!("it starts a program by pidfd_spawn"));
         } else if !has(libc::CLONE_THREAD) && !has(libc::CLONE_VFORK) {
             forbid_restart_of(format_args!("it begins a process that shares its memory"));
         } else if !has(libc::CLONE_THREAD) && !child_programs::own_environment_loads_interposer() {
-            // `system` and `popen` hand on the process's own environment.
+            // `system` and `popen` pass on the environment of this process.
             forbid_restart_of(format_args!(
                 "it starts a program without LD_PRELOAD, which nobody can look after"
             ));
@@ -144,7 +152,7 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
     let result = kernel(number, arguments);
     if result == 0 {
         let is_own = trampoline::make_own();
-        // A child of a child has the head of the record already.
+        // A child of a child has already mapped the head of the record.
         let is_observed = match observed() {
             Some(_) => trap::observe_this_thread(),
             None => begin_child(recording::descriptor()),
@@ -156,13 +164,14 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
     Some(result)
 }
 
-/// The same by `clone3`, whose arguments lie in memory (`struct clone_args`): the flags are the first of them.
+/// Handles `clone3`, whose arguments lie in memory (`struct clone_args`); the flags are the first
+/// word.
 ///
 /// # Safety
-/// The arguments are those of the call.
+/// The arguments are valid for `clone3`.
 pub unsafe fn clone3(arguments: [u64; 6]) -> Option<i64> {
     const STACK: usize = 5;
-    // SAFETY: the caller's promise; programs that leave out the stack do not exist.
+    // SAFETY: the caller's promise; every program passes a structure that includes the stack.
     let (flags, stack) = unsafe {
         let words = arguments[0] as *const u64;
         (words.read_unaligned(), words.add(STACK).read_unaligned())
@@ -170,7 +179,8 @@ pub unsafe fn clone3(arguments: [u64; 6]) -> Option<i64> {
     fork(libc::SYS_clone3, arguments, flags, stack)
 }
 
-/// This process was started by a recorded one, whose record is open there. False: it is not observed.
+/// Begins observation of this process, which a recorded process has started. `descriptor` is that
+/// of the record. False: this process is not observed.
 pub fn begin_child(descriptor: c_int) -> bool {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let (bytes, shared) = (RECORD_HEAD_BYTES as u64, libc::MAP_SHARED as u64);
@@ -182,6 +192,8 @@ pub fn begin_child(descriptor: c_int) -> bool {
     trap::observe_this_thread()
 }
 
+/// Observes a system call. `Some`: the result of the call; `None`: the call is let through.
+///
 /// # Safety
 /// The arguments are those of a system call that this thread makes.
 pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
@@ -237,7 +249,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     None
 }
 
-/// Calls on files that are open already.
+/// Observes a call that uses an open file.
 fn use_descriptors(number: c_long, arguments: [u64; 6]) {
     let [a, b, c, ..] = arguments;
     match number {
@@ -275,12 +287,13 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
     }
 }
 
-/// Whether what this process does, or what it starts, matters to a record.
+/// Whether effects of this process, or of programs that this process starts, can still forbid a
+/// restart.
 pub fn is_watched() -> bool {
     recording::head().or_else(observed).is_some_and(|head| !head.files.is_restart_forbidden())
 }
 
-/// Whether this process was started by a recorded one.
+/// Whether a recorded process has started this process.
 pub fn is_child() -> bool {
     observed().is_some()
 }
@@ -290,10 +303,10 @@ fn observed() -> Option<&'static RecordHead> {
     unsafe { OBSERVED.load(Acquire).as_ref() }
 }
 
-/// A program that this process starts will open this file as it begins.
+/// Reports a file that a program started by this process opens for writing when the program begins.
 ///
 /// # Safety
-/// The path is a string.
+/// The path is a C string.
 pub unsafe fn before_open(path: *const c_char, flags: c_int) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path.addr() as u64) };
@@ -304,7 +317,7 @@ pub unsafe fn before_open(path: *const c_char, flags: c_int) {
 }
 
 /// # Safety
-/// The path is a string.
+/// The path is a C string.
 unsafe fn open(directory: u64, path: u64, flags: u64) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
@@ -318,7 +331,8 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     }
 }
 
-/// A descriptor of the recorded thread that is not open on its file, because that thread has not come so far yet.
+/// Reports the use of a descriptor that the recorded thread has, and that is not yet open on its
+/// file because the recorded thread still replays.
 fn placeholder(descriptor: u64) {
     if Session::is_placeholder(descriptor) && is_replaying() {
         forbid_restart("uses", b"a file", " that is open in it, before that is opened again");
@@ -329,10 +343,11 @@ fn is_replaying() -> bool {
     recording::head().or_else(observed).is_some_and(RecordHead::is_replaying)
 }
 
-/// A look at a name: what is seen there may be something else the next time, if it has changed since the job began.
+/// Reports a lookup of a name whose result may differ in a later incarnation, because the file or
+/// its directory has changed since the job began.
 ///
 /// # Safety
-/// The path is a string, or null.
+/// The path is a C string, or null.
 unsafe fn looks(directory: u64, path: u64) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
@@ -343,14 +358,14 @@ unsafe fn looks(directory: u64, path: u64) {
     let since = head.files.since.load(Relaxed) as i64;
     let changed = |identity: &FileIdentity| identity.modified.max(identity.changed) >= since;
     match file_metadata::identity_at((directory, path)) {
-        // Of a directory it is its content that changes (`lists`).
+        // Of a directory only the list of names changes (`lists`).
         Some((FileKind::Directory, _)) => (),
         Some((_, identity)) if changed(&identity) => {
             forbid_restart("looks at", name, ", which is changed while the job runs");
         }
         Some(_) => (),
         None => {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             let above = unsafe { file_metadata::directory_of((directory, path)) };
             if above.is_some_and(|identity| changed(&identity)) {
                 forbid_restart("looks for", name, " in a directory that changes");
@@ -359,7 +374,7 @@ unsafe fn looks(directory: u64, path: u64) {
     }
 }
 
-/// The names in a directory.
+/// Reports a listing of a directory that has changed since the job began.
 fn lists(descriptor: u64) {
     let Some(head) = recording::head().or_else(observed) else { return };
     let since = head.files.since.load(Relaxed) as i64;
@@ -373,11 +388,12 @@ fn lists(descriptor: u64) {
     }
 }
 
-/// Whether a file that somebody may read later is opened for writing, created or emptied.
+/// Whether a call opens a file for writing, creates a file or truncates a file, and a process may
+/// read the file later.
 fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_int) -> bool {
     let writes =
         flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
-    // A device is no file that anybody reads later.
+    // Nothing reads back what a process writes to a device.
     let is_device = || {
         file_metadata::identity_at((directory, path))
             .is_some_and(|(kind, _)| matches!(kind, FileKind::Other | FileKind::Random))
@@ -386,6 +402,8 @@ fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_int) -
     writes && !is_foreign(name) && !is_device()
 }
 
+/// Reports a system call that changes a name.
+///
 /// # Safety
 /// The arguments are those of a system call.
 unsafe fn names(number: c_long, arguments: [u64; 6]) {
@@ -399,7 +417,7 @@ unsafe fn names(number: c_long, arguments: [u64; 6]) {
     }
 }
 
-/// Whether this command of fcntl(2) takes or gives back a lock.
+/// Whether this command of fcntl(2) acquires or releases a lock.
 fn is_lock(command: u64) -> bool {
     matches!(
         command as c_int,
@@ -407,7 +425,8 @@ fn is_lock(command: u64) -> bool {
     )
 }
 
-/// A lock that orders this process and others, which a later incarnation would ask for at another time.
+/// Reports a lock: the lock orders this process and others, and a later incarnation would ask for
+/// it at another time.
 fn locks(descriptor: u64) {
     with_file(descriptor, |_, path| forbid_restart("locks", path, ""));
 }
@@ -416,7 +435,8 @@ fn changes(descriptor: u64) {
     with_file(descriptor, |_, path| forbid_restart("writes", path, ""));
 }
 
-/// A read that moves the position which the recorded thread may rely on, or that reads what may change.
+/// Reports a read that moves a file position on which the recorded thread may rely, or that reads a
+/// file which may change.
 fn moves(descriptor: u64) {
     let is_shared = |_: i64, path: &[u8]| match observed() {
         None if Session::has_open(descriptor) => {
@@ -431,10 +451,12 @@ fn moves(descriptor: u64) {
     reads(descriptor);
 }
 
-/// Whether a child's descriptor is one of the rank's: what is read by it moves the position of both (open(2)).
+/// Whether a child's descriptor is an open file of the rank. A read by such a descriptor moves the
+/// position of both processes (open(2)).
 ///
-/// The answer costs a look at every descriptor of the rank, so the last few files that are the child's own are remembered, until
-/// a descriptor is duplicated ([`forget_own_files`]).
+/// The answer costs one comparison with every descriptor of the rank. So [`OWN_FILES`] remembers
+/// the last eight files that are the child's own, until a descriptor is duplicated
+/// ([`forget_own_files`]).
 fn is_position_shared(descriptor: u64, rank: u64) -> bool {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let Some((_, identity)) = identity_of(descriptor) else { return false };
@@ -452,10 +474,12 @@ fn is_position_shared(descriptor: u64, rank: u64) -> bool {
     is_shared
 }
 
-/// Digests of a descriptor and its file, of which [`is_position_shared`] has found that the rank does not have it open.
+/// Digests of a descriptor and its file for which [`is_position_shared`] has found that the rank
+/// does not have the file open.
 static OWN_FILES: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
-/// A descriptor becomes another's copy: it may be the rank's from now on, and of the same file as before.
+/// Clears [`OWN_FILES`] when a descriptor is duplicated: the new descriptor may be the rank's, on
+/// the same file as before.
 fn forget_own_files() {
     OWN_FILES.iter().for_each(|one| one.store(0, Relaxed));
 }
@@ -470,7 +494,8 @@ fn reads(descriptor: u64) {
     });
 }
 
-/// If there is a file behind the descriptor: when it was changed last, and its path.
+/// Calls `work` with the time of the last change and the path, if the descriptor is that of a
+/// recorded file.
 pub fn with_file(descriptor: u64, work: impl FnOnce(i64, &[u8])) {
     let Some((FileKind::File, identity)) = identity_of(descriptor as u32 as u64) else { return };
     let mut path = [0; PATH_BYTES];
@@ -480,7 +505,7 @@ pub fn with_file(descriptor: u64, work: impl FnOnce(i64, &[u8])) {
     }
 }
 
-/// Whether it is none of the files that are recorded.
+/// Whether a path is outside the set of recorded files.
 fn is_foreign(path: &[u8]) -> bool {
     is_exempt(path)
         || is_virtual(path)
@@ -501,7 +526,7 @@ fn forbid_restart(what: &str, path: &[u8], more: &str) {
     forbid_restart_of(format_args!("{Who} {what} {}{more}", Path(path)));
 }
 
-/// The rank whose record this is cannot be restarted, for this reason.
+/// Forbids a restart of the rank to whose record this process belongs, for this reason.
 pub fn forbid_restart_of(reason: fmt::Arguments<'_>) {
     match observed() {
         Some(head) => recording::forbid_restart_in(head, reason),

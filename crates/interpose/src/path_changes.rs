@@ -1,39 +1,39 @@
-//! System calls that change names: which arguments are paths, and how it is found out whether one that was interrupted
-//! has happened.
+//! System calls that change names: which arguments are paths, and which check shows whether an
+//! interrupted call has happened.
 
 use libc::c_long;
 
 use crate::syscalls::HERE;
 
-/// What tells whether an interrupted change has happened.
+/// Check that shows whether an interrupted change has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionCheck {
-    /// It may be done again.
+    /// The change may be repeated.
     Idempotent,
-    /// The first name is gone from where it was.
+    /// The change has happened if the first name no longer exists.
     Gone,
-    /// The first name's file has the second name.
+    /// The change has happened if the second name refers to the file of the first.
     Moved,
-    /// The second name is there, and was not.
+    /// The change has happened if the second name exists and did not exist before.
     Made,
 }
 
-/// A directory's descriptor and a path.
+/// Descriptor of a directory, and address of a path relative to it.
 pub type PathAt = (u64, u64);
 
-/// A system call that changes names, or what belongs to a name.
+/// A system call that changes names, or attributes of a named file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathChange {
     pub number: c_long,
-    /// The name it is about.
+    /// The name that the call changes.
     pub first: Option<PathAt>,
-    /// The name that it makes.
+    /// The name that the call creates.
     pub second: Option<PathAt>,
     pub check: CompletionCheck,
 }
 
 impl PathChange {
-    /// `None`: the call changes no name.
+    /// The name change of a system call. `None`: the call changes no name.
     pub fn of(number: c_long, arguments: [u64; 6]) -> Option<PathChange> {
         use CompletionCheck::*;
         let [a, b, c, d, ..] = arguments;
@@ -46,7 +46,7 @@ impl PathChange {
             libc::SYS_unlinkat => (at_ab, None, Gone),
             libc::SYS_link => (here_a, Some((HERE, b)), Made),
             libc::SYS_linkat => (at_ab, Some((directory(c), d)), Made),
-            // The first is a text, which need not be a name.
+            // The first argument is the text of the link, which need not be a name.
             libc::SYS_symlink => (None, Some((HERE, b)), Made),
             libc::SYS_symlinkat => (None, Some((directory(b), c)), Made),
             libc::SYS_mkdir | libc::SYS_mknod => (None, here_a, Made),
@@ -69,7 +69,7 @@ impl PathChange {
         Some(PathChange { number, first, second, check })
     }
 
-    /// Whether the second name takes the place of the first.
+    /// Whether the call renames the first name to the second.
     pub fn moves(&self) -> bool {
         self.check == CompletionCheck::Moved
     }

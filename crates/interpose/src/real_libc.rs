@@ -1,14 +1,14 @@
-//! The C library's own functions, behind those that stand in front of them.
+//! The C library's own functions, which the functions of this library replace.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
-/// Strings, and a null pointer behind them.
+/// Array of C strings that ends with a null pointer.
 type CStringList = *const *mut c_char;
 
-/// The next function of this name behind ours; looked up once.
+/// The next function of this name in the search order after this library; looked up once.
 pub struct NextSymbol {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -28,18 +28,19 @@ impl NextSymbol {
         if address.is_null() {
             address = self.find();
         }
-        // SAFETY: not null, of pointer size, and of the caller's type.
+        // SAFETY: the address is not null, of pointer size, and of the caller's type.
         unsafe { std::mem::transmute_copy(&address) }
     }
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: a lookup.
+        // SAFETY: the name is a C string.
         let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if address.is_null() {
-            // Who calls it was linked with it: a C library that has it no longer cannot be.
+            // The calling program was linked with the function, so only a broken C library lacks
+            // it.
             crate::libc_wrappers::warn(format_args!("the C library has no {:?}", self.name));
-            // SAFETY: ends the process.
+            // SAFETY: the call ends the process.
             unsafe { libc::_exit(1) }
         }
         self.address.store(address, Relaxed);
@@ -50,7 +51,7 @@ impl NextSymbol {
 macro_rules! behind {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         /// # Safety
-        /// As the C library's function.
+        /// The arguments are valid for the C library's function.
         #[inline]
         pub unsafe fn $name($($argument: $type),*) $(-> $result)? {
             const NAME: &CStr = match CStr::from_bytes_with_nul(

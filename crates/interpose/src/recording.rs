@@ -1,8 +1,11 @@
-//! Whether this process is recorded, by which thread, and its record.
+//! Whether this process is recorded, by which thread, and the record of this process.
 //!
-//! The agent says where the record is (`LANDBRIDGE_RECORD`, a descriptor that stays open over exec) and which start of
-//! the rank this is. The first process that gets to say so in the record is that start: it remains so when it executes
-//! another program, and nobody that it starts ever is.
+//! In: the environment that the node agent sets, with the record's descriptor (`LANDBRIDGE_RECORD`,
+//! open across exec) and the rank's incarnation. The first process that registers in the record is
+//! the recorded process of that incarnation. A process stays recorded when it executes another
+//! program. Out: a guard of the record for one recorded call at a time.
+//!
+//! What may never happen: a process that the recorded process starts counts as recorded.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -24,66 +27,71 @@ use crate::libc_wrappers::{info, warn};
 use crate::session::Session;
 use crate::{caller, held_files, observe, trap};
 
-/// Names of variables, from the agent.
+/// Environment variables that the node agent sets.
 const RECORD_VARIABLE: &CStr = c"LANDBRIDGE_RECORD";
 const INCARNATION_VARIABLE: &CStr = c"LANDBRIDGE_INCARNATION";
-/// In programs that a rank has started: the number of the record's descriptor in the rank.
+/// Environment variable of programs that a rank has started: the number of the record's descriptor
+/// in the rank.
 const ABOVE_VARIABLE: &CStr = c"LANDBRIDGE_RECORD_ABOVE";
-/// "0": nobody wants to know what is done with files.
+/// Environment variable: "0" turns off the recording of file calls.
 const FILES_VARIABLE: &CStr = c"LANDBRIDGE_RECORD_FILES";
-/// Clocks of file servers may be behind by so much.
+/// Nanoseconds that the clock of a file server may lag.
 const SLACK_NANOS: i64 = 2_000_000_000;
 const PRELOAD_VARIABLE: &CStr = c"LD_PRELOAD";
-/// How the name of this library begins.
+/// Beginning of the file name of this library.
 pub const LIBRARY: &[u8] = b"liblandbridge_interpose";
 
-/// Where the thread stands that is recorded, in a page that a child finds empty, whatever way it was made. Null: nobody is.
+/// Identity of the recorded thread, in a page that is empty in a child however the child was
+/// created. Null: this process is not recorded.
 static OWNER: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
-/// A read is being answered: one that interrupts it (in a handler of a signal) is not recorded.
+/// True while a recorded call is in progress: a call of a signal handler that interrupts the call
+/// is not recorded.
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
-/// For whom it is. It is written before [`OWNER`] and used by the owner alone.
+/// Record of this process. It is written before [`OWNER`], and the owner alone uses it.
 static RECORD_CELL: RecordCell = RecordCell(UnsafeCell::new(MaybeUninit::uninit()));
-/// It was said that another thread reads as well.
+/// True once a warning has reported that another thread reads clocks or random numbers.
 static IS_OTHER_REPORTED: AtomicBool = AtomicBool::new(false);
 static HEAD: AtomicPtr<RecordHead> = AtomicPtr::new(null_mut());
-/// The descriptor of the record, which stays open for programs that this process becomes.
+/// Descriptor of the record, which stays open across exec.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
-/// How far the process has come, while it is without its record. Used by the owner alone.
+/// Replay position of the process while the record is unmapped for a checkpoint. The owner alone
+/// uses it.
 static QUIESCED_POSITION: QuiescedPosition = QuiescedPosition(UnsafeCell::new(None));
 
 struct QuiescedPosition(UnsafeCell<Option<RecordPosition>>);
 
-// SAFETY: see `QUIESCED_POSITION`.
+// SAFETY: the recorded thread alone uses `QUIESCED_POSITION`.
 unsafe impl Sync for QuiescedPosition {}
 
 struct RecordCell(UnsafeCell<MaybeUninit<NondeterminismRecord<'static>>>);
 
-// SAFETY: see `RECORD_CELL`; `IS_BUSY` keeps the owner's own interruptions out.
+// SAFETY: the recorded thread alone uses `RECORD_CELL`; `IS_BUSY` excludes its own interruptions.
 unsafe impl Sync for RecordCell {}
 
-/// What has become of the descriptor with which a process takes hold of its record again.
+/// Outcome of [`resume`], with the state of the descriptor that the caller has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumeOutcome {
-    /// There is no way back.
+    /// The record could not be mapped again, and the process cannot continue.
     Failed = 0,
-    /// It is not needed any more.
+    /// The record is mapped again; the caller may close the descriptor.
     Resumed = 1,
-    /// It stays open: from now on it is the process's own.
+    /// The record is mapped again; the descriptor stays open and belongs to this process from now
+    /// on.
     DescriptorKept = 2,
 }
 
-/// The record, for the time of one answer.
+/// Exclusive access to the record for one recorded call.
 pub struct RecordGuard(());
 
 impl RecordGuard {
     #[inline]
     pub fn record(&mut self) -> &mut NondeterminismRecord<'static> {
-        // SAFETY: there is one turn at a time, and only after the record was written (`lock`).
+        // SAFETY: one guard exists at a time, and only after the record was written (`lock`).
         unsafe { (*RECORD_CELL.0.get()).assume_init_mut() }
     }
 
-    /// When the first incarnation began, in nanoseconds since 1970.
+    /// Time at which the first incarnation began, in nanoseconds since 1970.
     pub fn since(&mut self) -> i64 {
         self.record().files().since.load(Relaxed) as i64
     }
@@ -96,7 +104,7 @@ impl Drop for RecordGuard {
     }
 }
 
-/// The record, if a read that comes from there belongs into it.
+/// Exclusive access to the record, if a read by code at address `from` is recorded.
 #[inline]
 pub fn lock(from: usize) -> Option<RecordGuard> {
     let mut owner = OWNER.load(Acquire);
@@ -110,7 +118,7 @@ pub fn lock(from: usize) -> Option<RecordGuard> {
             return None;
         }
     }
-    // SAFETY: the page stays.
+    // SAFETY: the page stays mapped.
     let recorded = unsafe { (*owner).load(Relaxed) };
     if trap::is_in_handler(trap::stack_pointer()) {
         return None;
@@ -127,8 +135,9 @@ pub fn lock(from: usize) -> Option<RecordGuard> {
     (caller::is_program(from) && !guard.record().is_full()).then_some(guard)
 }
 
-/// A thread that is not recorded reads; of a process that is, `recorded` is not 0. The user hears of the first such read of the
-/// program, while the process may come back.
+/// Notes a read by a thread that is not recorded. `recorded` is not 0 if the process is recorded.
+/// The user gets one warning, for the first such read by the program, while a restart is still
+/// possible.
 #[inline]
 fn note_other_thread(recorded: usize, from: usize) {
     if recorded != 0 && !IS_OTHER_REPORTED.load(Relaxed) {
@@ -148,7 +157,7 @@ fn report_other_thread(from: usize) {
     ));
 }
 
-/// The record, if a system call of this thread belongs into it.
+/// Exclusive access to the record, if the system calls of this thread are recorded.
 #[inline]
 pub fn lock_for_call() -> Option<RecordGuard> {
     if !is_owner() || IS_BUSY.swap(true, Relaxed) {
@@ -158,7 +167,7 @@ pub fn lock_for_call() -> Option<RecordGuard> {
     (!guard.record().is_full()).then_some(guard)
 }
 
-/// From now on this process cannot be restarted, which is said once, with the reason.
+/// Forbids a restart of this process from now on, and reports the reason once.
 #[cold]
 pub fn forbid_restart(reason: fmt::Arguments<'_>) {
     if let Some(head) = head() {
@@ -166,12 +175,12 @@ pub fn forbid_restart(reason: fmt::Arguments<'_>) {
     }
 }
 
-/// Whether it was said that this process cannot be restarted.
+/// Whether a restart of this process was forbidden, or this process is not recorded.
 pub fn is_restart_forbidden() -> bool {
     head().is_none_or(|head| head.files.is_restart_forbidden())
 }
 
-/// The same as [`forbid_restart`], for the process that has this record.
+/// Forbids a restart of the process that has this record, and reports the reason once.
 #[cold]
 pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
     let mut text = crate::libc_wrappers::MessageBuffer::new();
@@ -187,8 +196,9 @@ pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
     }
 }
 
-/// What cannot be replayed was done while the process replays: what it learns from that may be something else than before, so it
-/// does not go on. (An incarnation that had been seen to do so would not have been restarted.)
+/// Ends a process that performs an unreplayable call during replay: the call may have another
+/// result than in the earlier incarnation. (If the earlier incarnation had been seen to make the
+/// call, the rank would not have been restarted.)
 #[cold]
 fn end_replay(head: &RecordHead, reason: fmt::Arguments<'_>) {
     if self::head().is_some() {
@@ -201,10 +211,10 @@ fn end_replay(head: &RecordHead, reason: fmt::Arguments<'_>) {
     crate::session::kernel(libc::SYS_kill, [rank, libc::SIGKILL as u64, 0, 0, 0, 0]);
 }
 
-/// Whether a process is this one, or one that it has started, by itself or by a child.
+/// Whether a process is this one or its descendant, up to eight generations.
 pub fn is_own_process(process: c_int) -> bool {
     const BELOW_MAX: usize = 8;
-    // By the trampoline: this is asked within the handler of system calls.
+    // The call goes through the trampoline, because the handler of system calls uses this function.
     let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u32;
     let mut at = u32::try_from(process).unwrap_or(0);
     for _ in 0..BELOW_MAX {
@@ -224,26 +234,28 @@ fn is_own_thread(thread: u32) -> bool {
     crate::session::kernel(libc::SYS_tgkill, [own, thread.into(), 0, 0, 0, 0]) == 0
 }
 
-/// The head of the record, if this process is recorded.
+/// Head of the record, if this process is recorded.
 pub fn head() -> Option<&'static RecordHead> {
     let owner = OWNER.load(Acquire);
-    // SAFETY: null, or a page that stays, and is empty in a child.
+    // SAFETY: null, or a page that stays mapped and is empty in a child.
     let is_recorded = unsafe { owner.as_ref() }.is_some_and(|owner| owner.load(Relaxed) != 0);
-    // SAFETY: null, or the head of the record, which stays mapped in the process that has it.
+    // SAFETY: null, or the head of the record, which stays mapped in the recorded process.
     unsafe { HEAD.load(Acquire).as_ref() }.filter(|_| is_recorded)
 }
 
-/// The record's descriptor.
+/// Descriptor of the record.
 pub fn descriptor() -> c_int {
     DESCRIPTOR.load(Relaxed)
 }
 
-/// Where polls are counted, if this process is recorded. A child has its parent's memory, but for the record.
+/// Counter of polls, if this process is recorded. A child shares its parent's memory except for the
+/// record.
 pub fn polls() -> Option<&'static Polls> {
     head().map(|head| &head.polls)
 }
 
-/// Finds out whether this process is recorded. The first call is made when the program is loaded, by its only thread.
+/// Determines whether this process is recorded. The only thread makes the first call, when the
+/// program is loaded.
 #[cold]
 pub fn initialize() {
     if IS_INITIALIZED.swap(true, Relaxed) {
@@ -258,7 +270,8 @@ pub fn initialize() {
     };
     let descriptor = descriptor as c_int;
     if !is_record(descriptor) {
-        // Whoever started this program has closed it: it is not the one that is recorded.
+        // The parent of this program has closed the descriptor, so this process is not the recorded
+        // one.
         return observe_below(descriptor);
     }
     let Some(head) = map(descriptor) else {
@@ -268,10 +281,10 @@ pub fn initialize() {
     // SAFETY: the memory file is a record, and stays mapped.
     let first = unsafe { head.cast::<RecordHead>().as_ref() };
     let Some(first) = first else { return };
-    // SAFETY: plain system call.
+    // SAFETY: a plain system call.
     let me = unsafe { libc::getpid() } as u64;
     if !first.begin(start + 1, me) && first.owner.load(Relaxed) != me {
-        // SAFETY: nobody has been given the mapping.
+        // SAFETY: no other code has a reference to the mapping.
         unsafe { libc::syscall(libc::SYS_munmap, head, NONDETERMINISM_BYTES) };
         return observe_from(descriptor);
     }
@@ -279,7 +292,8 @@ pub fn initialize() {
         warn(format_args!("clocks are not recorded: this Linux is too old (before 4.14)"));
         return;
     };
-    // SAFETY: the mapping has so many bytes; nobody else has them while this process is the owner.
+    // SAFETY: the mapping has this many bytes, and no other process uses them while this process is
+    // the owner.
     unsafe {
         let entries = head.cast::<u8>().add(RECORD_HEAD_BYTES);
         let entries =
@@ -293,23 +307,26 @@ pub fn initialize() {
     record_calls(first);
 }
 
-/// A program that a recorded process has started, with the record's descriptor: its effects on files are seen.
+/// Observes the file calls of this program, which a recorded process has started and which has
+/// inherited the record's descriptor.
 fn observe_from(descriptor: c_int) {
     if number(FILES_VARIABLE) == Some(0) || !observe::begin_child(descriptor) {
         return forget();
     }
-    // SAFETY: the variables are changed by the only thread.
+    // SAFETY: the only thread changes the variables.
     unsafe {
         let said = libc::getenv(RECORD_VARIABLE.as_ptr());
         if !said.is_null() {
-            // It has none, which is to be seen; what it starts in turn finds the record nevertheless.
+            // The program sees no record variable, so it is not recorded. Programs that it starts
+            // find the record by the other variable.
             libc::setenv(ABOVE_VARIABLE.as_ptr(), said, 1);
             libc::unsetenv(RECORD_VARIABLE.as_ptr());
         }
     }
 }
 
-/// The same without the descriptor, which one of the processes above may still have.
+/// Observes this program by a record's descriptor that the program lacks and an ancestor may still
+/// have open, up to eight generations above.
 fn observe_below(number: c_int) {
     const ABOVE_MAX: usize = 8;
     if is_record(number) {
@@ -324,7 +341,7 @@ fn observe_below(number: c_int) {
         let mut path = crate::libc_wrappers::MessageBuffer::new();
         let _ = write!(path, "/proc/{parent}/fd/{number}\0");
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
-        // SAFETY: a string that ends; descriptors of our own.
+        // SAFETY: a C string, and descriptors that this function has opened.
         unsafe {
             let found = libc::open(path.bytes().as_ptr().cast(), flags);
             if found >= 0 {
@@ -340,7 +357,8 @@ fn observe_below(number: c_int) {
     forget();
 }
 
-/// The parent of a process; 0 if there is none. (proc(5): the fourth word of `stat`, behind a name in brackets.)
+/// Parent of a process; 0 if the process has none. (proc(5): the fourth word of `stat`, after a
+/// name in brackets.)
 fn parent_of(process: u32) -> u32 {
     let mut path = crate::libc_wrappers::MessageBuffer::new();
     let _ = write!(path, "/proc/{process}/stat\0");
@@ -359,7 +377,7 @@ fn parent_of(process: u32) -> u32 {
     word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
 }
 
-/// From now on the system calls of this thread are recorded.
+/// Begins the recording of this thread's system calls.
 fn record_calls(head: &RecordHead) {
     if number(FILES_VARIABLE) == Some(0) {
         return;
@@ -382,7 +400,7 @@ fn record_calls(head: &RecordHead) {
 
 fn warn_no_memory() {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a plain system call that fills in a value of ours.
+    // SAFETY: a plain system call that fills in a local value.
     unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
     let wanted = NONDETERMINISM_BYTES >> 20;
     match limit.rlim_cur {
@@ -397,8 +415,9 @@ fn warn_no_memory() {
     }
 }
 
-/// Lets go of the record, so that an image can be taken of this process which is not one of its record as well: nothing is
-/// mapped, no descriptor is open, and whoever reads a clock meanwhile asks the system. False: it has none.
+/// Unmaps the record and closes its descriptor, so that a checkpoint image of this process contains
+/// no part of the record. Until [`resume`], clock reads go to the system unrecorded. False: this
+/// process has no record.
 pub fn quiesce() -> bool {
     let head = HEAD.load(Acquire);
     // SAFETY: null, or the head of the record, which is mapped.
@@ -414,7 +433,7 @@ pub fn quiesce() -> bool {
     trap::suspend_dispatch();
     let place = present.position();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: `IS_BUSY` keeps everybody from the record, whose addresses stay taken.
+    // SAFETY: `IS_BUSY` excludes other users of the record, whose addresses stay reserved.
     unsafe {
         *QUIESCED_POSITION.0.get() = Some(place);
         map_at(head.cast(), libc::PROT_NONE, flags, -1);
@@ -428,7 +447,7 @@ pub fn quiesce() -> bool {
     true
 }
 
-/// Work on what is open, by the thread that keeps everybody else out already.
+/// Runs `work` on the descriptor table, in the thread that has already excluded all others.
 fn while_locked<R>(work: impl FnOnce(&mut Session) -> R) -> R {
     let mut session = Session::new(RecordGuard(()));
     let result = work(&mut session);
@@ -436,13 +455,15 @@ fn while_locked<R>(work: impl FnOnce(&mut Session) -> R) -> R {
     result
 }
 
-/// Takes hold of the record again, which is behind this descriptor, or that of the process of which this one was an image:
-/// its start `start`, counted from 0. It is kept if it has the very number at which programs that this process becomes look
-/// for it, which was free meanwhile.
+/// Maps the record behind `descriptor` again. The record is that of this process, or in a restored
+/// process the record of the process from which the checkpoint image was taken. `incarnation`
+/// counts from 0. The descriptor stays open if it has the number at which programs executed by this
+/// process look for the record, and which was free meanwhile.
 pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
     let head = HEAD.load(Acquire);
     let was_same;
-    // SAFETY: this thread's alone, and the mapping's addresses are ours.
+    // SAFETY: this thread alone uses the record, and the addresses of the mapping are reserved for
+    // it.
     unsafe {
         let Some(place) = (*QUIESCED_POSITION.0.get()).take() else { return ResumeOutcome::Failed };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -454,7 +475,7 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         if !is_back || !place_descriptor(descriptor, DESCRIPTOR.load(Relaxed)) {
             return ResumeOutcome::Failed;
         }
-        // The same start has all of it there.
+        // The same incarnation finds its complete record.
         let present = &*head;
         let is_same = present.is_of(incarnation + 1);
         was_same = is_same;
@@ -479,32 +500,33 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
     }
 }
 
-/// Has this file open under `number` as well, for programs too that this process becomes; below 0: that is not wanted.
+/// Opens the record under `number` as well, without close-on-exec; for a negative `number` nothing
+/// is done. False: a system call has failed.
 ///
 /// # Safety
-/// Whatever is open under `number` belongs to nobody else.
+/// No other code uses what is open under `number`.
 unsafe fn place_descriptor(descriptor: c_int, number: c_int) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         match number {
             ..0 => true,
-            // A copy at its own place keeps the flag that closes it over exec.
+            // dup2(2) of a descriptor to itself would leave the close-on-exec flag set.
             same if same == descriptor => libc::fcntl(same, libc::F_SETFD, 0) == 0,
             other => libc::dup2(descriptor, other) >= 0,
         }
     }
 }
 
-/// Whether this thread is the one that is recorded.
+/// Whether the calling thread is the recorded one.
 #[inline]
 pub fn is_owner() -> bool {
-    // SAFETY: null, or a page that stays.
+    // SAFETY: null, or a page that stays mapped.
     let owner = unsafe { OWNER.load(Acquire).as_ref() };
     owner.is_some_and(|owner| owner.load(Relaxed) == this_thread())
 }
 
 /// # Safety
-/// The addresses of the record are there, and nobody reads or writes them meanwhile.
+/// The addresses belong to the record, and no code reads or writes them meanwhile.
 unsafe fn map_at(place: *mut c_void, protection: c_int, flags: c_int, descriptor: c_int) -> bool {
     // SAFETY: the caller's promise.
     let found = unsafe {
@@ -521,16 +543,17 @@ unsafe fn map_at(place: *mut c_void, protection: c_int, flags: c_int, descriptor
     found == place as i64
 }
 
-/// This process is none that is recorded: what it starts has not to do with that either.
+/// Removes the variables of the interposer from the environment of a process that is not recorded,
+/// so that its children are not recorded either.
 fn forget() {
-    // SAFETY: the variables are changed by the only thread.
+    // SAFETY: the only thread changes the variables.
     unsafe {
         libc::unsetenv(RECORD_VARIABLE.as_ptr());
         let list = libc::getenv(PRELOAD_VARIABLE.as_ptr());
         if list.is_null() || libc::strstr(list, c"liblandbridge_interpose".as_ptr()).is_null() {
             return;
         }
-        // Ours is the first; others are the user's.
+        // This library is the first in the list; the others are the user's.
         match libc::strchr(list, c_int::from(b':')) {
             rest if rest.is_null() => _ = libc::unsetenv(PRELOAD_VARIABLE.as_ptr()),
             rest => _ = libc::memmove(list.cast(), rest.add(1).cast(), libc::strlen(rest)),
@@ -539,7 +562,7 @@ fn forget() {
 }
 
 fn number(name: &CStr) -> Option<u64> {
-    // SAFETY: a string that lives as long as nobody changes the variable.
+    // SAFETY: the string lives until the variable changes.
     unsafe {
         let text: *mut c_char = libc::getenv(name.as_ptr());
         if text.is_null() {
@@ -549,9 +572,10 @@ fn number(name: &CStr) -> Option<u64> {
     }
 }
 
-/// Asked also within the handler of system calls, which makes none but by the trampoline.
+/// Whether a descriptor is that of a record, by the size of its file. The handler of system calls
+/// uses this function, so the function makes system calls only through the trampoline.
 pub fn is_record(descriptor: c_int) -> bool {
-    // SAFETY: a structure of which all zeros are a value.
+    // SAFETY: a structure for which all zeros are a valid value.
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
     let (descriptor, room) = (descriptor as u32 as u64, (&raw mut about).addr() as u64);
     let found = crate::session::kernel_or_libc(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]);
@@ -562,10 +586,11 @@ fn map(descriptor: c_int) -> Option<*mut c_void> {
     map_with(NONDETERMINISM_BYTES, libc::MAP_SHARED | libc::MAP_NORESERVE, descriptor)
 }
 
-/// A page for [`OWNER`]; children have not what is at `record`, either.
+/// Maps a page for [`OWNER`], and excludes the page and the record at `record` from the memory of
+/// children.
 fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     let page = map_with(RECORD_HEAD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-    // SAFETY: advice about two mappings of ours.
+    // SAFETY: advice about two mappings of this library.
     let is_taken = unsafe {
         libc::syscall(libc::SYS_madvise, page, RECORD_HEAD_BYTES, libc::MADV_WIPEONFORK) == 0
             && libc::syscall(libc::SYS_madvise, record, NONDETERMINISM_BYTES, libc::MADV_DONTFORK)
@@ -574,28 +599,28 @@ fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     is_taken.then_some(page.cast())
 }
 
-/// The system call itself: somebody may be just about to stand in front of the C library's function (UCX does, and reads
-/// the time meanwhile).
+/// Maps memory by the system call itself, because another library may be replacing the C library's
+/// function at this moment (UCX does, and reads the time meanwhile).
 fn map_with(bytes: usize, flags: c_int, descriptor: c_int) -> Option<*mut c_void> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the kernel finds a free place.
+    // SAFETY: the kernel chooses free addresses.
     let found = unsafe {
         libc::syscall(libc::SYS_mmap, 0_usize, bytes, protection, flags, descriptor, 0_usize)
     };
     (found > 0).then_some(found as *mut c_void)
 }
 
-/// What tells threads of a process apart, without a call.
+/// Identifies the calling thread within its process, without a system call.
 #[inline]
 fn this_thread() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word of a thread's own block is its address.
+    // SAFETY: the first word of the thread control block is its address.
     unsafe {
         std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads a register.
+    // SAFETY: the instruction reads a register.
     unsafe {
         std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
     }
@@ -608,7 +633,7 @@ mod tests {
 
     #[test]
     fn a_record_is_open_where_it_was_and_stays_so_over_exec() {
-        // SAFETY: descriptors of this test's own.
+        // SAFETY: this test has opened the descriptors.
         unsafe {
             let file = || libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
             let (one, other) = (file(), file());

@@ -1,11 +1,13 @@
-//! One recorded call: performed and noted, or answered from the record.
+//! One recorded call: performed and noted in the record, or answered from the record.
 //!
-//! While an incarnation replays, nothing that an earlier one did to files is done again: calls take the recorded results. What
-//! was read is given again with its content where that may differ by now, and is read again and compared by digest otherwise. The
-//! first call behind the record makes the process *live*: each file that is open then is opened anew under the name that it has by
-//! now, must be the very file that it was, and stands where the program left it.
+//! While an incarnation replays, calls take the recorded results and no effect on a file is
+//! performed. A read takes its content from the record where the file may differ by now; otherwise
+//! the file is read and compared by digest. The first call after the end of the record makes the
+//! process *live*: the process then reopens each open file under its present name. The file must be
+//! the same file as before, and gets the position that the program has reached.
 //!
-//! What may never happen: an effect is done twice; a process goes on with another file than it had.
+//! What may never happen: an effect is performed twice; a process continues with another file than
+//! it had.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -22,60 +24,65 @@ use crate::syscalls::HERE;
 use crate::{file_metadata, held_files, trampoline};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
-// SAFETY: used by the recorded thread alone, within a turn.
+// SAFETY: the recorded thread alone uses the table, within one session at a time.
 unsafe impl Sync for TableCell {}
 static TABLE: TableCell = TableCell(UnsafeCell::new(DescriptorTable::EMPTY));
 
-/// Files that the agent was ever given.
+/// Number of open files that this process has passed to the node agent so far.
 static HELD: AtomicU64 = AtomicU64::new(0);
-/// The process has done all that was recorded before it.
+/// True once the process has replayed the whole record.
 static IS_LIVE: AtomicBool = AtomicBool::new(false);
-/// A thread or a child began while this process replayed.
+/// True if a thread or a child began while this process replayed.
 static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
-/// Bytes that were recorded because they may differ, of files that are not known to change. Beyond the bound digests serve.
+/// Bytes of recorded content of files that may change but are not known to. Beyond
+/// [`CONTENT_BYTES_MAX`] the record holds digests.
 static CONTENT: AtomicI32 = AtomicI32::new(0);
-/// Numbers from here on are of files that the agent holds while an image is taken.
+/// First number of files that the agent holds only while a checkpoint is taken.
 const QUIESCED: u64 = 1 << 32;
 const NULL: &std::ffi::CStr = c"/dev/null";
-/// A quarter of the record.
+/// Bound of [`CONTENT`] in bytes: a quarter of the record.
 const CONTENT_BYTES_MAX: i32 = 64 << 20;
 
-/// A call within its turn.
+/// Exclusive access to the record and the descriptor table, for one call.
 pub struct Session {
     pub guard: RecordGuard,
     pub table: &'static mut DescriptorTable,
 }
 
-/// What became of an effect in which the last incarnation was killed.
+/// Result of an effect during which the last incarnation was killed.
 pub enum EffectOutcome {
-    /// Nothing, or doing it again makes no difference.
+    /// The effect has not happened, or a repetition makes no difference.
     NotPerformed,
-    /// It has happened, with this result.
+    /// The effect has happened, with this result.
     Performed(i64),
-    /// That cannot be told.
+    /// Nothing shows whether the effect has happened.
     Unknown,
 }
 
 impl Session {
     pub fn new(guard: RecordGuard) -> Self {
-        // SAFETY: there is one turn at a time.
+        // SAFETY: one session exists at a time.
         Self { guard, table: unsafe { &mut *TABLE.0.get() } }
     }
 
-    /// Whether the recorded thread has a file open there, as another thread sees it.
+    /// Whether the recorded thread has a file open at this descriptor, as another thread sees it.
     pub fn has_open(descriptor: u64) -> bool {
-        // SAFETY: a word that may be out of date by the time it is used, as descriptors are.
+        // SAFETY: the word may be out of date when the caller uses it, as is true of any
+        // descriptor.
         unsafe { (*TABLE.0.get()).index(descriptor).is_some() }
     }
 
-    /// Whether the descriptor has no file behind it yet, as another thread or a child sees it.
+    /// Whether the descriptor is a placeholder without a file, as another thread or a child sees
+    /// it.
     pub fn is_placeholder(descriptor: u64) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the entry may be out of date when the caller uses it, as is true of any
+        // descriptor.
         let table = unsafe { &mut *TABLE.0.get() };
         table.get(descriptor).is_some_and(|open| !open.is_real && !open.is_quiesced)
     }
 
-    /// A thread or a child begins: what it may look at is what this process would have, had it come so far.
+    /// Prepares a replaying process for a thread or a child that begins: reopens every open file,
+    /// because the thread or child may use a descriptor.
     pub fn share(&mut self) {
         if self.is_live() {
             return;
@@ -89,7 +96,8 @@ impl Session {
         }
     }
 
-    /// The same for a file that is opened while a thread or a child may look.
+    /// Reopens a file that the program opens during replay, if a thread or a child may use its
+    /// descriptor.
     pub fn reopen_to_share(&mut self, index: usize) {
         if HAS_OTHERS.load(Relaxed) && self.try_reopen_file(index) {
             let offset = self.table.by_index(index).offset as u64;
@@ -99,14 +107,16 @@ impl Session {
         }
     }
 
-    /// The path of what is open there, for messages.
+    /// Path of the file at a descriptor, for messages.
     pub fn path_of(&mut self, descriptor: u64) -> &'static [u8] {
         let path = self.table.get(descriptor).map_or(&[][..], |open| open.path());
-        // SAFETY: the table stays, and only this session changes it: not while it has the path.
+        // SAFETY: the table is a static, and only this session changes it; the caller does not
+        // change it while it uses the path.
         unsafe { std::slice::from_raw_parts(path.as_ptr(), path.len()) }
     }
 
-    /// Whether there is nothing to be replayed; the first time the files are made ready for that.
+    /// Whether the record is replayed completely. At the first such answer, all open files are
+    /// restored.
     pub fn is_live(&mut self) -> bool {
         let was_live = self.was_live();
         let is_live = self.is_live_except_files();
@@ -116,8 +126,9 @@ impl Session {
         is_live
     }
 
-    /// The same for a call that may be the one within which the incarnation before was killed, and that may have given a file another
-    /// name: [`Session::restore_files`] follows when that is known.
+    /// Whether the record is replayed completely, without restoring files. For a call during which
+    /// the earlier incarnation may have been killed and that may have renamed a file: the caller
+    /// calls [`Session::restore_files`] when the outcome is known.
     pub fn is_live_except_files(&mut self) -> bool {
         let is_live = IS_LIVE.load(Relaxed) || self.guard.record().is_live();
         IS_LIVE.store(is_live, Relaxed);
@@ -128,17 +139,18 @@ impl Session {
         IS_LIVE.load(Relaxed)
     }
 
-    /// The process is one of an image: it has a record before it again.
+    /// Begins another replay, in a process restored from a checkpoint image.
     pub fn restart_replay() {
         IS_LIVE.store(false, Relaxed);
     }
 
-    /// Before an image is taken: the agent has every file, and the process only placeholders, which need nothing of what
-    /// becomes of the files until somebody restores the image. False: the agent cannot, and nothing has changed.
+    /// Passes every open file to the agent before a checkpoint, and leaves only placeholders in the
+    /// process. A restore of the checkpoint image then does not depend on what happens to the files
+    /// meanwhile. False: the agent cannot hold a file, and nothing has changed.
     pub fn quiesce(&mut self) -> bool {
         for index in 0..OPENS {
             let open = self.table.by_index(index);
-            // A placeholder of an earlier image stays one.
+            // A placeholder of an earlier checkpoint stays a placeholder.
             open.is_quiesced = false;
             if !open.is_real || self.table.uses(index) == 0 {
                 continue;
@@ -158,7 +170,7 @@ impl Session {
         true
     }
 
-    /// The process goes on as the same incarnation: it has its files back.
+    /// Takes the open files back after a checkpoint, in the same incarnation.
     pub fn resume(&mut self) {
         for index in 0..OPENS {
             let is_quiesced = std::mem::take(&mut self.table.by_index(index).is_quiesced);
@@ -177,7 +189,7 @@ impl Session {
         }
     }
 
-    /// All descriptors of an open file are of `found` from now on.
+    /// Makes all descriptors of an open file refer to `found`, and closes `found`.
     fn replace_descriptors(&mut self, index: usize, found: u64) {
         for descriptor in self.table.descriptors(index) {
             let closes = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
@@ -187,7 +199,8 @@ impl Session {
         kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
     }
 
-    /// A call without effects. `perform` makes it; `pieces`: what the kernel has written for this result.
+    /// Performs and notes a call without effects. `perform` makes the call; `pieces` returns the
+    /// bytes that the kernel has written for a result.
     pub fn observe<'a>(
         &mut self,
         call: FileCall,
@@ -199,7 +212,7 @@ impl Session {
         result
     }
 
-    /// The call has this result.
+    /// Notes the result of a call in the record.
     pub fn note(&mut self, call: FileCall, result: i64, pieces: &[&[u8]]) {
         match self.guard.record().note_call(call, result, pieces) {
             Err(problem @ RecordError::Full(_)) => {
@@ -210,7 +223,8 @@ impl Session {
         }
     }
 
-    /// The recorded result of the call; what the kernel wrote is put into `into` (as much as fits).
+    /// The recorded result of a call. The bytes that the kernel wrote are copied into `into`, as
+    /// many as fit.
     pub fn replay(
         &mut self,
         call: FileCall,
@@ -230,7 +244,8 @@ impl Session {
         }
     }
 
-    /// An effect: announced, performed, and noted; or found to have happened.
+    /// Performs an effect after its announcement in the record, or finds that the effect of an
+    /// interrupted call has happened. Returns the result; the caller notes it.
     pub fn effect(
         &mut self,
         call: FileCall,
@@ -257,12 +272,13 @@ impl Session {
         perform()
     }
 
-    /// The process cannot be restarted from now on, which is said once.
+    /// Forbids a restart of this process from now on, and reports the reason once.
     pub fn forbid_restart(&mut self, reason: fmt::Arguments<'_>) {
         recording::forbid_restart(reason);
     }
 
-    /// Whether this many bytes may be recorded though they could be read again.
+    /// Reserves `bytes` of recorded content for a read that could be repeated instead. False:
+    /// [`CONTENT_BYTES_MAX`] is reached.
     pub fn may_record_content(&self, bytes: usize) -> bool {
         let bytes = bytes.min(CONTENT_BYTES_MAX as usize) as i32;
         let before = CONTENT.fetch_add(bytes, Relaxed);
@@ -273,13 +289,13 @@ impl Session {
         fits
     }
 
-    /// Each file that is open is what it was, and stands where it stood.
+    /// Reopens every open file at its position, and restores the working directory.
     pub fn restore_files(&mut self) {
         self.restore_those(|_| true);
         self.table.working_directory.restore();
     }
 
-    /// The same of those files alone.
+    /// Restores those open files for which `is_wanted` is true.
     pub fn restore_those(&mut self, is_wanted: impl Fn(&OpenFile) -> bool) {
         for index in 0..OPENS {
             if self.table.uses(index) > 0 && is_wanted(self.table.by_index(index)) {
@@ -288,7 +304,8 @@ impl Session {
         }
     }
 
-    /// One of them.
+    /// Reopens one open file at its position. The process ends if the file was locked and the lock
+    /// is lost.
     pub fn restore(&mut self, index: usize) {
         let open = self.table.by_index(index);
         if open.is_locked() && !open.is_real && !is_held(open.held) {
@@ -309,7 +326,7 @@ impl Session {
         }
     }
 
-    /// The agent holds this open file from now on: its locks and its content outlive this process.
+    /// Passes an open file to the agent, so that its locks and its content outlive this process.
     pub fn hold(&mut self, index: usize) {
         let open = self.table.by_index(index);
         if open.held != 0 {
@@ -317,7 +334,8 @@ impl Session {
         }
         open.held = HELD.fetch_add(1, Relaxed) + 1;
         let number = open.held;
-        // An incarnation that was killed within this call may have given it to the agent already.
+        // An earlier incarnation that was killed within this call may have passed the file to the
+        // agent already.
         if !self.is_live() || !self.try_reopen_file(index) {
             return;
         }
@@ -328,7 +346,8 @@ impl Session {
         }
     }
 
-    /// Before the last descriptor of an open file is closed: the agent must not hold it any longer, nor its locks.
+    /// Makes the agent release an open file and its locks, before the last descriptor of the file
+    /// is closed.
     pub fn release_held(&mut self, descriptor: u64) {
         let Some(index) = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)
         else {
@@ -345,7 +364,7 @@ impl Session {
         held_files::release(open.held);
     }
 
-    /// The process ends, or becomes another program.
+    /// Makes the agent release all open files: the process ends or executes another program.
     pub fn release_all_held(&mut self) {
         if self.is_live() {
             self.table
@@ -355,7 +374,8 @@ impl Session {
         }
     }
 
-    /// Opens the file again if its descriptors are placeholders. The process ends if that is no longer the same file.
+    /// Reopens a file whose descriptors are placeholders. The process ends if the file has been
+    /// removed or replaced.
     pub fn reopen_file(&mut self, index: usize) {
         if !self.try_reopen_file(index) {
             let path = Path(self.table.by_index(index).path());
@@ -365,7 +385,8 @@ impl Session {
         }
     }
 
-    /// The same. False: it is not there.
+    /// Reopens a file whose descriptors are placeholders. False: the file has been removed or
+    /// replaced.
     pub fn try_reopen_file(&mut self, index: usize) -> bool {
         let open = self.table.by_index(index);
         if open.is_real {
@@ -378,34 +399,37 @@ impl Session {
     }
 }
 
-/// Whether what this process does may be done again on another node, which learns of it before it happens.
+/// Whether another node may repeat the effects of this process, so that the agent must have each
+/// announcement before the effect happens.
 pub fn requires_durability() -> bool {
     recording::head().is_some_and(RecordHead::has_durable_effects)
 }
 
-/// Another node knows what is recorded, if one may need to. False: the agent is gone.
+/// Waits until another node has the record, if another node may need it. False: the agent does not
+/// answer.
 fn make_durable() -> bool {
     recording::head()
         .is_none_or(|head| !head.has_durable_effects() || held_files::make_durable(head))
 }
 
-/// Unlocks every range of an open file.
+/// Releases the locks on every range of an open file.
 fn unlock_all(descriptor: u64) {
-    // SAFETY: all zeros are the whole file.
+    // SAFETY: all zeros describe the whole file.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = libc::F_UNLCK as i16;
     let range = (&raw const range).addr() as u64;
     kernel(libc::SYS_fcntl, [descriptor, libc::F_OFD_SETLK as u64, range, 0, 0, 0]);
 }
 
-/// Whether the agent has what it was given under this number.
+/// Whether the agent holds an open file under this number.
 fn is_held(number: u64) -> bool {
     let found = if number == 0 { None } else { held_files::get(number) };
     found.iter().for_each(|found| _ = kernel(libc::SYS_close, [*found, 0, 0, 0, 0, 0]));
     found.is_some()
 }
 
-/// A descriptor of the open file that the agent holds, or of the file under its present name if it is the same file.
+/// A descriptor of the open file that the agent holds, or of the file under its present name if
+/// that is the same file.
 fn reopen(open: &OpenFile) -> Option<i64> {
     let held = if open.held == 0 { None } else { held_files::get(open.held) };
     if let Some(found) = held {
@@ -428,30 +452,31 @@ fn reopen(open: &OpenFile) -> Option<i64> {
     Some(found)
 }
 
-/// Whether the descriptor is of this file.
+/// Whether the descriptor is that of this file.
 fn is_of(open: &OpenFile, descriptor: u64) -> bool {
     file_metadata::identity_of(descriptor).is_some_and(|(_, identity)| {
         (identity.device, identity.inode) == (open.identity.device, open.identity.inode)
     })
 }
 
-/// A system call with arguments of our own.
+/// Makes a system call through the trampoline, with arguments of this crate.
 pub fn kernel(number: c_long, arguments: [u64; 6]) -> i64 {
-    // SAFETY: descriptors, and memory that the callers in this crate have.
+    // SAFETY: descriptors, and memory that callers in this crate own.
     unsafe { trampoline::call(number, arguments) }
 }
 
-/// The same before there is a trampoline.
+/// Makes a system call, also before the trampoline is open.
 pub fn kernel_or_libc(number: c_long, arguments: [u64; 6]) -> i64 {
     if trampoline::range().0 != 0 {
         return kernel(number, arguments);
     }
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: as of `kernel`.
+    // SAFETY: descriptors, and memory that callers in this crate own.
     unsafe { libc::syscall(number, a, b, c, d, e, f) }
 }
 
-/// Builds a [`FileCall`]: its number, and a digest of what must be the same in every incarnation.
+/// Builds a [`FileCall`]: the call's number, and a digest of the arguments that must be equal in
+/// every incarnation.
 pub fn call_of(number: c_long, words: [u64; 5], path: &[u8]) -> FileCall {
     let mut bytes = [0; 48];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -461,13 +486,14 @@ pub fn call_of(number: c_long, words: [u64; 5], path: &[u8]) -> FileCall {
     FileCall { number: number as u32, digest: (digest(&bytes) >> 32) as u32 }
 }
 
-/// The process's own folder of proc(5) is the same one in every incarnation, whatever its process id.
+/// Digest of a path. The process's own directory in proc(5) has one digest in every incarnation,
+/// whatever the process id.
 fn path_digest(path: &[u8]) -> u64 {
     file_metadata::in_own_proc_directory(path)
         .map_or_else(|| digest(path), |rest| digest(rest).wrapping_add(1))
 }
 
-/// What a call is about, for a message.
+/// Description of a call for a message.
 #[derive(Clone, Copy)]
 pub enum CallDescription<'a> {
     Path(&'static str, &'a [u8]),
@@ -485,7 +511,7 @@ impl fmt::Display for CallDescription<'_> {
     }
 }
 
-/// The end of a path, as text.
+/// Shows the end of a path as text.
 pub struct Path<'a>(pub &'a [u8]);
 
 impl fmt::Display for Path<'_> {
@@ -502,16 +528,16 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// This process cannot be restarted from what it did.
+/// Ends this process, which cannot be replayed, and reports the reason.
 #[cold]
 pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
     libc_wrappers::abort_replay(why)
 }
 
-/// A C string of the program's.
+/// A C string in the program's memory; empty for null.
 ///
 /// # Safety
-/// It is one, or null.
+/// The pointer is null or that of a C string.
 pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
     if pointer == 0 {
         return &[];
@@ -520,10 +546,10 @@ pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
     unsafe { std::ffi::CStr::from_ptr(pointer as *const std::ffi::c_char) }.to_bytes()
 }
 
-/// Memory of the program's; none if there is nothing to be read.
+/// Memory of the program; empty for null.
 ///
 /// # Safety
-/// So many bytes are there.
+/// The pointer is null or that of `length` bytes.
 pub unsafe fn bytes<'a>(pointer: u64, length: usize) -> &'a mut [u8] {
     if pointer == 0 || length == 0 {
         return &mut [];

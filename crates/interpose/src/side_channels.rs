@@ -1,14 +1,17 @@
-//! Ways past MPI and files on which ranks may talk to each other or to anybody else: sockets, System V and POSIX message queues,
-//! semaphores and shared memory, signals. What goes there is not recorded, and an incarnation that replays would say it again.
+//! Channels besides MPI and files by which a rank can communicate: sockets, System V and POSIX
+//! message queues, semaphores and shared memory, signals. Their data is not recorded, and an
+//! incarnation that replays would send it a second time.
 //!
-//! In: calls of the C library's functions by the program (not by the libraries of the network, which have sockets of their own),
-//! and system calls that send signals or watch files. Out: a word, once, that the rank cannot be restarted. The calls themselves
-//! are let through.
+//! In: calls of the C library's functions by the program (not by the libraries of the network,
+//! which have sockets of their own), and system calls that send signals or watch files. Out: one
+//! report that the rank cannot be restarted. The calls themselves are let through.
 //!
-//! Calls that reach into the memory or the descriptors of another process fail with EPERM instead: the
-//! restart of that other process, too, would lose what was shared, and this process cannot say so there.
+//! Calls that access the memory or the descriptors of another process fail with EPERM instead: a
+//! restart of the other process would lose the shared data too, and this process cannot forbid that
+//! restart.
 //!
-//! What may never happen: something is said twice to somebody outside of the job, and no line says that it may be.
+//! What may never happen: a process outside the job gets data twice without a log line that says
+//! so.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -20,7 +23,7 @@ use crate::libc_wrappers::warn;
 use crate::session::{Path, kernel, text};
 use crate::{caller, file_metadata, observe, real_libc, recording, trap};
 
-/// A call by `caller` that nobody can replay, if it is one of the program's.
+/// Forbids a restart if the call at address `caller` is one of the program's.
 fn forbid_restart(caller: usize, what: &str) {
     let matters = trap::is_installed() && observe::is_watched();
     if matters && !caller::belongs_to_mpi_or_transport(caller) {
@@ -28,7 +31,8 @@ fn forbid_restart(caller: usize, what: &str) {
     }
 }
 
-/// Whether somebody else is reached by this address: another family than these is the kernel's own.
+/// Whether an address is that of another process: sockets of families other than these communicate
+/// with the kernel.
 unsafe fn is_of_others(address: *const sockaddr) -> bool {
     // SAFETY: null, or an address, which begins with its family.
     let family = unsafe { address.as_ref() }.map_or(libc::AF_UNSPEC, |it| it.sa_family.into());
@@ -36,17 +40,18 @@ unsafe fn is_of_others(address: *const sockaddr) -> bool {
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `connect`.
 pub unsafe extern "C" fn connect(
     socket: c_int,
     address: *const sockaddr,
     length: socklen_t,
     from: usize,
 ) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let outcome = real_libc::connect(socket, address, length);
-        // Libraries ask for services that are not there (libuuid for its daemon); then nothing was said to anybody.
+        // A library may look for an absent service (libuuid for its daemon); a refused connection
+        // has sent nothing.
         let error = libc::__errno_location();
         let is_connected = outcome == 0 || *error == libc::EINPROGRESS;
         if is_connected && is_of_others(address) {
@@ -59,17 +64,17 @@ pub unsafe extern "C" fn connect(
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `listen`.
 pub unsafe extern "C" fn listen(socket: c_int, backlog: c_int, from: usize) -> c_int {
     forbid_restart(from, "it listens on a socket");
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::listen(socket, backlog) }
 }
 
-/// A datagram, whose address may be given with it.
+/// Reports a datagram that the program sends to an explicit address.
 ///
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `sendto`.
 pub unsafe extern "C" fn sendto(
     socket: c_int,
     bytes: *const c_void,
@@ -79,7 +84,7 @@ pub unsafe extern "C" fn sendto(
     address_length: socklen_t,
     from: usize,
 ) -> isize {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if is_of_others(address) {
             forbid_restart(from, "it sends by a socket");
@@ -89,7 +94,7 @@ pub unsafe extern "C" fn sendto(
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `shmat`.
 pub unsafe extern "C" fn shmat(
     id: c_int,
     address: *const c_void,
@@ -97,12 +102,12 @@ pub unsafe extern "C" fn shmat(
     from: usize,
 ) -> *mut c_void {
     forbid_restart(from, "it attaches shared memory (shmat)");
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::shmat(id, address, flags) }
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `semget`.
 pub unsafe extern "C" fn semget(
     key: libc::key_t,
     count: c_int,
@@ -110,20 +115,21 @@ pub unsafe extern "C" fn semget(
     from: usize,
 ) -> c_int {
     forbid_restart(from, "it uses semaphores (semget)");
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::semget(key, count, flags) }
 }
 
 /// # Safety
-/// As the C library's function.
+/// The arguments are valid for the C library's `msgget`.
 pub unsafe extern "C" fn msgget(key: libc::key_t, flags: c_int, from: usize) -> c_int {
     forbid_restart(from, "it uses a message queue (msgget)");
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::msgget(key, flags) }
 }
 
 /// # Safety
-/// As the C library's function, whose third and fourth argument need not be there.
+/// The arguments are valid for the C library's `mq_open`, whose third and fourth argument may be
+/// absent.
 pub unsafe extern "C" fn mq_open(
     name: *const c_char,
     flags: c_int,
@@ -132,11 +138,13 @@ pub unsafe extern "C" fn mq_open(
     from: usize,
 ) -> c_int {
     forbid_restart(from, "it uses a message queue (mq_open)");
-    // SAFETY: of the C library's function, by its caller; arguments that are not there are handed on as they are.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise; absent
+    // arguments are passed on unread.
     unsafe { real_libc::mq_open(name, flags, mode, attributes) }
 }
 
-/// System calls that others notice, or by which others are noticed: made by the recorded thread, a child or another thread.
+/// Reports a system call of any observed or recorded thread that another process notices, or by
+/// which this process notices others.
 pub fn check(number: c_long, arguments: [u64; 6]) {
     let [first, second, third, ..] = arguments;
     let (process, signal) = match number {
@@ -161,8 +169,9 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
     }
 }
 
-/// The error with which a call fails that reaches into another process: process_vm_readv(2), process_vm_writev(2), pidfd_getfd(2),
-/// and the files `/proc/PID/mem` and `/proc/PID/fd/N` (proc(5)). `None`: the call does not do that, and is made.
+/// The error of a call that accesses another process: process_vm_readv(2), process_vm_writev(2),
+/// pidfd_getfd(2), and opens of `/proc/PID/mem` and `/proc/PID/fd/N` (proc(5)). `None`: the call
+/// does not access another process.
 ///
 /// # Safety
 /// The arguments are those of a system call that this thread makes.
@@ -205,7 +214,7 @@ fn is_of_another_process(path: &[u8]) -> bool {
     }
     let is_process = parts.next().is_some_and(|part| part.iter().all(u8::is_ascii_digit));
     let is_shared = match parts.find(|part| matches!(*part, b"mem" | b"fd")) {
-        // The folder itself only lists numbers.
+        // The directory itself only lists numbers.
         Some(b"fd") => parts.next().is_some(),
         found => found.is_some(),
     };

@@ -1,9 +1,10 @@
-//! The system calls that are recorded, by number: what is done with each.
+//! The recorded system calls, by number, and the treatment of each.
 //!
-//! In: a call of the recorded thread. Out: its result, or `None`: it is let through as it is. The table below is the
-//! whole answer to "what is covered"; `docs/RECOVERY-INSIDE.md` has it in words.
+//! In: a call of the recorded thread. Out: its result; `None`: the call is let through. The table
+//! below is the complete list of recorded calls; `docs/RECOVERY-INSIDE.md` describes them in words.
 //!
-//! What may never happen: a call that changes a file goes through without an entry, and without a word about it.
+//! What may never happen: a call that changes a file is let through without a record entry and
+//! without a report.
 
 use std::ffi::c_char;
 
@@ -16,6 +17,8 @@ use crate::{child_programs, observe, recording, side_channels};
 /// `AT_FDCWD` as an argument.
 pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
 
+/// Handles a system call of the recorded thread.
+///
 /// # Safety
 /// The arguments are those of a system call that this thread makes.
 pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
@@ -28,7 +31,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
 impl Session {
     unsafe fn handle(&mut self, number: c_long, mut arguments: [u64; 6]) -> Option<i64> {
         if begins_with_descriptor(number) {
-            // The upper half of its register may be anything.
+            // The kernel ignores the upper half of a descriptor's register.
             arguments[0] = arguments[0] as u32 as u64;
         }
         let [a, b, c, d, e, _] = arguments;
@@ -143,13 +146,14 @@ impl Session {
     }
 }
 
-/// Calls that Linux has got lately, and that programs do without.
+/// System calls of recent Linux versions. They fail with ENOSYS here, and programs then use older
+/// calls.
 const FCHMODAT2: c_long = 452;
 const SETXATTRAT: c_long = 463;
 const REMOVEXATTRAT: c_long = 466;
 const FILE_SETATTR: c_long = 469;
 
-/// The descriptors whose files such a call reads, writes, looks at, moves in or maps.
+/// The descriptors of files that a call reads, writes, examines, seeks in or maps.
 pub fn used_descriptors(number: c_long, arguments: [u64; 6]) -> [Option<u64>; 2] {
     let [first, second, third, fourth, fifth, _] = arguments.map(|it| it as u32 as u64);
     let is_anonymous = fourth as i32 & libc::MAP_ANONYMOUS != 0;
@@ -180,7 +184,7 @@ pub fn used_descriptors(number: c_long, arguments: [u64; 6]) -> [Option<u64>; 2]
     }
 }
 
-/// Calls whose first argument is a descriptor.
+/// Whether the first argument of a call is a descriptor.
 fn begins_with_descriptor(number: c_long) -> bool {
     let is_file = matches!(
         number,
@@ -243,7 +247,7 @@ fn begins_with_descriptor(number: c_long) -> bool {
     is_file || is_directory
 }
 
-/// Bytes that the kernel writes for each of these.
+/// Bytes that the kernel writes for each of these structures.
 const STAT: usize = size_of::<libc::stat>();
 const STATX: usize = 256;
 const STATFS: usize = size_of::<libc::statfs>();

@@ -1,18 +1,19 @@
-//! Names of temporary files, made of recorded random numbers: the C library makes them of the clock, in a way that nobody sees.
-//! The functions are those of mkstemp(3) and mkdtemp(3).
+//! Names of temporary files, made from recorded random numbers: the C library makes such names from
+//! the clock, without a call that this library sees. The functions are those of mkstemp(3) and
+//! mkdtemp(3).
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::{libc_wrappers, real_libc, recording};
 
-/// Letters at the end of a template, which are replaced.
+/// Number of letters at the end of a template that are replaced.
 const REPLACED: usize = 6;
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-/// As many as a C library tries, roughly.
+/// Number of names that are tried: about as many as a C library tries.
 const ATTEMPTS: usize = 1 << 16;
 
 pub unsafe extern "C" fn mkstemp(template: *mut c_char, caller: usize) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() {
             return real_libc::mkstemp(template);
@@ -22,7 +23,7 @@ pub unsafe extern "C" fn mkstemp(template: *mut c_char, caller: usize) -> c_int 
 }
 
 pub unsafe extern "C" fn mkostemp(template: *mut c_char, flags: c_int, caller: usize) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() {
             return real_libc::mkostemp(template, flags);
@@ -32,7 +33,7 @@ pub unsafe extern "C" fn mkostemp(template: *mut c_char, flags: c_int, caller: u
 }
 
 pub unsafe extern "C" fn mkstemps(template: *mut c_char, suffix: c_int, caller: usize) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() {
             return real_libc::mkstemps(template, suffix);
@@ -47,7 +48,7 @@ pub unsafe extern "C" fn mkostemps(
     flags: c_int,
     caller: usize,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() {
             return real_libc::mkostemps(template, suffix, flags);
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn mkostemps(
 }
 
 pub unsafe extern "C" fn mkdtemp(template: *mut c_char, caller: usize) -> *mut c_char {
-    // SAFETY: as above.
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() {
             return real_libc::mkdtemp(template);
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn mkdtemp(template: *mut c_char, caller: usize) -> *mut c
 }
 
 /// # Safety
-/// The path is a string.
+/// The path is a C string.
 unsafe fn open(path: *const c_char, flags: c_int) -> c_int {
     let flags = flags & !libc::O_ACCMODE | libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
     // SAFETY: the caller's promise.
@@ -80,7 +81,7 @@ unsafe fn open(path: *const c_char, flags: c_int) -> c_int {
 /// Replaces the end of the template until `attempt` finds no file of that name.
 ///
 /// # Safety
-/// The template is a string that may be changed.
+/// The template is a C string that may be changed.
 unsafe fn make(
     template: *mut c_char,
     suffix: c_int,

@@ -1,25 +1,29 @@
-//! The gate: the one place from which system calls reach the kernel while all others are dispatched to this library.
+//! The trampoline: the only region of code from which system calls reach the kernel, while all
+//! others are dispatched to this library.
 //!
-//! Syscall user dispatch (prctl(2), `PR_SET_SYSCALL_USER_DISPATCH`) lets calls through that are made from one range of addresses. That
-//! range is a small region of machine code, written when the process begins: a function that makes any system call
-//! ([`call`]), the return from signal handlers, and one stub for each place in the program whose calls are let through. A
-//! stub makes the call with the program's own registers and stack, and jumps back, so that signals interrupt it and
-//! children are made by it as if it had been made where it stands.
+//! Syscall user dispatch (prctl(2), `PR_SET_SYSCALL_USER_DISPATCH`) lets calls through that are
+//! made from one range of addresses. That range is a small region of machine code, written when the
+//! process begins: a function that makes any system call ([`call`]), the return from signal
+//! handlers, and one stub for each call site in the program whose calls are let through. A stub
+//! makes the call with the program's own registers and stack, and jumps back. So signals interrupt
+//! a stub, and children start in it, as if the call had been made at its own site.
 //!
-//! What may never happen: a stub is changed once it was used; memory is writable and executable at the same addresses.
+//! What may never happen: a stub is changed once it was used; memory is writable and executable at
+//! the same addresses.
 
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Room for one stub; addresses of stubs are multiples of it.
+/// Bytes of one stub; addresses of stubs are multiples of this number.
 const STUB_BYTES: usize = 16;
-/// Places in a program that make system calls: a C library has some 600. More are not let through but performed by [`call`].
+/// Number of call sites in a program that have a stub; a C library has some 600. Calls of further
+/// sites are performed by [`call`].
 const STUBS: usize = 4096;
-/// In front of the stubs: [`CALL`] and [`RETURN`].
+/// Offset of the first stub, after [`CALL`] and [`RETURN`].
 const FIRST_STUB: usize = 64;
 const REGION_BYTES: usize = FIRST_STUB + STUBS * STUB_BYTES;
 
-/// `fn(number, first, …, sixth)` in the C calling convention, as a system call.
+/// Code of `fn(number, first, …, sixth)` in the C calling convention, which makes a system call.
 const CALL: [u8; 26] = [
     0x48, 0x89, 0xf8, // mov rax, rdi
     0x48, 0x89, 0xf7, // mov rdi, rsi
@@ -31,30 +35,31 @@ const CALL: [u8; 26] = [
     0x0f, 0x05, // syscall
     0xc3, // ret
 ];
-/// rt_sigreturn, in the bytes by which unwinders know a signal frame.
+/// Code of rt_sigreturn, in the bytes by which unwinders recognize a signal frame.
 const RETURN: [u8; 10] = [
     0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, // mov rax, 15
     0x0f, 0x05, // syscall
     0xf4, // hlt: never reached
 ];
 const RETURN_AT: usize = 32;
-/// syscall; jmp [rip + 0]; the address follows.
+/// Code of a stub: syscall; jmp [rip + 0]. The address to return to follows.
 const STUB: [u8; 8] = [0x0f, 0x05, 0xff, 0x25, 0x00, 0x00, 0x00, 0x00];
 
 const _: () = assert!(CALL.len() <= RETURN_AT && RETURN_AT + RETURN.len() <= FIRST_STUB);
 const _: () = assert!(STUB.len() + size_of::<usize>() == STUB_BYTES);
 
-/// Where the region is executed; null before [`open`].
+/// Address at which the region is executable; null before [`open`].
 static REGION: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// And where it is written.
+/// Address at which the region is writable.
 static WRITTEN: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// Addresses behind the calls of the program that have a stub, by hash; 0: free.
+/// Return addresses of the program's call sites that have a stub, by hash; 0: free.
 static CALL_SITES: [AtomicUsize; STUBS] = [const { AtomicUsize::new(0) }; STUBS];
 static IS_ADDING: AtomicBool = AtomicBool::new(false);
-/// Calls that found no stub free.
+/// Number of calls that found no free stub.
 static STUBS_EXHAUSTED: AtomicU64 = AtomicU64::new(0);
 
-/// Writes the region. `None`: there is no memory for it. Called once, by the only thread.
+/// Maps and writes the region. `None`: there is no memory. The only thread calls this function
+/// once.
 pub fn open() -> Option<()> {
     // SAFETY: a new memory file, mapped twice.
     unsafe {
@@ -72,15 +77,16 @@ pub fn open() -> Option<()> {
     Some(())
 }
 
-/// After a fork, by the only thread of the child: a region of its own at the same addresses, so that a stub that it writes is not one
-/// that its parent is just writing for another place. False: there is no memory for it.
+/// Gives a forked child a region of its own at the same addresses, so that a stub that the child
+/// writes does not overwrite one that its parent is writing for another call site. The only thread
+/// of the child calls this function. False: there is no memory.
 pub fn make_own() -> bool {
     let (written, executed) = (WRITTEN.load(Relaxed).addr(), REGION.load(Relaxed).addr());
     if executed == 0 {
         return true;
     }
     let kernel = |number, arguments| {
-        // SAFETY: a memory file with the same content takes the place of the one that is mapped there.
+        // SAFETY: a memory file with the same content replaces the one that is mapped there.
         unsafe { call(number, arguments) }
     };
     let name = c"landbridge-gate".as_ptr().addr() as u64;
@@ -103,25 +109,25 @@ pub fn make_own() -> bool {
     is_done
 }
 
-/// Where the region begins, and its length.
+/// Address of the region, and its length in bytes.
 pub fn range() -> (usize, usize) {
     (REGION.load(Relaxed).addr(), REGION_BYTES)
 }
 
-/// Where signal handlers return to.
+/// Address to which signal handlers return.
 pub fn restorer() -> usize {
     REGION.load(Relaxed).addr() + RETURN_AT
 }
 
-/// A system call, as the kernel answers it: below 0 the error.
+/// Makes a system call. Returns the kernel's result: a negative value is an error.
 ///
 /// # Safety
-/// As the system call.
+/// The arguments are valid for the system call `number`.
 pub unsafe fn call(number: c_long, arguments: [u64; 6]) -> i64 {
     type Gate = unsafe extern "C" fn(c_long, u64, u64, u64, u64, u64, u64) -> i64;
     let [a, b, c, d, e, f] = arguments;
     let region = REGION.load(Acquire);
-    // SAFETY: the region begins with that function; the rest is the caller's promise.
+    // SAFETY: the region begins with the code of `Gate`; the rest is the caller's promise.
     unsafe {
         if !region.is_null() {
             return std::mem::transmute::<*mut u8, Gate>(region)(number, a, b, c, d, e, f);
@@ -133,7 +139,7 @@ pub unsafe fn call(number: c_long, arguments: [u64; 6]) -> i64 {
     }
 }
 
-/// Where a call is let through that ends at this address. `None`: there is no room.
+/// Address of the stub for the call site that returns to `behind`. `None`: no stub is free.
 pub fn stub(behind: usize) -> Option<usize> {
     let start = (behind >> 1).wrapping_mul(0x9e37_79b1) % STUBS;
     let places = CALL_SITES[start..].iter().chain(&CALL_SITES[..start]);
@@ -161,7 +167,7 @@ fn add(at: usize, behind: usize) -> Option<usize> {
     let is_free = CALL_SITES[at].load(Relaxed) == 0;
     if is_free {
         let address = behind.to_ne_bytes();
-        // SAFETY: the stub's bytes, which nobody executes before its place is stored.
+        // SAFETY: the bytes of the stub, which no thread executes before its site is stored.
         unsafe {
             let stub = WRITTEN.load(Relaxed).add(FIRST_STUB + at * STUB_BYTES);
             STUB.as_ptr().copy_to_nonoverlapping(stub, STUB.len());
@@ -173,13 +179,14 @@ fn add(at: usize, behind: usize) -> Option<usize> {
     if is_free { Some(address_of(at)) } else { stub(behind) }
 }
 
-/// The system call itself: another library may be just about to stand in front of the C library's function.
+/// Maps the file by the system call itself, because another library may be replacing the C
+/// library's function at this moment.
 ///
 /// # Safety
-/// The file is of that length, or nobody uses the mapping.
+/// The file has [`REGION_BYTES`], or no code uses the mapping.
 unsafe fn map(file: c_int, protection: c_int) -> Option<*mut u8> {
     let (bytes, shared) = (REGION_BYTES, libc::MAP_SHARED);
-    // SAFETY: the kernel finds a free place.
+    // SAFETY: the kernel chooses free addresses.
     let found =
         unsafe { libc::syscall(libc::SYS_mmap, 0_usize, bytes, protection, shared, file, 0_usize) };
     (found > 0).then_some(found as *mut u8)

@@ -1,17 +1,21 @@
-//! System calls of the recorded thread come here instead of to the kernel (syscall user dispatch, Linux 5.11).
+//! Handler for the system calls of the recorded thread: the kernel delivers them to this module as
+//! signals (syscall user dispatch, Linux 5.11).
 //!
-//! In: a SIGSYS for each call that the thread makes, from wherever: program, C library, MPI library. Out: either the call is
-//! performed and recorded here (`syscalls`), or it is let through (`trampoline`). The provider, whose calls are not the
-//! program's, turns dispatch off while it works, by one byte ([`selector`]).
+//! In: a SIGSYS for each system call of the thread, made by the program, the C library or the MPI
+//! library. Out: this module performs and records the call (`syscalls`), or lets the call through
+//! (`trampoline`). The provider's calls are not the program's, so the provider turns dispatch off
+//! by one byte while it works ([`selector`]).
 //!
-//! A handler of a signal interrupts the program anywhere, at another place in each incarnation, so that nothing it does can be
-//! replayed: its calls are watched as those of another thread are (`observe`), also while the provider works.
+//! A signal handler interrupts the program at another point in each incarnation, so replay cannot
+//! repeat what a handler does. This module observes the calls of a handler like the calls of
+//! another thread (`observe`), also while the provider works.
 //!
-//! The kernel ends a process whose SIGSYS is blocked or has no handler. So this handler stays (`rt_sigaction`), no mask of the
-//! program contains the signal (`rt_sigprocmask`), and it has a signal stack of its own (`sigaltstack`): what it
-//! leaves there no program ever sends.
+//! The kernel ends a process whose SIGSYS is blocked or has no handler. So this handler stays
+//! installed (`rt_sigaction`), no signal mask of the program contains SIGSYS (`rt_sigprocmask`),
+//! and the handler has a signal stack of its own (`sigaltstack`): no program sends what the handler
+//! leaves on that stack.
 //!
-//! What may never happen: a system call in this handler from outside the gate.
+//! What may never happen: this handler makes a system call outside the trampoline's region.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -31,48 +35,53 @@ const BLOCK: u8 = 1;
 /// `si_code` of a dispatched call.
 const SYS_USER_DISPATCH: c_int = 2;
 
-/// What a queued SIGSYS carries that tells a thread to have its calls dispatched.
+/// Value of a queued SIGSYS that asks a thread to turn syscall user dispatch on again.
 const REARM: usize = 0x6c62_7265_6172_6d21;
 
-/// Enough for a signal frame with every extension of today's processors, and for the handler.
+/// Bytes of the handler's signal stack: enough for a signal frame with every extension of today's
+/// processors, and for the handler.
 const STACK_BYTES: usize = 256 << 10;
-/// Of threads that ask for less. No program asks for just as much: by this length they are known again.
+/// Bytes of the signal stack that replaces a smaller one of an observed thread. No program asks for
+/// exactly this length, so the length identifies stacks that this module has mapped.
 const WIDE_STACK_BYTES: usize = (128 << 10) + 4096;
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
 const SA_RESTORER: u64 = 0x0400_0000;
 
-/// Whether calls of the recorded thread are dispatched.
+/// Dispatch selector of the recorded thread: `BLOCK` while its calls are dispatched.
 static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
-/// Those of threads and processes that are observed always are.
+/// Dispatch selector of observed threads and processes: `BLOCK`, except while a checkpoint is
+/// taken.
 static OBSERVED_SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Calls that came here, and those of them that were let through.
+/// Number of dispatched calls, and number of those calls that were let through.
 pub static TRAPS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 #[repr(align(64))]
 struct HandlerStack(UnsafeCell<MaybeUninit<[u8; STACK_BYTES]>>);
-// SAFETY: only the kernel and the handler of one thread use it.
+// SAFETY: only the kernel and the handler of one thread use the stack.
 unsafe impl Sync for HandlerStack {}
 static STACK: HandlerStack = HandlerStack(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// The signal stack that the program believes to have.
+/// Signal stack that the program has set and believes to use.
 struct EmulatedStack(UnsafeCell<MaybeUninit<libc::stack_t>>);
-// SAFETY: used by the recorded thread alone.
+// SAFETY: the recorded thread alone uses the value.
 unsafe impl Sync for EmulatedStack {}
 static EMULATED_STACK: EmulatedStack = EmulatedStack(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// Signals of Linux are 1 to 64.
+/// Number of table entries: Linux numbers its signals 1 to 64.
 const SIGNALS: usize = 65;
-/// The handlers of the program, for each of which [`on_signal`] is called first: address, and the flags it was installed with.
+/// The program's signal handlers by signal number: address, and the flags of their installation.
+/// The kernel calls [`on_signal`], which calls them.
 static HANDLERS: [(AtomicUsize, AtomicU64); SIGNALS] =
     [const { (AtomicUsize::new(0), AtomicU64::new(0)) }; SIGNALS];
-/// Handlers that the recorded thread is in, one interrupting the other: where their frames lie on its stack.
+/// Stack addresses of the signal handlers that the recorded thread is running; each handler has
+/// interrupted the one before it.
 static HANDLER_FRAMES: [AtomicUsize; HANDLERS_MAX] = [const { AtomicUsize::new(0) }; HANDLERS_MAX];
 static HANDLERS_RUNNING: AtomicUsize = AtomicUsize::new(0);
-/// Deeper ones count as the last of these.
+/// Number of nested handlers with an entry of their own; deeper handlers share the last entry.
 const HANDLERS_MAX: usize = 8;
 
-/// As the kernel takes it.
+/// `struct sigaction` in the layout of the kernel's system call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct SignalAction {
@@ -82,14 +91,15 @@ struct SignalAction {
     mask: u64,
 }
 
-/// A system call of the program, with the registers it was made with.
+/// System call of the program, with the registers at the call.
 pub struct TrappedCall {
     pub number: c_long,
     pub arguments: [u64; 6],
     context: *mut ucontext_t,
 }
 
-/// Begins. False: this kernel cannot, and nothing has changed.
+/// Turns dispatch on for the calling thread, which is the recorded one. False: the kernel does not
+/// support dispatch, and nothing has changed.
 pub fn install() -> bool {
     if !install_handler() {
         return false;
@@ -115,21 +125,22 @@ fn install_handler() -> bool {
         mask: !0,
     };
     let action = (&raw const action).addr() as u64;
-    // SAFETY: the structure lives until the call returns; the handler is one.
+    // SAFETY: the structure lives until the call returns, and its address is that of a handler.
     unsafe { raw(libc::SYS_rt_sigaction, [libc::SIGSYS as u64, action, 0, 8, 0, 0]) };
     unblock();
     IS_INSTALLED.store(true, Relaxed);
     true
 }
 
-/// Whether calls of this process come here.
+/// Whether the SIGSYS handler of this process is installed.
 #[inline]
 pub fn is_installed() -> bool {
     IS_INSTALLED.load(Relaxed)
 }
 
-/// Whether this is the recorded thread, in a handler of a signal; `stack_pointer`: of the call that asks. A handler that was left by
-/// `longjmp` is over: the stack has been cut back behind its frame.
+/// Whether the calling thread is the recorded one and runs a signal handler. `stack_pointer` is
+/// that of the call that asks. A handler that was left by `longjmp` has ended: the stack pointer is
+/// above its frame.
 #[inline]
 pub fn is_in_handler(stack_pointer: usize) -> bool {
     HANDLERS_RUNNING.load(Relaxed) > 0 && recording::is_owner() && drop_left_handlers(stack_pointer)
@@ -156,19 +167,21 @@ fn drop_left_handlers(stack_pointer: usize) -> bool {
     }
 }
 
-/// Where the stack of the caller ends at present, more or less.
+/// Approximate address of the caller's stack top.
 #[inline(always)]
 pub fn stack_pointer() -> usize {
     let here = 0_u8;
     (&raw const here).addr()
 }
 
-/// Lets all calls of this thread come here, which is not the recorded one. False: this kernel cannot.
+/// Dispatches all system calls of the calling thread, which is not the recorded one. False: the
+/// kernel does not support dispatch.
 pub fn observe_this_thread() -> bool {
     install_handler() && widen_present_stack() && dispatch(&OBSERVED_SELECTOR)
 }
 
-/// The signal stack that this thread has already, if it has one, is wide enough for the handler. False: there is no memory.
+/// Replaces the signal stack of the calling thread, if the thread has one that is too small for the
+/// handler. False: there is no memory.
 fn widen_present_stack() -> bool {
     let mut now = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
     // SAFETY: the structures live until the calls return; the memory is new.
@@ -187,7 +200,7 @@ fn new_wide_stack() -> Option<*mut c_void> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
     let bytes = WIDE_STACK_BYTES as u64;
-    // SAFETY: the kernel finds a free place.
+    // SAFETY: the kernel chooses free addresses.
     let found = unsafe { raw(libc::SYS_mmap, [0, bytes, protection, flags, !0, 0]) };
     (found > 0).then_some(found as *mut c_void)
 }
@@ -197,11 +210,11 @@ fn dispatch(selector: &'static AtomicU8) -> bool {
     let selector = (&raw const *selector).addr() as u64;
     let arguments =
         [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_ON, start as u64, length as u64, selector, 0];
-    // SAFETY: the selector stays.
+    // SAFETY: the selector is a static.
     unsafe { raw(libc::SYS_prctl, arguments) == 0 }
 }
 
-/// Lets calls of the recorded thread come here. False: this kernel cannot.
+/// Dispatches the system calls of the recorded thread. False: the kernel does not support dispatch.
 pub fn start_dispatch() -> bool {
     SELECTOR.store(ALLOW, Relaxed);
     let is_on = dispatch(&SELECTOR);
@@ -211,8 +224,10 @@ pub fn start_dispatch() -> bool {
     is_on
 }
 
-/// After [`suspend_dispatch`], by a thread that lets its calls through for the moment. In a process made of an image nobody's calls are
-/// dispatched any more: each thread is told to begin anew.
+/// Turns dispatch on again after [`suspend_dispatch`]. The caller is the recorded thread, whose own
+/// calls pass until the caller resets the selector. In a process restored from a checkpoint image
+/// no thread's calls are dispatched, so this function asks every other thread to turn dispatch on
+/// again.
 pub fn resume_dispatch(is_restored: bool) {
     start_dispatch();
     SELECTOR.store(ALLOW, Relaxed);
@@ -222,7 +237,7 @@ pub fn resume_dispatch(is_restored: bool) {
     }
 }
 
-/// As a queued SIGSYS (`struct siginfo`): its number, error, code, padding, sender, and a pointer.
+/// `struct siginfo` of a queued SIGSYS: number, error, code, padding, sender, and a pointer.
 #[repr(C, align(8))]
 struct QueuedSignal([i32; 32]);
 
@@ -233,32 +248,34 @@ fn rearm(process: u64, thread: u64) {
     queued.0[6..8].copy_from_slice(&[REARM as u32 as i32, (REARM >> 32) as i32]);
     let queued = (&raw const queued).addr() as u64;
     let arguments = [process, thread, libc::SIGSYS as u64, queued, 0, 0];
-    // SAFETY: the structure is there.
+    // SAFETY: the structure lives until the call returns.
     unsafe { raw(libc::SYS_rt_tgsigqueueinfo, arguments) };
 }
 
-/// Lets every call through from now on, of other threads as well: whoever takes an image makes calls in the name of each.
+/// Lets every system call of every thread through: CRIU makes calls in each thread while it takes a
+/// checkpoint image.
 pub fn suspend_dispatch() {
     SELECTOR.store(ALLOW, Relaxed);
     OBSERVED_SELECTOR.store(ALLOW, Relaxed);
-    // SAFETY: changes only what happens to calls of this thread.
+    // SAFETY: the call changes only how the kernel treats calls of this thread.
     unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0]) };
 }
 
-/// The byte that is 0 while calls of this thread are let through; null if they always are.
+/// Address of the byte that is 0 while the calls of this thread are let through; null if they are
+/// always let through.
 pub fn selector() -> *mut u8 {
     if recording::is_owner() { SELECTOR.as_ptr() } else { null_mut() }
 }
 
-/// As the C library's function. MPI libraries that wait call it for each message, and it is nobody's business what it does: here it
-/// goes past the trap.
+/// Replaces the C library's `sched_yield` and bypasses dispatch. A waiting MPI library calls
+/// `sched_yield` for each message, and the call has no effect worth recording.
 pub extern "C" fn sched_yield() -> c_int {
     // SAFETY: a call without arguments.
     unsafe { raw(libc::SYS_sched_yield, [0; 6]) as c_int }
 }
 
 /// # Safety
-/// As the system call.
+/// The arguments are valid for the system call `number`.
 unsafe fn raw(number: c_long, arguments: [u64; 6]) -> i64 {
     // SAFETY: the caller's promise.
     unsafe { trampoline::call(number, arguments) }
@@ -267,13 +284,14 @@ unsafe fn raw(number: c_long, arguments: [u64; 6]) -> i64 {
 fn unblock() {
     let sigsys = SIGSYS_BIT;
     let how = libc::SIG_UNBLOCK as u64;
-    // SAFETY: the mask is there.
+    // SAFETY: the mask lives until the call returns.
     unsafe { raw(libc::SYS_rt_sigprocmask, [how, (&raw const sigsys).addr() as u64, 0, 8, 0, 0]) };
 }
 
-/// A dispatched call, or another SIGSYS.
+/// Handler of SIGSYS, for a dispatched call, a request to turn dispatch on again ([`REARM`]), or a
+/// signal of another origin.
 unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands in both, and nobody else has them.
+    // SAFETY: the kernel hands in both structures, and nothing else refers to them.
     unsafe {
         let context = context.cast::<ucontext_t>();
         if (*info).si_code == libc::SI_QUEUE && (*info).si_value().sival_ptr.addr() == REARM {
@@ -311,11 +329,13 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
     }
 }
 
-/// In front of each handler of the program: its calls are dispatched, whatever it has interrupted, and nothing of them is recorded.
+/// Runs before each signal handler of the program. Dispatches the calls of the handler, whatever
+/// code it has interrupted; the calls are observed and not recorded.
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
     let handler = HANDLERS[signal as usize].0.load(Relaxed);
-    // SAFETY: the address is that of a handler, which may take no more than the first argument: the others are in registers.
+    // SAFETY: the address is that of a handler. A handler of one argument ignores the others, which
+    // are in registers.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
     if !recording::is_owner() {
         return handler(signal, info, context);
@@ -330,28 +350,30 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     HANDLERS_RUNNING.store(depth, Relaxed);
 }
 
-/// A signal that another process has sent does not come again in a later incarnation. The parent may send what it likes: it is the
-/// agent, which ends the job so.
+/// Forbids a restart if another process has sent the signal, because the signal does not arrive
+/// again in a later incarnation. The parent process may send any signal: the parent is the node
+/// agent, which ends the job by signals.
 fn note_sender(signal: c_int, info: *mut siginfo_t) {
-    // SAFETY: null, or what the kernel says of the signal.
+    // SAFETY: null, or the kernel's description of the signal.
     let Some(info) = (unsafe { info.as_ref() }) else { return };
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return;
     }
-    // SAFETY: the sender is there for these codes.
+    // SAFETY: signals with these codes name their sender.
     let sender = unsafe { info.si_pid() };
-    // SAFETY: calls without arguments.
+    // SAFETY: a call without arguments.
     let parent = unsafe { raw(libc::SYS_getppid, [0; 6]) };
     if i64::from(sender) != parent && !recording::is_own_process(sender) {
         recording::forbid_restart(format_args!("another process has sent it signal {signal}"));
     }
 }
 
-/// A SIGSYS of another origin does what it does without a handler.
+/// Raises a SIGSYS of another origin with the default action.
 unsafe fn raise_default_sigsys() {
     let default = SignalAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     let sigsys = libc::SIGSYS as u64;
-    // SAFETY: the action is there; the signal comes when this handler has returned.
+    // SAFETY: the action lives until the call returns; the signal arrives when this handler has
+    // returned.
     unsafe {
         raw(libc::SYS_rt_sigaction, [sigsys, (&raw const default).addr() as u64, 0, 8, 0, 0]);
         let (process, thread) = (raw(libc::SYS_getpid, [0; 6]), raw(libc::SYS_gettid, [0; 6]));
@@ -361,17 +383,18 @@ unsafe fn raise_default_sigsys() {
 
 impl TrappedCall {
     fn stack_pointer(&self) -> usize {
-        // SAFETY: the kernel's frame.
+        // SAFETY: the context is the kernel's frame.
         unsafe { (*self.context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize }
     }
 
-    /// `None`: it is let through.
+    /// Handles the call. `None`: the kernel performs the call at its stub.
     ///
     /// # Safety
     /// The registers are those of a system call of this thread.
     unsafe fn handle(&mut self) -> Option<i64> {
         let [first, second, third, fourth, ..] = self.arguments;
-        // SAFETY: the program's pointers are as valid as for the kernel; it ends itself if they are not.
+        // SAFETY: the program's pointers are as valid as they are for the kernel; an invalid
+        // pointer ends the program.
         unsafe {
             match self.number {
                 libc::SYS_rt_sigprocmask => self.change_mask(first as c_int, second, third, fourth),
@@ -393,10 +416,10 @@ impl TrappedCall {
         }
     }
 
-    /// Calls that have to do with files, or with other processes.
+    /// Handles calls that use files or communicate with other processes.
     ///
     /// # Safety
-    /// As [`TrappedCall::handle`].
+    /// The registers are those of a system call of this thread.
     unsafe fn handle_file_call(&mut self, number: c_long) -> Option<i64> {
         // SAFETY: the caller's promise.
         unsafe {
@@ -412,12 +435,12 @@ impl TrappedCall {
         }
     }
 
-    /// What this handler returns to has the mask that the program asks for, but for one signal.
+    /// Sets the mask of the frame to which this handler returns: the program's mask without SIGSYS.
     unsafe fn change_mask(&mut self, how: c_int, set: u64, old: u64, bytes: u64) -> Option<i64> {
         if bytes != 8 {
             return None;
         }
-        // SAFETY: the kernel's frame; a set has eight bytes.
+        // SAFETY: the context is the kernel's frame, and a signal set has eight bytes.
         unsafe {
             let mask = (&raw mut (*self.context).uc_sigmask).cast::<u64>();
             let before = mask.read();
@@ -438,11 +461,12 @@ impl TrappedCall {
         Some(0)
     }
 
-    /// A wait during which the program has another mask: that must not contain the one signal either, for a handler of the program makes
-    /// calls.
+    /// Removes SIGSYS from the mask of a wait, because a handler of the program may make system
+    /// calls during the wait.
     unsafe fn wait_with(&self, mask: u64) -> Option<i64> {
         let mask = mask as *mut u64;
-        // SAFETY: of the system call, by its caller; only who blocks that signal has anything written.
+        // SAFETY: the pointer is an argument of the system call. Only a mask that contains SIGSYS
+        // is written.
         unsafe {
             if !mask.is_null() && mask.read_unaligned() & SIGSYS_BIT != 0 {
                 mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
@@ -451,7 +475,7 @@ impl TrappedCall {
         None
     }
 
-    /// Handlers of the program block everything that they want to, but for one signal, and are called by [`on_signal`].
+    /// Installs [`on_signal`] for a handler of the program, with the program's mask without SIGSYS.
     unsafe fn set_action(&self, signal: c_int, new: u64, old: u64, bytes: u64) -> Option<i64> {
         let handlers = usize::try_from(signal).ok().and_then(|signal| HANDLERS.get(signal))?;
         if bytes != 8 {
@@ -460,9 +484,9 @@ impl TrappedCall {
         let (handler, flags) = (handlers.0.load(Relaxed), handlers.1.load(Relaxed));
         let mut before = SignalAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
         let place = (&raw mut before).addr() as u64;
-        // SAFETY: the kernel reads and writes as much.
+        // SAFETY: the kernel reads and writes exactly these structures.
         unsafe {
-            // The program is made to believe that SIGSYS has no handler.
+            // The program sees the default action for SIGSYS.
             if signal != libc::SIGSYS {
                 let mut action = (new != 0).then(|| (new as *const SignalAction).read_unaligned());
                 if let Some(action) = &mut action {
@@ -493,10 +517,12 @@ impl TrappedCall {
         Some(0)
     }
 
-    /// Another thread's signal stack: this handler runs on it as well, and needs more than programs ask for (Rust's runtime: 8 KiB).
-    /// The return from this handler sets the stack that its frame names (sigreturn(2)).
+    /// Replaces a signal stack that another thread sets. This handler runs on the same stack and
+    /// needs more than programs ask for (Rust's runtime: 8 KiB). The return from this handler sets
+    /// the stack that the frame names (sigreturn(2)).
     unsafe fn widen_stack(&self, new: u64, old: u64) -> Option<i64> {
-        // SAFETY: the kernel's frame and the program's structures; the memory is new, or was made here.
+        // SAFETY: the kernel's frame and the program's structures; the memory is newly mapped, or
+        // this function has mapped it.
         unsafe {
             let frame = &mut (*self.context).uc_stack;
             let before = *frame;
@@ -524,19 +550,21 @@ impl TrappedCall {
         Some(0)
     }
 
-    /// A signal stack that is not used any more: this handler may be running on it, so the next one to be dropped unmaps it.
+    /// Unmaps an unused signal stack when the next one is dropped, because this handler may be
+    /// running on the stack.
     unsafe fn unmap_later(&self, stack: u64) {
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let earlier = DROPPED.swap(stack, Relaxed);
         if earlier != 0 && earlier != stack {
-            // SAFETY: it was made by `widen_stack`, and its thread has left it.
+            // SAFETY: `widen_stack` has mapped the stack, and its thread has left the stack.
             unsafe { raw(libc::SYS_munmap, [earlier, WIDE_STACK_BYTES as u64, 0, 0, 0, 0]) };
         }
     }
 
-    /// The program believes to have the signal stack it asks for; its handlers run on ours, which is no smaller.
+    /// Notes the signal stack that the program sets. The program's handlers run on [`STACK`],
+    /// whatever the size of the stack that the program sets.
     unsafe fn set_stack(&self, new: u64, old: u64) -> i64 {
-        // SAFETY: the kernel reads and writes as much.
+        // SAFETY: the kernel would read and write exactly these structures.
         unsafe {
             let believed = (*EMULATED_STACK.0.get()).assume_init_mut();
             let before = *believed;
@@ -565,10 +593,10 @@ mod tests {
                 return;
             }
             let before = TRAPS[0].load(Relaxed);
-            // SAFETY: plain system calls; the structures are there.
+            // SAFETY: plain system calls on structures of this test.
             unsafe {
                 assert_eq!(libc::getppid(), libc::syscall(libc::SYS_getppid) as i32);
-                // A thread that blocks every signal can make calls all the same.
+                // A thread that blocks every signal can still make calls.
                 let (mut all, mut was) = (std::mem::zeroed(), std::mem::zeroed());
                 libc::sigfillset(&mut all);
                 assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut was), 0);
@@ -579,7 +607,7 @@ mod tests {
                 assert_eq!(libc::open(c"/no/such".as_ptr(), libc::O_RDONLY), -1);
                 assert_eq!(*libc::__errno_location(), libc::ENOENT);
             }
-            // Children are made from within, and end as ever.
+            // A dispatched thread can start a child, and sees the child end.
             let mut child = std::process::Command::new("true").spawn().unwrap();
             assert!(child.wait().unwrap().success());
             assert!(TRAPS[0].load(Relaxed) > before + 5);
@@ -598,7 +626,7 @@ mod tests {
                 return;
             }
             let signal = libc::SIGWINCH;
-            // SAFETY: structures of which all zeros are a value; a handler.
+            // SAFETY: structures for which all zeros are a valid value, and a handler.
             unsafe {
                 let (mut new, mut old): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
                 new.sa_sigaction = one as *const () as usize;
@@ -627,12 +655,12 @@ mod tests {
             if !observe_this_thread() {
                 return ready.send(None).unwrap();
             }
-            // SAFETY: changes only what happens to calls of this thread.
+            // SAFETY: the call changes only how the kernel treats calls of this thread.
             unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) };
             ready.send(Some(unsafe { raw(libc::SYS_gettid, [0; 6]) })).unwrap();
             may_go_on.recv().unwrap();
             let before = TRAPS[0].load(Relaxed);
-            // SAFETY: a plain call.
+            // SAFETY: a call without arguments.
             unsafe { libc::getppid() };
             assert!(TRAPS[0].load(Relaxed) > before);
         });

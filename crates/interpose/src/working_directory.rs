@@ -1,9 +1,11 @@
-//! The folder where relative names begin (chdir(2)).
+//! Working directory of the process, to which relative names refer (chdir(2)).
 //!
-//! In: `chdir` and `fchdir`, performed and recorded. Out, in a later incarnation: it goes there as well, for programs that it starts,
-//! and if it cannot it starts none; when it is live it is in the directory in which it was, under the name that this has by then.
+//! In: `chdir` and `fchdir`, performed and recorded. Out: a later incarnation changes its directory
+//! too, for programs that it starts. If the change fails during replay, the incarnation starts no
+//! thread and no program. When it becomes live, the incarnation is in the recorded directory, under
+//! the directory's present name.
 //!
-//! What may never happen: a relative name means another file than it meant.
+//! What may never happen: a relative name refers to another file than in the earlier incarnation.
 
 use libc::c_long;
 
@@ -16,15 +18,17 @@ use crate::syscalls::HERE;
 const HEADER_BYTES: usize = size_of::<FileIdentity>();
 const THIS: &std::ffi::CStr = c".";
 
-/// See the module head. Of what is open only name and identity count; no name: nobody has changed it.
+/// Working directory of the process. Of `open` only name and identity are used; an empty name means
+/// that the program has not changed the directory.
 pub struct WorkingDirectory {
     pub open: OpenFile,
-    /// While the process replays: it could not go where it was.
+    /// True during replay if a change to the recorded directory has failed.
     pub is_elsewhere: bool,
 }
 
 impl WorkingDirectory {
-    /// Somebody else is about to see where the process is.
+    /// Ends the process if its directory is not the recorded one, before a thread or a program can
+    /// use the directory.
     pub fn check(&self) {
         if self.is_elsewhere {
             let path = Path(self.open.path());
@@ -34,7 +38,7 @@ impl WorkingDirectory {
         }
     }
 
-    /// The process is live: it goes where it was.
+    /// Changes to the recorded directory, when the process becomes live.
     pub fn restore(&mut self) {
         if self.open.path().is_empty() {
             return;
@@ -53,6 +57,8 @@ impl WorkingDirectory {
 }
 
 impl Session {
+    /// Handles a change of the directory.
+    ///
     /// # Safety
     /// The arguments are those of `chdir` or, with a descriptor, of `fchdir`.
     pub unsafe fn change_directory(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
@@ -93,7 +99,7 @@ impl Session {
 }
 
 impl Session {
-    /// The name of the working directory.
+    /// Handles `getcwd`.
     ///
     /// # Safety
     /// The arguments are those of `getcwd`.

@@ -3,13 +3,20 @@
 //!
 //! Successes and errors share one order. A read returns `EAVAIL` at an error when all earlier
 //! entries have been read, and returns later entries only after `read_error` has taken the error.
+//! MPICH keeps active messages to its own process in a queue of its own, and reads that queue after
+//! this one while it waits for one-sided operations (`MPIDI_progress_test_vci`). So an active message
+//! that a peer sent as a consequence of a later message would overtake an own one. The first
+//! [`HOLD_READS`] reads after a send therefore return no entry of an untagged receive, which is what
+//! carries MPICH's active messages: after each of these reads MPICH takes one message from its own
+//! queue. No entry waits for more than [`HOLD_READS`] reads, whatever the program sends meanwhile.
+//!
 //! The ring gets its size when the queue is opened and grows when it must. The ring never refuses
 //! an entry, because every accepted operation owes exactly one.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr};
+use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr, MSG, RECV};
 use crate::engine_set::EngineSet;
 use crate::sync::SpinLock;
 
@@ -19,6 +26,10 @@ const CAPACITY_MIN: usize = 1024;
 /// Largest requested capacity in entries that is allocated at once (3.5 MiB); beyond it the ring
 /// grows on demand.
 const CAPACITY_MAX: usize = 65_536;
+
+/// Reads that an active message waits for at most: as many messages of its own queue does MPICH take
+/// first.
+const HOLD_READS: u32 = 1;
 
 /// Flag of a ring entry that stands for the first waiting error. Bit 63 belongs to the provider
 /// (libfabric reserves bits 60 to 63 for providers).
@@ -50,6 +61,10 @@ pub struct Queue {
     waiting: AtomicUsize,
     /// Number of calls of the program that have read this queue, with or without result.
     reads: AtomicU64,
+    /// The MPI library delivers active messages to its own process itself.
+    has_library_queue: AtomicBool,
+    /// Number of reads since the program has sent, at most [`HOLD_READS`].
+    reads_since_send: AtomicU32,
     ring: SpinLock<Ring>,
     /// Set by `fi_cq_signal`: the next blocking read returns.
     signaled: AtomicBool,
@@ -59,6 +74,8 @@ pub struct Queue {
 
 struct Ring {
     entries: VecDeque<RingEntry>,
+    /// Number of reads for which the first entry, an active message, has waited.
+    held: u32,
     errors: VecDeque<CqErrEntry>,
 }
 
@@ -79,8 +96,11 @@ impl Queue {
             format,
             waiting: AtomicUsize::new(0),
             reads: AtomicU64::new(0),
+            has_library_queue: AtomicBool::new(false),
+            reads_since_send: AtomicU32::new(HOLD_READS),
             ring: SpinLock::new(Ring {
                 entries: VecDeque::with_capacity(capacity),
+                held: 0,
                 errors: VecDeque::new(),
             }),
             signaled: AtomicBool::new(false),
@@ -123,13 +143,37 @@ impl Queue {
         self.reads.store(self.reads.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
+    /// From now on active messages wait for [`HOLD_READS`] reads after a send: the MPI library delivers
+    /// active messages to its own process itself.
+    pub fn let_library_go_first(&self) {
+        self.has_library_queue.store(true, Ordering::Relaxed);
+    }
+
+    /// The program sends a message.
+    #[inline]
+    pub fn note_sent(&self) {
+        self.reads_since_send.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts a read since the last send; whether active messages must wait.
+    #[inline]
+    fn must_hold_active_messages(&self) -> bool {
+        let reads = self.reads_since_send.load(Ordering::Relaxed);
+        if reads >= HOLD_READS {
+            return false;
+        }
+        self.reads_since_send.store(reads + 1, Ordering::Relaxed);
+        self.has_library_queue.load(Ordering::Relaxed)
+    }
+
     /// A number that changes with every read of this queue by the program.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
 
     /// Moves up to `count` entries to `target`, and their senders to `sources` unless `sources` is
-    /// null. Returns `EAGAIN` if the queue is empty, and `EAVAIL` if an error is next.
+    /// null. Returns `EAGAIN` if the queue is empty or its first entry must wait for the next read
+    /// (see [`Self::let_library_go_first`]), and `EAVAIL` if an error is next.
     ///
     /// # Safety
     /// `target` has space for `count` entries of the queue's format, `sources` for `count`
@@ -141,14 +185,20 @@ impl Queue {
         count: usize,
         sources: *mut FiAddr,
     ) -> Result<usize, Errno> {
+        let holds = self.must_hold_active_messages();
         if self.is_empty() {
             return Err(Errno::EAGAIN);
         }
         let mut ring = self.ring.lock();
-        let mut taken = 0;
+        let (mut taken, mut is_held) = (0, false);
         while taken < count {
             let Some(slot) = ring.entries.front() else { break };
             if slot.entry.flags & ERROR_MARK != 0 {
+                break;
+            }
+            if holds && slot.entry.flags & (RECV | MSG) == RECV | MSG && ring.held < HOLD_READS {
+                ring.held += 1;
+                is_held = true;
                 break;
             }
             // SAFETY: `taken < count`, and the caller's buffer holds `count` entries.
@@ -159,11 +209,13 @@ impl Queue {
                 }
             }
             ring.entries.pop_front();
+            ring.held = 0;
             taken += 1;
         }
         self.waiting.store(ring.entries.len(), Ordering::Release);
         match (taken, ring.entries.front()) {
             (0, Some(slot)) if slot.entry.flags & ERROR_MARK != 0 => Err(Errno::EAVAIL),
+            (0, Some(_)) if is_held => Err(Errno::EAGAIN),
             (0, None) => Err(Errno::EAGAIN),
             (taken, _) => Ok(taken),
         }
@@ -210,6 +262,7 @@ unsafe fn copy_entry(entry: &CqTaggedEntry, target: *mut u8, index: usize, forma
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::TAGGED;
 
     #[test]
     fn entries_come_out_in_order_with_their_senders() {
@@ -293,6 +346,37 @@ mod tests {
             err_data_size: 0,
             src_addr: 0,
         }
+    }
+
+    #[test]
+    fn active_messages_wait_for_some_reads_after_a_send() {
+        let queue = Queue::new(EntryFormat::Tagged, 0);
+        let arrival = |i, kind| CqTaggedEntry { flags: RECV | kind, ..entry(i) };
+        let next = || read(&queue, 8).0.map(|entries| contexts(&entries));
+        queue.push(arrival(0, MSG), 0);
+        queue.note_sent();
+        assert_eq!(next().unwrap(), [0], "no library delivers own messages");
+        queue.let_library_go_first();
+        for (i, kind) in [(1, TAGGED), (2, MSG), (3, TAGGED)] {
+            queue.push(arrival(i, kind), 0);
+        }
+        queue.note_sent();
+        assert_eq!(next().unwrap(), [1]);
+        (1..HOLD_READS).for_each(|_| assert_eq!(next(), Err(Errno::EAGAIN)));
+        assert_eq!(next().unwrap(), [2, 3]);
+        // Reads of the empty queue count as well.
+        queue.note_sent();
+        (0..HOLD_READS).for_each(|_| assert_eq!(next(), Err(Errno::EAGAIN)));
+        queue.push(arrival(4, MSG), 0);
+        assert_eq!(next().unwrap(), [4]);
+        // A program that sends before each read gets the entry nevertheless.
+        queue.push(arrival(5, MSG), 0);
+        for _ in 0..HOLD_READS {
+            queue.note_sent();
+            assert_eq!(next(), Err(Errno::EAGAIN));
+        }
+        queue.note_sent();
+        assert_eq!(next().unwrap(), [5]);
     }
 
     fn read(queue: &Queue, count: usize) -> (Result<Vec<CqTaggedEntry>, Errno>, [FiAddr; 8]) {

@@ -1,9 +1,9 @@
-"""Notes what malloc, mmap, open and sbrk give after each phase of communication.
+"""Notes the results of malloc, mmap, open and sbrk after each phase of communication.
 
 Usage: addresses.py SEED FOLDER
 
-The seed decides only how long each rank sleeps before each step: everything else is the same in every run. What leaves is
-FOLDER/rank-N with one line `RANK PHASE WHAT VALUE` for each note.
+The seed determines only how long each rank sleeps before each step: everything else is the same in
+every run. What leaves is FOLDER/rank-N with one line `RANK PHASE WHAT VALUE` for each note.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ LIBC.malloc.argtypes = [ctypes.c_size_t]
 LIBC.sbrk.argtypes = [ctypes.c_ssize_t]
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
 READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
-# Small blocks from bins, from the heap's top, and one that malloc maps.
+# Sizes of blocks that malloc takes from bins, from the top of the heap, and from a mapping.
 BLOCKS = [24, 200, 5_000, 60_000, 400_000]
 LONGEST_SLEEP_NS = 40_000_000
 RANKS_MAX = 8
@@ -30,7 +30,8 @@ class Timespec(ctypes.Structure):
 
 
 def table():
-    """Another time for every seed, rank and step, made beforehand: a pause itself allocates the same always."""
+    """A table of pauses, different for every seed, rank and step. The table is made beforehand, so
+    that every pause allocates the same memory."""
     mixed = [(SEED * 7919 + i * 40503 + (i // 100) * 9973) % 1009 for i in range(RANKS_MAX * 200)]
     times = (Timespec * len(mixed))()
     for i, number in enumerate(mixed):
@@ -43,7 +44,8 @@ def pause(rank, step):
 
 
 def note(rank, phase):
-    """Memory is kept: what comes next must come to lie beside it."""
+    """Notes the addresses after a phase. The memory stays allocated, so that later allocations lie
+    after it."""
     for size in BLOCKS:
         NOTES.append((rank, phase, f"malloc {size}", LIBC.malloc(size)))
     mapped = LIBC.mmap(None, 100_000, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0)
@@ -105,7 +107,8 @@ def to_everybody(world, buffers):
 
 
 def unexpected(world, buffers):
-    """Many messages that come before or after somebody asks for them, depending on the sleeps."""
+    """Sends many messages that arrive before or after their receives are posted, depending on the
+    sleeps."""
     peer = world.rank ^ 1
     for length in (8, 4_000, 100_000):
         requests = [world.Isend(buffers[length], peer, tag) for tag in range(MESSAGES)]
@@ -118,7 +121,8 @@ def unexpected(world, buffers):
 
 
 def wildcards(world, buffers):
-    """The order in which they come is chance; what the program does is not."""
+    """Receives with wildcards: the order of arrival is random, and the program's actions do not
+    depend on it."""
     if world.rank == 0:
         room = bytearray(4_000)
         for _ in range(MESSAGES * (world.size - 1)):

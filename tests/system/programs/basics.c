@@ -1,4 +1,5 @@
-/* Hello, ping-pong, allreduce and one-sided operations, each checked: basics.py for a library without mpi4py. */
+/* Hello, ping-pong, allreduce and one-sided operations, each checked: the counterpart of basics.py
+ * for a library without mpi4py. */
 
 #include <mpi.h>
 #include <stdio.h>

@@ -1,6 +1,9 @@
-"""Draws numbers from clocks and from chance, lets them decide what it does, and tells each to rank 0 as it is drawn. Every
-rank prints what it drew, twice: as it is drawn and at the end; rank 0 prints what it heard. `--greedy`: rank 1 draws
-more than can be recorded. `--children`: others are started, and forked, all the time. `--drift`: what nobody records decides how often it looks at the clock."""
+"""Draws numbers from clocks and random sources, which determine what the program does.
+
+Each rank sends every number to rank 0 when it is drawn. Every rank prints its numbers twice: when
+they are drawn and at the end; rank 0 prints the numbers that it receives. `--greedy`: rank 1 draws
+more than can be recorded. `--children`: ranks start programs and fork all the time. `--drift`: an
+unrecorded value determines how often a rank reads the clock."""
 
 import argparse
 import os
@@ -12,7 +15,7 @@ import uuid
 
 from mpi4py import MPI
 
-# Longer than one draw, so that a clock decides how many are made.
+# Seconds: longer than one draw, so that a clock determines the number of draws.
 ROUND_S = 0.002
 
 
@@ -28,11 +31,11 @@ def main() -> None:
         for _ in range(9):
             os.urandom(1 << 25)
     if options.drift:
-        # The number of the incarnation is the launcher's word, which nobody records.
+        # The number of the incarnation comes from the launcher and is not recorded.
         looks = 100 * int(os.environ["LANDBRIDGE_INCARNATION"])
         [time.time() for _ in range(looks)]
         os.urandom(8)
-    # A child is not recorded, and may put nothing into the record.
+    # A child is not recorded, and must add nothing to the record.
     child = [sys.executable, "-c", "import time; print(time.time() > 1e9)"]
     assert subprocess.run(child, capture_output=True, text=True, check=True).stdout == "True\n"
     drawn = []
@@ -48,7 +51,7 @@ def main() -> None:
 
 
 def make_children() -> None:
-    """One that is another program, and one that is not."""
+    """Starts a child that runs another program, and a child that does not."""
     os.system("true")
     child = os.fork()
     if child == 0:
@@ -57,7 +60,8 @@ def make_children() -> None:
 
 
 def tell_round(comm, turn: int, drawn: list[str]) -> None:
-    """As many draws as there is time for; rank 0 is told each, and when it was the last."""
+    """Draws as often as the time of a round allows, and sends each draw and the end of the round to
+    rank 0."""
     if comm.rank == 0:
         open_ranks = comm.size - 1
         while open_ranks:

@@ -1,7 +1,10 @@
-"""All ranks pass numbers around and write what they have into files of a folder: `HOW FOLDER`.
+"""All ranks pass numbers around a ring and write them into files of a folder: `HOW FOLDER`.
 
-`together`: one file, by MPI_File_write_at_all. `anew`: each rank its own, from the beginning each time, under another name and then
-renamed. `append`: each rank its own, one line more each time. `restart`: as `anew`, and a rank that finds its file begins there.
+HOW is one of these words. `together`: all ranks write one file, by MPI_File_write_at_all. `append`:
+each rank appends one line to a file of its own each time. `restart`: each rank writes a file of its
+own from the beginning each time, under a temporary name that is then renamed, and a rank that finds
+its file continues from it. With any other word a rank writes its file likewise, and never continues
+from an earlier one.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""Floods rank 0 with messages nobody has asked for yet, and looks how much memory that takes there.
+"""Floods rank 0 with unexpected messages, and measures the memory that they take there.
 
 Usage: flood.py MESSAGES BYTES
 
-All other ranks send at once; rank 0 polls for something else until everybody has started every send, or for
-HOLD_S, then takes them all in and checks them. Prints on rank 0 `growth: KIB` (resident memory while the messages wait,
-and until all are in, beyond what it was before), `flood: KIB` (what was sent) and `done: MESSAGES`.
+All other ranks send at once. Rank 0 polls for something else until every rank has started every
+send, or for HOLD_S, then receives and checks all messages. Prints on rank 0 `growth: KIB` (increase
+of resident memory while the messages wait and until all are received), `flood: KIB` (sent bytes)
+and `done: MESSAGES`.
 """
 
 import sys
@@ -24,7 +25,8 @@ PATTERNS = 16
 def resident_kib():
     with open("/proc/self/status") as status:
         lines = dict(line.split(":", 1) for line in status if ":" in line)
-    # Shared memory that peers write to is the path's, not the flood's: count what is private.
+    # Shared memory that peers write to belongs to the path and not to the flood: only private
+    # memory counts.
     return int(lines["RssAnon"].split()[0])
 
 
@@ -43,7 +45,7 @@ def send():
 def receive():
     others = WORLD.size - 1
     expected = {s: [content(s, n) for n in range(PATTERNS)] for s in range(1, WORLD.size)}
-    # Requests and buffers that the library makes on first use are not the flood's.
+    # Requests and buffers that the library makes on first use do not belong to the flood.
     room = numpy.zeros(BYTES, numpy.uint8)
     WORLD.Barrier()
     before = most = resident_kib()

@@ -1,4 +1,5 @@
-"""Rank 0 reads lines of standard input and tells all of them; every rank prints what it makes of each."""
+"""Rank 0 reads lines of standard input and broadcasts them; every rank prints a checksum of
+each."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""Reduces in a loop until something ends it. Every rank prints `pid: RANK PROCESS` once it has met all others.
+"""Reduces in a loop until it is killed. Every rank prints `pid: RANK PROCESS` once all have met.
 
-With `--alone` a rank that gets an error says so and ends at once, without a word to the launcher.
+With `--alone` a rank that gets an error prints it and ends at once, without notifying the launcher.
 """
 
 import os
@@ -11,12 +11,12 @@ import numpy
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
-# If nobody ends it, it ends itself: nothing may be left behind.
+# The program ends itself after this many seconds: no process may be left behind.
 LIMIT_S = 60.0
 
 mine, total = numpy.ones(20_000), numpy.zeros(20_000)
 WORLD.Alltoall(numpy.zeros(WORLD.size), numpy.zeros(WORLD.size))
-# In one piece, however Python buffers: some launchers mix what they get in parts.
+# One write, however Python buffers: some launchers mix lines that arrive in parts.
 os.write(1, f"pid: {WORLD.rank} {os.getpid()}\n".encode())
 end = time.monotonic() + LIMIT_S
 while time.monotonic() < end:

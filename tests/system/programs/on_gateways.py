@@ -1,4 +1,5 @@
-"""Runs a command in a lab with another topology: all ranks are on the gateways, where the relays are."""
+"""Runs a command in a lab with a changed topology: all ranks are on the gateways, like the
+relays."""
 
 import os
 import re
@@ -11,7 +12,7 @@ RANKS_PER_GATEWAY = 2
 def main() -> None:
     with open(os.environ["LANDBRIDGE_TOPOLOGY"]) as file:
         text = file.read()
-    # A lab's gateways have no room for ranks.
+    # The gateways of a lab have no slots for ranks.
     others = lambda found: f"slots = {0 if int(found[1]) else RANKS_PER_GATEWAY}"  # noqa: E731
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(re.sub(r"slots = (\d+)", others, text))

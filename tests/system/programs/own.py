@@ -1,7 +1,10 @@
-"""What a process does with itself: neighbours of which it is one, and operations on its own part of a window.
+"""Operations of a process on itself: neighbours that include the process, and its own window part.
 
-`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts graphs that are wrong.
-`own.py window TIMES` makes rank 0 put to, get from and accumulate in its own part of a window, and counts how often it slept.
+`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts
+wrong graphs. `own.py mutex TIMES` makes mutexes of mpi4py one after the other, and each rank takes
+each mutex once: a rank empties its place in the queue of waiting ranks by an accumulate to itself,
+and a peer then enters itself there. `own.py window TIMES` makes rank 0 put to, get from and
+accumulate in its own part of a window, and counts its sleeps.
 """
 
 import resource
@@ -9,6 +12,7 @@ import sys
 
 import numpy
 from mpi4py import MPI
+from mpi4py.util import sync
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -25,6 +29,18 @@ def graph() -> None:
     wrong = comm.allreduce(wrong)
     if rank == 0:
         print(f"wrong: {wrong}", flush=True)
+
+
+def mutex() -> None:
+    taken = 0
+    for _ in range(times):
+        made = sync.Mutex(comm=comm)
+        with made:
+            taken += 1
+        made.free()
+    taken = comm.allreduce(taken)
+    if rank == 0:
+        print(f"taken: {taken}", flush=True)
 
 
 def window() -> None:
@@ -50,8 +66,8 @@ def window() -> None:
 
 
 def sleeps() -> int:
-    """How often this process has given its processor away to wait."""
+    """Number of times that this process has given up its processor to wait."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
-{"graph": graph, "window": window}[mode]()
+{"graph": graph, "mutex": mutex, "window": window}[mode]()

@@ -1,7 +1,7 @@
-"""Two pairs of ranks that need nothing of each other take turns; the last rank has computed for long before.
+"""Two independent pairs of ranks take turns; the last rank has computed for a long time before.
 
-Usage: pairs.py --turns N --compute N. The first rank of each pair prints the longest time that it has waited for a turn: of the last
-pair after its first one.
+Usage: pairs.py --turns N --compute N. The first rank of each pair prints the longest time that it
+has waited for a turn; the first turn does not count.
 """
 
 import argparse

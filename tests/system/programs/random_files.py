@@ -1,12 +1,13 @@
-"""Random file programs, one after the other: what every call must give is known, because all ranks play the same plan on a model.
+"""Random file programs: the result of every call is known, because all ranks run a model.
 
-A plan is a sequence of epochs that a barrier, a ring of messages or a sum over all ranks ends. In an epoch each rank makes some calls, in
-such a way that no two ranks touch the same bytes, names or listings, unless all of them only read; or one rank writes a file,
-sends a message, and another rank reads that file then. So all answers follow from the seed. The model holds the names, the
-contents, and the place of each open file.
+All ranks run the same plan on the model. A plan is a sequence of epochs; a barrier, a ring of
+messages or a sum over all ranks ends each epoch. In an epoch each rank makes some calls, in such a
+way that no two ranks touch the same bytes, names or listings, unless all of them only read; or one
+rank writes a file and sends a message, and another rank then reads that file. So all answers follow
+from the seed. The model holds the names, the contents, and the position of each open file.
 
-Each rank prints `wrong: ...` for an answer that is another one, and in the end how much it did and found wrong, and a digest of all
-that it was answered.
+Each rank prints `wrong: ...` for an answer that differs, and at the end the number of calls, the
+number of wrong answers, and a digest of all answers.
 """
 
 import argparse
@@ -33,7 +34,8 @@ LIBC.fseek.argtypes, LIBC.fclose.argtypes = [ctypes.c_void_p, ctypes.c_long, cty
 
 @dataclass(eq=False)
 class Open:
-    """An open file description of the model; `numbers`: its descriptors in the rank that has it open."""
+    """An open file description of the model; `numbers`: its descriptors in the rank that has it
+    open."""
 
     content: bytearray
     is_append: bool
@@ -53,7 +55,7 @@ class Open:
 
 
 def put(content: bytearray, at: int, data: bytes) -> int:
-    """Writes into a content of the model; the place behind that."""
+    """Writes into a content of the model; returns the position after the written bytes."""
     if at > len(content) and data:
         content.extend(bytes(at - len(content)))
     content[at : at + len(data)] = data
@@ -66,14 +68,16 @@ def resize(content: bytearray, length: int) -> None:
 
 
 class Claims:
-    """Who touches what in an epoch, and how: those who read or change alike do not disturb each other."""
+    """Which rank touches what in an epoch, and how. Ranks that read, or that change a listing, do
+    not disturb each other."""
 
     def __init__(self):
         self.taken: dict[object, tuple[str, set[int]]] = {}
         self.kept: list[object] = []
 
     def take(self, rank: int, wanted) -> bool:
-        """`wanted`: pairs of a thing and `read`, `change` (a listing, by another name), or `write`."""
+        """Claims things for a rank; False if another rank disturbs. `wanted`: pairs of a thing and
+        `read`, `change` (a listing, by another name), or `write`."""
         for what, how in wanted:
             before, ranks = self.taken.get(what, (how, set()))
             if ranks - {rank} and (how == "write" or before != how):
@@ -100,7 +104,7 @@ class Plan:
         for self.epoch in range(EPOCHS):
             self.claims = Claims()
             passed = self.choose_pass()
-            # Who comes first finds most that nobody else touches.
+            # The first rank finds most things that no other rank touches.
             for rank in self.chance.sample(range(self.world.size), self.world.size):
                 for _ in range(self.chance.randint(1, CALLS)):
                     self.call(rank)
@@ -108,10 +112,11 @@ class Plan:
             self.synchronize()
         self.clean()
 
-    # --- what an answer must be
+    # --- the required answer
 
     def real(self, rank: int, what: str, wanted, do) -> None:
-        """Makes a call, if it is this rank's, and compares the answer with that of the model; -errno if the call fails."""
+        """Makes a call, if it belongs to this rank, and compares the answer with that of the model;
+        -errno if the call fails."""
         if rank != self.world.rank:
             return
         try:
@@ -132,19 +137,20 @@ class Plan:
     # --- calls
 
     def call(self, rank: int) -> None:
-        """One call of this rank, if a few attempts find one that disturbs nobody."""
+        """Makes one call of this rank, if one of four attempts finds a call that disturbs no
+        rank."""
         for _ in range(4):
             one = self.chance.choice(self.CALLS)
             if one(self, rank):
                 return
 
     def claim(self, rank: int, *wanted) -> bool:
-        # A content is known by its address: no other one may get that while the claim stands.
+        # A content is identified by its address, so it must stay allocated while the claim stands.
         self.claims.kept += [what for what, _ in wanted]
         return self.claims.take(rank, [(id(what) if isinstance(what, bytearray) else what, how) for what, how in wanted])
 
     def some_name(self) -> str:
-        """Mostly one that is there."""
+        """A name, usually one that exists."""
         there = self.chance.random() < 0.6 and list(self.names)
         return self.chance.choice(there or NAMES)
 
@@ -152,7 +158,7 @@ class Plan:
         return name.rpartition("/")[0]
 
     def name_claims(self, name: str, is_changed: bool):
-        """What is touched as a name is looked up, or changed."""
+        """Claims for the lookup or the change of a name."""
         folder = self.parent(name)
         wanted = [(f"name {name}", "write" if is_changed else "read"), (f"folder {folder}", "read")]
         return wanted + ([(f"list {folder}", "change")] if is_changed else [])
@@ -222,7 +228,8 @@ class Plan:
 
     def pwrite(self, rank: int) -> bool:
         one = self.pick(rank, "write")
-        # Linux appends by pwrite as well, with O_APPEND; that is nothing to rely on.
+        # Linux appends with pwrite as well if the file has O_APPEND; programs must not rely on
+        # that.
         if not one or one.is_append:
             return False
         data, at = self.data(), self.chance.randrange(LONGEST)
@@ -311,7 +318,7 @@ class Plan:
         return True
 
     def rewrite(self, rank: int) -> bool:
-        """Opens a file as a stream, writes at some places, and closes it."""
+        """Opens a file as a stream, writes at some positions, and closes it."""
         name, mode, is_stream = self.some_name(), self.chance.choice(("r+", "w", "a")), self.chance.random() < 0.5
         content = self.names.get(name)
         pieces = [(self.chance.randrange(LONGEST), self.data()) for _ in range(self.chance.randint(1, 4))]
@@ -334,8 +341,8 @@ class Plan:
         return True
 
     def is_open_elsewhere(self, rank: int, *names: str) -> bool:
-        """Another rank has the file open. A job ends by a refusal if a rank is killed whose open
-        file has lost its name (`docs/RECOVERY-INSIDE.md`, messages)."""
+        """Whether another rank has the file open. A job ends by a refusal if a rank is killed whose
+        open file has lost its name (`docs/RECOVERY-INSIDE.md`, messages)."""
         contents = [self.names[name] for name in names if name in self.names]
         others = (one for number, opens in enumerate(self.open) if number != rank for one in opens)
         return any(one.content is content for one in others for content in contents)
@@ -345,7 +352,7 @@ class Plan:
         if one == other or self.is_open_elsewhere(rank, one, other) or not self.claim(rank, *self.name_claims(one, True), *self.name_claims(other, True)):
             return False
         is_right = one in self.names and self.has_parent(other)
-        # Two names of the same file stay as they are.
+        # A rename between two names of the same file changes nothing.
         if is_right and self.names[one] is not self.names.get(other):
             self.names[other] = self.names.pop(one)
         self.real(rank, f"rename {one} {other}", None if is_right else -errno.ENOENT, lambda: os.rename(self.path(one), self.path(other)))
@@ -412,11 +419,12 @@ class Plan:
     # --- between ranks
 
     def choose_pass(self):
-        """A file that one rank writes and another one reads as soon as it has heard of that."""
+        """Chooses a file that one rank writes, and that another rank reads after a message from the
+        first."""
         writer, reader = self.chance.sample(range(self.world.size), 2) if self.world.size > 1 else (0, 0)
         name, data = self.some_name(), self.data()
         content = self.names.get(name)
-        # Claimed by nobody: so no other call of this epoch touches it.
+        # The claim belongs to no rank, so no other call of this epoch touches the file.
         is_chosen = writer != reader and content is not None and self.claim(-1, *self.name_claims(name, True), (content, "write"))
         return (writer, reader, name, content, data) if is_chosen else ()
 
@@ -434,7 +442,7 @@ class Plan:
         self.real(reader, f"read {name} after a message", bytes(content), lambda: self.path(name).read_bytes())
 
     def synchronize(self) -> None:
-        """What ranks read is told to others, at times."""
+        """Ends an epoch, at times with an exchange of what ranks have read."""
         how = self.chance.randrange(3)
         if how == 0:
             self.world.Barrier()
@@ -467,7 +475,7 @@ def pick(one: Open, number: int) -> int:
 
 
 def stream(path: Path, mode: str, pieces) -> bytes | None:
-    """By the C library's streams: writes these pieces, or reads all."""
+    """Writes these pieces, or reads the file whole, by the C library's streams."""
     file = LIBC.fopen(os.fsencode(path), mode.encode())
     if not file:
         raise OSError(ctypes.get_errno(), "fopen")
@@ -487,7 +495,7 @@ def stream(path: Path, mode: str, pieces) -> bytes | None:
 
 
 def buffered(path: Path, mode: str, pieces) -> None:
-    """By Python's."""
+    """Writes these pieces by Python's buffered files."""
     with open(path, mode + "b") as file:
         for at, data in pieces:
             file.seek(at)

@@ -1,7 +1,7 @@
 """Ranks 1 and up read a file of 1 MiB in each round and send a digest of the content to rank 0.
 
-All ranks print the digests when they know them, and again at the end. With `--scratch` each rank
-writes its file before it reads the file, other bytes each time; otherwise the files `own.RANK` lie
+All ranks print the digests when they know them, and a second time at the end. With `--scratch` each
+rank writes its file before each read, other bytes each time; otherwise the files `own.RANK` exist
 in the folder before the job begins. With `--rewritten TURN` rank 0 gives all files another content
 before that round.
 """

@@ -1,5 +1,7 @@
-"""Reads much of chance and of clocks in every round, and tells rank 0 what came of it. Every rank but 0 prints a digest of what it
-read, twice: as it is read and at the end; rank 0 prints what it heard. In all that is more than one record of clocks holds."""
+"""Reads many random numbers and clocks in every round, and sends a digest of them to rank 0.
+
+Every rank but 0 prints the digest twice: when it is made and at the end; rank 0 prints the digests
+that it receives. The reads of all rounds exceed the capacity of one record."""
 
 import argparse
 import hashlib
@@ -33,7 +35,8 @@ def main() -> None:
 
 
 def digest(count: int) -> str:
-    """Of so many bytes of chance, in pieces of all lengths, and of thousands of clocks."""
+    """A digest of `count` random bytes, read in pieces of all lengths, and of thousands of clock
+    reads."""
     seen = hashlib.sha256()
     while count > 0:
         piece = os.urandom(min(count, 1 + count // 3))

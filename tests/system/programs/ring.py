@@ -1,5 +1,6 @@
-"""Numbers go round a ring and into sums for a while: every rank prints what it has, and when it can tell nothing from
-nothing it prints nothing. `--any`: rank 0 takes whatever comes and prints the order, which the others hear."""
+"""Numbers go round a ring and into sums for a while, and every rank prints its numbers.
+
+`--any`: rank 0 receives with wildcards and prints the order, and sends it to the others."""
 
 import argparse
 import ctypes
@@ -54,7 +55,8 @@ def say(line: str) -> None:
 
 
 def addresses() -> list[int]:
-    """Of the stack (the environment, and below that), the heap, a mapping of the allocator's and one of our own."""
+    """Addresses of the stack (the environment, and below it), the heap, a mapping of the allocator
+    and a mapping of this function."""
     environment = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ").value
     with open("/proc/self/stat") as stat:
         start_of_stack = int(stat.read().rpartition(")")[2].split()[25])
@@ -70,7 +72,7 @@ def round_about(comm, options) -> None:
         numbers[:5] = map(float, addresses())
     for turn in range(options.rounds):
         if options.drift:
-            # The number of the incarnation is the launcher's word, which nobody records.
+            # The number of the incarnation comes from the launcher and is not recorded.
             numbers[0] = float(os.environ["LANDBRIDGE_INCARNATION"])
         more = [0.5] * (options.heavy if turn < HEAVY_ROUNDS else 0)
         numbers = comm.sendrecv(numbers + more, right, turn, None, left, turn)[: options.numbers]
@@ -82,7 +84,8 @@ def round_about(comm, options) -> None:
 
 
 def whatever_comes(comm, options) -> None:
-    """Each of the others sends numbered messages; rank 0 tells each in which place its message came."""
+    """The other ranks send numbered messages; rank 0 answers each with the position at which its
+    message arrived."""
     status = MPI.Status()
     if comm.rank:
         for turn in range(options.rounds):

@@ -2,7 +2,7 @@
 
 Usage: rma.py SEED ROUNDS
 
-Every rank keeps a model of what the memory of all must hold, since the seed tells all of them the same plan.
+Every rank keeps a model of the memory of all ranks, because the seed gives all ranks the same plan.
 """
 
 import random
@@ -15,7 +15,8 @@ from mpi4py import MPI
 SEED, ROUNDS = int(sys.argv[1]), int(sys.argv[2])
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-# Elements of eight bytes in each rank's memory; and how many of them one operation may touch.
+# Number of elements of eight bytes in each rank's memory, and the largest number that one operation
+# touches.
 ELEMENTS, LONGEST = 40_000, 20_000
 OPERATIONS = 12
 
@@ -29,7 +30,8 @@ def noise(number, length):
 
 
 class Plan:
-    """Operations whose places do not overlap, so that their order does not matter; and the outcome."""
+    """Operations whose ranges do not overlap, so that their order does not matter; and the
+    outcome."""
 
     def __init__(self, chance, model):
         self.operations = []
@@ -52,7 +54,7 @@ class Plan:
                 numpy.maximum(part, value, out=part)
 
     def start(self, window):
-        """Starts the operations of this rank; gives what must hold when they are complete."""
+        """Starts the operations of this rank; returns what must hold when they are complete."""
         expected = []
         for number, kind, origin, target, at, length in self.operations:
             if origin != RANK:
@@ -70,7 +72,7 @@ class Plan:
                 else:
                     window.Get_accumulate(value, seen, target, at, MPI.SUM)
                 expected.append((seen, before, f"{kind} of {length} from {target} at {at}"))
-            # The memory of a put must stay until the operation is complete.
+            # The memory of a put must stay unchanged until the operation is complete.
             expected.append((value, noise(number, length), f"{kind} changed what it sent"))
         return expected
 
@@ -98,7 +100,7 @@ def lock_all(window, plan):
 
 
 def lock(window, plan):
-    """One lock per target, exclusive or shared."""
+    """Runs a plan with one lock for each target, exclusive or shared."""
     for target in range(SIZE):
         part = Plan.__new__(Plan)
         part.before = plan.before
@@ -139,7 +141,7 @@ def random_rounds(chance):
         done += len(plan.operations)
         WORLD.Barrier()
         how(window, plan)
-        # What others wrote is seen after a synchronisation of the own window.
+        # Writes of other ranks become visible after a synchronisation of the own window.
         window.Lock(RANK)
         window.Unlock(RANK)
         compare(memory, model, how.__name__)
@@ -148,7 +150,7 @@ def random_rounds(chance):
 
 
 def counters():
-    """Everybody adds to one counter: every value is seen once. And the same with compare and swap."""
+    """All ranks add to one counter, and then count by compare and swap: every value occurs once."""
     memory = numpy.zeros(2, numpy.int64)
     window = MPI.Win.Create(memory, 8, comm=WORLD)
     one, seen = numpy.ones(1, numpy.int64), numpy.zeros(1, numpy.int64)
@@ -179,7 +181,7 @@ def counters():
 
 
 def dynamic():
-    """Memory attached to a window later, found by its address."""
+    """Memory that is attached to a window later and addressed directly."""
     window = MPI.Win.Create_dynamic(comm=WORLD)
     memory = numpy.full(LONGEST, RANK, numpy.int64)
     window.Attach(memory)

@@ -1,9 +1,9 @@
-"""Ranks spawn processes, talk to them, spawn again; rank 0 of the first world prints `key: value`.
+"""Ranks spawn processes and communicate with them; rank 0 of the first world prints `key: value`.
 
-    spawn.py              all of it
-    spawn.py crash        spawns three, of which one dies of a signal
+    spawn.py              all cases
+    spawn.py crash        spawns three processes, of which one dies of a signal
 
-The same file is the spawned program: then its first argument says what it has to do.
+The same file is the spawned program, with its task as first argument.
 """
 
 import os
@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
 ROUNDS = 3
-# Short, beyond what is sent with the first frame, and beyond what may be under way through relays.
+# Lengths: short, longer than the first frame, and longer than what may be in flight through relays.
 LENGTHS = (1, 40_000, 3_000_000)
 
 
@@ -38,7 +38,7 @@ def everything():
     say("nested", talk_below.bcast(None, root=0))
     talk_below.Disconnect()
     say("refused", refusals())
-    # What was refused must have left the way free.
+    # A refused spawn must not block later ones.
     talk(spawn(["talk", "again"], 2))
     say("end", "well")
 
@@ -49,7 +49,7 @@ def spawn(arguments, count, **info):
 
 
 def talk(other):
-    """Everybody of one side with everybody of the other, and all together."""
+    """Sends between all pairs of the two sides, and by collective operations over both sides."""
     for length in LENGTHS:
         mine = np.full(length, WORLD.rank, dtype=np.uint8)
         theirs = [np.empty(length, dtype=np.uint8) for _ in range(other.remote_size)]
@@ -68,7 +68,7 @@ def talk(other):
 
 
 def nest(parent):
-    """A spawned world spawns a third one, and tells the first one how large that is."""
+    """A spawned world spawns a third one, and sends its size to the first."""
     below = spawn(["talk", "below"], 2)
     size = below.remote_size
     talk(below)
@@ -77,7 +77,7 @@ def nest(parent):
 
 
 def several_commands():
-    """Each command has its application number."""
+    """Processes of each command have their own application number."""
     code = (
         "from mpi4py import MPI; p = MPI.Comm.Get_parent(); w = MPI.COMM_WORLD;"
         "p.gather((w.rank, w.size, w.Get_attr(MPI.APPNUM)), root=0); p.Disconnect()"
@@ -90,7 +90,7 @@ def several_commands():
 
 
 def info():
-    """The directory, and with several clusters the cluster, are those asked for."""
+    """The directory, and with several clusters the cluster, are those of the info keys."""
     code = (
         "from mpi4py import MPI; import os; p = MPI.Comm.Get_parent();"
         "p.gather((os.getcwd(), os.environ['LANDBRIDGE_CLUSTER']), root=0); p.Disconnect()"
@@ -104,11 +104,11 @@ def info():
 
 
 def refusals():
-    """How many of these end as an MPI error."""
+    """Number of these requests that end in an MPI error."""
     good, bad = [sys.executable, "-c", "import time; time.sleep(600)"], ["/no/such/program"]
     tries = [
         ([bad[0]], [[]], [1], {}),
-        # One of two can be started: it must not stay.
+        # Only one of the two programs can be started: its process must not stay.
         ([good[0], bad[0]], [good[1:], []], [1, 1], {}),
         ([good[0]], [good[1:]], [70_000], {}),
         ([good[0]], [good[1:]], [1], {"host": "nowhere"}),

@@ -1,4 +1,4 @@
-"""Rank 0 spawns two processes by two commands, which then sum up what ranks send them and say so round after round."""
+"""Rank 0 spawns two processes by two commands; they sum what ranks send and print each round."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def serve(parent) -> None:
-    """Each gets the number of the round from every rank, and all are told the sum."""
+    """Receives the number of the round from every rank, and sends all ranks the sum."""
     for turn in range(ROUNDS):
         total = sum(parent.recv(None, rank, turn) for rank in range(parent.remote_size))
         for rank in range(parent.remote_size):

@@ -1,6 +1,8 @@
-"""Rank 0 spawns two processes after a while, tells each of them a number, and is told it back: `PLACE SECONDS [MORE]`.
+"""Rank 0 spawns two processes after a while and exchanges numbers with them: `PLACE SECONDS
+[MORE]`.
 
-A place is the name of a host, or `anywhere`. So many seconds more pass before the numbers are told. Each spawned process says that it is there before it says anything to anybody.
+PLACE is the name of a host, or `anywhere`. MORE is the number of seconds before the numbers are
+sent. Each spawned process prints a line before it communicates with any process.
 """
 
 import os
@@ -23,7 +25,7 @@ def main() -> None:
     world.barrier()
     if world.rank == 0:
         time.sleep(seconds)
-        # Two commands: two questions to the process manager.
+        # Two commands: two requests to the process manager.
         info = MPI.Info.Create({} if place == "anywhere" else {"host": place})
         words = [os.path.abspath(__file__)]
         other = MPI.COMM_SELF.Spawn_multiple([sys.executable] * 2, [words] * 2, [1, 1], [info] * 2)

@@ -1,5 +1,7 @@
-"""Does the same small thing for a while, and tells how long it stood still: `stood: MS` for each time that was longer than 20 ms, as
-its other rank sees nothing of it. Rank 0 holds so many bytes of random memory; rank 1 waits for its last word."""
+"""Polls for messages for a while, and prints how long it stood still: `stood: MS`.
+
+A line is printed for each pause longer than 20 ms; the other rank causes no pauses. Rank 0 holds
+`--megabytes` of random memory; rank 1 waits for the last message of rank 0."""
 
 import argparse
 import os
@@ -19,13 +21,13 @@ def main() -> None:
     if comm.rank != 0:
         comm.recv(None, 0)
         return
-    # Nothing that can be made small.
+    # Random bytes cannot be compressed.
     memory = bytearray(os.urandom(options.megabytes * 1_000_000))
     print(f"ready: {len(memory)}", flush=True)
     last = time.monotonic()
     end = last + options.seconds
     while last < end:
-        # A look for messages: here images are taken.
+        # Checkpoints are taken at this poll.
         comm.Iprobe(1)
         now = time.monotonic()
         if now - last > LONG_S:

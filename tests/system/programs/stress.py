@@ -2,9 +2,11 @@
 
 Usage: stress.py SEED ROUNDS
 
-In each round the seed decides, alike on every rank, who sends how many messages of which length and kind to whom, and in
-which way each rank takes them in. Every message says who sent it, to whom, and its number on that way; the rest of its
-bytes follow from that. So a message that is lost, doubled, overtaken, cut or mixed with another is noticed at once.
+In each round the seed determines, alike on every rank, how many messages of which length and kind
+each rank sends to each other rank, and by which kind of receive each rank receives them. Every
+message contains its source, its target, and its number among the messages of that pair; the rest of
+its bytes follow from these. So a message that is lost, duplicated, overtaken, cut or mixed with
+another is noticed at once.
 """
 
 import random
@@ -20,13 +22,13 @@ WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 LONGEST = 4 << 20
 HEADER = 16
-# Bytes that one rank takes in, in one round: keeps rounds short.
+# Bytes that one rank receives in one round: keeps rounds short.
 VOLUME = 12 << 20
 MESSAGES_PER_PAIR = 12
 WAYS = ["wild", "directed", "probe", "improbe", "blocking", "mixed", "late"]
 NOISE = numpy.random.default_rng(7).integers(0, 256, LONGEST + 70_000, numpy.uint8)
 NO_TAG = 30_000
-# Seconds in which the others can send what they want.
+# Seconds in which the other ranks can send.
 LATE_S = 0.005
 
 
@@ -36,7 +38,8 @@ class Message:
         self.tag, self.size, self.kind = tag, size, kind
 
     def bytes(self):
-        """A header if it fits, then noise whose place depends on who sends it where."""
+        """A header if it fits, then noise whose offset depends on source, target, number and
+        tag."""
         place = (self.source * 31 + self.target * 17 + self.number * 101 + self.tag) % 65_521
         content = NOISE[place : place + self.size].copy()
         if self.size >= HEADER:
@@ -46,7 +49,7 @@ class Message:
 
 
 def plan(chance):
-    """What is sent in a round, and how each rank takes it in."""
+    """The messages of a round, and the kind of receive of each rank."""
     messages = []
     for target in range(SIZE):
         room = VOLUME
@@ -60,7 +63,7 @@ def plan(chance):
 
 
 def length(chance):
-    """Often short, sometimes long, often at a border at which something changes."""
+    """A length: often short, sometimes long, often at a threshold."""
     border = chance.choice([0, 8, 64, 1024, 8192, 16384, 32768, 65536, 262144, 524288])
     return chance.choice(
         [
@@ -85,7 +88,7 @@ def send(message):
 
 
 def send_strided(message, content):
-    """Blocks of eight bytes with gaps of eight between them."""
+    """Sends blocks of eight bytes with gaps of eight between them."""
     blocks = message.size // 8
     spread = numpy.full(blocks * 16, 0xEE, numpy.uint8)
     spread.reshape(blocks, 16)[:, :8] = content.reshape(blocks, 8)
@@ -96,7 +99,7 @@ def send_strided(message, content):
 
 
 class Inbox:
-    """The messages of a round that are for this rank, by source, in the order in which they were sent."""
+    """The messages of a round for this rank, by source, in the order in which they were sent."""
 
     def __init__(self, messages):
         self.expected = {source: [] for source in range(SIZE)}
@@ -107,7 +110,8 @@ class Inbox:
         self.largest = max((m.size for all in self.expected.values() for m in all), default=0)
 
     def take(self, status, room, tag_was_free=True):
-        """Checks a message that has come: the next of its source, or the next with its tag."""
+        """Checks a received message: it must be the next one of its source, or the next one with
+        its tag."""
         waiting = self.expected[status.Get_source()]
         tag, size = status.Get_tag(), status.Get_count(MPI.BYTE)
         of_tag = waiting if tag_was_free else [m for m in waiting if m.tag == tag]
@@ -129,7 +133,7 @@ def room(size):
 
 
 def take_wild(inbox, chance):
-    """Everything posted at once, for anybody: each source's messages fill them in order."""
+    """Posts all receives at once, with wildcards: each source's messages fill them in order."""
     rooms = [room(inbox.largest) for _ in range(inbox.total)]
     requests = [WORLD.Irecv(into, MPI.ANY_SOURCE, MPI.ANY_TAG) for into in rooms]
     statuses = [MPI.Status() for _ in requests]
@@ -139,11 +143,11 @@ def take_wild(inbox, chance):
 
 
 def take_directed(inbox, chance):
-    """Posted for source and tag, in an order in which nobody sent them; completed in any order."""
+    """Posts receives for source and tag, in a random order; they complete in any order."""
     wanted = [m for all in inbox.expected.values() for m in all]
     order = list(range(len(wanted)))
     chance.shuffle(order)
-    # Those of one source and tag stay in order.
+    # Receives of one source and tag stay in order.
     ways = [(wanted[i].source, wanted[i].tag) for i in order]
     queues = {}
     for message in wanted:
@@ -167,7 +171,7 @@ def take_probe(inbox, chance):
 
 
 def take_improbe(inbox, chance):
-    """Several messages are set aside before the first of them is received."""
+    """Matches several messages before the first of them is received."""
     status = MPI.Status()
     while inbox.total:
         held = []
@@ -193,7 +197,7 @@ def take_blocking(inbox, chance):
 
 
 def take_mixed(inbox, chance):
-    """Sources in turn, any tag; some through persistent requests."""
+    """Receives from the sources in turn, with any tag; some receives use persistent requests."""
     status, into = MPI.Status(), room(inbox.largest)
     sources = [source for source, all in inbox.expected.items() if all]
     while sources:
@@ -211,7 +215,8 @@ def take_mixed(inbox, chance):
 
 
 def take_late(inbox, chance):
-    """Looks for what never comes until all others have sent what they can: everything is unexpected."""
+    """Probes for a message that never comes until all other ranks have sent: every message is
+    unexpected."""
     until = time.monotonic() + LATE_S
     while time.monotonic() < until:
         WORLD.Iprobe(MPI.ANY_SOURCE, NO_TAG)
@@ -222,7 +227,8 @@ TAKE = {way: globals()[f"take_{way}"] for way in WAYS}
 
 
 def cancelled():
-    """A receive that nothing matches can be taken back; one that has its message cannot."""
+    """A receive without a matching message can be cancelled; a receive that has its message
+    cannot."""
     into = room(64)
     request = WORLD.Irecv(into, MPI.ANY_SOURCE, NO_TAG)
     request.Cancel()
@@ -232,7 +238,8 @@ def cancelled():
 
 
 def truncated(chance):
-    """A message longer than its room is an error for the receiver, and harms nothing else."""
+    """A message longer than its receive buffer is an error for the receiver, and disturbs no other
+    message."""
     sizes = [chance.choice([100, 20_000, 300_000, 3_000_000]) for _ in range(3)]
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     contents = [Message(RANK, right, 0, 9, size, "").bytes() for size in sizes]
@@ -273,7 +280,7 @@ def main():
         sent += len(messages)
         WORLD.Barrier()
         assert not WORLD.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG), "a message too many"
-        # Only now may the next round begin.
+        # The next round begins after this barrier.
         WORLD.Barrier()
     if RANK == 0:
         print(f"done: {sent}", flush=True)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Two ranks send messages there and back, and rank 0 prints how long one way took, for each length.
+"""Two ranks send messages back and forth; rank 0 prints the one-way time for each length.
 
-Before that they send much and wait, as often as they are told to: so much that images of both are taken (`checkpoint_log`). From
-the third one on what is kept lies in memory that was in use before.
+Before the measurement the ranks send `--first` MiB and wait, `--times` times: enough that
+checkpoints of both are taken (`checkpoint_log`). From the third checkpoint on, the message log uses
+memory that was in use before.
 """
 
 import argparse

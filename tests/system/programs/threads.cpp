@@ -1,14 +1,14 @@
-// Programs with threads, of which a rank may be killed.
+// Programs with threads, whose ranks may be killed. The beginning thread is the one that runs main.
 //
 //     threads KIND ROUNDS
 //
 // | KIND | threads | MPI is called by |
 // |---|---|---|
-// | team | OpenMP computes what does not depend on their timing | the thread that begins the program |
-// | order | OpenMP adds numbers in the order in which threads get there | the same |
-// | clock | another thread reads the clock all the time, and nobody uses that | the same |
-// | second | two threads, at the same time | both |
-// | other | one thread, which does not begin the program | that one |
+// | team | OpenMP computes results that do not depend on timing | the beginning thread |
+// | order | OpenMP adds numbers in the order in which threads arrive | the beginning thread |
+// | clock | another thread reads the clock all the time, without any use | the beginning thread |
+// | second | two threads at the same time | both threads |
+// | other | one thread, which does not begin the program | that thread |
 
 #include <atomic>
 #include <cmath>
@@ -77,7 +77,7 @@ static void *read_clock(void *)
     return nullptr;
 }
 
-// With the same thread of the other ranks.
+// Exchanges messages with the same thread of the other ranks.
 static void *talk(void *communicator)
 {
     for (int round = 0; round < rounds; round++) {

@@ -1,6 +1,7 @@
-"""Ranks draw numbers from one counter by one-sided operations that fetch: each number comes once, whoever is killed.
+"""Ranks draw numbers from one counter by fetching one-sided operations: each number occurs once.
 
-Usage: tickets.py --rounds N. Rank 0 prints how many numbers there were, and whether each came once.
+This holds also when ranks are killed. Usage: tickets.py --rounds N. Rank 0 prints the number of
+numbers, and whether each occurred once.
 """
 
 import argparse

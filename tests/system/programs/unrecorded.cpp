@@ -1,7 +1,10 @@
-// Rank 1 draws a number from a source that may not be recorded, prints it, waits for a while, and sends it to rank 0, which
-// prints what it heard. A killed rank 1 that draws another number afterwards must not end well.
+// Rank 1 draws a number from a source that may not be recorded, prints it, waits for a while, and
+// sends it to rank 0, which prints the received number. If a killed rank 1 draws another number in
+// its next incarnation, the job must not end well.
 //
-//     unrecorded SOURCE ROUNDS [each]     SOURCE: rdtsc, device (std::random_device), urandom (the file)
+//     unrecorded SOURCE ROUNDS [each]
+//
+// SOURCE is rdtsc, device (std::random_device) or urandom (the file).
 //
 // With `each` rank 1 draws and prints a number in each round.
 

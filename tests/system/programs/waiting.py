@@ -1,4 +1,4 @@
-"""Measures what waiting costs. Prints what it has measured as `name: number` lines on rank 0 or 1.
+"""Measures the cost of waiting. Prints `name: number` lines on rank 0 or 1.
 
 Usage: waiting.py collectives | blocked | pressed | computing
 """
@@ -14,13 +14,14 @@ ROUNDS = 30
 QUIET_S = 2.0
 WAKES = 7
 WAKE_GAP_S = 0.15
-# Computing: pieces of work of so many loops between two looks, and how often each measurement is repeated.
+# Computing: number of pieces of work, of LOOPS loops each, between two polls, and number of
+# repetitions of each measurement.
 PIECES, REPEATS = 150, 7
 LOOPS = 20_000
 
 
 def collectives():
-    """Many ranks that all wait for each other, again and again."""
+    """Many ranks wait for each other repeatedly."""
     mine, total = numpy.full(1000, WORLD.rank + 1.0), numpy.zeros(1000)
     blocks = numpy.full(WORLD.size * 1024, WORLD.rank, numpy.uint8)
     got = numpy.zeros(WORLD.size * 1024, numpy.uint8)
@@ -40,7 +41,7 @@ def collectives():
 
 
 def blocked():
-    """Rank 1 waits for a message that nobody sends for a while; then for some more of them."""
+    """Rank 1 waits for a message that is sent after a while, then for several more."""
     stamp = numpy.zeros(1)
     WORLD.Barrier()
     if WORLD.rank == 0:
@@ -61,10 +62,11 @@ def blocked():
 
 
 def pressed():
-    """Rank 0 sends more than fits on the way to rank 1, which computes and takes nothing for a while."""
+    """Rank 0 sends more than path and credit take to rank 1, which computes and receives nothing
+    for a while."""
     block, parts = 16_000, 64
     mine, got = numpy.ones((parts, block), numpy.uint8), numpy.zeros((parts, block), numpy.uint8)
-    # Once before, so that the way is there.
+    # A first exchange establishes the path.
     if WORLD.rank == 0:
         WORLD.Send(mine[0], 1)
     elif WORLD.rank == 1:
@@ -73,7 +75,7 @@ def pressed():
     if WORLD.rank == 0:
         used = time.process_time()
         MPI.Request.Waitall([WORLD.Isend(part, 1) for part in mine])
-        # Sent may mean copied: with the answer they have left.
+        # A completed send may have been copied only: after the answer all data has left.
         WORLD.Recv(bytearray(1), 1)
         print(f"share: {100 * (time.process_time() - used) / QUIET_S:.1f}", flush=True)
     elif WORLD.rank == 1:
@@ -95,7 +97,7 @@ def work():
 
 
 def pieces(request):
-    """Seconds for all pieces, with a look at the request after each if there is one."""
+    """Seconds for all pieces, with a test of the request after each piece if there is a request."""
     start = time.monotonic()
     for _ in range(PIECES):
         work()
@@ -105,7 +107,8 @@ def pieces(request):
 
 
 def computing():
-    """Rank 0 computes and looks now and then for a message that does not come; the others are out of the way."""
+    """Rank 0 computes and polls now and then for a message that does not come; the other ranks
+    sleep."""
     if WORLD.rank == 0:
         request = WORLD.Irecv(bytearray(8), 1, 1)
         alone, looking = [], []
@@ -118,7 +121,7 @@ def computing():
         print(f"piece: {1e6 * min(alone) / PIECES:.0f}")
         print(f"slowdown: {100 * (min(looking) / min(alone) - 1):.2f}", flush=True)
     else:
-        # Not in the library, where waiting would take processor time from rank 0.
+        # Outside the library, in which waiting would take processor time from rank 0.
         time.sleep(0.5)
         while not WORLD.Iprobe(0, 2):
             time.sleep(0.05)

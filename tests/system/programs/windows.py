@@ -1,4 +1,5 @@
-"""Each rank writes its number into its part of a window that the ranks of its node share, and tells whose numbers it finds there."""
+"""Each rank writes its number into a window that its node shares, and prints the numbers found
+there."""
 
 from mpi4py import MPI
 
@@ -13,7 +14,7 @@ node.Barrier()
 window.Sync()
 found = [part[0] for part in parts]
 window.Unlock_all()
-# What crosses nodes is there as well.
+# Communication across nodes works as well.
 assert world.allreduce(world.rank) == world.size * (world.size - 1) // 2
 print(f"shared: {world.rank},{','.join(map(str, found))}", flush=True)
 del parts

@@ -1,4 +1,4 @@
-"""Runs a command beside an object store that the other hosts of its network reach: with_store.py MOTO BUCKET COMMAND..."""
+"""Runs a command and an object store for the hosts of its network: MOTO BUCKET COMMAND..."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def own_address() -> str:
-    """Towards the gateway of a lab's site."""
+    """The address of this host towards the gateway of a lab's site."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect(("10.0.0.1", 9))
         return way.getsockname()[0]

@@ -1,7 +1,7 @@
 //! The subcommand `soak`.
 //!
-//! Typed by a user it starts a lab whose command is this program again, with `--inside`. That one
-//! finds the lab around it and runs the soak.
+//! Outside a lab, the subcommand starts a lab whose command is this program with `--inside`. The
+//! program with `--inside` finds the lab around it and runs the soak.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -23,51 +23,51 @@ use crate::net::namespace::LAB_DIR;
 use crate::net::plan::Plan;
 use crate::net::run::{self, LabRun};
 
-/// The lab of a soak that is given none.
+/// Lab description for a soak without `--lab`.
 pub const DEFAULT_LAB: &str = include_str!("../../../../labs/two-rails.toml");
 
 const EXIT_FAILED: u8 = 1;
 pub(super) const EXIT_USAGE: u8 = 2;
-/// As shells count: 128 and SIGINT.
+/// Exit code after SIGINT, as shells count: 128 and the signal's number.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// Arguments of `landbridge lab soak`.
 #[derive(Args)]
 pub struct SoakArguments {
-    /// How long faults come; the last program then runs to its end
+    /// Minutes during which faults happen; the last program then runs to its end
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
-    /// Of all chance; default: another one each time, which is printed
+    /// Seed of the random schedule; default: a new seed in each run, which is printed
     #[arg(long)]
     seed: Option<u64>,
     /// Lab file (TOML); default: that of labs/two-rails.toml
     #[arg(long, value_name = "FILE")]
     lab: Option<PathBuf>,
     /// Kinds of faults: loss1, loss5, corrupt, reorder, duplicate, interface, slow, wan-cut,
-    /// relay-stop; default: all. `none` for none
+    /// relay-stop, or `none`; default: all
     #[arg(long, value_delimiter = ',', value_name = "KIND,…")]
     faults: Vec<String>,
-    /// Programs: imb, sums, udp, heat; default: all
+    /// Programs to run: imb, sums, udp, heat; default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
-    /// Seconds that one run of a program may take
+    /// Limit in seconds of one run of a program
     #[arg(long, default_value_t = 150.0, value_name = "SECONDS")]
     limit: f64,
-    /// Folder with the virtual environments mpich and impi; default: build/venv here or beside the
-    /// folder in which this program was built
+    /// Directory with the virtual environments mpich and impi; default: build/venv in the current
+    /// directory, or the one of the build directory of this program
     #[arg(long, value_name = "DIR")]
     venvs: Option<PathBuf>,
-    /// Print the faults that would come, and do nothing
+    /// Print the schedule of faults and exit
     #[arg(long)]
     schedule: bool,
-    /// This runs in the lab already: the soak itself says so
+    /// Run inside the lab that this subcommand has started
     #[arg(long, hide = true)]
     inside: bool,
 }
 
 impl SoakArguments {
-    /// 0 if every program ended right, 1 if one did not, 2 if the arguments are wrong, 130 if a
-    /// signal ended it.
+    /// Runs the subcommand. Returns 0 if every program ended right, 1 if a program did not, 2 if
+    /// the arguments are wrong, 130 if a signal ended the run.
     pub fn execute(&self) -> anyhow::Result<u8> {
         let checked = self.check();
         let (plan, kinds) = match checked {
@@ -143,18 +143,18 @@ impl SoakArguments {
             let number = fault.number;
             let line = format!("{number:4} {from:8.1} s to {until:8.1} s  {place}: {what}");
             if writeln!(std::io::stdout(), "{line}").is_err() {
-                // Nobody reads on.
+                // The reader of the output has closed the pipe.
                 return;
             }
         }
     }
 
-    /// Makes the lab around a soak with this seed.
+    /// Starts a lab around a soak with this seed.
     fn enter(&self, seed: u64) -> anyhow::Result<u8> {
         enter("soak", self.lab.as_deref(), DEFAULT_LAB, self.arguments(seed))
     }
 
-    /// The arguments that say the same as these.
+    /// The command-line arguments that repeat this soak with this seed.
     fn arguments(&self, seed: u64) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["--seed".into(), seed.to_string().into()];
         let mut add = |name: &str, value: OsString| words.extend([name.into(), value]);
@@ -193,14 +193,14 @@ impl SoakArguments {
     }
 }
 
-// --- what `punish` needs as well
+// --- functions that `punish` uses as well
 
-/// The programs that are asked for, or all that there are for this.
+/// The requested programs, or all programs of this mode.
 pub(super) fn chosen(programs: &[Program], mode: FaultMode) -> Vec<Program> {
     if programs.is_empty() { mode.programs().to_vec() } else { programs.to_vec() }
 }
 
-/// Where `landbridge` is, and the virtual environments.
+/// Paths of `landbridge` and of the virtual environments.
 pub(super) fn programs_and_venvs(given: Option<&Path>) -> anyhow::Result<(PathBuf, PathBuf)> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let bin = own.parent().unwrap_or(Path::new("."));
@@ -211,11 +211,12 @@ pub(super) fn programs_and_venvs(given: Option<&Path>) -> anyhow::Result<(PathBu
         None if built.exists() && !here.exists() => &built,
         None => here,
     };
-    // Ranks run in other folders' names; links in it are the environments' own.
+    // Ranks run in other directories, so the path is absolute. Links in it belong to the
+    // environments and stay.
     Ok((bin.join("landbridge"), std::path::absolute(venvs)?))
 }
 
-/// Starts this subcommand again in a lab, that of a file or else of this text.
+/// Starts this subcommand with `--inside` in a lab, described by a file or by `text`.
 pub(super) fn enter(
     name: &str,
     lab: Option<&Path>,
@@ -233,13 +234,13 @@ pub(super) fn enter(
     run::run_lab(&LabRun { file, name: Some(lab_name), command })
 }
 
-/// The command that does the same again.
+/// The command line that repeats this run.
 pub(super) fn rerun_command(name: &str, words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     format!("landbridge lab {name} {}", words.join(" "))
 }
 
-/// Prints the table and the verdict; the exit code.
+/// Prints the table and the verdict. Returns the exit code.
 pub(super) fn conclude(name: &str, seed: u64, tally: &Tally, is_interrupted: bool) -> u8 {
     println!("\n{tally}");
     let verdict = match (tally.is_all_right(), tally.has_failures()) {
@@ -258,9 +259,9 @@ pub(super) fn conclude(name: &str, seed: u64, tally: &Tally, is_interrupted: boo
     }
 }
 
-/// Whether one can wait so long; `name`: of the option that says so.
+/// Checks that a time is between 0 and one week; `name` is the option.
 pub(super) fn check_time(name: &str, value: f64) -> anyhow::Result<()> {
-    // A week.
+    // Seconds of one week.
     if !(0.0..=604_800.0).contains(&value) {
         bail!("--{name} {value} is no time that one can wait");
     }
@@ -273,7 +274,8 @@ pub(super) fn new_seed() -> u64 {
     since.as_millis() as u64 % SHORT_ENOUGH_TO_TYPE
 }
 
-/// A file of this text that is nowhere, and the path by which this process and its children read it.
+/// A file with this text and without a name, and the path by which this process and its children
+/// read it.
 fn unnamed_file(text: &str) -> anyhow::Result<(PathBuf, OwnedFd)> {
     let fd = rustix::fs::memfd_create("lab.toml", rustix::fs::MemfdFlags::empty())?;
     std::fs::File::from(fd.try_clone()?).write_all(text.as_bytes())?;

@@ -1,8 +1,8 @@
-//! What can fail in a lab, and the requests that make it fail and heal.
+//! Faults of a lab, and the requests that begin and end them.
 //!
-//! Pure. A kind of fault is a row of the table in `FaultKind::row`; `FaultLocations` says where in a plan it can
-//! strike. Each fault is undone by a request of its own, so faults in different places do not know
-//! of each other.
+//! Pure. A kind of fault is a row of the table in `FaultKind::row`; `FaultLocations` lists where in
+//! a plan a fault can happen. Each fault has an end request of its own, so faults at different
+//! locations are independent.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -25,37 +25,37 @@ pub enum FaultKind {
     RelayStop,
 }
 
-/// What is to know of a kind.
+/// Properties of a kind of fault.
 struct Row {
     name: &'static str,
     what: &'static str,
-    /// How long it lasts, in milliseconds.
+    /// Range of the duration in milliseconds.
     lasts_ms: RangeInclusive<u64>,
-    /// Changes of a rail and of a WAN link that make it; empty where it does not strike.
+    /// Parameters of the fault on a rail and on a WAN link; empty where the kind does not apply.
     rail: &'static str,
     wan: &'static str,
 }
 
-/// The rate of a slow rail whose own rate is not limited: a tenth of what most networks have.
+/// Rate of a slow rail that has no rate limit of its own: a tenth of the rate of most networks.
 const SLOW: Rate = Rate { bits_per_second: 100_000_000 };
 
-/// Where faults of a lab can strike.
+/// Locations in a lab at which faults can happen.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FaultLocations {
-    /// Emulated rails with their rates.
+    /// Names of emulated rails, with their rates.
     pub rails: Vec<(String, Option<Rate>)>,
     pub wan_links: Vec<String>,
-    /// Hosts and their interfaces on emulated rails.
+    /// Hosts with their interfaces on emulated rails.
     pub interfaces: Vec<(String, String)>,
-    /// Sites with a relay.
+    /// Names of sites with a relay.
     pub relays: Vec<String>,
 }
 
-/// Something that fails: in words, and as requests to the lab.
+/// A fault at a location, with its requests to the lab.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FaultSpec {
     pub kind: FaultKind,
-    /// Two faults of the same location may not overlap.
+    /// Name of the location; two faults of the same location may not overlap.
     pub location: String,
     pub begin: String,
     pub end: String,
@@ -74,22 +74,22 @@ impl FaultKind {
         FaultKind::RelayStop,
     ];
 
-    /// As the command line writes it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// In a few words.
+    /// Short description.
     pub fn what(self) -> &'static str {
         self.row().what
     }
 
-    /// How long it lasts, in milliseconds.
+    /// Range of the duration in milliseconds.
     pub fn lasts_ms(self) -> RangeInclusive<u64> {
         self.row().lasts_ms
     }
 
-    /// Every fault of this kind that a lab with these places can have.
+    /// Every fault of this kind that a lab with these locations can have.
     pub fn specs(self, places: &FaultLocations) -> Vec<FaultSpec> {
         let row = self.row();
         let spec = |place: &str, begin: String, end: String| FaultSpec {
@@ -132,7 +132,8 @@ impl FaultKind {
             FaultKind::Loss5 => {
                 ("loss5", "5 % of packets lost", 2_000..=10_000, "loss=5%", "loss=5%")
             }
-            // Between relays one damaged packet ends a TLS connection: fewer, so that some get on.
+            // On a WAN link one corrupt packet ends a TLS connection, so fewer packets are
+            // corrupted and some connections survive.
             FaultKind::Corrupt => (
                 "corrupt",
                 "bits flipped behind valid checksums",

@@ -1,15 +1,17 @@
-//! Endurance: unmodified MPI programs run over and over in a lab while its network fails by chance.
+//! Endurance tests: unmodified MPI programs run repeatedly in a lab while random faults disturb its
+//! network.
 //!
-//! In: a lab, a seed, a time, and which programs and kinds of faults. Out: a line per fault and per
-//! program, a table, and whether every program ended right. `fault` knows what can fail and how that
-//! is asked of a lab, `schedule` when and where it does (pure: a function of seed and plan), `network_faults`
-//! makes it happen; `program` knows what is run and when it ended right, `run` does it, `tally`
-//! counts, `command` is `landbridge lab soak`.
+//! In: a lab, a seed, a time, and the programs and kinds of faults. Out: a line for each fault and
+//! each program, a table, and whether every program ended right. `fault` defines what can fail and
+//! the requests to the lab, `schedule` when and where faults happen (pure: a function of seed and
+//! plan), and `network_faults` makes them happen. `program` defines what runs and when a run is
+//! right, `run` runs the programs, `tally` counts, and `command` is `landbridge lab soak`.
 //!
-//! `punish` is the same under `landbridge run --recover`, with `rank_killer` in place of `network_faults`.
+//! `punish` runs programs under `landbridge run --recover`, with `rank_killer` in place of
+//! `network_faults`.
 //!
-//! The soak runs in the lab that it troubles. What is left of it when it ends, however it ends, is
-//! nothing, since nothing is left of a lab.
+//! The soak runs in the lab that it disturbs. However a soak ends, no process and no network device
+//! of the lab remains.
 
 pub mod command;
 pub mod fault;

@@ -1,7 +1,7 @@
-//! The faults of a soak: those of the lab's network, as a schedule has them.
+//! The faults of a soak: network faults of the lab, according to a schedule.
 //!
-//! Faults are counted when the lab has made them happen; what cannot fail just now (a relay between two jobs) is left
-//! out.
+//! A fault is counted once the lab has applied it. A fault that cannot happen at its time (of a
+//! relay between two jobs) is skipped.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::run::{FaultInjector, SoakContext, seconds};
 use super::schedule::{Fault, Schedule};
 use crate::net::control;
 
-/// See the module head.
+/// Injector of network faults.
 pub struct NetworkFaults {
     faults: std::iter::Peekable<Schedule>,
     active: Vec<Fault>,
-    /// No fault begins after that, and all end.
+    /// End of the soak: no fault begins after this time, and all faults end.
     time: Duration,
 }
 
@@ -37,11 +37,11 @@ impl NetworkFaults {
         }
     }
 
-    /// Ends the faults that are over at `now`, or all of them.
+    /// Ends the faults that are over at `now`; `None` ends all faults.
     fn heal(&mut self, now: Option<Duration>) {
         let is_over = |fault: &mut Fault| now.is_none_or(|now| fault.until <= now);
         for fault in self.active.extract_if(.., is_over).collect::<Vec<Fault>>() {
-            // A relay may have ended with its job.
+            // The relay may have ended with its job.
             let _ = control::request(None, &fault.spec.end);
         }
     }
@@ -56,7 +56,7 @@ impl FaultInjector for NetworkFaults {
         end.into_iter().chain(next).min()
     }
 
-    /// Ends the faults whose time is over and begins those whose time has come.
+    /// Ends the faults whose time is over, and begins the faults whose time has come.
     fn act(&mut self, now: Duration, context: &mut SoakContext) {
         self.heal((now < self.time).then_some(now));
         while let Some(fault) = self.faults.next_if(|fault| fault.from <= now) {

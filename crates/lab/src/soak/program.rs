@@ -1,9 +1,9 @@
-//! What a soak runs, and how it is told that it ended right.
+//! The programs of a soak, and the checks of their output.
 //!
-//! None of these programs knows of Landbridge or of the lab: a benchmark from the wheels and
-//! Python scripts, which are part of this program so that a soak needs no checkout beside the
-//! virtual environments with the MPI library. Those that are punished do the same every time they get
-//! the same messages, times and random numbers; one of them, the benchmark, lets the time decide much.
+//! The programs know nothing of Landbridge or of the lab: a benchmark from the wheels, and Python
+//! scripts that are compiled into this program. So a soak needs no source tree, only the virtual
+//! environments with the MPI library. The programs of `punish` repeat their actions when they get
+//! the same messages, times and random numbers; the benchmark among them depends much on the time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,26 +19,27 @@ const WILDCARDS: &str = include_str!("wildcards.py");
 const RING: &str = include_str!("../../../../tests/system/programs/ring.py");
 const FILES: &str = include_str!("../../../../tests/system/programs/random_files.py");
 
-/// Patterns of Intel's benchmark: two ranks, neighbours, all of them, and the two in one.
+/// Patterns of Intel's benchmark: two ranks, neighbours, and all ranks.
 const BENCHMARKS: [&str; 5] = ["PingPong", "Exchange", "Bcast", "Allreduce", "Alltoall"];
-/// Sizes up to 1 MiB; repetitions and seconds for each at most.
+/// Sizes up to 1 MiB, at most 20 repetitions and 0.1 seconds for each.
 const BENCHMARK_BOUNDS: [&str; 6] = ["-msglog", "0:20", "-iter", "20", "-time", "0.1"];
-/// Seconds of a round of messages, and a plate that takes about as long across a WAN of 5 ms.
+/// Seconds of a round of messages, and the size of a plate whose computation takes about as long
+/// across a WAN of 5 ms.
 const SUMS_BOUNDS: [&str; 2] = ["--seconds", "8"];
 const HEAT_BOUNDS: [&str; 4] = ["--size", "128", "--steps", "400"];
-/// Of those that are punished: some seconds each on one machine.
+/// Arguments of the programs under `punish`: some seconds each on one machine.
 const PUNISHED_BENCHMARK: [&str; 6] = ["-msglog", "0:12", "-iter", "1000", "-time", "0.2"];
 const PUNISHED_SUMS: [&str; 4] = ["--turns", "25", "--largest", "70000"];
 const PUNISHED_HEAT: [&str; 4] = ["--size", "128", "--steps", "1500"];
 const PUNISHED_RING: [&str; 2] = ["--rounds", "600"];
 const PUNISHED_WILDCARDS: [&str; 2] = ["--rounds", "300"];
 const PUNISHED_FILES: [&str; 2] = ["--plans", "250"];
-/// In which a lab tells `landbridge run` of its clusters.
+/// Variable in which a lab passes its topology to `landbridge run`.
 const TOPOLOGY: &str = "LANDBRIDGE_TOPOLOGY";
-/// The file with what a program has printed.
+/// Name of the file with the output of a program.
 pub const OUTPUT: &str = "output";
 
-/// A program that is run.
+/// A program of a soak.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Program {
     Imb,
@@ -46,15 +47,15 @@ pub enum Program {
     /// [`Program::Sums`] over UDP.
     Udp,
     Heat,
-    /// Numbers that go around and into sums, all of them printed.
+    /// Numbers that pass around a ring and are summed; the program prints all of them.
     Ring,
-    /// Messages that are taken as they come.
+    /// Messages received with wildcards, in any order.
     Wildcards,
-    /// Random file programs, each answer of which is known.
+    /// Random programs of file calls, whose results are known.
     Files,
 }
 
-/// What is done to programs.
+/// Kind of disturbance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultMode {
     /// The network fails.
@@ -63,33 +64,33 @@ pub enum FaultMode {
     Punish,
 }
 
-/// What programs are run with.
+/// Tools and options for running programs.
 pub struct Tools {
     pub landbridge: PathBuf,
-    /// A folder with the virtual environments `mpich` and `impi`.
+    /// Directory with the virtual environments `mpich` and `impi`.
     pub venvs: PathBuf,
-    /// A folder of the soak's own.
+    /// Directory that the soak has to itself.
     pub dir: PathBuf,
     pub ranks: usize,
     pub mode: FaultMode,
-    /// What `landbridge run` is told beside the number of ranks.
+    /// Options of `landbridge run` besides the number of ranks.
     pub run_options: Vec<String>,
     pub placement: Placement,
 }
 
-/// Where in the lab programs run.
+/// Hosts of the lab on which programs run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// On the host on which the lab's command is.
+    /// The host of the lab's command.
     One,
-    /// Over its hosts.
+    /// All hosts of the lab.
     Hosts,
-    /// Over its gateways, where the relays are.
+    /// The gateways of the lab, on which the relays run.
     Gateways,
 }
 
 impl FaultMode {
-    /// What is run that way.
+    /// The programs of this mode.
     pub fn programs(self) -> &'static [Program] {
         match self {
             FaultMode::Soak => &[Program::Imb, Program::Sums, Program::Udp, Program::Heat],
@@ -116,7 +117,7 @@ impl Program {
         Program::Files,
     ];
 
-    /// As the command line writes it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Program::Imb => "imb",
@@ -129,7 +130,7 @@ impl Program {
         }
     }
 
-    /// `landbridge run` of it.
+    /// Command that runs the program by `landbridge run`.
     pub fn command(self, tools: &Tools) -> Command {
         let mut command = Command::new(&tools.landbridge);
         command.args(["run", "-n", &tools.ranks.to_string()]).args(&tools.run_options);
@@ -147,14 +148,15 @@ impl Program {
                 let bounds = tools.either(&BENCHMARK_BOUNDS, &PUNISHED_BENCHMARK);
                 command.args(BENCHMARKS).args(bounds);
                 command.args(["-npmin", &tools.ranks.to_string()]);
-                // It comes with Intel MPI, and both libraries have the same binary interface.
+                // The benchmark comes with Intel MPI, which has the same binary interface as MPICH.
                 command.env("LD_LIBRARY_PATH", tools.venvs.join("mpich/lib"));
-                // It sends memory that it has never written, if its time is over before it has measured anything: let that have
-                // a content of its own, not what was read of files before.
+                // If its time is over before it has measured anything, the benchmark sends memory
+                // that it has never written. A fixed content of fresh memory keeps replays equal;
+                // otherwise the memory has bytes of files that were read before.
                 command.env("MALLOC_PERTURB_", "255");
             }
             Program::Sums | Program::Udp => {
-                // One that is punished must not let the time decide how much it does.
+                // Under `punish` the amount of work must not depend on the time.
                 let is_soak = tools.mode == FaultMode::Soak;
                 let bounds = if is_soak { &SUMS_BOUNDS[..] } else { &PUNISHED_SUMS };
                 command.arg(tools.dir.join("sums.py")).args(bounds);
@@ -177,14 +179,14 @@ impl Program {
         }
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("OPENBLAS_NUM_THREADS", "1");
         if tools.mode == FaultMode::Soak || !records_nondeterminism() {
-            // Of Python's own chance, which decides the order of its sets.
+            // Seed of Python's hashes, which determine the order of its sets.
             command.env("PYTHONHASHSEED", "0");
         }
         command.env("TMPDIR", &tools.dir);
         command
     }
 
-    /// Whether a run that ended with exit code 0 did what it should; the words say what is wrong.
+    /// Checks the output of a run that ended with exit code 0. `Err`: what is wrong.
     pub fn judge(self, output: &str) -> Result<(), String> {
         match self {
             Program::Imb => {
@@ -205,7 +207,7 @@ impl Program {
             Program::Sums | Program::Udp => Err("it did not reach its end".to_owned()),
             Program::Heat if output.contains("identical to the serial run") => Ok(()),
             Program::Heat => Err("its answer is not that of a serial run".to_owned()),
-            // What it prints is compared with the undisturbed run.
+            // The output is compared with that of the undisturbed run.
             Program::Ring => Ok(()),
             Program::Files if output.contains("\nwrong: plan ") => {
                 Err("an answer is not that of the model".to_owned())
@@ -216,8 +218,9 @@ impl Program {
         }
     }
 
-    /// The line with which a job has ended that a kill met within a call whose effect nobody can tell: whether a file or name was made
-    /// by the call, or by another rank. Rare, and no failure: the job says so and ends with another exit code than 0.
+    /// The last line of a job that was killed within a call whose effect is unknown: either the
+    /// call or another rank has created the file or name. Such a refusal is rare and no failure;
+    /// the job reports it and ends with an exit code other than 0.
     pub fn refusal(self, output: &str) -> Option<String> {
         let is_refusal = |line: &&str| {
             let within = ["killed within its open", "killed within its change of a name"];
@@ -229,7 +232,7 @@ impl Program {
         output.lines().find(is_refusal).filter(|_| is_right).map(str::to_owned)
     }
 
-    /// What every run must have written alike, bit for bit.
+    /// Bytes of the output that must be equal in every run; `None`: no output is compared.
     pub fn outcome(self, dir: &Path) -> Option<Vec<u8>> {
         match self {
             Program::Ring | Program::Files => {
@@ -243,30 +246,30 @@ impl Program {
         }
     }
 
-    /// The file in which it leaves its result, if it does.
+    /// Path of the result file that some programs write.
     pub fn result(self, dir: &Path) -> PathBuf {
         dir.join(format!("{}.result", self.name()))
     }
 
-    /// The folder in which it makes files.
+    /// Path of the directory in which the program creates files.
     fn folder(self, dir: &Path) -> PathBuf {
         dir.join(format!("{}.folder", self.name()))
     }
 
-    /// Removes what an earlier run has left.
+    /// Removes the files of an earlier run.
     pub fn prepare(self, dir: &Path) -> io::Result<()> {
         let _ = fs::remove_file(self.result(dir));
         let _ = fs::remove_dir_all(self.folder(dir));
         fs::create_dir(self.folder(dir))
     }
 
-    /// The file without which it cannot run.
+    /// Path of the file that the program needs.
     fn needs(self, venvs: &Path) -> PathBuf {
         venvs.join(if self == Program::Imb { "impi/bin/IMB-MPI1" } else { "mpich/bin/python" })
     }
 }
 
-/// The topology of a lab with all ranks on its gateways, which have no room for any as a rule.
+/// A topology of the lab with all ranks on the gateways, which usually have no slots.
 fn on_gateways(topology: &str, ranks: usize) -> String {
     const NONE: &str = "slots = 0";
     let is_gateway = |line: &&str| line.trim() == NONE;
@@ -280,13 +283,15 @@ fn on_gateways(topology: &str, ranks: usize) -> String {
     moved.collect::<Vec<_>>().join("\n") + "\n"
 }
 
-/// Whether a new start of a rank is told the same chance, as it is unless the user says otherwise.
+/// Whether clocks and random numbers are recorded for the next incarnation of a rank: true unless
+/// the user's settings turn the recording off.
 fn records_nondeterminism() -> bool {
     let said = std::env::var(RECOVER_CLOCKS.variable()).unwrap_or_default();
     said.is_empty() || RECOVER_CLOCKS.parse(&said) != Ok(Value::Switch(false))
 }
 
-/// Whether what was taken, as the taker tells it, is what the senders were told: every place once, and no gap.
+/// Checks that the messages that the receiver prints are those that the senders print: each
+/// position exactly once, without a gap.
 fn check_delivery_order(output: &str) -> Result<(), String> {
     let printed = |word: &str| {
         let lines = output.lines().filter_map(|line| line.strip_prefix(word)?.split_once(": "));
@@ -318,7 +323,8 @@ impl FromStr for Program {
 }
 
 impl Tools {
-    /// Says what is missing for these programs, and how to get it.
+    /// Checks that the files for these programs exist. `Err`: which file is missing, and how to
+    /// build it.
     pub fn check(&self, programs: &[Program]) -> anyhow::Result<()> {
         let needed = programs.iter().map(|program| program.needs(&self.venvs));
         for file in needed.chain([self.landbridge.clone()]) {
@@ -333,7 +339,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Makes the folder with the scripts in it.
+    /// Creates the directory of the soak, with the scripts.
     pub fn unpack(&self) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
         if self.placement == Placement::Gateways {
@@ -348,7 +354,7 @@ impl Tools {
     }
 
     fn either<'a>(&self, soak: &'a [&'a str], punish: &'a [&'a str]) -> &'a [&'a str] {
-        // Over a line between clusters, too, less is long enough.
+        // Across a WAN the shorter arguments take long enough.
         match (self.mode, self.placement) {
             (FaultMode::Soak, _) | (FaultMode::Punish, Placement::Gateways) => soak,
             (FaultMode::Punish, _) => punish,
@@ -384,7 +390,7 @@ mod tests {
     fn a_program_that_says_too_little_has_failed() {
         for program in Program::ALL {
             assert_eq!(program.name().parse(), Ok(program));
-            // Ring is judged by its outcome.
+            // The output of Ring is compared with the undisturbed run only.
             assert!(program == Program::Ring || program.judge("").is_err());
         }
         let mut text: String =

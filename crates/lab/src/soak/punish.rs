@@ -1,7 +1,9 @@
-//! The subcommand `punish`: programs under `landbridge run --recover` while their ranks are killed by chance.
+//! The subcommand `punish`: programs under `landbridge run --recover` while their ranks are killed
+//! at random times.
 //!
-//! As `soak`, it starts a lab whose command is this program again. The lab of a punishment is there to keep
-//! everything together and to leave nothing behind: one site, on whose first host all ranks run.
+//! Like `soak`, the subcommand starts a lab whose command is this program with `--inside`. The lab
+//! contains all processes of the run and leaves nothing behind: one site, on whose first host all
+//! ranks run.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,61 +23,63 @@ use super::tally::Tally;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
 
-/// The lab of a punishment that is given none.
+/// Lab description for a run without `--lab`.
 const DEFAULT_LAB: &str = "name = \"punish\"\n\n[[site]]\nname = \"here\"\nhosts = 1\n";
 
 /// Arguments of `landbridge lab punish`.
 #[derive(Args)]
 pub struct PunishArguments {
-    /// How long ranks are killed; the last program then runs to its end
+    /// Minutes during which ranks are killed; the last program then runs to its end
     #[arg(long, default_value_t = 3.0)]
     minutes: f64,
-    /// Mean time between two kills; the times are those of chance without memory
+    /// Mean interval between two kills in seconds; intervals are exponentially distributed
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     mean: f64,
-    /// Of all chance; default: another one each time, which is printed
+    /// Seed of the random schedule; default: a new seed in each run, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Programs: imb, heat, sums, ring, wildcards, files; default: all
+    /// Programs to run: imb, heat, sums, ring, wildcards, files; default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
-    /// Ranks of each program
+    /// Number of ranks of each program
     #[arg(long, short = 'n', default_value_t = 4)]
     ranks: usize,
-    /// Cut the machine into N clusters joined by relays
+    /// Divide the machine into N clusters joined by relays
     #[arg(long, value_name = "N")]
     clusters: Option<usize>,
-    /// Take an image of each rank so often, from which it goes on when it is killed (needs CRIU); default: none
+    /// Interval in seconds between two checkpoints of each rank, from which a killed rank is
+    /// restored (needs CRIU); default: no checkpoints
     #[arg(long, value_name = "SECONDS")]
     checkpoint: Option<f64>,
-    /// CRIU, for --checkpoint; default: as `landbridge run` finds it
+    /// Path of CRIU, for --checkpoint; default: the path that `landbridge run` finds
     #[arg(long, value_name = "FILE", requires = "checkpoint")]
     criu: Option<PathBuf>,
-    /// Let the network between clusters fail meanwhile: loss1, loss5, corrupt, reorder, duplicate, wan-cut, relay-stop, or
-    /// `all`. Ranks then run on the gateways of the lab; default: that of labs/two-rails.toml
+    /// Kinds of network faults between clusters: loss1, loss5, corrupt, reorder, duplicate,
+    /// wan-cut, relay-stop, or `all`. Ranks then run on the gateways of the lab; default lab: that
+    /// of labs/two-rails.toml
     #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "clusters")]
     faults: Vec<String>,
     /// Lab file (TOML) over whose hosts programs run; default: a lab of one host
     #[arg(long, value_name = "FILE", conflicts_with = "clusters")]
     lab: Option<PathBuf>,
-    /// Seconds that one run of a program may take
+    /// Limit in seconds of one run of a program
     #[arg(long, default_value_t = 150.0, value_name = "SECONDS")]
     limit: f64,
-    /// Folder with the virtual environments mpich and impi; default: build/venv here or beside the
-    /// folder in which this program was built
+    /// Directory with the virtual environments mpich and impi; default: build/venv in the current
+    /// directory, or the one of the build directory of this program
     #[arg(long, value_name = "DIR")]
     venvs: Option<PathBuf>,
-    /// Print the kills that would come, and do nothing
+    /// Print the schedule of kills and exit
     #[arg(long)]
     schedule: bool,
-    /// This runs in the lab already: the punishment itself says so
+    /// Run inside the lab that this subcommand has started
     #[arg(long, hide = true)]
     inside: bool,
 }
 
 impl PunishArguments {
-    /// 0 if every program ended right, 1 if one did not, 2 if the arguments are wrong, 130 if a
-    /// signal ended it.
+    /// Runs the subcommand. Returns 0 if every program ended right, 1 if a program did not, 2 if
+    /// the arguments are wrong, 130 if a signal ended the run.
     pub fn execute(&self) -> anyhow::Result<u8> {
         if let Err(error) = self.check() {
             eprintln!("landbridge lab punish: {error:#}");
@@ -95,7 +99,7 @@ impl PunishArguments {
         }
     }
 
-    /// What fails of the network, and when.
+    /// Schedule of network faults; `None`: no faults.
     fn schedule(&self, seed: u64) -> anyhow::Result<Option<Schedule>> {
         if self.faults.is_empty() {
             return Ok(None);
@@ -105,7 +109,7 @@ impl PunishArguments {
             None => file::parse(command::DEFAULT_LAB, "punish")
                 .map_err(|error| anyhow::anyhow!("{}", error.message))?,
         };
-        // All ranks are on gateways: nothing goes over the rails of a site.
+        // All ranks run on gateways, so no traffic uses the rails of a site.
         let (rails, interfaces) = (Vec::new(), Vec::new());
         let places = FaultLocations { rails, interfaces, ..FaultLocations::of(&plan) };
         let named = self.faults.iter().filter(|name| *name != "all");
@@ -155,10 +159,10 @@ impl PunishArguments {
 
     fn tools(&self) -> anyhow::Result<Tools> {
         let (landbridge, venvs) = command::programs_and_venvs(self.venvs.as_deref())?;
-        // As often as we like: it is not the ranks' fault.
+        // A large number of restarts is allowed, because the kills are not the ranks' fault.
         let mut words = ["--recover", "--max-restarts=1000000"].map(String::from).to_vec();
         words.extend(self.clusters.map(|clusters| format!("--clusters={clusters}")));
-        // Whole milliseconds: a time is written without a point.
+        // Whole milliseconds: a time option has no decimal point.
         let millis = self.checkpoint.map(|every| (every * 1e3) as u64);
         words.extend(millis.map(|millis| format!("--checkpoint={millis}ms")));
         words.extend(self.criu.iter().map(|file| format!("--set=criu={}", file.display())));
@@ -184,7 +188,7 @@ impl PunishArguments {
         }
     }
 
-    /// The arguments that say the same as these.
+    /// The command-line arguments that repeat this run with this seed.
     fn arguments(&self, seed: u64) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
         let mut add = |name: &str, value: OsString| words.extend([name.into(), value]);

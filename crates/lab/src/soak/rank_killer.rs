@@ -1,8 +1,9 @@
-//! The faults of a punishment: ranks that are killed with SIGKILL.
+//! Faults of `punish`: ranks that are killed with SIGKILL.
 //!
-//! `KillSchedule` is pure: in a seed and a mean time, out kills without end, in the order of their times, each with the ranks that it
-//! strikes. The times between them are those of chance without memory (exponential), so that some follow at once and
-//! some rest for long. `RankKiller` strikes: it asks `landbridge ps` which processes the ranks have.
+//! `KillSchedule` is pure: from a seed and a mean interval it generates an endless sequence of
+//! kills in the order of their times, each with its victims. The intervals are exponentially
+//! distributed, so some kills follow at once and some intervals are long. `RankKiller` performs the
+//! kills: `landbridge ps` reports the processes of the ranks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,20 +18,21 @@ use super::run::{FaultInjector, SoakContext};
 use super::tally::FaultLabel;
 use crate::net::link::mix;
 
-/// How soon the same rank is killed again where a kill says so: in the middle of its coming back, mostly.
+/// Milliseconds after which a kill of kind `Same` kills the same rank a second time, usually during
+/// its restart.
 const AGAIN_AFTER_MS: u64 = 400;
-/// A kill that finds no rank alive (between two programs) is tried again after this time.
+/// Time after which a kill that finds no live rank (between two programs) is tried again.
 const RETRY: Duration = Duration::from_millis(50);
-/// No gap is longer than so many mean ones.
+/// Bound of an interval, as a multiple of the mean.
 const GAPS_MAX: f64 = 8.0;
 
-/// Which ranks a kill hits.
+/// Victims of a kill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KillTarget {
     One,
     Two,
     All,
-    /// The one that was killed last, once more.
+    /// The rank that was killed last.
     Same,
 }
 
@@ -38,7 +40,7 @@ impl KillTarget {
     pub const ALL: [KillTarget; 4] =
         [KillTarget::One, KillTarget::Two, KillTarget::All, KillTarget::Same];
 
-    /// Name and meaning.
+    /// Name and description.
     pub fn kind(self) -> FaultLabel {
         match self {
             KillTarget::One => ("one", "a rank is killed"),
@@ -53,21 +55,21 @@ impl KillTarget {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kill {
-    /// Since the beginning.
+    /// Time since the first disturbed program began.
     pub at: Duration,
     pub target: KillTarget,
-    /// Which of those that are there.
+    /// Random number that selects the victims among the live ranks.
     pub draw: u64,
 }
 
-/// Blows to come.
+/// Endless sequence of kills.
 #[derive(Clone, Debug)]
 pub struct KillSchedule {
     seed: u64,
     draws: u64,
     now_ms: u64,
     mean_ms: f64,
-    /// The next kill strikes the same again.
+    /// True if the next kill hits the last victim.
     is_repeat: bool,
 }
 
@@ -88,7 +90,7 @@ impl KillSchedule {
     }
 
     fn gap_ms(&mut self) -> u64 {
-        // Between 0, which it never is, and 1.
+        // The share is at least 0 and less than 1.
         let share = (self.draw() >> 11) as f64 / (1u64 << 53) as f64;
         ((-(1.0 - share).ln()).min(GAPS_MAX) * self.mean_ms) as u64
     }
@@ -115,18 +117,18 @@ impl Iterator for KillSchedule {
     }
 }
 
-/// Strikes the ranks of the program that runs.
+/// Kills ranks of the running program.
 pub struct RankKiller {
     landbridge: PathBuf,
     kills: std::iter::Peekable<KillSchedule>,
-    /// No kill falls after that.
+    /// End of the soak: no kill happens after this time.
     time: Duration,
-    /// When a kill that could not fall is tried again.
+    /// Time at which a kill that found no live rank is tried again.
     retry_at: Option<Duration>,
     last: Option<u32>,
 }
 
-/// What of `landbridge ps --json` is needed here.
+/// Fields of `landbridge ps --json` that a kill needs.
 #[derive(Deserialize)]
 struct JobStatus {
     launcher: u32,
@@ -146,7 +148,7 @@ impl RankKiller {
         RankKiller { landbridge, kills: kills.peekable(), time, retry_at: None, last: None }
     }
 
-    /// The ranks of the job of this launcher that have a process, by their numbers.
+    /// Ranks with a process in the job of this launcher, by rank number.
     fn ranks(&self, launcher: u32) -> anyhow::Result<BTreeMap<u32, RankStatus>> {
         let done = Command::new(&self.landbridge).args(["ps", "--json"]).output()?;
         if !done.status.success() {
@@ -159,13 +161,13 @@ impl RankKiller {
         Ok(ranks.map(|rank| (rank.process, rank)).collect())
     }
 
-    /// Those that a kill strikes, of those that are there.
+    /// The victims of a kill among the live ranks.
     fn victims(&self, kill: &Kill, ranks: &BTreeMap<u32, RankStatus>) -> Vec<RankStatus> {
         let all: Vec<&RankStatus> = ranks.values().collect();
         let at = |place: u64| all.get((place % all.len().max(1) as u64) as usize).copied();
         let chosen: Vec<&RankStatus> = match kill.target {
             KillTarget::One => at(kill.draw).into_iter().collect(),
-            // The second is another one, where there is one.
+            // The second victim is another rank than the first.
             KillTarget::Two if all.len() > 1 => {
                 let (first, count) = (kill.draw % all.len() as u64, all.len() as u64);
                 let second = first + 1 + (kill.draw >> 32) % (count - 1);
@@ -182,7 +184,7 @@ impl RankKiller {
         let words: Vec<String> = victims.iter().map(RankStatus::describe).collect();
         for victim in &victims {
             let pid = victim.pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
-            // It may have ended since.
+            // The process may have ended since.
             let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
         }
         self.last = victims.last().map(|victim| victim.process).or(self.last);
@@ -241,7 +243,7 @@ mod tests {
         assert_eq!(take(7), take(7));
         assert_ne!(take(7), take(8));
         let first = take(7)[0];
-        // A seed that somebody has written down must go on to mean what it meant.
+        // A recorded seed must give the same schedule in later versions.
         assert_eq!((first.at.as_millis(), first.target), FIRST_OF_SEED_7);
     }
 

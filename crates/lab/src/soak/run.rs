@@ -1,8 +1,8 @@
-//! The soak itself: one program at a time, and what disturbs it, until the time is up.
+//! The soak: runs one program at a time and injects faults, until the time is up.
 //!
-//! One thread. It sleeps until the trouble has something to do, the program has ended or is overdue, or a signal comes.
-//! Programs first run once undisturbed: what fails then says nothing about trouble. When the time is up the last program
-//! runs to its end without any more.
+//! One thread. It sleeps until the injector has work, the program has ended or is overdue, or a
+//! signal arrives. Each program first runs once undisturbed: a failure of that run is not caused by
+//! faults. When the time is up, the last program runs to its end without further faults.
 
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -17,36 +17,36 @@ use super::program::{OUTPUT, Program, Tools};
 use super::tally::Tally;
 use crate::net::signal::{self, Signals};
 
-/// How long a program may take to end after SIGTERM: less than a lab leaves a command.
+/// Time that a program has to end after SIGTERM: less than a lab allows its command.
 const GRACE: Duration = Duration::from_secs(7);
-/// Lines of a failed program that are shown.
+/// Number of output lines that are shown of a failed program.
 const TAIL_LINES: usize = 25;
-/// Of these, about starts of a rank.
+/// Number of shown lines about incarnations of a rank.
 const RESTARTS_SHOWN: usize = 3;
 const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// What is to be done.
+/// Options of a soak.
 pub struct SoakOptions {
     pub tools: Tools,
     pub programs: Vec<Program>,
     pub time: Duration,
-    /// For one run of a program.
+    /// Largest duration of one run of a program.
     pub limit: Duration,
-    /// The command that does the same again.
+    /// The command line that repeats this soak.
     pub rerun_command: String,
 }
 
-/// What disturbs programs. All times are since the first of them began.
+/// Source of faults. All times are relative to the begin of the first disturbed program.
 pub trait FaultInjector {
-    /// When it has something to do.
+    /// Time at which the injector has work; `None`: never.
     fn next_time(&mut self) -> Option<Duration>;
-    /// Does what is due.
+    /// Performs the work that is due.
     fn act(&mut self, now: Duration, context: &mut SoakContext);
-    /// No program runs any more.
+    /// Ends all faults, after the last program has ended.
     fn end(&mut self);
 }
 
-/// Two fault injectors, one after the other.
+/// Two fault injectors; the first acts first.
 pub struct CombinedInjector<A, B>(pub A, pub B);
 
 impl<A: FaultInjector, B: FaultInjector> FaultInjector for CombinedInjector<A, B> {
@@ -65,9 +65,9 @@ impl<A: FaultInjector, B: FaultInjector> FaultInjector for CombinedInjector<A, B
     }
 }
 
-/// Where trouble happens, and is told of.
+/// Running program and counts, for fault injectors.
 pub struct SoakContext {
-    /// The process of `landbridge run`.
+    /// Process id of `landbridge run`.
     pub program: u32,
     pub tally: Tally,
     began: Instant,
@@ -81,36 +81,37 @@ impl SoakContext {
     }
 }
 
-/// A soak that is running.
+/// A running soak.
 pub struct Soak<'a, T> {
     options: &'a SoakOptions,
     signals: Signals,
     injector: T,
     context: SoakContext,
-    /// What undisturbed runs have written.
+    /// Outcomes of the undisturbed runs.
     results: Vec<(Program, Option<Vec<u8>>)>,
 }
 
-/// Why a program is no longer waited for.
+/// Why the soak no longer waits for a program.
 enum RunEnd {
     Exited(ExitStatus),
     Overdue,
-    /// The user wants to stop.
+    /// A signal asks the soak to end.
     Signalled,
 }
 
-/// What became of one run.
+/// Result of one run.
 enum RunOutcome {
-    /// With what there is to say of it besides.
+    /// The run ended right, after this time, with a remark about restarts.
     Right(Duration, String),
-    /// The job has ended with the line of a refusal that a kill may meet.
+    /// The job has ended with the line of a refusal, which a kill may cause.
     Refused(String),
     Wrong(String, String),
     Signalled,
 }
 
 impl<T: FaultInjector> Soak<'_, T> {
-    /// Runs everything; the tally, and whether a signal ended it early. `tally`: the one to count in.
+    /// Runs all programs and counts in `tally`. Returns the tally, and whether a signal ended the
+    /// soak early.
     pub fn run(options: &SoakOptions, injector: T, tally: Tally) -> anyhow::Result<(Tally, bool)> {
         let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
         options.tools.unpack().context("cannot write the programs")?;
@@ -126,7 +127,7 @@ impl<T: FaultInjector> Soak<'_, T> {
         Ok((soak.context.tally, is_signalled))
     }
 
-    /// Each program once; true when a signal came.
+    /// Runs each program once without faults. True: a signal arrived.
     fn try_undisturbed(&mut self) -> anyhow::Result<bool> {
         for program in self.options.programs.clone() {
             match self.run_program(program, None)? {
@@ -150,7 +151,7 @@ impl<T: FaultInjector> Soak<'_, T> {
         Ok(false)
     }
 
-    /// Programs in turns while trouble comes; true when a signal came.
+    /// Runs the programs in turn with faults. True: a signal arrived.
     fn disturb(&mut self) -> anyhow::Result<bool> {
         self.context.began = Instant::now();
         let programs: Vec<Program> = self.results.iter().map(|(program, _)| *program).collect();
@@ -183,7 +184,7 @@ impl<T: FaultInjector> Soak<'_, T> {
         Ok(false)
     }
 
-    /// Runs a program to its end; trouble comes only if the run has a number.
+    /// Runs a program to its end; faults are injected only if the run has a number.
     fn run_program(&mut self, program: Program, number: Option<u32>) -> anyhow::Result<RunOutcome> {
         let tools = &self.options.tools;
         program.prepare(&tools.dir).context("cannot make a folder for the program")?;
@@ -191,7 +192,8 @@ impl<T: FaultInjector> Soak<'_, T> {
         let output = File::create(&log)?;
         let mut command = program.command(tools);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        // Its own group, so that it is ended as a whole and Ctrl-C comes to us alone.
+        // A process group of its own, so that the program and its children end together and Ctrl-C
+        // reaches only the soak.
         command.process_group(0);
         // SAFETY: the closure only makes a system call with a value of its own.
         unsafe { command.pre_exec(signal::restore_in_child) };
@@ -219,7 +221,7 @@ impl<T: FaultInjector> Soak<'_, T> {
         })
     }
 
-    /// Whether what the program has written is what it wrote undisturbed.
+    /// Whether the outcome of the program equals that of its undisturbed run.
     fn compare(&self, program: Program) -> Result<(), String> {
         let Some((_, Some(wanted))) = self.results.iter().find(|(of, _)| *of == program) else {
             return Ok(());
@@ -257,7 +259,7 @@ impl<T: FaultInjector> Soak<'_, T> {
         }
     }
 
-    /// Sleeps until a signal or for `pause`; whether the signal wants an end.
+    /// Sleeps until a signal arrives or `pause` is over. True: the signal asks the soak to end.
     fn sleep(&self, pause: Duration) -> anyhow::Result<bool> {
         let pause =
             Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) };
@@ -277,7 +279,7 @@ impl<T: FaultInjector> Soak<'_, T> {
     }
 }
 
-/// Ends a program and what it has started, first politely.
+/// Ends a program and its children with SIGTERM, and after [`GRACE`] with SIGKILL.
 fn end_group(child: &mut Child) -> anyhow::Result<()> {
     const LOOK_AGAIN: Duration = Duration::from_millis(20);
     let group = Pid::from_child(child);
@@ -293,7 +295,8 @@ fn end_group(child: &mut Child) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether this is a line such as `MPIC_Wait(91)......: `, and says no more than that.
+/// Whether a line such as `MPIC_Wait(91)......: ` names a function of a call stack and contains
+/// nothing else.
 fn is_call_stack_line(line: &str) -> bool {
     if line.starts_with("landbridge") {
         return false;
@@ -302,7 +305,7 @@ fn is_call_stack_line(line: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(':')) && !line.contains("poll failed")
 }
 
-/// How often ranks were restarted, and from images of them.
+/// Numbers of restarts and of restarts from checkpoints, as text.
 fn restarts(output: &str) -> String {
     let (all, images) = (": restarted", ": restarted from checkpoint");
     match (output.matches(all).count(), output.matches(images).count()) {
@@ -324,8 +327,8 @@ pub(super) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// The end of what a program has said, without the call stacks of the MPI library. Of all the starts of a rank that is given up
-/// only the last ones: what led to that stands in front of them.
+/// The last lines of a program's output, without the call stacks of the MPI library. Of the lines
+/// about incarnations of a lost rank only the last ones are shown, after what led to the loss.
 fn tail(output: &str) -> String {
     let is_start = |line: &&str| line.starts_with("  start ");
     let lines: Vec<&str> =

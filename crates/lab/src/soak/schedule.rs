@@ -1,8 +1,8 @@
-//! When which fault strikes where: a pure function of a seed and of what can fail.
+//! Schedule of faults: a pure function of a seed and of what can fail.
 //!
-//! In: a seed, the kinds wanted, the places of a lab. Out: faults without end, in the order of their
-//! beginnings. Every kind that can strike somewhere is equally likely; no two faults of one place
-//! overlap, those of different places may.
+//! In: a seed, the kinds of faults, the locations of a lab. Out: an endless sequence of faults, in
+//! the order of their begin times. Every kind that has a location is equally likely. Faults of one
+//! location do not overlap; faults of different locations may.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use super::fault::{FaultKind, FaultLocations, FaultSpec};
 use crate::net::link::mix;
 
-/// From the beginning of one fault to that of the next: programs are rarely undisturbed, and many
-/// faults meet others.
+/// Milliseconds between the begin times of two faults: programs are rarely undisturbed, and many
+/// faults overlap.
 const GAP_MS: RangeInclusive<u64> = 400..=4_000;
-/// A place rests for this long between two faults.
+/// Milliseconds without a fault at a location between two faults.
 const REST_MS: u64 = 200;
 
-/// A fault with its times since the soak began.
+/// A fault, with times since the soak began.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
     pub number: u64,
@@ -26,16 +26,16 @@ pub struct Fault {
     pub spec: FaultSpec,
 }
 
-/// Faults to come.
+/// Endless sequence of faults.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     seed: u64,
     draws: u64,
     faults: u64,
     now_ms: u64,
-    /// What can happen, by kind; none of these is empty.
+    /// Possible faults of each kind; no kind is empty.
     choices: Vec<Vec<FaultSpec>>,
-    /// Locations and when they are free again.
+    /// Time in milliseconds at which each location is free again.
     busy: BTreeMap<String, u64>,
 }
 
@@ -46,7 +46,7 @@ impl Schedule {
         Schedule { seed, draws: 0, faults: 0, now_ms: 0, choices, busy: BTreeMap::new() }
     }
 
-    /// Whether nothing will ever happen.
+    /// Whether no fault can happen.
     pub fn is_empty(&self) -> bool {
         self.choices.is_empty()
     }
@@ -101,7 +101,7 @@ mod tests {
         let take = |seed| schedule(seed, &FaultKind::ALL).take(200).collect::<Vec<Fault>>();
         assert_eq!(take(7), take(7));
         assert_ne!(take(7), take(8));
-        // A seed that somebody has written down must go on to mean what it meant.
+        // A recorded seed must give the same schedule in later versions.
         let first = &take(7)[0];
         let said = (first.from.as_millis(), first.until.as_millis(), first.spec.begin.as_str());
         assert_eq!(said, FIRST_OF_SEED_7);

@@ -1,4 +1,4 @@
-//! What a soak has done so far, and the table in which it ends.
+//! Counts of a soak, and the table that the soak prints at its end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::program::Program;
 
-/// A kind of fault: its name, and what it is in a few words.
+/// A kind of fault: its name, and a short description.
 pub type FaultLabel = (&'static str, &'static str);
 
 /// Counts of a soak.
@@ -20,10 +20,10 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug, Default)]
 struct ProgramCounts {
     right: u32,
-    /// Ended with the line of a refusal that a kill may meet.
+    /// Runs that ended with a refusal, which a kill may cause.
     refused: u32,
     failed: u32,
-    /// Of those that ended right.
+    /// Longest run that ended right.
     longest: Duration,
 }
 
@@ -34,7 +34,7 @@ struct FaultCounts {
 }
 
 impl Tally {
-    /// In which these kinds of faults are counted.
+    /// A tally of these kinds of faults.
     pub fn new(kinds: impl IntoIterator<Item = FaultLabel>) -> Tally {
         let faults = kinds.into_iter().map(|kind| (kind, FaultCounts::default())).collect();
         Tally { faults, ..Tally::default() }
@@ -55,7 +55,7 @@ impl Tally {
         self.failures.push(why);
     }
 
-    /// `kind`: the name of one of those that are counted.
+    /// Counts a fault. `kind` is the name of one of the kinds of [`Tally::new`].
     pub fn fault(&mut self, kind: &str, lasts: Duration) {
         if let Some((_, times)) = self.faults.iter_mut().find(|((name, _), _)| *name == kind) {
             times.count += 1;
@@ -63,7 +63,7 @@ impl Tally {
         }
     }
 
-    /// Something failed, or more was refused than can be chance.
+    /// Whether a run failed, or more than one run of eight was refused (one refusal is allowed).
     pub fn has_failures(&self) -> bool {
         const RUNS_FOR_ONE_REFUSAL: u32 = 8;
         let sum = |count: fn(&ProgramCounts) -> u32| self.programs.values().map(count).sum::<u32>();
@@ -72,7 +72,7 @@ impl Tally {
         !self.failures.is_empty() || !is_rare
     }
 
-    /// Something was run to its end, and nothing failed.
+    /// Whether a run ended right, and none failed.
     pub fn is_all_right(&self) -> bool {
         !self.has_failures() && self.programs.values().any(|runs| runs.right > 0)
     }

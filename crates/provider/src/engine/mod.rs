@@ -273,6 +273,9 @@ impl Engine {
 
     #[inline]
     pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
+        if let Some(queue) = &self.sink.receive {
+            queue.note_sent();
+        }
         let peer = self.peer_of(request.target)?;
         if request.inject && !request.notify && self.inject_fast(peer, request) {
             self.note_posted();

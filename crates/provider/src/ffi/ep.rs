@@ -319,6 +319,9 @@ impl Endpoint {
             }
         }
         if flags & RECV != 0 {
+            if self.repeats_peeks {
+                cq.queue.let_library_go_first();
+            }
             bindings.sink.receive = Some(Arc::clone(&cq.queue));
             if selective {
                 self.receive.set_selective();

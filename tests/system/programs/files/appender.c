@@ -1,4 +1,5 @@
-/* appender FILE LINE: appends the line to the file. Linked statically, so that nothing is loaded into it. */
+/* appender FILE LINE: appends the line to the file. The program is linked statically, so that no
+ * library is loaded into it. */
 #include <stdio.h>
 
 int main(int argc, char **argv)

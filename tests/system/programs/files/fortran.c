@@ -23,7 +23,7 @@ ACT(direct)
 ACT(streamed)
 ACT(scratch)
 
-/* The lines of the next rank. */
+/* Checks the lines of the next rank. */
 static void lines_look(int step)
 {
     FILE *file = fopen(path("of", NEXT), "r");

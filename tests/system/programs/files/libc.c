@@ -1,4 +1,5 @@
-/* Rows of the C library's own file calls: what a rank writes is read by itself and by others. See rows.h. */
+/* Rows of the C library's own file calls: a rank and other ranks read what the rank writes. See
+ * rows.h. */
 #include "rows.h"
 
 #include <dirent.h>
@@ -23,7 +24,7 @@ static ssize_t slurp(const char *name, void *into, size_t room)
     return (ssize_t)got;
 }
 
-/* A line of LINE bytes of a rank in a step. */
+/* Writes the line of a rank in a step, of LINE bytes. */
 static void line_of(char *line, int who, int step)
 {
     char text[64];
@@ -32,7 +33,7 @@ static void line_of(char *line, int who, int step)
     line[LINE - 1] = '\n';
 }
 
-/* Compares a file that must hold one line of `who` for each step up to this one. */
+/* Checks that a file holds one line of rank `who` for each step up to this one. */
 static void expect_lines(const char *name, int who, int step)
 {
     static char text[1 << 16];
@@ -47,7 +48,7 @@ static void expect_lines(const char *name, int who, int step)
     expect(!wrong, "%d lines of rank %d up to step %d differ", wrong, who, step);
 }
 
-/* --- rewrite: rank 0 writes the same bytes of a file in each step, all read them */
+/* --- rewrite: rank 0 writes the same bytes of a file in each step, and all ranks read them */
 
 static void rewrite_act(int step)
 {
@@ -69,7 +70,7 @@ static void rewrite_look(int step)
     expect_block(block, slurp(path("of", 0), block, sizeof block), BLOCK, 0, step);
 }
 
-/* --- rename: the same by a new file that takes the name of the old one */
+/* --- rename: rank 0 writes a new file that replaces the old one by a rename */
 
 static void rename_act(int step)
 {
@@ -85,7 +86,7 @@ static void rename_act(int step)
     EXPECT_OK(rename(path("new", 0), path("of", 0)));
 }
 
-/* --- trunc: O_TRUNC in each step, another length each time; each rank its own file */
+/* --- trunc: O_TRUNC in each step, another length each time; each rank has a file of its own */
 
 static size_t trunc_bytes(int step) { return 256 * (1 + (size_t)step * 7 % 11); }
 
@@ -108,7 +109,7 @@ static void trunc_look(int step)
     expect_block(block, slurp(path("of", NEXT), block, sizeof block), trunc_bytes(step), NEXT, step);
 }
 
-/* --- truncate: files are cut and made longer by name and by descriptor */
+/* --- truncate: files are cut and extended by name and by descriptor */
 
 static int truncate_file;
 
@@ -129,7 +130,7 @@ static void truncate_act(int step)
 
 static void truncate_end(void) { EXPECT_OK(close(truncate_file)); }
 
-/* --- append: a log of each rank, held open, by O_APPEND */
+/* --- append: a log of each rank, which stays open, by O_APPEND */
 
 static int append_file;
 
@@ -155,7 +156,8 @@ static void append_look(int step)
 
 static void append_end(void) { EXPECT_OK(close(append_file)); }
 
-/* --- append-shared: one log of all ranks, opened anew for each line; the order within a step is chance */
+/* --- append-shared: one log of all ranks, opened for each line; the order within a step is random
+ */
 
 static void shared_act(int step)
 {
@@ -185,7 +187,7 @@ static void shared_look(int step)
     EXPECT_SAME(once, (step + 1) * size);
 }
 
-/* --- scratch: out of core: each rank reads its own file, adds, and writes it back */
+/* --- scratch: out of core: each rank reads a file of its own, adds, and writes it */
 
 static int scratch_file;
 
@@ -258,7 +260,7 @@ static void owner_look(int step)
     close(file);
 }
 
-/* --- stdio: a stream that is open for reading and writing all the time, and one that appends */
+/* --- stdio: a stream that stays open for reading and writing, and one that appends */
 
 static FILE *stdio_file, *stdio_log;
 
@@ -297,7 +299,8 @@ static void stdio_end(void)
     EXPECT_SAME(fclose(stdio_log), 0);
 }
 
-/* --- stdio-update: a counter is read and written in place, by a stream that is opened in each step */
+/* --- stdio-update: a counter is read and written in place, by a stream that is opened in each step
+ */
 
 static void update_act(int step)
 {
@@ -365,13 +368,14 @@ static void names_look(int step)
     }
 }
 
-/* --- workdir: each rank works in a folder of its own by relative names, which gets another name while it is there, and a new one */
+/* --- workdir: each rank works in a folder of its own by relative names; the folder is renamed
+ * while it is the working directory, and a new one takes its name */
 
 static void workdir_act(int step)
 {
     int number = rank * 1000 + step, last = -1, back = -1;
     if (step) {
-        /* Still in the folder of the step before. */
+        /* The working directory is still the folder of the step before. */
         EXPECT_SAME(slurp("inside", &last, sizeof last), sizeof last);
         EXPECT_SAME(last, step - 1);
         EXPECT_OK(rename(path("work", rank), path("worked", number - 1)));
@@ -399,7 +403,7 @@ static void workdir_look(int step)
     EXPECT_SAME(found, step);
 }
 
-/* --- tree: many files come and go by a descriptor of their folder */
+/* --- tree: many files are made and removed by a descriptor of their folder */
 
 #define LEAVES 40
 
@@ -442,7 +446,7 @@ static void tree_look(int step)
 
 static void tree_end(void) { EXPECT_OK(close(tree)); }
 
-/* --- fifo: a pipe with a name, from each rank to itself */
+/* --- fifo: a named pipe from each rank to itself */
 
 static void fifo_act(int step)
 {
@@ -457,7 +461,7 @@ static void fifo_act(int step)
     EXPECT_OK(close(file));
 }
 
-/* --- list: what a folder holds, while other ranks add to it and remove from it; relative names */
+/* --- list: the entries of a folder, while other ranks add and remove some; relative names */
 
 static void list_begin(void)
 {
@@ -494,7 +498,7 @@ static void list_look(int step)
     closedir(where);
 }
 
-/* --- exclusive: all ranks want to make a file by O_EXCL in each step, and one may */
+/* --- exclusive: all ranks try to make a file by O_EXCL in each step, and one succeeds */
 
 static void exclusive_act(int step)
 {
@@ -507,7 +511,8 @@ static void exclusive_act(int step)
     EXPECT_SAME(all, 1);
 }
 
-/* --- lock-flock, lock-fcntl: all ranks add to a counter under a lock, which is held for some milliseconds */
+/* --- flock, fcntl-lock: all ranks add to a counter under a lock, which is held for some
+ * milliseconds */
 
 static void count_up(int step, int is_flock)
 {
@@ -536,7 +541,7 @@ static void count_look(int step)
     EXPECT_SAME(count, (step + 1) * size);
 }
 
-/* --- dup: descriptors that share one place in a file */
+/* --- dup: descriptors that share one position in a file */
 
 static int dup_files[4];
 
@@ -569,7 +574,7 @@ static void dup_end(void)
         EXPECT_OK(close(dup_files[i]));
 }
 
-/* --- vectors: several pieces in one call, at the place of the file and elsewhere */
+/* --- vectors: several pieces in one call, at the position of the file and elsewhere */
 
 static int vectors_file;
 
@@ -601,7 +606,7 @@ static void vectors_end(void) { EXPECT_OK(close(vectors_file)); }
 
 static void next_look(int step) { expect_lines(path("of", NEXT), NEXT, step); }
 
-/* --- await: ranks ask again and again whether a file of another rank is there, and send how often they asked */
+/* --- await: ranks poll for a file of another rank, and send the number of polls */
 
 static void await_act(int step)
 {
@@ -702,7 +707,8 @@ static void attributes_look(int step)
     EXPECT_SAME(about.st_mtime, 1000000 + step);
 }
 
-/* --- redirected: standard output of each rank is a file, which the shell has opened that became the program */
+/* --- redirected: standard output of each rank is a file, opened by the shell that executes the
+ * program */
 
 static void redirected_act(int step)
 {

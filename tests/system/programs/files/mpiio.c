@@ -1,12 +1,13 @@
-/* Rows of MPI's own file calls: individual, collective, with views, by shared pointer, non-blocking. See rows.h.
+/* Rows of MPI's own file calls: individual, collective, with views, by shared pointer,
+ * non-blocking. See rows.h.
  *
- * A row may be named with a word for `romio_cb_write` behind it: automatic, enable, disable.
- */
+ * The name of a row may end with a colon and a value of `romio_cb_write`: automatic, enable,
+ * disable. */
 #include "rows.h"
 
 #define PIECE 1024
 
-/* What collective buffering is told, by the end of the row's name. */
+/* Hints for collective buffering, from the end of the row's name. */
 static MPI_Info hints(void)
 {
     MPI_Info info = MPI_INFO_NULL;
@@ -19,7 +20,7 @@ static MPI_Info hints(void)
     return info;
 }
 
-/* Errors of files come back as a code, and end the job by being counted. */
+/* Checks the error code of a file call; an error counts as a failed comparison. */
 #define EXPECT_MPI(call) EXPECT_SAME(call, MPI_SUCCESS)
 
 static MPI_File open_all(const char *name)
@@ -47,7 +48,8 @@ static void expect_piece(const uint32_t *piece, int who, int step)
     expect(!wrong, "%d of %d words are not those of rank %d in step %d", wrong, PIECE, who, step);
 }
 
-/* Reads what must be at a place by plain calls: what MPI has written is there for everybody once it has returned. */
+/* Checks a piece by plain calls: what MPI has written is visible to all ranks once MPI has
+ * returned. */
 static void look_at(int file, long place, int who, int step)
 {
     uint32_t piece[PIECE];
@@ -55,7 +57,8 @@ static void look_at(int file, long place, int who, int step)
     expect_piece(piece, who, step);
 }
 
-/* --- write-at-all: all of an array that grows, so that its bytes change their writer, and the rank that collects them too */
+/* --- write-at-all: a growing array is written whole, so that its bytes change their writer, and
+ * also the rank that collects them */
 
 static void at_all_act(int step)
 {
@@ -103,7 +106,8 @@ static void at_look(int step)
     }
 }
 
-/* --- write-view: words of all ranks alternate in a file, by a view of each (collective, or sieved by each alone) */
+/* --- write-view: words of all ranks alternate in a file, by a view of each rank (collective, or by
+ * data sieving of each rank) */
 
 static void view_begin(void)
 {
@@ -183,7 +187,7 @@ static void look_at_records(int step, int is_ordered)
 static void shared_look(int step) { look_at_records(step, 0); }
 static void ordered_look(int step) { look_at_records(step, 1); }
 
-/* --- iwrite-at: two pieces under way while the rank computes and talks */
+/* --- iwrite-at: two writes are in progress while the rank computes and communicates */
 
 static void iwrite_act(int step)
 {
@@ -210,7 +214,8 @@ static void iwrite_look(int step)
     close(file);
 }
 
-/* --- write-split: a collective write in two halves, behind all before, into a file that is opened in each step */
+/* --- write-split: a collective write in two halves, after all earlier bytes, into a file that is
+ * opened in each step */
 
 static void split_act(int step)
 {
@@ -233,7 +238,7 @@ static void split_look(int step)
     close(file);
 }
 
-/* --- set-size: the file is cut, grows by collective writes, and is read collectively */
+/* --- set-size: the file is truncated, grows by collective writes, and is read collectively */
 
 static void set_size_act(int step)
 {
@@ -249,7 +254,7 @@ static void set_size_act(int step)
     EXPECT_SAME(bytes, (step % 3 + 1) * size * (long)sizeof piece);
     EXPECT_MPI(MPI_File_read_at_all(FILE_OF_ROW, at, piece, PIECE, MPI_UINT32_T, MPI_STATUS_IGNORE));
     expect_piece(piece, rank, step);
-    /* Nobody cuts the file while others still read. */
+    /* No rank truncates the file while others still read. */
     MPI_Barrier(MPI_COMM_WORLD);
 }
 

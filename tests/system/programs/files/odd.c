@@ -1,5 +1,5 @@
-/* Rows of what the C library's file calls do not show: mappings, rings, asynchronous calls, copies inside the kernel, children,
- * random devices. See rows.h. */
+/* Rows of effects beyond the C library's file calls: mappings, rings, asynchronous calls, copies
+ * inside the kernel, children, random devices. See rows.h. */
 #include "rows.h"
 
 #include <aio.h>
@@ -24,10 +24,11 @@
 
 #define NEXT ((rank + 1) % size)
 
-/* Whether the system has no such call: programs then do without. */
+/* Whether the system lacks a call, or forbids it; a program then works without the call. */
 static int is_absent(long result) { return result < 0 && (errno == ENOSYS || errno == EPERM || errno == EOPNOTSUPP); }
 
-/* So many comparisons are not made without that call; the count of all stays what it is. */
+/* Counts comparisons that cannot be made without an absent call, so that the total stays the same.
+ */
 static void leave_out(int comparisons)
 {
     while (comparisons--)
@@ -48,7 +49,7 @@ static void file_begin(void)
 
 static void file_end(void) { EXPECT_OK(close(row_file)); }
 
-/* What the file of the next rank must hold: the block of this step. */
+/* Checks the file of the next rank, which must hold the block of this step. */
 static void block_look(int step)
 {
     uint32_t block[BLOCK / 4];
@@ -58,7 +59,7 @@ static void block_look(int step)
     close(file);
 }
 
-/* --- mmap-shared: own scratch file, mapped shared and writable: sums are added up in it */
+/* --- mmap-shared: sums are added up in a file of each rank, mapped shared and writable */
 
 static uint32_t *sums;
 
@@ -87,7 +88,7 @@ static void mapped_look(int step)
     expect(!wrong, "%d sums are wrong in step %d", wrong, step);
 }
 
-/* --- mmap-private: what another rank has written is read by a private mapping, new in each step */
+/* --- mmap-private: a private mapping, new in each step, reads what another rank has written */
 
 static void private_act(int step)
 {
@@ -178,7 +179,7 @@ static void linux_aio_act(int step)
     EXPECT_SAME(event.res, BLOCK);
 }
 
-/* --- aio-posix: aio_write, which the C library does in a thread of its own */
+/* --- aio-posix: aio_write, which the C library performs in a thread of its own */
 
 static void posix_aio_act(int step)
 {
@@ -241,7 +242,7 @@ static void copy_end(void)
     file_end();
 }
 
-/* --- children: programs that a rank starts append to a file of it, and read it */
+/* --- children: programs that a rank starts append to a file of the rank, and read it */
 
 static void children_act(int step)
 {
@@ -261,7 +262,7 @@ static void children_act(int step)
     EXPECT_SAME(pclose(child), 0);
 }
 
-/* --- static-child, bare-child: programs in which nothing of ours is loaded append to a file of it */
+/* --- static-child, bare-child: programs without the interposer append to a file of the rank */
 
 static char appender[1200];
 
@@ -330,7 +331,8 @@ static void spawn_open_act(int step)
 
 static void spawn_open_look(int step) { EXPECT_SAME(access(path("of", NEXT + size * step), F_OK), 0); }
 
-/* --- child-position: a child moves the position in a file that the rank reads, and that is older than the job */
+/* --- child-position: a child moves the position in a file that the rank reads, and that is older
+ * than the job */
 
 static char program[1200];
 
@@ -352,7 +354,7 @@ static void position_act(int step)
     EXPECT_SAME(word, wanted);
 }
 
-/* --- passed: the file of another rank is opened by a child, and its descriptor comes over a socket */
+/* --- passed: a child opens the file of another rank, and its descriptor arrives over a socket */
 
 union descriptor_message {
     struct cmsghdr head;
@@ -397,7 +399,7 @@ static void passed_look(int step)
     close(ends[1]);
 }
 
-/* Each line has the number of its step. */
+/* Checks that each line has the number of its step. */
 static void lines_look(const char *name, int step)
 {
     FILE *file = fopen(name, "r");
@@ -420,7 +422,7 @@ static void children_look(int step)
     lines_look(path("piped", NEXT), step);
 }
 
-/* --- thread: another thread of the rank writes the file, and is waited for */
+/* --- thread: another thread of the rank writes the file, and is joined */
 
 static void *write_in_thread(void *block) { return (void *)(intptr_t)pwrite(row_file, block, BLOCK, 0); }
 
@@ -435,7 +437,7 @@ static void thread_act(int step)
     EXPECT_SAME((intptr_t)wrote, BLOCK);
 }
 
-/* --- handler: a handler of a signal writes the file, wherever it interrupts the rank */
+/* --- handler: a signal handler writes the file, wherever it interrupts the rank */
 
 static uint32_t handler_block[BLOCK / 4];
 static int handler_file;
@@ -473,7 +475,7 @@ static void handler_act(int step)
     alarms_come(0);
 }
 
-/* --- longjmp: a handler is left by siglongjmp, and what follows is no longer part of it */
+/* --- longjmp: a handler is left by siglongjmp, and the calls that follow no longer belong to it */
 
 static sigjmp_buf before_handler;
 
@@ -499,7 +501,8 @@ static void jump_act(int step)
     EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
 }
 
-/* --- directory: the process, and programs that it starts, are in the directory where it went */
+/* --- directory: the rank, and programs that it starts, run in the working directory that it has
+ * set */
 
 static void directory_begin(void)
 {
@@ -519,7 +522,8 @@ static void directory_act(int step)
     expect(!strcmp(there, here), "a child is in %s", there);
 }
 
-/* --- thread-read: another thread reads a file that the first one has opened, and that is older than the job */
+/* --- thread-read: another thread reads a file that the first one has opened, and that is older
+ * than the job */
 
 static uint32_t read_word;
 
@@ -641,7 +645,7 @@ static void signal_act(int step)
 
 static void signal_look(int step) { EXPECT_SAME(signals, step + 1); }
 
-/* --- inotify: the rank is told of a file that it makes itself */
+/* --- inotify: the rank is notified of a file that it makes itself */
 
 static int watch;
 
@@ -660,7 +664,8 @@ static void inotify_act(int step)
     expect(read(watch, events, sizeof events) > 0, "nothing is told");
 }
 
-/* --- constructor: a library that is loaded with the program makes a file, which the program goes on with */
+/* --- constructor: the constructor of a library that is loaded with the program makes a file, which
+ * the program continues */
 
 extern int constructor_file;
 
@@ -683,7 +688,7 @@ static void constructor_look(int step)
     fclose(file);
 }
 
-/* --- ioctl: how much is left of a file */
+/* --- ioctl: the number of bytes that remain in a file */
 
 static void ioctl_act(int step)
 {
@@ -693,7 +698,8 @@ static void ioctl_act(int step)
     EXPECT_SAME(left, BLOCK);
 }
 
-/* --- dev-urandom, dev-random, getrandom-raw: what is drawn is told in a file of its own first, and sent later */
+/* --- dev-urandom, dev-random, getrandom-raw: each number is first written to a file of the rank,
+ * and sent later */
 
 static void tell(int step, uint32_t drawn)
 {
@@ -752,7 +758,8 @@ static void removed_look(int step)
     expect_block(block, pread(row_file, block, BLOCK, 0), BLOCK, rank, step);
 }
 
-/* --- memfd, vm-write: ranks write into memory of the next one, or send if they may not */
+/* --- memfd, vm-write: ranks write into memory of the next rank, or send a message if they may not
+ */
 
 static int memory_file, memory_files[64], memory_pids[64];
 static uint32_t *memory, received_word;
@@ -772,7 +779,7 @@ static void share_begin(void)
     MPI_Allgather(&place, 1, MPI_UINT64_T, word_places, 1, MPI_UINT64_T, MPI_COMM_WORLD);
 }
 
-/* By messages: all ranks come here, or none. */
+/* Sends the word by messages: either all ranks call this function, or none. */
 static void send_word(uint32_t word)
 {
     int before = (rank + size - 1) % size;
@@ -812,7 +819,8 @@ static void vm_write_act(int step)
 
 static void vm_write_look(int step) { EXPECT_SAME(received_word, value((rank + size - 1) % size, step, 0)); }
 
-/* --- thread-lock, thread-copy: another thread takes a lock; it copies from a file of the first one, whose position moves */
+/* --- thread-lock, thread-copy: another thread takes a lock, or copies from a file of the first
+ * thread and moves its position */
 
 static void *lock_in_thread(void *arg)
 {

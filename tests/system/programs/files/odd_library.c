@@ -1,4 +1,5 @@
-/* A library whose constructor makes a file, long before the program begins: ARGV[1]/constructor.of.RANK, if row "constructor" is played. */
+/* A library whose constructor makes a file, before the program begins: ARGV[1]/constructor.of.RANK,
+ * if row "constructor" is played. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

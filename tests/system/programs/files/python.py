@@ -1,7 +1,9 @@
-"""Rows of Python's ways to use files, as those of rows.h: `FOLDER STEPS ROW[,ROW...]`, or no arguments: the names of the rows.
+"""Python's ways to use files, as rows like those of rows.h: `FOLDER STEPS ROW[,ROW...]`.
 
-Every rank acts on a file of its own in each step, a barrier orders that before the looks, and then each rank looks at the file of
-the next rank several times. The last rank paces the looks, so that ranks which look do not wait for one that was killed.
+Without arguments the program prints the names of the rows. In each step every rank acts on a file
+of its own, a barrier orders the action before the looks, and each rank looks at the file of the
+next rank several times. The last rank paces the looks, so that ranks which look do not wait for a
+killed one.
 """
 
 import hashlib
@@ -24,7 +26,7 @@ PACE = 77
 
 
 class Row:
-    """One way to use files. `paths[0]`: of this rank; `paths[1]`: of the next one."""
+    """One way to use files. `paths[0]`: of this rank; `paths[1]`: of the next rank."""
 
     def __init__(self, folder: Path, rank: int, size: int):
         self.rank, self.size, self.next = rank, size, (rank + 1) % size
@@ -71,7 +73,7 @@ def numbers(rank: int, step: int):
 
 
 class text(Row):
-    """A text file, open all the time, that is read again from its beginning."""
+    """A text file that stays open, and that is read from its beginning after each write."""
 
     def begin(self):
         self.file = open(self.name_of(self.rank), "w+")
@@ -90,7 +92,7 @@ class text(Row):
 
 
 class python_append(text):
-    """A line more in each step, by a file that is opened for it."""
+    """One appended line in each step, by a file that is opened for it."""
 
     def begin(self):
         pass
@@ -104,7 +106,7 @@ class python_append(text):
 
 
 class binary(Row):
-    """A number is read, changed and written in place, buffered."""
+    """A number that is read, changed and written in place, buffered."""
 
     def act(self, step):
         with open(self.name_of(self.rank), "r+b" if step else "w+b") as file:
@@ -119,7 +121,7 @@ class binary(Row):
 
 
 class tofile(Row):
-    """numpy's own writing, by the C library's streams behind Python's descriptor."""
+    """numpy's own writing, by the C library's streams on Python's descriptor."""
 
     def act(self, step):
         numbers(self.rank, step).tofile(self.name_of(self.rank))
@@ -149,7 +151,8 @@ class memmap(Row):
 
 
 class checkpoint(Row):
-    """A restart file as programs write them: new, synchronized, renamed, and the one before is kept under another name."""
+    """A restart file as programs write them: new, synchronized, renamed; the file before is kept
+    under another name."""
 
     def act(self, step):
         path = self.name_of(self.rank)
@@ -184,7 +187,8 @@ class document(Row):
 
 
 class copies(Row):
-    """Files are copied (by the kernel, where it can), folders are made, walked through and removed."""
+    """Files are copied (by the kernel, where it can); folders are made, walked through and
+    removed."""
 
     def act(self, step):
         whole, part = self.name_of(self.rank, f"tree{step}"), self.name_of(self.rank, f"tree{step - 1}")
@@ -205,7 +209,8 @@ class copies(Row):
 
 
 class sqlite(Row):
-    """A database: it locks, reads back what it has written, and keeps a journal that it makes and removes."""
+    """A database: it locks, reads what it has written, and keeps a journal that it makes and
+    removes."""
 
     def begin(self):
         self.base = sqlite3.connect(self.name_of(self.rank))
@@ -226,7 +231,7 @@ class sqlite(Row):
 
 
 class zipped(Row):
-    """numpy's archives: seeks back into what it has written."""
+    """numpy's archives, which seek back into written data."""
 
     def act(self, step):
         with open(self.name_of(self.rank), "wb") as file:

@@ -1,16 +1,18 @@
-/* What the C programs of this folder share: a list of rows, played step by step.
+/* Common code of the C programs of this folder: plays a list of rows step by step.
  *
- * A row is one way to use files. In each step every rank first calls `act` of each row, then a barrier
- * orders the acts before the looks, then every rank calls `look` of each row LOOKS times. No look changes
- * anything, and no act of a step touches what another rank touches in the same step unless the operating
- * system orders the two. So the values that are looked at follow from the step alone.
+ * A row is one way to use files. In each step every rank first calls `act` of each row, then a
+ * barrier orders the acts before the looks, then every rank calls `look` of each row LOOKS times. A
+ * look changes nothing, and an act touches nothing that another rank touches in the same step,
+ * unless the operating system orders the two. So the values that looks see follow from the step
+ * alone.
  *
- * The last rank paces the looks: it sleeps and sends a word to each other rank. The others never sleep, so
- * a rank that repeats earlier steps is quick, and ranks that look do not wait for one that was killed.
+ * The last rank paces the looks: it sleeps and sends a message to each other rank. The other ranks
+ * never sleep, so a rank replays earlier steps quickly, and ranks that look do not wait for a
+ * killed one.
  *
- * Output, on standard error, so that a row may redirect standard output: `step N` by rank 0 as acts of a step
- * begin, and at the end of each rank and row `row NAME rank R: wrong W of T, digest D`.
- */
+ * Output, on standard error, so that a row may redirect standard output: `step N` by rank 0 when
+ * the acts of a step begin, and at the end for each rank and row `row NAME rank R: wrong W of T,
+ * digest D`. */
 #ifndef ROWS_H
 #define ROWS_H
 
@@ -43,7 +45,7 @@ struct row {
 static int rank, size, steps;
 static const char *folder;
 
-/* Of the row that is being played. */
+/* Counts of the row that is being played. */
 static struct tally {
     long wrong, total;
     uint64_t digest;
@@ -57,7 +59,7 @@ static void fold(const void *bytes, size_t length)
         tally->digest = (tally->digest ^ *at++) * 1099511628211ull;
 }
 
-/* Counts a comparison; the first few that fail are told. */
+/* Counts a comparison; prints the first three that fail in each row. */
 static void expect(int is_right, const char *form, ...)
 {
     char text[256];
@@ -81,7 +83,8 @@ static void expect(int is_right, const char *form, ...)
         expect(got_ == want_, "%s is %ld, and should be %ld", #got, got_, want_);                  \
     } while (0)
 
-/* FOLDER/ROW.NUMBER: of the row that is being played. The text stays until the eighth call after. */
+/* Path FOLDER/ROW.WHAT.NUMBER of the row that is being played. The text is valid until the eighth
+ * call after this one. */
 static const char *path(const char *what, int number)
 {
     static char texts[8][512];
@@ -91,7 +94,7 @@ static const char *path(const char *what, int number)
     return text;
 }
 
-/* The value that `who` writes in a step at a place. */
+/* The value that rank `who` writes in a step at a position. */
 static uint32_t value(int who, int step, int place)
 {
     uint64_t x = (uint64_t)who * 1000003u + (uint64_t)step * 7919u + (uint64_t)place + 1;
@@ -105,7 +108,7 @@ __attribute__((unused)) static void fill(uint32_t *block, size_t bytes, int who,
         block[i] = value(who, step, (int)i);
 }
 
-/* Compares a block with what `who` writes in `step`; `got`: bytes that were read. */
+/* Compares a block with what rank `who` writes in `step`; `got` is the number of bytes read. */
 __attribute__((unused)) static void expect_block(const uint32_t *block, ssize_t got, size_t bytes, int who, int step)
 {
     size_t wrong = 0;
@@ -115,7 +118,7 @@ __attribute__((unused)) static void expect_block(const uint32_t *block, ssize_t 
     expect(!wrong, "%zu of %zu words are not those of rank %d in step %d", wrong, bytes / 4, who, step);
 }
 
-/* Some milliseconds of work, without looking at a clock. */
+/* Computes for some milliseconds without reading a clock. */
 static void compute(int ms)
 {
     static volatile uint64_t sink;
@@ -165,7 +168,8 @@ static void play(const struct row *chosen, int count)
     EACH if (chosen[r].end) chosen[r].end();
 }
 
-/* `PROGRAM FOLDER STEPS ROW[,ROW...]`, or no arguments: the names of the rows. */
+/* Arguments: `PROGRAM FOLDER STEPS ROW[,ROW...]`. Without arguments, prints the names of the rows.
+ */
 static int run_rows(int count_all, const struct row *all, int argc, char **argv)
 {
     struct row chosen[ROWS_MAX];
