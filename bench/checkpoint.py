@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
 import parts as parts_of  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process  # noqa: E402
 
@@ -34,7 +35,7 @@ EVERY_S, IMAGES = 3, 6
 STEPS = 72_000
 LIMIT_S = 400.0
 PARTS = ("pause", "cost")
-WITH, WITHOUT = "an image every 30 s", "no images"
+WITH, WITHOUT = "a checkpoint every 30 s", "no checkpoints"
 SEALED = re.compile(r"^landbridge: checkpoint \d+ of rank 0: it stood still for (\d+) ms$", re.M)
 
 
@@ -110,26 +111,31 @@ def section(result: dict) -> str:
 
 
 def pause_lines(part: dict) -> list[str]:
-    lines = [f"**How long a rank stands still** for its image, by its own clock: medians (longest), of {IMAGES - 1} images at least.", ""]
-    lines += ["| random memory | it stood still, ms | of that CRIU, ms |", "|--:|--:|--:|"]
+    what = (
+        "**How long a rank stands still** for a checkpoint, by its own clock: medians (longest), of at least "
+        f"{IMAGES - 1} checkpoints."
+    )
+    lines = [prose.wrapped(what), ""]
+    lines += ["| random memory | rank stood still, ms | of that CRIU, ms |", "|--:|--:|--:|"]
     middle = {int(size): statistics.median(row["stood"]) for size, row in part.items()}
     for size, row in part.items():
         lines.append(f"| {size} MB | {middle[int(size)]:.0f} ({max(row['stood']):.0f}) | {statistics.median(row['criu']):.0f} |")
     small, large = min(middle), max(middle)
     if small < large:
         each = (middle[large] - middle[small]) / (large - small) * 100
-        lines += ["", f"So {middle[small]:.0f} ms, and {each:.0f} ms more for each 100 MB."]
+        lines += ["", f"A checkpoint takes {middle[small]:.0f} ms, and {each:.0f} ms more for each 100 MB."]
     return lines
 
 
 def cost_lines(part: dict, rounds: int) -> list[str]:
     middle = {name: statistics.median(row) for name, row in part["samples"].items()}
     best = {name: min(row) for name, row in part["samples"].items()}
-    return [
-        f"**What an image every 30 s costs**: heat equation, 4 ranks, {stamp.rounds(rounds)} in turns, {part['images']:.1f} images of ranks in each run: "
-        f"{middle[WITH]:.1f} s with, {middle[WITHOUT]:.1f} s without: {middle[WITH] / middle[WITHOUT]:.3f} times as long (best rounds "
-        f"{best[WITH] / best[WITHOUT]:.3f})."
-    ]
+    what = (
+        f"**Cost of a checkpoint every 30 s**: heat equation, 4 ranks, {stamp.rounds(rounds)} in turns, {part['images']:.1f} "
+        f"checkpoints of ranks in each run: {middle[WITH]:.1f} s with, {middle[WITHOUT]:.1f} s without: "
+        f"{middle[WITH] / middle[WITHOUT]:.3f} times as long (best rounds {best[WITH] / best[WITHOUT]:.3f})."
+    )
+    return [prose.wrapped(what)]
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import dots, paths  # noqa: E402
 
@@ -207,11 +208,13 @@ def section(result: dict) -> str:
     lines = [
         "## Datagrams on a lossy link",
         "",
-        "Messages there and back between 2 ranks (`bench/ping_pong.py`; QUIC: one stream, encrypted), an emulated link of 1 Gbit/s",
-        "(125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB PingPong counts them, with",
-        f"messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, {stamp.rounds(result['rounds'])}, medians; in"
-        " parentheses how many times one TCP connection",
-        'of ours with CUBIC. "< 0.4": no round was done in the time of the cell; "–": nothing at all.',
+        prose.wrapped(
+            "Two ranks send messages there and back (`bench/ping_pong.py`; QUIC: one stream, encrypted) over an emulated "
+            "link of 1 Gbit/s (125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB "
+            f"PingPong counts them, with messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, "
+            f"{stamp.rounds(result['rounds'])}, medians. The factor in parentheses compares with one TCP connection of "
+            'Landbridge with CUBIC. "< 0.4": no round ended in the time of the cell; "–": no result.'
+        ),
         *stamp.lines(result),
         "",
     ]

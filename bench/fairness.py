@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stall  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
@@ -180,10 +181,13 @@ def section(result: dict) -> str:
     lines = [
         "## Beside a TCP flow on the same link",
         "",
-        "Two flows from one host to another over an emulated link of 1 Gbit/s (125 MB/s with all headers) with a round trip",
-        f"of 10 ms and a queue of one round trip, counted over the same {result['seconds']:g} s; {stamp.rounds(result['rounds'])}, in turns the",
-        "one and the other begins; medians. UDP: 1 MiB messages of a rank. Jain's index: 1 if both have the same, 0.5 if one",
-        "has all (Jain, Chiu and Hawe 1984). Pairs of two TCP flows are yardsticks.",
+        prose.wrapped(
+            "Two flows from one host to another share an emulated link of 1 Gbit/s (125 MB/s with all headers) with a round "
+            f"trip of 10 ms and a queue of one round trip. Both are counted over the same {result['seconds']:g} s; "
+            f"{stamp.rounds(result['rounds'])}, the flows begin in turns; medians. The UDP flow is messages of 1 MiB of a "
+            "rank. Jain's index is 1 if both flows have the same share, and 0.5 if one has everything (Jain, Chiu and Hawe "
+            "1984). Pairs of two TCP flows are for comparison."
+        ),
         *stamp.lines(result),
         "",
         "| first flow | second flow | first, MB/s | second, MB/s | both, share of the link | Jain's index | of each round |",

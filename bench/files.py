@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
 import parts as parts_of  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process  # noqa: E402
 
@@ -135,10 +136,11 @@ def free(way: Variant, steps: int) -> dict[str, float]:
 def section(result: dict) -> str:
     lines = ["## Files under `--recover`: what recording costs", "", f"{stamp.rounds(result['rounds'])}, medians.", *stamp.lines(result)]
     if "calls" in result:
-        lines += ["", "**Calls on files**, microseconds for one, two ranks with a file each in memory (`bench/file_calls.c`).", ""]
+        what = "**Calls on files**, microseconds for one call, two ranks with one file each in memory (`bench/file_calls.c`)."
+        lines += ["", prose.wrapped(what), ""]
         lines += table(result["calls"])
     if "free" in result:
-        lines += ["", f"**Programs without files.** At most {TARGET} times as long as with `recover_files=off` is the target.", ""]
+        lines += ["", f"**Programs without files.** The target is at most {TARGET} times as long as with `recover_files=off`.", ""]
         lines += table(result["free"])
     return "\n".join(lines) + "\n"
 

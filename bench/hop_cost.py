@@ -8,6 +8,7 @@ with the ratios to which the target applies.
 import json
 import subprocess
 
+import prose
 import stamp
 from support import paths
 
@@ -33,9 +34,11 @@ def section(result: dict) -> str:
     lines = [
         "## A relay beside a bare forwarder",
         "",
-        "24-byte frames to and fro between two clients over loopback; then a stream of the largest frames.",
-        "Per message and hop: processor time, voluntary context switches (wake-ups), system calls.",
-        "The forwarder waits, reads and writes: three calls.",
+        prose.wrapped(
+            "Two clients exchange 24-byte frames over loopback, then a stream of the largest frames. The table shows, for "
+            "each message and hop, processor time, voluntary context switches (wake-ups) and system calls. The forwarder "
+            "waits, reads and writes: three calls."
+        ),
         *stamp.lines(result),
         "",
         result["table"],

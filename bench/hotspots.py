@@ -9,6 +9,7 @@ import re
 import shutil
 
 import imb
+import prose
 from support import paths, process
 
 # Samples per second and processor.
@@ -64,8 +65,11 @@ def short(name: str) -> str:
 
 
 def section(rows: list) -> str:
-    lines = ["## Where the time goes", "", "Samples of perf(1) over all ranks of our own way, and their relay where there is one,"]
-    lines += ["polling while they wait included.", ""]
+    what = (
+        "Samples of perf(1) over all ranks of Landbridge, and over their relay where there is one. Polling while a rank "
+        "waits is included."
+    )
+    lines = ["## Where the time goes", "", prose.wrapped(what), ""]
     lines += ["| case | by library | by function |", "|---|---|---|"]
     for row in rows:
         cells = ["; ".join(f"{name} {share:.0f} %" for share, name in row[key] if share >= 1)

@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process, svg  # noqa: E402
 
@@ -167,15 +168,14 @@ def best(rows: list[list[float]], columns) -> list[float]:
 
 
 def section(result: dict) -> str:
-    lines = [
-        "## What reliability and the end-to-end check cost",
-        "",
-        f"IMB-MPI1 with 2 ranks, {stamp.rounds(result['rounds'])}, medians. Ratios are of the way over that",
-        f'"off" or "before": below 1 is better for times, above 1 for bandwidth. Targets: {TARGET["us"]} and {TARGET["MB/s"]}.',
-    ]
+    what = (
+        f"IMB-MPI1 with 2 ranks, {stamp.rounds(result['rounds'])}, medians. Ratios compare a configuration with \"off\" or "
+        '"before": below 1 is better for times, above 1 for bandwidth. '
+        f"Targets: {TARGET['us']} and {TARGET['MB/s']}."
+    )
     if result["before"]:
-        lines.append('"Before" is commit 6bb5831, which had neither the check nor retransmission.')
-    lines += stamp.lines(result)
+        what += ' "Before" is commit 6bb5831, which had neither checksums nor retransmission.'
+    lines = ["## What reliability and the end-to-end check cost", "", prose.wrapped(what), *stamp.lines(result)]
     for path in result["columns"]:
         lines += ["", f"{PLACES[path]}:", "", *path_table(result, path)]
     return "\n".join(lines) + "\n"

@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
 
@@ -119,8 +120,10 @@ def section(result: dict) -> str:
     lines = [
         "## Two rails",
         "",
-        f"IMB-MPI1 Uniband, 2 ranks, {stamp.rounds(result['rounds'])}, in `labs/two-rails.toml`: two rails of 1 Gbit/s (125 MB/s",
-        "with all headers), emulated on the processors the ranks run on. MB/s, medians.",
+        prose.wrapped(
+            f"IMB-MPI1 Uniband, 2 ranks, {stamp.rounds(result['rounds'])}, in `labs/two-rails.toml`: two rails of 1 Gbit/s "
+            "(125 MB/s with all headers), emulated on the processors that run the ranks. MB/s, medians."
+        ),
         *stamp.lines(result),
         "",
         f"| way | {' | '.join(f'{size >> 10} KiB' for size in sizes)} |",
@@ -135,8 +138,11 @@ def section(result: dict) -> str:
             ]
             lines.append(f"| **{way} / alone{title}** | {' | '.join(cells)} |")
     one, both = result["tcp"][TCP_ONE], result["tcp"][TCP_BOTH]
-    lines += ["", f"Plain TCP in the same lab: {one:.1f} MB/s on rail 0, {both:.1f} MB/s with a connection on each"]
-    return "\n".join([*lines, f"rail at once, {both / one:.2f} times as much."]) + "\n"
+    plain = (
+        f"Plain TCP in the same lab carries {one:.1f} MB/s on rail 0, and {both:.1f} MB/s with a connection on each rail at "
+        f"once, {both / one:.2f} times as much."
+    )
+    return "\n".join([*lines, "", prose.wrapped(plain)]) + "\n"
 
 
 def picture(result: dict) -> str:

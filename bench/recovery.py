@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
 import parts as parts_of  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process, svg  # noqa: E402
 
@@ -82,7 +83,8 @@ class Variant:
     paths: str = ""
 
 
-RECORDED, UNRECORDED = Variant("kept", ("--recover",)), Variant("the same path, nothing kept", RECOVERY_WITHOUT_LOG)
+RECORDED = Variant("message log", ("--recover",))
+UNRECORDED = Variant("the same path, no message log", RECOVERY_WITHOUT_LOG)
 VARIANTS = [RECORDED, UNRECORDED, Variant("a relay, without --recover", ("--clusters", "1"), "relay"), Variant("direct", ())]
 
 
@@ -275,10 +277,18 @@ def pid_of(rank: int, launcher: int) -> int | None:
 def section(result: dict) -> str:
     lines = ["## Killed ranks come back: what it costs", "", f"{stamp.rounds(result['rounds'])}, medians.", *stamp.lines(result)]
     if "kept" in result:
-        lines += ["", "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores.", ""]
+        what = (
+            "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores. All memory is new: the first "
+            "access to a page costs more than all copies into it."
+        )
+        lines += ["", prose.wrapped(what), ""]
         lines += table(result["kept"])
     if "again" in result:
-        lines += ["", f"**In memory that was in use before**, as in a job that takes images: {REUSED_CHECKPOINTS} of each rank were, each after {REUSED_MIB} MiB.", ""]
+        what = (
+            f"**In memory that was in use before**, as in a job with checkpoints: {REUSED_CHECKPOINTS} checkpoints of each rank "
+            f"were taken, each after {REUSED_MIB} MiB."
+        )
+        lines += ["", prose.wrapped(what), ""]
         lines += table(result["again"])
     if "ranks" in result:
         lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]
@@ -299,7 +309,7 @@ def table(part: dict) -> list[str]:
     for name, row in part["medians"].items():
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
     best = {name: [min(column) for column in zip(*rows)] for name, rows in part["samples"].items()}
-    for title, rows in (("**ratio, kept to nothing kept**", part["medians"]), ("ratio, best rounds only", best)):
+    for title, rows in (("**ratio, message log to no message log**", part["medians"]), ("ratio, best rounds only", best)):
         pairs = zip(rows[RECORDED.name], rows[UNRECORDED.name], part["sizes"])
         lines.append(f"| {title} | {' | '.join(verdict(kept, none, size) for kept, none, size in pairs)} |")
     return lines
@@ -339,10 +349,11 @@ def disk_lines(part: dict) -> list[str]:
     within, beyond = part["medians"]["within memory"][0], part["medians"]["beyond it"][0]
     share = beyond / within
     missed = "" if share >= TARGET_DISK else f" (missed: {TARGET_DISK:.0%})"
-    return [
-        f"**Beyond the bound of memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all: {within:.0f} MB/s within memory, "
-        f"{beyond:.0f} MB/s with 256 MiB of memory and the rest on the disk: {share:.0%}{missed}."
-    ]
+    what = (
+        f"**Message log larger than memory**, IMB Uniband, messages of 1 MiB, {2 * 24 * 64 >> 10} GiB in all: {within:.0f} MB/s "
+        f"within memory, {beyond:.0f} MB/s with 256 MiB of memory and the rest on disk: {share:.0%}{missed}."
+    )
+    return [prose.wrapped(what)]
 
 
 def recovery_time_lines(rows: list[dict]) -> list[str]:
@@ -351,12 +362,14 @@ def recovery_time_lines(rows: list[dict]) -> list[str]:
     waiting = middle["noticed"] + middle["restart"]
     late = "" if waiting <= TARGET_LIVE_S else f" (missed: {TARGET_LIVE_S} s)"
     slow = "" if speed >= TARGET_REPLAY else f" (missed: {TARGET_REPLAY} times)"
-    return [
-        f"**From a kill to where it was**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: noticed and restarted within "
-        f"{middle['noticed'] * 1e3:.0f} ms, told what was {middle['restart'] * 1e3:.0f} ms later{late}, replay of {middle['first']:.1f} s in "
-        f"{middle['replay']:.2f} s: {speed:.1f} times as fast as the first time{slow}. When its frames were taken in was recorded with "
-        f"{middle['determinant']:.1f} bytes each{'' if middle['determinant'] <= TARGET_DETERMINANT else f' (missed: {TARGET_DETERMINANT})'}."
-    ]
+    large = "" if middle["determinant"] <= TARGET_DETERMINANT else f" (missed: {TARGET_DETERMINANT})"
+    what = (
+        f"**From a kill to the same point**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: detected and "
+        f"restarted within {middle['noticed'] * 1e3:.0f} ms, the replay from the relay began {middle['restart'] * 1e3:.0f} ms "
+        f"later{late}, and {middle['first']:.1f} s were replayed in {middle['replay']:.2f} s: {speed:.1f} times as fast as the "
+        f"first time{slow}. Each delivered frame took {middle['determinant']:.1f} bytes of determinants{large}."
+    )
+    return [prose.wrapped(what)]
 
 
 def picture(result: dict) -> str:
@@ -377,7 +390,7 @@ def picture(result: dict) -> str:
         for number, (ranks, fast, slow) in enumerate(zip(crowd["crowds"], rows[:count], rows[count:])):
             shares = {"one machine, Uniband of 64 KiB": fast[0] / fast[1], "one machine, Allreduce of 8 B": slow[1] / slow[0]}
             groups.append((f"{ranks} ranks", shares))
-    return svg.bars("Speed with everything kept, beside that of the same path with nothing kept", groups, "", [(1.0, "nothing kept")])
+    return svg.bars("Speed with a message log, beside that of the same path without", groups, "", [(1.0, "no message log")])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import files
 import hop_cost
 import hotspots
 import integrity
+import prose
 import rails
 import recovery
 import stall
@@ -76,18 +77,20 @@ def load(name: str):
 def head(old: str) -> str:
     """The head of the document, which names the machine of those sections that name none."""
     known = re.search(r"^Machine: (.+?)\. Sections", old, re.M | re.S)
-    machine = known[1] if known else stamp.machine()
-    return f"""# Benchmarks
-
-Written by `make bench`. Every comparison uses the same MPICH 5.0.2 and the same IMB binary; the peers
-take turns in one run, and each number is the median of its rounds. The ratio is ours over the best
-peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. Missed targets say so; targets are for
-medians. On a virtual machine, whose two cores are now two cores of the host and now one, a median says which was
-more frequent: therefore the ratio of the best rounds stands below it.
-
-Machine: {machine}. Sections say when they were measured, and of which commit, newer
-ones on which machine too; what is not measured again stays as it was.
-"""
+    machine = " ".join(known[1].split()) if known else stamp.machine()
+    what = (
+        "`make bench` writes this document. Every comparison uses the same MPICH 5.0.2 and the same IMB binary. The peers "
+        "take turns in one run, and each number is the median of its rounds. The ratio is Landbridge's number over that of "
+        "the best peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. A cell names the target that "
+        "it missed; targets are for medians. The two cores of the virtual machine are sometimes two cores of the host and "
+        "sometimes one, and a median shows only which case was more frequent. Therefore the ratio of the best rounds stands "
+        "below the ratio of the medians."
+    )
+    where = (
+        f"Machine: {machine}. Sections name the date and the commit of their measurement, newer ones also the machine. A "
+        "section that is not measured again stays as it was."
+    )
+    return f"# Benchmarks\n\n{prose.wrapped(what)}\n\n{prose.wrapped(where)}\n"
 
 
 def section(name: str, result: dict) -> str:
@@ -161,6 +164,9 @@ def idle_section(result: dict) -> str:
     for what, key, target in rows:
         kib = result[key] / 1024
         lines.append(f"| {what} | {kib:.1f} | {target} | {'' if kib <= target else 'missed'} |")
-    lines += ["", "A rank's is that of the whole process: what its MPI library keeps is in it. Below zero:",
-              "something in it shrinks with the size of the job, by more than peers cost."]
+    note = (
+        "The memory of a rank is that of the whole process, so the data of its MPI library are included. A number below "
+        "zero means that some part of the process shrinks with the size of the job, by more than the peers cost."
+    )
+    lines += ["", prose.wrapped(note)]
     return "\n".join(lines) + "\n"

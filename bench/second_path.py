@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
 
@@ -105,8 +106,11 @@ def section(result: dict) -> str:
     lines = [
         "## A network path beside shared memory",
         "",
-        f"IMB-MPI1 Uniband on one host with {result['cores']} processors, {stamp.rounds(result['rounds'])}, medians; of two pairs",
-        "the sum. Both paths of one pair: a connection to another address of the same host beside the ring.",
+        prose.wrapped(
+            f"IMB-MPI1 Uniband on one host with {result['cores']} processors, {stamp.rounds(result['rounds'])}, medians; for "
+            'two pairs the sum of both. "Both paths" of one pair: a connection to another address of the same host, together '
+            "with the ring."
+        ),
         *stamp.lines(result),
         "",
         f"| way | {' | '.join(titles)} |",
@@ -119,8 +123,12 @@ def section(result: dict) -> str:
         ratios = [rate / other for rate, other in zip(medians[over], medians[base])]
         gains += ratios
         lines.append(f"| **{over} / {base}** | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    verdict = "It pays" if max(gains) >= WORTH else "It does not pay"
-    lines += ["", f"{verdict} where {WORTH} times as much would be worth a second path: the best of these ratios is {max(gains):.2f}."]
+    verdict = "pays" if max(gains) >= WORTH else "does not pay"
+    summary = (
+        f"A second path would be worth its cost with {WORTH} times the bandwidth. The best of these ratios is "
+        f"{max(gains):.2f}, so a second path {verdict}."
+    )
+    lines += ["", prose.wrapped(summary)]
     return "\n".join(lines) + "\n"
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
 
@@ -171,9 +172,11 @@ def section(result: dict) -> str:
     lines = [
         "## A rail dies in the middle of a message",
         "",
-        f"{len(result['cuts'])} silent cuts of {CUT_S} s in `labs/two-rails.toml` (two rails of 1 Gbit/s), in turn,",
-        f"while one rank sends 1 MiB messages to another, {DEPTH} under way. The pause is the longest time between two",
-        "messages at the receiver that overlaps the cut.",
+        prose.wrapped(
+            f"{len(result['cuts'])} interruptions of {CUT_S} s without a notice in `labs/two-rails.toml` (two rails of "
+            f"1 Gbit/s), on each rail in turn, while one rank sends messages of 1 MiB to another, {DEPTH} of them under way. "
+            "The pause is the longest time between two messages at the receiver that overlaps the interruption."
+        ),
         *stamp.lines(result),
         "",
         "| what | median, ms | worst, ms | |",
@@ -182,17 +185,20 @@ def section(result: dict) -> str:
     ]
     for rail, pauses in result["per_rail"].items():
         if pauses:
-            lines.append(f"| pause, rail {rail} cut | {pauses[0]:.0f} | {pauses[1]:.0f} | |")
+            lines.append(f"| pause, rail {rail} interrupted | {pauses[0]:.0f} | {pauses[1]:.0f} | |")
     if result["usual_ms"] is not None:
         usual = f"{result['usual_ms']:.1f} | {result['usual_worst_ms']:.0f}"
-        lines.append(f"| between messages, no cut within 1 s | {usual} | |")
+        lines.append(f"| between messages, no interruption within 1 s | {usual} | |")
     if result["used_median_ms"] is not None:
         used = f"{result['used_median_ms']:.0f} | {result['used_worst_ms']:.0f}"
         lines.append(f"| until a restored rail carries payload again | {used} | |")
     lines += ["", f"{result['over']} of {len(result['cuts'])} pauses were longer than {TARGET_MS:.0f} ms."]
     if result["never_used"]:
-        lines.append(f"{result['never_used']} times a restored rail carried nothing for {USED_LIMIT_S:.0f} s; it is")
-        lines.append(f"not among those above. At {result['lone']} cuts, thus, the other rail carried nothing.")
+        never = (
+            f"{result['never_used']} times a restored rail carried nothing for {USED_LIMIT_S:.0f} s; the table leaves these "
+            f"times out. In {result['lone']} interruptions, therefore, the other rail carried nothing."
+        )
+        lines += ["", prose.wrapped(never)]
     return "\n".join(lines) + "\n"
 
 
@@ -203,10 +209,10 @@ def picture(result: dict) -> str:
         high = low + STEP_MS if low < LAST_MS else float("inf")
         lengths = [(cut["rail"], cut["pause_ms"]) for cut in result["cuts"]]
         numbers = {rail: sum(rail == other and low <= length < high for other, length in lengths) for rail in (0, 1)}
-        found = {f"rail {rail} cut": number for rail, number in numbers.items() if number}
+        found = {f"rail {rail} interrupted": number for rail, number in numbers.items() if number}
         groups.append((f"{low}–{high:g}" if low < LAST_MS else f"{low}–", found))
-    title = f"Pauses of {len(result['cuts'])} cuts by their length in ms (target: at most {TARGET_MS:g})"
-    return svg.bars(title, groups, "cuts")
+    title = f"Pauses of {len(result['cuts'])} interruptions by their length in ms (target: at most {TARGET_MS:g})"
+    return svg.bars(title, groups, "interruptions")
 
 
 def arguments():

@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
+import prose  # noqa: E402
 import stall  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
@@ -120,9 +121,11 @@ def section(result: dict) -> str:
     lines = [
         "## Parallel streams over a long wide-area link",
         "",
-        "Two clusters joined by a link of 1 Gbit/s (125 MB/s with all headers) with a round trip of 100 ms; pairs of",
-        f"ranks across it send messages of 1 MiB one way, {WINDOW} of all pairs under way. MB/s of all together over",
-        f"{result['seconds']:g} s after a warm-up, {stamp.rounds(result['rounds'])}, medians.",
+        prose.wrapped(
+            "A link of 1 Gbit/s (125 MB/s with all headers) with a round trip of 100 ms joins two clusters. Pairs of ranks "
+            f"across the link send messages of 1 MiB one way, {WINDOW} under way over all pairs. MB/s of all pairs together "
+            f"over {result['seconds']:g} s after a warm-up, {stamp.rounds(result['rounds'])}, medians."
+        ),
         *stamp.lines(result),
         "",
     ]

@@ -8,6 +8,7 @@ TCP's and IP's own headers leave 96.5 % of it to a single stream.
 import json
 
 import imb
+import prose
 import stamp
 from support import paths, process
 
@@ -47,8 +48,10 @@ def section(result: dict) -> str:
     lines = [
         "## A wide-area link of 1 Gbit/s",
         "",
-        f"IMB-MPI1 Uniband, {RANKS} ranks, two pairs across the link of `{LAB}` (5 ms one way, packets of 1500",
-        "bytes, whose headers count), relays on both sides, emulated by the lab on the same two cores.",
+        prose.wrapped(
+            f"IMB-MPI1 Uniband, {RANKS} ranks, two pairs across the link of `{LAB}` (5 ms one way, packets of 1500 bytes, "
+            "whose headers count). Relays run on both sides. The lab emulates the link on the same two cores."
+        ),
         *stamp.lines(result),
         "",
         "| message | MB/s | share of the link | |",

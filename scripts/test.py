@@ -250,6 +250,7 @@ SYSTEM = [
     Driver("libraries", "every MPI library, under our launcher and its own", ("--repeat", "4"), ("--repeat", "4"), is_alone=True),
     Driver("messages", "random messages and one-sided operations, checked", ("--np", "2", "4"), ("--np", "2", "4"), is_alone=True),
     Driver("own", "messages of a process to itself, and operations on its own window", is_alone=True),
+    Driver("guide", "every sh block of docs/GUIDE.md, in order", is_alone=True),
     Driver("addresses", "a program sees the same addresses whatever the network does", is_alone=True),
     Driver("waiting", "what waiting costs", is_alone=True),
     Driver("killing", "a rank is killed in the middle of a job", is_alone=True),

@@ -89,10 +89,10 @@ PAIRS = {
 }
 # Installed programs that are not run, and why. A program that no table names is listed as unknown.
 LEFT_OUT = {
-    r"fi_(msg|dgram|cm|stream).*|fi_mcast": "for endpoint types the provider does not offer",
-    r"fi_(efa|lpp).*|lpp.*": "for one vendor's hardware",
-    r"fi_loopback|fi_unmap_mem|fi_mr_cache_evict|.*hmem.*|cuda.*": "for device memory or its cache",
-    r"fi_multinode.*|fi_rdm_stress|fi_ubertest": "wants a launcher or a plan file of its own",
+    r"fi_(msg|dgram|cm|stream).*|fi_mcast": "endpoint types that the provider does not offer",
+    r"fi_(efa|lpp).*|lpp.*": "hardware of one vendor",
+    r"fi_loopback|fi_unmap_mem|fi_mr_cache_evict|.*hmem.*|cuda.*": "device memory, or its cache",
+    r"fi_multinode.*|fi_rdm_stress|fi_ubertest": "needs a launcher or a plan file of its own",
     r"run.*|rft_.*|sock_test|sighandler_test": "not a test of a provider",
 }
 
@@ -284,25 +284,27 @@ def document() -> int:
 
 HEAD = """# Conformance
 
-libfabric's own test programs (fabtests), run one by one against the provider and, beside it,
-against libfabric's `tcp` provider. The column titles are the version of libfabric and the provider.
+This table shows the results of libfabric's own test programs (fabtests), run one by one against
+the provider and, for comparison, against libfabric's `tcp` provider. The column titles are the
+version of libfabric and the provider.
 
-`pass`: ended well. `fail`: ended badly or not in time. `n/a`: the program asked for something the
-provider does not offer, and said so. `-`: this version of fabtests has no such program or
-option.
+`pass`: the program ended with exit code 0. `fail`: the program ended with an error, or not in
+time. `n/a`: the program requested a feature that the provider does not offer. `-`: this version of
+fabtests has no such program or option.
 
-To make this table: build fabtests of the version that matches your libfabric and install it
-anywhere; then, for each version,
+To make this table, build and install fabtests of the version that matches your libfabric. Then,
+for each version, run
 
     tests/fabtests.py --fabtests PREFIX --provider tcp
     tests/fabtests.py --fabtests PREFIX --provider landbridge
     tests/fabtests.py --document
 
-Completion queues have no wait object with a descriptor (`FI_WAIT_FD`; `-c fd` in these programs),
-which `tcp` has. A ring in shared memory announces a frame only to a reader that has said it sleeps:
-before each sleep, all rings of all endpoints of the queue would have to be parked, and whatever else
-fills the queue, another thread for one, would have to write to a descriptor at each completion.
-`fi_cq_sread` waits without one (`-c sread`), and the MPI libraries do not ask for one.
+Completion queues of the provider have no wait object with a descriptor (`FI_WAIT_FD`; `-c fd` in
+these programs); those of `tcp` have one. The writer of a ring in shared memory wakes only a reader
+that has marked itself asleep. With a descriptor, all rings of all endpoints of the queue would
+have to be marked before each sleep, and each completion from another thread would have to write to
+the descriptor. `fi_cq_sread` waits without a descriptor (`-c sread`), and the MPI libraries do not
+request one.
 
 ## Results
 

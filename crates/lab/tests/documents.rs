@@ -1,6 +1,6 @@
-//! Documents that repeat facts of the code: tables of `docs/WIRE.md` and `docs/RECOVERY-INSIDE.md`
-//! are compared with the constants that they describe, log lines with the strings in the code, and
-//! links with existing files.
+//! Documents that repeat facts of the code: tables of `docs/WIRE.md` and `docs/LIMITS.md` are
+//! compared with the constants that they describe, messages and log lines with the strings in the
+//! code, and links with existing files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,6 +11,11 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Kind, flag};
 use landbridge_proto::wire::kind_header::KindHeader;
 use landbridge_proto::wire::{datagram, hello, name};
 use landbridge_proto::{limit, relay};
+
+#[path = "documents/limits.rs"]
+mod limits;
+#[path = "documents/messages.rs"]
+mod messages;
 
 #[test]
 fn the_table_of_kinds_is_that_of_the_code() {
@@ -70,51 +75,6 @@ fn the_table_of_sizes_is_that_of_the_code() {
     assert_eq!(relay::FRAME_BYTES_MAX, frame);
 }
 
-/// Each row names a constant, the file that defines it, and its value as written in that file.
-#[test]
-fn the_table_of_bounds_is_that_of_the_code() {
-    let text = read("docs/RECOVERY-INSIDE.md");
-    let rows = rows(&text, "## Bounds (checked)");
-    assert!(rows.len() > 30, "{} bounds", rows.len());
-    let mut wrong = Vec::new();
-    for row in &rows {
-        let [name, file, value, ..] = &row[..] else { panic!("a row without a value: {row:?}") };
-        let source = read(&format!("crates/{}", unquoted(file)));
-        let is_there = source.lines().any(|line| {
-            let (start, end) = (format!("const {}: ", unquoted(name)), format!("= {value};"));
-            line.contains(&start) && line.ends_with(&end.replace('`', ""))
-        });
-        if !is_there {
-            wrong.push(format!("{file}: {name} is not {value}"));
-        }
-    }
-    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
-}
-
-#[test]
-fn every_bound_of_channels_and_paths_is_in_the_table() {
-    let text = read("docs/RECOVERY-INSIDE.md");
-    let rows = rows(&text, "## Bounds (checked)");
-    for file in [
-        "proto/src/limit.rs",
-        "proto/src/channel/mod.rs",
-        "proto/src/relay/mod.rs",
-        "provider/src/engine/rails.rs",
-        "provider/src/engine/reconnect.rs",
-        "provider/src/engine/liveness.rs",
-        "provider/src/engine/uplink.rs",
-    ] {
-        for line in read(&format!("crates/{file}")).lines() {
-            let public = line.strip_prefix("pub const ").or(line.strip_prefix("const "));
-            let Some((name, _)) = public.and_then(|rest| rest.split_once(':')) else { continue };
-            let is_bound = name != "_" && !name.starts_with("fn ");
-            let is_listed =
-                rows.iter().any(|row| unquoted(&row[0]) == name && unquoted(&row[1]) == file);
-            assert!(!is_bound || is_listed, "{name} of {file} is missing");
-        }
-    }
-}
-
 /// Each table lists the keys of one `…Entry` of the topology file, in the same order.
 #[test]
 fn the_keys_of_a_topology_are_those_of_the_code() {
@@ -166,11 +126,7 @@ fn the_tables_of_settings_are_those_of_the_code() {
     for (scope, heading) in SETTINGS_HEADINGS {
         text = with_table(&text, heading, &settings_table(scope));
     }
-    if std::env::var_os("LANDBRIDGE_WRITE_SETTINGS").is_some() {
-        fs::write(root().join(path), &text).unwrap();
-    }
-    let advice = "LANDBRIDGE_WRITE_SETTINGS=1 cargo test -p landbridge-lab --test documents";
-    assert!(read(path) == text, "{path} is stale; to write its tables: {advice}");
+    check_or_write(path, &text, "LANDBRIDGE_WRITE_SETTINGS");
 }
 
 /// Each row begins as the line does in a log; `…` stands for text that varies.
@@ -268,6 +224,7 @@ fn links_lead_somewhere() {
         "docs/ARCHITECTURE.md",
         "docs/WIRE.md",
         "docs/HACKING.md",
+        "docs/LIMITS.md",
         "docs/LAB.md",
         "docs/NETWORK.md",
         "docs/RECOVERY.md",
@@ -340,6 +297,16 @@ fn with_table(text: &str, heading: &str, table: &str) -> String {
     let from = start + text[start..].find("\n|").expect("a table follows its heading") + 1;
     let rest = text[from..].find("\n\n").map_or("\n", |end| &text[from + end..]);
     format!("{}{}{rest}", &text[..from], table.trim_end())
+}
+
+/// Compares a document with the text that it must have. If the variable is set, the text is written
+/// first.
+fn check_or_write(path: &str, text: &str, variable: &str) {
+    if std::env::var_os(variable).is_some() {
+        fs::write(root().join(path), text).unwrap();
+    }
+    let advice = format!("{variable}=1 cargo test -p landbridge-lab --test documents");
+    assert!(read(path) == text, "{path} is stale; to write its tables: {advice}");
 }
 
 /// Cells of the first table after the line `heading`, without the two header lines.

@@ -1,8 +1,8 @@
 //! What an endpoint holds for each peer, for comparison with the bounds.
 //!
 //! What enters: nothing; the functions here only read, and count what the channel holds, however
-//! long the counting takes. What leaves: numbers. The table of bounds in `docs/ARCHITECTURE.md`
-//! says which values are allowed; the simulator checks them continually.
+//! long the counting takes. What leaves: numbers. The bounds in `docs/LIMITS.md` say
+//! which values are allowed; the simulator checks them continually.
 
 use super::path_state::PathState;
 use super::{Endpoint, Memory, Peer};
