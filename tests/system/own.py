@@ -41,8 +41,7 @@ def main() -> int:
             if mpi == "mpich" or "--recover" not in words:
                 graphs(checks, f"graphs, {mpi}, {ranks} ranks, {name}", mpi, ranks, words, paths)
         windows(checks, f"own window, {name}", words, paths)
-        if "--recover" not in words:
-            mutexes(checks, f"mutex, four ranks, busy processors, {name}", words, paths)
+        mutexes(checks, f"mutex, four ranks, busy processors, {name}", words, paths)
     return checks.end()
 
 
