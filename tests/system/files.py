@@ -63,7 +63,7 @@ def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]
 
 
 ROWS = [
-    *rows_of("libc", "rewrite rename trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
+    *rows_of("libc", "rewrite rename renames trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
     *rows_of("libc", "workdir tree"),
     *rows_of("libc", "exclusive attributes"),
     *rows_of("libc", "append-shared", is_chance=True),

@@ -352,7 +352,7 @@ impl Session {
         arguments: [u64; 6],
     ) -> Option<i64> {
         self.table.get(descriptor)?;
-        Some(if self.is_live() { kernel(number, arguments) } else { 0 })
+        Some(if self.is_live_for_unrecorded() { kernel(number, arguments) } else { 0 })
     }
 
     /// Handles a copy from one descriptor to another within the kernel.
@@ -407,7 +407,7 @@ impl Session {
         arguments: [u64; 6],
     ) -> Option<i64> {
         let index = self.table.index(from)?;
-        if !self.is_live() {
+        if !self.is_live_for_unrecorded() {
             self.reopen_file(index);
             let offset = self.table.by_index(index).offset as u64;
             kernel(libc::SYS_lseek, [from, offset, libc::SEEK_SET as u64, 0, 0, 0]);

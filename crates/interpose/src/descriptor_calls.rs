@@ -330,7 +330,7 @@ impl Session {
     /// Prepares the files for another program that this process executes: the program finds its
     /// files as the kernel has them.
     pub fn before_exec(&mut self) {
-        if self.is_live() {
+        if self.is_live_for_unrecorded() {
             return self.release_all_held();
         }
         self.table.working_directory.check();

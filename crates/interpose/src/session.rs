@@ -84,7 +84,7 @@ impl Session {
     /// Prepares a replaying process for a thread or a child that begins: reopens every open file,
     /// because the thread or child may use a descriptor.
     pub fn share(&mut self) {
-        if self.is_live() {
+        if self.is_live_for_unrecorded() {
             return;
         }
         HAS_OTHERS.store(true, Relaxed);
@@ -124,6 +124,13 @@ impl Session {
             self.restore_files();
         }
         is_live
+    }
+
+    /// Whether a call that is not recorded is beyond everything that an earlier incarnation has done.
+    /// If that incarnation was killed within an effect, calls before this effect are not: the effect
+    /// may have renamed or removed a file that is still open here.
+    pub fn is_live_for_unrecorded(&mut self) -> bool {
+        self.was_live() || !self.guard.record().has_interrupted_effect() && self.is_live()
     }
 
     /// Whether the record is replayed completely, without restoring files. For a call during which
@@ -353,7 +360,7 @@ impl Session {
         else {
             return;
         };
-        if self.table.by_index(index).held == 0 || !self.is_live() {
+        if self.table.by_index(index).held == 0 || !self.is_live_for_unrecorded() {
             return;
         }
         let open = self.table.by_index(index);
@@ -366,7 +373,7 @@ impl Session {
 
     /// Makes the agent release all open files: the process ends or executes another program.
     pub fn release_all_held(&mut self) {
-        if self.is_live() {
+        if self.is_live_for_unrecorded() {
             self.table
                 .opens()
                 .filter(|(_, open)| open.held != 0)

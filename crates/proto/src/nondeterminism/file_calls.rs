@@ -157,6 +157,12 @@ impl NondeterminismRecord<'_> {
             .then(|| core::array::from_fn(|at| files.precondition[at].load(Relaxed)))
     }
 
+    /// Whether the last incarnation was killed within an effect that follows the replayed entries: the
+    /// next recorded call is this effect.
+    pub fn has_interrupted_effect(&self) -> bool {
+        self.head.files.at.load(Acquire) == self.head.consumed.load(Relaxed) + 1
+    }
+
     /// Records the result of a call, and the pieces of bytes that the kernel wrote.
     pub fn note_call(
         &mut self,

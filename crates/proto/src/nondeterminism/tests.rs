@@ -370,3 +370,23 @@ fn room_that_is_given_back_meanwhile_is_used_and_no_other() {
     });
     assert!(head.extent().end > 20 * 5_000);
 }
+
+#[test]
+fn an_interrupted_effect_is_seen_before_its_call_comes() {
+    let (head, mut bytes) = (RecordHead::default(), vec![0; 200]);
+    head.begin(1, 0);
+    let (write, rename) = (FileCall { number: 1, digest: 7 }, FileCall { number: 82, digest: 9 });
+    let mut record = NondeterminismRecord::new(&head, &mut bytes);
+    record.announce(write, [0; PRECONDITION_WORDS]);
+    record.note_call(write, 5, &[]).unwrap();
+    assert!(!record.has_interrupted_effect(), "its result is recorded");
+    record.announce(rename, [3; PRECONDITION_WORDS]);
+    // Killed within the rename. Calls without entries come between the write and the rename.
+    head.begin(2, 0);
+    let mut again = NondeterminismRecord::new(&head, &mut bytes);
+    assert!(!again.has_interrupted_effect(), "the write comes first");
+    again.replay_call(write).unwrap();
+    assert!(again.is_live() && again.has_interrupted_effect());
+    assert_eq!(again.interrupted(write), None);
+    assert_eq!(again.interrupted(rename), Some([3; PRECONDITION_WORDS]));
+}

@@ -86,6 +86,35 @@ static void rename_act(int step)
     EXPECT_OK(rename(path("new", 0), path("of", 0)));
 }
 
+/* --- renames: as rename, by each rank some times a step, without an entry in the record between the write and the removal */
+
+#define RENAMES 20
+
+static void renames_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    for (int time = 0; time < RENAMES; time++) {
+        int file = open(path("new", rank), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+        EXPECT_OK(file);
+        EXPECT_SAME(write(file, block, BLOCK), BLOCK);
+        EXPECT_OK(sync_file_range(file, 0, 0, 0)); /* not recorded, as fsync, and quick */
+        EXPECT_OK(close(file));
+        if (step || time)
+            EXPECT_OK(unlink(path("of", rank)));
+        EXPECT_OK(rename(path("new", rank), path("of", rank)));
+    }
+}
+
+static void renames_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    int next = (rank + 1) % size, file = open(path("of", next), O_RDONLY);
+    EXPECT_OK(file);
+    expect_block(block, read(file, block, sizeof block), BLOCK, next, step);
+    close(file);
+}
+
 /* --- trunc: O_TRUNC in each step, another length each time; each rank has a file of its own */
 
 static size_t trunc_bytes(int step) { return 256 * (1 + (size_t)step * 7 % 11); }
@@ -721,6 +750,7 @@ static void redirected_act(int step)
 static const struct row rows[] = {
     {"rewrite", NULL, rewrite_act, rewrite_look, NULL},
     {"rename", NULL, rename_act, rewrite_look, NULL},
+    {"renames", NULL, renames_act, renames_look, NULL},
     {"trunc", NULL, trunc_act, trunc_look, NULL},
     {"truncate", truncate_begin, truncate_act, trunc_look, truncate_end},
     {"append", append_begin, append_act, append_look, append_end},
