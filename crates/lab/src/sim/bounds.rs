@@ -4,8 +4,6 @@
 //! counts frames as under way that are not; any resource grows with time, or with faults of paths,
 //! beyond what the operations in flight account for.
 
-use std::collections::BTreeSet;
-
 use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
 use landbridge_proto::endpoint::{ChannelUsage, InFlightUsage};
 use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
@@ -40,7 +38,7 @@ impl World {
     }
 
     pub fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
-        self.reap(node)?;
+        self.nodes[node].reap(&mut self.arena)?;
         let endpoint = &self.nodes[node].endpoint;
         require!(endpoint.armed_timers() <= endpoint.peers(), "{node} wants to be woken too often");
         for other in 0..self.nodes.len() {
@@ -80,34 +78,34 @@ impl World {
         Ok(())
     }
 
-    /// Drops copies of frames that no channel holds any more.
-    pub fn reap(&mut self, node: usize) -> Result<(), Violation> {
-        let state = &mut self.nodes[node];
-        if state.copies.is_empty() {
-            return Ok(());
-        }
-        let peers = state.peers.iter().flatten();
-        let kept: BTreeSet<u32> = peers
-            .flat_map(|&peer| state.endpoint.retained_memory(peer))
-            .map(|piece| piece.slot())
-            .collect();
-        let (kept, free) =
-            std::mem::take(&mut state.copies).into_iter().partition(|copy| kept.contains(&copy.0));
-        state.copies = kept;
-        let free: std::collections::BTreeMap<_, _> = free;
-        for piece in free.into_values() {
-            self.arena.free(piece)?;
-        }
-        Ok(())
+    /// Delivered bytes, and pending operations.
+    pub fn progress(&self) -> (u64, usize) {
+        (
+            self.channels.iter().flatten().map(|channel| channel.delivered_up_to).sum(),
+            self.model.operations.len(),
+        )
     }
 
-    /// Checks that a frame that leaves may be copied. Answers are copied in any case, because no
-    /// operation holds their bytes.
-    pub fn check_copy(&self, node: usize, is_answer: bool, bytes: u64) -> Result<(), Violation> {
-        let (copied, most) = (self.nodes[node].copied_bytes(), self.nodes[node].copies_max);
-        let has_room = copied < most || is_answer;
-        require!(has_room, "{node} copies {bytes} bytes, and has {copied} of {most}");
-        Ok(())
+    /// Whether all sent data has been delivered, and every sender has the acknowledgements that it
+    /// waits for.
+    pub fn is_all_delivered(&self) -> bool {
+        self.stuck().is_none()
+    }
+
+    /// Two processes with data under way, if there are any.
+    pub fn stuck(&self) -> Option<(usize, usize)> {
+        let count = self.nodes.len();
+        let mut pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+        pairs.find(|&(from, to)| {
+            let Some(peer) = self.nodes[from].peers[to] else { return false };
+            if self.model.failed[from][to] || self.model.failed[to][from] {
+                return false;
+            }
+            let held = self.nodes[from].endpoint.channel_usage(peer);
+            let is_delivered = held.sent == self.channels[from][to].delivered_up_to;
+            let is_quiet = held.queue == 0 && held.awaiting == 0;
+            !is_delivered || !is_quiet || !self.model.flight[from][to].is_empty()
+        })
     }
 }
 

@@ -1,5 +1,8 @@
 //! Commands of the simulated applications: random commands first, then commands that complete all
 //! operations.
+//!
+//! What enters: a seed. What leaves: counts of events, or a [`Violation`]. What may never happen: an
+//! operation does not complete, or a command is accepted or refused against its bound.
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
@@ -16,6 +19,7 @@ use super::remote::{
     CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteKind, RemoteOperation, SUM,
     SWAP_IF_EQUAL, WRITE_BYTES_MAX, WriteWithData,
 };
+use super::schedule::Schedule;
 use super::world::World;
 use super::{EventCounts, Violation, require};
 
@@ -27,31 +31,46 @@ const VOLLEY_STEPS: usize = 40;
 /// The upper half of a tag, which some receives ignore.
 const TAG_HIGH: u64 = 0xffff_ffff_0000_0000;
 
-impl World {
+/// The simulated applications, which give commands to the endpoints of their world.
+pub struct Applications {
+    world: World,
+    schedule: Schedule,
+    /// Number of contexts given out.
+    contexts: usize,
+}
+
+impl Applications {
+    /// The applications of a world of this seed. With `trace`, every step is printed.
+    pub fn new(seed: u64, trace: bool) -> Self {
+        let world = World::new(seed, trace);
+        Self { world, schedule: Schedule::default(), contexts: 0 }
+    }
+
     /// Runs the world from its seed to its end.
     pub fn run(mut self) -> Result<EventCounts, Violation> {
-        let commands = self.random.pick(&[5, 10, 20, 40, 100]);
-        let eagerness = self.random.within(5..=80);
-        let (losses, largest) = (self.random.pick(&[0, 0, 0, 1, 3]), self.largest);
+        let commands = self.world.random.pick(&[5, 10, 20, 40, 100]);
+        let eagerness = self.world.random.within(5..=80);
+        let (losses, largest) =
+            (self.world.random.pick(&[0, 0, 0, 1, 3]), self.world.rates.largest);
         let mut left = commands;
         while left > 0 {
-            if self.random.percent(eagerness) || !self.step()? {
+            if self.world.random.percent(eagerness) || !self.schedule.step(&mut self.world)? {
                 left -= 1;
                 self.command(losses, largest)?;
-                if self.random.percent(self.single_path_percent) {
-                    self.begin_single_path()?;
-                    self.run_until_idle()?;
-                    self.end_single_path()?;
+                if self.world.random.percent(self.world.rates.single_path_percent) {
+                    self.schedule.outages.begin_single_path(&mut self.world)?;
+                    self.schedule.run_until_idle(&mut self.world)?;
+                    self.schedule.outages.end_single_path(&mut self.world)?;
                 }
             }
         }
         self.finish_all()?;
-        Ok(self.counts)
+        Ok(self.world.counts)
     }
 
     fn command(&mut self, losses: u64, largest: u64) -> Result<(), Violation> {
-        let node = self.random.index(self.nodes.len());
-        match self.random.below(100) {
+        let node = self.world.random.index(self.world.nodes.len());
+        match self.world.random.below(100) {
             0..35 => self.send(node, largest),
             35..65 => self.receive(node, largest),
             65..70 => self.receive_many(node, largest),
@@ -61,26 +80,26 @@ impl World {
             84..95 => self.remote(node),
             95 => self.volley(node),
             96 => self.change_path(node),
-            _ if self.random.percent(losses * 20) => self.break_connection(node),
+            _ if self.world.random.percent(losses * 20) => self.break_connection(node),
             _ => Ok(()),
         }
     }
 
     fn other(&mut self) -> usize {
-        self.random.index(self.nodes.len())
+        self.world.random.index(self.world.nodes.len())
     }
 
     fn ticket(&mut self) -> Ticket {
-        Ticket { context: self.next_context(), notify: self.random.percent(80) }
+        Ticket { context: self.next_context(), notify: self.world.random.percent(80) }
     }
 
     fn send(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
-        let (to, length) = (self.other(), self.random.size(largest));
-        let tagged = self.random.percent(70);
-        let high = if self.random.percent(20) { 1 << 40 } else { 0 };
-        let tag = tagged.then(|| self.random.below(TAGS) | high);
-        let data = self.random.percent(40).then(|| self.random.next());
-        let level = if self.random.percent(50) {
+        let (to, length) = (self.other(), self.world.random.size(largest));
+        let tagged = self.world.random.percent(70);
+        let high = if self.world.random.percent(20) { 1 << 40 } else { 0 };
+        let tag = tagged.then(|| self.world.random.below(TAGS) | high);
+        let data = self.world.random.percent(40).then(|| self.world.random.next());
+        let level = if self.world.random.percent(50) {
             CompletionLevel::TransmitComplete
         } else {
             CompletionLevel::DeliveryComplete
@@ -91,13 +110,13 @@ impl World {
     /// Messages between two processes in turn, as a program sends that waits for answers.
     fn volley(&mut self, node: usize) -> Result<(), Violation> {
         let (mut from, mut to) = (node, self.other());
-        for _ in 0..self.random.within(10..=60) {
-            let tag = self.random.below(TAGS);
+        for _ in 0..self.world.random.within(10..=60) {
+            let tag = self.world.random.below(TAGS);
             self.post(to, ReceiveMatch { source: Some(from), tag: Some((tag, 0)) }, 8)?;
             self.send_one(from, to, 8, (Some(tag), None), CompletionLevel::DeliveryComplete)?;
             for _ in 0..VOLLEY_STEPS {
-                let is_under_way = !self.model.flight[from][to].is_empty();
-                if !is_under_way || !self.step()? {
+                let is_under_way = !self.world.model.flight[from][to].is_empty();
+                if !is_under_way || !self.schedule.step(&mut self.world)? {
                     break;
                 }
             }
@@ -114,16 +133,18 @@ impl World {
         (tag, data): (Option<u64>, Option<u64>),
         level: CompletionLevel,
     ) -> Result<(), Violation> {
-        let next = self.model.messages.len();
-        if self.random.percent(25) && self.pass(node, to, (tag, data), &content(next, length))? {
+        let next = self.world.model.messages.len();
+        if self.world.random.percent(25)
+            && self.world.pass(node, to, (tag, data), &content(next, length))?
+        {
             self.note_message(node, to, length, (tag, data));
             return Ok(());
         }
-        let visible = self.random.percent(60);
+        let visible = self.world.random.percent(60);
         let (peer, ticket, message) =
-            (self.peer(node, to), self.ticket(), self.model.messages.len());
-        let piece = self.arena.keep(content(message, length), visible);
-        let sent = self.nodes[node].endpoint.send(Message {
+            (self.world.peer(node, to), self.ticket(), self.world.model.messages.len());
+        let piece = self.world.arena.keep(content(message, length), visible);
+        let sent = self.world.nodes[node].endpoint.send(Message {
             peer,
             memory: piece,
             tag,
@@ -132,17 +153,17 @@ impl World {
             level,
         });
         if !self.check_accepted(node, sent.is_ok())? {
-            return self.arena.free(piece).map(drop);
+            return self.world.arena.free(piece).map(drop);
         }
-        self.log_step(|| {
+        self.world.log_step(|| {
             format!(
                 "{node}: message {message} to {to}: {length} bytes, {tag:x?} {data:x?} {level:?}"
             )
         });
         self.note_message(node, to, length, (tag, data));
         let operation = PendingOperation::Send { node, message, piece, level };
-        self.model.operations.insert(ticket.context, operation);
-        self.drain(node)?;
+        self.world.model.operations.insert(ticket.context, operation);
+        self.world.drain(node)?;
         if let (Ok(op), false) = (sent, visible) {
             self.copy_as_inject(node, op, ticket.context, piece)?;
         }
@@ -157,8 +178,8 @@ impl World {
         length: u64,
         (tag, data): (Option<u64>, Option<u64>),
     ) {
-        let message = self.model.messages.len();
-        self.model.messages.push(model::Message {
+        let message = self.world.model.messages.len();
+        self.world.model.messages.push(model::Message {
             from,
             to,
             tag,
@@ -168,8 +189,8 @@ impl World {
             is_whole: false,
             is_received: false,
         });
-        if !self.model.failed[from][to] {
-            self.model.flight[from][to].push_back(message);
+        if !self.world.model.failed[from][to] {
+            self.world.model.flight[from][to].push_back(message);
         }
     }
 
@@ -181,82 +202,89 @@ impl World {
         context: usize,
         old: Piece,
     ) -> Result<(), Violation> {
-        let copies = self.random.percent(20);
-        let Some(memory) = self.nodes[node].endpoint.memory_mut(op).filter(|_| copies) else {
+        let copies = self.world.random.percent(20);
+        let Some(memory) = self.world.nodes[node].endpoint.memory_mut(op).filter(|_| copies) else {
             return Ok(());
         };
-        let bytes = self.arena.free(old)?;
-        let copy = self.arena.keep(bytes, false);
+        let bytes = self.world.arena.free(old)?;
+        let copy = self.world.arena.keep(bytes, false);
         *memory = copy;
-        if let Some(PendingOperation::Send { piece, .. }) = self.model.operations.get_mut(&context)
+        if let Some(PendingOperation::Send { piece, .. }) =
+            self.world.model.operations.get_mut(&context)
         {
             *piece = copy;
         }
-        self.counts.count("memory replaced by copies");
+        self.world.counts.count("memory replaced by copies");
         Ok(())
     }
 
     /// Checks the result [`Full`](landbridge_proto::endpoint::Full) of a command against the bound.
     fn check_accepted(&mut self, node: usize, is_accepted: bool) -> Result<bool, Violation> {
-        let operations = self.model.operations.values();
+        let operations = self.world.model.operations.values();
         let flying = operations.filter(|t| t.node() == node && t.is_operation()).count();
-        let is_full = flying >= self.nodes[node].config.operations_max;
+        let is_full = flying >= self.world.nodes[node].config.operations_max;
         require!(is_full != is_accepted, "{node}: {flying} in flight, accepted: {is_accepted}");
         if !is_accepted {
-            self.counts.count("commands refused as too many");
+            self.world.counts.count("commands refused as too many");
         }
         Ok(is_accepted)
     }
 
     fn wanted(&mut self, tagged: bool) -> ReceiveMatch {
-        let source = self.random.percent(50).then(|| self.other());
+        let source = self.world.random.percent(50).then(|| self.other());
         let tag = tagged.then(|| {
-            let ignore = self.random.pick(&[0, 0, 1, TAG_HIGH, u64::MAX]);
-            (self.random.below(TAGS), ignore)
+            let ignore = self.world.random.pick(&[0, 0, 1, TAG_HIGH, u64::MAX]);
+            (self.world.random.below(TAGS), ignore)
         });
         ReceiveMatch { source, tag }
     }
 
     fn blank(&mut self, length: u64) -> Piece {
-        let visible = self.random.percent(70);
-        self.arena.keep(vec![BLANK; length as usize], visible)
+        let visible = self.world.random.percent(70);
+        self.world.arena.keep(vec![BLANK; length as usize], visible)
     }
 
     fn receive(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
-        let tagged = self.random.percent(70);
+        let tagged = self.world.random.percent(70);
         let wanted = self.wanted(tagged);
-        let length = if self.random.percent(70) { largest } else { self.random.size(largest) };
+        let length =
+            if self.world.random.percent(70) { largest } else { self.world.random.size(largest) };
         self.post(node, wanted, length)
     }
 
     fn post(&mut self, node: usize, wanted: ReceiveMatch, length: u64) -> Result<(), Violation> {
         let (ticket, memory) = (self.ticket(), self.blank(length));
-        self.log_step(|| {
+        self.world.log_step(|| {
             format!("{node}: receive {} of {length} bytes: {wanted:x?}", ticket.context)
         });
-        self.model.operations.insert(ticket.context, PendingOperation::recv(node, wanted, memory));
-        self.model.post(node, wanted, ticket.context);
-        let source = wanted.source.map(|other| self.peer(node, other));
+        self.world
+            .model
+            .operations
+            .insert(ticket.context, PendingOperation::recv(node, wanted, memory));
+        self.world.model.post(node, wanted, ticket.context);
+        let source = wanted.source.map(|other| self.world.peer(node, other));
         let posting = Posting { source, memory, tag: wanted.tag, ticket, multi: false };
-        self.nodes[node].endpoint.recv(posting);
-        self.drain(node)
+        self.world.nodes[node].endpoint.recv(posting);
+        self.world.drain(node)
     }
 
     fn receive_many(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
         let (ticket, mut wanted) = (self.ticket(), self.wanted(false));
-        wanted.source = wanted.source.filter(|_| self.random.percent(30));
-        let length = self.random.size(largest * 3).max(1);
+        wanted.source = wanted.source.filter(|_| self.world.random.percent(30));
+        let length = self.world.random.size(largest * 3).max(1);
         let memory = self.blank(length);
-        self.log_step(|| format!("{node}: multi-receive {} of {length} bytes", ticket.context));
-        let least = self.nodes[node].config.min_multi_recv;
-        self.model
+        self.world
+            .log_step(|| format!("{node}: multi-receive {} of {length} bytes", ticket.context));
+        let least = self.world.nodes[node].config.min_multi_recv;
+        self.world
+            .model
             .operations
             .insert(ticket.context, PendingOperation::multi(node, wanted.source, memory, least));
-        self.model.post(node, wanted, ticket.context);
-        let source = wanted.source.map(|other| self.peer(node, other));
+        self.world.model.post(node, wanted, ticket.context);
+        let source = wanted.source.map(|other| self.world.peer(node, other));
         let posting = Posting { source, memory, tag: None, ticket, multi: true };
-        self.nodes[node].endpoint.recv(posting);
-        self.drain(node)
+        self.world.nodes[node].endpoint.recv(posting);
+        self.world.drain(node)
     }
 
     fn cancel(&mut self, node: usize) -> Result<(), Violation> {
@@ -264,6 +292,7 @@ impl World {
             matches!(t, PendingOperation::Recv(_) | PendingOperation::Multi(_))
         };
         let mine: Vec<usize> = self
+            .world
             .model
             .operations
             .iter()
@@ -273,83 +302,90 @@ impl World {
         if mine.is_empty() {
             return Ok(());
         }
-        let context = self.random.pick(&mine);
+        let context = self.world.random.pick(&mine);
         self.cancel_one(node, context)
     }
 
     fn cancel_one(&mut self, node: usize, context: usize) -> Result<(), Violation> {
-        self.log_step(|| format!("{node}: cancel {context}"));
-        let waits = self.model.cancel(node, context);
-        let cancelled = self.nodes[node].endpoint.cancel(context);
+        self.world.log_step(|| format!("{node}: cancel {context}"));
+        let waits = self.world.model.cancel(node, context);
+        let cancelled = self.world.nodes[node].endpoint.cancel(context);
         require!(waits == cancelled, "cancel of {context}: {cancelled} instead of {waits}");
-        self.drain(node)
+        self.world.drain(node)
     }
 
     fn look(&mut self, node: usize) -> Result<(), Violation> {
         let (wanted, context) = (self.wanted(true), self.next_context());
-        let (claim, discard) = self.random.pick(&[(false, false), (true, false), (false, true)]);
-        let found = self.model.look(node, &wanted);
-        self.log_step(|| format!("{node}: look {context} {wanted:x?} finds {found:?}"));
-        self.counts.count("looks");
+        let (claim, discard) =
+            self.world.random.pick(&[(false, false), (true, false), (false, true)]);
+        let found = self.world.model.look(node, &wanted);
+        self.world.log_step(|| format!("{node}: look {context} {wanted:x?} finds {found:?}"));
+        self.world.counts.count("looks");
         if let (Some(message), true) = (found, claim || discard) {
-            self.model.remove_unexpected(node, message);
+            self.world.model.remove_unexpected(node, message);
             if claim {
-                self.model.claimed[node].insert(context, (message, false));
+                self.world.model.claimed[node].insert(context, (message, false));
             } else {
-                self.model.messages[message].is_received = true;
+                self.world.model.messages[message].is_received = true;
             }
         }
-        self.model.operations.insert(context, PendingOperation::Look { node, found });
-        let source = wanted.source.map(|other| self.peer(node, other));
+        self.world.model.operations.insert(context, PendingOperation::Look { node, found });
+        let source = wanted.source.map(|other| self.world.peer(node, other));
         let (tag, ignore) = wanted.tag.unwrap_or((0, 0));
         let look = Peek { source, tag, ignore, context, claim, discard };
-        self.nodes[node].endpoint.peek(look);
-        self.drain(node)?;
-        require!(!self.model.operations.contains_key(&context), "look {context} is not answered");
+        self.world.nodes[node].endpoint.peek(look);
+        self.world.drain(node)?;
+        require!(
+            !self.world.model.operations.contains_key(&context),
+            "look {context} is not answered"
+        );
         Ok(())
     }
 
     fn claim(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
-        let Some((context, (message, is_lost))) = self.model.claimed[node].pop_first() else {
+        let Some((context, (message, is_lost))) = self.world.model.claimed[node].pop_first() else {
             return Ok(());
         };
-        self.counts.count("claims");
-        self.log_step(|| format!("{node}: claim {context}, message {message}"));
+        self.world.counts.count("claims");
+        self.world.log_step(|| format!("{node}: claim {context}, message {message}"));
         let ticket = Ticket { context, notify: true };
-        if self.random.percent(30) {
-            self.model
+        if self.world.random.percent(30) {
+            self.world
+                .model
                 .operations
                 .insert(context, PendingOperation::Discard { node, message, is_lost });
-            let was_there = self.nodes[node].endpoint.claim_discard(ticket);
+            let was_there = self.world.nodes[node].endpoint.claim_discard(ticket);
             require!(was_there, "claim {context} finds nothing");
-            return self.drain(node);
+            return self.world.drain(node);
         }
-        let length = self.random.size(largest);
+        let length = self.world.random.size(largest);
         let memory = self.blank(length);
-        let wanted =
-            ReceiveMatch { source: Some(self.model.messages[message].from), tag: Some((0, 0)) };
+        let wanted = ReceiveMatch {
+            source: Some(self.world.model.messages[message].from),
+            tag: Some((0, 0)),
+        };
         let mut operation = PendingOperation::recv(node, wanted, memory);
         if let PendingOperation::Recv(recv) = &mut operation {
             recv.message = Some(message);
             recv.is_lost = is_lost;
         }
-        self.model.operations.insert(context, operation);
+        self.world.model.operations.insert(context, operation);
         let posting = Posting { source: None, memory, tag: Some((0, 0)), ticket, multi: false };
-        let was_there = self.nodes[node].endpoint.claim(posting);
+        let was_there = self.world.nodes[node].endpoint.claim(posting);
         require!(was_there, "claim {context} finds nothing");
-        self.drain(node)
+        self.world.drain(node)
     }
 
     fn change_path(&mut self, node: usize) -> Result<(), Violation> {
         let other = self.other();
-        let (peer, path_id) = (self.peer(node, other), self.random.index(PATHS_MAX));
-        let path = random_path(&mut self.random, self.largest);
-        if let Some(known) = self.nodes[node].paths[other].get_mut(path_id) {
+        let (peer, path_id) = (self.world.peer(node, other), self.world.random.index(PATHS_MAX));
+        let path = random_path(&mut self.world.random, self.world.rates.largest);
+        if let Some(known) = self.world.nodes[node].paths[other].get_mut(path_id) {
             let path =
                 PathProperties { lossless: known.lossless, silent_loss: known.silent_loss, ..path };
             let path = with_datagrams(path, known.datagram);
             *known = path;
-            self.nodes[node].endpoint.set_path(peer, PathId(path_id as u8), path);
+            self.world.nodes[node].endpoint.set_path(peer, PathId(path_id as u8), path);
         }
         Ok(())
     }
@@ -358,19 +394,19 @@ impl World {
     /// perhaps later.
     fn break_connection(&mut self, node: usize) -> Result<(), Violation> {
         let other = self.other();
-        if other == node || self.model.failed[node][other] {
+        if other == node || self.world.model.failed[node][other] {
             return Ok(());
         }
-        self.lose_peer(node, other)?;
-        for _ in 0..self.random.below(30) {
-            self.step()?;
+        self.world.lose_peer(node, other)?;
+        for _ in 0..self.world.random.below(30) {
+            self.schedule.step(&mut self.world)?;
         }
-        self.lose_peer(other, node)
+        self.world.lose_peer(other, node)
     }
 
     fn remote(&mut self, node: usize) -> Result<(), Violation> {
         let to = self.other();
-        match self.random.below(3) {
+        match self.world.random.below(3) {
             0 => self.remote_write(node, to),
             1 => self.remote_read(node, to),
             _ => self.remote_atomic(node, to),
@@ -386,9 +422,9 @@ impl World {
         length: u64,
         peer: landbridge_proto::endpoint::Peer,
     ) -> (Remote, bool) {
-        let key = self.nodes[to].region.key;
+        let key = self.world.nodes[to].region.key;
         let good = Remote { peer, key, offset: REGION_BASE + at };
-        match self.random.below(10) {
+        match self.world.random.below(10) {
             0 => (Remote { key: key + 100, ..good }, true),
             // The range ends one byte outside of the region; an empty range would be valid.
             1 if length > 0 => {
@@ -400,43 +436,48 @@ impl World {
     }
 
     fn remote_write(&mut self, node: usize, to: usize) -> Result<(), Violation> {
-        let length = self.random.size(WRITE_BYTES_MAX);
-        let Some(at) = self.nodes[to].region.reserve(length) else {
+        let length = self.world.random.size(WRITE_BYTES_MAX);
+        let Some(at) = self.world.nodes[to].region.reserve(length) else {
             return Ok(());
         };
-        let (peer, ticket) = (self.peer(node, to), self.ticket());
+        let (peer, ticket) = (self.world.peer(node, to), self.ticket());
         let (remote, is_refused) = self.aim(to, at, length, peer);
-        let data = self.random.percent(40).then_some(self.writes_with_data.len());
-        let piece = self.arena.keep(content(ticket.context, length), false);
-        self.log_step(|| {
+        let data = self.world.random.percent(40).then_some(self.world.model.writes_with_data.len());
+        let piece = self.world.arena.keep(content(ticket.context, length), false);
+        self.world.log_step(|| {
             format!("{node}: write {} of {length} to {to}: {remote:?}", ticket.context)
         });
         let number = data.map(|data| data as u64);
-        let begun = self.nodes[node].endpoint.write(remote, piece, number, ticket);
+        let begun = self.world.nodes[node].endpoint.write(remote, piece, number, ticket);
         if !self.check_accepted(node, begun.is_ok())? {
-            return self.arena.free(piece).map(drop);
+            return self.world.arena.free(piece).map(drop);
         }
         if data.is_some() {
-            self.writes_with_data.push(WriteWithData { from: node, to, is_refused, times: 0 });
+            self.world.model.writes_with_data.push(WriteWithData {
+                from: node,
+                to,
+                is_refused,
+                times: 0,
+            });
         }
         let what = RemoteKind::Write(data);
         let of = RemoteOperation { node, to, piece, result: None, at, is_refused, what };
-        self.model.operations.insert(ticket.context, PendingOperation::Remote(of));
-        self.drain(node)
+        self.world.model.operations.insert(ticket.context, PendingOperation::Remote(of));
+        self.world.drain(node)
     }
 
     fn remote_read(&mut self, node: usize, to: usize) -> Result<(), Violation> {
-        let length = self.random.size(CONSTANT_BYTES);
-        let at = self.random.within(0..=CONSTANT_BYTES - length);
-        let (peer, ticket) = (self.peer(node, to), self.ticket());
+        let length = self.world.random.size(CONSTANT_BYTES);
+        let at = self.world.random.within(0..=CONSTANT_BYTES - length);
+        let (peer, ticket) = (self.world.peer(node, to), self.ticket());
         let (remote, is_refused) = self.aim(to, at, length, peer);
         let piece = self.blank(length);
-        self.log_step(|| {
+        self.world.log_step(|| {
             format!("{node}: read {} of {length} from {to}: {remote:?}", ticket.context)
         });
-        let begun = self.nodes[node].endpoint.read(remote, piece, ticket);
+        let begun = self.world.nodes[node].endpoint.read(remote, piece, ticket);
         if !self.check_accepted(node, begun.is_ok())? {
-            return self.arena.free(piece).map(drop);
+            return self.world.arena.free(piece).map(drop);
         }
         let of = RemoteOperation {
             node,
@@ -447,26 +488,26 @@ impl World {
             is_refused,
             what: RemoteKind::Read,
         };
-        self.model.operations.insert(ticket.context, PendingOperation::Remote(of));
-        self.drain(node)
+        self.world.model.operations.insert(ticket.context, PendingOperation::Remote(of));
+        self.world.drain(node)
     }
 
     fn remote_atomic(&mut self, node: usize, to: usize) -> Result<(), Violation> {
-        let most = if self.random.percent(10) { ATOMIC_BYTES_MAX as u64 } else { 64 };
-        let length = self.random.within(1..=most);
-        let Some(at) = self.nodes[to].region.reserve(length) else {
+        let most = if self.world.random.percent(10) { ATOMIC_BYTES_MAX as u64 } else { 64 };
+        let length = self.world.random.within(1..=most);
+        let Some(at) = self.world.nodes[to].region.reserve(length) else {
             return Ok(());
         };
-        let (peer, ticket) = (self.peer(node, to), self.ticket());
+        let (peer, ticket) = (self.world.peer(node, to), self.ticket());
         let (remote, is_refused) = self.aim(to, at, length, peer);
-        let (operation, fetch, parts) = self.random.pick(&[
+        let (operation, fetch, parts) = self.world.random.pick(&[
             (SUM, false, 1),
             (SUM, true, 1),
             (SWAP_IF_EQUAL, true, 2),
             (READ, true, 0),
         ]);
         let operands = self.operands(to, at, length, parts, ticket.context);
-        let piece = self.arena.keep(operands.clone(), false);
+        let piece = self.world.arena.keep(operands.clone(), false);
         let result = fetch.then(|| self.blank(length));
         let request = AtomicRequest {
             op: 0,
@@ -478,21 +519,21 @@ impl World {
             key: remote.key,
             offset: remote.offset,
         };
-        self.log_step(|| format!("{node}: atomic {} at {to}: {request:?}", ticket.context));
-        let begun = self.nodes[node].endpoint.atomic(peer, request, piece, result, ticket);
+        self.world.log_step(|| format!("{node}: atomic {} at {to}: {request:?}", ticket.context));
+        let begun = self.world.nodes[node].endpoint.atomic(peer, request, piece, result, ticket);
         if !self.check_accepted(node, begun.is_ok())? {
-            result.map_or(Ok(Vec::new()), |result| self.arena.free(result))?;
-            return self.arena.free(piece).map(drop);
+            result.map_or(Ok(Vec::new()), |result| self.world.arena.free(result))?;
+            return self.world.arena.free(piece).map(drop);
         }
         let what = RemoteKind::Atomic { request, operands };
         let of = RemoteOperation { node, to, piece, result, at, is_refused, what };
-        self.model.operations.insert(ticket.context, PendingOperation::Remote(of));
-        self.drain(node)
+        self.world.model.operations.insert(ticket.context, PendingOperation::Remote(of));
+        self.world.drain(node)
     }
 
     fn operands(&mut self, to: usize, at: u64, length: u64, parts: u64, id: usize) -> Vec<u8> {
         let mut operands = content(id, length * parts);
-        if parts == 2 && self.random.percent(50) {
+        if parts == 2 && self.world.random.percent(50) {
             // The comparison succeeds.
             let old = content(super::remote::pattern(to), REGION_BYTES);
             operands[length as usize..].copy_from_slice(&old[at as usize..][..length as usize]);
@@ -502,44 +543,45 @@ impl World {
 
     /// Completes all operations, and checks that all of them complete.
     fn finish_all(&mut self) -> Result<(), Violation> {
-        self.log_step(|| "the end".into());
-        if self.random.percent(40) {
-            self.begin_single_path()?;
+        self.world.log_step(|| "the end".into());
+        if self.world.random.percent(40) {
+            self.schedule.outages.begin_single_path(&mut self.world)?;
         }
-        self.run_until_idle()?;
+        self.schedule.run_until_idle(&mut self.world)?;
         while self.receive_what_waits()? {
-            self.run_until_idle()?;
+            self.schedule.run_until_idle(&mut self.world)?;
         }
         self.cancel_what_waits()?;
-        if let Some((context, ticket)) = self.model.operations.first_key_value() {
+        if let Some((context, ticket)) = self.world.model.operations.first_key_value() {
             let (node, what) = (ticket.node(), ticket.describe());
             return Err(Violation(format!("operation {context} of {node} is stuck: {what}")));
         }
-        for node in 0..self.nodes.len() {
-            for other in 0..self.nodes.len() {
-                if let Some(peer) = self.nodes[node].peers[other] {
-                    self.nodes[node].endpoint.goodbye(peer);
-                    self.drain(node)?;
+        for node in 0..self.world.nodes.len() {
+            for other in 0..self.world.nodes.len() {
+                if let Some(peer) = self.world.nodes[node].peers[other] {
+                    self.world.nodes[node].endpoint.goodbye(peer);
+                    self.world.drain(node)?;
                 }
             }
         }
-        self.run_until_idle()?;
-        self.end_single_path()?;
-        self.run_until_idle()?;
-        self.check_idle()
+        self.schedule.run_until_idle(&mut self.world)?;
+        self.schedule.outages.end_single_path(&mut self.world)?;
+        self.schedule.run_until_idle(&mut self.world)?;
+        self.world.check_idle()
     }
 
     /// Receives, claims or drops every waiting message; returns false if no message waits.
     fn receive_what_waits(&mut self) -> Result<bool, Violation> {
         let mut found = false;
-        for node in 0..self.nodes.len() {
-            while !self.model.claimed[node].is_empty() {
+        for node in 0..self.world.nodes.len() {
+            while !self.world.model.claimed[node].is_empty() {
                 self.claim(node, 100)?;
                 found = true;
             }
             for class in 0..2 {
-                while let Some(&id) = self.model.match_queues[node][class].unexpected.first() {
-                    let message = &self.model.messages[id];
+                while let Some(&id) = self.world.model.match_queues[node][class].unexpected.first()
+                {
+                    let message = &self.world.model.messages[id];
                     let tag = message.tag.map(|tag| (tag, 0));
                     let wanted = ReceiveMatch { source: Some(message.from), tag };
                     let length = message.length;
@@ -552,9 +594,9 @@ impl World {
     }
 
     fn cancel_what_waits(&mut self) -> Result<(), Violation> {
-        for node in 0..self.nodes.len() {
+        for node in 0..self.world.nodes.len() {
             for class in 0..2 {
-                while let Some(posted) = self.model.match_queues[node][class].posted.first() {
+                while let Some(posted) = self.world.model.match_queues[node][class].posted.first() {
                     let context = posted.context;
                     self.cancel_one(node, context)?;
                 }
@@ -562,9 +604,7 @@ impl World {
         }
         Ok(())
     }
-}
 
-impl World {
     fn next_context(&mut self) -> usize {
         self.contexts += 1;
         self.contexts

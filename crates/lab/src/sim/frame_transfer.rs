@@ -5,19 +5,18 @@
 //! may still read bytes that had arrived. A corruption stands for a checksum mismatch: it affects a
 //! payload at its destination, or a payload that never gets there.
 
-use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
     InFlightUsage, InjectMessage, Memory, PathProperties, PayloadDestination, Peer, REASSEMBLED,
 };
-use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
-use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::bounds::check_window;
+use super::channel_record::{FrameArrival, violation};
 use super::datagrams::{random_kind, with_datagrams};
 use super::memory::Piece;
-use super::node::{EarlyFrame, Node, UnexpectedPayload, random_path, random_pipe};
+use super::node::{EarlyFrame, Node, random_path, random_pipe};
 use super::pipe::{IncomingFrame, Pipe, Target, WriteOutcome};
 use super::random::Random;
 use super::remote::REFUSED;
@@ -57,10 +56,6 @@ pub fn random_pipes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Ve
         }
     }
     pipes
-}
-
-fn violation(bad: Malformed) -> Violation {
-    Violation(bad.0.into())
 }
 
 impl World {
@@ -107,12 +102,13 @@ impl World {
         let mut copy = None;
         if let (true, Some((piece, at, length))) = (wants_copy, payload) {
             let is_answer = matches!(header.kind, Kind::ReadData | Kind::AtomicReply);
-            self.check_copy(from, is_answer, length)?;
+            self.nodes[from].check_copy(from, is_answer, length)?;
             let bytes = self.arena.read(piece, at, length)?.to_vec();
-            copy = Some(self.keep_copy(from, bytes));
+            copy = Some(self.nodes[from].keep_copy(bytes, &mut self.arena));
         }
         self.log_step(|| format!("{from} -> {to} by {path_id} {written:?} {header:?}"));
-        self.spend(from, to, &front)?;
+        let sender = &self.nodes[from];
+        self.channels[from][to].spend((from, to), &front, sender, &mut self.counts)?;
         if written == WriteOutcome::Part {
             self.counts.count("frames in parts");
         }
@@ -133,7 +129,7 @@ impl World {
     fn allow_copies(&mut self, from: usize, peer: Peer) -> Result<(), Violation> {
         let is_full = |node: &Node| node.copied_bytes() >= node.copies_max;
         if is_full(&self.nodes[from]) {
-            self.reap(from)?;
+            self.nodes[from].reap(&mut self.arena)?;
         }
         let node = &mut self.nodes[from];
         let has_room = !is_full(node);
@@ -149,13 +145,6 @@ impl World {
     fn flying(&self, from: usize, peer: Peer, path_id: usize) -> Option<InFlightUsage> {
         let is_time = self.steps.is_multiple_of(4);
         is_time.then(|| self.nodes[from].endpoint.in_flight_usage(peer, PathId(path_id as u8)))?
-    }
-
-    /// Keeps a copy of bytes that may be retransmitted.
-    fn keep_copy(&mut self, from: usize, bytes: Vec<u8>) -> Piece {
-        let copy = self.arena.keep(bytes, false);
-        self.nodes[from].copies.insert(copy.slot(), copy);
-        copy
     }
 
     /// Writes a frame to a path, as far as the pipe has capacity.
@@ -175,7 +164,9 @@ impl World {
         }
         let is_blackholed = self.blackholed[from][to][path_id];
         let is_silent = self.nodes[from].paths[to][path_id].silent_loss;
-        if is_silent && (is_blackholed || self.random.below(1_000) < self.silent_loss_permille) {
+        if is_silent
+            && (is_blackholed || self.random.below(1_000) < self.rates.silent_loss_permille)
+        {
             self.counts.count("frames lost silently");
             self.has_silent_loss = true;
             self.log_step(|| format!("what goes from {from} to {to} by {path_id} is lost:"));
@@ -210,54 +201,15 @@ impl World {
         {
             self.pipes[from][to][path_id].begin(&frame, None, &self.arena)?;
         }
-        let copy = wants_copy.then(|| self.keep_copy(from, bytes.to_vec()));
+        let node = &mut self.nodes[from];
+        let copy = wants_copy.then(|| node.keep_copy(bytes.to_vec(), &mut self.arena));
         self.nodes[from].endpoint.injected(&passing, path, copy);
         self.counts.count("messages passed the short way");
         self.log_step(|| format!("{from} -> {to} passes by {path_id} {header:?}"));
-        self.spend(from, to, &frame)?;
+        let sender = &self.nodes[from];
+        self.channels[from][to].spend((from, to), &frame, sender, &mut self.counts)?;
         self.drain(from)?;
         Ok(true)
-    }
-
-    /// Counts the eager bytes of a frame that is sent for the first time, and the bytes that it
-    /// announces.
-    fn spend(&mut self, from: usize, to: usize, front: &[u8]) -> Result<(), Violation> {
-        let header = Header::parse(front).map_err(violation)?;
-        if !header.kind.is_numbered() {
-            return Ok(());
-        }
-        let head_size = KindHeader::size(header.kind, header.flags);
-        let (payload, _) = header.payload(head_size).map_err(violation)?;
-        let may_be_cut_up = self.nodes[from].paths[to].iter().any(|path| path.datagram.is_some());
-        let next_sequence = &mut self.next_sequence[from][to];
-        if header.kind == Kind::Fragment || header.sequence < *next_sequence {
-            self.counts.count("frames retransmitted");
-            if header.kind == Kind::Fragment {
-                self.counts.count("fragments");
-            }
-            return Ok(());
-        }
-        // A frame that is too long for a datagram is numbered before it leaves in fragments, and
-        // later frames may leave before it.
-        require!(
-            header.sequence == *next_sequence || may_be_cut_up,
-            "{from} leaves numbers out towards {to}: {header:?}"
-        );
-        *next_sequence = header.sequence + head_size as u64 + payload;
-        let head = KindHeader::parse(header.kind, header.flags, &front[HEADER_BYTES..])
-            .map_err(violation)?;
-        if let KindHeader::Message { long, .. } = head {
-            let ahead = long.map_or(0, |long| long.ahead);
-            if ahead > 0 {
-                self.counts.count("messages sent ahead");
-            }
-            let (sent, heard) = &mut self.eager[from][to];
-            *sent = sent.wrapping_add(payload as u32 + ahead);
-            let under_way = sent.wrapping_sub(*heard);
-            let window = self.nodes[from].config.eager_window;
-            require!(under_way <= window, "{from} sends {under_way} eager bytes to {to}");
-        }
-        Ok(())
     }
 
     pub fn read(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
@@ -303,7 +255,7 @@ impl World {
             return Ok(false);
         }
         let is_whole = pipe.bytes.len() as u64 >= front_size as u64 + payload;
-        let is_corrupt = payload > 0 && self.random.percent(self.corrupt_percent);
+        let is_corrupt = payload > 0 && self.random.percent(self.rates.corrupt_percent);
         let peer = self.peer(to, from);
         let pipe = &mut self.pipes[from][to][path_id];
         let front = pipe.take(front_size);
@@ -318,10 +270,7 @@ impl World {
             }
             return Ok(true);
         }
-        let heard = &mut self.eager[to][from].1;
-        if header.credit.wrapping_sub(*heard) < 1 << 31 {
-            *heard = header.credit;
-        }
+        self.channels[to][from].handle_credit(header.credit);
         let place = self.nodes[to]
             .endpoint
             .handle_frame(peer, PathId(path_id as u8), &header, &front[HEADER_BYTES..])
@@ -330,11 +279,15 @@ impl World {
             format!("{to} <- {from} by {path_id} {:?} {} {place:?}", header.kind, header.sequence)
         });
         if !matches!(place, PayloadDestination::OutOfOrder { .. }) {
-            self.begin_frame(from, to, &header, &front[HEADER_BYTES..], payload, place)?;
+            let head = &front[HEADER_BYTES..];
+            let arrival = FrameArrival { header: &header, head, payload, place };
+            let (model, counts) = (&mut self.model, &mut self.counts);
+            self.channels[from][to].begin_frame((from, to), arrival, model, counts)?;
         }
         self.drain(to)?;
         if let PayloadDestination::OutOfOrder { frame, whole, .. } = place {
-            self.open_early_buffer((from, frame), to, whole, &header, &front[HEADER_BYTES..])?;
+            let (key, head) = ((from, frame), &front[HEADER_BYTES..]);
+            self.nodes[to].open_early_buffer(key, to, whole, &header, head)?;
         }
         let target = self.target(from, to, place, payload)?;
         if let PayloadDestination::OutOfOrder { frame, at, .. } = place
@@ -350,77 +303,6 @@ impl World {
             self.end_frame(from, to, path_id)?;
         }
         Ok(true)
-    }
-
-    /// Records that the destination of a frame is known. The destination may have been known
-    /// before.
-    fn begin_frame(
-        &mut self,
-        from: usize,
-        to: usize,
-        header: &Header,
-        head: &[u8],
-        payload: u64,
-        place: PayloadDestination,
-    ) -> Result<(), Violation> {
-        let is_first = header.sequence == self.delivered_up_to[from][to];
-        if !header.kind.is_numbered() || header.kind == Kind::Fragment || !is_first {
-            return Ok(());
-        }
-        if let Some((sequence, _)) = self.placed_frame[from][to] {
-            require!(header.sequence == sequence, "two frames of {from} have a place at {to}");
-            self.counts.count("places found twice");
-            return Ok(());
-        }
-        let head_size = KindHeader::size(header.kind, header.flags) as u64;
-        let head = KindHeader::parse(header.kind, header.flags, head).map_err(violation)?;
-        let message = self.begin_message(from, to, header, &head, payload, place)?;
-        self.placed_frame[from][to] = Some((header.sequence, message));
-        self.frame_ends[from][to] = header.sequence + head_size + payload;
-        Ok(())
-    }
-
-    fn begin_message(
-        &mut self,
-        from: usize,
-        to: usize,
-        header: &Header,
-        head: &KindHeader,
-        payload: u64,
-        place: PayloadDestination,
-    ) -> Result<Option<usize>, Violation> {
-        let long = match *head {
-            KindHeader::Message { long, .. } => long,
-            KindHeader::Ahead { send, offset } => {
-                return Ok(self.go_on((from, to, send), offset, offset + payload));
-            }
-            _ => return Ok(None),
-        };
-        let (tagged, is_long) = (header.kind == Kind::Tagged, long.is_some());
-        let ahead = long.map_or(0, |long| long.ahead as u64);
-        let (message, is_wanted) = self.model.arrive(to, from, tagged, payload + ahead, is_long)?;
-        let is_right = match place {
-            PayloadDestination::Receive { .. } => is_wanted,
-            PayloadDestination::NewUnexpected { .. } => !is_wanted,
-            _ => false,
-        };
-        require!(is_right, "message {message} goes to {place:?}, wanted: {is_wanted}");
-        if let Some(long) = long.filter(|long| long.ahead > 0) {
-            self.ahead.insert((from, to, long.send), (message, payload + ahead));
-            return Ok(None);
-        }
-        Ok(Some(message))
-    }
-
-    /// Records that an announced fragment has begun to arrive; returns the message if the fragment
-    /// is the last.
-    fn go_on(&mut self, key: (usize, usize, u32), _start: u64, end: u64) -> Option<usize> {
-        let &(message, whole) = self.ahead.get(&key)?;
-        let is_last = end == whole;
-        if is_last {
-            self.ahead.remove(&key);
-        }
-        is_last.then_some(message)
     }
 
     /// The destination of a payload, in terms of the driver.
@@ -444,7 +326,7 @@ impl World {
             }
             PayloadDestination::NewUnexpected { store, size } => {
                 require!(payload <= size, "store {store} is smaller than what comes first");
-                self.open_store(from, to, store, size)?;
+                self.nodes[to].open_store(from, to, store, size)?;
                 Target::Store { store, at: 0 }
             }
             PayloadDestination::Unexpected { store, at } => {
@@ -476,55 +358,6 @@ impl World {
         })
     }
 
-    /// Opens a buffer for a frame that arrived out of order, if the frame has no buffer.
-    fn open_early_buffer(
-        &mut self,
-        key: (usize, u64),
-        to: usize,
-        whole: u32,
-        header: &Header,
-        head: &[u8],
-    ) -> Result<(), Violation> {
-        let head = KindHeader::parse(header.kind, header.flags, head).map_err(violation)?;
-        let header = match head {
-            KindHeader::Fragment { kind, flags, .. } => {
-                Header { kind, flags, length: whole, sequence: key.1, ..*header }
-            }
-            _ => *header,
-        };
-        let bytes = vec![0; whole as usize];
-        let early = &mut self.nodes[to].early;
-        early.entry(key).or_insert(EarlyFrame { header, bytes });
-        let mine = || early.iter().filter(|((from, _), _)| *from == key.0);
-        let bytes: usize = mine().map(|(_, early)| early.bytes.len()).sum();
-        let most = REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX;
-        require!(
-            bytes <= most && mine().count() <= REORDER_WINDOW_FRAMES_MAX,
-            "{to} keeps {bytes} bytes"
-        );
-        Ok(())
-    }
-
-    fn open_store(
-        &mut self,
-        from: usize,
-        to: usize,
-        store: u32,
-        size: u64,
-    ) -> Result<(), Violation> {
-        if size == 0 {
-            return Ok(());
-        }
-        let stores = &mut self.nodes[to].stores;
-        let before =
-            stores.insert(store, UnexpectedPayload { from, size, bytes: vec![0; size as usize] });
-        require!(before.is_none(), "store {store} is in use");
-        let stored: u64 = stores.values().filter(|s| s.from == from).map(|s| s.size).sum();
-        let window = self.nodes[to].config.eager_window as u64;
-        require!(stored <= window, "{to} stores {stored} bytes of {from}");
-        Ok(())
-    }
-
     pub fn read_payload(
         &mut self,
         from: usize,
@@ -541,9 +374,8 @@ impl World {
         }
         let now = if self.random.percent(70) { most } else { self.random.within(1..=most) };
         let bytes = pipe.take(now as usize);
-        self.put(from, to, path_id, &bytes)?;
-        let pipe = &mut self.pipes[from][to][path_id];
         if let Some(incoming) = &mut pipe.incoming {
+            self.nodes[to].put((from, to), incoming, &bytes, &mut self.arena)?;
             incoming.done += now;
             if incoming.done == incoming.payload {
                 self.end_frame(from, to, path_id)?;
@@ -552,50 +384,13 @@ impl World {
         Ok(true)
     }
 
-    fn put(
-        &mut self,
-        from: usize,
-        to: usize,
-        path_id: usize,
-        bytes: &[u8],
-    ) -> Result<(), Violation> {
-        let Some(IncomingFrame { target, done, .. }) = &mut self.pipes[from][to][path_id].incoming
-        else {
-            return Ok(());
-        };
-        match target {
-            Target::Piece { piece, at, take } => {
-                let left = take.saturating_sub(*done).min(bytes.len() as u64);
-                if left > 0 {
-                    self.arena.write(*piece, *at + *done, &bytes[..left as usize])?;
-                }
-            }
-            Target::Store { store, at } => {
-                if let Some(store) = self.nodes[to].stores.get_mut(store) {
-                    let start = (*at + *done) as usize;
-                    store.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-                }
-            }
-            Target::Early { frame, at } => {
-                let Some(early) = self.nodes[to].early.get_mut(&(from, *frame)) else {
-                    return Err(Violation(format!("{to} writes to frame {frame} it has let go")));
-                };
-                let start = (*at + *done) as usize;
-                early.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-            }
-            Target::Scratch(scratch) => scratch.extend_from_slice(bytes),
-            Target::Skip => (),
-        }
-        Ok(())
-    }
-
     fn end_frame(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
         let Some(mut incoming) = self.pipes[from][to][path_id].incoming.take() else {
             return Ok(());
         };
         let (peer, path) = (self.peer(to, from), PathId(path_id as u8));
         let is_lossless = self.nodes[from].paths[to][path_id].lossless;
-        if incoming.payload > 0 && !is_lossless && self.random.percent(self.corrupt_percent) {
+        if incoming.payload > 0 && !is_lossless && self.random.percent(self.rates.corrupt_percent) {
             return self.corrupt_payload(from, to, path_id, incoming);
         }
         self.log_step(|| {
@@ -607,11 +402,10 @@ impl World {
         // duplicate.
         let is_placed = incoming.header.kind.is_numbered()
             && incoming.header.kind != Kind::Fragment
-            && self.placed_frame[from][to].map(|(first, _)| first)
-                == Some(incoming.header.sequence);
+            && self.channels[from][to].placed() == Some(incoming.header.sequence);
         let is_early = matches!(incoming.place, PayloadDestination::OutOfOrder { .. });
         if is_placed && !is_early && !(is_diverted && incoming.is_duplicate) {
-            self.finish_placed_frame(from, to);
+            self.channels[from][to].finish_placed_frame(&mut self.model);
         }
         if let Target::Scratch(scratch) = &mut incoming.target {
             self.nodes[to].scratch[from] = std::mem::take(scratch);
@@ -619,13 +413,6 @@ impl World {
         self.nodes[to].endpoint.handle_payload(peer, path);
         self.drain(to)?;
         self.deliver_early_frames(from, to)
-    }
-
-    fn finish_placed_frame(&mut self, from: usize, to: usize) {
-        self.delivered_up_to[from][to] = self.frame_ends[from][to];
-        if let Some((_, Some(message))) = self.placed_frame[from][to].take() {
-            self.model.messages[message].is_delivered = true;
-        }
     }
 
     /// Handles a payload whose bytes differ from the sent bytes.
@@ -640,9 +427,7 @@ impl World {
         self.log_step(|| format!("{to} has {:?} of {from} corrupt", incoming.header));
         let junk = vec![0xee; incoming.payload as usize];
         incoming.done = 0;
-        self.pipes[from][to][path_id].incoming = Some(incoming);
-        self.put(from, to, path_id, &junk)?;
-        self.pipes[from][to][path_id].incoming = None;
+        self.nodes[to].put((from, to), &mut incoming, &junk, &mut self.arena)?;
         let peer = self.peer(to, from);
         let is_bearable = self.nodes[to].endpoint.handle_corrupt(peer, PathId(path_id as u8));
         self.drain(to)?;
@@ -666,25 +451,20 @@ impl World {
                 kept.map_err(|fault| Violation(format!("{to} blames {from}: {}", fault.0)))?;
             self.log_step(|| format!("{to} delivers {frame} of {from}: {place:?}"));
             let payload = (body.len() - head_size) as u64;
-            self.begin_frame(from, to, &header, &body, payload, place)?;
+            let arrival = FrameArrival { header: &header, head: &body, payload, place };
+            let (model, counts) = (&mut self.model, &mut self.counts);
+            self.channels[from][to].begin_frame((from, to), arrival, model, counts)?;
             self.drain(to)?;
             let target = self.target(from, to, place, payload)?;
-            let busy = self.pipes[from][to][0].incoming.take();
-            self.pipes[from][to][0].incoming = Some(IncomingFrame {
-                header,
-                place,
-                target,
-                payload,
-                done: 0,
-                is_duplicate: false,
-            });
-            self.put(from, to, 0, &body[head_size..])?;
-            let mut incoming = std::mem::replace(&mut self.pipes[from][to][0].incoming, busy);
-            if let Some(IncomingFrame { target: Target::Scratch(scratch), .. }) = &mut incoming {
+            let mut incoming =
+                IncomingFrame { header, place, target, payload, done: 0, is_duplicate: false };
+            let bytes = &body[head_size..];
+            self.nodes[to].put((from, to), &mut incoming, bytes, &mut self.arena)?;
+            if let Target::Scratch(scratch) = &mut incoming.target {
                 self.nodes[to].scratch[from] = std::mem::take(scratch);
             }
-            if self.placed_frame[from][to].map(|(first, _)| first) == Some(frame) {
-                self.finish_placed_frame(from, to);
+            if self.channels[from][to].placed() == Some(frame) {
+                self.channels[from][to].finish_placed_frame(&mut self.model);
             }
             self.nodes[to].endpoint.handle_payload(peer, REASSEMBLED);
             self.drain(to)?;

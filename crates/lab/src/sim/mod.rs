@@ -13,6 +13,7 @@
 //! endpoint panics, whatever a peer sends ([`hostile`]).
 
 mod bounds;
+mod channel_record;
 pub mod command;
 mod commands;
 mod datagrams;
@@ -27,6 +28,7 @@ mod pipe;
 mod random;
 mod recovery;
 mod remote;
+mod schedule;
 mod throughput;
 mod world;
 
@@ -140,7 +142,7 @@ fn rerun_command(seed: u64, mode: Mode) -> String {
 pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<EventCounts, FailedSeed> {
     RUNNING.set(Some((seed, mode)));
     let outcome = match mode {
-        Mode::Honest => world::World::new(seed, trace).run(),
+        Mode::Honest => commands::Applications::new(seed, trace).run(),
         Mode::Hostile => hostile::run(seed, trace),
         Mode::Recovery => recovery::run(seed, trace),
     };

@@ -15,7 +15,7 @@ use landbridge_proto::endpoint::{
 };
 
 use super::memory::{Arena, BLANK, Piece, content};
-use super::remote::RemoteOperation;
+use super::remote::{RemoteOperation, WriteWithData};
 use super::{EventCounts, Violation, require};
 
 /// A message, from its send on.
@@ -103,6 +103,8 @@ pub struct Model {
     /// Claimed messages, by context; true if the sender was lost before the message was complete.
     pub claimed: Vec<BTreeMap<usize, (usize, bool)>>,
     pub operations: BTreeMap<usize, PendingOperation>,
+    /// Writes that notify their target, by their completion data.
+    pub writes_with_data: Vec<WriteWithData>,
     /// Whether a process has given a peer up: `[at][peer]`.
     pub failed: Vec<Vec<bool>>,
 }
@@ -192,6 +194,7 @@ impl Model {
             match_queues: (0..nodes).map(|_| Default::default()).collect(),
             claimed: vec![BTreeMap::new(); nodes],
             operations: BTreeMap::new(),
+            writes_with_data: Vec::new(),
             failed: vec![vec![false; nodes]; nodes],
         }
     }

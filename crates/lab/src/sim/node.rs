@@ -2,13 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use landbridge_proto::channel::{REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
 use landbridge_proto::endpoint::{Config, Endpoint, Memory, PathProperties, Peer};
 use landbridge_proto::id::Address;
+use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use landbridge_proto::wire::frame::Header;
+use landbridge_proto::wire::kind_header::KindHeader;
 
+use super::channel_record::violation;
 use super::datagrams::LossyNetwork;
-use super::memory::Piece;
-use super::pipe::Pipe;
+use super::memory::{Arena, Piece};
+use super::pipe::{IncomingFrame, Pipe, Target};
 use super::random::Random;
 use super::remote::Region;
 use super::{Violation, require};
@@ -110,6 +114,131 @@ impl Node {
         };
         require!(bytes.len() as u64 == size, "store {store} is used before it is filled");
         Ok(bytes)
+    }
+
+    // ---- copies ------------------------------------------------------------------------
+
+    /// Drops copies of frames that no channel holds any more.
+    pub fn reap(&mut self, arena: &mut Arena) -> Result<(), Violation> {
+        if self.copies.is_empty() {
+            return Ok(());
+        }
+        let peers = self.peers.iter().flatten();
+        let kept: BTreeSet<u32> = peers
+            .flat_map(|&peer| self.endpoint.retained_memory(peer))
+            .map(|piece| piece.slot())
+            .collect();
+        let (kept, free) =
+            std::mem::take(&mut self.copies).into_iter().partition(|copy| kept.contains(&copy.0));
+        self.copies = kept;
+        let free: BTreeMap<_, _> = free;
+        for piece in free.into_values() {
+            arena.free(piece)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that a frame that leaves may be copied. Answers are copied in any case, because no
+    /// operation holds their bytes.
+    pub fn check_copy(&self, node: usize, is_answer: bool, bytes: u64) -> Result<(), Violation> {
+        let (copied, most) = (self.copied_bytes(), self.copies_max);
+        let has_room = copied < most || is_answer;
+        require!(has_room, "{node} copies {bytes} bytes, and has {copied} of {most}");
+        Ok(())
+    }
+
+    /// Keeps a copy of bytes that may be retransmitted.
+    pub fn keep_copy(&mut self, bytes: Vec<u8>, arena: &mut Arena) -> Piece {
+        let copy = arena.keep(bytes, false);
+        self.copies.insert(copy.slot(), copy);
+        copy
+    }
+
+    // ---- destinations of payloads --------------------------------------------------------
+
+    /// Opens a buffer for a frame that arrived out of order, if the frame has no buffer.
+    pub fn open_early_buffer(
+        &mut self,
+        key: (usize, u64),
+        to: usize,
+        whole: u32,
+        header: &Header,
+        head: &[u8],
+    ) -> Result<(), Violation> {
+        let head = KindHeader::parse(header.kind, header.flags, head).map_err(violation)?;
+        let header = match head {
+            KindHeader::Fragment { kind, flags, .. } => {
+                Header { kind, flags, length: whole, sequence: key.1, ..*header }
+            }
+            _ => *header,
+        };
+        let bytes = vec![0; whole as usize];
+        let early = &mut self.early;
+        early.entry(key).or_insert(EarlyFrame { header, bytes });
+        let mine = || early.iter().filter(|((from, _), _)| *from == key.0);
+        let bytes: usize = mine().map(|(_, early)| early.bytes.len()).sum();
+        let most = REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX;
+        require!(
+            bytes <= most && mine().count() <= REORDER_WINDOW_FRAMES_MAX,
+            "{to} keeps {bytes} bytes"
+        );
+        Ok(())
+    }
+
+    /// Opens a store for an unexpected message of `from`. `to` is the number of this process.
+    pub fn open_store(
+        &mut self,
+        from: usize,
+        to: usize,
+        store: u32,
+        size: u64,
+    ) -> Result<(), Violation> {
+        if size == 0 {
+            return Ok(());
+        }
+        let stores = &mut self.stores;
+        let before =
+            stores.insert(store, UnexpectedPayload { from, size, bytes: vec![0; size as usize] });
+        require!(before.is_none(), "store {store} is in use");
+        let stored: u64 = stores.values().filter(|s| s.from == from).map(|s| s.size).sum();
+        let window = self.config.eager_window as u64;
+        require!(stored <= window, "{to} stores {stored} bytes of {from}");
+        Ok(())
+    }
+
+    /// Writes bytes of a frame of `from` to their destination. `to` is the number of this process.
+    pub fn put(
+        &mut self,
+        (from, to): (usize, usize),
+        incoming: &mut IncomingFrame,
+        bytes: &[u8],
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let IncomingFrame { target, done, .. } = incoming;
+        match target {
+            Target::Piece { piece, at, take } => {
+                let left = take.saturating_sub(*done).min(bytes.len() as u64);
+                if left > 0 {
+                    arena.write(*piece, *at + *done, &bytes[..left as usize])?;
+                }
+            }
+            Target::Store { store, at } => {
+                if let Some(store) = self.stores.get_mut(store) {
+                    let start = (*at + *done) as usize;
+                    store.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+                }
+            }
+            Target::Early { frame, at } => {
+                let Some(early) = self.early.get_mut(&(from, *frame)) else {
+                    return Err(Violation(format!("{to} writes to frame {frame} it has let go")));
+                };
+                let start = (*at + *done) as usize;
+                early.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+            }
+            Target::Scratch(scratch) => scratch.extend_from_slice(bytes),
+            Target::Skip => (),
+        }
+        Ok(())
     }
 }
 

@@ -1,9 +1,8 @@
 //! Paths between simulated processes that break, are suspected, and are reopened; and processes
 //! that lose each other finally.
 
-use std::collections::BTreeMap;
-
 use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::PathProperties;
 
 use super::Violation;
 use super::frame_transfer::PATHS_MAX;
@@ -93,51 +92,11 @@ impl World {
         Ok(())
     }
 
-    /// Reopens a broken path; returns false if no path may be reopened.
-    pub fn reopen_path(&mut self) -> Result<bool, Violation> {
-        if self.broken.is_empty() {
-            return Ok(false);
-        }
-        let first = self.random.index(self.broken.len());
-        let mut places = (first..self.broken.len()).chain(0..first);
-        let may_come = |&place: &usize| {
-            let (a, b, path_id) = self.broken[place];
-            self.may_reopen(a, b, path_id)
-        };
-        let Some(place) = places.find(may_come) else {
-            return Ok(false);
-        };
-        let (a, b, path_id) = self.broken.swap_remove(place);
-        self.log_step(|| format!("path {path_id} between {a} and {b} is back"));
-        for (from, to) in [(a, b), (b, a)] {
-            if !self.model.failed[from][to] && !self.model.failed[to][from] {
-                let path = self.nodes[from].paths[to][path_id];
-                self.pipes[from][to][path_id] = random_pipe(&path, &mut self.random);
-            }
-        }
-        for (node, other) in [(a, b), (b, a)] {
-            if self.model.failed[node][other] {
-                continue;
-            }
-            let peer = self.peer(node, other);
-            let path = self.nodes[node].paths[other][path_id];
-            self.nodes[node].endpoint.open_path(peer, PathId(path_id as u8), path);
-            self.drain(node)?;
-        }
-        Ok(true)
-    }
-
     /// Notifies `node` of the loss of `other`.
     pub fn lose_peer(&mut self, node: usize, other: usize) -> Result<(), Violation> {
         self.log_step(|| format!("{node} loses {other}"));
         let peer = self.peer(node, other);
-        let opened = self.placed_frame[other][node].take().and_then(|(_, message)| message);
-        let is_theirs = |&(from, to, _): &(usize, usize, u32)| (from, to) == (other, node);
-        let (cut, ahead) =
-            std::mem::take(&mut self.ahead).into_iter().partition(|(k, _)| is_theirs(k));
-        self.ahead = ahead;
-        let cut: BTreeMap<_, (usize, u64)> = cut;
-        let unfinished: Vec<usize> = opened.into_iter().chain(cut.values().map(|c| c.0)).collect();
+        let unfinished = self.channels[other][node].lose();
         for path_id in 0..self.pipes[node][other].len() {
             self.pipes[node][other][path_id].cut();
             let pipe = &mut self.pipes[other][node][path_id];
@@ -156,5 +115,22 @@ impl World {
         self.counts.count("peers lost");
         self.drain(node)?;
         self.model.check_failed(node, other)
+    }
+
+    /// Makes a path of `from` a spare path, or ends this.
+    pub fn set_spare(
+        &mut self,
+        from: usize,
+        to: usize,
+        path_id: usize,
+        spare: bool,
+    ) -> Result<(), Violation> {
+        self.log_step(|| format!("{from} has path {path_id} to {to} as a spare one: {spare}"));
+        let path = &mut self.nodes[from].paths[to][path_id];
+        *path = PathProperties { spare, ..*path };
+        let path = *path;
+        let peer = self.peer(from, to);
+        self.nodes[from].endpoint.set_path(peer, PathId(path_id as u8), path);
+        self.drain(from)
     }
 }

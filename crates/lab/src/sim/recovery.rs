@@ -433,7 +433,7 @@ impl RecoveryWorld {
                 }
             }
         }
-        if self.sides[side].relay.has_replay_work() {
+        if self.sides[side].relay.recovery().has_replay_work() {
             self.counts.count("replay pieces sent");
             self.sides[side].relay.replay_next();
             self.drain(side, &[])?;
@@ -478,8 +478,8 @@ impl RecoveryWorld {
 
     fn drain(&mut self, side: usize, buffer: &[u8]) -> Result<(), Violation> {
         while let Some(output) = self.sides[side].relay.poll_flush() {
-            for number in 0..self.sides[side].relay.writer_count(output) {
-                if let Some(writer) = self.sides[side].relay.writer(output, number) {
+            for number in 0..self.sides[side].relay.ports().writer_count(output) {
+                if let Some(writer) = self.sides[side].relay.ports().writer(output, number) {
                     self.write(side, writer, buffer)?;
                 }
             }

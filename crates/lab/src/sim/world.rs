@@ -1,7 +1,9 @@
 //! The simulated world: processes, pipes between processes, and the driver that moves bytes and
 //! performs the actions of endpoints.
-
-use std::collections::BTreeMap;
+//!
+//! What enters: the choices of the [schedule](super::schedule) (which bytes move next, which path
+//! fails) and of the [applications](super::commands). What leaves: violations. What may never
+//! happen: an endpoint requests something that its driver cannot do.
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
@@ -10,18 +12,15 @@ use landbridge_proto::endpoint::{
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::Time;
 
+use super::channel_record::ChannelRecord;
 use super::frame_transfer::{PATHS_MAX, random_pipes};
 use super::memory::{Arena, Piece};
 use super::model::{Model, PendingOperation};
 use super::node::{Node, Pull, ReadRequest, random_config};
-use super::outages::{Outage, SinglePathPeriod};
 use super::pipe::{Pipe, Target};
 use super::random::Random;
-use super::remote::{self, CompletionContext, REFUSED, Region, WriteWithData};
+use super::remote::{self, CompletionContext, REFUSED, Region};
 use super::{EventCounts, Violation, require};
-
-/// Position of a frame's first byte, and the message that the frame starts.
-pub type PlacedFrame = (u64, Option<usize>);
 
 /// The state of one simulation run.
 pub struct World {
@@ -31,47 +30,16 @@ pub struct World {
     pub pipes: Vec<Vec<Vec<Pipe>>>,
     /// Broken paths that can be reopened: the two processes and the number of the path.
     pub broken: Vec<(usize, usize, usize)>,
-    /// Outages: paths by which nothing arrives although no process is notified. `blackholed` holds
-    /// the same by direction and number of the path: `[from][to][path]`.
-    pub outages: Vec<Outage>,
+    /// Paths by which nothing arrives although no process is notified, by direction and number of
+    /// the path: `[from][to][path]`.
     pub blackholed: Vec<Vec<[bool; PATHS_MAX]>>,
-    /// The period in which every two processes have one working path left, if such a period is
-    /// running.
-    pub single_path: Option<SinglePathPeriod>,
     pub arena: Arena,
     pub model: Model,
-    pub writes_with_data: Vec<WriteWithData>,
     pub counts: EventCounts,
-    /// Eager bytes under way or stored, as counted from frames: `[from][to]` sent, and returned.
-    pub eager: Vec<Vec<(u32, u32)>>,
-    /// Next sequence number: `[from][to]`. Frames with smaller numbers are retransmissions.
-    pub next_sequence: Vec<Vec<u64>>,
-    /// Position up to which all bytes have been delivered: `[from][to]`. `frame_ends` holds the end
-    /// of the frame that is being delivered.
-    pub delivered_up_to: Vec<Vec<u64>>,
-    pub frame_ends: Vec<Vec<u64>>,
-    /// The frame whose destination is known but whose bytes have not arrived, with the message that
-    /// the frame starts: `[from][to]`.
-    pub placed_frame: Vec<Vec<Option<PlacedFrame>>>,
-    /// Messages with announced bytes that have not arrived, by sender, receiver and number, with
-    /// the end position of these bytes.
-    pub ahead: BTreeMap<(usize, usize, u32), (usize, u64)>,
-    pull_failure_percent: u64,
-    /// Payloads that are corrupted in transit, in percent.
-    pub corrupt_percent: u64,
-    /// Steps in which a path breaks, per thousand.
-    break_permille: u64,
-    /// Frames that vanish on paths with silent loss, per thousand.
-    pub silent_loss_permille: u64,
-    /// Size of the largest message in bytes.
-    pub largest: u64,
-    /// Number of contexts given out.
-    pub contexts: usize,
+    /// What is known of each channel: `[from][to]`.
+    pub channels: Vec<Vec<ChannelRecord>>,
+    pub rates: Rates,
     pub now: Time,
-    /// The latest time that the clock has shown.
-    pub latest: Time,
-    /// Commands before which a single-path period begins, in percent.
-    pub single_path_percent: u64,
     /// Whether a frame has vanished without a notification of its sender.
     pub has_silent_loss: bool,
     /// Number of steps so far.
@@ -79,8 +47,21 @@ pub struct World {
     trace: bool,
 }
 
-/// Steps of a run at most; a run with more steps would never end.
-pub const STEPS_MAX: usize = 2_000_000;
+/// How often a run injects faults, and how large its messages are.
+#[derive(Clone, Copy)]
+pub struct Rates {
+    pull_failure_percent: u64,
+    /// Payloads that are corrupted in transit, in percent.
+    pub corrupt_percent: u64,
+    /// Steps in which a path breaks, per thousand.
+    pub break_permille: u64,
+    /// Frames that vanish on paths with silent loss, per thousand.
+    pub silent_loss_permille: u64,
+    /// Commands before which a single-path period begins, in percent.
+    pub single_path_percent: u64,
+    /// Size of the largest message in bytes.
+    pub largest: u64,
+}
 
 /// Sizes among which a run's largest message is chosen. Large sizes are rare, because large
 /// messages take time and find few more errors.
@@ -111,33 +92,26 @@ impl World {
             (random.pick(&[0, 0, 1, 10]), random.pick(&[0, 0, 2, 20]));
         let silent_loss_permille = random.pick(&[0, 5, 50, 100]);
         let single_path_percent = random.pick(&[0, 0, 0, 2, 10]);
-        Self {
-            random,
-            nodes,
-            pipes,
-            arena,
-            model: Model::new(count),
-            writes_with_data: Vec::new(),
-            counts: EventCounts::default(),
-            broken: Vec::new(),
-            outages: Vec::new(),
-            blackholed: vec![vec![[false; PATHS_MAX]; count]; count],
-            single_path: None,
-            eager: vec![vec![(0, 0); count]; count],
-            next_sequence: vec![vec![0; count]; count],
-            delivered_up_to: vec![vec![0; count]; count],
-            frame_ends: vec![vec![0; count]; count],
-            placed_frame: vec![vec![None; count]; count],
-            ahead: BTreeMap::new(),
+        let rates = Rates {
             pull_failure_percent,
             corrupt_percent,
             break_permille,
             silent_loss_permille,
-            largest,
-            contexts: 0,
-            now: Time(0),
-            latest: Time(0),
             single_path_percent,
+            largest,
+        };
+        Self {
+            random,
+            nodes,
+            pipes,
+            broken: Vec::new(),
+            blackholed: vec![vec![[false; PATHS_MAX]; count]; count],
+            arena,
+            model: Model::new(count),
+            counts: EventCounts::default(),
+            channels: vec![vec![ChannelRecord::default(); count]; count],
+            rates,
+            now: Time(0),
             has_silent_loss: silent_loss_permille > 0,
             steps: 0,
             trace,
@@ -252,7 +226,7 @@ impl World {
         let surroundings = CompletionContext {
             target: self.nodes[ticket.to].region.piece,
             is_lost: self.model.failed[node][ticket.to],
-            writes_with_data: &self.writes_with_data,
+            writes_with_data: &self.model.writes_with_data,
             arena: &self.arena,
         };
         ticket.finish(&done, context, &surroundings, &mut self.counts)?;
@@ -270,7 +244,7 @@ impl World {
         source: Option<usize>,
         done: &OperationCompletion,
     ) -> Result<(), Violation> {
-        let write = done.data.and_then(|data| self.writes_with_data.get_mut(data as usize));
+        let write = done.data.and_then(|data| self.model.writes_with_data.get_mut(data as usize));
         let Some(write) = write else {
             return Err(Violation(format!("{done:?} without a write")));
         };
@@ -305,7 +279,7 @@ impl World {
     }
 
     /// Answers the oldest read request at node `index`; returns false if there is none.
-    fn serve(&mut self, index: usize) -> Result<bool, Violation> {
+    pub fn serve(&mut self, index: usize) -> Result<bool, Violation> {
         let Some(ReadRequest { to, op, key, offset, length }) =
             self.nodes[index].read_requests.pop_front()
         else {
@@ -326,14 +300,14 @@ impl World {
     }
 
     /// Performs the oldest pull at node `index`; returns false if there is none.
-    fn pull(&mut self, index: usize) -> Result<bool, Violation> {
+    pub fn pull(&mut self, index: usize) -> Result<bool, Violation> {
         let Some(pull) = self.nodes[index].pulls.pop_front() else {
             return Ok(false);
         };
         // A sender that has given this node up has its memory back, so the driver must not read the
         // memory any more.
         let is_gone = self.model.failed[pull.from][index];
-        let outcome = if is_gone || self.random.percent(self.pull_failure_percent) {
+        let outcome = if is_gone || self.random.percent(self.rates.pull_failure_percent) {
             self.counts.count("pulls that failed");
             Err(())
         } else {
@@ -345,132 +319,6 @@ impl World {
         self.nodes[index].endpoint.handle_pulled(pull.recv, outcome);
         self.drain(index)?;
         Ok(true)
-    }
-
-    /// Moves a random item that can move; returns false if nothing can move.
-    pub fn step(&mut self) -> Result<bool, Violation> {
-        self.tick()?;
-        self.check_bounds()?;
-        if self.random.percent(10) {
-            let node = self.random.index(self.nodes.len());
-            self.flush_deferred_acks(node)?;
-        }
-        if self.single_path.is_none() {
-            self.inject_fault()?;
-        }
-        self.update_outages()?;
-        if !self.broken.is_empty() && self.random.percent(2) {
-            self.reopen_path()?;
-        }
-        if self.move_one()? {
-            return Ok(true);
-        }
-        let mut wakes = false;
-        for node in 0..self.nodes.len() {
-            wakes |= self.flush_deferred_acks(node)?;
-        }
-        if wakes || self.reopen_path()? {
-            return Ok(true);
-        }
-        // In a single-path period, status requests about data that no process misses go on without
-        // an end.
-        let is_over = self.single_path.is_some() && self.is_all_delivered();
-        Ok(!is_over && self.sleep()?)
-    }
-
-    /// Injects a fault into a path, at random.
-    fn inject_fault(&mut self) -> Result<(), Violation> {
-        if self.random.below(1_000) < self.break_permille {
-            self.break_random_path()?;
-        }
-        if self.random.below(1_000) < self.break_permille {
-            self.begin_random_outage();
-            self.suspect_random_path()?;
-        }
-        Ok(())
-    }
-
-    /// Advances the clock to the next time at which an endpoint or a network has something to do,
-    /// when nothing can move; returns false if there is no such time.
-    fn sleep(&mut self) -> Result<bool, Violation> {
-        let wakes = self.nodes.iter().filter_map(|node| node.endpoint.next_wake());
-        let networks =
-            self.pipes.iter().flatten().flatten().filter_map(|pipe| pipe.network.as_ref());
-        let times = wakes.chain(networks.filter_map(|network| network.next()));
-        let Some(wake) = times.chain(self.next_outage_change()).min() else {
-            return Ok(false);
-        };
-        self.now = self.now.max(wake);
-        self.latest = self.latest.max(self.now);
-        self.log_step(|| format!("it is {:?}", self.now));
-        self.counts.count("sleeps");
-        for node in 0..self.nodes.len() {
-            self.nodes[node].endpoint.handle_time(self.now);
-            self.drain(node)?;
-        }
-        Ok(true)
-    }
-
-    /// Advances the clock; rarely the clock jumps, forwards or backwards.
-    fn tick(&mut self) -> Result<(), Violation> {
-        let now = self.now.0 + self.random.below(200_000);
-        let jumps = self.single_path.is_none() && self.random.below(2_000) == 0;
-        self.now = Time(if jumps { self.random.next() >> 20 } else { now });
-        self.latest = self.latest.max(self.now);
-        let wakes = self.random.percent(5);
-        for node in 0..self.nodes.len() {
-            self.nodes[node].endpoint.set_time(self.now);
-            if wakes {
-                self.nodes[node].endpoint.handle_time(self.now);
-                self.drain(node)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets the application of `node` ask for progress; returns true if frames result.
-    fn flush_deferred_acks(&mut self, node: usize) -> Result<bool, Violation> {
-        let before = self.nodes[node].ready.len();
-        self.nodes[node].endpoint.flush_deferred_acks();
-        self.drain(node)?;
-        let wakes = self.nodes[node].ready.len() > before;
-        if wakes {
-            self.counts.count("deferred confirmations");
-        }
-        Ok(wakes)
-    }
-
-    fn move_one(&mut self) -> Result<bool, Violation> {
-        let count = self.nodes.len();
-        let places = count * count * 4 * PATHS_MAX;
-        let first = self.random.index(places);
-        for place in (first..places).chain(0..first) {
-            let (path_id, place) = (place % PATHS_MAX, place / PATHS_MAX);
-            let (what, from, to) = (place % 4, place / 4 % count, place / 4 / count);
-            let moved = match what {
-                0 => self.write(from, to, path_id)?,
-                1 => self.read(from, to, path_id)?,
-                2 => to == 0 && path_id == 0 && self.pull(from)?,
-                _ => to == 0 && path_id == 0 && self.serve(from)?,
-            };
-            if moved {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Runs until nothing can move.
-    pub fn run_until_idle(&mut self) -> Result<(), Violation> {
-        if self.single_path.is_some() {
-            return self.run_single_path();
-        }
-        for _ in 0..STEPS_MAX {
-            if !self.step()? {
-                return Ok(());
-            }
-        }
-        Err(Violation("the processes never come to rest".into()))
     }
 
     /// Checks at the end that no endpoint holds data, work or credit.
@@ -487,11 +335,12 @@ impl World {
             for (other, peer) in node.peers.iter().enumerate() {
                 let Some(peer) = *peer else { continue };
                 require!(!node.endpoint.has_work_for(peer), "{index} has work for {other}");
-                let (sent, heard) = self.eager[index][other];
+                let ChannelRecord { eager_sent, eager_returned, .. } = self.channels[index][other];
                 let is_live = !self.model.failed[index][other];
                 // The last frame that returns credit may vanish if no further frame is necessary.
                 let is_silent = node.paths[other].iter().any(|path| path.silent_loss);
-                let has_credit = sent == heard || (is_silent && self.has_silent_loss);
+                let has_credit =
+                    eager_sent == eager_returned || (is_silent && self.has_silent_loss);
                 require!(!is_live || has_credit, "{index} has lost credit with {other}");
             }
         }

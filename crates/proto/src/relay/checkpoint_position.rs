@@ -8,8 +8,8 @@
 //! which usually is the end of the log at that time.
 //!
 //! The relay drops everything before the oldest checkpoint image as soon as the endpoint reports
-//! this image ([`MessageLogs::trim`]). A log that was discarded because it exceeded its bound
-//! restarts at the next checkpoint ([`MessageLogs::restart_log`]): restoring that image needs
+//! this image ([`CheckpointPositions::trim_before`]). A log that was discarded because it exceeded its bound
+//! restarts at the next checkpoint: restoring that image needs
 //! nothing before its position.
 //!
 //! What may never happen: an incarnation receives the replay from another position than its own.
@@ -19,10 +19,7 @@ use alloc::vec::Vec;
 use super::byte_log::{ByteLog, Cursor};
 use super::determinant_log::{DeterminantLog, DeterminantPosition};
 use super::divergence::SENT_DIGEST_BYTES;
-use super::log_storage::UNREADABLE;
-use super::message_log::{LOG_TOO_LARGE, MessageLog, MessageLogs};
 use super::segmented_log::{SegmentPosition, SegmentedLog};
-use crate::id::Address;
 use crate::wire::hello::LogPosition;
 
 /// Why a replay is refused that is longer than its opening frame can say.
@@ -104,45 +101,10 @@ impl CheckpointPositions {
 
     /// Drops the stored positions before `determinants`. Returns the position of `determinants`, if
     /// an incarnation has attached there.
-    fn trim_before(&mut self, determinants: u64) -> Option<(LogPosition, DeterminantPosition)> {
+    pub fn trim_before(&mut self, determinants: u64) -> Option<(LogPosition, DeterminantPosition)> {
         let found = self.all.iter().position(|(known, _)| known.determinants == determinants)?;
         self.all.drain(..found);
         self.all.first().copied()
-    }
-}
-
-impl MessageLogs {
-    /// Drops the log before the position of `determinants`: no incarnation of the endpoint will
-    /// ever attach at an earlier position.
-    pub fn trim(&mut self, address: Address, determinants: u64) {
-        let Self { all, bytes, storage } = self;
-        let Some(log) = all.get_mut(&address) else { return };
-        let Some((standing, position)) = log.checkpoints.trim_before(determinants) else { return };
-        let before = log.bytes();
-        let sent = log.sent.at(standing.sent * SENT_DIGEST_BYTES as u64);
-        let inbound = log.inbound.at(standing.taken);
-        if let Some((inbound, sent)) = inbound.zip(sent) {
-            let freed = log.inbound.trim(inbound, &mut storage.buffer_pool);
-            storage.account_freed(&freed);
-            log.sent.trim(sent);
-            log.determinants.trim(position);
-        }
-        *bytes -= before - log.bytes();
-    }
-
-    /// Restarts logging for an endpoint whose log was discarded because it was too large or
-    /// unreadable, and whose incarnation attaches again at `standing`. Returns false if the
-    /// endpoint has no such discarded log.
-    pub fn restart_log(&mut self, address: Address, standing: LogPosition) -> bool {
-        let Some(log) = self.all.get_mut(&address) else { return false };
-        if !matches!(log.discard_reason, Some(LOG_TOO_LARGE | UNREADABLE)) {
-            return false;
-        }
-        let reads = log.nondeterminism.take();
-        *log = MessageLog::starting_at(standing);
-        log.nondeterminism = reads;
-        self.storage.note_recoverable(address);
-        true
     }
 }
 

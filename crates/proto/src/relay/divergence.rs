@@ -13,8 +13,7 @@
 use alloc::vec::Vec;
 use core::{array, fmt};
 
-use super::FRAME_BYTES_MAX;
-use super::message_log::MessageLogs;
+use super::bounds::FRAME_BYTES_MAX;
 use crate::digest::digest;
 use crate::id::Address;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
@@ -67,6 +66,33 @@ impl SentDigest {
         let [a, b, c, d, e, f, g, h, target @ ..] = bytes;
         let word = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         Self { target: Address(u32::from_le_bytes(target)), word }
+    }
+
+    /// Receiver of the frame.
+    pub fn target(self) -> Address {
+        self.target
+    }
+
+    /// The frame of `source` with this digest, among the frames of the log of its receiver.
+    pub fn find_in<'a>(
+        self,
+        source: Address,
+        mut frames: impl Iterator<Item = (Header, &'a [u8])>,
+    ) -> Option<(Header, Vec<u8>)> {
+        let known = self.version();
+        let may_be = |header: &Header| {
+            header.source == source
+                && Some(header.kind) == known.kind
+                && header.length == known.length
+        };
+        frames.find_map(|(header, frame)| {
+            if !may_be(&header) {
+                return None;
+            }
+            let mut bytes = frame.to_vec();
+            bytes[HOPS_AT] = 0;
+            (Self::of(&header, &bytes) == self).then_some((header, bytes))
+        })
     }
 
     /// The description of the frame for a report.
@@ -180,6 +206,28 @@ fn shown(bytes: &[u8]) -> [u8; SHOWN_BYTES] {
     array::from_fn(|at| bytes.get(at).copied().unwrap_or_default())
 }
 
+impl Divergence {
+    /// The divergence of `who`, which sends `frame` instead of the original frame with the digest
+    /// `was`. `original` is that frame itself, if the relay holds it in memory.
+    pub(super) fn of(
+        (who, incarnation, number): (Address, u32, u64),
+        was: SentDigest,
+        original: Option<(Header, Vec<u8>)>,
+        frame: &[u8],
+    ) -> Option<Self> {
+        let header = Header::parse(frame).ok()?;
+        let mut is = SentDigest::of(&header, frame).version();
+        is.tag = tag(&header, frame);
+        let was = was.version();
+        let mut divergence = Self { who, incarnation, frame: number, was, is, difference: None };
+        if let Some((before, bytes)) = original {
+            divergence.was.tag = tag(&before, &bytes);
+            divergence.difference = Some(FrameDifference::find(&before, &bytes, frame));
+        }
+        Some(divergence)
+    }
+}
+
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { who, incarnation, frame, was, is, .. } = self;
@@ -197,49 +245,6 @@ impl fmt::Display for Divergence {
             Some(FrameDifference::Front) => f.write_str("; they differ in their headers"),
             None => Ok(()),
         }
-    }
-}
-
-impl MessageLogs {
-    /// Describes the divergence of `who`, which sends `frame` instead of the original frame `was`.
-    pub fn describe_divergence(
-        &self,
-        (who, incarnation, number): (Address, u32, u64),
-        was: SentDigest,
-        frame: &[u8],
-    ) -> Option<Divergence> {
-        let header = Header::parse(frame).ok()?;
-        let mut is = SentDigest::of(&header, frame).version();
-        is.tag = tag(&header, frame);
-        let mut divergence = Divergence {
-            who,
-            incarnation,
-            frame: number,
-            was: was.version(),
-            is,
-            difference: None,
-        };
-        if let Some((before, bytes)) = self.find_sent_frame(who, was) {
-            divergence.was.tag = tag(&before, &bytes);
-            divergence.difference = Some(FrameDifference::find(&before, &bytes, frame));
-        }
-        Some(divergence)
-    }
-
-    /// The original frame itself, from the log of its receiver, if the frame is in memory there.
-    fn find_sent_frame(&self, source: Address, sent: SentDigest) -> Option<(Header, Vec<u8>)> {
-        let inbound = &self.all.get(&sent.target)?.inbound;
-        let known = sent.version();
-        let may_be = |header: &Header| {
-            header.source == source
-                && Some(header.kind) == known.kind
-                && header.length == known.length
-        };
-        inbound.in_memory().filter(|(header, _)| may_be(header)).find_map(|(header, frame)| {
-            let mut bytes = frame.to_vec();
-            bytes[HOPS_AT] = 0;
-            (SentDigest::of(&header, &bytes) == sent).then_some((header, bytes))
-        })
     }
 }
 
@@ -261,7 +266,7 @@ mod tests {
     use crate::wire::frame::flag;
 
     fn frame(target: Address, kind: Kind, length: u32, byte: u8) -> (Header, Vec<u8>) {
-        let header = super::super::undeliverable::empty(kind, Address::new(1, 0), target);
+        let header = super::super::empty_frame::empty(kind, Address::new(1, 0), target);
         let header = Header { length, ..header };
         let mut bytes = alloc::vec![byte; HEADER_BYTES + length as usize];
         header.emit(&mut bytes);

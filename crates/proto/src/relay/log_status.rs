@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::message_log::MessageLog;
 use super::nondeterminism_copies::NondeterminismCopy;
 use super::segmented_log::ShownFrame;
-use super::*;
+use crate::id::Address;
 
 /// Most determinants that the relay skips before the first one of an excerpt: the relay decodes
 /// them one by one, and all links wait meanwhile.
@@ -75,7 +75,7 @@ pub struct LogExcerpt {
 }
 
 impl LogStatus {
-    fn of(address: Address, log: &MessageLog) -> Self {
+    pub(super) fn of(address: Address, log: &MessageLog) -> Self {
         Self {
             address,
             discard_reason: log.discard_reason,
@@ -94,18 +94,11 @@ impl LogStatus {
     }
 }
 
-impl Relay {
-    /// The status of each message log, in order of address, from `first` on.
-    pub fn log_statuses(&self, first: Address) -> impl Iterator<Item = LogStatus> {
-        let logs = self.logs.iter();
-        logs.flat_map(move |it| it.all.range(first..)).map(|(who, it)| LogStatus::of(*who, it))
-    }
-
-    /// An excerpt of `count` determinants of an endpoint, beginning with number `from`, and their
-    /// frames, up to `DETERMINANTS_MAX` and `FRAMES_MAX`. `None`: the endpoint has no log, or
-    /// more than `SKIPPED_MAX` determinants precede `from`.
-    pub fn log_excerpt(&self, address: Address, from: u64, count: u64) -> Option<LogExcerpt> {
-        let log = self.logs.as_ref()?.all.get(&address)?;
+impl LogExcerpt {
+    /// An excerpt of `count` determinants of `log`, beginning with number `from`, and their frames,
+    /// up to `DETERMINANTS_MAX` and `FRAMES_MAX`. `None`: the log has been discarded, or more than
+    /// `SKIPPED_MAX` determinants precede `from`.
+    pub(super) fn of(log: &MessageLog, from: u64, count: u64) -> Option<Self> {
         let end = log.determinants.count();
         let from = from.min(end);
         // The determinants before the oldest checkpoint have been trimmed.
@@ -136,6 +129,6 @@ impl Relay {
         // After the last determinant follow the frames that wait.
         let last = if determinants.is_empty() { start.saturating_add(count) } else { first_frame };
         let frames = log.inbound.show_frames(start..last.min(start.saturating_add(FRAMES_MAX)));
-        Some(LogExcerpt { determinants, frames })
+        Some(Self { determinants, frames })
     }
 }

@@ -1,9 +1,10 @@
 //! Storage of the message logs: in memory up to a bound, and beyond this bound on a disk, which
 //! another thread reads and writes.
 //!
-//! What enters: full segments, and the results of disk requests ([`Relay::handle_written`],
-//! [`Relay::handle_read`]). What leaves: requests to write, read and delete segments
-//! ([`Relay::poll_disk_request`]), and events for the user ([`Relay::poll_log_event`]).
+//! What enters: full segments, and the results of disk requests ([`super::Relay::handle_written`],
+//! [`super::Relay::handle_read`]). What leaves: requests to write, read and delete segments
+//! ([`super::Recovery::poll_disk_request`]), and events for the user
+//! ([`super::Recovery::poll_log_event`]).
 //!
 //! The relay starts to write segments before the memory is full, the oldest first, a few at a time.
 //! If the memory fills up all the same, because the disk is slower than the arriving frames, inputs
@@ -20,10 +21,11 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::message_log::MessageLogs;
-use super::port::PENDING_REPORTS_MAX;
+use super::divergence::Divergence;
+use super::segment_buffers::{BufferPool, SegmentId};
 use super::segmented_log::FreedSegments;
-use super::*;
+use crate::id::Address;
+use crate::route::routing_table::LinkId;
 
 /// Size of a full segment in bytes: a disk transfers so much in one request at full speed.
 pub const SEGMENT_BYTES: usize = 1 << 20;
@@ -40,7 +42,7 @@ pub(super) const READ_AHEAD: usize = 4;
 const SEGMENTS_EACH: u64 = 8;
 
 /// Empty segment buffers that the relay keeps for new segments: their pages are mapped, and cost no
-/// page faults again. The driver takes buffers beyond this number ([`Relay::poll_surplus_buffer`]).
+/// page faults again. The driver takes buffers beyond this number ([`super::Recovery::poll_surplus_buffer`]).
 const BUFFER_POOL_MAX: usize = 2 * WRITES_MAX;
 
 /// Empty segment buffers that the relay should have in any case while the logs grow.
@@ -56,20 +58,16 @@ pub struct LogLimits {
     pub memory: u64,
     /// Bytes that all logs may take on the disk, if there is a disk.
     pub disk: Option<u64>,
-    /// Size of a full segment: [`SEGMENT_BYTES`], less in tests, and [`FRAME_BYTES_MAX`] at least.
+    /// Size of a full segment: [`SEGMENT_BYTES`], less in tests, and [`super::FRAME_BYTES_MAX`] at least.
     pub segment: usize,
 }
-
-/// Name of a segment that is on the disk or being written there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SegmentId(pub u64);
 
 /// Request to the disk. Requests must be served in order; reads may overtake other requests.
 #[derive(Debug)]
 pub enum DiskRequest {
-    /// Write these bytes, drop the reference, and then call [`Relay::handle_written`].
+    /// Write these bytes, drop the reference, and then call [`super::Relay::handle_written`].
     Write(SegmentId, Arc<Vec<u8>>),
-    /// Read so many bytes of this segment into the empty buffer, and call [`Relay::handle_read`].
+    /// Read so many bytes of this segment into the empty buffer, and call [`super::Relay::handle_read`].
     /// The write of the segment has ended.
     Read(SegmentId, usize, Vec<u8>),
     /// Delete this segment.
@@ -87,48 +85,18 @@ pub enum LogEvent {
     /// The endpoint, whose log exceeded the bound or could not be read, can be restarted again.
     Recoverable(Address),
     /// The log of the endpoint has grown so much since its last checkpoint that another checkpoint
-    /// is due: see [`Relay::set_checkpoint_log_bytes`].
+    /// is due: see [`super::Recovery::set_checkpoint_log_bytes`].
     CheckpointDue(Address),
     /// The disk has reached its bound: further frames stay in memory.
     DiskFull,
 }
 
-/// Empty buffers of the size of a full segment.
-#[derive(Debug)]
-pub(super) struct BufferPool {
-    buffers: Vec<Vec<u8>>,
-    segment_bytes: usize,
-}
-
-impl BufferPool {
-    pub fn new(segment_bytes: usize) -> Self {
-        Self { buffers: Vec::new(), segment_bytes }
-    }
-
-    pub fn segment_bytes(&self) -> usize {
-        self.segment_bytes
-    }
-
-    /// An empty buffer of `size` bytes.
-    pub fn take(&mut self, size: usize) -> Vec<u8> {
-        let buffer_pool = if size == self.segment_bytes { self.buffers.pop() } else { None };
-        buffer_pool.unwrap_or_else(|| Vec::with_capacity(size))
-    }
-
-    pub fn give_back(&mut self, mut buffer: Vec<u8>) {
-        if buffer.capacity() >= self.segment_bytes {
-            buffer.clear();
-            self.buffers.push(buffer);
-        }
-    }
-}
-
 /// A segment that is being written or read: its endpoint, number and length.
 #[derive(Clone, Copy, Debug)]
-struct SegmentIo {
-    address: Address,
-    number: usize,
-    bytes: u64,
+pub(super) struct SegmentIo {
+    pub address: Address,
+    pub number: usize,
+    pub bytes: u64,
     is_written: bool,
 }
 
@@ -153,7 +121,7 @@ pub(super) struct LogStorage {
     is_full_reported: bool,
     /// Whether a segment of full size has been filled: more full segments will follow.
     has_filled: bool,
-    /// Bytes: see [`Relay::set_checkpoint_log_bytes`].
+    /// Bytes: see [`super::Recovery::set_checkpoint_log_bytes`].
     checkpoint_log_bytes: u64,
     /// Inputs that wait for the disk.
     waiting_inputs: Vec<LinkId>,
@@ -247,7 +215,7 @@ impl LogStorage {
 
     /// Whether the relay should write one more segment now, with logs of `held` bytes of so many
     /// endpoints.
-    fn may_write(&mut self, held: u64, endpoints: usize) -> bool {
+    pub fn may_write(&mut self, held: u64, endpoints: usize) -> bool {
         let Some(disk) = self.room.disk else { return false };
         // Some of the segments being written may have been dropped from the logs.
         let staying = (held - self.evicted_bytes).saturating_sub(self.writing_bytes);
@@ -276,215 +244,96 @@ impl LogStorage {
         let buffer = self.buffer_pool.take(self.room.segment);
         self.requests.push_back(DiskRequest::Read(id, length, buffer));
     }
-}
 
-impl MessageLogs {
-    /// Requests writes of full segments until enough memory will be free.
-    pub fn write_out(&mut self) {
-        while self.storage.may_write(self.bytes, self.all.len()) {
-            let Some((address, number)) = self.storage.sealed.pop_front() else { break };
-            let id = SegmentId(self.storage.ids);
-            let log = self.all.get_mut(&address);
-            let Some(bytes) = log.and_then(|it| it.inbound.begin_write(number, id)) else {
-                continue;
-            };
-            self.storage.ids += 1;
-            let io = SegmentIo { address, number, bytes: bytes.len() as u64, is_written: true };
-            self.storage.begin_io(id, io);
-            self.storage.requests.push_back(DiskRequest::Write(id, bytes));
-        }
+    /// The oldest full segment in memory: its endpoint and number.
+    pub fn pop_sealed(&mut self) -> Option<(Address, usize)> {
+        self.sealed.pop_front()
     }
 
-    /// Whether `bytes` more bytes exceed the memory bound while the disk is writing.
-    fn must_wait(&self, bytes: usize) -> bool {
-        self.storage.is_writing() && self.storage.is_over(self.bytes + bytes as u64, self.all.len())
+    /// Name of the segment that is written next.
+    pub fn next_id(&self) -> SegmentId {
+        SegmentId(self.ids)
     }
 
-    fn handle_written(&mut self, id: SegmentId, is_written: bool) {
-        let Some(io) = self.storage.pending_io.remove(&id) else { return };
-        let storage = &mut self.storage;
-        storage.writes -= 1;
-        storage.writing_bytes -= io.bytes;
+    /// Requests to write a segment of `address`, under the name [`LogStorage::next_id`].
+    pub fn write(&mut self, address: Address, number: usize, bytes: Arc<Vec<u8>>) {
+        let id = self.next_id();
+        self.ids += 1;
+        let io = SegmentIo { address, number, bytes: bytes.len() as u64, is_written: true };
+        self.begin_io(id, io);
+        self.requests.push_back(DiskRequest::Write(id, bytes));
+    }
+
+    /// Ends a write, which has succeeded or failed. After a failed write nothing more is written.
+    pub fn end_write(&mut self, id: SegmentId, is_written: bool) -> Option<SegmentIo> {
+        let io = self.pending_io.remove(&id)?;
+        self.writes -= 1;
+        self.writing_bytes -= io.bytes;
         if !is_written {
             // Segments that are on the disk already can still be read.
-            storage.room.disk = None;
-            storage.sealed.clear();
+            self.room.disk = None;
+            self.sealed.clear();
         }
-        if let Some(log) = self.all.get_mut(&io.address) {
-            let is_read = log.is_reading(io.number);
-            let buffer_pool = &mut storage.buffer_pool;
-            let is_there = log.inbound.holds(io.number, id);
-            let away = log.inbound.finish_write(io.number, id, is_written, is_read, buffer_pool);
-            storage.evicted_bytes += away.unwrap_or(0) as u64;
-            if is_there && !is_written {
-                storage.disk_bytes -= io.bytes;
-            }
-        }
-        self.write_out();
+        Some(io)
     }
 
-    /// The endpoint of the segment that was read, and whether the read succeeded.
-    fn handle_read(&mut self, id: SegmentId, bytes: Option<Vec<u8>>) -> Option<(Address, bool)> {
-        let io = self.storage.pending_io.remove(&id)?;
-        let log = self.all.get_mut(&io.address)?;
-        if !log.inbound.holds(io.number, id) {
-            return None;
-        }
-        let is_wanted = log.is_reading(io.number);
-        // No segment is empty, so a failed read fails the length check.
-        let bytes = bytes.unwrap_or_default();
-        let buffer_pool = &mut self.storage.buffer_pool;
-        let is_good = log.inbound.finish_read(io.number, id, bytes, is_wanted, buffer_pool);
-        Some((io.address, is_good))
+    /// Ends a read.
+    pub fn end_read(&mut self, id: SegmentId) -> Option<SegmentIo> {
+        self.pending_io.remove(&id)
     }
-}
 
-impl Relay {
-    /// Sets how many bytes the log of an endpoint may grow before the next checkpoint is due,
-    /// whatever the time. The relay checks the growth with each full segment.
     pub fn set_checkpoint_log_bytes(&mut self, bytes: u64) {
-        if let Some(logs) = &mut self.logs {
-            logs.storage.checkpoint_log_bytes = bytes;
-        }
+        self.checkpoint_log_bytes = bytes;
     }
 
-    /// The next disk request that the driver should serve.
-    pub fn poll_disk_request(&mut self) -> Option<DiskRequest> {
-        self.logs.as_mut()?.storage.requests.pop_front()
+    pub fn poll_request(&mut self) -> Option<DiskRequest> {
+        self.requests.pop_front()
     }
 
-    /// Number of empty segment buffers that the relay needs soon ([`Relay::add_segment_buffer`]),
-    /// as far as the memory bound allows.
+    pub fn poll_event(&mut self) -> Option<LogEvent> {
+        self.events.pop_front()
+    }
+
+    /// Number of empty segment buffers that are needed soon, with logs of `held` bytes of so many
+    /// endpoints, as far as the memory bound allows.
     #[inline]
-    pub fn wanted_segment_buffers(&self) -> usize {
-        let Some(logs) = self.logs.as_ref().filter(|it| it.storage.has_filled) else {
+    pub fn wanted_buffers(&self, held: u64, endpoints: usize) -> usize {
+        if !self.has_filled {
             return 0;
-        };
-        let LogStorage { buffer_pool, room, .. } = &logs.storage;
-        let next = logs.bytes + ((buffer_pool.buffers.len() + 1) * room.segment) as u64;
-        match logs.storage.is_over(next, logs.all.len()) {
+        }
+        let next = held + ((self.buffer_pool.len() + 1) * self.room.segment) as u64;
+        match self.is_over(next, endpoints) {
             true => 0,
-            false => BUFFER_POOL_MIN.saturating_sub(buffer_pool.buffers.len()),
+            false => BUFFER_POOL_MIN.saturating_sub(self.buffer_pool.len()),
         }
     }
 
-    /// An empty segment buffer that the relay does not need soon, for the driver's pool. Its pages
-    /// are mapped.
     pub fn poll_surplus_buffer(&mut self) -> Option<Vec<u8>> {
-        let buffer_pool = &mut self.logs.as_mut()?.storage.buffer_pool;
-        if buffer_pool.buffers.len() > BUFFER_POOL_MAX { buffer_pool.buffers.pop() } else { None }
+        if self.buffer_pool.len() > BUFFER_POOL_MAX { self.buffer_pool.pop() } else { None }
     }
 
-    /// Bytes within the memory bound that neither the logs nor empty buffers take now.
-    pub fn unused_bytes(&self) -> u64 {
-        let Some(MessageLogs { storage, bytes, .. }) = &self.logs else { return 0 };
-        let buffer_pool = (storage.buffer_pool.buffers.len() * storage.room.segment) as u64;
-        storage.room.memory.saturating_sub(bytes - storage.evicted_bytes + buffer_pool)
+    /// Bytes within the memory bound that neither the logs, of `held` bytes, nor empty buffers take
+    /// now.
+    pub fn unused_bytes(&self, held: u64) -> u64 {
+        let buffers = (self.buffer_pool.len() * self.room.segment) as u64;
+        self.room.memory.saturating_sub(held - self.evicted_bytes + buffers)
     }
 
-    /// Adds an empty segment buffer, whose pages are mapped.
-    pub fn add_segment_buffer(&mut self, segment: Vec<u8>) {
-        if let Some(logs) = &mut self.logs {
-            logs.storage.buffer_pool.give_back(segment);
-        }
+    // ---- inputs that wait for the disk ---------------------------------------------------
+
+    pub fn has_waiting_inputs(&self) -> bool {
+        !self.waiting_inputs.is_empty()
     }
 
-    /// The next event that the user should know.
-    pub fn poll_log_event(&mut self) -> Option<LogEvent> {
-        self.logs.as_mut()?.storage.events.pop_front()
+    pub fn add_waiting_input(&mut self, link: LinkId) {
+        self.waiting_inputs.push(link);
     }
 
-    /// An endpoint whose connection the driver must close, and why: its log cannot be read, so the
-    /// replay has failed.
-    pub fn poll_failed_replay(&mut self) -> Option<(LinkId, &'static str)> {
-        self.failed_replays.pop_front()
+    pub fn remove_waiting_input(&mut self, link: LinkId) {
+        self.waiting_inputs.retain(|waiter| *waiter != link);
     }
 
-    /// Bytes of all message logs: in memory, and on the disk.
-    pub fn kept_bytes(&self) -> (u64, u64) {
-        let Some(logs) = &self.logs else { return (0, 0) };
-        (logs.bytes - logs.storage.evicted_bytes, logs.storage.disk_bytes)
-    }
-
-    /// Whether inputs wait for the disk.
-    pub fn waits_for_disk(&self) -> bool {
-        self.logs.as_ref().is_some_and(|logs| !logs.storage.waiting_inputs.is_empty())
-    }
-
-    /// Result of [`DiskRequest::Write`]. After a failed write the relay requests no further writes.
-    pub fn handle_written(&mut self, id: SegmentId, is_written: bool) {
-        let Some(logs) = &mut self.logs else { return };
-        logs.handle_written(id, is_written);
-        if !logs.must_wait(0) {
-            self.released.extend(logs.storage.waiting_inputs.drain(..));
-        }
-    }
-
-    /// Result of [`DiskRequest::Read`]. `None`: the read failed, or the bytes differ from the
-    /// written ones.
-    pub fn handle_read(&mut self, id: SegmentId, bytes: Option<Vec<u8>>) {
-        let Some(logs) = &mut self.logs else { return };
-        self.counters.read_back_bytes += bytes.as_ref().map_or(0, Vec::len) as u64;
-        let Some((address, is_good)) = logs.handle_read(id, bytes) else { return };
-        let Route::Link(link) = self.table.route(address) else { return };
-        match is_good {
-            true => self.resume_replay(link),
-            false => self.fail_replay(link, address),
-        }
-    }
-
-    /// Discards a log that cannot be read. An incarnation that is still replaying cannot continue.
-    /// An endpoint with a mere backlog continues: its missing frames count as lost in the network,
-    /// and their sources still hold them for retransmission.
-    pub(super) fn fail_replay(&mut self, link: LinkId, address: Address) {
-        let Some(logs) = &mut self.logs else { return };
-        let has_only_backlog = logs.has_only_backlog(address);
-        logs.discard(address, UNREADABLE);
-        let port = self.port_mut(link);
-        let was_replaying = port.is_replaying;
-        port.set_replay_state(ReplayState::Complete);
-        if !was_replaying || !port.is_up() {
-            return;
-        }
-        if !has_only_backlog {
-            self.failed_replays.push_back((link, UNREADABLE));
-            return;
-        }
-        // The sources of the missing frames cannot be read either, so every process of the job
-        // receives Lost. A source that has sent nothing has nothing to request.
-        let sources = self.table.processes().map(|index| Address::new(index, 0));
-        let channels = sources.filter(|source| *source != address).map(|source| (source, address));
-        let lost: BTreeSet<_> = channels.take(PENDING_REPORTS_MAX).collect();
-        self.port_mut(link).lossy_channels.extend(lost);
-        self.report_losses(link);
-    }
-
-    /// Whether a frame for `to` has to wait until the disk has written a segment. Its input then
-    /// waits.
-    #[inline]
-    pub(super) fn must_wait_for_disk(&mut self, from: LinkId, to: LinkId, bytes: usize) -> bool {
-        let Some(logs) = &mut self.logs else { return false };
-        if !logs.must_wait(bytes) {
-            return false;
-        }
-        let (Some(input), Some(output)) =
-            (&self.ports[from.0 as usize], &self.ports[to.0 as usize])
-        else {
-            return false;
-        };
-        let PortKind::Endpoint(address) = output.kind else { return false };
-        if input.is_draining || logs.unrecoverable_reason(address).is_some() {
-            return false;
-        }
-        logs.storage.waiting_inputs.push(from);
-        self.counters.disk_waits += 1;
-        true
-    }
-
-    /// Removes `link` from the inputs that wait for the disk.
-    pub(super) fn stop_waiting_for_disk(&mut self, link: LinkId) {
-        if let Some(logs) = &mut self.logs {
-            logs.storage.waiting_inputs.retain(|waiter| *waiter != link);
-        }
+    pub fn take_waiting_inputs(&mut self) -> impl Iterator<Item = LinkId> {
+        self.waiting_inputs.drain(..)
     }
 }

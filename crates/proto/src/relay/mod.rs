@@ -13,7 +13,7 @@
 //!
 //! **Streams.** A peer relay is one output with one queue and at most [`STREAMS_MAX`] *streams*,
 //! each of which takes whole frames from the front of that queue as its connection has capacity. A
-//! stream is a link of its own as an input, and as a writer ([`Relay::writer`]). Frames of one
+//! stream is a link of its own as an input, and as a writer ([`Ports::writer`]). Frames of one
 //! channel may overtake each other on different streams; endpoints restore the order.
 //!
 //! **Back-pressure.** An output whose queue has reached its bound accepts no more frames: an input
@@ -34,7 +34,7 @@
 //! all frames that were written to an endpoint recently count as lost.
 //!
 //! **Restarted processes** ([`Relay::enable_recovery`]). The relay then logs every frame for each
-//! endpoint, and drops the frames that a restarted incarnation sends again: see `message_log`. The
+//! endpoint, and drops the frames that a restarted incarnation sends again: see `message_logs`. The
 //! frames that wait for an endpoint are in the log, whose bound replaces the bound of the queue.
 //! Replay to a restarted incarnation goes through the queue piece by piece
 //! ([`Relay::replay_next`]): see `replay`. Log segments beyond the memory bound go to a disk: see
@@ -47,133 +47,109 @@
 //!
 //! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write,
 //! `handle_sent`, `keep`) before the buffer is touched again or another input is handled.
+//!
+//! The modules, each of which uses only modules before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `bounds` | every bound of a relay |
+//! | `counters` | counters of a relay |
+//! | `empty_frame` | frames without a body that the relay makes |
+//! | `link_queue` | list of links that take turns |
+//! | `recent_channels` | channels whose frames a link has carried recently |
+//! | `writer` | frame that a link has begun to write |
+//! | `output_queue` | frames that wait for one output |
+//! | `loss_record` | losses and reports of one port |
+//! | `byte_log` | bytes in order, in blocks |
+//! | `segment_buffers` | names and buffers of log segments |
+//! | `segmented_log` | frames in order, in segments, in memory and on the disk |
+//! | `determinant_log` | determinants of one endpoint |
+//! | `divergence` | digests of sent frames, and the report about another frame |
+//! | `nondeterminism_copies` | copy of the recorded nondeterminism of one endpoint |
+//! | `checkpoint_position` | positions in the logs of one endpoint |
+//! | `log_storage` | memory and disk of all logs |
+//! | `replay_state` | how a replay goes on |
+//! | `replay` | one replay |
+//! | `message_log` | the log of one endpoint |
+//! | `message_logs` | the logs of all endpoints |
+//! | `log_status` | sizes and excerpts of logs |
+//! | `stream_receipts` | what a stream has received and confirmed |
+//! | `stream_set` | streams of one peer relay |
+//! | `port_state` | life of a port |
+//! | `port` | one link |
+//! | `ports` | all links |
+//! | `queue_memory` | memory and bound of the queues |
+//! | `input_turns` | inputs that wait |
+//! | `switch` | frames from inputs to outputs, losses, reports |
+//! | `replays` | all replays |
+//! | `recovery` | logs and replays, if recovery is enabled |
+//! | `admission` | frames that a link may send |
 
+mod admission;
+mod bounds;
 mod byte_log;
 mod checkpoint_position;
+mod counters;
 mod determinant_log;
 mod divergence;
-mod links;
+mod empty_frame;
+mod input_turns;
+mod link_queue;
 mod log_status;
 mod log_storage;
+mod loss_record;
 mod message_log;
+mod message_logs;
 mod nondeterminism_copies;
+mod output_queue;
 mod port;
+mod port_state;
+mod ports;
+mod queue_memory;
 mod recent_channels;
+mod recovery;
 mod replay;
+mod replay_state;
+mod replays;
+mod segment_buffers;
 mod segmented_log;
+mod stream_receipts;
+mod stream_set;
+mod switch;
 #[cfg(test)]
 mod tests;
-mod undeliverable;
-mod writing;
+mod writer;
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::id::{Address, ClusterId};
-use crate::limit::{
-    EAGER_TOTAL_BYTES, HOPS_MAX, KIND_HEADER_BYTES_MAX, RELAY_PAYLOAD_BYTES_MAX, RELAY_WINDOW_BYTES,
-};
-use crate::route::byte_queue::ChunkPool;
+use crate::limit::HOPS_MAX;
 use crate::route::routing_table::{ClusterRange, LinkId, Route, RoutingTable};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::hello::LogPosition;
-use crate::wire::kind_header::KindHeader;
-use checkpoint_position::CheckpointPosition;
+use admission::Admission;
+pub use bounds::{
+    ATTACH_MILLIS_MAX, ENDPOINT_QUEUE_BYTES_MAX, ENDPOINT_RECONNECT_MILLIS_MAX, FRAME_BYTES_MAX,
+    KEEPALIVE_BYTES, KEEPALIVE_MILLIS, PEER_QUEUE_BYTES_MAX, PEER_RECONNECT_MILLIS_MAX,
+    QUEUE_BYTES_MIN, RESTART_MILLIS_MAX, STREAMS_MAX, TOTAL_QUEUE_BYTES,
+};
+pub use counters::Counters;
 pub use divergence::{Divergence, FrameDifference, FrameVersion};
 pub use log_status::{DeterminantStatus, LogExcerpt, LogStatus};
-pub use log_storage::{DiskRequest, LogEvent, LogLimits, SEGMENT_BYTES, SegmentId};
-pub use message_log::MESSAGE_LOGS_BYTES_MAX;
-use message_log::{MessageLog, MessageLogs};
+pub use log_storage::{DiskRequest, LogEvent, LogLimits, SEGMENT_BYTES};
+pub use message_logs::MESSAGE_LOGS_BYTES_MAX;
 pub use nondeterminism_copies::KeptNondeterminism;
-use port::{Piece, Port, PortKind, PortState};
-use recent_channels::ChannelKey;
-use replay::ReplayState;
+use port::{Port, PortKind};
+use port_state::{PortEvent, PortState};
+pub use ports::Ports;
+use recovery::Filtered;
+pub use recovery::Recovery;
+use replay_state::ReplayState;
+pub use segment_buffers::SegmentId;
 pub use segmented_log::ShownFrame;
-
-/// Largest frame that a relay accepts, in bytes.
-pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + KIND_HEADER_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
-
-/// Bound of the queue towards an endpoint, in bytes. An endpoint that computes for a while must not
-/// hold up the link that it shares with others, so the queue holds all that may come to the
-/// endpoint without a grant, and four windows of long messages that the endpoint has requested.
-pub const ENDPOINT_QUEUE_BYTES_MAX: usize = (EAGER_TOTAL_BYTES + 4 * RELAY_WINDOW_BYTES) as usize;
-
-/// Bound of the queue towards a peer relay, in bytes. The queue is small, since inputs wait fairly
-/// outside the queue, while queued frames delay everybody: eight frames, so that the output never
-/// runs dry.
-pub const PEER_QUEUE_BYTES_MAX: usize = 8 * FRAME_BYTES_MAX;
-
-/// Bound of all queues together, in bytes; as the queues fill up, the bound of each queue shrinks
-/// to the remaining memory.
-pub const TOTAL_QUEUE_BYTES: usize = 1 << 30;
-
-/// Bytes that a queue may hold however full the relay is, so that every link makes progress.
-pub const QUEUE_BYTES_MIN: usize = 2 * FRAME_BYTES_MAX;
-
-/// Milliseconds that frames wait for an endpoint that has not attached yet. Ranks of a job start
-/// within seconds of each other; a rank that never attaches must not stall its senders for ever.
-pub const ATTACH_MILLIS_MAX: u64 = 30_000;
-
-/// Milliseconds that frames wait for an endpoint whose link has broken, unless the user sets
-/// another time (`peer_timeout`).
-pub const ENDPOINT_RECONNECT_MILLIS_MAX: u64 = 60_000;
-
-/// Milliseconds that frames wait for an endpoint that may be restarted, unless the user sets a
-/// longer time (`peer_timeout`). The launcher ends the job if it cannot restart the endpoint;
-/// before the endpoint attaches, its program may compute.
-pub const RESTART_MILLIS_MAX: u64 = 600_000;
-
-/// Milliseconds that frames wait for a peer relay, unless the time for an endpoint is longer. The
-/// time is long enough for the peer relay to be restarted or rerouted.
-pub const PEER_RECONNECT_MILLIS_MAX: u64 = 60_000;
-
-/// Most streams to one peer relay: the maximum of `wan_streams`.
-pub const STREAMS_MAX: usize = 64;
-
-/// Milliseconds after which a stream sends a keepalive with the number of received bytes: soon
-/// enough for the peer relay to see that the stream is alive.
-pub const KEEPALIVE_MILLIS: u64 = 1_000;
-
-/// Received bytes after which a stream sends a keepalive without waiting for [`KEEPALIVE_MILLIS`]:
-/// when a stream breaks, few sources that have lost nothing are notified.
-pub const KEEPALIVE_BYTES: u64 = 1 << 20;
-
-const _: () = {
-    assert!(QUEUE_BYTES_MIN <= PEER_QUEUE_BYTES_MAX);
-    assert!(PEER_QUEUE_BYTES_MAX <= ENDPOINT_QUEUE_BYTES_MAX);
-};
-
-/// Counters of a relay since its creation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Frames given to an output.
-    pub frames: u64,
-    /// Bytes of the frames given to an output, headers included.
-    pub bytes: u64,
-    /// Unreachable reports to sources: the target of a frame cannot be reached.
-    pub unreachable: u64,
-    /// Lost reports to sources: frames of the source have been lost.
-    pub lost: u64,
-    /// Reports dropped because too many were pending.
-    pub reports_dropped: u64,
-    /// Links closed because of a malformed frame.
-    pub malformed: u64,
-    /// How often an input had to wait for an output.
-    pub pauses: u64,
-    /// Bytes in flight to peer relays when a stream broke: these bytes may have been lost.
-    pub lost_bytes: u64,
-    /// Frames delivered by endpoints that may be restarted, as their determinants report.
-    pub delivered_frames: u64,
-    /// Bytes of the determinants that the relay has logged.
-    pub determinant_bytes: u64,
-    /// Bytes of recorded nondeterminism that the relay keeps copies of.
-    pub nondeterminism_bytes: u64,
-    /// Bytes of message logs that were read back from the disk.
-    pub read_back_bytes: u64,
-    /// How often an input had to wait for the disk.
-    pub disk_waits: u64,
-}
+pub use switch::NewStream;
+use switch::Switch;
 
 /// Result of handling an input's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,50 +172,15 @@ pub enum Stop {
     Broken(Malformed),
 }
 
-/// Result of connecting a new stream to a peer relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NewStream {
-    /// Link of the new stream.
-    pub stream: LinkId,
-    /// Whether the new stream is the only one: the peer relay was disconnected.
-    pub is_first: bool,
-    /// Number of channels whose sources are notified that frames have been lost meanwhile.
-    pub lossy_channels: usize,
-}
-
-/// A relay: see the module head.
+/// A relay: see the module head. What may be asked about links is answered by [`Relay::ports`],
+/// what may be asked about message logs by [`Relay::recovery`].
 #[derive(Debug)]
 pub struct Relay {
-    table: RoutingTable,
-    ports: Vec<Option<Port>>,
-    free: Vec<LinkId>,
-    pool: ChunkPool,
-    flush: VecDeque<LinkId>,
-    resume: VecDeque<LinkId>,
-    /// Inputs that need not wait any longer, since their output has disconnected.
-    released: VecDeque<LinkId>,
-    /// The input that resumes now, and the output that it waited for.
-    turn: Option<(LinkId, LinkId)>,
-    /// Pending reports: target of the report, and endpoint that the report is about.
-    reports: BTreeMap<(Address, Address), Kind>,
-    /// Ports that may have capacity for their pending reports.
-    ports_with_reports: VecDeque<LinkId>,
-    /// Endpoints that are to receive the next piece of their replay.
-    replaying: VecDeque<LinkId>,
-    /// Endpoints whose replay failed, and why.
-    failed_replays: VecDeque<(LinkId, &'static str)>,
-    now_millis: u64,
-    disconnected_ports: usize,
-    streams: usize,
+    switch: Switch,
+    recovery: Recovery,
+    admission: Admission,
     /// Milliseconds: see [`Relay::set_reconnect_timeout`].
     endpoint_reconnect_millis: u64,
-    counters: Counters,
-    /// Message logs of the endpoints, if recovery is enabled.
-    logs: Option<MessageLogs>,
-    /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill the queue.
-    endpoint_bound: usize,
-    /// Checksum function for frames of endpoints: see [`Relay::set_check`].
-    check: Option<fn(&[u8]) -> u32>,
 }
 
 impl Relay {
@@ -253,39 +194,38 @@ impl Relay {
         clusters: Vec<ClusterRange>,
         now_millis: u64,
     ) -> Result<Self, &'static str> {
-        let mut relay = Self {
-            table: RoutingTable::new(own, clusters)?,
-            ports: Vec::new(),
-            free: Vec::new(),
-            pool: ChunkPool::default(),
-            flush: VecDeque::new(),
-            resume: VecDeque::new(),
-            released: VecDeque::new(),
-            turn: None,
-            reports: BTreeMap::new(),
-            ports_with_reports: VecDeque::new(),
-            replaying: VecDeque::new(),
-            failed_replays: VecDeque::new(),
-            now_millis,
-            disconnected_ports: 0,
-            streams: 0,
-            endpoint_reconnect_millis: ENDPOINT_RECONNECT_MILLIS_MAX,
-            counters: Counters::default(),
-            logs: None,
-            endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
-            check: None,
-        };
-        for number in 0..relay.table.cluster_count() {
+        let mut switch = Switch::new(RoutingTable::new(own, clusters)?, now_millis);
+        for number in 0..switch.table.cluster_count() {
             let cluster = ClusterId(number as u16);
             if cluster != own {
-                let link = relay.open_port(
-                    PortKind::Peer(cluster),
-                    PortState::Disconnected { since: now_millis },
-                );
-                relay.table.set_peer(cluster, link);
+                let link = switch.open_disconnected(PortKind::Peer(cluster));
+                switch.table.set_peer(cluster, link);
             }
         }
-        Ok(relay)
+        Ok(Self {
+            switch,
+            recovery: Recovery::default(),
+            admission: Admission::default(),
+            endpoint_reconnect_millis: ENDPOINT_RECONNECT_MILLIS_MAX,
+        })
+    }
+
+    /// The links of the relay.
+    #[inline]
+    pub fn ports(&self) -> &Ports {
+        &self.switch.ports
+    }
+
+    /// What the relay keeps for restarts.
+    #[inline]
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// What the relay keeps for restarts.
+    #[inline]
+    pub fn recovery_mut(&mut self) -> &mut Recovery {
+        &mut self.recovery
     }
 
     /// Sets how many milliseconds frames wait for an endpoint whose link has broken.
@@ -301,7 +241,7 @@ impl Relay {
     /// Requires from now on that each frame of an endpoint carries the checksum `sum` of its header
     /// and kind header.
     pub fn set_check(&mut self, sum: fn(&[u8]) -> u32) {
-        self.check = Some(sum);
+        self.admission.check = Some(sum);
     }
 
     /// Enables recovery: endpoints that are killed from now on may be restarted, and their peers
@@ -319,51 +259,226 @@ impl Relay {
     /// If a frame does not fit into a segment.
     pub fn enable_recovery_within(&mut self, room: LogLimits) {
         assert!(room.segment >= FRAME_BYTES_MAX, "frames lie whole in a segment");
-        self.logs = Some(MessageLogs::new(room));
+        self.recovery.enable(room);
     }
 
     /// Whether [`Relay::enable_recovery`] or [`Relay::enable_recovery_within`] has been called.
     pub fn is_recovery_enabled(&self) -> bool {
-        self.logs.is_some()
+        self.recovery.is_enabled()
     }
 
     /// The counters of the relay since its creation.
     pub fn counters(&self) -> Counters {
-        self.counters
+        self.switch.counters
     }
 
     /// Bytes of memory that all queues take.
     pub fn queued_bytes(&self) -> usize {
-        self.pool.used_bytes()
+        self.switch.memory.pool.used_bytes()
     }
 
     /// The cluster of the process of `address`; `None` if the job has no such process.
     pub fn cluster_of(&self, address: Address) -> Option<ClusterId> {
-        self.table.cluster_of(address)
+        self.switch.table.cluster_of(address)
     }
 
     /// The port of the peer relay of `cluster`, connected or not.
     pub fn peer(&self, cluster: ClusterId) -> Option<LinkId> {
-        self.table.peer(cluster)
+        self.switch.table.peer(cluster)
     }
 
     /// The link and the incarnation of `address` if the endpoint is attached.
     pub fn incarnation(&self, address: Address) -> Option<(LinkId, u32)> {
-        let Route::Link(link) = self.table.route(address) else { return None };
-        let port = self.ports.get(link.0 as usize)?.as_ref()?;
-        let is_attached = port.is_up() && matches!(port.kind, PortKind::Endpoint(_));
+        let Route::Link(link) = self.switch.table.route(address) else { return None };
+        let port = self.switch.ports.find(link)?;
+        let is_attached = port.is_up() && port.endpoint().is_some();
         is_attached.then_some((link, port.incarnation?))
     }
 
-    /// Incarnation of the peer relay that the streams of `link` lead to, if a stream was ever
-    /// connected.
-    pub fn peer_incarnation(&self, link: LinkId) -> Option<u32> {
-        self.port(link).incarnation
+    // ---- endpoints attach and detach -----------------------------------------------------
+
+    /// Attaches an endpoint of this relay's cluster, for the first time or again. Frames that
+    /// waited for the endpoint are in its queue.
+    ///
+    /// # Errors
+    /// If the endpoint does not belong to this cluster, is attached already ([`Relay::suspend`] or
+    /// [`Relay::detach`] the older link first), or a later incarnation of it has been attached.
+    pub fn attach(&mut self, address: Address, incarnation: u32) -> Result<LinkId, &'static str> {
+        self.attach_at(address, incarnation, LogPosition::default())
     }
 
-    /// Links of the streams to the peer relay of `link`.
-    pub fn streams(&self, link: LinkId) -> &[LinkId] {
-        &self.port(link).streams
+    /// Attaches an endpoint as [`Relay::attach`] does, at log position `standing`. If the relay has
+    /// discarded the log of the endpoint, and the same incarnation attaches again, logging restarts
+    /// at this position.
+    ///
+    /// # Errors
+    /// As [`Relay::attach`], and if the log of the endpoint does not hold `standing`.
+    pub fn attach_at(
+        &mut self,
+        address: Address,
+        incarnation: u32,
+        standing: LogPosition,
+    ) -> Result<LinkId, &'static str> {
+        if address == Address::ANONYMOUS || self.cluster_of(address).is_none() {
+            return Err("no process of the job has its address");
+        }
+        if self.cluster_of(address) != Some(self.switch.table.own()) {
+            return Err("its process belongs to another cluster");
+        }
+        let mut link = None;
+        // An endpoint that has never been attached has delivered nothing.
+        let mut may_restart_log = incarnation == 0 && standing == LogPosition::default();
+        if let Route::Link(known) = self.switch.table.route(address) {
+            let port = self.switch.ports.get(known);
+            match port.incarnation {
+                _ if port.is_up() => return Err("its address is attached already"),
+                Some(last) if last > incarnation => return Err("it has been restarted since"),
+                // The frames that wait are for an earlier incarnation.
+                Some(last) if last < incarnation && !self.is_recovery_enabled() => {
+                    self.detach(known)
+                }
+                last => {
+                    link = Some(known);
+                    may_restart_log &= last.is_none();
+                    // The same incarnation attaches again only after a checkpoint, whose position
+                    // may be the beginning.
+                    may_restart_log |= last == Some(incarnation);
+                }
+            }
+        }
+        let Self { switch, recovery, .. } = self;
+        let (position, is_log_restarted) =
+            recovery.locate(address, incarnation, standing, may_restart_log)?;
+        let link = link.unwrap_or_else(|| switch.open_endpoint(address));
+        switch.table.set_endpoint(address, Some(link));
+        switch.ports.get_mut(link).incarnation = Some(incarnation);
+        recovery.start_replay(switch, link, position, is_log_restarted);
+        switch.mark_reconnected(link);
+        Ok(link)
+    }
+
+    /// Starts draining the link of a killed process whose next incarnation has connected: the relay
+    /// accepts all remaining frames at once, even if outputs are full, because other processes may
+    /// already know what follows from these frames. The driver hands in the rest of the input and
+    /// then calls [`Relay::suspend`].
+    pub fn begin_drain(&mut self, link: LinkId) {
+        self.dequeue_input(link);
+        self.switch.ports.handle_event(link, PortEvent::BeginDrain);
+    }
+
+    /// Suspends an endpoint whose link has broken: frames wait until the endpoint attaches again.
+    pub fn suspend(&mut self, link: LinkId) {
+        self.dequeue_input(link);
+        self.recovery.stop_replay(&mut self.switch, link);
+        let is_recorded = self.recovery.is_recorded(self.switch.ports.get(link));
+        self.switch.suspend(link, is_recorded);
+    }
+
+    /// Detaches an endpoint for good: the sources of all waiting frames receive Unreachable. So do
+    /// the sources of recently written frames, unless the endpoint has sent Goodbye.
+    pub fn detach(&mut self, link: LinkId) {
+        let Some(address) = self.switch.ports.get(link).endpoint() else { return };
+        self.dequeue_input(link);
+        self.recovery.stop_replay(&mut self.switch, link);
+        self.switch.detach(link, address);
+        self.recovery.handle_closed(link);
+    }
+
+    /// Fences an endpoint: from now on the relay refuses incarnations of it before `incarnation`,
+    /// none of which is attached. An incomplete batch is dropped, unless a newer incarnation is
+    /// attached.
+    pub fn fence(&mut self, address: Address, incarnation: u32) {
+        if self.cluster_of(address) != Some(self.switch.table.own()) {
+            return;
+        }
+        // The record of the next incarnation ends with the last whole batch, here or on the node
+        // that holds a longer copy: the incarnation may continue with other bytes after this
+        // position.
+        if self.incarnation(address).is_none() {
+            self.recovery.drop_incomplete_batch(address);
+        }
+        let link = match self.switch.table.route(address) {
+            Route::Link(link) => link,
+            _ => self.switch.open_endpoint(address),
+        };
+        let last = &mut self.switch.ports.get_mut(link).incarnation;
+        *last = (*last).max(Some(incarnation));
+    }
+
+    /// Removes `link` from all lists of waiting inputs.
+    fn dequeue_input(&mut self, link: LinkId) {
+        self.recovery.stop_waiting_for_disk(link);
+        self.switch.turns.dequeue(&mut self.switch.ports, link);
+    }
+
+    // ---- peer relays connect and disconnect ----------------------------------------------
+
+    /// Connects a stream to the peer relay of `peer`. `incarnation` differs for each incarnation of
+    /// the peer relay.
+    ///
+    /// # Errors
+    /// If there are [`STREAMS_MAX`] streams, or streams to another incarnation
+    /// ([`Relay::disconnect`] these first).
+    pub fn connect(&mut self, peer: LinkId, incarnation: u32) -> Result<NewStream, &'static str> {
+        self.switch.connect(peer, incarnation)
+    }
+
+    /// Retires `stream`, which works but which another stream replaces: it finishes the frame that
+    /// it has begun, and takes no further frame. Frames in flight to this relay still arrive on the
+    /// retired stream.
+    pub fn retire(&mut self, stream: LinkId) {
+        self.switch.retire(stream);
+    }
+
+    /// Disconnects a stream to a peer relay. The frames in flight on the stream are lost; the
+    /// waiting frames go by the other streams, or wait for a new stream.
+    pub fn disconnect(&mut self, stream: LinkId) {
+        let PortKind::Stream { peer, .. } = self.switch.ports.get(stream).kind else { return };
+        self.dequeue_input(stream);
+        self.switch.disconnect(stream, peer);
+    }
+
+    // ---- time --------------------------------------------------------------------------
+
+    /// Sets the time, in milliseconds from any fixed start, sends due keepalives, and gives up
+    /// frames that have waited too long.
+    pub fn handle_time(&mut self, now_millis: u64) {
+        self.switch.now_millis = now_millis;
+        if !self.ports().needs_time() && !self.ports().has_streams() {
+            return;
+        }
+        for link in self.ports().numbers() {
+            let Some(port) = self.ports().find(link) else { continue };
+            if self.is_timed_out(port) {
+                self.abandon(link);
+            } else if matches!(port.kind, PortKind::Stream { .. })
+                && port.receipts.is_due(now_millis)
+            {
+                self.switch.send_keepalive(link);
+            }
+        }
+    }
+
+    fn is_timed_out(&self, port: &Port) -> bool {
+        let PortState::Disconnected { since } = port.state() else { return false };
+        let patience = match port.kind {
+            PortKind::Endpoint(_) if self.is_recovery_enabled() => {
+                self.endpoint_reconnect_millis.max(RESTART_MILLIS_MAX)
+            }
+            PortKind::Endpoint(_) if port.incarnation.is_none() => ATTACH_MILLIS_MAX,
+            PortKind::Endpoint(_) => self.endpoint_reconnect_millis,
+            _ => self.endpoint_reconnect_millis.max(PEER_RECONNECT_MILLIS_MAX),
+        };
+        self.switch.now_millis.saturating_sub(since) > patience
+    }
+
+    fn abandon(&mut self, link: LinkId) {
+        let port = self.switch.ports.get(link);
+        let Some(address) = port.endpoint() else { return self.switch.abandon_peer(link) };
+        if port.incarnation.is_some() {
+            self.recovery.give_up(address);
+        }
+        self.detach(link);
     }
 
     // ---- frames ------------------------------------------------------------------------
@@ -380,18 +495,12 @@ impl Relay {
             }
         };
         if let Stop::Broken(_) = stop {
-            self.counters.malformed += 1;
+            self.switch.counters.malformed += 1;
             // The sender may have sent Goodbye, but a link that violates the protocol has not left
             // in good order.
-            self.port_mut(from).has_said_goodbye = false;
+            self.switch.ports.get_mut(from).has_said_goodbye = false;
         }
-        let port = self.port_mut(from);
-        port.received += at as u64;
-        if matches!(port.kind, PortKind::Stream { .. })
-            && port.received - port.acknowledged >= KEEPALIVE_BYTES
-        {
-            self.send_keepalive(from);
-        }
+        self.switch.handle_received(from, at);
         Consumed { bytes: at, stop }
     }
 
@@ -399,212 +508,185 @@ impl Relay {
     /// incomplete.
     #[inline]
     fn handle_frame(&mut self, from: LinkId, bytes: &mut [u8], at: usize) -> Result<usize, Stop> {
+        let Self { switch, recovery, admission, .. } = self;
         let rest = &bytes[at..];
         if rest.len() < HEADER_BYTES {
             return Ok(0);
         }
-        let header = self.admit(from, rest).map_err(Stop::Broken)?;
+        let kind = switch.ports.get(from).kind;
+        let header = admission.admit(&switch.table, kind, rest).map_err(Stop::Broken)?;
         let length = HEADER_BYTES + header.length as usize;
         if rest.len() < length {
             return Ok(0);
         }
-        self.validate(from, &header, &rest[..length]).map_err(Stop::Broken)?;
+        let frame = &rest[..length];
+        admission.validate(kind, &header, frame).map_err(Stop::Broken)?;
         if header.source == Address::ANONYMOUS {
-            self.handle_keepalive(from, &header).map_err(Stop::Broken)?;
+            switch.handle_keepalive(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
         }
-        let Some(sending) = self.filter_replayed(from, &header, &rest[..length])? else {
-            return Ok(length);
-        };
-        let taken = self.route_frame(from, bytes, at, &header)?;
-        self.log_sent(from, sending);
-        Ok(taken)
-    }
-
-    /// Gives a frame to its output, or reports the target of the frame as unreachable to its
-    /// source.
-    #[inline]
-    fn route_frame(
-        &mut self,
-        from: LinkId,
-        bytes: &mut [u8],
-        at: usize,
-        header: &Header,
-    ) -> Result<usize, Stop> {
-        let length = HEADER_BYTES + header.length as usize;
-        if header.kind == Kind::Goodbye {
-            self.port_mut(from).has_said_goodbye = true;
+        let filtered = recovery.filter(switch, from, &header, frame).map_err(Stop::Broken)?;
+        let Filtered::Forward(sent) = filtered else { return Ok(length) };
+        if !self.route_frame(from, bytes, at, &header) {
+            return Err(Stop::Full);
         }
-        match self.table.route(header.target) {
-            _ if header.hops >= HOPS_MAX => self.report_unreachable(header),
-            Route::Link(to) => return self.forward(from, to, bytes, at, header),
-            Route::NotAttached => {
-                let since = self.now_millis;
-                let to = self.open_port(
-                    PortKind::Endpoint(header.target),
-                    PortState::Disconnected { since },
-                );
-                self.table.set_endpoint(header.target, Some(to));
-                return self.forward(from, to, bytes, at, header);
-            }
-            Route::Detached | Route::NoRoute => self.report_unreachable(header),
-        }
+        self.recovery.log_sent(&self.switch, from, sent);
         Ok(length)
     }
 
-    /// Parses a header, and checks that this link may send such a frame.
+    /// Gives a frame to its output, or reports the target of the frame as unreachable to its
+    /// source. Returns false if the frame must wait.
     #[inline]
-    fn admit(&self, from: LinkId, bytes: &[u8]) -> Result<Header, Malformed> {
-        let header = Header::parse(bytes)?;
-        if HEADER_BYTES + header.length as usize > FRAME_BYTES_MAX {
-            return Err(Malformed("a frame is longer than relays take"));
+    fn route_frame(&mut self, from: LinkId, bytes: &mut [u8], at: usize, header: &Header) -> bool {
+        let switch = &mut self.switch;
+        if header.kind == Kind::Goodbye {
+            switch.ports.get_mut(from).has_said_goodbye = true;
         }
-        match self.port(from).kind {
-            PortKind::Endpoint(address) => {
-                if header.source != address {
-                    return Err(Malformed("a frame does not come from the endpoint of its link"));
-                }
-                // No checksum covers the hops: a corrupt count would look like a frame in a routing
-                // loop.
-                if header.hops != 0 {
-                    return Err(Malformed("an endpoint's frame has passed relays already"));
-                }
-                if header.kind.reports_undeliverable() {
-                    return Err(Malformed("only relays may say that a target is unreachable"));
-                }
+        let to = match switch.table.route(header.target) {
+            Route::Link(to) if header.hops < HOPS_MAX => to,
+            Route::NotAttached if header.hops < HOPS_MAX => switch.open_endpoint(header.target),
+            _ => {
+                switch.report_unreachable(header);
+                return true;
             }
-            PortKind::Stream { .. } if is_keepalive(&header) => (),
-            PortKind::Stream { cluster, .. } | PortKind::Peer(cluster) => {
-                if self.table.cluster_of(header.source) != Some(cluster) {
-                    return Err(Malformed("a frame does not come from the cluster of its link"));
-                }
-                if self.table.cluster_of(header.target) != Some(self.table.own()) {
-                    return Err(Malformed("a frame from another relay is not for this cluster"));
-                }
-            }
-        }
-        Ok(header)
-    }
-
-    /// Checks that the receiver of a whole frame of an endpoint can parse the frame. A malformed
-    /// frame ends the connection of its sender; the receiver could only end its own connection,
-    /// without knowing which peer is to blame. Frames from other relays have been checked there.
-    #[inline]
-    fn validate(&self, from: LinkId, header: &Header, frame: &[u8]) -> Result<(), Malformed> {
-        if !matches!(self.port(from).kind, PortKind::Endpoint(_)) {
-            return Ok(());
-        }
-        let head = KindHeader::size(header.kind, header.flags);
-        header.payload(head)?;
-        KindHeader::parse(header.kind, header.flags, &frame[HEADER_BYTES..])?;
-        match self.check {
-            // Determinant and Nondeterminism frames are for the relay itself, and have checksums of
-            // their own.
-            Some(_) if matches!(header.kind, Kind::Determinant | Kind::Nondeterminism) => Ok(()),
-            Some(sum) => header.verify(&frame[..HEADER_BYTES + head], sum),
-            None => Ok(()),
-        }
-    }
-
-    /// Handles a keepalive: the peer relay reports how many bytes of the stream it has received.
-    fn handle_keepalive(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
-        match self.port_mut(from).writer.recent_channels.confirm(header.delivered) {
-            true => Ok(()),
-            false => Err(Malformed("a relay has taken in more than it was sent")),
-        }
+        };
+        self.forward((from, to), bytes, at, header)
     }
 
     #[inline]
     fn forward(
         &mut self,
-        from: LinkId,
-        to: LinkId,
+        link: (LinkId, LinkId),
         bytes: &mut [u8],
         at: usize,
         header: &Header,
-    ) -> Result<usize, Stop> {
-        let length = HEADER_BYTES + header.length as usize;
-        let bound = self.bound(to);
-        let its_turn = self.turn == Some((from, to));
-        if self.logs.is_some() {
-            if self.must_wait_for_disk(from, to, length) {
-                return Err(Stop::Full);
+    ) -> bool {
+        let Self { switch, recovery, .. } = self;
+        let (_, to) = link;
+        let bound = switch.bound(to);
+        if recovery.is_enabled() {
+            let length = HEADER_BYTES + header.length as usize;
+            if recovery.must_wait_for_disk(switch, link, length) {
+                return false;
             }
-            if self.forward_logged(to, bytes, at, header) {
-                return Ok(length);
-            }
-        }
-        let is_draining = self.port(from).is_draining;
-        let port = self.port_mut(to);
-        match port.state {
-            PortState::Abandoned => {
-                self.report_unreachable(header);
-                return Ok(length);
-            }
-            PortState::Disconnected { .. } if port.waiting_bytes() >= bound => {
-                self.record_loss(to, [ChannelKey::of(header)].into());
-                return Ok(length);
-            }
-            PortState::Disconnected { .. } => (),
-            PortState::Up if is_draining => (),
-            PortState::Up
-                if port.waiting_bytes() < bound && (port.waiting_inputs.is_empty() || its_turn) => {
-            }
-            PortState::Up => {
-                self.enqueue_input(from, to);
-                return Err(Stop::Full);
+            if recovery.forward(switch, to, bytes, at, header) {
+                return true;
             }
         }
-        bytes[at + 6] += 1;
-        port.take(Piece { at, length }, header);
-        self.counters.frames += 1;
-        self.counters.bytes += length as u64;
-        self.touch(to);
-        Ok(length)
+        switch.forward(link, bound, bytes, at, header)
     }
 
-    /// The bound of a queue in bytes, given how full the relay is.
-    #[inline]
-    fn bound(&self, link: LinkId) -> usize {
-        let left = TOTAL_QUEUE_BYTES.saturating_sub(self.pool.used_bytes());
-        let most = match self.port(link).kind {
-            PortKind::Endpoint(_) => self.endpoint_bound,
-            // Frames that wait for a disconnected peer relay delay no other frames.
-            _ if matches!(self.port(link).state, PortState::Disconnected { .. }) => {
-                RELAY_WINDOW_BYTES as usize
+    /// The next input that may resume: hand the rest of its buffer to `handle_input` again, or read
+    /// more if there is no rest.
+    pub fn poll_resume(&mut self) -> Option<LinkId> {
+        self.switch.turns.poll_resume(&mut self.switch.ports, &self.switch.memory)
+    }
+
+    // ---- writing -----------------------------------------------------------------------
+
+    /// The next output that has something new to write. `None`: all outputs have been returned.
+    pub fn poll_flush(&mut self) -> Option<LinkId> {
+        loop {
+            if !self.switch.has_flush() {
+                self.queue_reports();
             }
-            _ => PEER_QUEUE_BYTES_MAX,
-        };
-        left.clamp(QUEUE_BYTES_MIN, most)
-    }
-
-    // ---- helpers -----------------------------------------------------------------------
-
-    #[inline]
-    fn port(&self, link: LinkId) -> &Port {
-        // A driver that names a closed link has lost track of its links.
-        self.ports[link.0 as usize].as_ref().expect("the link is open")
-    }
-
-    #[inline]
-    fn port_mut(&mut self, link: LinkId) -> &mut Port {
-        // As in `port`: a driver that names a closed link has lost track of its links.
-        self.ports[link.0 as usize].as_mut().expect("the link is open")
-    }
-
-    #[inline]
-    fn touch(&mut self, link: LinkId) {
-        let port = self.port_mut(link);
-        if !port.in_flush {
-            port.in_flush = true;
-            self.flush.push_back(link);
+            let link = self.switch.pop_flush()?;
+            if self.ports().find(link).is_some() {
+                return Some(link);
+            }
         }
     }
-}
 
-/// Whether a frame is a keepalive between relays.
-fn is_keepalive(header: &Header) -> bool {
-    header.kind == Kind::Ack
-        && header.length == 0
-        && (header.source, header.target) == (Address::ANONYMOUS, Address::ANONYMOUS)
+    /// Puts pending reports into the queues of their outputs, as far as these have capacity, and
+    /// into the message logs.
+    fn queue_reports(&mut self) {
+        let Self { switch, recovery, .. } = self;
+        switch.assign_reports();
+        while let Some(link) = switch.next_report_port() {
+            let bound = switch.bound(link);
+            while let Some(report) = switch.queue_report(link, bound) {
+                recovery.append_report(switch, link, &report);
+            }
+            switch.touch(link);
+        }
+    }
+
+    /// Whether anything waits that `link` can write.
+    pub fn has_output(&self, link: LinkId) -> bool {
+        let ports = self.ports();
+        let port = ports.get(ports.output_of(link));
+        let waits = port.output.waiting_bytes() > 0 || port.replay() == ReplayState::Direct;
+        waits || !ports.get(link).writer.rest.is_empty()
+    }
+
+    /// The bytes that `link` is to write, in order: the rest of a begun frame, then the queue, then
+    /// the pieces of `buffer` (the buffer last given to `handle_input`; empty if its pieces have
+    /// been kept), then the frames of direct replay, which may be far more than the link has
+    /// capacity for.
+    pub fn slices<'a>(&'a self, link: LinkId, buffer: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+        let ports = self.ports();
+        let port = ports.get(ports.output_of(link));
+        let direct = self.recovery.direct(port).map(|(_, frame)| frame);
+        ports.get(link).writer.rest.slices().chain(port.output.slices(buffer)).chain(direct)
+    }
+
+    /// Lengths of the frames in [`Relay::slices`]; the first length is that of the rest of a begun
+    /// frame.
+    pub fn frame_lengths(&self, link: LinkId) -> impl Iterator<Item = usize> {
+        let ports = self.ports();
+        let rest = Some(ports.get(link).writer.rest.len()).filter(|length| *length > 0);
+        let port = ports.get(ports.output_of(link));
+        let direct = self.recovery.direct(port).map(|(_, frame)| frame.len());
+        rest.into_iter().chain(port.output.frame_lengths()).chain(direct)
+    }
+
+    /// Accounts for the `bytes` bytes that `link` has written from the front of [`Relay::slices`].
+    pub fn handle_sent(&mut self, link: LinkId, bytes: usize, buffer: &[u8]) {
+        let Self { switch, recovery, .. } = self;
+        let output = switch.ports.output_of(link);
+        let bound = switch.bound(output);
+        let mut writer = core::mem::take(&mut switch.ports.get_mut(link).writer);
+        let direct = switch.send(output, bytes, buffer, &mut writer);
+        let mut unreadable = None;
+        if direct > 0 {
+            unreadable = recovery.consume_direct(switch, output, direct, &mut writer);
+        }
+        switch.handle_sent(output, bound);
+        recovery.schedule_replay(switch, output);
+        switch.ports.get_mut(link).writer = writer;
+        switch.ports.get_mut(output).streams.advance(link);
+        if let Some(address) = unreadable {
+            recovery.fail_replay(switch, output, address);
+        }
+    }
+
+    /// Keeps what the output has not taken of `buffer`, so that the buffer may be used again: the
+    /// frames are sent from the message log if the log holds them, and are copied into the queue
+    /// otherwise.
+    pub fn keep(&mut self, link: LinkId, buffer: &[u8]) {
+        let Some(port) = self.switch.ports.find_mut(link) else { return };
+        if port.output.has_pieces() && !self.recovery.begin_backlog(port) {
+            port.output.keep(&mut self.switch.memory.pool, buffer);
+        }
+    }
+
+    // ---- replay and disk -----------------------------------------------------------------
+
+    /// Pushes the next piece of each pending replay whose endpoint has taken most of the previous
+    /// piece. The driver calls this once a round, between the turns of other links. Returns whether
+    /// there is anything to write.
+    pub fn replay_next(&mut self) -> bool {
+        self.recovery.replay_next(&mut self.switch)
+    }
+
+    /// Result of [`DiskRequest::Write`]. After a failed write the relay requests no further writes.
+    pub fn handle_written(&mut self, id: SegmentId, is_written: bool) {
+        self.recovery.handle_written(&mut self.switch, id, is_written);
+    }
+
+    /// Result of [`DiskRequest::Read`]. `None`: the read failed, or the bytes differ from the
+    /// written ones.
+    pub fn handle_read(&mut self, id: SegmentId, bytes: Option<Vec<u8>>) {
+        self.recovery.handle_read(&mut self.switch, id, bytes);
+    }
 }

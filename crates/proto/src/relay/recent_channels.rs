@@ -8,7 +8,7 @@
 use alloc::collections::{BTreeSet, VecDeque};
 
 use crate::id::Address;
-use crate::wire::frame::Kind;
+use crate::wire::frame::{Header, Kind};
 
 /// Bytes of frames whose channels are remembered together.
 const GENERATION_BYTES: u64 = 4 << 20;
@@ -32,6 +32,19 @@ pub(super) enum FrameClass {
     Forwarded,
     LossReport,
     UnreachableReport,
+}
+
+impl ChannelKey {
+    #[inline]
+    pub fn of(header: &Header) -> Self {
+        let class = FrameClass::of(header.kind);
+        Self { source: header.source, target: header.target, class }
+    }
+
+    /// The channel of a forwarded frame. Reports have none.
+    pub fn channel(self) -> Option<(Address, Address)> {
+        (self.class == FrameClass::Forwarded).then_some((self.source, self.target))
+    }
 }
 
 impl FrameClass {

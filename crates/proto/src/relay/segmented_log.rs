@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 use core::mem::replace;
 use core::ops::Range;
 
-use super::log_storage::{BufferPool, SegmentId};
+use super::segment_buffers::{BufferPool, SegmentId};
 use crate::wire::frame::{HEADER_BYTES, Header};
 
 /// Size of the first segment in bytes; each further segment is as large as all segments before it
@@ -409,7 +409,7 @@ mod tests {
     fn frame(n: usize) -> Vec<u8> {
         let length = n * 977 % 9_000;
         let (source, target) = (Address::new(1, 0), Address::new(0, 0));
-        let header = super::super::undeliverable::empty(Kind::Message, source, target);
+        let header = super::super::empty_frame::empty(Kind::Message, source, target);
         let header = Header { length: length as u32, sequence: n as u64, ..header };
         let mut bytes = vec![n as u8; HEADER_BYTES + length];
         header.emit(&mut bytes);

@@ -8,12 +8,13 @@ mod ports;
 mod recovery;
 mod world;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
 use crate::id::Address;
+use crate::limit::{RELAY_PAYLOAD_BYTES_MAX, RELAY_WINDOW_BYTES};
 use crate::wire::frame::{flag, pair_check};
 use crate::wire::framing_crc::framing_crc;
 use world::World;
@@ -119,7 +120,7 @@ fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
     for number in 0..60 {
         feed(&mut relay, one, frame(rank(1), rank(5), number, 1_000));
         // The second stream takes 500 bytes of one frame, and nothing more.
-        let first = relay.writer(peer, 0).unwrap();
+        let first = relay.ports().writer(peer, 0).unwrap();
         let at = streams.iter().position(|stream| *stream == first).unwrap();
         let (writer, room) = match (at, bytes[1]) {
             (1, 0) => (1, 500),
@@ -156,13 +157,16 @@ fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     feed(&mut relay, here, frame(rank(0), far, 100, 100));
     let rest: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
     assert_eq!(rest, whole - whole / 2, "the rest of its own");
-    assert_eq!((relay.streams(peer), relay.writer(peer, 0)), (&[new.stream][..], Some(new.stream)));
+    assert_eq!(
+        (relay.ports().streams(peer), relay.ports().writer(peer, 0)),
+        (&[new.stream][..], Some(new.stream))
+    );
     assert_eq!(raw(&mut relay, old).len(), rest);
     assert_eq!(raw(&mut relay, new.stream).len(), whole);
-    assert!(!relay.is_acknowledged(old), "nobody has said that it has arrived");
+    assert!(!relay.ports().is_acknowledged(old), "nobody has said that it has arrived");
     let keepalive = Header {
         delivered: whole as u64,
-        ..undeliverable::empty(Kind::Ack, Address::ANONYMOUS, Address::ANONYMOUS)
+        ..empty_frame::empty(Kind::Ack, Address::ANONYMOUS, Address::ANONYMOUS)
     };
     let mut bytes = vec![0; HEADER_BYTES];
     keepalive.emit(&mut bytes);
@@ -170,9 +174,9 @@ fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     bytes.extend(frame(far, rank(0), 0, 100));
     feed(&mut relay, old, bytes);
     assert_eq!(output(&mut relay, here).len(), 1);
-    assert!(relay.is_acknowledged(old));
+    assert!(relay.ports().is_acknowledged(old));
     relay.disconnect(old);
-    assert!(relay.is_up(peer));
+    assert!(relay.ports().is_up(peer));
     assert_eq!((relay.counters().lost, relay.counters().lost_bytes), (0, 0));
 }
 
@@ -206,7 +210,7 @@ fn signs_of_life_confirm_what_has_been_taken_in() {
     assert!(here.connect(peers[0], 3).is_err(), "two starts at once");
 
     // A stream confirms many bytes without waiting for the next keepalive.
-    let stream = here.streams(peers[0])[0];
+    let stream = here.ports().streams(peers[0])[0];
     while !there.has_output(from) {
         feed(&mut here, one, frame(rank(1), rank(5), 0, 30_000));
         feed(&mut there, from, raw(&mut here, stream));
@@ -229,19 +233,19 @@ fn a_relay_takes_no_more_lanes_than_allowed() {
         relay.connect(peer, 1).unwrap();
     }
     assert!(relay.connect(peer, 1).is_err());
-    relay.disconnect(relay.streams(peer)[7]);
+    relay.disconnect(relay.ports().streams(peer)[7]);
     assert!(!relay.connect(peer, 1).unwrap().is_first);
 }
 
 #[test]
 fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_has_not() {
     let mut relay = home();
-    relay.endpoint_bound = QUEUE_BYTES_MIN;
+    relay.switch.memory.endpoint_bound = QUEUE_BYTES_MIN;
     let links = [1, 2, 3].map(|n| relay.attach(rank(n), 7).unwrap());
     feed(&mut relay, links[0], frame(rank(1), rank(2), 0, 10));
     assert_eq!(output(&mut relay, links[1]).len(), 1, "written, and nobody knows whether read");
     relay.suspend(links[1]);
-    assert!(relay.may_reconnect(links[1]) && relay.incarnation(rank(2)).is_none());
+    assert!(relay.ports().may_reconnect(links[1]) && relay.incarnation(rank(2)).is_none());
     feed(&mut relay, links[2], frame(rank(3), rank(2), 0, 10));
     assert_eq!(output(&mut relay, links[0]), [], "there is nothing to be done yet");
 
@@ -297,7 +301,7 @@ fn who_has_taken_leave_does_not_come_back_and_nobody_is_alarmed() {
     goodbye[4] = Kind::Goodbye as u8;
     goodbye[7] = framing_crc(&goodbye);
     feed(&mut relay, two, goodbye);
-    assert!(!relay.may_reconnect(two) && relay.may_reconnect(one));
+    assert!(!relay.ports().may_reconnect(two) && relay.ports().may_reconnect(one));
     relay.detach(two);
     assert_eq!(output(&mut relay, one), [(Kind::Goodbye, rank(2))]);
 }
@@ -305,10 +309,10 @@ fn who_has_taken_leave_does_not_come_back_and_nobody_is_alarmed() {
 #[test]
 fn notices_wait_for_room_and_survive_breaks() {
     let mut relay = home();
-    relay.endpoint_bound = QUEUE_BYTES_MIN;
+    relay.switch.memory.endpoint_bound = QUEUE_BYTES_MIN;
     let [one, two] = [1, 2].map(|n| relay.attach(rank(n), 0).unwrap());
     // So many frames wait for the first endpoint that no further reports fit.
-    while relay.bound(one) > relay.port(one).waiting_bytes() {
+    while relay.switch.bound(one) > relay.ports().get(one).output.waiting_bytes() {
         feed(&mut relay, two, frame(rank(2), rank(1), 0, 30_000));
     }
     for number in 10..5_000 {
@@ -392,7 +396,7 @@ fn who_waits_for_an_endpoint_that_never_comes_is_told() {
 
 /// Rank 1 sends more frames to rank 2 than its queue may hold, and waits.
 fn fill(relay: &mut Relay, one: LinkId) {
-    relay.endpoint_bound = SMALL_BOUND;
+    relay.switch.memory.endpoint_bound = SMALL_BOUND;
     let mut bytes = Vec::new();
     while bytes.len() < 2 * SMALL_BOUND {
         bytes.extend(frame(rank(1), rank(2), 0, 30_000));

@@ -402,7 +402,7 @@ impl EventLoop<'_> {
         }
         let is_shm = matches!(self.connections[slot].transport, Some(Transport::Shm(_)));
         if self.log_storage.keeps_nondeterminism() && !is_shm {
-            self.relay.keep_nondeterminism_of(address);
+            self.relay.recovery_mut().keep_nondeterminism_of(address);
         }
         let link = self.relay.attach_at(address, incarnation, introduction.log_position)?;
         self.connections[slot].phase = Phase::Endpoint { link, address };
@@ -483,9 +483,9 @@ impl EventLoop<'_> {
         incarnation: u32,
         takes_over: bool,
     ) -> Vec<LinkId> {
-        let is_new = self.relay.peer_incarnation(peer) != Some(incarnation);
+        let is_new = self.relay.ports().peer_incarnation(peer) != Some(incarnation);
         let mut retiring = Vec::new();
-        for id in self.relay.streams(peer).to_vec() {
+        for id in self.relay.ports().streams(peer).to_vec() {
             let Some(old) = self.slots.get(id.0 as usize).copied().flatten() else { continue };
             let is_same = matches!(self.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
             if is_new {
@@ -573,7 +573,7 @@ impl EventLoop<'_> {
         for index in 0..self.dials.len() {
             let dial = &mut self.dials[index];
             let (cluster, stream) = (dial.peer.cluster, dial.stream);
-            let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+            let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer));
             if dial.due_millis.is_none_or(|due| due > now_millis) || (stream > 0 && !is_up) {
                 continue;
             }
@@ -598,7 +598,7 @@ impl EventLoop<'_> {
         remote: &Remote,
         why: &str,
     ) {
-        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer));
         let mut dial = self.dial_of(cluster, stream);
         if let Some(dial) = &mut dial
             && std::mem::take(&mut dial.is_dropped_for_udp)
@@ -642,7 +642,7 @@ impl EventLoop<'_> {
         address: SocketAddr,
         why: &str,
     ) {
-        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer));
         let Some(dial) = self.dial_of(cluster, stream) else { return };
         if !is_up && dial.is_new_reason(format!("{address}/udp"), why) {
             self.host.log(format_args!(

@@ -50,7 +50,7 @@ impl LogStorage {
         };
         let bytes = disk.as_ref().map(Disk::bytes_max);
         relay.enable_recovery_within(LogLimits { memory, disk: bytes, segment: SEGMENT_BYTES });
-        relay.set_checkpoint_log_bytes(checkpoint_log_bytes);
+        relay.recovery_mut().set_checkpoint_log_bytes(checkpoint_log_bytes);
         if let Some(disk) = &disk {
             epoll::add(
                 epoll,
@@ -101,7 +101,7 @@ impl EventLoop<'_> {
     /// Hands orders to the disk and memory to the relay, and reports the log events that the user
     /// or the launcher must know.
     pub(super) fn service_log(&mut self) {
-        for _ in 0..self.relay.wanted_segment_buffers() {
+        for _ in 0..self.relay.recovery().wanted_segment_buffers() {
             if !std::mem::replace(&mut self.log_storage.has_pool, true) {
                 self.log_storage.segment_pool = SegmentPool::open().ok();
             }
@@ -109,23 +109,23 @@ impl EventLoop<'_> {
             else {
                 break;
             };
-            self.relay.add_segment_buffer(segment);
+            self.relay.recovery_mut().add_segment_buffer(segment);
         }
         let pool = &mut self.log_storage.segment_pool;
-        while let Some(segment) = self.relay.poll_surplus_buffer() {
+        while let Some(segment) = self.relay.recovery_mut().poll_surplus_buffer() {
             if let Some(pool) = pool {
                 pool.put(segment);
             }
         }
         if let Some(pool) = pool {
-            pool.shrink_to(self.relay.unused_bytes());
+            pool.shrink_to(self.relay.recovery().unused_bytes());
         }
         while let (Some(disk), Some(order)) =
-            (&self.log_storage.disk, self.relay.poll_disk_request())
+            (&self.log_storage.disk, self.relay.recovery_mut().poll_disk_request())
         {
             disk.submit(order);
         }
-        while let Some(remark) = self.relay.poll_log_event() {
+        while let Some(remark) = self.relay.recovery_mut().poll_log_event() {
             match remark {
                 LogEvent::Unrecoverable(who, why) => {
                     self.host.warn(format_args!("of {who} {why}"));
@@ -140,7 +140,7 @@ impl EventLoop<'_> {
                 )),
             }
         }
-        while let Some((link, why)) = self.relay.poll_failed_replay() {
+        while let Some((link, why)) = self.relay.recovery_mut().poll_failed_replay() {
             if let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() {
                 self.schedule_close(slot, why.into());
             }
@@ -150,7 +150,7 @@ impl EventLoop<'_> {
     /// Handles the broken input of `link`. If a frame diverged from the one that an earlier
     /// incarnation sent, the process learns the frame's number.
     pub(super) fn post_refused_frame(&mut self, slot: usize, link: LinkId) {
-        let refused = self.relay.diverged_frame(link);
+        let refused = self.relay.ports().diverged_frame(link);
         let transport = &mut self.connections[slot].transport;
         if let (Some(frame), Some(Transport::Shm(shm))) = (refused, transport) {
             shm.0.set_close_code(frame);
@@ -169,7 +169,7 @@ impl EventLoop<'_> {
             self.suspend(slot, "its node is lost");
         }
         self.relay.fence(who, incarnation);
-        let kept = self.relay.nondeterminism_of(who).unwrap_or_default();
+        let kept = self.relay.recovery().nondeterminism_of(who).unwrap_or_default();
         let KeptNondeterminism { first, bytes, polls, mut is_full } = kept;
         let mut length = bytes.len() as u64;
         if let Some(Err(error)) =
@@ -192,12 +192,12 @@ impl EventLoop<'_> {
         let ControlAction::Query(query) = next else { return next };
         let reply = match query {
             LogQuery::All(first) => {
-                let mut holdings = self.relay.log_statuses(first);
+                let mut holdings = self.relay.recovery().log_statuses(first);
                 let some = holdings.by_ref().take(REPLY_ENDPOINTS_MAX).collect();
                 LogReply::All(some, holdings.next().map(|holding| holding.address))
             }
             LogQuery::One { address, from, count } => {
-                LogReply::One(self.relay.log_excerpt(address, from, count))
+                LogReply::One(self.relay.recovery().log_excerpt(address, from, count))
             }
         };
         self.host.handle_log_reply(&reply);
@@ -206,7 +206,7 @@ impl EventLoop<'_> {
 
     /// Warns the user if inputs have been waiting for the disk for long.
     pub(super) fn check_disk(&mut self, now_millis: u64) {
-        if !self.relay.waits_for_disk() {
+        if !self.relay.recovery().waits_for_disk() {
             self.log_storage.stalled_since_millis = None;
             return;
         }

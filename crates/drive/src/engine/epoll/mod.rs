@@ -268,9 +268,9 @@ impl<'w> EventLoop<'w> {
         let may_sleep = self.ready.is_empty()
             && self.closing.is_empty()
             && !self.udp.is_busy()
-            && !self.relay.has_replay_work();
+            && !self.relay.recovery().has_replay_work();
         let is_calm = !self.needs_clock();
-        let needs_idle_clock = self.relay.has_streams() || self.liveness.needs_clock();
+        let needs_idle_clock = self.relay.ports().has_streams() || self.liveness.needs_clock();
         let sleep_millis = match is_calm {
             true => needs_idle_clock.then_some(IDLE_TICK_MILLIS),
             false => Some(TICK_MILLIS),
@@ -288,12 +288,12 @@ impl<'w> EventLoop<'w> {
 
     fn needs_clock(&self) -> bool {
         self.pending_count > 0
-            || self.relay.needs_time()
+            || self.relay.ports().needs_time()
             || self.dials.iter().any(Dial::is_scheduled)
             || self.listeners.is_paused()
             || self.refusals.needs_clock()
             || self.liveness.has_in_flight()
-            || self.relay.waits_for_disk()
+            || self.relay.recovery().waits_for_disk()
     }
 
     fn handle_event(&mut self, token: u64, flags: EventFlags) -> ControlAction {
@@ -358,7 +358,7 @@ impl<'w> EventLoop<'w> {
     }
 
     fn report(&self) -> EngineReport {
-        let (log_bytes, disk_bytes) = self.relay.kept_bytes();
+        let (log_bytes, disk_bytes) = self.relay.recovery().kept_bytes();
         EngineReport {
             log_bytes,
             disk_bytes,
@@ -488,8 +488,8 @@ impl<'w> EventLoop<'w> {
 
     /// Writes what waits for `link`, over as many streams as take something.
     fn flush(&mut self, link: LinkId, buffer: &[u8]) {
-        for number in 0..self.relay.writer_count(link) {
-            let Some(writer) = self.relay.writer(link, number) else { return };
+        for number in 0..self.relay.ports().writer_count(link) {
+            let Some(writer) = self.relay.ports().writer(link, number) else { return };
             self.write(writer, buffer);
             if !self.relay.has_output(link) {
                 return;
@@ -555,7 +555,7 @@ impl<'w> EventLoop<'w> {
 
     /// Replays the next piece of the log to restarted processes.
     fn send_replay(&mut self) {
-        if self.relay.has_replay_work() && self.relay.replay_next() {
+        if self.relay.recovery().has_replay_work() && self.relay.replay_next() {
             self.drain(&[]);
         }
     }

@@ -28,10 +28,10 @@ impl EventLoop<'_> {
                 true
             }
             (Phase::Endpoint { link, .. }, _) if self.relay.is_recovery_enabled() => {
-                !self.relay.may_reconnect(*link)
+                !self.relay.ports().may_reconnect(*link)
             }
             (Phase::Endpoint { link, .. }, _) => {
-                connection.has_ended && !self.relay.may_reconnect(*link)
+                connection.has_ended && !self.relay.ports().may_reconnect(*link)
             }
             _ => false,
         };
@@ -94,7 +94,7 @@ impl EventLoop<'_> {
         why: &str,
     ) {
         let number = cluster.0;
-        if self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer)) {
+        if self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer)) {
             self.host.log(format_args!(
                 "stream {} to the relay of cluster {number} at {remote} is down: {why}; others go on",
                 stream.number

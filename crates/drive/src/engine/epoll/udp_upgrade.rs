@@ -112,7 +112,7 @@ impl EventLoop<'_> {
                 continue;
             };
             let age = now_millis.saturating_sub(since);
-            let is_done = age >= RETIRED_MILLIS_MIN && self.relay.is_acknowledged(link);
+            let is_done = age >= RETIRED_MILLIS_MIN && self.relay.ports().is_acknowledged(link);
             match is_done || age >= RETIRED_MILLIS_MAX {
                 true => self.schedule_close(key.slot, "another has taken its place".into()),
                 false => self.retired.push(key),

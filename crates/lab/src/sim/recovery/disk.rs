@@ -39,8 +39,8 @@ impl Disk {
         relay: &mut Relay,
         has_tight_memory: bool,
     ) -> Result<Option<LogEvent>, Violation> {
-        let remark = relay.poll_log_event();
-        let (memory, disk) = relay.kept_bytes();
+        let remark = relay.recovery_mut().poll_log_event();
+        let (memory, disk) = relay.recovery().kept_bytes();
         require!(
             remark.is_none() || has_tight_memory,
             "{remark:?}, with {memory} bytes in memory, {disk} on the disk"
@@ -55,10 +55,10 @@ impl Disk {
         random: &mut Random,
         counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        while let Some(order) = relay.poll_disk_request() {
+        while let Some(order) = relay.recovery_mut().poll_disk_request() {
             self.orders.push_back(order);
         }
-        require!(relay.poll_failed_replay().is_none(), "what is kept is of no use");
+        require!(relay.recovery_mut().poll_failed_replay().is_none(), "what is kept is of no use");
         if self.orders.is_empty() || !random.percent(self.percent) {
             return Ok(());
         }

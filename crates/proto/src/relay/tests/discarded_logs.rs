@@ -13,7 +13,7 @@ fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
         send(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
     }
     assert!(
-        matches!(relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+        matches!(relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
     );
     send(&mut relay, one, determinant(rank(1), 7, 6, 0));
     for at in [0, 5] {
@@ -31,9 +31,9 @@ fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     // were in its ring.
     relay.suspend(one);
     send(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
-    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
     let one = relay.attach_at(rank(1), 0, image).unwrap();
-    assert_eq!(relay.poll_log_event(), Some(LogEvent::Recoverable(rank(1))));
+    assert_eq!(relay.recovery_mut().poll_log_event(), Some(LogEvent::Recoverable(rank(1))));
     while relay.poll_flush().is_some() {}
     // The frames that endpoint 1 had not delivered are lost, and their source is notified.
     assert_eq!(written(&mut relay, zero), [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
@@ -53,7 +53,7 @@ fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     let next = LogPosition { determinants: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
     relay.suspend(one);
     relay.attach_at(rank(1), 1, next).unwrap();
-    assert!(relay.poll_log_event().is_none());
+    assert!(relay.recovery_mut().poll_log_event().is_none());
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it
             assert_eq!(written(&mut relay, one), [lost]);
         }
         relay.suspend(one);
-        relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+        relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
         relay.attach_at(rank(1), 0, LogPosition { sent: 1, ..LogPosition::default() }).unwrap();
         while relay.poll_flush().is_some() {}
         assert_eq!(written(&mut relay, one), [opening(0), lost], "in the ring: {is_in_ring}");
@@ -98,7 +98,7 @@ fn one_that_was_sent_too_much_before_it_came_is_told_from_the_beginning() {
     relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
     let zero = relay.attach(rank(0), 0).unwrap();
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
     let one = relay.attach(rank(1), 0).unwrap();
     while relay.poll_flush().is_some() {}
     assert_eq!(written(&mut relay, one), [opening(0)]);
@@ -140,7 +140,10 @@ fn one_that_takes_all_at_once_goes_on_after_others_had_their_turn() {
         turns.push(written(&mut relay, one).len());
         assert!(!relay.has_output(one), "its turn is over");
         while relay.poll_flush().is_some() {}
-        assert!(relay.has_replay_work() || turns.len() == 12, "it is forgotten after {turns:?}");
+        assert!(
+            relay.recovery().has_replay_work() || turns.len() == 12,
+            "it is forgotten after {turns:?}"
+        );
         relay.replay_next();
         assert!(relay.poll_flush() == Some(one) || turns.len() == 12);
     }

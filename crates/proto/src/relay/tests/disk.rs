@@ -1,6 +1,6 @@
 //! Message logs beyond their memory bound: the test decides when the disk writes and reads.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 
 use super::recovery::{determinant, opening, send, written};
 use super::*;
@@ -55,7 +55,7 @@ impl Rig {
     }
 
     fn collect(&mut self) {
-        while let Some(order) = self.relay.poll_disk_request() {
+        while let Some(order) = self.relay.recovery_mut().poll_disk_request() {
             self.requests.push_back(order);
         }
     }
@@ -113,7 +113,7 @@ impl Rig {
                 }
                 rest = later;
             }
-            let has_replayed = self.relay.has_replay_work() && self.relay.replay_next();
+            let has_replayed = self.relay.recovery().has_replay_work() && self.relay.replay_next();
             while self.relay.poll_flush().is_some() {}
             if bytes.is_empty() && !has_replayed && !self.work(is_well) {
                 return count;
@@ -126,7 +126,7 @@ impl Rig {
 fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(1_000);
-    let (memory, disk) = rig.relay.kept_bytes();
+    let (memory, disk) = rig.relay.recovery().kept_bytes();
     assert!(memory <= MEMORY && disk > 8 << 20 && disk == rig.disk_bytes(), "{memory} {disk}");
     assert_eq!(memory + disk, 1_000 * KEPT as u64);
     assert_eq!(rig.relay.counters().disk_waits, 0);
@@ -142,7 +142,7 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
         assert_eq!(rig.replayed(true), 1_000);
         let read = rig.relay.counters().read_back_bytes;
         assert!(read >= disk, "{read} of {disk}");
-        let held = rig.relay.kept_bytes().0;
+        let held = rig.relay.recovery().kept_bytes().0;
         assert!(held <= MEMORY, "{held}");
     }
     // The last incarnation continues with new frames.
@@ -155,16 +155,16 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
 fn what_little_memory_holds_never_goes_to_the_disk() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(MEMORY / 2 / KEPT as u64);
-    assert_eq!(rig.relay.kept_bytes(), (rig.sent * KEPT as u64, 0));
+    assert_eq!(rig.relay.recovery().kept_bytes(), (rig.sent * KEPT as u64, 0));
 }
 
 #[test]
 fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     let mut rig = Rig::new(Some(1 << 30));
     while rig.send() == Stop::Partial {}
-    let (memory, _) = rig.relay.kept_bytes();
+    let (memory, _) = rig.relay.recovery().kept_bytes();
     assert!((MEMORY - 2 * FRAME as u64..=MEMORY).contains(&memory), "{memory}");
-    assert!(rig.relay.waits_for_disk() && rig.relay.poll_resume().is_none());
+    assert!(rig.relay.recovery().waits_for_disk() && rig.relay.poll_resume().is_none());
     // Frames that need no log space pass, and so do the last frames of a killed endpoint.
     let zero = rig.zero;
     rig.relay.begin_drain(zero);
@@ -185,14 +185,14 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     // An endpoint that has detached waits for nothing.
     while rig.send() == Stop::Partial {}
     rig.relay.detach(rig.zero);
-    assert!(!rig.relay.waits_for_disk());
+    assert!(!rig.relay.recovery().waits_for_disk());
 }
 
 #[test]
 fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(300);
-    let on_disk = rig.relay.kept_bytes().1;
+    let on_disk = rig.relay.recovery().kept_bytes().1;
     assert!(on_disk > 0);
     while rig.requests.is_empty() {
         rig.send();
@@ -204,12 +204,12 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
     assert_eq!(rig.replayed(true), before, "in memory and on the disk");
     // The log can only grow in memory now: beyond the bound the endpoint cannot be restarted, and
     // continues to run.
-    while rig.relay.poll_log_event().is_none() {
+    while rig.relay.recovery_mut().poll_log_event().is_none() {
         assert_eq!(rig.send(), Stop::Partial);
         rig.collect();
         assert!(!rig.requests.iter().any(|order| matches!(order, DiskRequest::Write(..))));
     }
-    let (digests, disk) = rig.relay.kept_bytes();
+    let (digests, disk) = rig.relay.recovery().kept_bytes();
     assert!(digests <= SENT as u64 * rig.sent && disk == 0, "{digests} {disk}");
     while rig.work(true) {}
     assert!(rig.files.is_empty(), "nothing is kept that nobody needs");
@@ -220,10 +220,10 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
 #[test]
 fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
     let mut rig = Rig::new(Some(4 << 20));
-    while rig.relay.kept_bytes().1 < (4 << 20) - SEGMENT as u64 {
+    while rig.relay.recovery().kept_bytes().1 < (4 << 20) - SEGMENT as u64 {
         rig.send_many(1);
     }
-    while rig.relay.poll_log_event() != Some(LogEvent::DiskFull) {
+    while rig.relay.recovery_mut().poll_log_event() != Some(LogEvent::DiskFull) {
         rig.send_many(1);
     }
     let before = rig.sent;
@@ -231,13 +231,13 @@ fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
     assert_eq!(rig.replayed(true), before);
     let why = loop {
         rig.send_many(1);
-        if let Some(remark) = rig.relay.poll_log_event() {
+        if let Some(remark) = rig.relay.recovery_mut().poll_log_event() {
             break remark;
         }
     };
     assert!(matches!(why, LogEvent::Unrecoverable(who, _) if who == rank(1)), "{why:?}");
     while rig.work(true) {}
-    assert!(rig.relay.kept_bytes().0 <= SENT as u64 * rig.sent && rig.disk_bytes() == 0);
+    assert!(rig.relay.recovery().kept_bytes().0 <= SENT as u64 * rig.sent && rig.disk_bytes() == 0);
 }
 
 #[test]
@@ -247,10 +247,10 @@ fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
     rig.kill(1).unwrap();
     let told = rig.replayed(false);
     assert!(told < 100, "{told} frames were in memory in front of the first segment");
-    let (link, why) = rig.relay.poll_failed_replay().unwrap();
+    let (link, why) = rig.relay.recovery_mut().poll_failed_replay().unwrap();
     assert!(link == rig.one && why.contains("could not be read back"), "{why}");
     assert!(
-        matches!(rig.relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+        matches!(rig.relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
     );
     assert!(rig.kill(2).unwrap_err().contains("could not be read back"));
 }
@@ -267,9 +267,9 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
     assert!(rig.disk_bytes() > MEMORY);
     let told = rig.replayed(false);
     assert!((1..1_000).contains(&told), "{told}");
-    assert!(rig.relay.poll_failed_replay().is_none(), "it is still there");
+    assert!(rig.relay.recovery_mut().poll_failed_replay().is_none(), "it is still there");
     assert!(
-        matches!(rig.relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+        matches!(rig.relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
     );
     while rig.relay.poll_flush().is_some() {}
     let lost = (Kind::Lost, pair_check(rank(1), rank(0)), 0);
@@ -288,7 +288,7 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     for (polls, frames, micros) in [(7, 1, 0), (3, 0, 50), (2, 20, 1)] {
         send(&mut rig.relay, rig.one, determinant(rank(1), polls, frames, micros));
     }
-    let all: Vec<LogStatus> = rig.relay.log_statuses(rank(0)).collect();
+    let all: Vec<LogStatus> = rig.relay.recovery().log_statuses(rank(0)).collect();
     let [zero, one] = &all[..] else { panic!("{all:?}") };
     assert_eq!((zero.frames, zero.sent, zero.determinants, zero.disk_bytes), (0, 500, 0, 0));
     assert_eq!((one.frames, one.bytes, one.sent), (500, 500 * FRAME as u64, 0));
@@ -297,15 +297,15 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
         (3, 21, 12, false)
     );
     assert_eq!(one.disk_bytes, rig.disk_bytes());
-    assert_eq!(rig.relay.log_statuses(rank(1)).count(), 1);
+    assert_eq!(rig.relay.recovery().log_statuses(rank(1)).count(), 1);
 
-    let shown = rig.relay.log_excerpt(rank(1), 0, 2).unwrap();
+    let shown = rig.relay.recovery().log_excerpt(rank(1), 0, 2).unwrap();
     let first = DeterminantStatus { number: 0, polls: 7, micros: 0, frames: 1, first_frame: 0 };
     let second = DeterminantStatus { number: 1, polls: 10, micros: 50, frames: 0, first_frame: 1 };
     assert_eq!(shown.determinants, [first, second]);
     // The first segments do not have the full size, and stay in memory.
     assert!(matches!(shown.frames[..], [ShownFrame::Frame(0, header)] if header.sequence == 0));
-    let shown = rig.relay.log_excerpt(rank(1), 2, 9).unwrap();
+    let shown = rig.relay.recovery().log_excerpt(rank(1), 2, 9).unwrap();
     let third = DeterminantStatus { number: 2, polls: 12, micros: 51, frames: 20, first_frame: 1 };
     assert_eq!(shown.determinants, [third]);
     let mut next = 1;
@@ -324,28 +324,29 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     assert_eq!(next, 21, "{shown:?}");
     assert!(shown.frames.iter().any(|it| matches!(it, ShownFrame::OnDisk(_))));
     // Frames that no incarnation has delivered yet.
-    let waiting = rig.relay.log_excerpt(rank(1), 3, 5).unwrap();
+    let waiting = rig.relay.recovery().log_excerpt(rank(1), 3, 5).unwrap();
     assert!(waiting.determinants.is_empty() && waiting.frames.len() <= 5);
-    assert_eq!(rig.relay.log_excerpt(rank(3), 0, 1), None);
+    assert_eq!(rig.relay.recovery().log_excerpt(rank(3), 0, 1), None);
 }
 
 #[test]
 fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
     let mut rig = Rig::new(Some(1 << 30));
-    rig.relay.set_checkpoint_log_bytes(500_000);
+    rig.relay.recovery_mut().set_checkpoint_log_bytes(500_000);
     rig.send_many(40);
-    assert_eq!(rig.relay.poll_log_event(), None);
+    assert_eq!(rig.relay.recovery_mut().poll_log_event(), None);
     rig.send_many(100);
-    let events: Vec<LogEvent> = std::iter::from_fn(|| rig.relay.poll_log_event()).collect();
+    let events: Vec<LogEvent> =
+        std::iter::from_fn(|| rig.relay.recovery_mut().poll_log_event()).collect();
     assert_eq!(events, [LogEvent::CheckpointDue(rank(1))]);
     send(&mut rig.relay, rig.one, determinant(rank(1), 7, 140, 0));
     rig.relay.suspend(rig.one);
     let standing = LogPosition { determinants: 1, taken: 140 * FRAME as u64, sent: 0, kept: 0 };
     rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
     rig.send_many(40);
-    assert_eq!(rig.relay.poll_log_event(), None);
+    assert_eq!(rig.relay.recovery_mut().poll_log_event(), None);
     rig.send_many(30);
-    assert_eq!(rig.relay.poll_log_event(), Some(LogEvent::CheckpointDue(rank(1))));
+    assert_eq!(rig.relay.recovery_mut().poll_log_event(), Some(LogEvent::CheckpointDue(rank(1))));
 }
 
 #[test]
@@ -355,20 +356,21 @@ fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it() {
     let memory = 2 * full * SEGMENT as u64;
     let mut rig = Rig::new(None);
     let room = LogLimits { memory, disk: None, segment: SEGMENT };
-    rig.relay.logs.as_mut().unwrap().storage = LogStorage::new(room);
+    rig.relay.recovery.logs.as_mut().unwrap().storage = LogStorage::new(room);
     rig.send_many(COUNT);
-    assert!(rig.relay.poll_surplus_buffer().is_none(), "all of it is needed");
-    let kept = rig.relay.kept_bytes().0;
-    assert!(rig.relay.unused_bytes() <= memory - kept);
+    assert!(rig.relay.recovery_mut().poll_surplus_buffer().is_none(), "all of it is needed");
+    let kept = rig.relay.recovery().kept_bytes().0;
+    assert!(rig.relay.recovery().unused_bytes() <= memory - kept);
     send(&mut rig.relay, rig.one, determinant(rank(1), 1, COUNT as u32, 0));
     let taken = COUNT * FRAME as u64;
     let standing = LogPosition { determinants: 1, taken, sent: 0, kept: 1 };
     rig.relay.suspend(rig.one);
     rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
-    let surplus: Vec<_> = core::iter::from_fn(|| rig.relay.poll_surplus_buffer()).collect();
+    let surplus: Vec<_> =
+        core::iter::from_fn(|| rig.relay.recovery_mut().poll_surplus_buffer()).collect();
     assert!(surplus.iter().all(|it| it.is_empty() && it.capacity() >= SEGMENT));
     assert!(surplus.len() as u64 + 40 > full, "{} of {full}", surplus.len());
-    assert!(rig.relay.unused_bytes() + (40 * SEGMENT) as u64 > memory);
+    assert!(rig.relay.recovery().unused_bytes() + (40 * SEGMENT) as u64 > memory);
 }
 
 #[test]
@@ -383,7 +385,7 @@ fn one_that_is_far_behind_hears_everything_though_the_disk_is_full_and_so_is_the
         assert_eq!(send(&mut rig.relay, rig.zero, frame), Stop::Partial);
         sent += 1;
     }
-    let (memory, disk) = rig.relay.kept_bytes();
+    let (memory, disk) = rig.relay.recovery().kept_bytes();
     assert!(memory + FRAME as u64 > MEMORY && disk > 3 << 20, "{memory} {disk}");
     assert_eq!(rig.replayed(true), sent);
 }

@@ -2,7 +2,7 @@
 
 use super::recovery::{opening, send, written};
 use super::*;
-use crate::relay::message_log::LOG_TOO_LARGE;
+use crate::relay::message_logs::LOG_TOO_LARGE;
 use crate::wire::nondeterminism_frame::{NondeterminismFrame, emit};
 
 /// A relay with endpoint 1, which keeps a copy of the endpoint's record and reports that.
@@ -15,7 +15,7 @@ fn keeping() -> (Relay, LinkId) {
 }
 
 fn attach(relay: &mut Relay, start: u32) -> LinkId {
-    relay.keep_nondeterminism_of(rank(1));
+    relay.recovery_mut().keep_nondeterminism_of(rank(1));
     relay.attach(rank(1), start).unwrap()
 }
 
@@ -46,7 +46,7 @@ fn frame(said: NondeterminismFrame, polls: u64, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn kept(relay: &Relay) -> (Vec<u8>, u64) {
-    let kept = relay.nondeterminism_of(rank(1)).unwrap();
+    let kept = relay.recovery().nondeterminism_of(rank(1)).unwrap();
     (kept.bytes, kept.polls)
 }
 
@@ -105,19 +105,19 @@ fn who_is_fenced_does_not_come_back_and_a_later_start_does() {
 fn one_of_which_there_was_too_much_goes_on_where_it_stands() {
     let (mut relay, one) = keeping();
     send(&mut relay, one, reads(0, 3, b"abc"));
-    relay.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
+    relay.recovery.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
     assert_eq!(send(&mut relay, one, reads(3, 4, b"d")), Stop::Partial, "it goes on");
     assert_eq!(send(&mut relay, one, cut(2)), Stop::Partial);
-    assert_eq!(relay.logs.as_ref().unwrap().bytes, 0);
+    assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 0);
     relay.suspend(one);
     let standing = LogPosition { determinants: 0, taken: 0, sent: 9, kept: 0 };
     let one = relay.attach_at(rank(1), 0, standing).unwrap();
     assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 4, 0), opening(0)]);
     assert_eq!(send(&mut relay, one, reads(4, 8, b"xyz")), Stop::Partial);
     assert_eq!(send(&mut relay, one, reads(7, 9, b"!")), Stop::Partial);
-    let kept = relay.nondeterminism_of(rank(1)).unwrap();
+    let kept = relay.recovery().nondeterminism_of(rank(1)).unwrap();
     assert_eq!((kept.first, &kept.bytes[..]), (4, &b"xyz!"[..]));
-    assert_eq!(relay.logs.as_ref().unwrap().bytes, 4);
+    assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 4);
 }
 
 #[test]
@@ -127,11 +127,11 @@ fn what_lies_before_the_oldest_image_is_dropped() {
     for (number, piece) in bytes.chunks(10_000).enumerate() {
         send(&mut relay, one, reads(10_000 * number as u64, 3, piece));
     }
-    let held = |relay: &Relay| relay.logs.as_ref().unwrap().bytes;
+    let held = |relay: &Relay| relay.recovery.logs.as_ref().unwrap().bytes;
     assert_eq!(held(&relay), 3_000_000);
     assert_eq!(send(&mut relay, one, cut(2_500_001)), Stop::Partial);
     assert!(held(&relay) < 1_600_000, "a block is kept whole: {}", held(&relay));
-    let all = |relay: &Relay| relay.nondeterminism_of(rank(1)).unwrap();
+    let all = |relay: &Relay| relay.recovery().nondeterminism_of(rank(1)).unwrap();
     assert_eq!(all(&relay).first, 2_500_001);
     assert!(all(&relay).bytes == bytes[2_500_001..]);
     // An incarnation from an older checkpoint image does not repeat bytes that were trimmed.
@@ -179,11 +179,11 @@ fn only_whole_batches_are_given_out() {
         ),
     ];
     for (frame, expected) in pieces {
-        assert!(!relay.nondeterminism_of(rank(1)).unwrap().is_full);
+        assert!(!relay.recovery().nondeterminism_of(rank(1)).unwrap().is_full);
         assert_eq!(send(&mut relay, one, frame), Stop::Partial);
         assert_eq!(kept(&relay), expected);
     }
-    assert!(relay.nondeterminism_of(rank(1)).unwrap().is_full);
+    assert!(relay.recovery().nondeterminism_of(rank(1)).unwrap().is_full);
 }
 
 #[test]
@@ -199,13 +199,13 @@ fn a_torn_batch_is_forgotten_when_its_node_is_lost() {
             // record again from the end of the last whole batch.
             one = attach(&mut relay, 1);
             assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
-            assert_eq!(relay.logs.as_ref().unwrap().bytes, 3);
+            assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 3);
             send(&mut relay, one, piece(3, 4, &[5; 5_000]));
             relay.suspend(one);
         }
         relay.fence(rank(1), 10_000);
         assert_eq!(kept(&relay), (b"abc".to_vec(), 3));
-        assert_eq!(relay.logs.as_ref().unwrap().bytes, 3);
+        assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 3);
         // The new incarnation continues with other bytes after the last whole batch.
         let one = attach(&mut relay, 10_001);
         assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
@@ -238,20 +238,20 @@ fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
     // The oldest checkpoint image lies within the batch.
     send(&mut relay, one, piece(3, 4, b"defgh"));
     assert_eq!(send(&mut relay, one, cut(5)), Stop::Partial);
-    let all = |relay: &Relay| relay.nondeterminism_of(rank(1)).unwrap();
+    let all = |relay: &Relay| relay.recovery().nondeterminism_of(rank(1)).unwrap();
     assert_eq!((all(&relay).first, all(&relay).bytes), (5, b"".to_vec()));
     assert_eq!(send(&mut relay, one, piece(8, 5, b"ij")), Stop::Partial);
     assert_eq!(send(&mut relay, one, reads(10, 6, b"k")), Stop::Partial);
     assert_eq!((all(&relay).first, all(&relay).bytes), (5, b"fghijk".to_vec()));
     // The log exceeds its bound in the middle of a batch.
     send(&mut relay, one, piece(11, 6, b"lm"));
-    relay.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
+    relay.recovery.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
     assert_eq!((all(&relay).first, all(&relay).bytes), (11, b"".to_vec()));
     assert_eq!(send(&mut relay, one, piece(13, 7, b"no")), Stop::Partial);
     assert_eq!((all(&relay).first, all(&relay).polls), (11, 6));
     let (mut other, two) = keeping();
     send(&mut other, two, piece(0, 1, b"abc"));
-    other.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
+    other.recovery.logs.as_mut().unwrap().discard(rank(1), LOG_TOO_LARGE);
     assert_eq!(send(&mut other, two, reads(3, 2, b"d")), Stop::Partial);
     assert_eq!((all(&other).first, all(&other).polls), (4, 2), "it has ended");
     // Logging restarts at a checkpoint image before the dropped bytes.
@@ -261,5 +261,5 @@ fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
     assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 11, 0), opening(0)]);
     assert_eq!(send(&mut relay, one, reads(11, 8, b"lmno")), Stop::Partial);
     assert_eq!((all(&relay).first, all(&relay).bytes), (11, b"lmno".to_vec()));
-    assert_eq!(relay.logs.as_ref().unwrap().bytes, 4);
+    assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 4);
 }

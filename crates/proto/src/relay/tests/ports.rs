@@ -104,7 +104,7 @@ fn a_rank_in_every_state_under_every_event() {
 
 fn rank_after(state: Rank, event: RankEvent) -> Outcome {
     let (mut relay, one) = with_rank(state);
-    let link = |relay: &Relay| match relay.table.route(rank(2)) {
+    let link = |relay: &Relay| match relay.switch.table.route(rank(2)) {
         Route::Link(link) => Some(link),
         _ => None,
     };
@@ -121,17 +121,17 @@ fn rank_after(state: Rank, event: RankEvent) -> Outcome {
         RankEvent::Detach => relay.detach(link(&relay)?),
         RankEvent::Time(millis) => relay.handle_time(millis),
     }
-    let stands = match relay.table.route(rank(2)) {
+    let stands = match relay.switch.table.route(rank(2)) {
         Route::NotAttached => RouteState::Unknown,
         Route::Detached => RouteState::Left,
         Route::NoRoute => unreachable!("rank 2 belongs here"),
-        Route::Link(link) => match relay.port(link).state {
-            PortState::Up => RouteState::Up,
+        Route::Link(link) => match relay.ports().get(link).state() {
+            PortState::Up | PortState::Draining | PortState::Retired => RouteState::Up,
             PortState::Disconnected { .. } => RouteState::Waited,
             PortState::Abandoned => unreachable!("a rank is never given up and kept"),
         },
     };
-    assert_eq!(relay.needs_time(), stands == RouteState::Waited || has_other_away(&relay));
+    assert_eq!(relay.ports().needs_time(), stands == RouteState::Waited || has_other_away(&relay));
     let heard = kinds(output(&mut relay, one));
     let gets = match (stands, link(&relay)) {
         (RouteState::Up, Some(link)) => kinds(output(&mut relay, link)),
@@ -142,7 +142,7 @@ fn rank_after(state: Rank, event: RankEvent) -> Outcome {
 
 fn has_other_away(relay: &Relay) -> bool {
     let peer = relay.peer(ClusterId(1)).unwrap();
-    matches!(relay.port(peer).state, PortState::Disconnected { .. })
+    matches!(relay.ports().get(peer).state(), PortState::Disconnected { .. })
 }
 
 fn with_rank(state: Rank) -> (Relay, LinkId) {
@@ -243,7 +243,7 @@ fn other_after(state: Other, event: OtherEvent) -> OtherOutcome {
             relay.connect(peer, start).ok()?;
         }
         OtherEvent::Disconnect => {
-            let stream = *relay.streams(peer).first()?;
+            let stream = *relay.ports().streams(peer).first()?;
             relay.disconnect(stream);
         }
         OtherEvent::Frame => {
@@ -251,13 +251,17 @@ fn other_after(state: Other, event: OtherEvent) -> OtherOutcome {
         }
         OtherEvent::Time(millis) => relay.handle_time(millis),
     }
-    let stands = match relay.port(peer).state {
-        PortState::Up => "up",
+    let stands = match relay.ports().get(peer).state() {
+        PortState::Up | PortState::Draining | PortState::Retired => "up",
         PortState::Disconnected { .. } => "away",
         PortState::Abandoned => "lost",
     };
-    assert_eq!(relay.is_up(peer), !relay.streams(peer).is_empty(), "up as long as a stream is");
-    assert_eq!(relay.needs_time(), stands == "away");
+    assert_eq!(
+        relay.ports().is_up(peer),
+        !relay.ports().streams(peer).is_empty(),
+        "up as long as a stream is"
+    );
+    assert_eq!(relay.ports().needs_time(), stands == "away");
     Some((stands, kinds(output(&mut relay, one))))
 }
 
@@ -279,7 +283,7 @@ fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
     if state == Other::BrokenAtRest {
         let nobody = Address::ANONYMOUS;
         let keepalive =
-            Header { delivered: written, ..undeliverable::empty(Kind::Ack, nobody, nobody) };
+            Header { delivered: written, ..empty_frame::empty(Kind::Ack, nobody, nobody) };
         let mut bytes = vec![0; HEADER_BYTES];
         keepalive.emit(&mut bytes);
         assert_eq!(feed(&mut relay, stream, bytes).stop, Stop::Partial);

@@ -29,7 +29,7 @@ pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop 
 }
 
 pub(super) fn determinant(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
-    let header = undeliverable::empty(Kind::Determinant, source, Address::ANONYMOUS);
+    let header = empty_frame::empty(Kind::Determinant, source, Address::ANONYMOUS);
     let mut bytes = vec![0; HEADER_BYTES];
     Header { sequence: polls, credit: frames, delivered: micros, ..header }.emit(&mut bytes);
     bytes
@@ -88,7 +88,7 @@ fn whoever_does_something_else_is_stopped_and_nobody_is_given_it() {
 pub(super) fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
     let mut head = [0; crate::limit::KIND_HEADER_BYTES_MAX];
     let size = KindHeader::Message { tag, data: 0, long: None }.emit(&mut head);
-    let header = undeliverable::empty(Kind::Tagged, rank(1), target);
+    let header = empty_frame::empty(Kind::Tagged, rank(1), target);
     let mut bytes = vec![0; HEADER_BYTES];
     Header { length: (size + text.len()) as u32, ..header }.emit(&mut bytes);
     bytes.extend(head[..size].iter().chain(text));
@@ -110,11 +110,11 @@ fn divergence_of(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     assert_eq!(send(&mut relay, one, frame(rank(1), rank(0), 0, 5)), Stop::Partial);
     assert!(matches!(send(&mut relay, one, second), Stop::Broken(_)));
     assert_eq!(written(&mut relay, one), [opening(1)], "it hears which frame, and nothing else");
-    let Some(LogEvent::Diverged(divergence)) = relay.poll_log_event() else {
+    let Some(LogEvent::Diverged(divergence)) = relay.recovery_mut().poll_log_event() else {
         panic!("nothing is said")
     };
     assert!(
-        matches!(relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+        matches!(relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
     );
     assert_eq!((divergence.who, divergence.incarnation, divergence.frame), (rank(1), 3, 1));
     divergence
@@ -310,11 +310,11 @@ pub(super) fn rest(
 ) -> Vec<(Kind, u64, u32)> {
     let mut told = Vec::new();
     loop {
-        let waiting = relay.port(one).waiting_bytes();
+        let waiting = relay.ports().get(one).output.waiting_bytes();
         assert!(waiting <= most, "{waiting} bytes wait");
         let piece = written(relay, one);
         between(relay);
-        if piece.is_empty() && !relay.has_replay_work() {
+        if piece.is_empty() && !relay.recovery().has_replay_work() {
             return told;
         }
         told.extend(piece);
@@ -364,7 +364,7 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
         let piece = written(&mut relay, link);
         assert_eq!((piece[0], piece[1]), (opening(0), expected[0]));
         assert!(piece.len() < expected.len() / 10);
-        assert!(relay.replay_next() && relay.port(link).waiting_bytes() > 0);
+        assert!(relay.replay_next() && relay.ports().get(link).output.waiting_bytes() > 0);
     }
     let rest = replayed(&mut relay, link, |_| ());
     assert_eq!(rest.last(), Some(&(Kind::Ack, 400 * 30_000 + 30, 0)));
@@ -400,10 +400,10 @@ fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_bes
 #[test]
 fn one_that_is_given_up_before_it_has_done_anything_begins_anew_with_its_first_image() {
     let (mut relay, [zero, one]) = recovering();
-    relay.logs.as_mut().unwrap().storage.set_memory(0);
+    relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
     relay.suspend(one);
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 50));
-    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
     let one = relay.attach_at(rank(1), 0, LogPosition::default()).unwrap();
     assert_eq!(written(&mut relay, one)[0], opening(0));
 }
@@ -414,7 +414,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
     let mut given = Vec::new();
     for n in 0..200 {
         if n == 100 {
-            relay.logs.as_mut().unwrap().storage.set_memory(0);
+            relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
         }
         // Two frames arrive at a time; the endpoint takes one piece of the waiting frames now and
         // then.
@@ -426,7 +426,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
             relay.replay_next();
             while relay.poll_flush().is_some() {}
         }
-        let kept = relay.kept_bytes().0;
+        let kept = relay.recovery().kept_bytes().0;
         assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot come back");
     }
     given.extend(rest(&mut relay, one, usize::MAX, |_| ()));
@@ -463,7 +463,7 @@ fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_a
     let expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    relay.logs.as_mut().unwrap().storage.set_memory(0);
+    relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
     send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
     let given = replayed(&mut relay, one, |_| ());
     assert_eq!(given.len(), expected.len() + 2);
@@ -480,10 +480,10 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
     goodbye[4] = Kind::Goodbye as u8;
     goodbye[7] = framing_crc(&goodbye);
     send(&mut relay, one, goodbye);
-    assert!(!relay.may_reconnect(one));
+    assert!(!relay.ports().may_reconnect(one));
     // A frame in the name of another endpoint.
     let stop = send(&mut relay, one, frame(rank(2), rank(0), 8, 10));
-    assert!(matches!(stop, Stop::Broken(_)) && relay.may_reconnect(one));
+    assert!(matches!(stop, Stop::Broken(_)) && relay.ports().may_reconnect(one));
     assert_eq!(written(&mut relay, zero).len(), 1);
 }
 
@@ -513,7 +513,7 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
     };
     assert_eq!(everything.len(), 1 + 3 * 3);
     for (start, place) in places.iter().chain(&places).enumerate() {
-        let Route::Link(one) = relay.table.route(rank(1)) else { panic!("it is known") };
+        let Route::Link(one) = relay.switch.table.route(rank(1)) else { panic!("it is known") };
         relay.suspend(one);
         let one = relay.attach_at(rank(1), start as u32 + 1, *place).unwrap();
         let given = written(&mut relay, one);
@@ -573,11 +573,11 @@ fn what_came_before_the_oldest_image_is_dropped() {
         link = relay.attach_at(rank(1), 0, standing).unwrap();
         assert_eq!(written(&mut relay, link), [opening(0)], "round {round}");
         images.push(standing);
-        kept_most = kept_most.max(relay.kept_bytes().0);
+        kept_most = kept_most.max(relay.recovery().kept_bytes().0);
     }
     // The frames of three rounds, and blocks or segments that are kept because of their last bytes.
     assert!(kept_most < 3 * 20 * size + (3 << 20), "{kept_most}");
-    let shown = relay.log_excerpt(rank(1), 0, 3).unwrap();
+    let shown = relay.recovery().log_excerpt(rank(1), 0, 3).unwrap();
     let numbers: Vec<_> = shown.determinants.iter().map(|it| (it.number, it.first_frame)).collect();
     assert_eq!(numbers, [(3960, 3960), (3961, 3961), (3962, 3962)]);
     assert_eq!((shown.determinants[0].polls, shown.frames.len()), (3961 * 7, 3));

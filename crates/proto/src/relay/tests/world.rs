@@ -33,7 +33,7 @@ impl World {
     pub fn with_streams(seed: u64, streams: usize) -> Self {
         let relay = |own| Relay::new(ClusterId(own), clusters(), 0).unwrap();
         let mut relays = [relay(0), relay(1)];
-        relays.iter_mut().for_each(|relay| relay.endpoint_bound = SMALL_BOUND);
+        relays.iter_mut().for_each(|relay| relay.switch.memory.endpoint_bound = SMALL_BOUND);
         let ports = RANKS_PER_CLUSTER as usize + streams;
         let empty = vec![(Vec::new(), false); ports];
         let mut world = Self {
@@ -141,8 +141,8 @@ impl World {
 
     pub fn drain(&mut self, side: usize, buffer: &[u8]) {
         while let Some(link) = self.relays[side].poll_flush() {
-            for number in 0..self.relays[side].writer_count(link) {
-                let Some(writer) = self.relays[side].writer(link, number) else { break };
+            for number in 0..self.relays[side].ports().writer_count(link) {
+                let Some(writer) = self.relays[side].ports().writer(link, number) else { break };
                 let Some(port) = self.port_of(side, writer) else { continue };
                 let room = self.draw(100_000);
                 self.write(side, port, buffer, room);
