@@ -340,13 +340,13 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
 # A kill while a rank creates a file or folder that others may create or remove as well (a lock,
 # say): nothing shows which rank did. Such a job is refused, which must be rare.
 CANNOT_TELL = r"killed within its (open|change of a name) .* cannot be told"
-# MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do: on another node the id is another one.
+# MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do:
+# on another node the id differs.
 TELLS_PROCESS_IDS = ("mpiio", "odd")
 
 
 def may_refuse(case: Case, measured: str) -> bool:
-    """Whether the job may refuse: rows that are refused, and rows of MPI-IO on another node, where
-    MPICH's library sends another process id to other ranks."""
+    """Whether the job may refuse: rows that are refused, and on another node rows that send process ids."""
     cannot_tell = re.search(CANNOT_TELL, measured)
     return case.rows[0].outcome != RIGHT or bool(cannot_tell) or case.is_lost and case.rows[0].program in TELLS_PROCESS_IDS
 
