@@ -150,7 +150,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/proto/src/relay/divergence.rs".into());
     files.push("crates/drive/src/engine/epoll/liveness.rs".into());
     files.push("crates/drive/src/engine/epoll/log_storage.rs".into());
-    files.push("crates/proto/src/relay/message_log.rs".into());
+    files.push("crates/proto/src/relay/message_logs.rs".into());
     files.push("crates/proto/src/wire/frame.rs".into());
     files.push("crates/relay/src/main.rs".into());
     files.push("crates/interpose/src/libc_wrappers.rs".into());

@@ -43,12 +43,12 @@ const REPLACED_WORDS: [(&str, &str, usize); 16] = [
     ("anew", "restarted, or again", 20),
     ("whoever", "the process, rank or peer that", 21),
     ("telling", "replay", 2),
-    ("told", "replayed, or notified", 238),
+    ("told", "replayed, or notified", 237),
 ];
 
 /// Lines of more than so many columns, most of them comments, and how many there still are: as above.
 const COLUMNS_MAX: usize = 100;
-const WIDE_LINES: usize = 174;
+const WIDE_LINES: usize = 178;
 
 const FUNCTION_LINES_MAX: usize = 70;
 /// Functions that may be longer: dispatchers, one arm for each case.

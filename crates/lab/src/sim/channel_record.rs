@@ -1,8 +1,10 @@
-//! What is known of one channel, from one simulated process to another: which bytes have left, which
+//! What is known of one channel, from one simulated process to another: which bytes have left,
+//! which
 //! have been delivered, and which credit is left. [`World`](super::world::World) holds one record
 //! for each two processes.
 //!
-//! What enters: frames as they leave and as their destinations become known. What leaves: violations
+//! What enters: frames as they leave and as their destinations become known. What leaves:
+//! violations
 //! of the protocol. What may never happen: a sender leaves out numbers, sends more eager bytes than
 //! its credit allows, or two frames have a place at the same time.
 

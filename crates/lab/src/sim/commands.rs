@@ -1,7 +1,8 @@
 //! Commands of the simulated applications: random commands first, then commands that complete all
 //! operations.
 //!
-//! What enters: a seed. What leaves: counts of events, or a [`Violation`]. What may never happen: an
+//! What enters: a seed. What leaves: counts of events, or a [`Violation`]. What may never happen:
+//! an
 //! operation does not complete, or a command is accepted or refused against its bound.
 
 use landbridge_proto::channel::PathId;

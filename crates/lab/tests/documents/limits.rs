@@ -13,7 +13,7 @@ const DOCUMENT: &str = "docs/LIMITS.md";
 const COMPLETE_FILES: [&str; 7] = [
     "proto/src/limit.rs",
     "proto/src/channel/mod.rs",
-    "proto/src/relay/mod.rs",
+    "proto/src/relay/bounds.rs",
     "provider/src/engine/rails.rs",
     "provider/src/engine/reconnect.rs",
     "provider/src/engine/liveness.rs",

@@ -8,7 +8,8 @@
 //! which usually is the end of the log at that time.
 //!
 //! The relay drops everything before the oldest checkpoint image as soon as the endpoint reports
-//! this image ([`CheckpointPositions::trim_before`]). A log that was discarded because it exceeded its bound
+//! this image ([`CheckpointPositions::trim_before`]). A log that was discarded because it exceeded
+//! its bound
 //! restarts at the next checkpoint: restoring that image needs
 //! nothing before its position.
 //!

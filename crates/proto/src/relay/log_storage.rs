@@ -42,7 +42,8 @@ pub(super) const READ_AHEAD: usize = 4;
 const SEGMENTS_EACH: u64 = 8;
 
 /// Empty segment buffers that the relay keeps for new segments: their pages are mapped, and cost no
-/// page faults again. The driver takes buffers beyond this number ([`super::Recovery::poll_surplus_buffer`]).
+/// page faults again. The driver takes buffers beyond this number
+/// ([`super::Recovery::poll_surplus_buffer`]).
 const BUFFER_POOL_MAX: usize = 2 * WRITES_MAX;
 
 /// Empty segment buffers that the relay should have in any case while the logs grow.
@@ -58,7 +59,8 @@ pub struct LogLimits {
     pub memory: u64,
     /// Bytes that all logs may take on the disk, if there is a disk.
     pub disk: Option<u64>,
-    /// Size of a full segment: [`SEGMENT_BYTES`], less in tests, and [`super::FRAME_BYTES_MAX`] at least.
+    /// Size of a full segment: [`SEGMENT_BYTES`], less in tests, and [`super::FRAME_BYTES_MAX`] at
+    /// least.
     pub segment: usize,
 }
 
@@ -67,7 +69,8 @@ pub struct LogLimits {
 pub enum DiskRequest {
     /// Write these bytes, drop the reference, and then call [`super::Relay::handle_written`].
     Write(SegmentId, Arc<Vec<u8>>),
-    /// Read so many bytes of this segment into the empty buffer, and call [`super::Relay::handle_read`].
+    /// Read so many bytes of this segment into the empty buffer, and call
+    /// [`super::Relay::handle_read`].
     /// The write of the segment has ended.
     Read(SegmentId, usize, Vec<u8>),
     /// Delete this segment.

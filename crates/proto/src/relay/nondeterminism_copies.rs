@@ -1,9 +1,11 @@
 //! Copies of the recorded nondeterminism (clocks and random numbers) of endpoints on other nodes
 //! than this relay: if such a node is lost, the incarnation on a third node receives the copy.
 //!
-//! What enters: pieces of an endpoint's record ([`crate::wire::frame::Kind::Nondeterminism`]), each before the frames
+//! What enters: pieces of an endpoint's record ([`crate::wire::frame::Kind::Nondeterminism`]), each
+//! before the frames
 //! that may depend on it; a restarted incarnation may repeat pieces. What leaves: the whole copy
-//! ([`super::Recovery::nondeterminism_of`]), once nothing more from that node can arrive ([`super::Relay::fence`]).
+//! ([`super::Recovery::nondeterminism_of`]), once nothing more from that node can arrive
+//! ([`super::Relay::fence`]).
 //!
 //! A copy includes the number of polls of the endpoint at the end of the copy: a restarted
 //! incarnation finds no new message before it has polled as often. Otherwise the incarnation could

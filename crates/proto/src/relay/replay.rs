@@ -3,7 +3,8 @@
 //!
 //! The relay replays to a restarted incarnation piece by piece through the queue of its port: each
 //! determinant, then the frames that the previous incarnation delivered with this determinant
-//! ([`super::Relay::replay_next`]). After the last determinant, and whenever the endpoint merely has a
+//! ([`super::Relay::replay_next`]). After the last determinant, and whenever the endpoint merely
+//! has a
 //! backlog, replay is *direct*: the link writes frames straight out of the log segments that hold
 //! them ([`Replay::direct`]). So the message log of an endpoint that may be restarted is also
 //! its output queue, and a frame that finds no capacity at once is not copied a second time.
