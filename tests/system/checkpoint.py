@@ -580,6 +580,12 @@ def job(options, program, kills, *words, **more_of_it):
     return code, [line for line in lines if not line.startswith("landbridge")], output
 
 
+def kills_within_restores(output: str) -> int:
+    """Kills that hit a process which CRIU is restoring: the restore is repeated, and one restart is
+    reported for both kills."""
+    return len(re.findall(r"is tried once more: .*killed by signal 9", output))
+
+
 def restores(output: str) -> int:
     """Number of restarts from a checkpoint."""
     return len(re.findall(r": restarted from checkpoint \d+", output))

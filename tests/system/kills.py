@@ -259,7 +259,7 @@ def check(checks, options, case: Case, undisturbed) -> None:
     measured += f", {images} from images" if case.has_images else ""
     # A kill may hit the process that CRIU is restoring: then the restore is repeated, and the
     # output has only one line about the restart.
-    within = len(re.findall(r"is tried once more: .*killed by signal 9", output))
+    within = checkpoint.kills_within_restores(output)
     measured += f", {within} kills within a restore" if within else ""
     # On a busy machine the first kill may come before that rank has a checkpoint.
     is_met = starts + within == len(kills) and (images >= len(kills) - 2 if case.has_images else not images)
