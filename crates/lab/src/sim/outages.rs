@@ -76,7 +76,8 @@ impl Outages {
         let detected_at =
             [0, 1].map(|_| world.random.percent(50).then(|| Self::detection_time(world)));
         let is_spare_made = world.random.percent(50);
-        self.begin(world, [a, b], path_id, is_blackholed, until, detected_at, is_spare_made);
+        let outage = Outage { ends: [a, b], path_id, until, detected_at, was_spare: None };
+        self.begin(world, outage, is_blackholed, is_spare_made);
     }
 
     fn may_begin(&self, world: &World, a: usize, b: usize, path_id: usize) -> bool {
@@ -94,14 +95,11 @@ impl Outages {
     fn begin(
         &mut self,
         world: &mut World,
-        ends: [usize; 2],
-        path_id: usize,
+        outage: Outage,
         is_blackholed: [bool; 2],
-        until: Option<Time>,
-        detected_at: [Option<Time>; 2],
         makes_spare: bool,
     ) {
-        let [a, b] = ends;
+        let Outage { ends: [a, b], path_id, .. } = outage;
         world.counts.count(if is_blackholed == [true; 2] {
             "outages in both directions"
         } else {
@@ -115,7 +113,7 @@ impl Outages {
         let spare =
             [world.nodes[a].paths[b][path_id].spare, world.nodes[b].paths[a][path_id].spare];
         let was_spare = (makes_spare && world.has_datagrams(a, b, path_id)).then_some(spare);
-        self.all.push(Outage { ends, path_id, until, detected_at, was_spare });
+        self.all.push(Outage { was_spare, ..outage });
     }
 
     /// Ends outages, and lets drivers detect outages, as time passes.
@@ -322,7 +320,8 @@ impl Outages {
             let notices = blackholed || !is_relayed || world.random.percent(50);
             notices.then(|| Self::detection_time(world))
         });
-        self.begin(world, [a, b], path_id, is_blackholed, None, detected_at, makes_spare);
+        let outage = Outage { ends: [a, b], path_id, until: None, detected_at, was_spare: None };
+        self.begin(world, outage, is_blackholed, makes_spare);
         Ok(())
     }
 
