@@ -15,7 +15,8 @@
 use std::mem::{MaybeUninit, size_of};
 
 use landbridge_proto::nondeterminism::{
-    DURABLE_SUFFIX, HELD_DROP, HELD_GET, HELD_KEEP, HELD_MAKE_DURABLE, HELD_WORD_BYTES, RecordHead,
+    DURABLE_ANSWER_SECONDS_MAX, DURABLE_SUFFIX, HELD_DROP, HELD_GET, HELD_KEEP, HELD_MAKE_DURABLE,
+    HELD_WORD_BYTES, RecordHead,
 };
 
 use crate::recording;
@@ -23,8 +24,6 @@ use crate::session::kernel;
 
 /// Seconds within which the agent must answer.
 const ANSWER_SECONDS: i64 = 10;
-/// Age in seconds from which an answer does not count: a node is lost after 20 s of silence.
-const FRESH_SECONDS: i64 = 8;
 
 /// Bytes of one descriptor's control message.
 const SPACE: usize = 24;
@@ -50,13 +49,13 @@ pub fn get(number: u64) -> Option<u64> {
 
 /// Waits without a time limit until another node has the record. A node that counts as lost gets no
 /// answer, so it performs no effect that the rank's next incarnation performs elsewhere. An answer
-/// that took more than `FRESH_SECONDS` may be from before the loss and does not count. False: no
-/// agent listens.
+/// that took more than [`DURABLE_ANSWER_SECONDS_MAX`] may be from before the loss and does not count.
+/// False: no agent listens.
 pub fn make_durable(head: &RecordHead) -> bool {
     loop {
         let asked = seconds();
         match exchange(head, HELD_MAKE_DURABLE, 0, None, true) {
-            Ok(_) if seconds() - asked <= FRESH_SECONDS => return true,
+            Ok(_) if seconds() - asked <= DURABLE_ANSWER_SECONDS_MAX => return true,
             Err(error) if error == -i64::from(libc::ECONNREFUSED) => return false,
             _ => (),
         }

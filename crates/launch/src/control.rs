@@ -88,7 +88,7 @@ impl Job {
 }
 
 /// One agent and its child agents.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub cluster: u32,
     pub cluster_name: String,

@@ -22,9 +22,9 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 pub use file_calls::{
-    DURABLE_SUFFIX, FileCall, FileRecord, HELD_CLEAR, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP,
-    HELD_MAKE_DURABLE, HELD_NAME_BYTES, HELD_WORD_BYTES, NO_RESTART_BYTES, PRECONDITION_WORDS,
-    held_name,
+    DURABLE_ANSWER_SECONDS_MAX, DURABLE_SUFFIX, FileCall, FileRecord, HELD_CLEAR, HELD_DROP,
+    HELD_END, HELD_GET, HELD_KEEP, HELD_MAKE_DURABLE, HELD_NAME_BYTES, HELD_WORD_BYTES,
+    NO_RESTART_BYTES, PRECONDITION_WORDS, held_name,
 };
 
 mod file_calls;

@@ -302,7 +302,8 @@ impl Agent {
                 let returns = self.ranks.iter().filter_map(|rank| rank.restore.as_ref());
                 let returns = returns.map(Restore::next_time);
                 let contacts = self.ranks.iter().filter_map(LocalRank::contact_time);
-                let times = notice.into_iter().chain(path_query).chain(images);
+                let transfer = self.transfers.first().and_then(StateTransfer::begins_at);
+                let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_replaying = self.ranks.iter().any(LocalRank::is_replaying);
@@ -594,7 +595,7 @@ impl Agent {
             },
             Message::RecordingUpdate(update) => self.replicas.handle_recording_update(*update),
             Message::MakeDurable { rank, serial } => {
-                self.children[index].process.stream.send(&Message::Durable { rank, serial });
+                self.children[index].allow_effect(rank, serial);
             }
             Message::Name { rank, .. } | Message::Spawn { rank, .. }
                 if self.is_repeated_request(index, rank) => {}

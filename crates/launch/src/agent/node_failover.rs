@@ -166,7 +166,7 @@ impl Agent {
         // If the agent is alive after all, the end of this stream ends the agent and its ranks.
         child.process.stream.close_output();
         child.kill(libc::SIGKILL);
-        let lost = child.node.clone();
+        let (lost, effects_end) = (child.node.clone(), child.effects_end());
         if let Some(place) = self.transfers.iter().position(|transfer| transfer.to == index) {
             return self.redirect_transfer(place, &lost, why);
         }
@@ -190,7 +190,7 @@ impl Agent {
         let name = &self.children[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
         self.parent.send(&Message::Note { text });
-        self.transfers.push(StateTransfer::new(lost, index, to, ranks));
+        self.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost

@@ -10,6 +10,9 @@
 //! batch that the node had sent in part when it was lost, and such a part may end within an entry.
 //! Out: [`RecordingUpdate`] messages.
 //!
+//! A node whose connection has ended may be alive: the transfer begins when no rank of the node can
+//! still perform an effect on a file that this agent has allowed.
+//!
 //! What may never happen: an incarnation replays less than what a visible effect follows from, or a
 //! part of an entry; more than one piece beyond [`BACKLOG_BYTES_MAX`] waits here for the other
 //! agent.
@@ -56,6 +59,8 @@ pub struct StateTransfer {
     /// All ranks of the transfer.
     pub ranks: Vec<u32>,
     stage: TransferStage,
+    /// Time before which a rank on the lost node may still perform an effect.
+    effects_end: Option<Instant>,
 }
 
 enum TransferStage {
@@ -67,7 +72,13 @@ enum TransferStage {
 }
 
 impl StateTransfer {
-    pub fn new(lost: Node, from: usize, to: usize, ranks: Vec<u32>) -> StateTransfer {
+    pub fn new(
+        lost: Node,
+        from: usize,
+        to: usize,
+        ranks: Vec<u32>,
+        effects_end: Option<Instant>,
+    ) -> StateTransfer {
         StateTransfer {
             lost,
             from,
@@ -75,7 +86,13 @@ impl StateTransfer {
             remaining: ranks.iter().copied().collect(),
             ranks,
             stage: TransferStage::Fence,
+            effects_end,
         }
+    }
+
+    /// Time at which the transfer can begin, if a rank of the lost node may still perform an effect.
+    pub fn begins_at(&self) -> Option<Instant> {
+        self.effects_end.filter(|end| Instant::now() < *end)
     }
 
     /// Restarts the transfer to another node, because the node that was to take the ranks is lost
@@ -136,13 +153,16 @@ impl Agent {
         }
     }
 
-    /// Advances the first transfer by one step. Returns false if the transfer waits for the relay
-    /// or for the other agent.
+    /// Advances the first transfer by one step. Returns false if the transfer waits for the relay,
+    /// for the other agent, or for the end of effects.
     fn advance_transfer(&mut self) -> Result<bool> {
         let Self { transfers, relay, replicas, children, .. } = self;
         let (Some(transfer), Some(relay)) = (transfers.first_mut(), relay) else {
             return Ok(false);
         };
+        if transfer.begins_at().is_some() {
+            return Ok(false);
+        }
         let Some(&rank) = transfer.remaining.front() else {
             let transfer = self.transfers.remove(0);
             self.move_ranks(transfer);
@@ -228,6 +248,15 @@ mod tests {
             (at, count) = (Some(next), count + 1);
         }
         (all, count)
+    }
+
+    #[test]
+    fn a_transfer_begins_when_the_lost_node_performs_no_more_effects() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let begins_at = |end| StateTransfer::new(Node::default(), 0, 1, vec![0], end).begins_at();
+        assert_eq!(begins_at(None), None);
+        assert_eq!(begins_at(Some(now - second)), None);
+        assert_eq!(begins_at(Some(now + 60 * second)), Some(now + 60 * second));
     }
 
     #[test]

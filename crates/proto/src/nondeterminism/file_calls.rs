@@ -42,6 +42,11 @@ pub const HELD_END: u64 = 4;
 /// known on another node. The answer, the same message, confirms that another node holds the
 /// record.
 pub const HELD_MAKE_DURABLE: u64 = 5;
+/// Age in seconds up to which the answer to [`HELD_MAKE_DURABLE`] counts. A process performs the
+/// effect at most so long after it has asked, so the node that answers lets the process's next
+/// incarnation begin elsewhere only after that time, although the process may be alive behind a
+/// connection that has ended.
+pub const DURABLE_ANSWER_SECONDS_MAX: i64 = 4;
 /// Command: the process has ended and will not be restarted, so release all files held for the
 /// process.
 pub const HELD_CLEAR: u64 = 6;
