@@ -37,11 +37,13 @@ criu: setup
 
 # Debian keeps only the newest of each package: where ours cannot be had any more, its steps are skipped, which is said.
 test: build wheels
+	-@$(PYTHON) scripts/setup.py --test
 	-@$(PYTHON) scripts/criu.py
 	-@$(PYTHON) scripts/moto.py
 	@$(PYTHON) scripts/test.py
 
 test-all: build wheels
+	-@$(PYTHON) scripts/setup.py --test
 	-@$(PYTHON) scripts/criu.py
 	-@$(PYTHON) scripts/moto.py
 	@$(PYTHON) scripts/test.py --slow

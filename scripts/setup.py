@@ -2,8 +2,8 @@
 """Checks for the required tools, installs those that apt has, and names the rest (`make setup`).
 
 What leaves: exit code 0 and no output if everything is present; otherwise one command line for each
-missing tool. Only Debian or Ubuntu packages are installed, and only by root or with a sudo that
-asks for no password.
+missing tool. `--bench` and `--test` add what benchmarks and tests use. Only Debian or Ubuntu
+packages are installed, and only by root or with a sudo that asks for no password.
 """
 
 import os
@@ -25,6 +25,9 @@ PACKAGES = {
 }
 # Packages for `make bench` alone: the two-hop comparison.
 BENCH_PACKAGES = {"haproxy": "haproxy"}
+# Packages for tests alone: installed where apt may, else the tests that need one are skipped, which
+# is reported. File that shows the package -> the package.
+TEST_PACKAGES = {"/usr/bin/gfortran": "gfortran", "/usr/include/rdma/fabric.h": "libfabric-dev"}
 SEARCH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/local/sbin"
 RUSTUP = "curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y && . ~/.cargo/env"
 
@@ -35,6 +38,9 @@ def main() -> int:
     if not have_venv():
         packages.append("python3-venv")
     missing = install(packages) if packages else []
+    if "--test" in sys.argv:
+        for package in [name for file, name in TEST_PACKAGES.items() if not Path(file).exists()]:
+            install([package])
     advice = [f"sudo apt-get install -y {' '.join(missing)}"] if missing else []
     advice += rust_advice()
     if sys.version_info < (3, 10):
