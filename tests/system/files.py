@@ -49,13 +49,15 @@ RIGHT, REFUSED, EITHER = "right", "refused", "right or refused"
 @dataclass
 class Row:
     """A way to use files. `outcome`: the required result. `is_chance`: the order in the files is
-    random. `shell`: the shell command that starts the program."""
+    random. `shell`: the shell command that starts the program. `is_local`: the rank keeps a file
+    without a name, which no other node has."""
 
     name: str
     program: str
     outcome: str = RIGHT
     is_chance: bool = False
     shell: str = ""
+    is_local: bool = False
 
 
 def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]:
@@ -77,7 +79,7 @@ ROWS = [
     *rows_of("python", "copies"),
     *rows_of("python", "sqlite", EITHER),
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
-    *rows_of("fortran", "fortran-scratch"),
+    *rows_of("fortran", "fortran-scratch", is_local=True),
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix longjmp directory thread-read constructor"),
     *rows_of("odd", "memfd vm-write"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
@@ -216,7 +218,7 @@ def groups(options) -> dict[str, list[Row]]:
     for row in ROWS:
         if options.row and row.name not in options.row:
             continue
-        is_alone = options.apart or row.outcome != RIGHT or row.shell
+        is_alone = options.apart or row.outcome != RIGHT or row.shell or row.is_local
         found.setdefault(f"{row.program} {row.name}" if is_alone else row.program, []).append(row)
     return found
 
@@ -347,9 +349,12 @@ TELLS_PROCESS_IDS = ("mpiio", "odd")
 
 
 def may_refuse(case: Case, measured: str) -> bool:
-    """Whether the job may refuse: rows that are refused, and on another node rows that send process ids."""
+    """Whether the job may refuse: rows that are refused, and on another node rows that send process
+    ids or keep a file that only the lost node has."""
+    first = case.rows[0]
+    cannot_move = first.program in TELLS_PROCESS_IDS or first.is_local
     cannot_tell = re.search(CANNOT_TELL, measured)
-    return case.rows[0].outcome != RIGHT or bool(cannot_tell) or case.is_lost and case.rows[0].program in TELLS_PROCESS_IDS
+    return first.outcome != RIGHT or bool(cannot_tell) or case.is_lost and cannot_move
 
 
 def judge(case: Case, code, output: str, files, undisturbed) -> tuple[str, str]:
