@@ -49,8 +49,8 @@ pub fn get(number: u64) -> Option<u64> {
 
 /// Waits without a time limit until another node has the record. A node that counts as lost gets no
 /// answer, so it performs no effect that the rank's next incarnation performs elsewhere. An answer
-/// that took more than [`DURABLE_ANSWER_SECONDS_MAX`] may be from before the loss and does not count.
-/// False: no agent listens.
+/// that took more than [`DURABLE_ANSWER_SECONDS_MAX`] may be from before the loss and does not
+/// count. False: no agent listens.
 pub fn make_durable(head: &RecordHead) -> bool {
     loop {
         let asked = seconds();

@@ -90,7 +90,8 @@ impl StateTransfer {
         }
     }
 
-    /// Time at which the transfer can begin, if a rank of the lost node may still perform an effect.
+    /// Time at which the transfer can begin, if a rank of the lost node may still perform an
+    /// effect.
     pub fn begins_at(&self) -> Option<Instant> {
         self.effects_end.filter(|end| Instant::now() < *end)
     }
