@@ -18,6 +18,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -227,14 +228,17 @@ def run_once(way, options, limit_s, folder, done, wanted) -> process.Finished:
     skip.write_text("\n".join(done))
     only.write_text("\n".join(wanted))
     program = [paths.python(way.mpi), str(HERE / "mpi4py_rank.py"), str(paths.SUITE), str(folder)]
-    return process.run(
-        way.command(options.np, [*program, str(skip), str(only)]),
-        limit_s,
-        # Workers that the suite spawns import its modules.
-        way.environment() | {"PYTHONPATH": str(paths.SUITE)},
-        stalled=lambda: time.time() - last_change(folder) > options.stall * crowding(),
-        log=folder / "log",
-    )
+    # A daemon of Open MPI names its folder by its process id, which repeats in a lab, and does not
+    # start where an attempt that was ended has left such a folder.
+    with tempfile.TemporaryDirectory() as own:
+        return process.run(
+            way.command(options.np, [*program, str(skip), str(only)]),
+            limit_s,
+            # Workers that the suite spawns import its modules.
+            way.environment() | {"PYTHONPATH": str(paths.SUITE), "TMPDIR": own},
+            stalled=lambda: time.time() - last_change(folder) > options.stall * crowding(),
+            log=folder / "log",
+        )
 
 
 def crowding() -> float:
