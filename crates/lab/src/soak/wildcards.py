@@ -27,6 +27,8 @@ def main() -> None:
         take(options.rounds, options.pause)
     else:
         tell(options.rounds, options.pause)
+    # No rank ends before the others: one of the near cluster would be done long before its kill.
+    WORLD.Barrier()
     say(f"rank {WORLD.rank} ends")
 
 
