@@ -38,7 +38,7 @@ BUDGET_S = 76 * 60.0
 # rank is killed leaves a core idle most of the time.
 LANES = 2
 # Number of lines of a failed step's log below the summary.
-END_LINES = 25
+END_LINES = 50
 
 
 @dataclass

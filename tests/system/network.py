@@ -312,13 +312,16 @@ def endure(verb: str, options, words: list[str], slack_s: float) -> int:
     if why_not:
         print(f"skipped: no lab can be built here: {why_not}")
         return common.SKIPPED
-    seed = str(options.seed)
-    words = [*words, "--minutes", str(options.minutes), "--seed", seed, "--venvs", str(options.venvs)]
-    command = [str(options.bin / "landbridge"), "lab", verb, *words]
-    done = process.run(command, options.minutes * 60 + slack_s)
+    done = endured(verb, options, words, slack_s)
     print(done.output)
-    print(f"{verb} with seed {seed}: {'every program ended right' if done.ok else done.why or done.code}")
+    print(f"{verb} with seed {options.seed}: {'every program ended right' if done.ok else done.why or done.code}")
     return 0 if done.ok else 1
+
+
+def endured(verb: str, options, words: list[str], slack_s: float) -> process.Finished:
+    words = [*words, "--minutes", str(options.minutes), "--seed", str(options.seed), "--venvs", str(options.venvs)]
+    command = [str(options.bin / "landbridge"), "lab", verb, *words]
+    return process.run(command, options.minutes * 60 + slack_s)
 
 
 def no_lab(options) -> str:

@@ -11,30 +11,38 @@ from pathlib import Path
 
 import checkpoint
 import common
-from network import endure
-from support import paths
+from network import endured, no_lab
+from support import paths, process
 
 # Seconds beyond the requested time: undisturbed runs first, and the last program.
 SLACK_S = 200
+# Last lines of a failed run that are printed again: tables and the ends of the last programs.
+END_LINES = 40
 
 
 def main() -> int:
     options = common.arguments(__doc__, add_options)
-    words = ["--mean", str(options.mean)]
-    codes, failed = [], []
+    common.quiet_environment()
+    process.adopt_orphans()
+    if why_not := no_lab(options):
+        print(f"skipped: no lab can be built here: {why_not}")
+        return common.SKIPPED
     ways = [[], ["--clusters", "2"]]
     if why_not := checkpoint.no_criu(options.criu):
         print(f"skipped: with images: {why_not}")
     else:
         ways.append(["--clusters", "2", "--checkpoint", str(options.checkpoint), "--criu", str(options.criu)])
+    failed = []
     for more in ways:
-        codes.append(endure("punish", options, [*words, *more], SLACK_S))
-        if codes[-1] not in (0, common.SKIPPED):
-            failed.append(" ".join(["landbridge lab punish", *more]))
-    # At the end, because of a failed step often only the end of its output is kept.
-    for one in failed:
-        print(f"failed: {one}")
-    return max(codes)
+        done = endured("punish", options, ["--mean", str(options.mean), *more], SLACK_S)
+        print(done.output)
+        if not done.ok:
+            failed.append((more, done))
+    # Again at the end, because of a failed step often only the end of its output is kept.
+    for more, done in failed:
+        print(f"{process.tail(done.output, END_LINES)}\nfailed: {' '.join(['punish', *more])}: {done.why or done.code}")
+    print(f"{len(ways)} runs with seed {options.seed}, {len(failed)} failed")
+    return 1 if failed else 0
 
 
 def add_options(parser):
