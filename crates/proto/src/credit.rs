@@ -14,8 +14,9 @@ pub struct Credit {
 }
 
 /// The receiver's side of the tokens of one channel.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct GrantedCredit {
+    window: u32,
     taken: u32,
     released: u32,
     advertised: u32,
@@ -63,11 +64,15 @@ impl Credit {
 }
 
 impl GrantedCredit {
-    /// Accepts `bytes` that were sent with tokens. Returns false if the sender had too few tokens
-    /// out of `window`.
+    /// The receiver's side of `window` tokens.
+    pub fn new(window: u32) -> Self {
+        Self { window, taken: 0, released: 0, advertised: 0 }
+    }
+
+    /// Accepts `bytes` that were sent with tokens. Returns false if the sender had too few tokens.
     #[inline]
-    pub fn take(&mut self, bytes: u64, window: u32) -> bool {
-        let room = window.saturating_sub(self.taken.wrapping_sub(self.released));
+    pub fn take(&mut self, bytes: u64) -> bool {
+        let room = self.window.saturating_sub(self.taken.wrapping_sub(self.released));
         let has_tokens = bytes <= room as u64;
         if has_tokens {
             self.taken = self.taken.wrapping_add(bytes as u32);
@@ -88,6 +93,12 @@ impl GrantedCredit {
         self.released
     }
 
+    /// Whether so many released tokens wait for a frame that one must be sent for their sake.
+    #[inline]
+    pub fn is_half_unadvertised(&self) -> bool {
+        self.unadvertised() >= (self.window / 2).max(1)
+    }
+
     /// Released tokens that no frame has carried yet, in bytes.
     #[inline]
     pub fn unadvertised(&self) -> u32 {
@@ -101,10 +112,10 @@ mod tests {
 
     #[test]
     fn tokens_return_and_wrap() {
-        let (mut credit, mut granted_credit) = (Credit::new(100), GrantedCredit::default());
+        let (mut credit, mut granted_credit) = (Credit::new(100), GrantedCredit::new(100));
         for _ in 0..100_000 {
             credit.spend(90_u32.min(credit.available()));
-            assert!(granted_credit.take(90, 100) && !granted_credit.take(11, 100));
+            assert!(granted_credit.take(90) && !granted_credit.take(11));
             granted_credit.release(90);
             assert_eq!(credit.available(), 10);
             credit.handle_released(granted_credit.advertise());

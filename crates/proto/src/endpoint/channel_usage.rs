@@ -59,7 +59,7 @@ impl<M: Memory> Endpoint<M> {
     /// What the endpoint holds for `peer`; nothing for a failed peer.
     pub fn channel_usage(&self, peer: Peer) -> ChannelUsage {
         let channel = &self.channels[peer.0 as usize];
-        if channel.failed.is_some() {
+        if channel.end.failed.is_some() {
             return ChannelUsage::default();
         }
         ChannelUsage {
@@ -72,12 +72,12 @@ impl<M: Memory> Endpoint<M> {
                 .filter(|frame| frame.state == RetainedState::Lost)
                 .count(),
             queue: channel.queue.len(),
-            awaiting: channel.awaiting.len(),
-            control_frames: channel.control_frames.len(),
-            corrupt: channel.corrupt.len(),
-            out_of_order: channel.out_of_order.len(),
-            announced: channel.announced.len(),
-            may_reorder: channel.may_reorder(),
+            awaiting: channel.confirmations.awaiting.len(),
+            control_frames: channel.repairs.control_frames.len(),
+            corrupt: channel.repairs.corrupt.len(),
+            out_of_order: channel.arrivals.out_of_order.len(),
+            announced: channel.arrivals.announced.len(),
+            may_reorder: channel.paths.may_reorder(),
         }
     }
 
@@ -91,7 +91,8 @@ impl<M: Memory> Endpoint<M> {
     /// What is in flight on `path` of `peer`, if the path is up and carries datagrams.
     pub fn in_flight_usage(&self, peer: Peer, path: PathId) -> Option<InFlightUsage> {
         let channel = &self.channels[peer.0 as usize];
-        let flow = channel.path_state(path).and_then(|state: &PathState| state.flow.as_ref())?;
+        let flow =
+            channel.paths.path_state(path).and_then(|state: &PathState| state.flow.as_ref())?;
         let is_there = |frame: &&RetainedFrame<M>| {
             frame.path == path && frame.state == RetainedState::InFlight
         };

@@ -214,12 +214,11 @@ impl<M: Memory> Endpoint<M> {
         if total < eager_bytes {
             return Err(Fault("a message is shorter than its first piece"));
         }
-        let window = self.config.eager_window;
-        if !self.channels[peer.0 as usize].granted_credit.take(eager_bytes, window) {
+        if !self.channels[peer.0 as usize].granted_credit.take(eager_bytes) {
             return Err(Fault("eager bytes without credit"));
         }
         let long_ahead = long.filter(|long| long.ahead > 0);
-        let announced = &self.channels[peer.0 as usize].announced;
+        let announced = &self.channels[peer.0 as usize].arrivals.announced;
         if long_ahead.is_some_and(|long| announced.contains_key(&long.send)) {
             return Err(Fault("two messages under one number"));
         }
@@ -227,7 +226,7 @@ impl<M: Memory> Endpoint<M> {
         let place = self.match_message(start, payload)?;
         if let Some(long) = long_ahead {
             let pieces = AnnouncedPieces::new(payload, eager_bytes, long, place);
-            self.channels[peer.0 as usize].announced.insert(long.send, pieces);
+            self.channels[peer.0 as usize].arrivals.announced.insert(long.send, pieces);
         }
         Ok(place)
     }
@@ -346,7 +345,7 @@ impl<M: Memory> Endpoint<M> {
         offset: u64,
         payload: u64,
     ) -> Result<PayloadDestination, Fault> {
-        let announced = self.channels[peer.0 as usize].announced.get(&send).copied();
+        let announced = self.channels[peer.0 as usize].arrivals.announced.get(&send).copied();
         let announced = announced.ok_or(Fault("a piece of no message"))?;
         if payload == 0 || offset != announced.next || payload > announced.end - offset {
             return Err(Fault("a piece that was not announced"));
@@ -372,14 +371,14 @@ impl<M: Memory> Endpoint<M> {
         payload: u64,
     ) {
         let channel = &mut self.channels[peer.0 as usize];
-        let Some(announced) = channel.announced.get_mut(&send) else {
+        let Some(announced) = channel.arrivals.announced.get_mut(&send) else {
             return;
         };
         announced.next += payload;
         let announced = *announced;
         let is_last = announced.next == announced.end;
         if is_last {
-            channel.announced.remove(&send);
+            channel.arrivals.announced.remove(&send);
         }
         match announced.into {
             EagerDestination::Receive(recv) => {
@@ -414,7 +413,7 @@ impl<M: Memory> Endpoint<M> {
             return self.finish_receive(recv, None);
         };
         let channel = &self.channels[peer.0 as usize];
-        if let (Some(errno), true) = (channel.failed, left > 0) {
+        if let (Some(errno), true) = (channel.end.failed, left > 0) {
             self.finish_receive(recv, Some(Failure::Errno(errno)));
         } else if left == 0 {
             self.enqueue(
@@ -422,7 +421,7 @@ impl<M: Memory> Endpoint<M> {
                 Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send: long.send }),
             );
             self.finish_receive(recv, None);
-        } else if channel.path.pull && long.memory != 0 {
+        } else if channel.paths.properties.pull && long.memory != 0 {
             let (memory, at) = (receive.memory.clone(), receive.base + got);
             let address = long.memory.wrapping_add(got);
             self.push_action(Action::Pull { peer, recv, address, memory, at, length: left });
@@ -440,7 +439,7 @@ impl<M: Memory> Endpoint<M> {
         let (peer, Some(send)) = (from.peer, from.send) else {
             return;
         };
-        let window = self.channels[peer.0 as usize].path.window;
+        let window = self.channels[peer.0 as usize].paths.properties.window;
         let limit = from.expected.min(from.got.max(from.ahead).saturating_add(window));
         from.granted = limit;
         let is_cut = from.excess > 0 && limit == from.expected;
@@ -477,7 +476,7 @@ impl<M: Memory> Endpoint<M> {
             return;
         };
         from.got += take;
-        let window = self.channels[from.peer.0 as usize].path.window;
+        let window = self.channels[from.peer.0 as usize].paths.properties.window;
         if from.got == from.expected {
             self.finish_receive(recv, None);
         } else if from.granted < from.expected && from.granted - from.got <= window / 2 {
@@ -564,7 +563,7 @@ impl<M: Memory> Endpoint<M> {
     fn return_credit(&mut self, peer: Peer, bytes: u64) {
         let channel = &mut self.channels[peer.0 as usize];
         channel.granted_credit.release(bytes as u32);
-        if channel.owes_ack() && channel.failed.is_none() {
+        if channel.owes_ack() && channel.end.failed.is_none() {
             self.mark_busy(peer);
         }
     }
@@ -657,7 +656,7 @@ impl<M: Memory> Endpoint<M> {
     /// Ends what can no longer arrive from `peer`. After a Goodbye, unmatched receives of its
     /// messages wait on, as those of any silent peer: the application may mean to cancel them.
     pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
-        let has_left = self.channels[peer.0 as usize].has_left;
+        let has_left = self.channels[peer.0 as usize].end.has_left;
         let cut: Vec<u32> = self
             .unexpected_messages
             .ids()

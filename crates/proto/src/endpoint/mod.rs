@@ -24,6 +24,7 @@
 //! Rule for drivers: after any call that takes `&mut self`, drain [`Endpoint::poll_action`] until
 //! it returns `None` before the next such call.
 
+mod acknowledgements;
 mod channel;
 mod channel_usage;
 mod control_frame;
@@ -32,6 +33,7 @@ mod driver_interface;
 mod incoming;
 #[cfg(test)]
 mod path_selection;
+mod path_set;
 mod path_state;
 mod path_suspicion;
 mod paths;
@@ -233,7 +235,7 @@ impl<M: Memory> Endpoint<M> {
             return Err(Full);
         }
         let peer = op.peer;
-        if let Some(errno) = self.channels[peer.0 as usize].failed {
+        if let Some(errno) = self.channels[peer.0 as usize].end.failed {
             self.end_unreachable(op, errno);
             return Ok(u32::MAX);
         }
@@ -265,7 +267,8 @@ impl<M: Memory> Endpoint<M> {
         let (tag, ignore) = posting.tag.unwrap_or((0, 0));
         let source = posting.source.map_or(ANY, |peer| peer.0);
         let sender = posting.source.map(|peer| &self.channels[peer.0 as usize]);
-        let failed = sender.filter(|channel| !channel.has_left).and_then(|channel| channel.failed);
+        let failed =
+            sender.filter(|channel| !channel.end.has_left).and_then(|channel| channel.end.failed);
         let multi = posting.multi;
         let id = self.receives.insert(Receive::new(posting));
         let want = MatchCriteria { tag, ignore, source, id };
@@ -380,7 +383,7 @@ impl<M: Memory> Endpoint<M> {
     /// Declares `peer` unreachable: every operation that waits for the peer fails with `errno`.
     pub fn fail(&mut self, peer: Peer, errno: i32) {
         let channel = &mut self.channels[peer.0 as usize];
-        if channel.failed.is_some() {
+        if channel.end.failed.is_some() {
             return;
         }
         channel.fail(errno);
@@ -397,7 +400,7 @@ impl<M: Memory> Endpoint<M> {
     /// counts as sent: a moment earlier, the peer would have delivered the message and dropped it.
     fn end_unreachable(&mut self, op: Op<M>, errno: i32) {
         let is_message = matches!(op.kind, OpKind::Message { .. });
-        let is_forgotten = is_message && self.channels[op.peer.0 as usize].has_left;
+        let is_forgotten = is_message && self.channels[op.peer.0 as usize].end.has_left;
         self.finish_op(op, (!is_forgotten).then_some(Failure::Errno(errno)));
     }
 
@@ -407,7 +410,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// The errno with which `peer` failed, if it failed.
     pub fn failed(&self, peer: Peer) -> Option<i32> {
-        self.channels[peer.0 as usize].failed
+        self.channels[peer.0 as usize].end.failed
     }
 
     fn finish_op(&mut self, op: Op<M>, failure: Option<Failure>) {
@@ -421,7 +424,7 @@ impl<M: Memory> Endpoint<M> {
     /// Whether operations wait for `peer`. A receive that only a peer that has left could satisfy
     /// waits for nobody.
     pub fn has_work_for(&self, peer: Peer) -> bool {
-        let has_left = self.channels[peer.0 as usize].has_left;
+        let has_left = self.channels[peer.0 as usize].end.has_left;
         let waits = |r: &Receive<M>| r.is_from(peer) && (r.is_taken() || !has_left);
         self.ops.ids().any(|id| self.op_is_for(id, peer))
             || self.receives.ids().any(|id| self.receives.at(id).is_some_and(waits))
@@ -437,7 +440,7 @@ impl<M: Memory> Endpoint<M> {
     pub fn is_flushed(&self) -> bool {
         let rests = |op: &Op<M>| {
             let is_message = matches!(op.kind, OpKind::Message { .. });
-            is_message && op.sent < op.total && !self.channels[op.peer.0 as usize].has_left
+            is_message && op.sent < op.total && !self.channels[op.peer.0 as usize].end.has_left
         };
         self.channels.iter().all(Channel::is_flushed)
             && !self.ops.ids().filter_map(|id| self.ops.at(id)).any(rests)

@@ -68,11 +68,11 @@ fn spare_and_doubted_paths_take_nothing_and_hold_nobody_up() {
     let mut channel = channel(&[Rail(GIGABIT, MILLISECOND); 3]);
     channel.paths[0].path.spare = true;
     channel.paths[1].is_suspected = true;
-    channel.count_senders();
+    channel.paths.count_senders();
     load(&mut channel, 2, 100 * PIECE);
     // Only the third path sends, so the other paths do not count, however quick they are.
-    assert!(channel.prefers(PathId(2), PIECE, PIECE));
-    assert!(!channel.sends_by(PathId(0)) && !channel.sends_by(PathId(1)));
+    assert!(channel.paths.prefers(PathId(2), PIECE, PIECE));
+    assert!(!channel.paths.sends_by(PathId(0)) && !channel.paths.sends_by(PathId(1)));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn transfer(rails: &[Rail], bytes: u64) -> u64 {
         for (number, &Rail(rate, round_trip)) in rails.iter().enumerate() {
             let unsent = sent[number].iter().filter(|&&(leaves, ..)| leaves > now).count();
             let piece = PIECE.min(left);
-            let takes = channel.prefers(PathId(number as u8), piece, left);
+            let takes = channel.paths.prefers(PathId(number as u8), piece, left);
             if left == 0 || unsent >= 2 || (rails.len() > 1 && !takes) {
                 continue;
             }
@@ -148,7 +148,7 @@ fn transfer(rails: &[Rail], bytes: u64) -> u64 {
 /// The paths that take a piece of `bytes` bytes when `rest` bytes are left, the piece included.
 fn takers(channel: &Channel<()>, bytes: u64, rest: u64) -> Vec<usize> {
     let paths = 0..channel.paths.len();
-    paths.filter(|&path| channel.prefers(PathId(path as u8), bytes, rest)).collect()
+    paths.filter(|&path| channel.paths.prefers(PathId(path as u8), bytes, rest)).collect()
 }
 
 /// Puts `bytes` more bytes in flight on a path.
@@ -160,9 +160,11 @@ fn load(channel: &mut Channel<()>, path: usize, bytes: u64) {
 fn channel(rails: &[Rail]) -> Channel<()> {
     let mut channel = Channel::new(Address::new(1, 0), 1 << 20);
     for &rail in rails {
-        channel.paths.push(measured(rail));
+        let (number, state) = (channel.paths.len(), measured(rail));
+        channel.paths.open(PathId(number as u8), state.path);
+        channel.paths[number] = state;
     }
-    channel.count_senders();
+    channel.paths.count_senders();
     channel
 }
 

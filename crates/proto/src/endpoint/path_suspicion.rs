@@ -15,9 +15,9 @@ impl<M: Clone> Channel<M> {
     /// acknowledgement may be sent now and could not be sent before.
     #[inline]
     pub fn note_heard_by(&mut self, path: PathId) -> bool {
-        let is_new = self.last_heard_by != path;
-        self.last_heard_by = path;
-        is_new && self.has_choice() && (self.owes_ack() || !self.has_nothing_to_repair())
+        let is_new = self.paths.last_heard_by != path;
+        self.paths.last_heard_by = path;
+        is_new && self.paths.has_choice() && (self.owes_ack() || !self.has_nothing_to_repair())
     }
 
     /// Whether control frames and acknowledgements are sent by this path: the path by which the
@@ -25,7 +25,9 @@ impl<M: Clone> Channel<M> {
     /// that may have died. (An answer takes the path of its status request.)
     #[inline]
     pub fn sends_control_by(&self, path: PathId) -> bool {
-        !self.has_choice() || self.last_heard_by == path || !self.sends_by(self.last_heard_by)
+        !self.paths.has_choice()
+            || self.paths.last_heard_by == path
+            || !self.paths.sends_by(self.paths.last_heard_by)
     }
 }
 

@@ -9,12 +9,12 @@
 use alloc::vec::Vec;
 
 use super::control_frame::ControlFrame;
-use super::path_state::{PathProperties, PathState, PathStatistics};
+use super::path_state::{PathProperties, PathStatistics};
 use super::{Endpoint, Memory, Peer};
 use crate::channel::{PATHS_MAX, PathId};
 use crate::wire::kind_header::AdvertisedAddress;
 
-// `Channel::count_senders` uses one bit of a `u8` for each path.
+// `PathSet::count_senders` uses one bit of a `u8` for each path.
 const _: () = assert!(PATHS_MAX <= 8);
 
 impl<M: Memory> Endpoint<M> {
@@ -28,12 +28,7 @@ impl<M: Memory> Endpoint<M> {
         assert!((number.0 as usize) < PATHS_MAX, "more paths than a channel can have");
         let channel = &mut self.channels[peer.0 as usize];
         let path = path.within_limits();
-        let state = || PathState { is_up: false, ..PathState::new(path) };
-        let paths = channel.paths.len().max(number.0 as usize + 1);
-        channel.paths.resize_with(paths, state);
-        let was_cut_off = !channel.paths.iter().any(|state| state.is_up);
-        channel.paths[number.0 as usize] = PathState::new(path);
-        channel.path = path;
+        let was_cut_off = channel.paths.open(number, path);
         self.count_senders(peer);
         let channel = &mut self.channels[peer.0 as usize];
         if was_cut_off {
@@ -45,7 +40,7 @@ impl<M: Memory> Endpoint<M> {
     /// The statistics of path `number` to `peer`, if the path is up.
     pub fn path_statistics(&self, peer: Peer, number: PathId) -> Option<PathStatistics> {
         let channel = &self.channels[peer.0 as usize];
-        let state = channel.path_state(number)?;
+        let state = channel.paths.path_state(number)?;
         let by_others =
             || channel.paths.iter().map(|state| state.carried - state.retransmitted).sum();
         Some(PathStatistics {
@@ -67,13 +62,13 @@ impl<M: Memory> Endpoint<M> {
         let state = channel.paths.get_mut(number.0 as usize);
         if let Some(state) = state.filter(|state| state.is_up) {
             let is_other = state.set_path(path.within_limits());
-            channel.path = state.path;
-            let ends = channel.sends_by(number);
+            channel.paths.properties = state.path;
+            let ends = channel.paths.sends_by(number);
             self.count_senders(peer);
             let channel = &mut self.channels[peer.0 as usize];
             if is_other {
                 self.presume_path_lost(peer, number);
-            } else if ends && channel.has_datagrams && !channel.sends_by(number) {
+            } else if ends && channel.paths.has_datagrams && !channel.paths.sends_by(number) {
                 // Control frames that this path carried may not have arrived.
                 channel.repeat_control_frames();
             }
@@ -86,11 +81,11 @@ impl<M: Memory> Endpoint<M> {
     /// Recomputes which paths send, after the paths to `peer` have changed.
     pub(super) fn count_senders(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
-        let was_timed = channel.is_timed();
-        let left = channel.count_senders();
+        let was_timed = channel.paths.is_timed();
+        let left = channel.paths.count_senders();
         self.timed -= was_timed as usize;
-        self.timed += channel.is_timed() as usize;
-        if channel.has_silent_loss {
+        self.timed += channel.paths.is_timed() as usize;
+        if channel.paths.has_silent_loss {
             self.arm_probe_timeout(peer);
         }
         // Frames that these paths carried since they were suspected may be lost too.
@@ -116,15 +111,16 @@ impl<M: Memory> Endpoint<M> {
         // The sender may believe that these bytes arrived by another path, whose payload was
         // discarded for the sake of this path.
         let mut cut: Vec<(u64, u64)> = channel
+            .arrivals
             .out_of_order
             .extract_if(.., |out_of_order| out_of_order.path == number)
             .map(|out_of_order| out_of_order.range())
             .collect();
-        if let Some(arriving) = &mut channel.arriving {
+        if let Some(arriving) = &mut channel.arrivals.current {
             cut.extend(arriving.handle_break(number));
         }
         if let Some(state) = channel.paths.iter().find(|state| state.is_up) {
-            channel.path = state.path;
+            channel.paths.properties = state.path;
             channel.repeat_control_frames();
         }
         if let Some(sent) = held {
@@ -139,7 +135,7 @@ impl<M: Memory> Endpoint<M> {
     /// Treats everything in flight on `path` as possibly lost, although the path is still up.
     pub fn presume_path_lost(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
-        if channel.failed.is_none() {
+        if channel.end.failed.is_none() {
             channel.lose_in_flight(path, self.now);
             channel.repeat_control_frames();
             self.mark_busy(peer);
@@ -151,8 +147,8 @@ impl<M: Memory> Endpoint<M> {
     pub fn advertise_address(&mut self, peer: Peer, address: AdvertisedAddress) {
         let channel = &mut self.channels[peer.0 as usize];
         let address = ControlFrame::AddressAdvertisement(address);
-        if channel.failed.is_none() && !channel.control_frames.contains(&address) {
-            channel.control_frames.push(address);
+        if channel.end.failed.is_none() && !channel.repairs.control_frames.contains(&address) {
+            channel.repairs.control_frames.push(address);
             self.mark_busy(peer);
         }
     }

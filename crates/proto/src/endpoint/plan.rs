@@ -193,7 +193,7 @@ impl Plan {
             Origin::New => self.commit_new(channel, (path, now), memory),
             Origin::Retransmission => {
                 // The acknowledgement in the frame's first transmission was lost with it.
-                channel.ack_wanted |= channel.acknowledged > 0;
+                channel.owed_ack.is_wanted |= channel.owed_ack.acknowledged > 0;
                 if let Some(state) = channel.paths.get_mut(path.0 as usize) {
                     state.carried += self.payload;
                     state.retransmitted += self.payload;
@@ -206,7 +206,7 @@ impl Plan {
         }
         let is_new = self.origin == Origin::New;
         let confirms = self.confirms(channel);
-        channel.refusals -= (self.kind == Kind::Refused && is_new) as u32;
+        channel.repairs.refusals -= (self.kind == Kind::Refused && is_new) as u32;
         channel.handle_ack_sent(confirms, is_new);
     }
 
@@ -232,12 +232,12 @@ impl Plan {
         memory: Option<(M, u64)>,
     ) {
         let body = self.body();
-        if channel.path_state(path).is_some_and(|state| state.path.lossless) {
+        if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
             channel.out.advance_lossless(body);
             return;
         }
         // On a single path without datagrams, the driver does not set the time.
-        let (order, sent_at) = match channel.is_measured() {
+        let (order, sent_at) = match channel.paths.is_measured() {
             true => (self.commit_datagram(channel, (path, now)), now),
             false => (0, RetainedFrame::<M>::UNKNOWN),
         };
@@ -247,8 +247,8 @@ impl Plan {
             state.rate.handle_sent(body);
         }
         let requests_ack = self.flags & flag::WANT_ACK != 0;
-        channel.bytes_since_ack_request =
-            if requests_ack { 0 } else { channel.bytes_since_ack_request + body };
+        channel.confirmations.bytes_since_request =
+            if requests_ack { 0 } else { channel.confirmations.bytes_since_request + body };
     }
 
     #[inline]
@@ -285,7 +285,7 @@ impl Plan {
         memory: Option<(M, u64)>,
     ) {
         channel.out.retain_as_lost(self.retained(path, (0, RetainedFrame::<M>::UNKNOWN), memory));
-        channel.bytes_since_ack_request += self.body();
+        channel.confirmations.bytes_since_request += self.body();
     }
 
     fn commit_control<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
@@ -298,25 +298,26 @@ impl Plan {
             }
             _ => channel.control_frame_for(path, Some(self.kind)),
         };
-        let control_frame = control_frame.map(|place| channel.control_frames.remove(place));
+        let control_frame = control_frame.map(|place| channel.repairs.control_frames.remove(place));
         match self.head {
             KindHeader::StatusRequest { number } => {
                 channel.handle_status_request_sent((path, now), number)
             }
             KindHeader::Sack { .. } => {
                 if let Some(ControlFrame::Sack(number @ 1.., _)) = control_frame {
-                    channel.answered_request = channel.answered_request.max(Some(number));
+                    channel.repairs.answered_request =
+                        channel.repairs.answered_request.max(Some(number));
                 }
                 if channel.into.handle_sack_sent() {
-                    channel.owe_sack(0, None);
+                    channel.repairs.owe_sack(0, None);
                 }
             }
             KindHeader::Nack { .. } => {
-                if let Some(place) = channel.unreported_corrupt() {
-                    channel.corrupt[place].2 = true;
+                if let Some(place) = channel.repairs.unreported_corrupt() {
+                    channel.repairs.corrupt[place].2 = true;
                 }
             }
-            KindHeader::Empty => channel.solicits_ack = false,
+            KindHeader::Empty => channel.confirmations.is_solicited = false,
             _ => (),
         }
     }
@@ -367,11 +368,11 @@ pub(super) fn plan<M: Memory>(
     ops: &Slab<Op<M>>,
     path: PathId,
 ) -> Option<Plan> {
-    let state = channel.path_state(path)?;
-    if state.held.is_some() || channel.failed.is_some() {
+    let state = channel.paths.path_state(path)?;
+    if state.held.is_some() || channel.end.failed.is_some() {
         return None;
     }
-    if !channel.sends_by(path) {
+    if !channel.paths.sends_by(path) {
         return plan_inactive_path(channel, path);
     }
     if !channel.has_nothing_to_repair()
@@ -389,7 +390,7 @@ pub(super) fn plan<M: Memory>(
             return None;
         }
         let plan = || Plan::control(Kind::Ack, KindHeader::Empty, channel);
-        if channel.solicits_ack {
+        if channel.confirmations.is_solicited {
             return Some(Plan { flags: flag::WANT_ACK, ..plan() });
         }
         channel.owes_ack().then(plan)
@@ -402,11 +403,11 @@ fn plan_loss_recovery<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Opti
     if let Some(control) = plan_control(channel, path) {
         return Some(control);
     }
-    let is_far = channel.may_reorder() && !channel.out.is_lost_in_window();
-    if channel.out.is_awaiting_status() || is_far || !channel.path_state(path)?.is_open() {
+    let is_far = channel.paths.may_reorder() && !channel.out.is_lost_in_window();
+    if channel.out.is_awaiting_status() || is_far || !channel.paths.path_state(path)?.is_open() {
         return None;
     }
-    let payload_max = channel.path_state(path)?.path.payload_max;
+    let payload_max = channel.paths.path_state(path)?.path.payload_max;
     channel.out.next_lost(payload_max).map(Plan::retransmission)
 }
 
@@ -420,10 +421,10 @@ fn plan_control<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
         ));
     }
     if let Some(place) = channel.control_frame_for(path, None) {
-        return Some(plan_control_frame(channel, channel.control_frames[place]));
+        return Some(plan_control_frame(channel, channel.repairs.control_frames[place]));
     }
-    let corrupt = channel.unreported_corrupt().filter(|_| sends_control);
-    let (start, end, _) = channel.corrupt[corrupt?];
+    let corrupt = channel.repairs.unreported_corrupt().filter(|_| sends_control);
+    let (start, end, _) = channel.repairs.corrupt[corrupt?];
     Some(Plan::control(Kind::Nack, KindHeader::Nack { start, end }, channel))
 }
 
@@ -431,14 +432,14 @@ fn plan_control<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
 /// this path, and an address advertisement that no datagram may carry.
 #[cold]
 fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
-    if channel.control_frames.is_empty() {
+    if channel.repairs.control_frames.is_empty() {
         return None;
     }
-    let tells = channel.has_datagrams && channel.may_advertise_by(path);
+    let tells = channel.paths.has_datagrams && channel.paths.may_advertise_by(path);
     let advertisement =
         || channel.control_frame_for(path, Some(Kind::AddressAdvertisement)).filter(|_| tells);
     let place = channel.control_frame_for(path, Some(Kind::Sack)).or_else(advertisement)?;
-    Some(plan_control_frame(channel, channel.control_frames[place]))
+    Some(plan_control_frame(channel, channel.repairs.control_frames[place]))
 }
 
 fn plan_control_frame<M: Clone>(channel: &Channel<M>, control_frame: ControlFrame) -> Plan {
@@ -464,7 +465,7 @@ fn plan_new<M: Memory>(
 ) -> Option<Plan> {
     loop {
         let item = channel.queue.front()?;
-        let mut path = &channel.path_state(number)?.path;
+        let mut path = &channel.paths.path_state(number)?.path;
         let uncopied;
         if !channel.may_copy {
             uncopied = PathProperties { copy_max: 0, ..*path };
@@ -481,7 +482,7 @@ fn plan_new<M: Memory>(
         };
         if let Some(plan) = planned {
             let (lossless, rest) = (path.lossless, item.rest(ops));
-            if channel.is_measured() {
+            if channel.paths.is_measured() {
                 return choose(plan, channel, (number, rest));
             }
             return Some(numbered(plan, channel, lossless));
@@ -498,19 +499,19 @@ pub(super) fn plan_too_long<M: Memory>(
 ) -> Option<Plan> {
     let may_go = !channel.out.is_awaiting_status()
         && channel.is_within_reorder_window()
-        && channel.failed.is_none();
-    if !may_go || channel.path_state(path)?.held.is_some() || !channel.sends_by(path) {
+        && channel.end.failed.is_none();
+    if !may_go || channel.paths.path_state(path)?.held.is_some() || !channel.paths.sends_by(path) {
         return None;
     }
     let plan = plan_new(channel, ops, path)?;
-    (plan.payload > channel.path_state(path)?.path.payload_max as u64).then_some(plan)
+    (plan.payload > channel.paths.path_state(path)?.path.payload_max as u64).then_some(plan)
 }
 
 /// The plan, unless another path should rather take the frame.
 #[cold]
 fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64)) -> Option<Plan> {
-    let state = channel.path_state(path)?;
-    if !state.is_open() || !channel.prefers(path, plan.body(), rest.max(plan.body())) {
+    let state = channel.paths.path_state(path)?;
+    if !state.is_open() || !channel.paths.prefers(path, plan.body(), rest.max(plan.body())) {
         return None;
     }
     let lossless = state.path.lossless;
@@ -534,7 +535,8 @@ pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless:
     plan.sequence = channel.out.next();
     if !lossless {
         let many = channel.out.retained() % ACK_INTERVAL_FRAMES == ACK_INTERVAL_FRAMES - 1;
-        if many || channel.bytes_since_ack_request + plan.body() >= ACK_INTERVAL_BYTES_MAX {
+        if many || channel.confirmations.bytes_since_request + plan.body() >= ACK_INTERVAL_BYTES_MAX
+        {
             plan.flags |= flag::WANT_ACK;
         }
     }

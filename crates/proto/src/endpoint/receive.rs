@@ -5,9 +5,11 @@
 //! reorder buffer. If a payload does not arrive whole (its path breaks, its checksum does not
 //! match), its retransmission goes to the same destination, by whatever path it comes.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::channel::{Channel, QUEUE_MAX};
+use super::incoming::AnnouncedPieces;
 use super::{Action, Endpoint, Fault, Memory, Op, OpKind, PayloadDestination, Peer};
 use crate::channel::{ArrivalOrder, BufferedFrame, PathId};
 use crate::wire::Malformed;
@@ -31,6 +33,18 @@ pub(super) struct OutOfOrderArrival {
     pub frame: u64,
     start: u64,
     end: u64,
+}
+
+/// What is arriving from one peer and is not complete.
+#[derive(Default)]
+pub(super) struct Arrivals {
+    /// The frame whose turn it is and whose payload is arriving.
+    pub current: Option<ArrivingFrame>,
+    /// Early frames and fragments that are written into reorder buffers, at most one per path.
+    pub out_of_order: Vec<OutOfOrderArrival>,
+    /// Messages of which announced pieces are still to come, by the sender's operation number. Each
+    /// holds credit for at least one byte, so the credit bounds their number.
+    pub announced: BTreeMap<u32, AnnouncedPieces>,
 }
 
 /// The parts of a frame that its delivery needs.
@@ -111,7 +125,7 @@ impl<M: Memory> Endpoint<M> {
         let (payload, _) = header.payload(head_size).map_err(fault)?;
         let head = KindHeader::parse(header.kind, header.flags, head).map_err(fault)?;
         let channel = &mut self.channels[peer.0 as usize];
-        if channel.failed.is_some() {
+        if channel.end.failed.is_some() {
             return Err(Fault("a peer that was given up still sends"));
         }
         channel.credit.handle_released(header.credit);
@@ -180,10 +194,10 @@ impl<M: Memory> Endpoint<M> {
         path: PathId,
         frame: Frame,
     ) -> Result<PayloadDestination, Fault> {
-        let Some(mut arriving) = self.channels[peer.0 as usize].arriving.take() else {
+        let Some(mut arriving) = self.channels[peer.0 as usize].arrivals.current.take() else {
             let place = self.place(peer, &frame)?;
             let arriving = ArrivingFrame { frame, place, path: Some(path) };
-            self.channels[peer.0 as usize].arriving = Some(arriving);
+            self.channels[peer.0 as usize].arrivals.current = Some(arriving);
             return Ok(place);
         };
         let was = &arriving.frame;
@@ -196,7 +210,7 @@ impl<M: Memory> Endpoint<M> {
         }
         arriving.path = Some(path);
         let place = arriving.destination_again();
-        self.channels[peer.0 as usize].arriving = Some(arriving);
+        self.channels[peer.0 as usize].arrivals.current = Some(arriving);
         Ok(place)
     }
 
@@ -238,10 +252,10 @@ impl<M: Memory> Endpoint<M> {
     fn note_duplicate(&mut self, peer: Peer, start: u64, end: u64) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.into.handle_duplicate(&(start..end)) {
-            channel.owe_sack(0, None);
+            channel.repairs.owe_sack(0, None);
             self.mark_busy(peer);
         } else {
-            channel.ack_wanted = true;
+            channel.owed_ack.is_wanted = true;
         }
     }
 
@@ -261,14 +275,16 @@ impl<M: Memory> Endpoint<M> {
         // bytes are an older copy and must not overwrite what has arrived.
         if channel.into.has_some(&range) {
             if channel.into.handle_duplicate(&range) {
-                channel.owe_sack(0, None);
+                channel.repairs.owe_sack(0, None);
                 self.mark_busy(peer);
             }
             return Ok(PayloadDestination::Discard);
         }
         if !channel.into.reserve(frame, buffered).map_err(fault)? {
-            let (start, end) = channel.dropped_out_of_order.unwrap_or((range.start, range.end));
-            channel.dropped_out_of_order = Some((start.min(range.start), end.max(range.end)));
+            let (start, end) =
+                channel.repairs.dropped_out_of_order.unwrap_or((range.start, range.end));
+            channel.repairs.dropped_out_of_order =
+                Some((start.min(range.start), end.max(range.end)));
             return Ok(PayloadDestination::Discard);
         }
         // If bytes of this range are also arriving by another path, these must not overwrite what
@@ -276,8 +292,9 @@ impl<M: Memory> Endpoint<M> {
         // sender takes them for sent.
         let is_same =
             |other: &mut OutOfOrderArrival| other.start < range.end && range.start < other.end;
-        let older: Vec<OutOfOrderArrival> = channel.out_of_order.extract_if(.., is_same).collect();
-        channel.out_of_order.push(OutOfOrderArrival {
+        let older: Vec<OutOfOrderArrival> =
+            channel.arrivals.out_of_order.extract_if(.., is_same).collect();
+        channel.arrivals.out_of_order.push(OutOfOrderArrival {
             path,
             frame,
             start: range.start,
@@ -313,9 +330,9 @@ impl<M: Memory> Endpoint<M> {
             KindHeader::StatusRequest { number } => {
                 // The answer takes the path of the request: a peer measures paths of datagrams by
                 // the answer, and with several paths the answer shows that the path works.
-                channel.owe_sack(number, Some(path));
+                channel.repairs.owe_sack(number, Some(path));
                 // The peer may not have received the reports of corrupt ranges either.
-                channel.corrupt.iter_mut().for_each(|(_, _, is_reported)| *is_reported = false);
+                channel.repairs.repeat_corrupt();
             }
             KindHeader::Sack { answers, ranges } => {
                 for (start, bytes) in ranges {
@@ -344,8 +361,8 @@ impl<M: Memory> Endpoint<M> {
                 if header.flags & flag::WANT_ACK != 0 {
                     // The request for an acknowledgement may have overtaken the bytes that it is
                     // about.
-                    channel.ack_when_delivered = channel.ack_when_delivered.max(header.sequence);
-                    channel.ack_wanted |= channel.into.delivered() >= header.sequence;
+                    channel.owed_ack.wanted_at = channel.owed_ack.wanted_at.max(header.sequence);
+                    channel.owed_ack.is_wanted |= channel.into.delivered() >= header.sequence;
                 }
                 self.schedule_ack(peer);
                 return Ok(());
@@ -398,7 +415,7 @@ impl<M: Memory> Endpoint<M> {
                 }
                 PayloadDestination::Discard
             }
-            KindHeader::Goodbye if self.channels[peer.0 as usize].has_left => {
+            KindHeader::Goodbye if self.channels[peer.0 as usize].end.has_left => {
                 return Err(Fault("a peer says goodbye twice"));
             }
             _ if payload > 0 => return Err(Fault("a control frame has a payload")),
@@ -420,16 +437,16 @@ impl<M: Memory> Endpoint<M> {
     #[inline(always)]
     pub fn handle_payload(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
-        if !channel.out_of_order.is_empty() && self.end_out_of_order(peer, path) {
+        if !channel.arrivals.out_of_order.is_empty() && self.end_out_of_order(peer, path) {
             return;
         }
         let channel = &mut self.channels[peer.0 as usize];
         // In all other cases, the frame was a control frame, or a duplicate, or another path has
         // delivered it meanwhile.
-        if let Some(ArrivingFrame { frame, place, path: Some(by) }) = channel.arriving
+        if let Some(ArrivingFrame { frame, place, path: Some(by) }) = channel.arrivals.current
             && by == path
         {
-            channel.arriving = None;
+            channel.arrivals.current = None;
             self.end_frame(peer, frame, place);
         }
         self.schedule_ack(peer);
@@ -441,14 +458,12 @@ impl<M: Memory> Endpoint<M> {
         channel.into.deliver(frame.whole);
         // Only now may the acknowledgement be sent: a frame sent while the payload was arriving
         // could not confirm it.
-        channel.ack_wanted |= frame.flags & flag::WANT_ACK != 0;
-        if channel.ack_when_delivered != 0 && channel.into.delivered() >= channel.ack_when_delivered
-        {
-            (channel.ack_wanted, channel.ack_when_delivered) = (true, 0);
-        }
-        channel.has_left |= frame.kind == Kind::Goodbye;
+        channel.owed_ack.is_wanted |= frame.flags & flag::WANT_ACK != 0;
+        channel.owed_ack.handle_delivered(channel.into.delivered());
+        channel.end.has_left |= frame.kind == Kind::Goodbye;
         let taken = channel.into.delivered();
         if let Some((start, end)) = channel
+            .repairs
             .dropped_out_of_order
             .take_if(|dropped_out_of_order| dropped_out_of_order.0 <= taken)
         {
@@ -488,13 +503,14 @@ impl<M: Memory> Endpoint<M> {
     fn end_out_of_order(&mut self, peer: Peer, path: PathId) -> bool {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(place) =
-            channel.out_of_order.iter().position(|out_of_order| out_of_order.path == path)
+            channel.arrivals.out_of_order.iter().position(|out_of_order| out_of_order.path == path)
         else {
             return false;
         };
-        let OutOfOrderArrival { frame, start, end, .. } = channel.out_of_order.swap_remove(place);
+        let OutOfOrderArrival { frame, start, end, .. } =
+            channel.arrivals.out_of_order.swap_remove(place);
         channel.into.handle_buffered(frame, start..end);
-        channel.owe_sack(0, None);
+        channel.repairs.owe_sack(0, None);
         self.mark_busy(peer);
         true
     }
@@ -505,7 +521,11 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub fn next_reassembled(&self, peer: Peer) -> Option<u64> {
         let channel = &self.channels[peer.0 as usize];
-        channel.into.next_reassembled().map(|(frame, _)| frame).filter(|_| channel.failed.is_none())
+        channel
+            .into
+            .next_reassembled()
+            .map(|(frame, _)| frame)
+            .filter(|_| channel.end.failed.is_none())
     }
 
     /// Processes the frame that [`Self::next_reassembled`] named; `body` holds its head and
@@ -525,7 +545,7 @@ impl<M: Memory> Endpoint<M> {
         let (start, BufferedFrame { kind, flags, whole, .. }) =
             channel.into.next_reassembled().ok_or(Fault("no frame is buffered"))?;
         // The sender waits for the acknowledgement that closes the gap.
-        channel.ack_wanted = true;
+        channel.owed_ack.is_wanted = true;
         self.release_buffered(peer, start);
         let head_size = KindHeader::size(kind, flags);
         let head = KindHeader::parse(kind, flags, body).map_err(fault)?;
@@ -545,11 +565,11 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         let mut range = None;
         if let Some(place) =
-            channel.out_of_order.iter().position(|out_of_order| out_of_order.path == path)
+            channel.arrivals.out_of_order.iter().position(|out_of_order| out_of_order.path == path)
         {
-            let out_of_order = channel.out_of_order.swap_remove(place);
+            let out_of_order = channel.arrivals.out_of_order.swap_remove(place);
             range = Some((out_of_order.start, out_of_order.end));
-        } else if let Some(arriving) = &mut channel.arriving
+        } else if let Some(arriving) = &mut channel.arrivals.current
             && arriving.path == Some(path)
         {
             arriving.path = None;
@@ -580,14 +600,15 @@ impl<M: Memory> Endpoint<M> {
         if self.request_retransmission(peer, start, end) {
             return;
         }
-        if let Some(last) = self.channels[peer.0 as usize].corrupt.last_mut() {
+        if let Some(last) = self.channels[peer.0 as usize].repairs.corrupt.last_mut() {
             *last = (last.0.min(start), last.1.max(end), false);
         }
         self.mark_busy(peer);
     }
 
     fn request_retransmission(&mut self, peer: Peer, start: u64, end: u64) -> bool {
-        let Channel { corrupt, into, .. } = &mut self.channels[peer.0 as usize];
+        let Channel { repairs, into, .. } = &mut self.channels[peer.0 as usize];
+        let corrupt = &mut repairs.corrupt;
         corrupt.retain(|&(start, end, _)| !into.has(&(start..end)));
         if into.has(&(start..end)) {
             return true;

@@ -87,7 +87,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// Refuses a peer's operation on remote memory with an errno.
     pub fn refuse(&mut self, peer: Peer, op: u32, errno: i32) {
-        if let Some(arriving) = &mut self.channels[peer.0 as usize].arriving {
+        if let Some(arriving) = &mut self.channels[peer.0 as usize].arrivals.current {
             arriving.handle_refused(op);
         }
         let head = KindHeader::Refused { op, error: errno.unsigned_abs() };
@@ -98,10 +98,10 @@ impl<M: Memory> Endpoint<M> {
         // The pieces of a long write keep arriving until its sender receives the first refusal. One
         // waiting refusal serves for all of them.
         let is_it = |item: &Item<M>| matches!(item, Item::Control(_, _, KindHeader::Refused { op: other, .. }) if *other == op);
-        if channel.queue.iter().take(channel.refusals as usize).any(is_it) {
+        if channel.queue.iter().take(channel.repairs.refusals as usize).any(is_it) {
             return;
         }
-        channel.refusals += 1;
+        channel.repairs.refusals += 1;
         // The refusal goes to the front of the queue: no frame may confirm the refused bytes before
         // the sender knows of the refusal.
         self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
@@ -150,9 +150,9 @@ impl<M: Memory> Endpoint<M> {
         let is_borrowed = self.ops.at(id).is_some_and(|op| op.is_borrowed);
         let channel = &mut self.channels[peer.0 as usize];
         let sent = channel.out.next();
-        if is_borrowed && channel.confirmed < sent {
-            channel.solicits_ack = true;
-            channel.await_delivery(sent, id);
+        if is_borrowed && channel.confirmations.confirmed < sent {
+            channel.confirmations.is_solicited = true;
+            channel.confirmations.await_delivery(sent, id);
             self.mark_busy(peer);
         } else {
             self.complete_flushed(peer, id);

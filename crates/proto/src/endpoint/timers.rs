@@ -35,7 +35,7 @@ impl<M: Memory> Channel<M> {
     /// Starts the channel's probe timeout if something is unconfirmed and may be lost silently, and
     /// stops it otherwise.
     fn note_unconfirmed(&mut self, now: Time) {
-        if self.out.unconfirmed() == 0 || !self.has_silent_loss {
+        if self.out.unconfirmed() == 0 || !self.paths.has_silent_loss {
             self.timers.probe_timeout.stop();
         } else if self.timers.probe_timeout == ProbeTimeout::default() {
             self.timers.delivered = self.out.delivered();
@@ -56,14 +56,14 @@ impl<M: Memory> Channel<M> {
             self.timers.probe_timeout.handle_progress(now);
         } else {
             self.timers.probe_timeout.handle_timeout(now);
-            self.owe_status_request(None);
+            self.repairs.owe_status_request(None);
         }
     }
 
     /// Requests the acknowledgement that has been delayed long enough.
     fn check_delayed_ack(&mut self, now: Time) {
         if self.timers.delayed_ack_at.take_if(|at| *at <= now).is_some() {
-            self.ack_wanted |= self.acknowledged < self.into.delivered();
+            self.owed_ack.is_wanted |= self.owed_ack.acknowledged < self.into.delivered();
         }
     }
 
@@ -77,8 +77,8 @@ impl<M: Memory> Channel<M> {
             if !flow.handle_time(now, &state.round_trip) {
                 continue;
             }
-            if self.sends_by(path) {
-                self.owe_status_request(Some(path));
+            if self.paths.sends_by(path) {
+                self.repairs.owe_status_request(Some(path));
             } else {
                 // No status request is sent by this path, so no answer would report on it.
                 self.lose_in_flight(path, now);
@@ -138,7 +138,7 @@ impl<M: Memory> Endpoint<M> {
         for (_, peer) in core::mem::replace(&mut self.wakes, later) {
             let channel = &mut self.channels[peer.0 as usize];
             channel.timers.wake = None;
-            if channel.failed.is_some() || !channel.has_senders() {
+            if channel.end.failed.is_some() || !channel.paths.has_senders() {
                 continue;
             }
             channel.check_flows(self.now);
@@ -156,22 +156,22 @@ impl<M: Memory> Endpoint<M> {
     pub fn end_batch(&mut self, peer: Peer, path: PathId) {
         let now = self.now;
         let channel = &mut self.channels[peer.0 as usize];
-        let full = match channel.path_state(path).map(|state| state.path) {
+        let full = match channel.paths.path_state(path).map(|state| state.path) {
             Some(PathProperties { datagram: Some(_), payload_max, .. }) => 2 * payload_max as u64,
             Some(_) => return,
             // Only the peer sends by this path, and the driver sets no time on account of the path,
             // so the acknowledgement must not wait.
             None => 0,
         };
-        let unacknowledged = channel.into.delivered().saturating_sub(channel.acknowledged);
-        if channel.failed.is_some() || unacknowledged == 0 {
+        let unacknowledged = channel.into.delivered().saturating_sub(channel.owed_ack.acknowledged);
+        if channel.end.failed.is_some() || unacknowledged == 0 {
             return;
         }
         if channel.into.has_out_of_order() {
-            channel.owe_sack(0, None);
+            channel.repairs.owe_sack(0, None);
             self.mark_busy(peer);
         } else if unacknowledged >= full {
-            channel.ack_wanted = true;
+            channel.owed_ack.is_wanted = true;
             self.schedule_ack(peer);
         } else if channel.timers.delayed_ack_at.is_none() {
             channel.timers.delayed_ack_at = Some(now.after(ACK_DELAY_NANOS_MAX));
@@ -203,7 +203,7 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         let is_watched = channel.timers.wake.is_some()
             && channel.timers.probe_timeout != ProbeTimeout::default();
-        if !is_watched || channel.has_datagrams {
+        if !is_watched || channel.paths.has_datagrams {
             channel.note_unconfirmed(self.now);
             self.arm(peer);
         }
@@ -213,7 +213,7 @@ impl<M: Memory> Endpoint<M> {
     #[cold]
     pub(super) fn process_flow_acks(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
-        if channel.has_datagrams {
+        if channel.paths.has_datagrams {
             channel.process_acks(self.now);
             self.arm(peer);
         }

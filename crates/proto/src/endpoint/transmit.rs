@@ -19,17 +19,17 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub fn poll_transmit(&mut self, peer: Peer, path: PathId) -> Option<OutgoingFrame<'_, M>> {
         let channel = &self.channels[peer.0 as usize];
-        if channel.has_silent_loss {
+        if channel.paths.has_silent_loss {
             self.prepare(peer, path);
         }
         let channel = &mut self.channels[peer.0 as usize];
         let Some(plan) = plan(channel, &self.ops, path) else {
-            if channel.has_silent_loss {
+            if channel.paths.has_silent_loss {
                 channel.handle_app_limited(path);
             }
             return None;
         };
-        let state = channel.path_state(path)?;
+        let state = channel.paths.path_state(path)?;
         let PathProperties { checked, lossless, copy_max, .. } = state.path;
         let must_release_memory = plan.origin == Origin::Retransmission || state.is_suspected;
         let front = plan.front(self.config.address, channel, checked);
@@ -66,8 +66,9 @@ impl<M: Memory> Endpoint<M> {
     pub fn solicit_ack(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let sent = channel.out.next();
-        if channel.out.retained() > 0 && channel.solicited < sent {
-            (channel.solicited, channel.solicits_ack) = (sent, true);
+        if channel.out.retained() > 0 && channel.confirmations.solicited_end < sent {
+            (channel.confirmations.solicited_end, channel.confirmations.is_solicited) =
+                (sent, true);
             self.mark_busy(peer);
         }
     }
@@ -83,15 +84,15 @@ impl<M: Memory> Endpoint<M> {
         path: PathId,
     ) -> Option<OutgoingFrame<'static, M>> {
         let channel = &mut self.channels[passing.peer.0 as usize];
-        let state = channel.path_state(path)?;
+        let state = channel.paths.path_state(path)?;
         let is_clear = channel.queue.is_empty()
             && state.held.is_none()
             && channel.has_nothing_to_repair()
-            && !channel.is_measured()
+            && !channel.paths.is_measured()
             && channel.is_within_reorder_window()
-            && channel.sends_by(path);
+            && channel.paths.sends_by(path);
         let room = channel.credit.available().min(state.path.eager_max) as u64;
-        if !is_clear || channel.failed.is_some() || passing.size > room {
+        if !is_clear || channel.end.failed.is_some() || passing.size > room {
             return None;
         }
         let (checked, lossless) = (state.path.checked, state.path.lossless);
@@ -110,14 +111,14 @@ impl<M: Memory> Endpoint<M> {
     pub fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
         let channel = &mut self.channels[passing.peer.0 as usize];
         channel.credit.spend(passing.size as u32);
-        if channel.path_state(path).is_some_and(|state| state.path.lossless) {
+        if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
             channel.out.advance_lossless(passing.body());
             channel.handle_ack_sent(channel.confirmed_now(), true);
         } else {
             let plan = numbered(passing.plan(), channel, false);
             plan.commit(channel, (path, self.now), copy.map(|copy| (copy, 0)));
         }
-        if channel.has_silent_loss {
+        if channel.paths.has_silent_loss {
             self.arm_probe_timeout(passing.peer);
         }
     }
@@ -135,7 +136,7 @@ impl<M: Memory> Endpoint<M> {
         };
         let mut sent = SentPiece::Nothing;
         if plan.origin == Origin::New {
-            let lossless = channel.path_state(path).is_some_and(|state| state.path.lossless);
+            let lossless = channel.paths.path_state(path).is_some_and(|state| state.path.lossless);
             let is_borrowed = !lossless && plan.payload > 0 && copy.is_none();
             let memory = match copy {
                 _ if lossless => None,
@@ -152,8 +153,8 @@ impl<M: Memory> Endpoint<M> {
         }
         // The items that this path leaves to another path may suit a path that was polled before
         // and declined.
-        let leaves_rest = channel.has_choice() && !channel.queue.is_empty();
-        if channel.has_silent_loss {
+        let leaves_rest = channel.paths.has_choice() && !channel.queue.is_empty();
+        if channel.paths.has_silent_loss {
             self.arm_probe_timeout(peer);
         }
         if leaves_rest {
@@ -194,8 +195,8 @@ impl<M: Memory> Endpoint<M> {
     /// first call has an effect.
     pub fn goodbye(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
-        let is_new = !core::mem::replace(&mut channel.has_said_goodbye, true);
-        if is_new && channel.failed.is_none() {
+        let is_new = !core::mem::replace(&mut channel.end.has_said_goodbye, true);
+        if is_new && channel.end.failed.is_none() {
             self.enqueue(peer, Item::Control(Kind::Goodbye, flag::WANT_ACK, KindHeader::Empty));
         }
     }
@@ -211,10 +212,10 @@ impl<M: Memory> Endpoint<M> {
             return;
         };
         let awaits = op.level == CompletionLevel::DeliveryComplete || op.is_borrowed;
-        if awaits && channel.confirmed < end {
+        if awaits && channel.confirmations.confirmed < end {
             // An operation that was refused while a path held its frame waits for delivery already.
             if op.refused.is_none() {
-                channel.await_delivery(end, id);
+                channel.confirmations.await_delivery(end, id);
             }
         } else {
             // Another path may still hold a piece of the operation.
@@ -235,8 +236,8 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub(super) fn complete_flushed(&mut self, peer: Peer, id: u32) {
         let channel = &mut self.channels[peer.0 as usize];
-        if channel.holds(id) {
-            channel.after_flush(id, SentPiece::LastOf(id, 0));
+        if channel.paths.holds(id) {
+            channel.paths.after_flush(id, SentPiece::LastOf(id, 0));
         } else {
             self.complete_op(id);
         }
@@ -247,7 +248,7 @@ impl<M: Memory> Endpoint<M> {
     #[inline(always)]
     pub(super) fn handle_delivered(&mut self, peer: Peer, delivered: u64, sequence: u64) {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
-        let may_wait = channel.may_reorder();
+        let may_wait = channel.paths.may_reorder();
         let Channel { out, paths, .. } = channel;
         let is_new = out.handle_delivered(delivered, |frame| {
             if let Some(state) = paths.get_mut(frame.path.0 as usize) {
@@ -263,19 +264,19 @@ impl<M: Memory> Endpoint<M> {
             }
         }
         let channel = &mut self.channels[peer.0 as usize];
-        if delivered <= channel.confirmed {
+        if delivered <= channel.confirmations.confirmed {
             return;
         }
         if sequence > channel.into.delivered() {
-            channel.early_ack = channel.early_ack.max((sequence, delivered));
+            channel.confirmations.early = channel.confirmations.early.max((sequence, delivered));
             return;
         }
-        channel.confirmed = delivered;
+        channel.confirmations.confirmed = delivered;
         loop {
             let channel = &mut self.channels[peer.0 as usize];
-            match channel.awaiting.front() {
+            match channel.confirmations.awaiting.front() {
                 Some(&(end, id)) if end <= delivered => {
-                    channel.awaiting.pop_front();
+                    channel.confirmations.awaiting.pop_front();
                     self.complete_flushed(peer, id);
                 }
                 _ => return,
@@ -287,8 +288,8 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub(super) fn handle_early_ack(&mut self, peer: Peer) {
         let channel = &self.channels[peer.0 as usize];
-        let (sequence, delivered) = channel.early_ack;
-        if delivered > channel.confirmed && sequence <= channel.into.delivered() {
+        let (sequence, delivered) = channel.confirmations.early;
+        if delivered > channel.confirmations.confirmed && sequence <= channel.into.delivered() {
             self.handle_delivered(peer, delivered, sequence);
         }
     }
