@@ -100,6 +100,8 @@ impl Session {
                 libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
                 libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
                 libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
+                libc::SYS_munmap => self.unmap(a, b),
+                libc::SYS_mremap => self.remap(a, b),
                 libc::SYS_flock => self.lock(a, b, arguments),
                 libc::SYS_fsync
                 | libc::SYS_fdatasync

@@ -34,6 +34,7 @@ struct Interposer {
 
 type PollsFn = unsafe extern "C" fn() -> *const Polls;
 type IsRecordedFn = unsafe extern "C" fn() -> c_int;
+type ConfirmLiveFn = unsafe extern "C" fn() -> c_int;
 type QuiesceFn = unsafe extern "C" fn() -> c_int;
 /// Result of [`ResumeFn`] for a descriptor that must stay open.
 const TAKES_DESCRIPTOR: c_int = 2;
@@ -243,6 +244,20 @@ pub fn note_replayed(frames: u64) {
 /// Number of polls of the program.
 pub fn polls() -> u64 {
     INTERPOSER.get().map_or(0, |interposer| interposer.polls.present.load(Relaxed))
+}
+
+/// Tells the interposer that this process has repeated every poll of earlier incarnations. False:
+/// the caller tells so again at its next poll.
+#[cold]
+pub fn confirm_live() -> bool {
+    static FOUND: OnceLock<Option<ConfirmLiveFn>> = OnceLock::new();
+    let confirm = FOUND.get_or_init(|| {
+        let found = symbol(c"landbridge_interpose_confirm_live");
+        // SAFETY: the interposer defines the function with this type.
+        found.map(|found| unsafe { std::mem::transmute::<NonNull<c_void>, ConfirmLiveFn>(found) })
+    });
+    // SAFETY: the interposer's function has no arguments.
+    INTERPOSER.get().is_none() || confirm.is_none_or(|confirm| unsafe { confirm() != 0 })
 }
 
 /// Releases the record for a checkpoint; see `landbridge_interpose_quiesce`. False: nothing has
