@@ -108,8 +108,6 @@ pub struct Replay {
     /// Closing has begun. No checkpoint is taken from here on: a relay takes the end of the
     /// connection for the end of the process.
     pub(super) is_closing: bool,
-    /// The interposer knows that this incarnation is live.
-    is_live_confirmed: bool,
     /// Frames delivered during replay.
     replayed_frames: u64,
     /// Replayed polls that delivered nothing and only advanced the clock.
@@ -205,9 +203,7 @@ impl Replay {
             // determinant: it delivered nothing at this poll.
             None if has_polled_before || self.sent < self.sent_before => PollAction::Nothing,
             None => {
-                if !self.is_live_confirmed {
-                    self.is_live_confirmed = interposer::confirm_live();
-                }
+                interposer::confirm_live();
                 PollAction::Live
             }
         }
@@ -326,7 +322,6 @@ impl Engine {
             replay.relay_count = replay.determinants + replay.awaited_count;
             replay.sent_before = replay.sent + header.delivered;
             (replay.replayed_frames, replay.timer_polls) = (0, 0);
-            replay.is_live_confirmed = false;
             replay.local_count = if is_local { 0 } else { interposer::determinant_count() };
             if replay.local_count > replay.relay_count
                 && interposer::determinant(replay.relay_count).is_none()
