@@ -87,7 +87,7 @@ ROWS = [
     *rows_of("odd", "memfd vm-write map-input sync-failed"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private", REFUSED, is_held=True),
-    *rows_of("odd", "map-held map-stored", REFUSED, kind="rank 1", is_held=True),
+    *rows_of("odd", "map-held map-stored map-stored-later", REFUSED, kind="rank 1", is_held=True),
     *rows_of("odd", "map-late", EITHER, kind="rank 1 at the change", is_held=True),
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),

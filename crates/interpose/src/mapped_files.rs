@@ -196,8 +196,9 @@ impl Session {
         let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
         let since = self.guard.since();
         let open = self.table.get(descriptor)?;
+        let is_watched = open.kind == FileKind::File && !is_installed(open.path());
         let has_changed = now.modified.max(now.changed) >= since;
-        if has_changed && open.kind == FileKind::File && !has_no_writer(descriptor) {
+        if is_watched && has_changed && !has_no_writer(descriptor) {
             let path = Path(open.path());
             recording::forbid_restart(format_args!(
                 "it maps {path}, which is changed while the job runs"
@@ -290,8 +291,8 @@ fn end_for(path: &[u8]) -> ! {
     abort_replay(format_args!("{}, which it had mapped, has changed since", Path(path)));
 }
 
-/// Calls [`show_stores`] for a shared mapping that another thread or a child makes, of a file that
-/// is open for writing.
+/// Calls [`show_stores`] for a shared mapping of a file that is open for writing, made by another
+/// thread, a child, or a rank whose calls are no longer recorded.
 pub fn show_stores_by(arguments: [u64; 6]) {
     let (flags, descriptor) = (arguments[3] as c_int, arguments[4] as u32 as u64);
     let is_shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;

@@ -225,6 +225,32 @@ static void stored_look(int step)
         compare_mapped(0, step);
 }
 
+/* --- map-stored-later: as map-stored, but rank 0 maps the file after the others, and reads before it
+ * stores: in memory (/dev/shm) such a store changes no time of the file */
+
+#define STORED_FROM 2
+
+static void later_act(int step)
+{
+    if (rank && !step)
+        mapped = map_file(path("of", 0), BLOCK, MAP_PRIVATE);
+    if (rank || step < STORED_FROM)
+        return;
+    if (step == STORED_FROM) {
+        row_file = open(path("of", 0), O_RDWR);
+        sums = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, row_file, 0);
+        expect(sums != MAP_FAILED && *sums == value(0, 0, 0), "mmap: %s", strerror(errno));
+        EXPECT_OK(close(row_file));
+    }
+    fill(sums, BLOCK, 0, step);
+}
+
+static void later_look(int step)
+{
+    if (rank)
+        compare_mapped(0, step < STORED_FROM ? 0 : step);
+}
+
 /* --- sync-failed: results of calls that put files on disk and close them, also of such that fail
  */
 
@@ -1001,6 +1027,7 @@ static const struct row rows[] = {
     {"map-held", put_first_block, held_act, held_look, compared_end},
     {"map-late", put_first_block, late_act, late_look, compared_end},
     {"map-stored", stored_begin, stored_act, stored_look, compared_end},
+    {"map-stored-later", put_first_block, later_act, later_look, compared_end},
     {"sync-failed", file_begin, sync_act, NULL, file_end},
     {"io_uring", uring_begin, uring_act, block_look, file_end},
     {"aio-linux", linux_aio_begin, linux_aio_act, block_look, file_end},
