@@ -50,7 +50,8 @@ RIGHT, REFUSED, EITHER = "right", "refused", "right or refused"
 class Row:
     """A way to use files. `outcome`: the required result. `is_chance`: the order in the files is
     random. `shell`: the shell command that starts the program. `is_local`: the rank keeps a file
-    without a name, which no other node has."""
+    without a name, which no other node has. `kind`: the only kills of the row. `is_held`: the rank
+    holds something over steps, so that images run without `--all` too."""
 
     name: str
     program: str
@@ -58,6 +59,8 @@ class Row:
     is_chance: bool = False
     shell: str = ""
     is_local: bool = False
+    kind: str = ""
+    is_held: bool = False
 
 
 def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]:
@@ -76,14 +79,17 @@ ROWS = [
     *rows_of("mpiio", "write-at write-view write-view:enable write-view:disable iwrite-at write-split set-size write-ordered"),
     *rows_of("mpiio", "write-shared", is_chance=True),
     *rows_of("python", "text python_append binary tofile checkpoint document zipped"),
-    *rows_of("python", "copies"),
+    *rows_of("python", "copies memmap_input"),
     *rows_of("python", "sqlite", EITHER),
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
     *rows_of("fortran", "fortran-scratch", is_local=True),
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix longjmp directory thread-read constructor"),
-    *rows_of("odd", "memfd vm-write"),
+    *rows_of("odd", "memfd vm-write map-input sync-failed"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
-    *rows_of("odd", "mmap-shared mmap-private splice thread children static-child bare-child", REFUSED),
+    *rows_of("odd", "mmap-shared mmap-private", REFUSED, is_held=True),
+    *rows_of("odd", "map-held map-stored map-stored-later", REFUSED, kind="rank 1", is_held=True),
+    *rows_of("odd", "map-late", EITHER, kind="rank 1 at the change", is_held=True),
+    *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("odd", "removed thread-lock thread-copy", REFUSED),
     *rows_of("python", "memmap", REFUSED),
@@ -190,17 +196,17 @@ class Programs:
 
 def every_case(options) -> list[Case]:
     ways = [("one cluster", []), ("two clusters", recovery.TWO_CLUSTERS)]
-    kinds = list(KINDS) if options.all else ["several"]
+    kinds = ["rank 0", "rank 1", "several"] if options.all else ["several"]
     cases = []
     for name, rows in groups(options).items():
-        is_seldom = rows[0].outcome != RIGHT
+        is_seldom = rows[0].outcome != RIGHT and not rows[0].is_held
         for has_images in (False, True):
             for place, words in ways:
                 # Without `--all` each group runs once from the start, and once from checkpoints
                 # over two clusters.
                 if not options.all and (bool(words) != has_images or is_seldom and has_images):
                     continue
-                for kind in kinds:
+                for kind in [rows[0].kind] if rows[0].kind else kinds:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
             if rows[0].outcome == RIGHT and (options.all or name == "libc"):
@@ -218,7 +224,7 @@ def groups(options) -> dict[str, list[Row]]:
     for row in ROWS:
         if options.row and row.name not in options.row:
             continue
-        is_alone = options.apart or row.outcome != RIGHT or row.shell or row.is_local
+        is_alone = options.apart or row.outcome != RIGHT or row.shell or row.is_local or row.kind
         found.setdefault(f"{row.program} {row.name}" if is_alone else row.program, []).append(row)
     return found
 
@@ -248,7 +254,12 @@ def several(chance) -> list:
     return [*kills, (at(8, moment()), fourth)]
 
 
-KINDS = {"rank 0": of_rank(0), "rank 1": of_rank(1), "several": several}
+def at_the_change(chance) -> list:
+    """Kills rank 1 as the step begins in which the row `map-late` changes its files."""
+    return [(at(7, chance.uniform(0.0, 0.1)), 1)]
+
+
+KINDS = {"rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
 
 
 # --- one job

@@ -1,4 +1,4 @@
-//! Calls that read, write and map the content of files.
+//! Calls that read and write the content of files.
 //!
 //! In: arguments of such a call. Out: its result, noted in the record or taken from it. What may
 //! never happen: replay writes to a file.
@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::RandomSource;
-use libc::{c_int, c_long};
+use libc::c_long;
 
-use crate::descriptor_calls::{bytes_of, identity_from};
-use crate::descriptor_table::{FileIdentity, FileKind};
+use crate::descriptor_table::FileKind;
 use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
 use crate::observe;
 use crate::session::{
@@ -345,6 +344,7 @@ impl Session {
         Some(result)
     }
 
+    /// Handles a call that puts a file on disk or advises the kernel. Advice is not recorded.
     pub fn synchronize(
         &mut self,
         number: c_long,
@@ -352,7 +352,16 @@ impl Session {
         arguments: [u64; 6],
     ) -> Option<i64> {
         self.table.get(descriptor)?;
-        Some(if self.is_live_for_unrecorded() { kernel(number, arguments) } else { 0 })
+        if matches!(number, libc::SYS_fadvise64 | libc::SYS_readahead) {
+            let is_performed = self.is_live_for_unrecorded();
+            return Some(if is_performed { kernel(number, arguments) } else { 0 });
+        }
+        let call = call_of(number, [descriptor, 0, 0, 0, 0], &[]);
+        if self.is_live() {
+            return Some(self.observe(call, || kernel(number, arguments), |_| [&[], &[]]));
+        }
+        let about = CallDescription::Path("synchronization", self.path_of(descriptor));
+        Some(self.replay(call, about, &mut []))
     }
 
     /// Handles a copy from one descriptor to another within the kernel.
@@ -438,51 +447,6 @@ impl Session {
             crate::recording::forbid_restart(format_args!(
                 "it uses ioctl(2) {request:#x} on {path}, which is not recorded"
             ));
-        }
-        None
-    }
-
-    /// Handles a mapping of a file. Stores into a mapping make no system call and are not recorded.
-    pub fn map(
-        &mut self,
-        length: u64,
-        flags: u64,
-        descriptor: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
-        let flags = flags as c_int;
-        if flags & libc::MAP_ANONYMOUS != 0 {
-            return None;
-        }
-        let index = self.table.index(descriptor)?;
-        let open = self.table.by_index(index);
-        let is_shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
-        if is_shared && open.may_write() {
-            let path = Path(open.path());
-            crate::recording::forbid_restart(format_args!("it maps {path} shared and writable"));
-            return None;
-        }
-        // Another process that maps the file may store into it, and no time of the file shows that.
-        if is_shared && open.is_recorded && open.kind == FileKind::File {
-            let path = Path(open.path());
-            crate::recording::forbid_restart(format_args!(
-                "it maps {path} shared, which is changed while the job runs"
-            ));
-            return None;
-        }
-        let call = call_of(libc::SYS_mmap, [descriptor, length, arguments[5], 0, 0], &[]);
-        let path = self.path_of(descriptor);
-        if self.is_live() {
-            let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
-            self.note(call, 0, &[&bytes_of(&now)]);
-            return None;
-        }
-        let mut before = [0; size_of::<FileIdentity>()];
-        self.replay(call, CallDescription::Path("mapping", path), &mut [&mut before]);
-        self.reopen_file(index);
-        let now = identity_of(descriptor).map(|(_, now)| now);
-        if now != Some(identity_from(&before)) {
-            abort_replay(format_args!("{}, which it had mapped, has changed since", Path(path)));
         }
         None
     }

@@ -134,8 +134,23 @@ impl Session {
     pub fn close(&mut self, descriptor: u64) -> Option<i64> {
         self.table.get(descriptor)?;
         self.release_held(descriptor);
+        let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
+        let was_live = self.was_live();
+        let is_live = self.is_live_except_files();
+        let recorded = (!is_live).then(|| {
+            let about = CallDescription::Path("close", self.path_of(descriptor));
+            self.replay(call, about, &mut [])
+        });
+        // A file that is closed here need not be restored when the process goes live.
         self.table.remove(descriptor);
-        Some(kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]))
+        if is_live && !was_live {
+            self.restore_files();
+        }
+        let result = kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+        if is_live {
+            self.note(call, result, &[]);
+        }
+        Some(recorded.unwrap_or(result))
     }
 
     pub fn close_range(&mut self, first: u64, last: u64, flags: u64) -> Option<i64> {

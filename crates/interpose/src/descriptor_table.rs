@@ -10,6 +10,7 @@
 
 use libc::c_int;
 
+use crate::mapped_files::MappedFiles;
 use crate::working_directory::WorkingDirectory;
 
 /// Number of descriptors in the table; a program with a higher descriptor cannot be restarted.
@@ -154,6 +155,7 @@ pub struct DescriptorTable {
     pub opens: [OpenFile; OPENS],
     /// Directory to which relative names refer.
     pub working_directory: WorkingDirectory,
+    pub mapped_files: MappedFiles,
     ends: [AppendEnd; ENDS],
     /// Index of the entry of `ends` that is replaced next.
     oldest: usize,
@@ -172,6 +174,7 @@ impl DescriptorTable {
         slots: [NONE; DESCRIPTORS],
         opens: [OpenFile::FREE; OPENS],
         working_directory: WorkingDirectory { open: OpenFile::FREE, is_elsewhere: false },
+        mapped_files: MappedFiles::EMPTY,
         ends: [AppendEnd { file: (0, 0), end: 0 }; ENDS],
         oldest: 0,
     };

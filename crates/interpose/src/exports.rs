@@ -146,6 +146,13 @@ extern "C" fn landbridge_interpose_is_recorded_thread() -> c_int {
     c_int::from(recording::is_owner())
 }
 
+/// Interface to the provider: the process has repeated every poll of earlier incarnations. 0: ask
+/// again at the next poll.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_confirm_live() -> c_int {
+    c_int::from(recording::confirm_live())
+}
+
 /// Interface to the provider: unmaps the record while a checkpoint of this process is taken. 0:
 /// this process has no record.
 #[unsafe(no_mangle)]

@@ -36,6 +36,7 @@ mod exports;
 mod file_metadata;
 mod held_files;
 mod libc_wrappers;
+mod mapped_files;
 mod metadata_calls;
 mod observe;
 mod path_changes;

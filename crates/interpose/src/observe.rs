@@ -28,7 +28,8 @@ use crate::path_changes::PathChange;
 use crate::session::{Path, Session, kernel, text};
 use crate::syscalls::HERE;
 use crate::{
-    caller, child_programs, real_libc, recording, side_channels, syscalls, trampoline, trap,
+    caller, child_programs, mapped_files, real_libc, recording, side_channels, syscalls,
+    trampoline, trap,
 };
 
 /// In a program that a rank has started: the head of that rank's record.
@@ -198,6 +199,9 @@ pub fn begin_child(descriptor: c_int) -> bool {
 /// The arguments are those of a system call that this thread makes.
 pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     let files = recording::head().or_else(observed).map(|head| &head.files)?;
+    if number == libc::SYS_mmap {
+        mapped_files::show_stores_by(arguments);
+    }
     if files.is_restart_forbidden() {
         return None;
     }

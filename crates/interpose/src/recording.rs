@@ -447,6 +447,12 @@ pub fn quiesce() -> bool {
     true
 }
 
+/// Notes that this process has repeated every poll of earlier incarnations. False: the caller asks
+/// again at its next poll, because recorded calls are left, or one is in progress.
+pub fn confirm_live() -> bool {
+    !is_owner() || lock_for_call().is_some_and(|guard| Session::new(guard).confirm_live())
+}
+
 /// Runs `work` on the descriptor table, in the thread that has already excluded all others.
 fn while_locked<R>(work: impl FnOnce(&mut Session) -> R) -> R {
     let mut session = Session::new(RecordGuard(()));
@@ -486,7 +492,7 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         match is_same {
             true if number(FILES_VARIABLE) != Some(0) => while_locked(Session::resume),
             true => (),
-            false => Session::restart_replay(),
+            false => while_locked(Session::restart_replay),
         }
     }
     IS_BUSY.store(false, Relaxed);

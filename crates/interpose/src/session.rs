@@ -147,14 +147,16 @@ impl Session {
     }
 
     /// Begins another replay, in a process restored from a checkpoint image.
-    pub fn restart_replay() {
+    pub fn restart_replay(&mut self) {
         IS_LIVE.store(false, Relaxed);
+        self.check_restored_maps();
     }
 
     /// Passes every open file to the agent before a checkpoint, and leaves only placeholders in the
     /// process. A restore of the checkpoint image then does not depend on what happens to the files
     /// meanwhile. False: the agent cannot hold a file, and nothing has changed.
     pub fn quiesce(&mut self) -> bool {
+        self.check_maps_for_image();
         for index in 0..OPENS {
             let open = self.table.by_index(index);
             // A placeholder of an earlier checkpoint stays a placeholder.
@@ -298,6 +300,7 @@ impl Session {
 
     /// Reopens every open file at its position, and restores the working directory.
     pub fn restore_files(&mut self) {
+        self.check_mapped_files();
         self.restore_those(|_| true);
         self.table.working_directory.restore();
     }
@@ -373,6 +376,7 @@ impl Session {
 
     /// Makes the agent release all open files: the process ends or executes another program.
     pub fn release_all_held(&mut self) {
+        self.check_mapped_files();
         if self.is_live_for_unrecorded() {
             self.table
                 .opens()

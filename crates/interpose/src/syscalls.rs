@@ -12,7 +12,7 @@ use libc::c_long;
 
 use crate::path_changes::PathChange;
 use crate::session::Session;
-use crate::{child_programs, observe, recording, side_channels};
+use crate::{child_programs, mapped_files, observe, recording, side_channels};
 
 /// `AT_FDCWD` as an argument.
 pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
@@ -22,7 +22,12 @@ pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
 /// # Safety
 /// The arguments are those of a system call that this thread makes.
 pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
-    let guard = recording::lock_for_call()?;
+    let Some(guard) = recording::lock_for_call() else {
+        if number == libc::SYS_mmap {
+            mapped_files::show_stores_by(arguments);
+        }
+        return None;
+    };
     let mut session = Session::new(guard);
     // SAFETY: the caller's promise.
     unsafe { session.handle(number, arguments) }
@@ -100,6 +105,8 @@ impl Session {
                 libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
                 libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
                 libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
+                libc::SYS_munmap => self.unmap(a, b),
+                libc::SYS_mremap => self.remap(a, b),
                 libc::SYS_flock => self.lock(a, b, arguments),
                 libc::SYS_fsync
                 | libc::SYS_fdatasync

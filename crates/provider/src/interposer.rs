@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 pub use landbridge_proto::nondeterminism::Extent;
 use landbridge_proto::nondeterminism::{POLLS_AT, Polls, RECORD_HEAD_BYTES, RecordHead};
@@ -24,6 +24,9 @@ use crate::param;
 /// The interposer's record, if this process is recorded.
 static INTERPOSER: OnceLock<Interposer> = OnceLock::new();
 
+/// True once the interposer knows that this incarnation is live.
+static IS_LIVE_CONFIRMED: AtomicBool = AtomicBool::new(false);
+
 struct Interposer {
     polls: &'static Polls,
     /// Number of polls of the earlier incarnation that polled most.
@@ -34,6 +37,7 @@ struct Interposer {
 
 type PollsFn = unsafe extern "C" fn() -> *const Polls;
 type IsRecordedFn = unsafe extern "C" fn() -> c_int;
+type ConfirmLiveFn = unsafe extern "C" fn() -> c_int;
 type QuiesceFn = unsafe extern "C" fn() -> c_int;
 /// Result of [`ResumeFn`] for a descriptor that must stay open.
 const TAKES_DESCRIPTOR: c_int = 2;
@@ -245,6 +249,27 @@ pub fn polls() -> u64 {
     INTERPOSER.get().map_or(0, |interposer| interposer.polls.present.load(Relaxed))
 }
 
+/// Notifies the interposer once that this process has repeated every poll of earlier incarnations.
+/// While the interposer has recorded calls left to replay, the next call notifies it again.
+#[inline]
+pub fn confirm_live() {
+    if !IS_LIVE_CONFIRMED.load(Relaxed) && notify_live() {
+        IS_LIVE_CONFIRMED.store(true, Relaxed);
+    }
+}
+
+#[cold]
+fn notify_live() -> bool {
+    static FOUND: OnceLock<Option<ConfirmLiveFn>> = OnceLock::new();
+    let confirm = FOUND.get_or_init(|| {
+        let found = symbol(c"landbridge_interpose_confirm_live");
+        // SAFETY: the interposer defines the function with this type.
+        found.map(|found| unsafe { std::mem::transmute::<NonNull<c_void>, ConfirmLiveFn>(found) })
+    });
+    // SAFETY: the interposer's function has no arguments.
+    INTERPOSER.get().is_none() || confirm.is_none_or(|confirm| unsafe { confirm() != 0 })
+}
+
 /// Releases the record for a checkpoint; see `landbridge_interpose_quiesce`. False: nothing has
 /// changed.
 pub fn quiesce() -> bool {
@@ -282,6 +307,7 @@ pub fn resume(record: OwnedFd, incarnation: u32, is_same: bool) -> bool {
     // Earlier requests do not concern a restored process; the process that quiesced may have been
     // asked again already.
     if is_resumed && !is_same {
+        IS_LIVE_CONFIRMED.store(false, Relaxed);
         interposer.checkpoints.store(interposer.polls.checkpoints_requested.load(Relaxed), Relaxed);
     }
     is_resumed

@@ -202,7 +202,10 @@ impl Replay {
             // The earlier incarnation made this poll, or sent this frame, after its last
             // determinant: it delivered nothing at this poll.
             None if has_polled_before || self.sent < self.sent_before => PollAction::Nothing,
-            None => PollAction::Live,
+            None => {
+                interposer::confirm_live();
+                PollAction::Live
+            }
         }
     }
 

@@ -24,6 +24,9 @@
 
 #define NEXT ((rank + 1) % size)
 
+/* Path of this program. */
+static char program[1200];
+
 /* Whether the system lacks a call, or forbids it; a program then works without the call. */
 static int is_absent(long result) { return result < 0 && (errno == ENOSYS || errno == EPERM || errno == EOPNOTSUPP); }
 
@@ -106,6 +109,159 @@ static void private_look(int step)
     expect_block(block, BLOCK, BLOCK, NEXT, step);
     munmap(block, BLOCK);
     close(file);
+}
+
+/* --- map-input: files that nobody changes any more stay mapped over all steps: one that the next
+ * rank wrote before the first step, privately and shared; and this program, which is older than
+ * the job */
+
+static const uint32_t *mapped, *mapped_too;
+static const unsigned char *mapped_program;
+static long wrong_words;
+
+/* Compares the mapped block and says nothing before the end: a replay that reads another content
+ * prints what the first incarnation printed. */
+static void compare_mapped(int who, int step)
+{
+    for (int i = 0; i < BLOCK / 4; i++)
+        wrong_words += mapped[i] != value(who, step, i);
+}
+
+static void compared_end(void) { expect(!wrong_words, "%ld words were wrong", wrong_words); }
+
+static void put_block(int step)
+{
+    uint32_t block[BLOCK / 4];
+    int file = open(path("of", rank), O_WRONLY | O_CREAT, 0644);
+    EXPECT_OK(file);
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pwrite(file, block, BLOCK, 0), BLOCK);
+    EXPECT_OK(close(file));
+}
+
+static void put_first_block(void) { put_block(0); }
+
+static const void *map_file(const char *name, size_t length, int flags)
+{
+    int file = open(name, O_RDONLY);
+    void *found = mmap(NULL, length, PROT_READ, flags, file, 0);
+    EXPECT_OK(file);
+    expect(found != MAP_FAILED, "mmap: %s", strerror(errno));
+    EXPECT_OK(close(file));
+    return found;
+}
+
+static void input_act(int step)
+{
+    if (step)
+        return;
+    mapped = map_file(path("of", NEXT), BLOCK, MAP_PRIVATE);
+    mapped_too = map_file(path("of", NEXT), BLOCK, MAP_SHARED);
+    mapped_program = map_file(program, BLOCK, MAP_PRIVATE);
+}
+
+static void input_look(int step)
+{
+    (void)step;
+    expect_block(mapped, BLOCK, BLOCK, NEXT, 0);
+    expect_block(mapped_too, BLOCK, BLOCK, NEXT, 0);
+    expect(!memcmp(mapped_program, "\177ELF", 4), "this is no program");
+}
+
+/* --- map-held: a file stays mapped, and another rank rewrites the file in each step */
+
+static void held_act(int step)
+{
+    if (step)
+        put_block(step);
+    else
+        mapped = map_file(path("of", NEXT), BLOCK, MAP_PRIVATE);
+}
+
+static void held_look(int step) { compare_mapped(NEXT, step); }
+
+/* --- map-late: as map-held, but the file changes only from step 7 on, some time after the step
+ * began: a rank that was killed before may be replaying its looks meanwhile */
+
+#define LATE 7
+
+static void late_act(int step)
+{
+    if (!step)
+        mapped = map_file(path("of", NEXT), BLOCK, MAP_PRIVATE);
+    if (step >= LATE) {
+        compute(1000);
+        put_block(step);
+    }
+}
+
+static void late_look(int step)
+{
+    compute(40);
+    compare_mapped(NEXT, step < LATE ? 0 : step);
+}
+
+/* --- map-stored: rank 0 stores by its mapping into a file that the other ranks have mapped */
+
+static void stored_begin(void)
+{
+    if (rank)
+        return;
+    mapped_begin();
+    fill(sums, BLOCK, 0, 0);
+}
+
+static void stored_act(int step)
+{
+    if (rank && !step)
+        mapped = map_file(path("of", 0), BLOCK, MAP_PRIVATE);
+    if (!rank)
+        fill(sums, BLOCK, 0, step);
+}
+
+static void stored_look(int step)
+{
+    if (rank)
+        compare_mapped(0, step);
+}
+
+/* --- map-stored-later: as map-stored, but rank 0 maps the file after the others, and reads before it
+ * stores: in memory (/dev/shm) such a store changes no time of the file */
+
+#define STORED_FROM 2
+
+static void later_act(int step)
+{
+    if (rank && !step)
+        mapped = map_file(path("of", 0), BLOCK, MAP_PRIVATE);
+    if (rank || step < STORED_FROM)
+        return;
+    if (step == STORED_FROM) {
+        row_file = open(path("of", 0), O_RDWR);
+        sums = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, row_file, 0);
+        expect(sums != MAP_FAILED && *sums == value(0, 0, 0), "mmap: %s", strerror(errno));
+        EXPECT_OK(close(row_file));
+    }
+    fill(sums, BLOCK, 0, step);
+}
+
+static void later_look(int step)
+{
+    if (rank)
+        compare_mapped(0, step < STORED_FROM ? 0 : step);
+}
+
+/* --- sync-failed: results of calls that put files on disk and close them, also of such that fail
+ */
+
+static void sync_act(int step)
+{
+    private_act(step);
+    EXPECT_SAME(fsync(row_file), 0);
+    EXPECT_SAME(fdatasync(row_file), 0);
+    EXPECT_SAME(sync_file_range(row_file, -1, step, 0), -1);
+    EXPECT_SAME(errno, EINVAL);
+    private_act(step);
 }
 
 /* --- io_uring: a write by a ring of the kernel */
@@ -334,7 +490,6 @@ static void spawn_open_look(int step) { EXPECT_SAME(access(path("of", NEXT + siz
 /* --- child-position: a child moves the position in a file that the rank reads, and that is older
  * than the job */
 
-static char program[1200];
 
 static void position_begin(void)
 {
@@ -868,6 +1023,12 @@ static const struct row rows[] = {
     {"thread-copy", position_begin, thread_copy_act, NULL, file_end},
     {"mmap-shared", mapped_begin, mapped_act, mapped_look, NULL},
     {"mmap-private", file_begin, private_act, private_look, file_end},
+    {"map-input", put_first_block, input_act, input_look, NULL},
+    {"map-held", put_first_block, held_act, held_look, compared_end},
+    {"map-late", put_first_block, late_act, late_look, compared_end},
+    {"map-stored", stored_begin, stored_act, stored_look, compared_end},
+    {"map-stored-later", put_first_block, later_act, later_look, compared_end},
+    {"sync-failed", file_begin, sync_act, NULL, file_end},
     {"io_uring", uring_begin, uring_act, block_look, file_end},
     {"aio-linux", linux_aio_begin, linux_aio_act, block_look, file_end},
     {"aio-posix", file_begin, posix_aio_act, block_look, file_end},

@@ -150,6 +150,25 @@ class memmap(Row):
         self.expect(numpy.array_equal(self.sums, wanted), f"not the sums of step {step}")
 
 
+class memmap_input(Row):
+    """numpy.memmap of a file that nobody changes any more, for reading and copied on write."""
+
+    def begin(self):
+        numbers(self.rank, 0).tofile(self.name_of(self.rank))
+
+    def act(self, step):
+        if step == 0:
+            self.read = numpy.memmap(self.name_of(self.next), numpy.int64, "r")
+            self.copied = numpy.memmap(self.name_of(self.next), numpy.int64, "c")
+        self.copied[step] += 1
+
+    def look(self, step):
+        wanted = numbers(self.next, 0)
+        self.expect(numpy.array_equal(self.read, wanted), "not the numbers of the input")
+        wanted[: step + 1] += 1
+        self.expect(numpy.array_equal(self.copied, wanted), f"not the changed copy of step {step}")
+
+
 class checkpoint(Row):
     """A restart file as programs write them: new, synchronized, renamed; the file before is kept
     under another name."""
@@ -243,7 +262,7 @@ class zipped(Row):
             self.expect_same(int(found["two"]), step, "step")
 
 
-ROWS = [text, python_append, binary, tofile, memmap, checkpoint, document, copies, sqlite, zipped]
+ROWS = [text, python_append, binary, tofile, memmap, memmap_input, checkpoint, document, copies, sqlite, zipped]
 
 
 def compute(times: int) -> None:
