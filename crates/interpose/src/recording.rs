@@ -193,8 +193,7 @@ fn was_left(stack_pointer: usize) -> bool {
 }
 
 fn is_on_signal_stack() -> bool {
-    let mut stack =
-        libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_ONSTACK, ss_size: 0 };
+    let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_ONSTACK, ss_size: 0 };
     // SAFETY: a plain system call that fills in a local value.
     unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) };
     stack.ss_flags & libc::SS_ONSTACK != 0
@@ -213,7 +212,9 @@ pub fn forget_left_call() {
             head.skip_interrupted_read();
         }
     }
-    forbid_restart(format_args!("a signal handler has jumped out of a call that was being recorded"));
+    forbid_restart(format_args!(
+        "a signal handler has jumped out of a call that was being recorded"
+    ));
 }
 
 /// The first incarnation of a process, which replays nothing.
@@ -415,10 +416,7 @@ fn forbid_from_child(descriptor: c_int) {
     };
     // SAFETY: the memory file is a record, and the mapping stays.
     let head = unsafe { &*head.cast::<RecordHead>() };
-    forbid_restart_in(
-        head,
-        format_args!("there is no memory for what looks after its children"),
-    );
+    forbid_restart_in(head, format_args!("there is no memory for what looks after its children"));
 }
 
 /// Observes this program by a record's descriptor that the program lacks and an ancestor may still

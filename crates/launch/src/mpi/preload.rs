@@ -53,7 +53,9 @@ fn of_program(program: &Path) -> Option<&'static str> {
         None if is_linker(program.canonicalize().ok()?.file_name()?.as_encoded_bytes()) => None,
         None => Some("it is linked statically"),
         Some(name) if !is_linker(&name) => Some("it is made for another C library"),
-        Some(_) => runs_as_another(program).then_some("it runs as another user or with file capabilities"),
+        Some(_) => {
+            runs_as_another(program).then_some("it runs as another user or with file capabilities")
+        }
     }
 }
 
