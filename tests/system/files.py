@@ -51,7 +51,8 @@ class Row:
     """A way to use files. `outcome`: the required result. `is_chance`: the order in the files is
     random. `shell`: the shell command that starts the program. `is_local`: the rank keeps a file
     without a name, which no other node has. `kind`: the only kills of the row. `is_held`: the rank
-    holds something over steps, so that images run without `--all` too."""
+    holds something over steps, so that images run without `--all` too. `words`: of the launcher.
+    `says`: a line that the job prints. `wrapper`: the program is started by the static program."""
 
     name: str
     program: str
@@ -61,12 +62,16 @@ class Row:
     is_local: bool = False
     kind: str = ""
     is_held: bool = False
+    words: tuple = ()
+    says: str = ""
+    wrapper: bool = False
 
 
 def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]:
     return [Row(name, program, outcome, **more) for name in names.split()]
 
 
+TO_FILE = 'export ROWS_TOLD_ON_STDOUT=1; exec "$0" "$@" 2> "$1/redirected-stderr.of.$PMI_RANK"'
 ROWS = [
     *rows_of("libc", "rewrite rename renames trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
     *rows_of("libc", "workdir tree"),
@@ -75,6 +80,7 @@ ROWS = [
     *rows_of("libc", "flock fcntl-lock", EITHER, is_chance=True),
     *rows_of("libc", "tmpfile unlinked", EITHER),
     *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),
+    *rows_of("libc", "redirected-stderr", shell=TO_FILE, words=("--set", "log=info"), says="a thread reads clocks"),
     *rows_of("mpiio", "write-at-all write-at-all:automatic write-at-all:enable write-at-all:disable"),
     *rows_of("mpiio", "write-at write-view write-view:enable write-view:disable iwrite-at write-split set-size write-ordered"),
     *rows_of("mpiio", "write-shared", is_chance=True),
@@ -92,6 +98,9 @@ ROWS = [
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("odd", "removed thread-lock thread-copy", REFUSED),
+    *rows_of("odd", "longjmp-clock", REFUSED, says="has jumped out of a call .*: if this process is killed it cannot be restarted"),
+    *rows_of("odd", "static-main", REFUSED, wrapper=True, says=r"is not seen \(it is linked statically\): if this process is"),
+    *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"', says="nothing can record what .*: if this process"),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo", REFUSED),
 ]
@@ -186,8 +195,9 @@ class Programs:
             words += [library, f"-Wl,-rpath,{self.folder}"]
         subprocess.run(words, check=True)
         if name == "odd":
-            words = ["gcc", "-O2", "-static", str(SOURCES / "appender.c"), "-o", str(self.folder / "odd-appender")]
-            subprocess.run(words, check=True)
+            for other in ("appender", "wrapper"):
+                words = ["gcc", "-O2", "-static", str(SOURCES / f"{other}.c"), "-o", str(self.folder / f"odd-{other}")]
+                subprocess.run(words, check=True)
         return ""
 
 
@@ -272,6 +282,8 @@ def play(options, programs: Programs, case: Case, kills, *words):
         program = [*programs.command(case.rows[0].program), folder, str(STEPS), ",".join(row.name for row in case.rows)]
         if shell := case.rows[0].shell:
             program = ["sh", "-c", shell, *program]
+        if case.rows[0].wrapper:
+            program = [f"{program[0]}-wrapper", *program]
         if isinstance(kills, float):
             events = [(kills, ("north-1", nodes.STOPPED)), (kills + SILENT_S, ("north-1", nodes.WOKEN))] if case.is_silent else [(kills, nodes.KILLED)]
             code, _, output = nodes.lab_job(options, program, events, words, first="step 4")
@@ -337,17 +349,20 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     # The seed includes the name, so a case is the same one with `--only`.
     chance = random.Random(f"{options.seed} {case.name}")
     kills = chance.uniform(0.0, 0.8) if case.is_lost else KINDS[case.kind](chance)
-    words = list(case.words)
+    words = [*case.words, *case.rows[0].words]
     if case.has_images:
         words += ["--checkpoint", "1s", "--set", f"criu={options.criu}"]
     code, output, files = play(options, programs, case, kills, *words)
     outcome, measured = judge(case, code, output, files, undisturbed)
-    starts, images = output.count(": restarted"), checkpoint.restores(output)
+    starts, images = len(re.findall("^landbridge: .*: restarted", output, re.M)), checkpoint.restores(output)
     within = checkpoint.kills_within_restores(output)
     is_met = starts + within == len(kills) if not case.is_lost else "are restarted on north-2" in output
     is_met &= images > 0 or case.is_lost or not case.has_images
     measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
-    checks.check(case.name, outcome == RIGHT and is_met or outcome == REFUSED and may_refuse(case, measured), f"exit code {code}, {measured}", output)
+    is_said = bool(re.search(case.rows[0].says, output))
+    measured += "" if is_said else f", {case.rows[0].says!r} is not said"
+    is_right = outcome == RIGHT and is_met or outcome == REFUSED and may_refuse(case, measured)
+    checks.check(case.name, is_right and is_said, f"exit code {code}, {measured}", output)
     return measured
 
 

@@ -365,22 +365,41 @@ def log_of_our_job(command) -> dict:
 
 def unrecorded(options, checks, program) -> None:
     """Processes that are not the one started by the launcher: they work, and a warning names what
-    is not recorded."""
+    is not recorded. What they send and print does not depend on it, so they come back if they are
+    killed; if they change a file, the job ends with that reason."""
     says = "clocks and chance are not recorded: this is not the process that the launcher has started"
     child = 'import os, sys\npid = os.fork()\nif pid:\n    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n'
     child += 'os.execv(sys.argv[1], sys.argv[1:]) if len(sys.argv) > 2 else None\n'
-    child += 'from mpi4py import MPI\nprint("rank", MPI.COMM_WORLD.allreduce(1))\n'
+    child += 'from mpi4py import MPI\nimport time\ncomm = MPI.COMM_WORLD\n'
+    child += 'for turn in range(100):\n    comm.barrier()\n    time.sleep(0.02)\nprint("rank", comm.allreduce(1))\n'
+    ring = [*program, "--rounds", "600"]
     cases = {
-        "a script that starts the program beside itself": ["sh", "-c", '"$0" "$@"; exit $?', *program, "--rounds", "20"],
-        "a child that becomes the program": [program[0], "-c", child, *program, "--rounds", "20"],
+        "a script that starts the program beside itself": ["sh", "-c", '"$0" "$@"; exit $?', *ring],
+        "a child that becomes the program": [program[0], "-c", child, *ring],
         "a child that is the program": [program[0], "-c", child],
     }
     for name, command in cases.items():
-        if checks.wants(name):
-            code, lines, output = job(options, command, [])
-            said = output.count(says)
-            measured = f"exit code {code}, said {said} times, {len(lines)} lines"
-            checks.check(name, code == 0 and said == RANKS and len(lines) >= RANKS, measured, output)
+        undisturbed = []
+        for case, kills in ((name, []), (f"{name}, killed", [(START_S + 0.5, 1)])):
+            # The second case compares its output with that of the first.
+            if not checks.wants(case) and not (checks.wants(f"{name}, killed") and not kills):
+                continue
+            code, lines, output = job(options, command, kills)
+            said, starts = output.count(says), output.count(": restarted")
+            undisturbed = undisturbed or sorted(lines)
+            is_same = sorted(lines) == undisturbed and len(lines) >= RANKS
+            measured = f"exit code {code}, {starts} restarts, said {said} times, {'the same' if is_same else 'other'} output"
+            checks.check(case, code == 0 and is_same and said == RANKS + len(kills) == RANKS + starts, measured, output)
+    name = "a child that writes a file, killed"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as folder:
+            writes = child + f'open("{folder}/of." + str(comm.rank), "a").write("once\\n")\ncomm.barrier()\ntime.sleep(3)\ncomm.barrier()\n'
+            kills = [(lambda output: output.count("cannot be restarted") == RANKS, 1)]
+            code, _, output = job(options, [program[0], "-c", writes], kills)
+            found = [file.read_text() for file in Path(folder).iterdir()]
+        is_named = "rank 1 was killed by SIGKILL and cannot be restarted: " in output
+        measured = f"exit code {code}, {'says' if is_named else 'does not say'} why, {len(found)} files"
+        checks.check(name, code == 128 + signal.SIGKILL and is_named and found == ["once\n"] * RANKS, measured, output)
 
 
 def recorded_nondeterminism(options, checks, moment) -> None:

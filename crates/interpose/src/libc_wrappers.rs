@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::{self, Write};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use landbridge_proto::id::{EXIT_LINE, EXIT_UNRECOVERABLE, LINE_TAG};
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
@@ -293,7 +293,37 @@ fn write(text: fmt::Arguments<'_>) {
     let _ = line.write_fmt(text);
     let bytes = line.bytes();
     let (start, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
-    kernel(libc::SYS_write, [libc::STDERR_FILENO as u64, start, length, 0, 0, 0]);
+    if let Some(descriptor) = line_descriptor() {
+        kernel(libc::SYS_write, [descriptor, start, length, 0, 0, 0]);
+    }
+}
+
+/// Descriptor of the pipe that the node agent reads; -1: none.
+static LINES: AtomicI64 = AtomicI64::new(-1);
+
+/// Sets where this library writes its lines, instead of standard error.
+pub fn write_lines_to(descriptor: Option<u64>) {
+    LINES.store(descriptor.map_or(-1, |it| it as i64), Relaxed);
+}
+
+/// Where a line goes: into the agent's pipe, or to standard error if the program has closed the
+/// pipe. A line in a file to which the program has redirected standard error would move the
+/// program's position in the file, which is recorded without the line.
+fn line_descriptor() -> Option<u64> {
+    let stderr = libc::STDERR_FILENO as u64;
+    match u64::try_from(LINES.load(Relaxed)) {
+        Ok(pipe) if has_kind(pipe, libc::S_IFIFO) => Some(pipe),
+        Ok(_) if has_kind(stderr, libc::S_IFREG) => None,
+        _ => Some(stderr),
+    }
+}
+
+fn has_kind(descriptor: u64, kind: libc::mode_t) -> bool {
+    // SAFETY: a structure for which all zeros are a valid value.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    let room = (&raw mut about).addr() as u64;
+    let found = kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]);
+    found == 0 && about.st_mode & libc::S_IFMT == kind
 }
 
 /// A text of at most `MESSAGE_BYTES`, built without allocation; a newline at its end is kept.

@@ -33,6 +33,9 @@ const INCARNATION_VARIABLE: &CStr = c"LANDBRIDGE_INCARNATION";
 /// Environment variable of programs that a rank has started: the number of the record's descriptor
 /// in the rank.
 const ABOVE_VARIABLE: &CStr = c"LANDBRIDGE_RECORD_ABOVE";
+/// Environment variable: a descriptor of the pipe that the node agent reads as this process's
+/// standard error, whatever the program does with descriptor 2.
+const STDERR_VARIABLE: &CStr = c"LANDBRIDGE_STDERR";
 /// Environment variable: "0" turns off the recording of file calls.
 const FILES_VARIABLE: &CStr = c"LANDBRIDGE_RECORD_FILES";
 /// Nanoseconds that the clock of a file server may lag.
@@ -45,9 +48,12 @@ pub const LIBRARY: &[u8] = b"liblandbridge_interpose";
 /// created. Null: this process is not recorded.
 static OWNER: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
-/// True while a recorded call is in progress: a call of a signal handler that interrupts the call
-/// is not recorded.
-static IS_BUSY: AtomicBool = AtomicBool::new(false);
+/// Stack address of the recorded call in progress; [`FREE`] if there is none, [`QUIESCED`] while
+/// the record is unmapped. A call of a signal handler that interrupts a recorded call is not
+/// recorded.
+static BUSY: AtomicUsize = AtomicUsize::new(FREE);
+const FREE: usize = 0;
+const QUIESCED: usize = usize::MAX;
 /// Record of this process. It is written before [`OWNER`], and the owner alone uses it.
 static RECORD_CELL: RecordCell = RecordCell(UnsafeCell::new(MaybeUninit::uninit()));
 /// True once a warning has reported that another thread reads clocks or random numbers.
@@ -66,7 +72,7 @@ unsafe impl Sync for QuiescedPosition {}
 
 struct RecordCell(UnsafeCell<MaybeUninit<NondeterminismRecord<'static>>>);
 
-// SAFETY: the recorded thread alone uses `RECORD_CELL`; `IS_BUSY` excludes its own interruptions.
+// SAFETY: the recorded thread alone uses `RECORD_CELL`; `BUSY` excludes its own interruptions.
 unsafe impl Sync for RecordCell {}
 
 /// Outcome of [`resume`], with the state of the descriptor that the caller has passed.
@@ -100,7 +106,7 @@ impl RecordGuard {
 impl Drop for RecordGuard {
     #[inline]
     fn drop(&mut self) {
-        IS_BUSY.store(false, Relaxed);
+        BUSY.store(FREE, Relaxed);
     }
 }
 
@@ -120,17 +126,18 @@ pub fn lock(from: usize) -> Option<RecordGuard> {
     }
     // SAFETY: the page stays mapped.
     let recorded = unsafe { (*owner).load(Relaxed) };
-    if trap::is_in_handler(trap::stack_pointer()) {
+    let stack_pointer = trap::stack_pointer();
+    if trap::is_in_handler(stack_pointer) {
         return None;
     }
     if recorded != this_thread() {
         note_other_thread(recorded, from);
         return None;
     }
-    if IS_BUSY.load(Relaxed) {
+    if BUSY.load(Relaxed) != FREE && !was_left(stack_pointer) {
         return None;
     }
-    IS_BUSY.store(true, Relaxed);
+    BUSY.store(stack_pointer, Relaxed);
     let mut guard = RecordGuard(());
     (caller::is_program(from) && !guard.record().is_full()).then_some(guard)
 }
@@ -160,12 +167,58 @@ fn report_other_thread(from: usize) {
 /// Exclusive access to the record, if the system calls of this thread are recorded.
 #[inline]
 pub fn lock_for_call() -> Option<RecordGuard> {
-    if !is_owner() || IS_BUSY.swap(true, Relaxed) {
+    if !is_owner() || BUSY.load(Relaxed) != FREE {
         return None;
     }
+    BUSY.store(trap::stack_pointer(), Relaxed);
     let mut guard = RecordGuard(());
     (!guard.record().is_full()).then_some(guard)
 }
+
+/// Whether a recorded call is in progress, which a signal handler interrupts if it asks.
+pub fn is_busy() -> bool {
+    !matches!(BUSY.load(Relaxed), FREE | QUIESCED)
+}
+
+/// Whether a signal handler has jumped out of the recorded call in progress, in a process whose
+/// handlers are not seen ([`trap::is_in_handler`]): the stack of the call has been left.
+#[cold]
+fn was_left(stack_pointer: usize) -> bool {
+    let is_left =
+        !trap::is_installed() && stack_pointer > BUSY.load(Relaxed) && !is_on_signal_stack();
+    if is_left {
+        forget_left_call();
+    }
+    is_left
+}
+
+fn is_on_signal_stack() -> bool {
+    let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_ONSTACK, ss_size: 0 };
+    // SAFETY: a plain system call that fills in a local value.
+    unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) };
+    stack.ss_flags & libc::SS_ONSTACK != 0
+}
+
+/// Ends a recorded call out of which a signal handler has jumped (`siglongjmp`). The next
+/// incarnation would be interrupted elsewhere, after more or fewer recorded calls, so its restart is
+/// forbidden.
+#[cold]
+pub fn forget_left_call() {
+    BUSY.store(FREE, Relaxed);
+    if let Some(head) = head() {
+        // SAFETY: the owner alone asks, and has left its call.
+        unsafe { (*RECORD_CELL.0.get()).assume_init_mut().refresh() };
+        if head.is_of(FIRST) || Session::has_been_live() {
+            head.skip_interrupted_read();
+        }
+    }
+    forbid_restart(format_args!(
+        "a signal handler has jumped out of a call that was being recorded"
+    ));
+}
+
+/// The first incarnation of a process, which replays nothing.
+const FIRST: u64 = 1;
 
 /// Forbids a restart of this process from now on, and reports the reason once.
 #[cold]
@@ -261,22 +314,21 @@ pub fn initialize() {
     if IS_INITIALIZED.swap(true, Relaxed) {
         return;
     }
+    crate::libc_wrappers::write_lines_to(number(STDERR_VARIABLE));
     if let Some(above) = number(ABOVE_VARIABLE) {
         return observe_below(above as c_int);
     }
-    let Some((descriptor, start)) = number(RECORD_VARIABLE).zip(number(INCARNATION_VARIABLE))
-    else {
-        return;
-    };
+    let Some(descriptor) = number(RECORD_VARIABLE) else { return };
     let descriptor = descriptor as c_int;
-    if !is_record(descriptor) {
-        // The parent of this program has closed the descriptor, so this process is not the recorded
-        // one.
+    let start = number(INCARNATION_VARIABLE);
+    let Some(start) = start.filter(|_| is_record(descriptor)) else {
+        // The parent of this program has closed the descriptor or removed the other variable, so
+        // this process is not the recorded one.
         return observe_below(descriptor);
-    }
+    };
     let Some(head) = map(descriptor) else {
         warn_no_memory();
-        return;
+        return go_on_unrecorded(descriptor, start);
     };
     // SAFETY: the memory file is a record, and stays mapped.
     let first = unsafe { head.cast::<RecordHead>().as_ref() };
@@ -290,6 +342,9 @@ pub fn initialize() {
     }
     let Some(owner) = owner_page(head) else {
         warn(format_args!("clocks are not recorded: this Linux is too old (before 4.14)"));
+        if records_files() {
+            forbid_restart_in(first, format_args!("{UNRECORDED}"));
+        }
         return;
     };
     // SAFETY: the mapping has this many bytes, and no other process uses them while this process is
@@ -307,10 +362,38 @@ pub fn initialize() {
     record_calls(first);
 }
 
+/// Why a process without a record cannot be restarted.
+const UNRECORDED: &str = "nothing can record what it does with files";
+
+fn records_files() -> bool {
+    number(FILES_VARIABLE) != Some(0)
+}
+
+/// Forbids a restart of this process, which has no room for its record. A later incarnation would
+/// repeat effects instead of replaying them, so it ends.
+#[cold]
+fn go_on_unrecorded(descriptor: c_int, start: u64) {
+    if !records_files() {
+        return;
+    }
+    // The head is a page.
+    match map_with(RECORD_HEAD_BYTES, libc::MAP_SHARED, descriptor) {
+        Some(head) if start == 0 => {
+            // SAFETY: the memory file is a record, and the mapping stays.
+            forbid_restart_in(unsafe { &*head.cast::<RecordHead>() }, format_args!("{UNRECORDED}"));
+        }
+        _ => crate::libc_wrappers::abort_replay(format_args!("{UNRECORDED} here")),
+    }
+}
+
 /// Observes the file calls of this program, which a recorded process has started and which has
 /// inherited the record's descriptor.
 fn observe_from(descriptor: c_int) {
-    if number(FILES_VARIABLE) == Some(0) || !observe::begin_child(descriptor) {
+    if !records_files() {
+        return forget();
+    }
+    if !observe::begin_child(descriptor) {
+        forbid_from_child(descriptor);
         return forget();
     }
     // SAFETY: the only thread changes the variables.
@@ -323,6 +406,17 @@ fn observe_from(descriptor: c_int) {
             libc::unsetenv(RECORD_VARIABLE.as_ptr());
         }
     }
+}
+
+/// Forbids a restart of the rank that has started this program, which cannot be observed.
+#[cold]
+fn forbid_from_child(descriptor: c_int) {
+    let Some(head) = map_with(RECORD_HEAD_BYTES, libc::MAP_SHARED, descriptor) else {
+        crate::libc_wrappers::abort_replay(format_args!("there is no memory at all"));
+    };
+    // SAFETY: the memory file is a record, and the mapping stays.
+    let head = unsafe { &*head.cast::<RecordHead>() };
+    forbid_restart_in(head, format_args!("there is no memory for what looks after its children"));
 }
 
 /// Observes this program by a record's descriptor that the program lacks and an ancestor may still
@@ -379,7 +473,7 @@ fn parent_of(process: u32) -> u32 {
 
 /// Begins the recording of this thread's system calls.
 fn record_calls(head: &RecordHead) {
-    if number(FILES_VARIABLE) == Some(0) {
+    if !records_files() {
         return;
     }
     if head.files.since.load(Relaxed) == 0 {
@@ -422,18 +516,19 @@ pub fn quiesce() -> bool {
     let head = HEAD.load(Acquire);
     // SAFETY: null, or the head of the record, which is mapped.
     let Some(present) = (unsafe { head.as_ref() }) else { return false };
-    if !is_owner() || IS_BUSY.swap(true, Relaxed) {
+    if !is_owner() || BUSY.load(Relaxed) != FREE {
         return false;
     }
-    let is_watched = number(FILES_VARIABLE) != Some(0);
+    BUSY.store(QUIESCED, Relaxed);
+    let is_watched = records_files();
     if is_watched && !while_locked(Session::quiesce) {
-        IS_BUSY.store(false, Relaxed);
+        BUSY.store(FREE, Relaxed);
         return false;
     }
     trap::suspend_dispatch();
     let place = present.position();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: `IS_BUSY` excludes other users of the record, whose addresses stay reserved.
+    // SAFETY: `BUSY` excludes other users of the record, whose addresses stay reserved.
     unsafe {
         *QUIESCED_POSITION.0.get() = Some(place);
         map_at(head.cast(), libc::PROT_NONE, flags, -1);
@@ -490,13 +585,13 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         }
         (*RECORD_CELL.0.get()).assume_init_mut().refresh();
         match is_same {
-            true if number(FILES_VARIABLE) != Some(0) => while_locked(Session::resume),
+            true if records_files() => while_locked(Session::resume),
             true => (),
             false => while_locked(Session::restart_replay),
         }
     }
-    IS_BUSY.store(false, Relaxed);
-    if number(FILES_VARIABLE) != Some(0) {
+    BUSY.store(FREE, Relaxed);
+    if records_files() {
         trap::resume_dispatch(!was_same);
     }
     if descriptor == DESCRIPTOR.load(Relaxed) {

@@ -143,6 +143,11 @@ impl Session {
     }
 
     pub fn was_live(&self) -> bool {
+        Self::has_been_live()
+    }
+
+    /// Whether a call of this incarnation has found the record replayed completely.
+    pub fn has_been_live() -> bool {
         IS_LIVE.load(Relaxed)
     }
 

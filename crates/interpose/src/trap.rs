@@ -78,6 +78,9 @@ static HANDLERS: [(AtomicUsize, AtomicU64); SIGNALS] =
 /// interrupted the one before it.
 static HANDLER_FRAMES: [AtomicUsize; HANDLERS_MAX] = [const { AtomicUsize::new(0) }; HANDLERS_MAX];
 static HANDLERS_RUNNING: AtomicUsize = AtomicUsize::new(0);
+/// Whether the first of these handlers has interrupted a recorded call. (While a handler runs, no
+/// recorded call begins.)
+static HAS_INTERRUPTED_CALL: AtomicBool = AtomicBool::new(false);
 /// Number of nested handlers with an entry of their own; deeper handlers share the last entry.
 const HANDLERS_MAX: usize = 8;
 
@@ -164,6 +167,9 @@ fn drop_left_handlers(stack_pointer: usize) -> bool {
             return true;
         }
         HANDLERS_RUNNING.store(depth - 1, Relaxed);
+        if depth == 1 && HAS_INTERRUPTED_CALL.swap(false, Relaxed) {
+            recording::forget_left_call();
+        }
     }
 }
 
@@ -341,13 +347,27 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         return handler(signal, info, context);
     }
     note_sender(signal, info);
+    // SAFETY: the kernel's frame.
+    is_in_handler(unsafe { stack_pointer_of(context.cast()) });
     let depth = HANDLERS_RUNNING.load(Relaxed);
+    if depth == 0 {
+        HAS_INTERRUPTED_CALL.store(recording::is_busy(), Relaxed);
+    }
     HANDLER_FRAMES[depth.min(HANDLERS_MAX - 1)].store(stack_pointer(), Relaxed);
     HANDLERS_RUNNING.store(depth + 1, Relaxed);
     let before = SELECTOR.swap(BLOCK, Relaxed);
     handler(signal, info, context);
     SELECTOR.store(before, Relaxed);
     HANDLERS_RUNNING.store(depth, Relaxed);
+}
+
+/// Stack pointer of interrupted code.
+///
+/// # Safety
+/// The context is a frame of the kernel.
+unsafe fn stack_pointer_of(context: *const ucontext_t) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize }
 }
 
 /// Forbids a restart if another process has sent the signal, because the signal does not arrive
@@ -384,7 +404,7 @@ unsafe fn raise_default_sigsys() {
 impl TrappedCall {
     fn stack_pointer(&self) -> usize {
         // SAFETY: the context is the kernel's frame.
-        unsafe { (*self.context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize }
+        unsafe { stack_pointer_of(self.context) }
     }
 
     /// Handles the call. `None`: the kernel performs the call at its stub.

@@ -40,6 +40,10 @@ pub const RECORD_HEAD_BYTES: usize = 4096;
 /// more.
 pub const BASE_AT: usize = offset_of!(RecordHead, base);
 
+/// Offset of `incarnation` in the record: eight bytes, the incarnation that owns the record, counted
+/// from 1; 0 before the first.
+pub const INCARNATION_AT: usize = offset_of!(RecordHead, incarnation);
+
 /// Offset of `is_full` in the record: eight bytes, not 0 if the record is full.
 pub const FULL_AT: usize = offset_of!(RecordHead, is_full);
 
@@ -189,6 +193,12 @@ impl RecordHead {
         let polls = &self.polls;
         self.consumed.load(Relaxed) < self.recorded.load(Relaxed)
             || polls.present.load(Relaxed) < polls.furthest.load(Relaxed)
+    }
+
+    /// Counts a read as answered whose program was interrupted within the read and never continued
+    /// it. The process has nothing to replay.
+    pub fn skip_interrupted_read(&self) {
+        self.consumed.store(self.recorded.load(Relaxed), Relaxed);
     }
 
     /// Whether an effect waits until another node knows of the effect.

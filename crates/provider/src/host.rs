@@ -6,6 +6,9 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -58,6 +61,9 @@ struct Host {
     stderr: Option<LogLevel>,
     /// This process may be restarted: its lines on stderr carry a tag.
     is_tagged: bool,
+    /// Descriptor of the pipe that the node agent reads as standard error, for a process that may
+    /// be restarted.
+    agent_pipe: Option<c_int>,
 }
 
 static HOST: OnceLock<Host> = OnceLock::new();
@@ -89,6 +95,9 @@ pub fn write(level: LogLevel, module: &CStr, line: u32, text: fmt::Arguments<'_>
     if host().stderr.is_some_and(|limit| level <= limit) {
         write_stderr(&format!("[{}]: {level:?}: {text}\n", std::process::id()));
     }
+    if !is_stderr_free() {
+        return;
+    }
     let Some((log, provider)) = enabled_in_host(level) else { return };
     let Ok(text) = CString::new(text) else { return };
     // SAFETY: the format takes one string, and all strings live through the call.
@@ -108,8 +117,38 @@ pub fn write(level: LogLevel, module: &CStr, line: u32, text: fmt::Arguments<'_>
 /// Writes a line to stderr; `rest` follows the common beginning of the provider's lines.
 fn write_stderr(rest: &str) {
     let name = if host().is_tagged { LINE_TAG } else { "landbridge" };
+    let line = format!("{name}{rest}");
     // A single write keeps lines of several ranks apart.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{name}{rest}").as_bytes());
+    if let Some(mut pipe) = agent_pipe() {
+        let _ = std::io::Write::write_all(&mut *pipe, line.as_bytes());
+    } else if is_stderr_free() {
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    }
+}
+
+/// The pipe that the node agent reads as this process's standard error, whatever the program does
+/// with descriptor 2; `None` if the program has closed the pipe.
+fn agent_pipe() -> Option<ManuallyDrop<File>> {
+    let number = host().agent_pipe?;
+    is_kind(number, libc::S_IFIFO)
+        // SAFETY: the descriptor is open, and is not closed here.
+        .then(|| ManuallyDrop::new(unsafe { File::from_raw_fd(number) }))
+}
+
+/// Whether a line on standard error does no harm. In a process that may be restarted, a line in a
+/// file to which the program has redirected standard error would move the program's position in the
+/// file, which is recorded without the line.
+fn is_stderr_free() -> bool {
+    host().agent_pipe.is_none() || !is_kind(libc::STDERR_FILENO, libc::S_IFREG)
+}
+
+fn is_kind(descriptor: c_int, kind: libc::mode_t) -> bool {
+    // SAFETY: a structure for which all zeros are a valid value, and which the call fills in.
+    let (found, about) = unsafe {
+        let mut about: libc::stat = std::mem::zeroed();
+        (libc::fstat(descriptor, &mut about), about)
+    };
+    found == 0 && about.st_mode & libc::S_IFMT == kind
 }
 
 /// Reports to the rank supervisor that the provider ends this process, and that the exit code is
@@ -173,6 +212,7 @@ fn find() -> Host {
             log: symbol(library, c"fi_log"),
             stderr: level,
             is_tagged,
+            agent_pipe: std::env::var("LANDBRIDGE_STDERR").ok().and_then(|it| it.parse().ok()),
         }
     }
 }

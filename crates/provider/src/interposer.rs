@@ -119,8 +119,8 @@ fn is_child() -> bool {
 }
 
 /// The reason why clocks and random numbers of this process are not recorded, although they should
-/// be.
-pub fn missing_reason() -> Option<&'static str> {
+/// be; and what follows from that.
+pub fn missing_reason() -> Option<(&'static str, &'static str)> {
     let is_on = param::RECOVER_CLOCKS.is_on() == Ok(true);
     if INTERPOSER.get().is_some() || !is_on || param::INCARNATION.text().is_none() {
         return None;
@@ -128,7 +128,13 @@ pub fn missing_reason() -> Option<&'static str> {
     // The agent passes the record in the environment; the interposer removes the variable from
     // processes without a record.
     let is_told = std::env::var_os("LANDBRIDGE_RECORD").is_some() && !is_child();
-    Some(match (library().is_some(), is_told) {
+    let is_observed = library().is_some() && !is_told;
+    let has_files = std::env::var_os("LANDBRIDGE_RECORD_FILES").is_none_or(|it| it != "0");
+    let consequence = match has_files && !is_observed {
+        true => "if this process is killed it cannot be restarted",
+        false => "a restart may go another way",
+    };
+    let reason = match (library().is_some(), is_told) {
         (true, true) => {
             "there is no memory for their record: is address space limited (ulimit -v)?"
         }
@@ -141,7 +147,8 @@ pub fn missing_reason() -> Option<&'static str> {
         (false, false) => {
             "this is not the process that the launcher has started, or its environment was emptied on the way"
         }
-    })
+    };
+    Some((reason, consequence))
 }
 
 /// Whether clock reads of this thread are recorded, or clock reads of no thread are.

@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
 use super::node_failover::NodeSpecificError;
-use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay, RequestReplay};
+use super::pmi_replay::{PmiReplay, RequestReplay};
 use super::rank::{LaunchSpec, LocalRank};
 use super::rank_recording::RankRecording;
+use super::refusals::{asked_too_much, check_program, check_replayable};
 use super::restore::Restore;
 use super::statistics_page::StatisticsPage;
 use super::{Agent, Phase};
@@ -109,13 +110,6 @@ pub(super) fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
     }
 }
 
-fn asked_too_much(rank: u32) -> String {
-    let most = EXCHANGED_BYTES_MAX >> 20;
-    format!(
-        "rank {rank} has asked its process manager more than {most} MiB, with the answers: if it is killed it cannot be restarted"
-    )
-}
-
 impl Agent {
     // --- starting and ending ranks
 
@@ -136,6 +130,7 @@ impl Agent {
                 if recovers(job) { RankRecording::new(job, waits_for_replica)? } else { None };
             let recording = recording.map(Rc::new);
             let (appnum, task) = job.application(rank);
+            self.forbid_unseen(rank, recording.as_deref(), &plans[&appnum]);
             let start = LaunchSpec {
                 recording,
                 statistics_page: new_statistics_page(),
@@ -287,16 +282,11 @@ impl Agent {
     /// Begins another incarnation of the rank in the record and in the PMI replay. Fails if the
     /// rank cannot be replayed.
     fn prepare_restart(&mut self, index: usize) -> Result<()> {
+        if self.ranks[index].replay.as_ref().is_some_and(PmiReplay::has_printed) {
+            self.check_attached(index);
+        }
         let old = &mut self.ranks[index];
-        if old.recording.as_ref().is_some_and(|recording| recording.is_full()) {
-            bail!("its nondeterminism record is full");
-        }
-        if let Some(why) = old.recording.as_ref().and_then(|recording| recording.refusal()) {
-            bail!("{why}");
-        }
-        if old.replay.as_ref().is_some_and(PmiReplay::has_asked_too_much) {
-            bail!("it has asked its process manager more than is kept");
-        }
+        check_replayable(old)?;
         // Output of processes that the ended process has started belongs to no incarnation.
         old.close_output();
         let polls = old.recording.as_ref().map(|recording| recording.end_incarnation());
@@ -325,6 +315,7 @@ impl Agent {
         let (_, task) = job.application(self.ranks[index].rank);
         let plan = mpi::prepare(task, job).map_err(NodeSpecificError::error)?;
         let old = &mut self.ranks[index];
+        check_program(old, &plan)?;
         let replay = old.replay.as_ref().context("it does not come back")?;
         let start = LaunchSpec {
             recording: old.recording.clone(),
@@ -609,6 +600,7 @@ impl Agent {
             }
         }
         for line in lines_of {
+            self.check_attached(index);
             self.handle_contact(index, &line);
             self.handle_question(index, &line);
         }

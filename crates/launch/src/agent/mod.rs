@@ -27,6 +27,7 @@ mod pmi_replay;
 mod prepare;
 pub mod rank;
 mod rank_recording;
+mod refusals;
 pub mod relay;
 mod replicated_rank_state;
 mod restore;

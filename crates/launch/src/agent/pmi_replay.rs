@@ -276,6 +276,11 @@ impl PmiReplay {
         self.stage
     }
 
+    /// Whether the present incarnation has printed anything.
+    pub fn has_printed(&self) -> bool {
+        self.outputs.iter().any(|output| output.at().bytes > 0)
+    }
+
     /// Whether the rank was restarted and is not live yet.
     pub fn is_replaying(&self) -> bool {
         self.is_replaying

@@ -78,6 +78,7 @@ mod tests {
             family,
             is_direct: true,
             is_ours: true,
+            unrecorded: None,
         };
         let (mpich, intel) = (plan(Some(Family::Mpich)), plan(Some(Family::Intel)));
         assert!(check_one_library([&mpich, &plan(None), &mpich].into_iter()).is_ok());

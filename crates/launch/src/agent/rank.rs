@@ -105,7 +105,14 @@ impl LocalRank {
             start.statistics_page.as_ref().map(|statistics_page| sys::raw(&statistics_page.fd()));
         let record = start.recording.as_ref().map(|recording| sys::raw(&recording.fd()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (stderr, their_stderr) = pipe()?;
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(their_stderr.try_clone()?);
+        // Lines of our libraries go there, also if the program redirects its standard error.
+        let their_stderr = sys::out_of_the_way(their_stderr);
+        let stderr_fd = start.incarnation.map(|_| sys::raw(&their_stderr));
+        if let Some(number) = stderr_fd {
+            command.env("LANDBRIDGE_STDERR", same_length(number));
+        }
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
         let is_repeatable = start.incarnation.is_some();
         let open_files = sys::rank_open_files();
@@ -129,13 +136,14 @@ impl LocalRank {
                 record.map_or(Ok(()), sys::keep_over_exec)?;
                 statistics_page.map_or(Ok(()), sys::keep_over_exec)?;
                 quiesce_fd.map_or(Ok(()), sys::keep_over_exec)?;
+                stderr_fd.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }
         let (pid, mut child) =
             spawn(&mut command, start.pid, &wanted_pid).with_context(|| cannot_start(start))?;
         let quiesce_socket = quiesce_pair
-            .map(|quiesce_pair| new_quiesce_socket(quiesce_pair, &theirs, &child))
+            .map(|quiesce_pair| new_quiesce_socket(quiesce_pair, &theirs, &child, &stderr))
             .transpose()?;
         Ok(LocalRank {
             rank: start.index,
@@ -157,7 +165,7 @@ impl LocalRank {
                 start.incarnation.is_some(),
             ),
             stdout: child.stdout.take().map(nonblocking).transpose()?,
-            stderr: child.stderr.take().map(nonblocking).transpose()?,
+            stderr: Some(nonblocking(stderr)?),
         })
     }
 
@@ -307,13 +315,14 @@ fn new_quiesce_socket(
     quiesce_pair: (UnixStream, UnixStream),
     pmi: &UnixStream,
     child: &Child,
+    stderr: &OwnedFd,
 ) -> Result<QuiesceSocket> {
     let (socket, theirs) = quiesce_pair;
     let missing = || "a rank without standard output";
     let inodes = ExternalInodes {
         stdin: child.stdin.as_ref().map(criu::inode).transpose()?,
         stdout: criu::inode(child.stdout.as_ref().with_context(missing)?)?,
-        stderr: criu::inode(child.stderr.as_ref().with_context(missing)?)?,
+        stderr: criu::inode(stderr)?,
         pmi: criu::inode(pmi)?,
         control: criu::inode(&theirs)?,
     };

@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use landbridge_proto::nondeterminism::{
     BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS, FULL_AT, HELD_AT,
-    NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES, POLLS_AT, RECORD_HEAD_BYTES,
-    RECORDED_AT, REDELIVERED_AT,
+    INCARNATION_AT, NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES, POLLS_AT,
+    RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT,
 };
 use landbridge_proto::recent_determinants::{
     DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
@@ -140,6 +140,24 @@ impl RankRecording {
         let length = usize::try_from(length).ok()?.min(NO_RESTART_BYTES);
         let text = self.bytes(NO_RESTART_AT + size_of::<u64>(), length);
         (length > 0).then(|| String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned())
+    }
+
+    /// Forbids every restart of the rank, if its file calls are to be recorded. False: an earlier
+    /// reason stands, or file calls are not recorded.
+    pub fn forbid_restart(&self, reason: &str) -> bool {
+        if !self.with_files || self.refusal().is_some() {
+            return false;
+        }
+        let text = &reason.as_bytes()[..reason.len().min(NO_RESTART_BYTES)];
+        // The text counts as soon as its length is written.
+        let length = (text.len() as u64).to_ne_bytes();
+        let at = NO_RESTART_AT + size_of::<u64>();
+        self.write(at, text).and_then(|()| self.write(NO_RESTART_AT, &length)).is_ok()
+    }
+
+    /// Whether the interposer has attached to the record in this incarnation of the rank.
+    pub fn is_attached(&self, incarnation: u32) -> bool {
+        self.words(INCARNATION_AT).is_some_and(|[owner]| owner > u64::from(incarnation))
     }
 
     /// Bytes that all incarnations together have recorded.

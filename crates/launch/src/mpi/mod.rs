@@ -4,6 +4,7 @@
 
 pub mod detect;
 pub mod elf;
+pub mod preload;
 pub mod transport_variables;
 
 use std::collections::BTreeMap;
@@ -47,6 +48,8 @@ pub struct ProgramPlan {
     pub is_direct: bool,
     /// All messages of the program go through the provider.
     pub is_ours: bool,
+    /// Why the interposer is not loaded into the program, so that nothing of it can be recorded.
+    pub unrecorded: Option<&'static str>,
 }
 
 /// Variables that differ between logins or hosts. Ranks that may move to another node do not
@@ -136,7 +139,18 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
         )
     });
     let advice = replaced.text();
-    Ok(ProgramPlan { program, environment, note, warning, advice, family, is_direct, is_ours })
+    let unrecorded = if recovers { preload::obstacle(&program) } else { None };
+    Ok(ProgramPlan {
+        program,
+        environment,
+        note,
+        warning,
+        advice,
+        family,
+        is_direct,
+        is_ours,
+        unrecorded,
+    })
 }
 
 /// Whether killed ranks are to be restarted. `settings`: the job's environment.

@@ -52,6 +52,21 @@ fn a_new_start_is_told_the_same_and_then_the_truth() {
 }
 
 #[test]
+fn a_read_that_is_never_continued_leaves_the_process_live() {
+    let (head, mut bytes) = (RecordHead::default(), vec![0; 400]);
+    head.begin(1, 7);
+    let mut record = NondeterminismRecord::new(&head, &mut bytes);
+    record.clock(REAL, || 5).unwrap();
+    // The signal came when the entry was recorded, and not consumed yet.
+    head.recorded.store(head.recorded.load(Relaxed) + 2, Relaxed);
+    assert!(head.is_replaying());
+    head.skip_interrupted_read();
+    record.refresh();
+    assert!(!head.is_replaying());
+    assert_eq!(record.clock(REAL, || 9), Ok(9));
+}
+
+#[test]
 fn a_read_of_which_not_all_is_on_record_is_answered_by_nobody() {
     let (head, mut entries) = (RecordHead::default(), vec![0; 400]);
     head.begin(1, 7);

@@ -260,8 +260,10 @@ impl Engine {
             log!(Warn, "no relay on this node, and nothing can be recorded without");
             return Err(Errno::EIO);
         }
-        if let Some(why) = interposer::missing_reason().filter(|_| engine.is_recorded()) {
-            log!(Warn, "clocks and chance are not recorded: {why}; a restart may go another way");
+        if engine.is_recorded()
+            && let Some((why, consequence)) = interposer::missing_reason()
+        {
+            log!(Warn, "clocks and chance are not recorded: {why}; {consequence}");
         }
         Ok(engine)
     }

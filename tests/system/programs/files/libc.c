@@ -2,6 +2,8 @@
  * rows.h. */
 #include "rows.h"
 
+#include <pthread.h>
+
 #include <dirent.h>
 #include <sys/file.h>
 #include <sys/uio.h>
@@ -747,6 +749,28 @@ static void redirected_act(int step)
     EXPECT_SAME(fflush(stdout), 0);
 }
 
+/* --- redirected-stderr: standard error of each rank is such a file, and lines of Landbridge's
+ * libraries (of level "Info") come in between */
+
+static void *read_clock(void *nothing)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return nothing;
+}
+
+static void redirected_stderr_act(int step)
+{
+    char line[LINE + 1] = "";
+    pthread_t other;
+    line_of(line, rank, step);
+    EXPECT_SAME(fprintf(stderr, "%s", line), LINE);
+    if (step == 1) {
+        EXPECT_SAME(pthread_create(&other, NULL, read_clock, NULL), 0);
+        EXPECT_SAME(pthread_join(other, NULL), 0);
+    }
+}
+
 static const struct row rows[] = {
     {"rewrite", NULL, rewrite_act, rewrite_look, NULL},
     {"rename", NULL, rename_act, rewrite_look, NULL},
@@ -773,6 +797,7 @@ static const struct row rows[] = {
     {"tmpfile", tmpfile_begin, tmpfile_act, tmpfile_look, NULL},
     {"unlinked", unlinked_begin, unlinked_act, unlinked_look, NULL},
     {"redirected", NULL, redirected_act, next_look, NULL},
+    {"redirected-stderr", NULL, redirected_stderr_act, next_look, NULL},
     {"attributes", NULL, attributes_act, attributes_look, NULL},
 };
 

@@ -656,6 +656,60 @@ static void jump_act(int step)
     EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
 }
 
+/* --- longjmp-clock: the handler interrupts reads of a clock, as a timeout does. no-room: the rank
+ * has no room for its record. Each rank writes at the position of its file. */
+
+static void sequence_act(int step)
+{
+    /* Not on the stack: a handler counts as left once the stack pointer is above its frame. */
+    static uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(write(row_file, block, BLOCK), BLOCK);
+}
+
+static void sequence_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    struct stat about;
+    int file = open(path("of", NEXT), O_RDONLY);
+    EXPECT_OK(file);
+    EXPECT_OK(fstat(file, &about));
+    EXPECT_SAME(about.st_size, (step + 1) * BLOCK);
+    expect_block(block, pread(file, block, sizeof block, step * BLOCK), BLOCK, NEXT, step);
+    close(file);
+}
+
+static void clock_jump_begin(void)
+{
+    struct sigaction action = {.sa_handler = on_jump};
+    file_begin();
+    EXPECT_OK(sigaction(SIGALRM, &action, NULL));
+}
+
+static void clock_jump_act(int step)
+{
+    struct itimerval once = {{0, 0}, {0, 3000}};
+    struct timespec now;
+    if (!sigsetjmp(before_handler, 1)) {
+        EXPECT_OK(setitimer(ITIMER_REAL, &once, NULL));
+        for (;;)
+            clock_gettime(CLOCK_MONOTONIC, &now);
+    }
+    sequence_act(step);
+}
+
+/* --- static-main: the process begins as a static program, which changes a file */
+
+static void static_main_act(int step) { (void)step; }
+
+static void static_main_look(int step)
+{
+    struct stat about;
+    (void)step;
+    EXPECT_OK(stat(path("of", NEXT), &about));
+    EXPECT_SAME(about.st_size, strlen("begun\n"));
+}
+
 /* --- directory: the rank, and programs that it starts, run in the working directory that it has
  * set */
 
@@ -1043,6 +1097,9 @@ static const struct row rows[] = {
     {"child-position", position_begin, position_act, NULL, file_end},
     {"passed", file_begin, private_act, passed_look, file_end},
     {"longjmp", jump_begin, jump_act, block_look, file_end},
+    {"longjmp-clock", clock_jump_begin, clock_jump_act, sequence_look, file_end},
+    {"no-room", file_begin, sequence_act, sequence_look, file_end},
+    {"static-main", NULL, static_main_act, static_main_look, NULL},
     {"directory", directory_begin, directory_act, NULL, NULL},
     {"thread-read", position_begin, thread_read_act, NULL, file_end},
     {"grandchild", NULL, grandchild_act, child_look, NULL},

@@ -139,10 +139,13 @@ static void pace(void)
         MPI_Send(&word, 1, MPI_CHAR, other, 77, MPI_COMM_WORLD);
 }
 
+/* Where the steps and the results are told. */
+static FILE *told;
+
 static void play(const struct row *chosen, int count)
 {
     if (!rank)
-        fprintf(stderr, "begun\n");
+        fprintf(told, "begun\n");
 #define EACH for (int r = 0; r < count; r++, tally++) if (row_name = chosen[r].name, 1)
 #define FROM_FIRST tally = tallies
     FROM_FIRST;
@@ -150,7 +153,7 @@ static void play(const struct row *chosen, int count)
     MPI_Barrier(MPI_COMM_WORLD);
     for (int step = 0; step < steps; step++) {
         if (!rank)
-            fprintf(stderr, "step %d\n", step);
+            fprintf(told, "step %d\n", step);
         FROM_FIRST;
         EACH {
             compute(1 + 24 / count);
@@ -182,6 +185,8 @@ static int run_rows(int count_all, const struct row *all, int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
+    told = getenv("ROWS_TOLD_ON_STDOUT") ? stdout : stderr;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     folder = argv[1];
     steps = atoi(argv[2]);
     for (char *name = strtok(argv[3], ","); name; name = strtok(NULL, ","))
@@ -193,8 +198,8 @@ static int run_rows(int count_all, const struct row *all, int argc, char **argv)
     play(chosen, count);
     for (int r = 0; r < count; r++) {
         struct tally *one = tallies + r;
-        fprintf(stderr, "row %s rank %d: wrong %ld of %ld, digest %016llx\n", chosen[r].name, rank, one->wrong,
-                one->total, (unsigned long long)one->digest);
+        fprintf(told, "row %s rank %d: wrong %ld of %ld, digest %016llx\n", chosen[r].name, rank, one->wrong, one->total,
+                (unsigned long long)one->digest);
     }
     MPI_Finalize();
     return 0;

@@ -269,3 +269,28 @@ fn what_the_user_loads_in_front_stays() {
     environment.insert("LD_PRELOAD".into(), "/x.so:/y.so".into());
     assert_eq!(libraries(&environment), "/opt/clocks.so:/x.so:/y.so");
 }
+
+#[test]
+fn the_agent_forbids_a_restart_once_and_only_where_file_calls_are_recorded() {
+    let (recording, without_files) = (self::recording(), self::recording());
+    let without_files = RankRecording { with_files: false, ..without_files };
+    assert!(recording.forbid_restart("it is linked statically"));
+    assert_eq!(recording.refusal().as_deref(), Some("it is linked statically"));
+    assert!(!recording.forbid_restart("another reason"), "the first reason stands");
+    assert_eq!(recording.refusal().as_deref(), Some("it is linked statically"));
+    assert!(!without_files.forbid_restart("it is linked statically"));
+    assert_eq!(without_files.refusal(), None);
+    // Another node learns the reason.
+    let updates = recording.updates(0);
+    let other = self::recording();
+    updates.iter().for_each(|update| other.apply(update).unwrap());
+    assert_eq!(other.refusal().as_deref(), Some("it is linked statically"));
+}
+
+#[test]
+fn an_incarnation_is_attached_once_the_interposer_owns_the_record() {
+    let recording = self::recording();
+    assert!(!recording.is_attached(0));
+    put(&recording, INCARNATION_AT, 1);
+    assert!(recording.is_attached(0) && !recording.is_attached(1));
+}
