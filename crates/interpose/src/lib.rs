@@ -28,6 +28,7 @@ compile_error!(
 mod aio;
 mod caller;
 mod child_programs;
+mod compared_arguments;
 mod content;
 mod descriptor_calls;
 mod descriptor_table;
@@ -38,6 +39,7 @@ mod held_files;
 mod libc_wrappers;
 mod metadata_calls;
 mod observe;
+mod open_file_changes;
 mod path_changes;
 mod real_libc;
 mod recording;

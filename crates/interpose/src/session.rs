@@ -262,6 +262,8 @@ impl Session {
         perform: impl FnOnce() -> i64,
     ) -> i64 {
         let interrupted = self.guard.record().interrupted(call);
+        let interrupted =
+            interrupted.unwrap_or_else(|problem| abort_replay(format_args!("{about}: {problem}")));
         let precondition = interrupted.unwrap_or_else(precondition);
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
