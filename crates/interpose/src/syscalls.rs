@@ -109,7 +109,7 @@ impl Session {
                 libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
                 libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
                 libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
-                libc::SYS_flock => self.lock(a, b, arguments),
+                libc::SYS_flock => self.lock(a, b),
                 libc::SYS_fsync
                 | libc::SYS_fdatasync
                 | libc::SYS_sync_file_range
