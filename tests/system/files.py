@@ -70,6 +70,7 @@ ROWS = [
     *rows_of("libc", "exclusive attributes"),
     *rows_of("libc", "append-shared", is_chance=True),
     *rows_of("libc", "flock fcntl-lock", EITHER, is_chance=True),
+    *rows_of("libc", "lock-timeout", EITHER),
     *rows_of("libc", "tmpfile unlinked", EITHER),
     *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),
     *rows_of("mpiio", "write-at-all write-at-all:automatic write-at-all:enable write-at-all:disable"),
@@ -85,9 +86,10 @@ ROWS = [
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
-    *rows_of("odd", "removed thread-lock thread-copy", REFUSED),
+    *rows_of("odd", "removed thread-lock thread-copy thread-close", REFUSED),
+    *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
     *rows_of("python", "memmap", REFUSED),
-    *rows_of("libc", "fifo", REFUSED),
+    *rows_of("libc", "fifo truncate-chance", REFUSED),
 ]
 
 

@@ -263,7 +263,8 @@ mod tests {
         assert!(is_program_in_maps(8));
         assert!(!is_program_in_maps(libc::connect as *const () as usize));
         let text = b"7f00-7f10 r--p 00000000 08:01 1    /opt/a b/libm.so.6\n\
-                     7f10-8000 r-xp 00000000 08:01 1    /opt/x/libmpi.so.12\n8000-8001 rw-p 0 0 0 \n";
+                     7f10-8000 r-xp 00000000 08:01 1    /opt/x/libmpi.so.12\n\
+                     8000-8001 rw-p 0 0 0 \n";
         let name_at = |address| {
             let mut reader = MappingReader::new(address);
             text.iter().any(|byte| reader.take(*byte));

@@ -351,9 +351,8 @@ impl Session {
         }
         let length = arguments[length_at(number)];
         // SAFETY: the caller's promise.
-        let positions = unsafe {
-            [self.copy_position(from, from_offset), self.copy_position(to, to_offset)]
-        };
+        let positions =
+            unsafe { [self.copy_position(from, from_offset), self.copy_position(to, to_offset)] };
         let words = [to, from, length, positions[0] as u64, positions[1] as u64];
         let call = call_of(number, words, &[]);
         let about = CallDescription::Path("copy", &[]);

@@ -96,7 +96,8 @@ fn check_content(from: u64, at: i64, result: i64, before: u64, about: CallDescri
     let (found, now) = content_of(from, at as u64, result as usize);
     if now != before {
         abort_replay(format_args!(
-            "{about} gave {found} bytes of digest {now:016x}, and before {result} of {before:016x}: the file has changed"
+            "{about} gave {found} bytes of digest {now:016x}, and before {result} of {before:016x}: \
+             the file has changed"
         ));
     }
 }
@@ -112,7 +113,8 @@ fn repeat_copy(from: u64, at: i64, result: i64, number: c_long, mut arguments: [
             copied @ 1.. => left -= copied,
             full if full == error(libc::EAGAIN) => wait_for_room(to),
             problem => abort_replay(format_args!(
-                "a copy of {result} bytes within the kernel, which it made before, fails now ({problem})"
+                "a copy of {result} bytes within the kernel, which it made before, fails now \
+                 ({problem})"
             )),
         }
     }

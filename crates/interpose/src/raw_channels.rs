@@ -21,12 +21,7 @@ const SYSCALL_BYTES: usize = 64;
 ///
 /// # Safety
 /// The arguments are those of a system call of this thread.
-pub unsafe fn check(
-    number: c_long,
-    arguments: [u64; 6],
-    instruction: usize,
-    stack_pointer: usize,
-) {
+pub unsafe fn check(number: c_long, arguments: [u64; 6], instruction: usize, stack_pointer: usize) {
     // SAFETY: the caller's promise.
     let Some(what) = (unsafe { channel(number, arguments) }) else { return };
     // SAFETY: the caller's promise.

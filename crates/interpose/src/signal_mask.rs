@@ -82,7 +82,8 @@ mod tests {
             }
             set_mask(EVERY_SIGNAL);
             note_program_mask(!(1 << (libc::SIGUSR2 - 1)));
-            let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
+            let (process, own) =
+                (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
             let other = std::thread::spawn(move || {
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 let signal = libc::SIGUSR2 as u64;

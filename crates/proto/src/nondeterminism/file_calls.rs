@@ -171,7 +171,11 @@ impl NondeterminismRecord<'_> {
     /// not repeat what the last one did.
     #[inline]
     pub(super) fn check_announced(&self, at: u64, now: ReadRequest) -> Result<(), RecordError> {
-        if self.head.files.at.load(Relaxed) == at + 1 { self.compare_announced(now) } else { Ok(()) }
+        if self.head.files.at.load(Relaxed) == at + 1 {
+            self.compare_announced(now)
+        } else {
+            Ok(())
+        }
     }
 
     #[cold]
