@@ -96,8 +96,8 @@ fn check_content(from: u64, at: i64, result: i64, before: u64, about: CallDescri
     let (found, now) = content_of(from, at as u64, result as usize);
     if now != before {
         abort_replay(format_args!(
-            "{about} gave {found} bytes of digest {now:016x}, and before {result} of {before:016x}: \
-             the file has changed"
+            "{about} gave {found} bytes of digest {now:016x}, and before {result} of \
+             {before:016x}: the file has changed"
         ));
     }
 }
