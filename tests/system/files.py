@@ -78,6 +78,7 @@ ROWS = [
     *rows_of("libc", "exclusive attributes"),
     *rows_of("libc", "append-shared", is_chance=True),
     *rows_of("libc", "flock fcntl-lock", EITHER, is_chance=True),
+    *rows_of("libc", "lock-timeout", EITHER),
     *rows_of("libc", "tmpfile unlinked", EITHER),
     *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),
     *rows_of("libc", "redirected-stderr", shell=TO_FILE, words=("--set", "log=info"), says="a thread reads clocks"),
@@ -97,12 +98,13 @@ ROWS = [
     *rows_of("odd", "map-late", EITHER, kind="rank 1 at the change", is_held=True),
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
-    *rows_of("odd", "removed thread-lock thread-copy", REFUSED),
+    *rows_of("odd", "removed thread-lock thread-copy thread-close", REFUSED),
     *rows_of("odd", "longjmp-clock", REFUSED, says="has jumped out of a call .*: if this process is killed it cannot be restarted"),
     *rows_of("odd", "static-main", REFUSED, wrapper=True, says=r"is not seen \(it is linked statically\): if this process is"),
     *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"', says="nothing can record what .*: if this process"),
+    *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
     *rows_of("python", "memmap", REFUSED),
-    *rows_of("libc", "fifo", REFUSED),
+    *rows_of("libc", "fifo truncate-chance", REFUSED),
 ]
 
 

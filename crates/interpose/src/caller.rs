@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libc::size_t;
 
+use crate::session::kernel;
+
 /// Beginnings of the file names of transport libraries: this project's provider, libfabric, and
 /// what MPI libraries load.
 const TRANSPORTS: [&[u8]; 10] = [
@@ -27,6 +29,10 @@ const TRANSPORTS: [&[u8]; 10] = [
 /// Beginnings of the file names of MPI libraries and the libraries that they load, whose
 /// connections are part of the job.
 const MPI: [&[u8]; 4] = [b"libmpi", b"libpmi", b"libhwloc", b"libopen-"];
+
+/// Beginnings of the file names of the C library. Its functions that use sockets are replaced
+/// (`exports`), or ask the system's services: names of hosts and users.
+const C_LIBRARY: [&[u8]; 6] = [b"libc.", b"libc-", b"libresolv", b"libnss_", b"libpthread", b"ld-"];
 
 /// Libraries that have read clocks, in the order of their first read. The recorded thread alone
 /// uses the table.
@@ -75,6 +81,98 @@ pub fn belongs_to_transport(address: usize) -> bool {
 pub fn belongs_to_mpi_or_transport(address: usize) -> bool {
     let found = library_of(address);
     found.is_transport || found.is_mpi
+}
+
+/// Call sites in the libraries of the network, the MPI library and the C library that have used
+/// sockets. 0: free. A site is one word, so threads may write the table at the same time.
+static NETWORK_CALLS: [AtomicUsize; NETWORK_CALLS_MAX] =
+    [const { AtomicUsize::new(0) }; NETWORK_CALLS_MAX];
+/// Size of [`NETWORK_CALLS`]; later sites replace earlier ones.
+const NETWORK_CALLS_MAX: usize = 32;
+
+/// Whether the call at this address is known not to be the program's.
+#[inline]
+pub fn is_known_network_call(address: usize) -> bool {
+    NETWORK_CALLS.iter().any(|site| site.load(Relaxed) == address)
+}
+
+/// Remembers that the call at this address is not the program's.
+#[cold]
+pub fn remember_network_call(address: usize) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    NETWORK_CALLS[NEXT.fetch_add(1, Relaxed) % NETWORK_CALLS_MAX].store(address, Relaxed);
+}
+
+/// Whether the code at an address belongs to the program, that is, neither to the C library nor to
+/// libraries of the network. The answer comes from `maps` in proc(5), because the handler of system
+/// calls may not wait for the loader's lock.
+pub fn is_program_in_maps(address: usize) -> bool {
+    let mut mappings = MappingReader::new(address);
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let path = c"/proc/self/maps".as_ptr().addr() as u64;
+    let file = kernel(libc::SYS_openat, [crate::syscalls::HERE, path, flags, 0, 0, 0]);
+    let Ok(file) = u64::try_from(file) else { return true };
+    let mut room = [0_u8; 4096];
+    let place = room.as_mut_ptr().addr() as u64;
+    loop {
+        let length = kernel(libc::SYS_read, [file, place, room.len() as u64, 0, 0, 0]);
+        let length = usize::try_from(length).unwrap_or(0);
+        if length == 0 || room[..length].iter().any(|byte| mappings.take(*byte)) {
+            break;
+        }
+    }
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    let name = mappings.found();
+    ![&TRANSPORTS[..], &MPI, &C_LIBRARY].into_iter().flatten().any(|start| name.starts_with(start))
+}
+
+/// Reads lines of `maps` (proc(5)) byte by byte, up to the mapping that contains an address.
+struct MappingReader {
+    address: usize,
+    /// First address of the mapping, and the end of the mapping.
+    bounds: [usize; 2],
+    /// Number of bounds that are read completely.
+    known: usize,
+    /// Beginning of the last component of the path.
+    name: [u8; 32],
+    length: usize,
+    is_found: bool,
+}
+
+impl MappingReader {
+    fn new(address: usize) -> Self {
+        Self { address, bounds: [0; 2], known: 0, name: [0; 32], length: 0, is_found: false }
+    }
+
+    /// Takes the next byte of the text. True: the line of the mapping is complete.
+    fn take(&mut self, byte: u8) -> bool {
+        match byte {
+            b'\n' => {
+                self.is_found = (self.bounds[0]..self.bounds[1]).contains(&self.address);
+                if !self.is_found {
+                    *self = Self::new(self.address);
+                }
+            }
+            _ if self.known < self.bounds.len() => match (byte as char).to_digit(16) {
+                Some(digit) => {
+                    self.bounds[self.known] = self.bounds[self.known] << 4 | digit as usize;
+                }
+                None => self.known += 1,
+            },
+            b'/' => self.length = 0,
+            _ if self.length < self.name.len() => {
+                self.name[self.length] = byte;
+                self.length += 1;
+            }
+            _ => (),
+        }
+        self.is_found
+    }
+
+    /// Beginning of the file name of the mapping; empty if no mapping contains the address.
+    fn found(&self) -> &[u8] {
+        if self.is_found { &self.name[..self.length] } else { &[] }
+    }
 }
 
 fn library_of(address: usize) -> LibraryLookup {
@@ -157,6 +255,32 @@ mod tests {
         for path in [c"/opt/libucs.so.0/libmpi.so.12", c"", c"/usr/lib/libpython3.so"] {
             assert!(!is_it(path), "{path:?}");
         }
+    }
+
+    #[test]
+    fn code_of_the_c_library_and_of_the_network_is_found_in_the_mappings() {
+        assert!(is_program_in_maps(is_named as *const () as usize));
+        assert!(is_program_in_maps(8));
+        assert!(!is_program_in_maps(libc::connect as *const () as usize));
+        let text = b"7f00-7f10 r--p 00000000 08:01 1    /opt/a b/libm.so.6\n\
+                     7f10-8000 r-xp 00000000 08:01 1    /opt/x/libmpi.so.12\n\
+                     8000-8001 rw-p 0 0 0 \n";
+        let name_at = |address| {
+            let mut reader = MappingReader::new(address);
+            text.iter().any(|byte| reader.take(*byte));
+            String::from_utf8_lossy(reader.found()).trim().to_owned()
+        };
+        assert_eq!(name_at(0x7f0f), "libm.so.6");
+        assert_eq!(name_at(0x7f10), "libmpi.so.12");
+        assert!(name_at(0x8000).starts_with("rw-p"));
+        assert_eq!(name_at(0x9000), "");
+    }
+
+    #[test]
+    fn calls_of_the_network_are_remembered() {
+        assert!(!is_known_network_call(7));
+        remember_network_call(7);
+        assert!(is_known_network_call(7));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::RandomSource;
 use libc::c_long;
 
+use crate::copies::length_at;
 use crate::descriptor_table::FileKind;
 use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
 use crate::observe;
@@ -28,6 +29,8 @@ const SHARED: i64 = -1;
 const AT_END: u64 = u64::MAX;
 /// Flag of `pwritev2`: append, whatever the flags of the descriptor.
 const RWF_APPEND: u64 = 0x10;
+/// Size of a page on x86-64, in bytes.
+const PAGE_BYTES: i64 = 4096;
 /// Bytes of a file that are compared at once.
 const COMPARED: usize = 4096;
 
@@ -317,33 +320,6 @@ impl Session {
         Some(result)
     }
 
-    /// Handles `ftruncate` and other calls that change the size or attributes of an open file.
-    pub fn resize(&mut self, number: c_long, descriptor: u64, arguments: [u64; 6]) -> Option<i64> {
-        let is_one = |kind| matches!(kind, FileKind::File | FileKind::Directory);
-        let open = self.table.get(descriptor).filter(|open| is_one(open.kind))?;
-        open.is_recorded = true;
-        let [_, second, third, fourth, ..] = arguments;
-        // Other calls pass pointers in these registers, which differ between incarnations.
-        let words = match number {
-            libc::SYS_ftruncate => [descriptor, second, 0, 0, 0],
-            libc::SYS_fallocate => [descriptor, second, third, fourth, 0],
-            _ => [descriptor, 0, 0, 0, 0],
-        };
-        let resizing = ResizeReplay::of(number, second);
-        let call = call_of(number, words, &[]);
-        let about = CallDescription::Path("change of size or attributes", self.path_of(descriptor));
-        if !self.is_live() {
-            return Some(self.replay(call, about, &mut []));
-        }
-        let size = || identity_of(descriptor).map_or(0, |(_, now)| now.size) as u64;
-        let precondition = || [size(), 0, 0, 0, 0, 0];
-        let outcome = |precondition: [u64; 6]| resizing.outcome(precondition[0], size());
-        let perform = || kernel(number, arguments);
-        let result = self.effect(call, about, precondition, outcome, perform);
-        self.note(call, result, &[]);
-        Some(result)
-    }
-
     /// Handles a call that puts a file on disk or advises the kernel. Advice is not recorded.
     pub fn synchronize(
         &mut self,
@@ -379,10 +355,14 @@ impl Session {
     ) -> Option<i64> {
         let is_file = self.table.get(to).is_some_and(|open| open.kind == FileKind::File);
         if !is_file {
-            return self.copy_out(number, from, from_offset, arguments);
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_out(number, from, from_offset, arguments) };
         }
-        let words = [to, from, arguments[3], arguments[4], 0];
-        let words = if number == libc::SYS_sendfile { words } else { [to, from, 0, words[3], 0] };
+        let length = arguments[length_at(number)];
+        // SAFETY: the caller's promise.
+        let positions =
+            unsafe { [self.copy_position(from, from_offset), self.copy_position(to, to_offset)] };
+        let words = [to, from, length, positions[0] as u64, positions[1] as u64];
         let call = call_of(number, words, &[]);
         let about = CallDescription::Path("copy", &[]);
         let result = if self.is_live() {
@@ -407,27 +387,6 @@ impl Session {
         Some(result)
     }
 
-    /// Handles a copy from a file to a pipe or a socket. Replay repeats it for the reader there.
-    fn copy_out(
-        &mut self,
-        number: c_long,
-        from: u64,
-        from_offset: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
-        let index = self.table.index(from)?;
-        if !self.is_live_for_unrecorded() {
-            self.reopen_file(index);
-            let offset = self.table.by_index(index).offset as u64;
-            kernel(libc::SYS_lseek, [from, offset, libc::SEEK_SET as u64, 0, 0, 0]);
-        }
-        let result = kernel(number, arguments);
-        if from_offset == 0 {
-            self.table.by_index(index).offset += result.max(0);
-        }
-        Some(result)
-    }
-
     pub fn splice(&mut self, from: u64, to: u64) -> Option<i64> {
         let index = self.table.index(from).or(self.table.index(to))?;
         let path = Path(self.table.by_index(index).path());
@@ -442,7 +401,9 @@ impl Session {
             crate::recording::forbid_restart(format_args!(
                 "it has {path} share the blocks of another file"
             ));
-        } else if open.kind == FileKind::File && !asks_for_a_terminal(request) {
+        } else if matches!(open.kind, FileKind::File | FileKind::Directory)
+            && !asks_for_a_terminal(request)
+        {
             let path = Path(open.path());
             crate::recording::forbid_restart(format_args!(
                 "it uses ioctl(2) {request:#x} on {path}, which is not recorded"
@@ -506,37 +467,6 @@ struct PendingWrite<'a> {
     about: CallDescription<'a>,
 }
 
-/// What the repetition of an interrupted change of an open file would do.
-#[derive(Clone, Copy)]
-enum ResizeReplay {
-    /// The repetition changes nothing.
-    Idempotent,
-    /// The file gets this length; the repetition would remove later bytes of other processes.
-    Length(u64),
-    /// The change removes or inserts parts of the file, and moves what follows them.
-    Moves,
-}
-
-impl ResizeReplay {
-    fn of(number: c_long, second: u64) -> ResizeReplay {
-        let moves = (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) as u64;
-        match number {
-            libc::SYS_ftruncate => ResizeReplay::Length(second),
-            libc::SYS_fallocate if second & moves != 0 => ResizeReplay::Moves,
-            _ => ResizeReplay::Idempotent,
-        }
-    }
-
-    fn outcome(self, before: u64, now: u64) -> EffectOutcome {
-        match self {
-            ResizeReplay::Idempotent => EffectOutcome::NotPerformed,
-            _ if before == now => EffectOutcome::NotPerformed,
-            ResizeReplay::Length(wanted) if wanted == now => EffectOutcome::NotPerformed,
-            _ => EffectOutcome::Unknown,
-        }
-    }
-}
-
 /// Position of a call that passes its position as an argument.
 fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     let says = matches!(
@@ -554,7 +484,7 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
 }
 
 /// Number of bytes at a position of a file, at most `length`, and a digest of them.
-fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
+pub fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
     let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
     read_by_another(descriptor, |file| {
         while count < length {
@@ -605,7 +535,8 @@ unsafe fn written(
 }
 
 /// Whether an append has happened during which the last incarnation was killed. An append that has
-/// happened in part is truncated away.
+/// happened in part is truncated away. A kill ends a write only between two pages of the file, so
+/// any other part is the append of another process.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
@@ -625,6 +556,7 @@ unsafe fn appended(descriptor: u64, pieces: &IoVectors, precondition: [u64; 6]) 
     match is_ours {
         false => EffectOutcome::Unknown,
         true if grown == wanted => EffectOutcome::Performed(wanted),
+        true if now.size % PAGE_BYTES != 0 => EffectOutcome::Unknown,
         true => match kernel(libc::SYS_ftruncate, [descriptor, before, 0, 0, 0, 0]) {
             0 => EffectOutcome::NotPerformed,
             _ => EffectOutcome::Unknown,

@@ -3,6 +3,7 @@
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record, and
 //! the changed descriptor table.
 
+use landbridge_proto::nondeterminism::FileCall;
 use libc::{c_int, c_long};
 
 use crate::descriptor_table::{DESCRIPTORS, FileIdentity, FileKind, LOCKS, OpenFile, PATH_BYTES};
@@ -11,6 +12,7 @@ use crate::session::{
     CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel,
     requires_durability, text,
 };
+use crate::signal_mask::interruptible;
 
 /// Bytes of a recorded open file before its path.
 const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();
@@ -272,7 +274,8 @@ impl Session {
         let holder = if is_of_process { self.holder(descriptor) } else { descriptor };
         let offset = self.table.get(descriptor).map_or(0, |open| open.offset);
         let result = if self.is_live() {
-            self.observe(call, || lock_now(holder, offset, arguments), |_| [&[], &[]])
+            let waits = matches!(arguments[1] as c_int, libc::F_SETLKW | libc::F_OFD_SETLKW);
+            self.take_lock(call, waits, |waits| lock_now(holder, offset, waits, arguments))
         } else {
             self.replay(call, CallDescription::Path("lock", &[]), &mut [])
         };
@@ -292,6 +295,17 @@ impl Session {
         result
     }
 
+    /// Takes a lock and notes the result. `take` asks for the lock, and waits for the lock if its
+    /// argument is true. Signals may interrupt the wait.
+    fn take_lock(&mut self, call: FileCall, waits: bool, take: impl Fn(bool) -> i64) -> i64 {
+        let mut result = take(false);
+        if waits && (result == error(libc::EAGAIN) || result == error(libc::EACCES)) {
+            result = self.guard.while_released(|| interruptible(|| take(true)));
+        }
+        self.note(call, result, &[]);
+        result
+    }
+
     /// The descriptor by which the process has locked ranges of the same file, if there is one. All
     /// range locks of one file belong to one open file, so they do not conflict with each other.
     fn holder(&mut self, descriptor: u64) -> u64 {
@@ -307,12 +321,16 @@ impl Session {
         found.unwrap_or(descriptor)
     }
 
-    pub fn lock(&mut self, descriptor: u64, operation: u64, arguments: [u64; 6]) -> Option<i64> {
+    pub fn lock(&mut self, descriptor: u64, operation: u64) -> Option<i64> {
         self.table.get(descriptor)?;
         let call = call_of(libc::SYS_flock, [descriptor, operation, 0, 0, 0], &[]);
         self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
         let result = if self.is_live() {
-            self.observe(call, || kernel(libc::SYS_flock, arguments), |_| [&[], &[]])
+            let at_once = operation | libc::LOCK_NB as u64;
+            self.take_lock(call, operation != at_once, |waits| {
+                let operation = if waits { operation } else { at_once };
+                kernel(libc::SYS_flock, [descriptor, operation, 0, 0, 0, 0])
+            })
         } else {
             self.replay(call, CallDescription::Path("lock", &[]), &mut [])
         };
@@ -363,12 +381,11 @@ impl Session {
 /// Takes a lock of the process (`F_SETLK`) as a lock of the open file (`F_OFD_SETLK`), which
 /// outlives the process if the agent holds the file. `offset` is the program's position in the
 /// file.
-fn lock_now(holder: u64, offset: i64, arguments: [u64; 6]) -> i64 {
-    let command = match arguments[1] as c_int {
-        libc::F_SETLK => libc::F_OFD_SETLK,
-        libc::F_SETLKW => libc::F_OFD_SETLKW,
-        _ => return kernel(libc::SYS_fcntl, arguments),
-    };
+fn lock_now(holder: u64, offset: i64, waits: bool, arguments: [u64; 6]) -> i64 {
+    let command = if waits { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK } as u64;
+    if !matches!(arguments[1] as c_int, libc::F_SETLK | libc::F_SETLKW) {
+        return kernel(libc::SYS_fcntl, [holder, command, arguments[2], 0, 0, 0]);
+    }
     // SAFETY: the argument of `fcntl`, which the program passes.
     let mut range = unsafe { (arguments[2] as *const libc::flock).read_unaligned() };
     range.l_pid = 0;
@@ -376,7 +393,7 @@ fn lock_now(holder: u64, offset: i64, arguments: [u64; 6]) -> i64 {
         (range.l_whence, range.l_start) = (libc::SEEK_SET as i16, range.l_start + offset);
     }
     let range = (&raw const range).addr() as u64;
-    kernel(libc::SYS_fcntl, [holder, command as u64, range, 0, 0, 0])
+    kernel(libc::SYS_fcntl, [holder, command, range, 0, 0, 0])
 }
 
 /// Performs `F_GETLK` as `F_OFD_GETLK`.

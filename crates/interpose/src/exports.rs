@@ -54,7 +54,10 @@ interpose_with_caller! {
     mkdtemp => temporary::mkdtemp, "rsi", "x1";
     pthread_create => observe::pthread_create, "r8", "x4";
     connect => side_channels::connect, "rcx", "x3";
+    bind => side_channels::bind, "rcx", "x3";
     listen => side_channels::listen, "rdx", "x2";
+    sendmsg => side_channels::sendmsg, "rcx", "x3";
+    sendmmsg => side_channels::sendmmsg, "r8", "x4";
     shmat => side_channels::shmat, "rcx", "x3";
     semget => side_channels::semget, "rcx", "x3";
     msgget => side_channels::msgget, "rdx", "x2";
@@ -75,6 +78,65 @@ extern "C" fn sendto() {
         "ret",
         body = sym side_channels::sendto
     )
+}
+
+/// Defines functions of any number of arguments by `name => notice`. `notice` gets the address of
+/// the call and returns the address of the C library's function, which then gets all arguments: the
+/// registers of numbers, pointers and floating point, and the stack.
+macro_rules! interpose_with_any_arguments {
+    ($($name:ident => $notice:path;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(
+                "sub rsp, 184",
+                "mov [rsp], rdi",
+                "mov [rsp + 8], rsi",
+                "mov [rsp + 16], rdx",
+                "mov [rsp + 24], rcx",
+                "mov [rsp + 32], r8",
+                "mov [rsp + 40], r9",
+                "mov [rsp + 48], rax",
+                "movups [rsp + 56], xmm0",
+                "movups [rsp + 72], xmm1",
+                "movups [rsp + 88], xmm2",
+                "movups [rsp + 104], xmm3",
+                "movups [rsp + 120], xmm4",
+                "movups [rsp + 136], xmm5",
+                "movups [rsp + 152], xmm6",
+                "movups [rsp + 168], xmm7",
+                "mov rdi, [rsp + 184]",
+                "call {notice}",
+                "mov r11, rax",
+                "mov rdi, [rsp]",
+                "mov rsi, [rsp + 8]",
+                "mov rdx, [rsp + 16]",
+                "mov rcx, [rsp + 24]",
+                "mov r8, [rsp + 32]",
+                "mov r9, [rsp + 40]",
+                "mov rax, [rsp + 48]",
+                "movups xmm0, [rsp + 56]",
+                "movups xmm1, [rsp + 72]",
+                "movups xmm2, [rsp + 88]",
+                "movups xmm3, [rsp + 104]",
+                "movups xmm4, [rsp + 120]",
+                "movups xmm5, [rsp + 136]",
+                "movups xmm6, [rsp + 152]",
+                "movups xmm7, [rsp + 168]",
+                "add rsp, 184",
+                "jmp r11",
+                notice = sym $notice
+            )
+        }
+    )*};
+}
+
+interpose_with_any_arguments! {
+    syslog => side_channels::syslog;
+    vsyslog => side_channels::vsyslog;
+    __syslog_chk => side_channels::checked_syslog;
+    __vsyslog_chk => side_channels::checked_vsyslog;
 }
 
 /// Defines functions by `name => body`, for bodies that need only their own arguments.

@@ -28,7 +28,9 @@ compile_error!(
 mod aio;
 mod caller;
 mod child_programs;
+mod compared_arguments;
 mod content;
+mod copies;
 mod descriptor_calls;
 mod descriptor_table;
 #[cfg(not(test))]
@@ -39,11 +41,14 @@ mod libc_wrappers;
 mod mapped_files;
 mod metadata_calls;
 mod observe;
+mod open_file_changes;
 mod path_changes;
+mod raw_channels;
 mod real_libc;
 mod recording;
 mod session;
 mod side_channels;
+mod signal_mask;
 mod syscalls;
 mod temporary;
 mod trampoline;

@@ -3,8 +3,10 @@
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record.
 //! Open files follow a change of their name in the descriptor table.
 
+use landbridge_proto::digest::digest;
 use libc::c_long;
 
+use crate::compared_arguments::{directory_of, of_values};
 use crate::descriptor_table::{OPENS, PATH_BYTES};
 use crate::file_metadata::{identity_at, is_exempt, is_exempt_at, path_at, path_of_name};
 use crate::path_changes::{CompletionCheck, PathAt, PathChange};
@@ -133,7 +135,7 @@ impl Session {
         if is_exempt(name) {
             return None;
         }
-        let words = [landbridge_proto::digest::digest(attribute), length, 0, 0, 0];
+        let words = [digest(attribute), length, 0, 0, 0];
         let call = call_of(number, words, name);
         Some(self.attribute(
             call,
@@ -196,7 +198,12 @@ impl Session {
         // SAFETY: the program's paths.
         let [first, second] =
             places.map(|place| place.map_or(&[][..], |(_, path)| unsafe { text(path) }));
-        let words = [landbridge_proto::digest::digest(first), path_change.number as u64, 0, 0, 0];
+        // SAFETY: the caller's promise.
+        let words = unsafe {
+            let [first_directory, second_directory] = places.map(|place| directory_of(place));
+            let values = of_values(path_change.number, arguments);
+            [digest(first), first_directory, second_directory, values, 0]
+        };
         let call = call_of(path_change.number, words, second);
         let about = CallDescription::Path(
             "change of a name",

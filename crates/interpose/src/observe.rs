@@ -277,9 +277,14 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
             changes(c);
             moves(a);
         }
+        libc::SYS_close => closes(a),
         libc::SYS_flock => locks(a),
         libc::SYS_fcntl if is_lock(b) => locks(a),
-        libc::SYS_dup | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_fcntl => forget_own_files(),
+        libc::SYS_dup2 | libc::SYS_dup3 => {
+            closes(b);
+            forget_own_files();
+        }
+        libc::SYS_dup | libc::SYS_fcntl => forget_own_files(),
         libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
         libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
@@ -433,6 +438,14 @@ fn is_lock(command: u64) -> bool {
 /// it at another time.
 fn locks(descriptor: u64) {
     with_file(descriptor, |_, path| forbid_restart("locks", path, ""));
+}
+
+/// Reports that another thread or a handler closes a descriptor of the recorded thread, which would
+/// take whatever gets the number next for its file.
+fn closes(descriptor: u64) {
+    if observed().is_none() && Session::has_open(descriptor as u32 as u64) {
+        forbid_restart("closes", b"a file", " that the rank has open");
+    }
 }
 
 fn changes(descriptor: u64) {

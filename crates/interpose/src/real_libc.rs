@@ -32,6 +32,14 @@ impl NextSymbol {
         unsafe { std::mem::transmute_copy(&address) }
     }
 
+    /// Address of the function.
+    pub fn address(&self) -> usize {
+        match self.address.load(Relaxed).addr() {
+            0 => self.find().addr(),
+            found => found,
+        }
+    }
+
     #[cold]
     fn find(&self) -> *mut c_void {
         // SAFETY: the name is a C string.
@@ -47,6 +55,12 @@ impl NextSymbol {
         address
     }
 }
+
+/// Functions with any number of arguments, and those that compilers call instead.
+pub static SYSLOG: NextSymbol = NextSymbol::new(c"syslog");
+pub static VSYSLOG: NextSymbol = NextSymbol::new(c"vsyslog");
+pub static CHECKED_SYSLOG: NextSymbol = NextSymbol::new(c"__syslog_chk");
+pub static CHECKED_VSYSLOG: NextSymbol = NextSymbol::new(c"__vsyslog_chk");
 
 macro_rules! behind {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
@@ -106,7 +120,15 @@ behind! {
         environment: CStringList
     ) -> c_int;
     connect(socket: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> c_int;
+    bind(socket: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> c_int;
     listen(socket: c_int, backlog: c_int) -> c_int;
+    sendmsg(socket: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t;
+    sendmmsg(
+        socket: c_int,
+        messages: *mut libc::mmsghdr,
+        count: libc::c_uint,
+        flags: c_int
+    ) -> c_int;
     sendto(
         socket: c_int,
         bytes: *const c_void,

@@ -97,6 +97,15 @@ impl RecordGuard {
         unsafe { (*RECORD_CELL.0.get()).assume_init_mut() }
     }
 
+    /// Runs `work` without exclusive access to the record: a handler of the program may interrupt
+    /// `work`, and may leave it by `siglongjmp`.
+    pub fn while_released<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        let holder = BUSY.swap(FREE, Relaxed);
+        let result = work();
+        BUSY.store(holder, Relaxed);
+        result
+    }
+
     /// Time at which the first incarnation began, in nanoseconds since 1970.
     pub fn since(&mut self) -> i64 {
         self.record().files().since.load(Relaxed) as i64

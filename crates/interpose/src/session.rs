@@ -269,6 +269,8 @@ impl Session {
         perform: impl FnOnce() -> i64,
     ) -> i64 {
         let interrupted = self.guard.record().interrupted(call);
+        let interrupted =
+            interrupted.unwrap_or_else(|problem| abort_replay(format_args!("{about}: {problem}")));
         let precondition = interrupted.unwrap_or_else(precondition);
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
@@ -351,13 +353,29 @@ impl Session {
         let number = open.held;
         // An earlier incarnation that was killed within this call may have passed the file to the
         // agent already.
-        if !self.is_live() || !self.try_reopen_file(index) {
+        if !self.is_live() {
+            return self.take_held(index);
+        }
+        if !self.try_reopen_file(index) {
             return;
         }
         let descriptor = self.table.descriptors(index).next();
         if descriptor.is_some_and(|descriptor| !held_files::keep(descriptor, number)) {
             let path = Path(self.table.by_index(index).path());
             recording::forbid_restart(format_args!("nobody holds {path} for it"));
+        }
+    }
+
+    /// Makes a file that was reopened during replay ([`Session::share`]) the open file that the agent
+    /// holds, if the agent holds one: the locks of the earlier incarnation belong to that open file,
+    /// and would conflict with locks of another one.
+    fn take_held(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if !open.is_real {
+            return;
+        }
+        if let Some(found) = held_files::get(open.held) {
+            self.replace_descriptors(index, found);
         }
     }
 

@@ -3,7 +3,8 @@
 //! incarnation that replays would send it a second time.
 //!
 //! In: calls of the C library's functions by the program (not by the libraries of the network,
-//! which have sockets of their own), and system calls that send signals or watch files. Out: one
+//! which have sockets of their own), and system calls that send signals or watch files. System
+//! calls on sockets that no function of the C library makes come from `raw_channels`. Out: one
 //! report that the rank cannot be restarted. The calls themselves are let through.
 //!
 //! Calls that access the memory or the descriptors of another process fail with EPERM instead: a
@@ -13,30 +14,61 @@
 //! What may never happen: a process outside the job gets data twice without a log line that says
 //! so.
 
-use std::ffi::{c_char, c_int, c_void};
-
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use libc::{c_long, sockaddr, socklen_t};
+use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 
 use crate::libc_wrappers::warn;
 use crate::session::{Path, kernel, text};
 use crate::{caller, file_metadata, observe, real_libc, recording, trap};
 
+/// A channel, as the report names it.
+pub const CONNECTS: &str = "it connects a socket";
+pub const BINDS: &str = "it binds a socket";
+pub const LISTENS: &str = "it listens on a socket";
+pub const SENDS: &str = "it sends by a socket";
+pub const SHARES_MEMORY: &str = "it attaches shared memory (shmat)";
+pub const SEMAPHORES: &str = "it uses semaphores (semget)";
+pub const MESSAGE_QUEUE: &str = "it uses a message queue (msgget)";
+pub const NAMED_QUEUE: &str = "it uses a message queue (mq_open)";
+
 /// Forbids a restart if the call at address `caller` is one of the program's.
 fn forbid_restart(caller: usize, what: &str) {
     let matters = trap::is_installed() && observe::is_watched();
-    if matters && !caller::belongs_to_mpi_or_transport(caller) {
-        observe::forbid_restart_of(format_args!("{what}, which is not recorded"));
+    if matters && !caller::is_known_network_call(caller) {
+        if caller::belongs_to_mpi_or_transport(caller) {
+            return caller::remember_network_call(caller);
+        }
+        report(what);
     }
 }
 
-/// Whether an address is that of another process: sockets of families other than these communicate
-/// with the kernel.
-unsafe fn is_of_others(address: *const sockaddr) -> bool {
+/// Forbids a restart, for a channel that the program uses.
+pub fn report(what: &str) {
+    observe::forbid_restart_of(format_args!("{what}, which is not recorded"));
+}
+
+/// Whether an address is that of another process: sockets of these few families communicate with
+/// the kernel.
+///
+/// # Safety
+/// The pointer is null, or that of an address.
+pub unsafe fn is_of_others(address: *const sockaddr) -> bool {
     // SAFETY: null, or an address, which begins with its family.
-    let family = unsafe { address.as_ref() }.map_or(libc::AF_UNSPEC, |it| it.sa_family.into());
-    matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
+    let family = unsafe { address.cast::<libc::sa_family_t>().as_ref() };
+    let family = family.map_or(libc::AF_UNSPEC, |family| c_int::from(*family));
+    !matches!(family, libc::AF_UNSPEC | libc::AF_NETLINK | libc::AF_ALG)
+}
+
+/// Whether a message names another process as its receiver. Messages without an address go to a
+/// socket that was connected before, or made by `socketpair`.
+///
+/// # Safety
+/// The pointer is null, or that of a message.
+pub unsafe fn is_for_others(message: *const msghdr) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { message.as_ref().is_some_and(|message| is_of_others(message.msg_name.cast())) }
 }
 
 /// # Safety
@@ -56,8 +88,28 @@ pub unsafe extern "C" fn connect(
         let is_connected = outcome == 0 || *error == libc::EINPROGRESS;
         if is_connected && is_of_others(address) {
             let before = *error;
-            forbid_restart(from, "it connects a socket");
+            forbid_restart(from, CONNECTS);
             *error = before;
+        }
+        outcome
+    }
+}
+
+/// Reports a socket to which other processes can send.
+///
+/// # Safety
+/// The arguments are valid for the C library's `bind`.
+pub unsafe extern "C" fn bind(
+    socket: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+    from: usize,
+) -> c_int {
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
+    unsafe {
+        let outcome = real_libc::bind(socket, address, length);
+        if outcome == 0 && is_of_others(address) {
+            forbid_restart(from, BINDS);
         }
         outcome
     }
@@ -66,7 +118,7 @@ pub unsafe extern "C" fn connect(
 /// # Safety
 /// The arguments are valid for the C library's `listen`.
 pub unsafe extern "C" fn listen(socket: c_int, backlog: c_int, from: usize) -> c_int {
-    forbid_restart(from, "it listens on a socket");
+    forbid_restart(from, LISTENS);
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::listen(socket, backlog) }
 }
@@ -87,10 +139,75 @@ pub unsafe extern "C" fn sendto(
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if is_of_others(address) {
-            forbid_restart(from, "it sends by a socket");
+            forbid_restart(from, SENDS);
         }
         real_libc::sendto(socket, bytes, length, flags, address, address_length)
     }
+}
+
+/// Reports a datagram that the program sends to an explicit address.
+///
+/// # Safety
+/// The arguments are valid for the C library's `sendmsg`.
+pub unsafe extern "C" fn sendmsg(
+    socket: c_int,
+    message: *const msghdr,
+    flags: c_int,
+    from: usize,
+) -> isize {
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
+    unsafe {
+        if is_for_others(message) {
+            forbid_restart(from, SENDS);
+        }
+        real_libc::sendmsg(socket, message, flags)
+    }
+}
+
+/// Reports datagrams that the program sends to explicit addresses.
+///
+/// # Safety
+/// The arguments are valid for the C library's `sendmmsg`.
+pub unsafe extern "C" fn sendmmsg(
+    socket: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    from: usize,
+) -> c_int {
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
+    unsafe {
+        if (0..count as usize).any(|at| is_for_others(&raw const (*messages.add(at)).msg_hdr)) {
+            forbid_restart(from, SENDS);
+        }
+        real_libc::sendmmsg(socket, messages, count, flags)
+    }
+}
+
+/// Reports a line for the system's log (syslog(3)); `from` is the address of the call. Returns the
+/// C library's function, to which the call goes on with all its arguments.
+pub extern "C" fn syslog(from: usize) -> usize {
+    log_line(from, &real_libc::SYSLOG)
+}
+
+/// The same for `vsyslog`.
+pub extern "C" fn vsyslog(from: usize) -> usize {
+    log_line(from, &real_libc::VSYSLOG)
+}
+
+/// The same for `__syslog_chk`, which compilers call instead of `syslog`.
+pub extern "C" fn checked_syslog(from: usize) -> usize {
+    log_line(from, &real_libc::CHECKED_SYSLOG)
+}
+
+/// The same for `__vsyslog_chk`.
+pub extern "C" fn checked_vsyslog(from: usize) -> usize {
+    log_line(from, &real_libc::CHECKED_VSYSLOG)
+}
+
+fn log_line(from: usize, function: &'static real_libc::NextSymbol) -> usize {
+    forbid_restart(from, "it writes to the system's log (syslog)");
+    function.address()
 }
 
 /// # Safety
@@ -101,7 +218,7 @@ pub unsafe extern "C" fn shmat(
     flags: c_int,
     from: usize,
 ) -> *mut c_void {
-    forbid_restart(from, "it attaches shared memory (shmat)");
+    forbid_restart(from, SHARES_MEMORY);
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::shmat(id, address, flags) }
 }
@@ -114,7 +231,7 @@ pub unsafe extern "C" fn semget(
     flags: c_int,
     from: usize,
 ) -> c_int {
-    forbid_restart(from, "it uses semaphores (semget)");
+    forbid_restart(from, SEMAPHORES);
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::semget(key, count, flags) }
 }
@@ -122,7 +239,7 @@ pub unsafe extern "C" fn semget(
 /// # Safety
 /// The arguments are valid for the C library's `msgget`.
 pub unsafe extern "C" fn msgget(key: libc::key_t, flags: c_int, from: usize) -> c_int {
-    forbid_restart(from, "it uses a message queue (msgget)");
+    forbid_restart(from, MESSAGE_QUEUE);
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe { real_libc::msgget(key, flags) }
 }
@@ -137,7 +254,7 @@ pub unsafe extern "C" fn mq_open(
     attributes: *mut c_void,
     from: usize,
 ) -> c_int {
-    forbid_restart(from, "it uses a message queue (mq_open)");
+    forbid_restart(from, NAMED_QUEUE);
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise; absent
     // arguments are passed on unread.
     unsafe { real_libc::mq_open(name, flags, mode, attributes) }

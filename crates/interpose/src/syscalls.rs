@@ -11,7 +11,7 @@ use std::ffi::c_char;
 use libc::c_long;
 
 use crate::path_changes::PathChange;
-use crate::session::Session;
+use crate::session::{Session, abort_replay};
 use crate::{child_programs, mapped_files, observe, recording, side_channels};
 
 /// `AT_FDCWD` as an argument.
@@ -34,6 +34,15 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
 }
 
 impl Session {
+    /// Ends the process if the program, which ends with exit code 0, has not repeated everything
+    /// that an earlier incarnation did. After an error the rank is restarted, or the job ends.
+    fn check_end(&mut self, code: u64) {
+        let is_well = code as u8 == 0;
+        if let Some(problem) = is_well.then(|| self.guard.record().end().err()).flatten() {
+            abort_replay(format_args!("{problem}"));
+        }
+    }
+
     unsafe fn handle(&mut self, number: c_long, mut arguments: [u64; 6]) -> Option<i64> {
         if begins_with_descriptor(number) {
             // The kernel ignores the upper half of a descriptor's register.
@@ -107,7 +116,7 @@ impl Session {
                 libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
                 libc::SYS_munmap => self.unmap(a, b),
                 libc::SYS_mremap => self.remap(a, b),
-                libc::SYS_flock => self.lock(a, b, arguments),
+                libc::SYS_flock => self.lock(a, b),
                 libc::SYS_fsync
                 | libc::SYS_fdatasync
                 | libc::SYS_sync_file_range
@@ -124,6 +133,7 @@ impl Session {
                 libc::SYS_getrandom => self.random(a, b, c),
                 libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
                 libc::SYS_exit_group | libc::SYS_exit => {
+                    self.check_end(a);
                     self.release_all_held();
                     None
                 }

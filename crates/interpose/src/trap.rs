@@ -25,7 +25,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
-use crate::{file_metadata, observe, recording, side_channels, syscalls, trampoline};
+use crate::{
+    file_metadata, observe, raw_channels, recording, side_channels, signal_mask, syscalls,
+    trampoline,
+};
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const DISPATCH_OFF: u64 = 0;
@@ -403,8 +406,18 @@ unsafe fn raise_default_sigsys() {
 
 impl TrappedCall {
     fn stack_pointer(&self) -> usize {
+        self.register(libc::REG_RSP)
+    }
+
+    fn register(&self, at: c_int) -> usize {
         // SAFETY: the context is the kernel's frame.
-        unsafe { stack_pointer_of(self.context) }
+        unsafe { (*self.context).uc_mcontext.gregs[at as usize] as usize }
+    }
+
+    /// The program's signal mask at the call.
+    fn mask(&self) -> u64 {
+        // SAFETY: the context is the kernel's frame, whose signal set has eight bytes.
+        unsafe { (&raw const (*self.context).uc_sigmask).cast::<u64>().read() }
     }
 
     /// Handles the call. `None`: the kernel performs the call at its stub.
@@ -443,11 +456,14 @@ impl TrappedCall {
     unsafe fn handle_file_call(&mut self, number: c_long) -> Option<i64> {
         // SAFETY: the caller's promise.
         unsafe {
+            let instruction = self.register(libc::REG_RIP);
+            raw_channels::check(number, self.arguments, instruction, self.stack_pointer());
             if let Some(refused) = side_channels::refuse(number, self.arguments) {
                 return Some(refused);
             }
             match number {
                 _ if recording::is_owner() && !is_in_handler(self.stack_pointer()) => {
+                    signal_mask::note_program_mask(self.mask());
                     syscalls::handle(self.number, self.arguments)
                 }
                 _ => observe::handle(self.number, self.arguments),

@@ -297,6 +297,8 @@ pub enum ReadRequest {
     Bytes(RandomSource, u64),
     /// A system call on files.
     FileCall(FileCall),
+    /// The program ends.
+    End,
     /// The record holds only the beginning of this entry.
     Truncated,
     /// The bytes at this position are no entry.
@@ -324,6 +326,7 @@ impl fmt::Display for ReadRequest {
             ReadRequest::FileCall(FileCall { number, digest }) => {
                 write!(f, "system call {number} with arguments of digest {digest:08x}")
             }
+            ReadRequest::End => write!(f, "the end of the program"),
             ReadRequest::Truncated => write!(f, "something of which not all is on record"),
             ReadRequest::Unknown => write!(f, "nothing that is known"),
         }
@@ -394,6 +397,7 @@ impl<'a> NondeterminismRecord<'a> {
         if at < self.head.recorded.load(Relaxed) {
             return self.replay_clock(clock, at);
         }
+        self.check_announced(at, ReadRequest::Clock(clock))?;
         let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
         let value = self.monotonic(clock, last, now());
         let Some((at, room)) = self.room(at, 1 + NUMBER_BYTES_MAX) else {
@@ -419,6 +423,7 @@ impl<'a> NondeterminismRecord<'a> {
         if at < self.head.recorded.load(Relaxed) {
             return self.replay_bytes(source, into, at);
         }
+        self.check_announced(at, ReadRequest::Bytes(source, into.len() as u64))?;
         let result = draw(into);
         let given = usize::try_from(result).unwrap_or(0).min(into.len());
         let length = 1 + 2 * NUMBER_BYTES_MAX + given;

@@ -153,13 +153,50 @@ impl NondeterminismRecord<'_> {
     }
 
     /// The announced precondition, if `call` is the effect during which the last incarnation was
-    /// killed.
-    pub fn interrupted(&self, call: FileCall) -> Option<[u64; PRECONDITION_WORDS]> {
-        let files = &self.head.files;
-        let is_here = files.at.load(Acquire) == self.head.consumed.load(Relaxed) + 1;
-        let is_this = files.call.load(Relaxed) == call.word();
-        (self.is_live() && is_here && is_this)
-            .then(|| core::array::from_fn(|at| files.precondition[at].load(Relaxed)))
+    /// killed. Fails if that incarnation was killed here during another effect.
+    pub fn interrupted(
+        &self,
+        call: FileCall,
+    ) -> Result<Option<[u64; PRECONDITION_WORDS]>, RecordError> {
+        if !self.is_live() || !self.has_interrupted_effect() {
+            return Ok(None);
+        }
+        self.check_announced(self.head.consumed.load(Relaxed), ReadRequest::FileCall(call))?;
+        let words = &self.head.files.precondition;
+        Ok(Some(core::array::from_fn(|at| words[at].load(Relaxed))))
+    }
+
+    /// Checks that the entry that is about to be recorded at position `at` is that of the announced
+    /// effect, if an effect was announced there. An incarnation that does anything else there does
+    /// not repeat what the last one did.
+    #[inline]
+    pub(super) fn check_announced(&self, at: u64, now: ReadRequest) -> Result<(), RecordError> {
+        if self.head.files.at.load(Relaxed) == at + 1 {
+            self.compare_announced(now)
+        } else {
+            Ok(())
+        }
+    }
+
+    #[cold]
+    fn compare_announced(&self, now: ReadRequest) -> Result<(), RecordError> {
+        let before = ReadRequest::FileCall(FileCall::of(self.head.files.call.load(Relaxed)));
+        if before == now { Ok(()) } else { Err(self.diverged(now, before)) }
+    }
+
+    /// Checks that the program, which is about to end well, has repeated everything that earlier
+    /// incarnations did.
+    pub fn end(&mut self) -> Result<(), RecordError> {
+        let at = self.head.consumed.load(Relaxed);
+        if self.is_full() || self.is_live() && !self.has_interrupted_effect() {
+            return Ok(());
+        }
+        if self.is_live() {
+            return self.compare_announced(ReadRequest::End);
+        }
+        let entry = self.locate(at);
+        let before = entry.map_or(ReadRequest::Unknown, |(_, offset)| self.request_at(offset).0);
+        Err(self.diverged(ReadRequest::End, before))
     }
 
     /// Whether the last incarnation was killed within an effect that follows the replayed entries: the
@@ -177,6 +214,7 @@ impl NondeterminismRecord<'_> {
     ) -> Result<(), RecordError> {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         let at = self.head.consumed.load(Relaxed);
+        self.check_announced(at, ReadRequest::FileCall(call))?;
         let Some((at, room)) = self.room(at, 1 + 3 * NUMBER_BYTES_MAX + DIGEST_BYTES + bytes)
         else {
             return Err(self.mark_full(result));
@@ -234,13 +272,17 @@ impl FileCall {
     fn word(self) -> u64 {
         u64::from(self.number) << 32 | u64::from(self.digest)
     }
+
+    fn of(word: u64) -> FileCall {
+        FileCall { number: (word >> 32) as u32, digest: word as u32 }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::vec;
 
-    use super::super::RecordHead;
+    use super::super::{Clock, RandomSource, RecordHead};
     use super::*;
 
     const WRITE: FileCall = FileCall { number: 1, digest: 0xabcd_ef01 };
@@ -324,12 +366,55 @@ mod tests {
         record.note_call(WRITE, 64, &[]).unwrap();
         record.announce(WRITE, [6, 5, 4, 3, 2, 1]);
         head.begin(2, 1);
-        assert_eq!(record.interrupted(WRITE), None, "it has an entry");
+        assert_eq!(record.interrupted(WRITE), Ok(None), "it has an entry");
         record.replay_call(WRITE).unwrap();
-        assert_eq!(record.interrupted(READ), None);
-        assert_eq!(record.interrupted(WRITE), Some([6, 5, 4, 3, 2, 1]));
+        assert_eq!(record.interrupted(WRITE), Ok(Some([6, 5, 4, 3, 2, 1])));
         record.note_call(WRITE, 64, &[]).unwrap();
-        assert_eq!(record.interrupted(WRITE), None);
+        assert_eq!(record.interrupted(WRITE), Ok(None));
+        assert_eq!(record.end(), Ok(()));
+    }
+
+    #[test]
+    fn an_announced_effect_is_the_next_thing_that_is_recorded() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        record.note_call(READ, 5, &[]).unwrap();
+        record.announce(WRITE, [0; PRECONDITION_WORDS]);
+        head.begin(2, 1);
+        record.replay_call(READ).unwrap();
+        let other = FileCall { digest: 9, ..WRITE };
+        let differs = |now| {
+            let before = ReadRequest::FileCall(WRITE);
+            RecordError::Diverged { read: 2, now, before }
+        };
+        let call = ReadRequest::FileCall;
+        assert_eq!(record.interrupted(other), Err(differs(call(other))), "of another length, say");
+        assert_eq!(record.note_call(READ, 5, &[]), Err(differs(call(READ))));
+        let real = Clock::of(0).unwrap();
+        assert_eq!(record.clock(real, || 1), Err(differs(ReadRequest::Clock(real))));
+        let request = ReadRequest::Bytes(RandomSource::Random, 4);
+        assert_eq!(record.bytes(RandomSource::Random, &mut [0; 4], |_| 4), Err(differs(request)));
+        assert_eq!(record.end(), Err(differs(ReadRequest::End)));
+        assert_eq!(record.interrupted(WRITE), Ok(Some([0; PRECONDITION_WORDS])));
+        record.note_call(WRITE, 64, &[]).unwrap();
+        assert_eq!(record.clock(real, || 1), Ok(1));
+    }
+
+    #[test]
+    fn a_program_that_ends_early_has_not_done_what_it_did_before() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        record.note_call(READ, 5, &[]).unwrap();
+        record.note_call(WRITE, 64, &[]).unwrap();
+        assert_eq!(record.end(), Ok(()));
+        head.begin(2, 1);
+        record.replay_call(READ).unwrap();
+        let (now, before) = (ReadRequest::End, ReadRequest::FileCall(WRITE));
+        assert_eq!(record.end(), Err(RecordError::Diverged { read: 2, now, before }));
+        record.replay_call(WRITE).unwrap();
+        assert_eq!(record.end(), Ok(()));
     }
 
     #[test]

@@ -5,7 +5,9 @@
 #include <pthread.h>
 
 #include <dirent.h>
+#include <signal.h>
 #include <sys/file.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -572,6 +574,57 @@ static void count_look(int step)
     EXPECT_SAME(count, (step + 1) * size);
 }
 
+/* --- lock-timeout: rank 0 holds a lock, by flock and fcntl in turns, and a signal ends the waits of
+ * the other ranks, which get the lock afterwards */
+
+static volatile sig_atomic_t alarms;
+
+static void on_alarm(int signal)
+{
+    (void)signal;
+    alarms++;
+}
+
+static int lock_file(int file, int step, int is_locked)
+{
+    struct flock whole = {.l_type = is_locked ? F_WRLCK : F_UNLCK, .l_whence = SEEK_SET};
+    return step % 2 ? flock(file, is_locked ? LOCK_EX : LOCK_UN) : fcntl(file, F_SETLKW, &whole);
+}
+
+static void timeout_act(int step)
+{
+    struct sigaction action = {.sa_handler = on_alarm};
+    struct itimerval often = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
+    int file = open(path("of", 0), O_RDWR | O_CREAT, 0644);
+    EXPECT_OK(file);
+    EXPECT_OK(sigaction(SIGALRM, &action, NULL));
+    if (!rank)
+        EXPECT_OK(lock_file(file, step, 1));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank) {
+        EXPECT_OK(setitimer(ITIMER_REAL, &often, NULL));
+        int outcome = lock_file(file, step, 1), why = errno;
+        EXPECT_OK(setitimer(ITIMER_REAL, &never, NULL));
+        EXPECT_SAME(outcome, -1);
+        EXPECT_SAME(why, EINTR);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank)
+        EXPECT_OK(lock_file(file, step, 1));
+    EXPECT_OK(lock_file(file, step, 0));
+    EXPECT_OK(close(file));
+}
+
+/* --- truncate-chance: the length of a file comes from the processor's counter, which no incarnation
+ * reads again */
+
+static void chance_act(int step)
+{
+    (void)step;
+    EXPECT_OK(close(open(path("of", rank), O_WRONLY | O_CREAT, 0644)));
+    EXPECT_OK(truncate(path("of", rank), (off_t)(__builtin_ia32_rdtsc() % 100000)));
+}
+
 /* --- dup: descriptors that share one position in a file */
 
 static int dup_files[4];
@@ -791,6 +844,8 @@ static const struct row rows[] = {
     {"exclusive", NULL, exclusive_act, NULL, NULL},
     {"flock", NULL, flock_act, count_look, NULL},
     {"fcntl-lock", NULL, fcntl_act, count_look, NULL},
+    {"lock-timeout", NULL, timeout_act, NULL, NULL},
+    {"truncate-chance", NULL, chance_act, NULL, NULL},
     {"dup", dup_begin, dup_act, next_look, dup_end},
     {"vectors", vectors_begin, vectors_act, next_look, vectors_end},
     {"await", NULL, await_act, NULL, NULL},

@@ -21,6 +21,7 @@
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <syslog.h>
 
 #define NEXT ((rank + 1) % size)
 
@@ -804,6 +805,58 @@ static void socket_look(int step)
     EXPECT_SAME(datagrams, step + 1);
 }
 
+/* --- sendmsg, raw-connect, syslog: channels that are used otherwise than by connect, listen and
+ * sendto; nobody listens */
+
+static struct sockaddr_in nobody(void)
+{
+    return (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(9), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+}
+
+static void sendmsg_act(int step)
+{
+    struct sockaddr_in to = nobody();
+    struct iovec piece = {&step, sizeof step};
+    struct msghdr message = {&to, sizeof to, &piece, 1, NULL, 0, 0};
+    int from = socket(AF_INET, SOCK_DGRAM, 0);
+    EXPECT_SAME(sendmsg(from, &message, 0), sizeof step);
+    close(from);
+}
+
+static void raw_connect_act(int step)
+{
+    struct sockaddr_in to = nobody();
+    int from = socket(AF_INET, SOCK_DGRAM, 0);
+    (void)step;
+    EXPECT_SAME(syscall(SYS_connect, from, &to, sizeof to), 0);
+    close(from);
+}
+
+static void syslog_act(int step) { syslog(LOG_DEBUG, "step %d", step); }
+
+/* --- thread-close: another thread closes a file, and a pipe gets the number of its descriptor */
+
+static void *close_in_thread(void *arg) { return (void *)(intptr_t)close((int)(intptr_t)arg); }
+
+static void thread_close_act(int step)
+{
+    uint32_t word = value(rank, step, 0), read_back = 0;
+    int ends[2], file = open(program, O_RDONLY);
+    pthread_t other;
+    void *failed = NULL;
+    EXPECT_OK(file);
+    EXPECT_SAME(pthread_create(&other, NULL, close_in_thread, (void *)(intptr_t)file), 0);
+    EXPECT_SAME(pthread_join(other, &failed), 0);
+    EXPECT_SAME((intptr_t)failed, 0);
+    EXPECT_SAME(pipe(ends), 0);
+    EXPECT_SAME(ends[0], file);
+    EXPECT_SAME(write(ends[1], &word, sizeof word), sizeof word);
+    EXPECT_SAME(read(ends[0], &read_back, sizeof read_back), sizeof read_back);
+    EXPECT_SAME(read_back, word);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* --- shmat: ranks of the node count in System V shared memory */
 
 static int *counters;
@@ -1105,6 +1158,10 @@ static const struct row rows[] = {
     {"grandchild", NULL, grandchild_act, child_look, NULL},
     {"child-look", NULL, child_look_act, flag_look, NULL},
     {"socket", socket_begin, socket_act, socket_look, NULL},
+    {"sendmsg", NULL, sendmsg_act, NULL, NULL},
+    {"raw-connect", NULL, raw_connect_act, NULL, NULL},
+    {"syslog", NULL, syslog_act, NULL, NULL},
+    {"thread-close", NULL, thread_close_act, NULL, NULL},
     {"shmat", shmat_begin, shmat_act, shmat_look, NULL},
     {"signal", signal_begin, signal_act, signal_look, NULL},
     {"inotify", inotify_begin, inotify_act, NULL, NULL},

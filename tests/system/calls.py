@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""System calls of one program under the interposer alone, without MPI: seconds for all cases.
+
+Each case runs a function of programs/calls.c with a record in a memory file, as a node agent would
+make it, and reads what the interposer prints. Some cases run a second incarnation with the same
+record, whose calls are the same or differ in one value.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import common
+
+# Bytes of a record, and where its head has the end of the entries.
+RECORD_BYTES, RECORDED_AT = 256 << 20, 56
+# Exit code of an incarnation that cannot be replayed.
+UNRECOVERABLE = 183
+LIMIT_S = 20.0
+REFUSED = "if this process is killed it cannot be restarted"
+SOCKET, SENDS = "it {} a socket, which is not recorded", "it sends by a socket, which is not recorded"
+# The reason that is printed at the call, once; empty: none.
+CHANNELS = {
+    "sendmsg": SENDS,
+    "sendmmsg": SENDS,
+    "sendto": SENDS,
+    "bind": SOCKET.format("binds"),
+    "raw connect": SOCKET.format("connects"),
+    "own code": SENDS,
+    "raw shmat": "it attaches shared memory (shmat), which is not recorded",
+    "raw semget": "it uses semaphores (semget), which is not recorded",
+    "syslog": "it writes to the system's log (syslog), which is not recorded",
+    "vsyslog": "it writes to the system's log (syslog), which is not recorded",
+    "within": "",
+    "library": "",
+    "directory ioctl": "it uses ioctl(2) 0x80086601 on ",
+    "close in thread": "another thread than the first closes a file that the rank has open",
+}
+# What an incarnation prints that changes a file with another value than the one before.
+CHANGE, RESIZE = "its change of a name of ", "its change of size or attributes of "
+CHANGES = {
+    "truncate": CHANGE,
+    "ftruncate": RESIZE,
+    "chmod": CHANGE,
+    "fchmod": RESIZE,
+    "symlink": CHANGE,
+    "utimens": CHANGE,
+    "unlinkat": CHANGE,
+    "directory": CHANGE,
+    "attribute": RESIZE,
+    "early end": "is the end of the program, and was system call 1 with",
+}
+
+
+class Record:
+    """A record of one process, for all its incarnations."""
+
+    def __init__(self, options, program: Path):
+        self.options, self.program, self.incarnations = options, program, 0
+        self.descriptor = os.memfd_create("record")
+        os.ftruncate(self.descriptor, RECORD_BYTES)
+
+    def start(self, name: str, folder: Path, value: int) -> subprocess.Popen:
+        """Begins the next incarnation."""
+        environment = dict(os.environ) | {
+            "LD_PRELOAD": str(self.options.bin / "liblandbridge_interpose.so"),
+            "LANDBRIDGE_RECORD": str(self.descriptor),
+            "LANDBRIDGE_INCARNATION": str(self.incarnations),
+        }
+        self.incarnations += 1
+        words = [str(self.program), name, str(folder), str(value)]
+        return subprocess.Popen(
+            words, env=environment, pass_fds=[self.descriptor], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def run(self, name: str, folder: Path, value: int = 1) -> tuple[int | None, str]:
+        """Exit code (None: killed at its limit) and output of the next incarnation."""
+        return finished(self.start(name, folder, value))
+
+    def recorded(self) -> int:
+        return int.from_bytes(os.pread(self.descriptor, 8, RECORDED_AT), "little")
+
+    def close(self):
+        os.close(self.descriptor)
+
+
+def finished(child: subprocess.Popen) -> tuple[int | None, str]:
+    try:
+        output, _ = child.communicate(timeout=LIMIT_S)
+        return child.returncode, output
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return None, child.communicate()[0]
+
+
+def main() -> int:
+    options = common.arguments(__doc__, common.add_cases)
+    common.quiet_environment()
+    checks = common.Checks(options)
+    if not shutil.which("gcc"):
+        print("skipped: there is no gcc (Debian: apt install gcc)")
+        return common.SKIPPED
+    with tempfile.TemporaryDirectory() as folder:
+        program = built(Path(folder))
+        for name, reason in CHANNELS.items():
+            channel(checks, options, program, name, reason)
+        for name, words in CHANGES.items():
+            change(checks, options, program, name, words)
+        copy_out(checks, options, program)
+        for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
+            lock(checks, options, program, name)
+    return checks.end()
+
+
+def built(folder: Path) -> Path:
+    """The program, with a library that is named like an MPI library."""
+    program, library = folder / "calls", folder / "libmpi_of_calls.so"
+    sources = [str(common.PROGRAMS / name) for name in ("calls_library.c", "calls.c")]
+    subprocess.run(["gcc", "-O2", "-fPIC", "-shared", sources[0], "-o", str(library)], check=True)
+    words = ["gcc", "-O2", sources[1], str(library), f"-Wl,-rpath,{folder}", "-lpthread", "-o", str(program)]
+    subprocess.run(words, check=True)
+    return program
+
+
+def channel(checks, options, program: Path, name: str, reason: str) -> None:
+    """A call that nothing repeats is reported at the call, and no other call is."""
+    case = f"a program that uses {name}"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        code, output = record.run(name, folder)
+    said = re.findall(rf"landbridge\[\d+\]: Warn: (.*): {REFUSED}$", output, re.M)
+    is_named = len(said) == bool(reason) and all(one.startswith(reason) for one in said)
+    # The arguments of syslog(3) reach the C library, which prints them as well.
+    is_whole = "syslog" not in name or "1 2.50 three 4 5 6 7.5" in output
+    measured = f"exit code {code}, " + (said[0] if said else "nothing said")
+    checks.check(case, code == 0 and "done" in output and is_named and is_whole, measured, output)
+
+
+def change(checks, options, program: Path, name: str, words: str) -> None:
+    """An incarnation that makes the same change replays; one that makes another change ends."""
+    case = f"{name} with another value"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        outcomes = [record.run(name, folder, value) for value in (1, 1, 2)]
+    codes, output = [code for code, _ in outcomes], outcomes[2][1]
+    if "not here" in outcomes[0][1]:
+        print(f"skip   {case}: no such attributes in {tempfile.gettempdir()}")
+        return
+    is_named = "this process cannot go on: " in output and words in output
+    measured = f"exit codes {codes}, {'named' if is_named else 'not named'}"
+    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_named, measured, output)
+
+
+def copy_out(checks, options, program: Path) -> None:
+    """A file that the kernel copies into a pipe is copied again during replay, and compared."""
+    case = "a copy into a pipe"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        source = folder / "source"
+        source.write_text("a" * 2000)
+        outcomes = [record.run("copy out", folder) for _ in range(2)]
+        source.write_text("b" * 2000)
+        outcomes.append(record.run("copy out", folder))
+    codes, output = [code for code, _ in outcomes], outcomes[2][1]
+    is_same = outcomes[0][1] == outcomes[1][1] == "a" * 1100 + "done\n"
+    is_named = "its copy of " in output and "the file has changed" in output
+    measured = f"exit codes {codes}, {'the same' if is_same else 'other'} bytes, {'named' if is_named else 'not named'}"
+    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_same and is_named, measured, outcomes[0][1] + output)
+
+
+def lock(checks, options, program: Path, name: str) -> None:
+    """Signals reach a program that waits for a lock of another process, as without the interposer."""
+    case = f"a wait for a lock: {name}"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder), open(folder / "locked", "w") as locked:
+        (fcntl.lockf if name == "fcntl" else fcntl.flock)(locked, fcntl.LOCK_EX)
+        child, before = record.start(name, folder, 1), time.monotonic()
+        if name == "restarted lock":
+            threading.Timer(1.0, fcntl.flock, (locked, fcntl.LOCK_UN)).start()
+        if name == "blocked lock":
+            time.sleep(0.5)
+            child.terminate()
+        code, output = finished(child)
+        took_s, recorded = time.monotonic() - before, record.recorded()
+    wanted = -signal.SIGTERM if name == "blocked lock" else 0
+    is_right = code == wanted and ("done" in output) == (wanted == 0) and took_s < LIMIT_S / 2
+    is_right &= name != "restarted lock" or took_s > 0.9
+    # A thousand writes after the wait: each has an entry of more than 16 bytes.
+    is_right &= name != "left lock" or recorded > 16_000
+    checks.check(case, is_right, f"exit code {code} after {took_s:.1f} s, {recorded} bytes recorded", output)
+
+
+class Case:
+    """A record and a folder of files, for one case."""
+
+    def __init__(self, options, program: Path):
+        self.record, self.folder = Record(options, program), tempfile.TemporaryDirectory()
+
+    def __enter__(self) -> tuple[Record, Path]:
+        return self.record, Path(self.folder.name)
+
+    def __exit__(self, *_):
+        self.record.close()
+        self.folder.cleanup()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,402 @@
+/* One kind of call for each name: `calls NAME FOLDER VALUE`. The driver calls.py runs the program
+ * without MPI, under the interposer alone, and compares two incarnations with the same or with
+ * another VALUE. `done` on standard output says that the calls were made. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <linux/fs.h>
+#include <linux/netlink.h>
+#include <netdb.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/ipc.h>
+#include <sys/sem.h>
+#include <sys/sendfile.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <syslog.h>
+#include <unistd.h>
+
+static const char *folder;
+static long value;
+
+static void need(int is_right, const char *what)
+{
+    if (is_right)
+        return;
+    fprintf(stderr, "wrong: %s: %s\n", what, strerror(errno));
+    _exit(3);
+}
+
+#define NEED(call) need((call) >= 0, #call)
+
+static const char *path(const char *name)
+{
+    static char text[4][512];
+    static int next;
+    char *one = text[next++ % 4];
+    snprintf(one, sizeof text[0], "%s/%s", folder, name);
+    return one;
+}
+
+static int new_file(const char *name) { return open(path(name), O_RDWR | O_CREAT, 0644); }
+
+/* --- channels */
+
+static struct sockaddr_in discard = {.sin_family = AF_INET};
+
+static int datagrams(void)
+{
+    int made = socket(AF_INET, SOCK_DGRAM, 0);
+    discard.sin_port = htons(9);
+    discard.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    NEED(made);
+    return made;
+}
+
+static struct msghdr message(void)
+{
+    static char word[4] = "word";
+    static struct iovec piece = {word, sizeof word};
+    return (struct msghdr){&discard, sizeof discard, &piece, 1, NULL, 0, 0};
+}
+
+static void by_sendmsg(void)
+{
+    int from = datagrams();
+    struct msghdr one = message();
+    NEED(sendmsg(from, &one, 0));
+}
+
+static void by_sendmmsg(void)
+{
+    int from = datagrams();
+    struct mmsghdr two[2] = {{message(), 0}, {message(), 0}};
+    need(sendmmsg(from, two, 2, 0) == 2, "sendmmsg");
+}
+
+static void by_sendto(void)
+{
+    int from = datagrams();
+    NEED(sendto(from, "word", 4, 0, (void *)&discard, sizeof discard));
+}
+
+static void by_bind(void)
+{
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int to = datagrams();
+    NEED(bind(to, (void *)&any, sizeof any));
+}
+
+static void by_raw_connect(void)
+{
+    int from = datagrams();
+    NEED(syscall(SYS_connect, from, &discard, sizeof discard));
+}
+
+static void by_own_code(void)
+{
+    long result, from = datagrams();
+    register long none __asm__("r10") = 0;
+    register void *address __asm__("r8") = &discard;
+    register long length __asm__("r9") = sizeof discard;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "0"((long)SYS_sendto), "D"(from), "S"("word"), "d"(4L), "r"(none), "r"(address), "r"(length)
+                     : "rcx", "r11", "memory");
+    need(result == 4, "sendto");
+}
+
+static void by_raw_shmat(void)
+{
+    int id = shmget(IPC_PRIVATE, 4096, 0600);
+    long found = syscall(SYS_shmat, id, NULL, 0);
+    shmctl(id, IPC_RMID, NULL);
+    need(found != -1, "shmat");
+}
+
+static void by_raw_semget(void)
+{
+    int id = (int)syscall(SYS_semget, IPC_PRIVATE, 1, 0600);
+    NEED(id);
+    semctl(id, 0, IPC_RMID);
+}
+
+static void by_syslog(void)
+{
+    openlog("calls", LOG_PERROR, LOG_USER);
+    syslog(LOG_DEBUG, "%d %.2f %s %d %d %d %.1f", 1, 2.5, "three", 4, 5, 6, 7.5);
+}
+
+static void log_by_list(const char *form, ...)
+{
+    va_list list;
+    va_start(list, form);
+    vsyslog(LOG_DEBUG, form, list);
+    va_end(list);
+}
+
+static void by_vsyslog(void)
+{
+    openlog("calls", LOG_PERROR, LOG_USER);
+    log_by_list("%d %.2f %s %d %d %d %.1f", 1, 2.5, "three", 4, 5, 6, 7.5);
+}
+
+/* Calls that communicate with no process outside: pairs of sockets, pipes, a child, the kernel. */
+static void within(void)
+{
+    int pair[2], ends[2];
+    char room[8] = "";
+    struct iovec piece = {"word", 4};
+    struct msghdr one = {.msg_iov = &piece, .msg_iovlen = 1};
+    struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+    struct ifaddrs *interfaces;
+    struct addrinfo *found;
+    NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+    need(sendmsg(pair[0], &one, 0) == 4 && recv(pair[1], room, 4, 0) == 4, "socketpair");
+    NEED(pipe(ends));
+    pid_t child = fork();
+    if (!child)
+        _exit(write(ends[1], "word", 4) != 4 || send(pair[0], "word", 4, 0) != 4);
+    need(read(ends[0], room, 4) == 4 && recv(pair[1], room, 4, 0) == 4, "child");
+    NEED(waitpid(child, NULL, 0));
+    int netlink = socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
+    NEED(bind(netlink, (void *)&kernel, sizeof kernel));
+    NEED(getifaddrs(&interfaces));
+    need(getaddrinfo("localhost", NULL, NULL, &found) == 0, "getaddrinfo");
+}
+
+/* Calls of the MPI library on sockets of its own (calls_library.c). */
+void communicate(void);
+
+/* --- changes of files, by VALUE */
+
+static void by_truncate(void)
+{
+    close(new_file("of"));
+    NEED(truncate(path("of"), value));
+}
+
+static void by_ftruncate(void) { NEED(ftruncate(new_file("of"), value)); }
+
+static void by_chmod(void)
+{
+    close(new_file("of"));
+    NEED(chmod(path("of"), (mode_t)(0600 + value % 8)));
+}
+
+static void by_fchmod(void) { NEED(fchmod(new_file("of"), (mode_t)(0600 + value % 8))); }
+
+static void by_symlink(void)
+{
+    char target[32];
+    snprintf(target, sizeof target, "target-%ld", value);
+    NEED(symlink(target, path("link")));
+}
+
+static void by_utimens(void)
+{
+    struct timespec times[2] = {{value, 0}, {value, 0}};
+    close(new_file("of"));
+    NEED(utimensat(AT_FDCWD, path("of"), times, 0));
+}
+
+static void by_unlinkat(void)
+{
+    mkdir(path("folder"), 0755);
+    unlinkat(AT_FDCWD, path("folder"), value % 2 ? 0 : AT_REMOVEDIR);
+}
+
+static void by_directory(void)
+{
+    mkdir(path("one"), 0755);
+    mkdir(path("two"), 0755);
+    int one = open(path("one"), O_RDONLY), two = open(path("two"), O_RDONLY);
+    NEED(mkdirat(value % 2 ? one : two, "inside", 0755));
+}
+
+static void by_attribute(void)
+{
+    char text[32];
+    int length = snprintf(text, sizeof text, "%ld", value);
+    int file = new_file("of");
+    if (fsetxattr(file, "user.calls", text, (size_t)length, 0) && errno == EOPNOTSUPP)
+        puts("not here");
+}
+
+/* The program ends without its last write, if VALUE is even. */
+static void by_early_end(void)
+{
+    int file = new_file("of");
+    if (value % 2 == 0)
+        _exit(0);
+    need(write(file, "word", 4) == 4, "write");
+}
+
+/* Another program reads from a pipe what the kernel copies there. */
+static void by_copy_out(void)
+{
+    int ends[2], file = open(path("source"), O_RDONLY);
+    off_t from = 3;
+    NEED(pipe(ends));
+    pid_t child = fork();
+    if (!child) {
+        close(ends[1]);
+        dup2(ends[0], 0);
+        execlp("cat", "cat", NULL);
+        _exit(1);
+    }
+    close(ends[0]);
+    need(sendfile(ends[1], file, &from, 100) == 100 && from == 103, "sendfile");
+    need(sendfile(ends[1], file, NULL, 1000) == 1000, "sendfile");
+    need(lseek(file, 0, SEEK_CUR) == 1000, "lseek");
+    close(ends[1]);
+    NEED(waitpid(child, NULL, 0));
+}
+
+static void by_directory_ioctl(void)
+{
+    int flags, directory = open(folder, O_RDONLY);
+    ioctl(directory, FS_IOC_GETFLAGS, &flags);
+}
+
+static void *close_it(void *file) { return (void *)(long)close((int)(long)file); }
+
+static void by_close_in_thread(void)
+{
+    pthread_t other;
+    int file = new_file("of");
+    need(pthread_create(&other, NULL, close_it, (void *)(long)file) == 0, "pthread_create");
+    pthread_join(other, NULL);
+}
+
+/* --- locks that another process holds */
+
+static volatile sig_atomic_t alarms;
+static sigjmp_buf before;
+static int jumps;
+
+static void on_alarm(int signal)
+{
+    (void)signal;
+    alarms++;
+    /* A system call of the handler, while the call that it interrupts has not returned. */
+    getppid();
+    if (jumps)
+        siglongjmp(before, 1);
+}
+
+static void alarm_soon(int flags)
+{
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = flags};
+    struct itimerval soon = {{0, 0}, {0, 200000}};
+    NEED(sigaction(SIGALRM, &action, NULL));
+    NEED(setitimer(ITIMER_REAL, &soon, NULL));
+}
+
+static int wait_for_flock(int file) { return flock(file, LOCK_EX); }
+
+static int wait_for_range(int file)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return fcntl(file, F_SETLKW, &whole);
+}
+
+static void interrupted(int (*wait_for)(int))
+{
+    int file = open(path("locked"), O_RDWR);
+    alarm_soon(0);
+    need(wait_for(file) == -1 && errno == EINTR && alarms == 1, "a lock that is interrupted");
+}
+
+static void by_flock(void) { interrupted(wait_for_flock); }
+static void by_fcntl(void) { interrupted(wait_for_range); }
+
+/* The driver releases the lock after the signal, whose handler restarts calls. */
+static void by_restarted_lock(void)
+{
+    int file = open(path("locked"), O_RDWR);
+    alarm_soon(SA_RESTART);
+    need(wait_for_flock(file) == 0 && alarms == 1, "a lock that is waited for");
+}
+
+/* A handler leaves the wait for a lock; the writes that follow are recorded. */
+static void by_left_lock(void)
+{
+    int file = open(path("locked"), O_RDWR), other = new_file("of");
+    jumps = 1;
+    if (!sigsetjmp(before, 1)) {
+        alarm_soon(0);
+        wait_for_flock(file);
+        need(0, "a lock that is left");
+    }
+    for (int time = 0; time < 1000; time++)
+        need(pwrite(other, "word", 4, 0) == 4, "pwrite");
+}
+
+static void by_blocked_lock(void) { wait_for_flock(open(path("locked"), O_RDWR)); }
+
+static const struct {
+    const char *name;
+    void (*make)(void);
+} calls[] = {
+    {"sendmsg", by_sendmsg},
+    {"sendmmsg", by_sendmmsg},
+    {"sendto", by_sendto},
+    {"bind", by_bind},
+    {"raw connect", by_raw_connect},
+    {"own code", by_own_code},
+    {"raw shmat", by_raw_shmat},
+    {"raw semget", by_raw_semget},
+    {"syslog", by_syslog},
+    {"vsyslog", by_vsyslog},
+    {"within", within},
+    {"library", communicate},
+    {"truncate", by_truncate},
+    {"ftruncate", by_ftruncate},
+    {"chmod", by_chmod},
+    {"fchmod", by_fchmod},
+    {"symlink", by_symlink},
+    {"utimens", by_utimens},
+    {"unlinkat", by_unlinkat},
+    {"directory", by_directory},
+    {"attribute", by_attribute},
+    {"early end", by_early_end},
+    {"copy out", by_copy_out},
+    {"directory ioctl", by_directory_ioctl},
+    {"close in thread", by_close_in_thread},
+    {"flock", by_flock},
+    {"fcntl", by_fcntl},
+    {"restarted lock", by_restarted_lock},
+    {"left lock", by_left_lock},
+    {"blocked lock", by_blocked_lock},
+};
+
+int main(int argc, char **argv)
+{
+    need(argc == 4, "calls NAME FOLDER VALUE");
+    folder = argv[2];
+    value = atol(argv[3]);
+    for (size_t at = 0; at < sizeof calls / sizeof *calls; at++)
+        if (!strcmp(calls[at].name, argv[1])) {
+            calls[at].make();
+            puts("done");
+            return 0;
+        }
+    need(0, argv[1]);
+}
