@@ -97,6 +97,7 @@ def main() -> int:
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
     recorded_nondeterminism(checks, options, program[0])
     unrecoverable_ranks(checks, options, program)
+    programs_beside(checks, options, program[0])
     name = "who reads standard input"
     if checks.wants(name):
         reader = [program[0], str(common.PROGRAMS / "lines.py")]
@@ -134,6 +135,38 @@ def recorded_nondeterminism(checks, options, python) -> None:
         is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
+
+
+def programs_beside(checks, options, python) -> None:
+    """While a program that a rank has started runs, the rank has no images, and the program is left
+    alone. Of a rank that must not be restarted no images are taken."""
+    program = [python, str(common.PROGRAMS / "beside.py")]
+    name = "beside whom a program runs"
+    if checks.wants(name):
+        undisturbed = sorted(recovery.job(options, program, [])[1])
+        kills = [(recovery.after_output("round 30\n"), 1), (recovery.after_output("round 80\n"), 2)]
+        code, lines, output = job(options, program, kills)
+        is_same = sorted(lines) == undisturbed and sum("ended with 0" in line for line in lines) == RANKS
+        said = output.count("has no checkpoint while a program that it has started runs")
+        failures = output.count("has no checkpoint: ")
+        starts, from_images = output.count(" SIGKILL: restarted"), restores(output)
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, said {said} times"
+        measured += f", {failures} failed images, {starts} restarts, {from_images} from images"
+        is_right = code == 0 and is_same and said == RANKS and not failures and (starts, from_images) == (2, 1)
+        checks.check(name, is_right, measured, output)
+    name = "beside whom a program writes a file"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as folder:
+            code, lines, output = job(options, [*program, folder], [])
+            files = [path.read_text().count("\n") for path in Path(folder).iterdir()]
+        ended = sum("ended with 0" in line for line in lines)
+        taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
+        failures = output.count("has no checkpoint: ")
+        is_whole = ended == len(files) == RANKS and len(set(files)) == 1
+        is_right = code == 0 and is_whole and taken == failures == 0
+        measured = f"exit code {code}, {ended} programs ended well, {taken} images"
+        measured += f", {failures} failed, files of {files} lines"
+        checks.check(name, is_right, measured, output)
 
 
 def unrecoverable_ranks(checks, options, program) -> None:

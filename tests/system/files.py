@@ -108,6 +108,40 @@ ROWS = [
 ]
 
 
+# What a rank of a refused row says at the call that cannot be recorded, before any kill. The first
+# line of a rank counts: later ones are not printed.
+REASONS = {
+    "mmap-shared": r"it maps FOLDER/mmap-shared\S+ shared and writable",
+    "splice": r"it uses splice\(2\) on FOLDER/splice\.from",
+    "thread": r"another thread than the first writes FOLDER/thread\.of",
+    "children": r"a program that it has started opens FOLDER/children\.of\S+ for writing",
+    "static-child": r"it starts \S+/odd-appender, .*linked statically",
+    "bare-child": r"it starts /bin/sh, .*LD_PRELOAD is taken out of its environment",
+    "vfork-child": r"a program that it has started opens FOLDER/vfork-child\.of\S+ for writing",
+    "spawn-open": r"a program that it starts opens FOLDER/spawn-open\.of\S+ for writing",
+    "child-position": r"a program that it has started reads \S+ by the rank's own descriptor",
+    "passed": r"it uses FOLDER/passed\.of\S+ by a descriptor that it did not open",
+    "handler": r"a handler of a signal writes FOLDER/handler\.of",
+    "grandchild": r"a program that it has started opens FOLDER/grandchild\.of\S+ for writing",
+    "child-look": r"a program that it has started looks for FOLDER/child-look\.flag",
+    "socket": r"it sends by a socket",
+    "shmat": r"it attaches shared memory \(shmat\)",
+    "signal": r"another process has sent it signal 10|it sends a signal to another process",
+    "inotify": r"it watches files for changes \(inotify\)",
+    "ioctl": r"it uses ioctl\(2\) 0x541b on FOLDER/ioctl\.of",
+    "thread-lock": r"another thread than the first locks FOLDER/thread-lock\.of",
+    "thread-copy": r"another thread than the first reads \S+, which the rank has open",
+    "memmap": r"it maps FOLDER/memmap\.of\S+ shared and writable",
+    "fifo": r"it opens FOLDER/fifo\.of\S+, which keeps nothing",
+}
+# What a restarted rank of a refused row says where the call itself could be recorded: only its
+# replay shows that the file has changed since.
+REPLAY_REASONS = {
+    "mmap-private": r"FOLDER/mmap-private\.of\S+, which it had mapped, has changed since",
+    "removed": r"FOLDER/removed\.of\S+, which it has open, is not there any more",
+}
+
+
 @dataclass
 class Case:
     """One job: its rows and its kills."""
@@ -291,7 +325,7 @@ def play(options, programs: Programs, case: Case, kills, *words):
             code, _, output = nodes.lab_job(options, program, events, words, first="step 4")
         else:
             code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
-        return code, output, contents(Path(folder))
+        return code, output.replace(folder, "FOLDER"), contents(Path(folder))
 
 
 def alone(options, programs: Programs, case: Case):
@@ -360,6 +394,8 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     within = checkpoint.kills_within_restores(output)
     is_met = starts + within == len(kills) if not case.is_lost else "are restarted on north-2" in output
     is_met &= images > 0 or case.is_lost or not case.has_images
+    if outcome == REFUSED and (missing := missing_reason(case, output)):
+        outcome, measured = "failed", f"{missing}; {measured}"
     measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
     is_said = bool(re.search(case.rows[0].says, output))
     measured += "" if is_said else f", {case.rows[0].says!r} is not said"
@@ -383,6 +419,26 @@ def may_refuse(case: Case, measured: str) -> bool:
     cannot_move = first.program in TELLS_PROCESS_IDS or first.is_local
     cannot_tell = re.search(CANNOT_TELL, measured)
     return first.outcome != RIGHT or bool(cannot_tell) or case.is_lost and cannot_move
+
+
+def missing_reason(case: Case, output: str) -> str:
+    """What the output of a refused job lacks: the row's own reason, said by each rank before the
+    first kill, and repeated when the rank is not restarted. Empty if it lacks nothing."""
+    row = case.rows[0]
+    if row.outcome != REFUSED:
+        return ""
+    if reason := REPLAY_REASONS.get(row.name):
+        return "" if re.search(rf"Warn: this process cannot go on: {reason}", output) else "NOT ITS OWN REASON"
+    if not (reason := REASONS.get(row.name)):
+        return "NO REASON IN THE TABLE"
+    lines = output.splitlines()
+    killed = next((at for at, line in enumerate(lines) if "was killed by SIGKILL" in line), len(lines))
+    own = rf"^landbridge\[(\d+)\]: Warn: ({reason}).*: if this process is killed it cannot be restarted$"
+    said = [match for line in lines[:killed] if (match := re.match(own, line))]
+    if len({match[1] for match in said}) < RANKS:
+        return f"SAID BY {len(said)} RANKS BEFORE THE KILL"
+    is_repeated = any(re.search(rf"cannot be restarted: ({reason})", line) for line in lines[killed:])
+    return "" if is_repeated else "REFUSED FOR ANOTHER REASON"
 
 
 def judge(case: Case, code, output: str, files, undisturbed) -> tuple[str, str]:

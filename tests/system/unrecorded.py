@@ -65,7 +65,7 @@ def printed_then_sent(options, checks, folder) -> None:
         f"who prints a number from {what}{where}": (source, is_recorded, words)
         for source, what, is_recorded in (
             ("rdtsc", "the processor's counter", False),
-            ("urandom", "/dev/urandom", None),
+            ("urandom", "/dev/urandom", True),
             ("device", "std::random_device", True),
         )
         for where, words in (("", []), (", two clusters", ["--clusters", "2"]))
@@ -79,7 +79,7 @@ def printed_then_sent(options, checks, folder) -> None:
         told = {word: [line.split()[1] for line in lines if line.startswith(word)] for word in ("drew", "heard")}
         is_right = code == 0 and told["drew"] == told["heard"] and len(told["drew"]) == 1
         is_named = code == 1 and bool(NAMED.search(output)) and len(told["drew"]) == 1 and not told["heard"]
-        is_ok = {True: is_right, False: is_named, None: is_right or is_named}[is_recorded]
+        is_ok = is_right if is_recorded else is_named
         outcome = "one history" if is_right else "a named difference" if is_named else f"other numbers: {told}"
         checks.check(name, is_ok, f"exit code {code}, {outcome}", output)
 

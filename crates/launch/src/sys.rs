@@ -298,6 +298,19 @@ pub fn copies(pid: u32) -> usize {
     children.filter(|&(child, _)| own.is_some() && exe(child) == own).count()
 }
 
+/// A child of process `pid` that has not ended, if there is one.
+pub fn living_child(pid: u32) -> Option<u32> {
+    processes()
+        .filter(|&(_, parent)| parent == pid)
+        .map(|(child, _)| child)
+        .find(|&it| !is_over(it))
+}
+
+/// Whether process `pid` has not ended and is a child of process `parent`.
+pub fn is_living_child(pid: u32, parent: u32) -> bool {
+    processes().any(|found| found == (pid, parent)) && !is_over(pid)
+}
+
 /// Kills every descendant of this process that is in the session which `leader` began, or below a
 /// process of that session. The function waits until no such process is left, not even as a zombie,
 /// for at most `limit`; then the number `leader` is free as a process id. The processes `spared`
@@ -520,6 +533,22 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(is_over(child.id()));
+    }
+
+    #[test]
+    fn a_child_that_has_ended_is_no_living_child() {
+        let _alone = children();
+        let own = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(living_child(own).is_some());
+        assert!(is_living_child(child.id(), own) && !is_living_child(child.id(), child.id()));
+        child.kill().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_living_child(child.id(), own) {
+            assert!(Instant::now() < deadline);
+        }
+        assert_ne!(living_child(own), Some(child.id()));
+        child.wait().unwrap();
     }
 
     #[test]

@@ -13,7 +13,8 @@
 //!
 //! In: the time, the rank's reports, the ends of processes. Out: images, of which the scheduler
 //! keeps the newest [`KEPT_IMAGES`]. A killed rank is restored from the newest whole image. No
-//! image of a rank is taken while the rank replays.
+//! image is taken of a rank that replays, that must not be restarted, or that has a living child
+//! whose system calls are dispatched.
 //!
 //! Where other nodes may take over the rank, an image is *usable* only once these nodes can get the
 //! image: from the object store, or from a folder that all of them see. Until then the log that
@@ -58,6 +59,8 @@ const SEAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The longest time that CRIU may take for an image, during which the rank stands still; then CRIU
 /// is killed.
 const DUMP_MAX: Duration = Duration::from_secs(60);
+/// Pause between two checks whether the child that prevents an image has ended.
+const CHILD_RETRY: Duration = Duration::from_millis(500);
 /// Time after which the user reads that a rank has not come to a point where it can quiesce.
 const QUIESCE_WARN_AFTER: Duration = Duration::from_secs(60);
 /// A rank that has closed its end of the quiesce socket has usually ended, and the agent sees the
@@ -116,6 +119,10 @@ pub struct CheckpointScheduler {
     is_user_waiting: bool,
     /// Another image is to follow as soon as the present one is done.
     is_wanted: bool,
+    /// The process id of a child of the rank that has prevented the last image.
+    child: Option<u32>,
+    /// The user was notified that a child of the rank prevents images.
+    is_child_reported: bool,
 }
 
 /// Source of a request for an image before the next image is due.
@@ -185,6 +192,8 @@ impl CheckpointScheduler {
             is_full_reported: false,
             is_user_waiting: false,
             is_wanted: false,
+            child: None,
+            is_child_reported: false,
             reported: 0,
         }
     }
@@ -513,6 +522,35 @@ impl CheckpointScheduler {
             }
         }
         now >= self.due
+    }
+
+    /// Notes that a living child of the rank prevents the image that is due; the next try follows
+    /// when the child has ended. Returns what the user is to read: once, and for each image that
+    /// the user has requested.
+    ///
+    /// CRIU makes system calls in each process of an image. In a child of a rank whose files are
+    /// recorded these calls are dispatched, and that ends the child. A restored child would not be
+    /// observed any more.
+    fn wait_for_child(&mut self, child: u32) -> Option<String> {
+        (self.child, self.state) = (Some(child), CheckpointState::Idle);
+        self.due = Instant::now() + CHILD_RETRY;
+        let is_reported = std::mem::replace(&mut self.is_child_reported, true);
+        (std::mem::take(&mut self.is_user_waiting) || !is_reported).then(|| {
+            format!("has no checkpoint while a program that it has started runs (process {child})")
+        })
+    }
+
+    /// Whether the child that has prevented the last image prevents the next one as well.
+    fn is_child_alive(&self, rank: u32) -> bool {
+        self.child.is_some_and(|child| sys::is_living_child(child, rank))
+    }
+
+    /// Notes that the rank must not be restarted for this reason, so that an image would be of no
+    /// use. Returns what a user who has requested an image is to read.
+    fn skip_useless(&mut self, why: &str) -> Option<String> {
+        self.schedule_next();
+        std::mem::take(&mut self.is_user_waiting)
+            .then(|| format!("has no checkpoint: it cannot be restarted: {why}"))
     }
 
     /// When the scheduler has to act without an event on a descriptor.

@@ -130,6 +130,18 @@ impl Agent {
             scheduler.due = Instant::now() + FIRST_POLL_RETRY;
             return Ok(());
         }
+        let refusal = rank.recording.as_ref().and_then(|recording| recording.refusal());
+        let skipped = match (refusal, scheduler.child) {
+            (Some(why), _) => Some(scheduler.skip_useless(&why)),
+            (None, Some(child)) if scheduler.is_child_alive(rank.pid) => {
+                Some(scheduler.wait_for_child(child))
+            }
+            _ => None,
+        };
+        if let Some(notice) = skipped {
+            self.report_skipped(index, notice);
+            return Ok(());
+        }
         if scheduler.removals.is_full() {
             bail!("older ones are not gone yet: their disk does not answer");
         }
@@ -143,6 +155,13 @@ impl Agent {
             scheduler.state = CheckpointState::Requested { since: Instant::now() };
         }
         Ok(())
+    }
+
+    fn report_skipped(&mut self, index: usize, notice: Option<String>) {
+        if let Some(notice) = notice {
+            let text = format!("rank {} {notice}", self.ranks[index].rank);
+            self.parent.send(&Message::Note { text });
+        }
     }
 
     fn advance_checkpoint(&mut self, index: usize) -> Result<()> {
@@ -205,6 +224,9 @@ impl Agent {
         let rank = &mut self.ranks[index];
         match rank.quiesce_socket.as_ref().map_or(QuiesceReply::Closed, QuiesceSocket::read) {
             QuiesceReply::Quiesced(word) => {
+                if let Some(child) = rank.observed_child() {
+                    return self.resume_beside_child(index, child);
+                }
                 let outcome = self.prepare_checkpoint(index, word);
                 // The rank waits whatever the outcome.
                 if outcome.is_err() {
@@ -221,6 +243,15 @@ impl Agent {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Lets the rank resume without an image, because this child of the rank lives.
+    fn resume_beside_child(&mut self, index: usize, child: u32) -> Result<()> {
+        self.resume(index)?;
+        let scheduler = self.ranks[index].scheduler.as_mut();
+        let notice = scheduler.and_then(|scheduler| scheduler.wait_for_child(child));
+        self.report_skipped(index, notice);
         Ok(())
     }
 
@@ -431,6 +462,13 @@ impl LocalRank {
             self.statistics_page.as_ref().map(|statistics_page| statistics_page.fd());
         let files: Vec<BorrowedFd> = [record].into_iter().chain(statistics_page).collect();
         quiesce_socket.resume(number, incarnation, kept, &files)
+    }
+
+    /// A living child of the rank whose system calls are dispatched. The caller has the rank stand
+    /// still, so the rank starts no other child meanwhile.
+    fn observed_child(&self) -> Option<u32> {
+        let held_files = self.recording.as_ref().and_then(|recording| recording.held_files());
+        held_files.and_then(|_| sys::living_child(self.pid))
     }
 
     /// When the checkpoint scheduler of the rank has to act; `None` for an ended rank, and for an

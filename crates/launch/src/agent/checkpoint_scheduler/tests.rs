@@ -93,6 +93,42 @@ fn a_rank_that_does_not_quiesce_is_reported_once() {
 }
 
 #[test]
+fn a_living_child_prevents_images_and_is_reported_once() {
+    let mut waiting = scheduler(CheckpointState::Requested { since: Instant::now() });
+    let notice = waiting.wait_for_child(7).unwrap();
+    assert!(notice.contains("(process 7)"), "{notice}");
+    let is_soon = |due: Instant| due > Instant::now() && due <= Instant::now() + CHILD_RETRY;
+    assert!(matches!(waiting.state, CheckpointState::Idle) && is_soon(waiting.due));
+    assert_eq!((waiting.wait_for_child(7), waiting.failures), (None, 0));
+    waiting.request(CheckpointRequester::User, Instant::now());
+    assert!(waiting.wait_for_child(8).is_some() && waiting.wait_for_child(8).is_none());
+}
+
+#[test]
+fn a_child_that_has_ended_prevents_no_image() {
+    let _alone = sys::children();
+    let (mut waiting, own) = (scheduler(CheckpointState::Idle), std::process::id());
+    assert!(!waiting.is_child_alive(own));
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    waiting.wait_for_child(child.id());
+    assert!(waiting.is_child_alive(own) && !waiting.is_child_alive(child.id()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!waiting.is_child_alive(own));
+}
+
+#[test]
+fn no_image_is_taken_of_a_rank_that_must_not_be_restarted() {
+    let mut idle = scheduler(CheckpointState::Idle);
+    idle.due = Instant::now();
+    assert_eq!(idle.skip_useless("it maps F"), None);
+    assert!(idle.due > Instant::now() && idle.failures == 0);
+    idle.request(CheckpointRequester::User, Instant::now());
+    assert!(idle.skip_useless("it maps F").is_some_and(|notice| notice.ends_with(": it maps F")));
+    assert_eq!(idle.skip_useless("it maps F"), None);
+}
+
+#[test]
 fn an_image_that_takes_too_long_is_ended() {
     let _alone = sys::children();
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
