@@ -4,6 +4,9 @@
 //! accept connections, then the other relays; the agents start the ranks. From then on [`Watch`]
 //! judges the reports of the agents. At the end every agent is ordered to end, and confirms it.
 
+mod child_agents;
+mod deadlines;
+mod forwarded_stdin;
 mod log_query;
 mod status_line;
 mod status_reporter;
@@ -13,12 +16,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
 
 use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::cleanup;
 use crate::control::spawn_order::{Block, SpawnOrder};
-use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
+use crate::control::{Ending, Job, Message, Node};
 use crate::groups::{Groups, SpawnOutcome, SpawningRank};
 use crate::mpi;
 use crate::pmi::kvs::Delta;
@@ -26,10 +28,13 @@ use crate::pmi::server::{Names, Server, ServerConfig, ServerEvent, Stage};
 use crate::pmi::spawn::{Request, answer};
 use crate::ps::rank_table::{RankReport, RankTable};
 use crate::relays::Relays;
-use crate::spawn::{self, AgentProcess};
+use crate::spawn;
 use crate::sys::{self, Signals};
 use crate::ui::Output;
 use crate::watch::{Cause, SETTLE, Verdict, Watch};
+use child_agents::ChildAgents;
+use deadlines::Deadlines;
+use forwarded_stdin::ForwardedStdin;
 use status_reporter::{StatusReporter, place};
 
 /// Time that agents have to end all of their processes before the launcher cuts their connections.
@@ -47,21 +52,12 @@ const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 /// Text that the user reads once per job, under `--recover`.
 const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these do not come back if they are killed, and then the job ends (--recover)";
-/// Upper bound of the bytes of stdin that are under way to rank 0.
-const STDIN_WINDOW_BYTES: u32 = 64 * 1024;
 
 pub struct Options {
     pub label: bool,
     pub verbose: bool,
     pub timeout: Option<Duration>,
     pub relay_log: Option<std::fs::File>,
-}
-
-struct ClusterAgent {
-    process: AgentProcess,
-    node: Node,
-    ready: bool,
-    done: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,32 +74,55 @@ enum JobPhase {
 pub struct Launcher {
     options: Options,
     signals: Signals,
-    children: Vec<ClusterAgent>,
-    /// The PMI server of each process group, by group number.
-    servers: BTreeMap<u32, Server>,
-    names: Names,
-    groups: Groups,
+    signals_seen: u32,
+    children: ChildAgents,
+    process_manager: ProcessManager,
     watch: Watch,
     rank_table: RankTable,
     status_reporter: StatusReporter,
     output: Output,
     phase: JobPhase,
     relays: Relays,
-    deadline: Option<Instant>,
-    settled_at: Option<Instant>,
-    signals_seen: u32,
-    stdin_open: bool,
-    stdin_window: u32,
+    deadlines: Deadlines,
+    stdin: ForwardedStdin,
     code: i32,
+    startup: Startup,
+}
+
+/// The PMI servers of the root, and the process groups that they serve.
+struct ProcessManager {
+    /// Name of the key-value space of the ranks that the launcher has started.
     kvsname: String,
-    pinged_at: Instant,
-    startup: AgentStartup,
+    /// The PMI server of each process group, by group number.
+    servers: BTreeMap<u32, Server>,
+    names: Names,
+    groups: Groups,
+}
+
+impl ProcessManager {
+    /// Ends a barrier that all ranks of `group` have reached.
+    fn release(&mut self, group: u32, delta: Delta) {
+        if let Some(server) = self.servers.get_mut(&group) {
+            server.handle_barrier_down(delta);
+        }
+    }
+}
+
+/// What the user reads about agents that start.
+struct Startup {
+    agents: AgentStartup,
     /// Failures before every agent has answered: several hosts may fail for the same reason.
     failures: Vec<String>,
     /// Advice of nodes that the user has read; each text is shown once.
     advised: BTreeSet<String>,
-    /// Deadline of the relay that the launcher waits for, or of the links between all relays.
-    relay_deadline: Option<Instant>,
+}
+
+impl Startup {
+    /// The line about advice of a node, unless the user has read the same advice.
+    fn new_advice(&mut self, node: &str, text: String) -> Option<String> {
+        let line = format!("on node {node}: {text}");
+        self.advised.insert(text).then_some(line)
+    }
 }
 
 /// Runs the job and returns its exit code.
@@ -132,38 +151,32 @@ impl Launcher {
                 output.say(text);
             }
         });
-        let mut children = Vec::new();
-        for node in nodes {
-            let mut process = spawn::start(&node.spawn)?;
-            let assignment = Assignment { job: job.clone(), node: node.clone() };
-            process.stream.send(&Message::Assign(Box::new(assignment)));
-            children.push(ClusterAgent { process, node, ready: false, done: false });
-        }
+        let now = Instant::now();
         Ok(Launcher {
-            servers: BTreeMap::from([(0, server)]),
-            groups,
-            children,
+            children: ChildAgents::start(job, nodes)?,
+            process_manager: ProcessManager {
+                kvsname: job.kvsname.clone(),
+                servers: BTreeMap::from([(0, server)]),
+                names: Names::default(),
+                groups,
+            },
             signals,
-            names: Names::default(),
+            signals_seen: 0,
             watch: Watch::new(job.size, mpi::recovers(&job.environment)),
             rank_table: RankTable::new(job.size),
             status_reporter,
             output,
             phase: JobPhase::StartingAgents,
             relays,
-            deadline: options.timeout.map(|timeout| Instant::now() + timeout),
+            deadlines: Deadlines::new(options.timeout, now),
             options,
-            settled_at: None,
-            signals_seen: 0,
-            stdin_open: true,
-            stdin_window: STDIN_WINDOW_BYTES,
+            stdin: ForwardedStdin::new(),
             code: 0,
-            kvsname: job.kvsname.clone(),
-            pinged_at: Instant::now(),
-            startup: AgentStartup::new(Instant::now()),
-            failures: Vec::new(),
-            advised: BTreeSet::new(),
-            relay_deadline: None,
+            startup: Startup {
+                agents: AgentStartup::new(now),
+                failures: Vec::new(),
+                advised: BTreeSet::new(),
+            },
         })
     }
 
@@ -176,34 +189,29 @@ impl Launcher {
             if stdin_ready {
                 self.read_stdin();
             }
-            self.ping();
+            if self.deadlines.is_ping_due(Instant::now()) {
+                self.children.send_to_all(&Message::Ping);
+            }
             self.check_unanswered();
             self.judge();
             self.serve();
             self.output.handle_time(Instant::now());
-            self.children.iter_mut().for_each(|child| child.process.stream.flush());
+            self.children.flush();
             self.output.flush();
         }
         self.kill_leftovers();
         // Agents on this machine have removed their files, unless the agents were killed.
-        cleanup::remove_mpich_files(&self.kvsname, |_| true);
+        cleanup::remove_mpich_files(&self.process_manager.kvsname, |_| true);
         self.code
-    }
-
-    fn ping(&mut self) {
-        if self.pinged_at.elapsed() >= PING_INTERVAL {
-            self.pinged_at = Instant::now();
-            self.send_to_all(&Message::Ping);
-        }
     }
 
     /// Reports agents below the launcher that have not answered. An agent that has answered watches
     /// the agents below itself.
     fn check_unanswered(&mut self) {
-        let links = self.children.iter().map(|child| (&child.node, &child.process.stream));
+        let links = self.children.0.iter().map(|child| (&child.node, &child.process.stream));
         let unanswered: Vec<_> =
             links.filter_map(|(node, stream)| agent_startup::unanswered(node, stream)).collect();
-        match self.startup.poll(Instant::now(), &unanswered) {
+        match self.startup.agents.poll(Instant::now(), &unanswered) {
             Some(StartupNotice::Notice(text)) => self.output.say(&text),
             Some(StartupNotice::GiveUp(text)) => self.handle_cause(Cause::Failed { text }),
             None => {}
@@ -213,7 +221,7 @@ impl Launcher {
     /// Kills the processes that agents on this machine have left behind. Agents have ended by now;
     /// an agent that was killed has left its processes to the launcher.
     fn kill_leftovers(&mut self) {
-        self.children.iter_mut().for_each(|child| child.process.stream.close_output());
+        self.children.0.iter_mut().for_each(|child| child.process.stream.close_output());
         let begun = Instant::now();
         let mut left = sys::descendants(&[]);
         // The launcher does not wait for a process that survives SIGKILL for that long, because
@@ -232,24 +240,18 @@ impl Launcher {
         let JobPhase::Ending(begun) = self.phase else { return false };
         let patience = if self.signals_seen > 1 { IMPATIENT_GRACE } else { END_GRACE };
         let patience_over = begun.elapsed() > patience;
-        (self.children.iter().all(|child| child.done) || patience_over) && self.output.is_empty()
+        (self.children.are_done() || patience_over) && self.output.is_empty()
     }
 
     /// Waits for something to do. Returns whether stdin has input.
     fn wait(&self) -> bool {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        for child in &self.children {
-            let stream = &child.process.stream;
-            let input = stream.input().filter(|_| self.takes_more());
-            fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            fds.extend(stream.output().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
-        }
+        fds.extend(self.children.descriptors(self.takes_more()));
         let asking = self.status_reporter.status_socket().descriptors();
         fds.extend(asking.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let waiting = self.output.waiting();
         fds.extend(waiting.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
-        let wants_stdin =
-            self.stdin_open && self.stdin_window > 0 && self.phase == JobPhase::Running;
+        let wants_stdin = self.stdin.wants_input() && self.phase == JobPhase::Running;
         if wants_stdin {
             fds.push(PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN));
         }
@@ -266,12 +268,11 @@ impl Launcher {
             return Some(Duration::from_millis(100));
         }
         let output = self.output.next_time();
-        let ping = self.pinged_at + PING_INTERVAL;
-        let startup = self.startup.next_time();
+        let startup = self.startup.agents.next_time();
         let left = self.watch.next_time();
-        let ends = [self.deadline, self.relay_deadline, self.settled_at, left];
         let asking = self.status_reporter.next_time();
-        let next = ends.into_iter().chain([output, startup, asking, Some(ping)]).flatten().min();
+        let times = [self.deadlines.next_time(), left, output, startup, asking];
+        let next = times.into_iter().flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -286,7 +287,7 @@ impl Launcher {
                 libc::SIGUSR1 => self.take_images(None),
                 // The launcher runs in the background of a terminal, so it may not read the
                 // terminal's input.
-                libc::SIGTTIN => self.stdin_open = false,
+                libc::SIGTTIN => self.stdin.close(),
                 // A stopped launcher sends nothing, and agents treat a silent launcher as lost.
                 libc::SIGTSTP => {
                     self.output.say("a job cannot be stopped: it goes on (Ctrl-C ends it)")
@@ -300,41 +301,30 @@ impl Launcher {
         self.signals_seen += 1;
         self.watch.handle_cause("", Cause::Interrupted { signal });
         if self.signals_seen == 1 {
-            self.settled_at = Some(Instant::now());
+            self.deadlines.settled = Some(Instant::now());
         } else {
             self.output.discard();
-            self.send_to_all(&Message::End { at_once: true });
+            self.children.send_to_all(&Message::End { at_once: true });
         }
     }
 
     fn read_stdin(&mut self) {
-        let mut buffer = [0; PIECE_BYTES_MAX];
-        let room = buffer.len().min(self.stdin_window as usize);
-        let message = match rustix::io::read(rustix::stdio::stdin(), &mut buffer[..room]) {
-            Ok(0) => Message::StdinEnd,
-            Ok(count) => Message::Stdin { bytes: buffer[..count].to_vec() },
-            Err(Errno::INTR | Errno::AGAIN) => return,
-            Err(_) => Message::StdinEnd,
-        };
-        match &message {
-            Message::Stdin { bytes } => self.stdin_window -= bytes.len() as u32,
-            _ => self.stdin_open = false,
-        }
-        if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
-            child.process.stream.send(&message);
+        let Some(message) = self.stdin.read() else { return };
+        if let Some(holder) = self.children.holder(0) {
+            self.children.send(holder, &message);
         }
     }
 
     // --- agents
 
     fn handle_children(&mut self) {
-        for index in 0..self.children.len() {
-            if self.children[index].process.stream.at_end() || !self.takes_more() {
+        for index in 0..self.children.0.len() {
+            if self.children.0[index].process.stream.at_end() || !self.takes_more() {
                 continue;
             }
-            let mut problem = self.children[index].process.stream.fill().err();
+            let mut problem = self.children.0[index].process.stream.fill().err();
             while problem.is_none() {
-                match self.children[index].process.stream.poll_message() {
+                match self.children.0[index].process.stream.poll_message() {
                     Ok(Some(message)) => self.handle_message(index, message),
                     Ok(None) => break,
                     Err(error) => problem = Some(error),
@@ -345,7 +335,7 @@ impl Launcher {
     }
 
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
-        let child = &mut self.children[index];
+        let child = &mut self.children.0[index];
         if child.process.stream.at_end() && !child.done {
             child.done = true;
             let text = spawn::agent_failure::text(&child.node, &child.process, problem, None);
@@ -363,13 +353,13 @@ impl Launcher {
                 self.handle_relay_link(index, cluster as usize, &address, &problem);
             }
             Message::BarrierUp { group, delta } => {
-                if let Some(server) = self.servers.get_mut(&group) {
+                if let Some(server) = self.process_manager.servers.get_mut(&group) {
                     server.handle_barrier_up(index, delta);
                 }
             }
             Message::Name { rank, request } => {
-                let line = self.names.handle_request(request);
-                self.children[index].process.stream.send(&Message::Answer { rank, line });
+                let line = self.process_manager.names.handle_request(request);
+                self.children.send(index, &Message::Answer { rank, line });
             }
             Message::Spawn { rank, request } => self.handle_spawn(index, rank, &request),
             Message::Started { group, problem } => self.handle_started(group, problem),
@@ -383,11 +373,13 @@ impl Launcher {
                 let lost_peer_ranks = self.output.take_lost_peer_ranks().into_iter();
                 lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank, now));
             }
-            Message::StdinTaken { bytes } => self.stdin_window += bytes,
+            Message::StdinTaken { bytes } => self.stdin.handle_taken(bytes),
             Message::Exited { group, rank, ending, stage } => {
                 self.output.handle_end(rank);
                 // Rank 0 was the only reader of stdin.
-                self.stdin_open &= rank != 0;
+                if rank == 0 {
+                    self.stdin.close();
+                }
                 self.handle_exit(group, rank, ending, stage);
             }
             Message::Alive { group, rank, pid, incarnation, is_live, percent } => {
@@ -396,8 +388,8 @@ impl Launcher {
                 self.show_status();
             }
             Message::Moved(moved) => {
-                self.groups.handle_moved(&moved);
-                moved.apply(&mut self.children[index].node);
+                self.process_manager.groups.handle_moved(&moved);
+                moved.apply(&mut self.children.0[index].node);
             }
             Message::Ping => {}
             Message::Checkpoint { rank, number, bytes } => {
@@ -406,14 +398,18 @@ impl Launcher {
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
-            Message::Advice { node, text } => self.tell_once(&node, text),
+            Message::Advice { node, text } => {
+                if let Some(line) = self.startup.new_advice(&node, text) {
+                    self.output.say(&line);
+                }
+            }
             Message::RelayLog { text } => self.log_relay(&text),
             Message::Paths { serial, paths } => self.status_reporter.handle_paths(serial, *paths),
             Message::LogStatus { serial, lines } => {
                 self.status_reporter.handle_record(serial, &lines)
             }
             Message::Done => {
-                self.children[index].done = true;
+                self.children.0[index].done = true;
                 self.output.handle_last();
             }
             other => {
@@ -423,17 +419,10 @@ impl Launcher {
         }
     }
 
-    fn tell_once(&mut self, node: &str, text: String) {
-        let told = format!("on node {node}: {text}");
-        if self.advised.insert(text) {
-            self.output.say(&told);
-        }
-    }
-
     /// Records a cause that concerns the job as a whole.
     fn handle_cause(&mut self, cause: Cause) {
         if let (JobPhase::StartingAgents, Cause::Failed { text }) = (self.phase, &cause) {
-            self.failures.push(text.clone());
+            self.startup.failures.push(text.clone());
         }
         self.handle_cause_on("", cause);
     }
@@ -457,15 +446,13 @@ impl Launcher {
         }
     }
 
-    fn send_to_all(&mut self, message: &Message) {
-        self.children.iter_mut().for_each(|child| child.process.stream.send(message));
-    }
-
     fn drain_servers(&mut self) {
         loop {
-            let mut servers = self.servers.values_mut();
+            let mut servers = self.process_manager.servers.values_mut();
             match servers.find_map(Server::poll_event) {
-                Some(ServerEvent::BarrierUp { group, delta }) => self.release(group, delta),
+                Some(ServerEvent::BarrierUp { group, delta }) => {
+                    self.process_manager.release(group, delta);
+                }
                 Some(ServerEvent::BarrierDown { group, delta }) => {
                     self.send_to_group(group, &Message::BarrierDown { group, delta });
                 }
@@ -474,37 +461,31 @@ impl Launcher {
                 None => break,
             }
         }
-        if let Some(rank) = self.servers.values().find_map(Server::stuck) {
+        if let Some(rank) = self.process_manager.servers.values().find_map(Server::stuck) {
             self.handle_cause(Cause::Stuck { rank });
         }
     }
 
-    fn release(&mut self, group: u32, delta: Delta) {
-        if let Some(server) = self.servers.get_mut(&group) {
-            server.handle_barrier_down(delta);
-        }
-    }
-
     fn send_to_group(&mut self, group: u32, message: &Message) {
-        let Some(server) = self.servers.get(&group) else { return };
+        let Some(server) = self.process_manager.servers.get(&group) else { return };
         for child in server.children() {
-            self.children[child].process.stream.send(message);
+            self.children.send(child, message);
         }
     }
 
     fn handle_exit(&mut self, group: u32, rank: u32, ending: Ending, stage: Stage) {
-        if let Some(server) = self.servers.get_mut(&group) {
+        if let Some(server) = self.process_manager.servers.get_mut(&group) {
             server.handle_ended(rank);
         }
-        if group == 0 || self.groups.is_known(group) {
+        if group == 0 || self.process_manager.groups.is_known(group) {
             let node = self.node_of(rank);
             self.watch.handle_exit(&node, rank, ending, stage, Instant::now());
         }
         self.rank_table.handle_exit(rank, ending);
         self.show_status();
-        if self.groups.handle_exit(group) {
+        if self.process_manager.groups.handle_exit(group) {
             self.rank_table.forget(group);
-            self.servers.remove(&group);
+            self.process_manager.servers.remove(&group);
         }
     }
 
@@ -516,7 +497,7 @@ impl Launcher {
             return;
         }
         let spawner = SpawningRank { cluster, rank };
-        match self.groups.order(spawner, request) {
+        match self.process_manager.groups.order(spawner, request) {
             Ok(order) => self.start_group(order),
             Err(problem) => self.refuse_spawn(spawner, &problem),
         }
@@ -528,23 +509,24 @@ impl Launcher {
             self.output.say(SPAWNED_NOT_RESTARTED);
         }
         for index in order.blocks.iter().flat_map(Block::indices) {
-            let name = self.groups.name(index).unwrap_or_default();
+            let name = self.process_manager.groups.name(index).unwrap_or_default();
             self.output.set_name(index, name);
         }
-        let takes_part = |&child: &usize| order.below(&self.children[child].node).next().is_some();
-        let children: Vec<usize> = (0..self.children.len()).filter(takes_part).collect();
+        let takes_part =
+            |&child: &usize| order.below(&self.children.0[child].node).next().is_some();
+        let children: Vec<usize> = (0..self.children.0.len()).filter(takes_part).collect();
         let group = order.group;
-        self.servers.insert(group, server(group, children));
+        self.process_manager.servers.insert(group, server(group, children));
         self.send_to_group(group, &Message::SpawnOrder(Box::new(order)));
     }
 
     fn handle_started(&mut self, group: u32, problem: String) {
-        match self.groups.handle_started(group, problem) {
+        match self.process_manager.groups.handle_started(group, problem) {
             SpawnOutcome::Waiting => {}
             SpawnOutcome::Running { spawner } => self.answer_spawn(spawner, true),
             SpawnOutcome::Failed { spawner, problem, indices } => {
                 self.send_to_group(group, &Message::Revoke { group });
-                self.servers.remove(&group);
+                self.process_manager.servers.remove(&group);
                 indices.iter().for_each(|&rank| self.output.handle_end(rank));
                 self.watch.handle_revoke(indices.into_iter());
                 self.rank_table.forget(group);
@@ -561,15 +543,15 @@ impl Launcher {
 
     fn answer_spawn(&mut self, spawner: SpawningRank, started: bool) {
         let answer = Message::Answer { rank: spawner.rank, line: answer(started) };
-        self.children[spawner.cluster].process.stream.send(&answer);
+        self.children.send(spawner.cluster, &answer);
     }
 
     // --- the course of the job
 
     fn handle_ready(&mut self, index: usize) {
-        self.children[index].ready = true;
-        if self.phase == JobPhase::StartingAgents && self.children.iter().all(|child| child.ready) {
-            self.startup.end();
+        self.children.0[index].ready = true;
+        if self.phase == JobPhase::StartingAgents && self.children.are_ready() {
+            self.startup.agents.end();
             self.start_relay(0);
         }
     }
@@ -578,14 +560,14 @@ impl Launcher {
         match self.relays.config(place) {
             Some((cluster, config)) => {
                 self.phase = JobPhase::Relays(place);
-                self.relay_deadline = Some(Instant::now() + RELAY_PATIENCE);
+                self.deadlines.relay = Some(Instant::now() + RELAY_PATIENCE);
                 self.relays.expect_links(cluster);
-                self.children[cluster].process.stream.send(&Message::StartRelay { config });
+                self.children.send(cluster, &Message::StartRelay { config });
             }
             None if self.relays.links().are_up() => self.start_ranks(),
             None => {
                 self.phase = JobPhase::Linking;
-                self.relay_deadline = Some(Instant::now() + self.relays.links().patience());
+                self.deadlines.relay = Some(Instant::now() + self.relays.links().patience());
             }
         }
     }
@@ -613,8 +595,8 @@ impl Launcher {
 
     fn start_ranks(&mut self) {
         self.phase = JobPhase::Running;
-        self.relay_deadline = None;
-        for (index, child) in self.children.iter_mut().enumerate() {
+        self.deadlines.relay = None;
+        for (index, child) in self.children.0.iter_mut().enumerate() {
             let relay = self.relays.rank_address(index);
             child.process.stream.send(&Message::Start { relay });
         }
@@ -631,12 +613,12 @@ impl Launcher {
             }
             return;
         }
-        if self.deadline.is_some_and(|deadline| now >= deadline) {
+        if self.deadlines.job.is_some_and(|deadline| now >= deadline) {
             let seconds = self.options.timeout.map_or(0, |timeout| timeout.as_secs());
             self.watch.handle_cause("", Cause::Timeout { seconds });
-            self.settled_at = Some(now);
+            self.deadlines.settled = Some(now);
         }
-        if self.relay_deadline.is_some_and(|deadline| now >= deadline) {
+        if self.deadlines.relay.is_some_and(|deadline| now >= deadline) {
             let seconds = RELAY_PATIENCE.as_secs();
             let text = match self.phase {
                 JobPhase::Linking => self.relays.links().failure(),
@@ -646,7 +628,7 @@ impl Launcher {
         }
         if self.output.is_unread() {
             self.watch.handle_cause("", Cause::Unread);
-            self.settled_at = Some(now);
+            self.deadlines.settled = Some(now);
         }
         match self.watch.verdict(now) {
             Verdict::GoOn => self.say_notice(now),
@@ -654,11 +636,14 @@ impl Launcher {
             Verdict::End(cause) => {
                 let settle =
                     if self.phase == JobPhase::StartingAgents { STARTUP_SETTLE } else { SETTLE };
-                let settled_at = *self.settled_at.get_or_insert(now + settle);
+                let settled_at = *self.deadlines.settled.get_or_insert(now + settle);
                 if now >= settled_at || self.watch.all_ended() {
                     let text = cause.text(|rank| self.place(rank));
-                    let others =
-                        self.failures.iter().filter(|&failure| Some(failure) != text.as_ref());
+                    let others = self
+                        .startup
+                        .failures
+                        .iter()
+                        .filter(|&failure| Some(failure) != text.as_ref());
                     let others = agent_startup::others(others);
                     text.iter().chain(&others).for_each(|line| self.output.say(line));
                     self.end(cause.code());
@@ -668,7 +653,7 @@ impl Launcher {
     }
 
     fn say_notice(&mut self, now: Instant) {
-        let (groups, children) = (&self.groups, &self.children);
+        let (groups, children) = (&self.process_manager.groups, &self.children.0);
         let place = |rank| place(groups, children, rank);
         if let Some(text) = self.watch.poll_notice(now, place) {
             self.output.say(&text);
@@ -678,14 +663,10 @@ impl Launcher {
     fn end(&mut self, code: i32) {
         self.code = code;
         self.phase = JobPhase::Ending(Instant::now());
-        self.startup.end();
+        self.startup.agents.end();
         self.show_status();
-        self.send_to_all(&Message::End { at_once: false });
-        // An agent that has not answered yet has started nothing, so the launcher just ends the
-        // connection.
-        for child in self.children.iter().filter(|child| !child.process.stream.has_answered()) {
-            sys::kill(child.process.pid, libc::SIGTERM);
-        }
+        self.children.send_to_all(&Message::End { at_once: false });
+        self.children.end_unanswered();
     }
 }
 

@@ -4,9 +4,10 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::child_agents::ChildAgent;
 use super::log_query::LogQuery;
 use super::status_line::StatusLine;
-use super::{ClusterAgent, JobPhase, Launcher};
+use super::{JobPhase, Launcher};
 use crate::checkpoint::CheckpointConfig;
 use crate::control::spawn_order::Task;
 use crate::control::{Job, Message, Node};
@@ -179,7 +180,8 @@ impl StatusReporter {
 impl Launcher {
     /// Answers clients of the status socket.
     pub(super) fn serve(&mut self) {
-        let (groups, children, rank_table) = (&self.groups, &self.children, &self.rank_table);
+        let (groups, children, rank_table) =
+            (&self.process_manager.groups, &self.children.0, &self.rank_table);
         let StatusReporter { status_socket, fixed, path_query, log_query, .. } =
             &mut self.status_reporter;
         let now = Instant::now();
@@ -229,7 +231,7 @@ impl Launcher {
         if is_wanted.get() && path_query.until.is_none() {
             let agents = children.iter().map(|child| child.node.hosts().len()).sum();
             let message = path_query.begin(agents, now);
-            self.send_to_all(&message);
+            self.children.send_to_all(&message);
         }
         if self.is_status_line_due(now) {
             wanted.set(wanted.get().or(Some(StatusQuery::Log)));
@@ -241,8 +243,8 @@ impl Launcher {
         let log_query = &mut self.status_reporter.log_query;
         // A client with another question waits until the answers of this query are no longer fresh.
         if let (Some(question), true) = (wanted.get(), log_query.is_idle()) {
-            let message = log_query.begin(question, self.children.len(), now);
-            self.send_to_all(&message);
+            let message = log_query.begin(question, self.children.0.len(), now);
+            self.children.send_to_all(&message);
         }
     }
 
@@ -252,7 +254,7 @@ impl Launcher {
             self.output
                 .say("no checkpoints are taken of this job: it was started without --checkpoint");
         } else if self.phase == JobPhase::Running {
-            self.send_to_all(&Message::TakeCheckpoints { rank });
+            self.children.send_to_all(&Message::TakeCheckpoints { rank });
         }
     }
 
@@ -287,19 +289,19 @@ impl Launcher {
     }
 
     pub(super) fn place(&self, rank: u32) -> String {
-        place(&self.groups, &self.children, rank)
+        place(&self.process_manager.groups, &self.children.0, rank)
     }
 
     /// A name for the node of a rank that is unique in the job.
     pub(super) fn node_of(&self, rank: u32) -> String {
-        match location_of(&self.groups, &self.children, rank) {
+        match location_of(&self.process_manager.groups, &self.children.0, rank) {
             RankLocation { node, .. } if node.is_empty() => String::new(),
             RankLocation { node, cluster, .. } => format!("{cluster}/{node}"),
         }
     }
 }
 
-fn location_of(groups: &Groups, children: &[ClusterAgent], rank: u32) -> RankLocation {
+fn location_of(groups: &Groups, children: &[ChildAgent], rank: u32) -> RankLocation {
     if let (Some(name), Some((_, node, cluster))) = (groups.name(rank), groups.place_of(rank)) {
         return RankLocation { rank: name, node: node.to_string(), cluster: cluster.to_string() };
     }
@@ -310,7 +312,7 @@ fn location_of(groups: &Groups, children: &[ClusterAgent], rank: u32) -> RankLoc
 }
 
 /// The name and the location of a rank, for texts that the user reads.
-pub(super) fn place(groups: &Groups, children: &[ClusterAgent], rank: u32) -> String {
+pub(super) fn place(groups: &Groups, children: &[ChildAgent], rank: u32) -> String {
     let spawned = groups.place_of(rank).map(|(name, ..)| name);
     let RankLocation { node, cluster, .. } = location_of(groups, children, rank);
     let name = spawned.unwrap_or_else(|| format!("rank {rank}"));

@@ -13,11 +13,12 @@ use landbridge_proto::wire::hello::{Introduction, Role};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
+use super::connection::{ConnectionKey, Phase, RelayStream, Remote};
 use super::pending_connection::{HelloProgress, Origin, PendingConnection};
 use super::transport::Transport;
 use super::udp_backoff::UdpBackoff;
 use super::udp_upgrade::UdpUpgrade;
-use super::{ConnectionKey, EventLoop, PENDING_MAX, Phase, RelayStream, Remote};
+use super::{EventLoop, PENDING_MAX};
 use crate::engine::{LinkState, Peer, Setup};
 use crate::link::relay_shm::RelayShmLink;
 use crate::link::shm::{Mapper, ShmLink};
@@ -207,6 +208,25 @@ impl Dial {
     }
 }
 
+/// The streams that this relay dials.
+pub struct Dials(pub Vec<Dial>);
+
+impl Dials {
+    pub fn find(&mut self, cluster: ClusterId, stream: u32) -> Option<&mut Dial> {
+        let mut dials = self.0.iter_mut();
+        dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
+    }
+
+    /// Lets the stream be dialled again after a pause, which grows.
+    pub fn schedule(&mut self, cluster: ClusterId, stream: u32) {
+        let now = sys::now_millis();
+        if let Some(dial) = self.find(cluster, stream) {
+            dial.due_millis = Some(now + dial.pause_millis);
+            dial.pause_millis = (2 * dial.pause_millis).min(dial.pause_millis_max);
+        }
+    }
+}
+
 impl EventLoop<'_> {
     pub(super) fn accept_connections(&mut self, index: usize) {
         for _ in 0..ACCEPTS_MAX {
@@ -251,13 +271,13 @@ impl EventLoop<'_> {
         origin: Origin,
     ) {
         self.report.accepted += 1;
-        if self.pending_count >= PENDING_MAX {
+        if self.pending.count >= PENDING_MAX {
             self.close_oldest_pending();
         }
         let pending = PendingConnection::new(origin, sys::now_millis());
         match transport {
             Ok(transport) => match self.open(transport, pending, remote) {
-                Ok(slot) => self.enqueue(slot),
+                Ok(slot) => self.forwarder.connections.enqueue(slot),
                 Err(error) => self.host.log(format_args!("cannot watch a connection: {error}")),
             },
             Err(why) => self.refuse(&remote, &why),
@@ -265,16 +285,17 @@ impl EventLoop<'_> {
     }
 
     fn transport_of(&self, socket: OwnedFd, origin: Origin) -> Result<Transport, String> {
-        match (origin, &self.identity) {
-            (Origin::Ranks, _) if self.relay.is_recovery_enabled() => {
-                let peer_timeout = Duration::from_millis(self.relay.reconnect_timeout_millis());
+        match (origin, &self.own.identity) {
+            (Origin::Ranks, _) if self.forwarder.relay.is_recovery_enabled() => {
+                let peer_timeout =
+                    Duration::from_millis(self.forwarder.relay.reconnect_timeout_millis());
                 sys::tune_recorded_link(&socket, peer_timeout);
             }
             (Origin::Ranks, _) => sys::tune_link(&socket),
             (Origin::Unix, _) => (),
             (Origin::Relays | Origin::Dialled(..), _) => sys::tune_shared_link(&socket),
         }
-        let link = match (origin, &self.identity) {
+        let link = match (origin, &self.own.identity) {
             (Origin::Ranks | Origin::Unix, _) => return Ok(Transport::Plain(Socket(socket))),
             (Origin::Relays, Some(identity)) => TlsLink::accept(identity, socket),
             (Origin::Dialled(cluster, _), Some(identity)) => {
@@ -289,24 +310,26 @@ impl EventLoop<'_> {
 
     pub(super) fn serve_pending(&mut self, slot: usize) {
         if self.drops_for_udp(slot) {
-            self.schedule_close(slot, "UDP is tried once more".into());
+            self.forwarder.connections.schedule_close(slot, "UDP is tried once more".into());
             return;
         }
-        let connection = &mut self.connections[slot];
+        let connection = &mut self.forwarder.connections[slot];
         let (Phase::Pending(pending), Some(transport)) =
             (&mut connection.phase, &mut connection.transport)
         else {
             return;
         };
-        match pending.advance(transport, &self.own) {
+        match pending.advance(transport, &self.own.credentials) {
             Ok(HelloProgress::Waits) => {
                 if connection.is_ending {
-                    self.schedule_close(slot, "it left before the hello was over".into());
+                    self.forwarder
+                        .connections
+                        .schedule_close(slot, "it left before the hello was over".into());
                 }
             }
             Ok(HelloProgress::Certified) => match self.certify(slot) {
                 Ok(()) => self.serve_pending(slot),
-                Err(why) => self.schedule_close(slot, why),
+                Err(why) => self.forwarder.connections.schedule_close(slot, why),
             },
             Ok(HelloProgress::Known(introduction, memory)) => {
                 let origin = pending.origin;
@@ -318,17 +341,17 @@ impl EventLoop<'_> {
                 };
                 match result {
                     // No event will report what arrived directly behind the hello.
-                    Ok(()) => self.enqueue(slot),
-                    Err(why) => self.schedule_close(slot, why),
+                    Ok(()) => self.forwarder.connections.enqueue(slot),
+                    Err(why) => self.forwarder.connections.schedule_close(slot, why),
                 }
             }
-            Err(why) => self.schedule_close(slot, why),
+            Err(why) => self.forwarder.connections.schedule_close(slot, why),
         }
     }
 
     /// Whether a TCP dial that has just connected is closed in favour of another UDP dial.
     fn drops_for_udp(&mut self, slot: usize) -> bool {
-        let connection = &self.connections[slot];
+        let connection = &self.forwarder.connections[slot];
         let (Phase::Pending(pending), Remote::Ip(_)) = (&connection.phase, &connection.remote)
         else {
             return false;
@@ -337,24 +360,24 @@ impl EventLoop<'_> {
         if connection.is_ending || !pending.is_connecting() {
             return false;
         }
-        let dial = self.dial_of(cluster, number);
+        let dial = self.dials.find(cluster, number);
         dial.is_some_and(|dial| dial.suspects_outage(sys::now_millis()))
     }
 
     /// Checks the certificate that a relay has shown.
     fn certify(&mut self, slot: usize) -> Result<(), String> {
         let cluster = self.certified_cluster(slot)?;
-        self.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
-        if let Phase::Pending(pending) = &mut self.connections[slot].phase {
+        self.forwarder.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
+        if let Phase::Pending(pending) = &mut self.forwarder.connections[slot].phase {
             pending.set_certified();
         }
         Ok(())
     }
 
     fn certified_cluster(&self, slot: usize) -> Result<ClusterId, String> {
-        let transport = self.connections[slot].transport.as_ref();
+        let transport = self.forwarder.connections[slot].transport.as_ref();
         transport
-            .and_then(|transport| transport.peer_cluster(self.clusters))
+            .and_then(|transport| transport.peer_cluster(self.own.clusters))
             .ok_or_else(|| "its certificate is that of no relay of this job".into())
     }
 
@@ -368,24 +391,24 @@ impl EventLoop<'_> {
             Role::Endpoint => (),
             Role::Relay => return Err("a relay connected to the listener of the ranks".into()),
             Role::Doctor => {
-                self.pending_count -= 1;
+                self.pending.count -= 1;
                 self.report.attached += 1;
-                self.connections[slot].phase = Phase::Doctor;
+                self.forwarder.connections[slot].phase = Phase::Doctor;
                 return Ok(());
             }
         }
-        if introduction.cluster != self.own_cluster {
+        if introduction.cluster != self.own.cluster {
             return Err(format!(
                 "it belongs to cluster {}, this relay to cluster {}",
-                introduction.cluster.0, self.own_cluster.0
+                introduction.cluster.0, self.own.cluster.0
             ));
         }
         if let Some(memory) = memory {
             self.share_memory(slot, memory)?;
         }
         let (address, incarnation) = (introduction.address, introduction.incarnation);
-        self.violations.check(address)?;
-        if let Some((link, older)) = self.relay.incarnation(address) {
+        self.forwarder.violations.check(address)?;
+        if let Some((link, older)) = self.forwarder.relay.incarnation(address) {
             if incarnation < older {
                 return Err(format!("a later start of {address} is attached already"));
             }
@@ -393,26 +416,27 @@ impl EventLoop<'_> {
                 true => "it reconnects",
                 false => "it has been restarted",
             };
-            if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
-                if self.relay.is_recovery_enabled() {
-                    self.drain_input(old, link);
+            if let Some(old) = self.forwarder.connections.slot_of(link) {
+                if self.forwarder.relay.is_recovery_enabled() {
+                    self.forwarder.drain_input(old, link);
                 }
                 self.suspend(old, why);
             }
         }
-        let is_shm = matches!(self.connections[slot].transport, Some(Transport::Shm(_)));
+        let is_shm = matches!(self.forwarder.connections[slot].transport, Some(Transport::Shm(_)));
         if self.log_storage.keeps_nondeterminism() && !is_shm {
-            self.relay.recovery_mut().keep_nondeterminism_of(address);
+            self.forwarder.relay.recovery_mut().keep_nondeterminism_of(address);
         }
-        let link = self.relay.attach_at(address, incarnation, introduction.log_position)?;
-        self.connections[slot].phase = Phase::Endpoint { link, address };
+        let link =
+            self.forwarder.relay.attach_at(address, incarnation, introduction.log_position)?;
+        self.forwarder.connections[slot].phase = Phase::Endpoint { link, address };
         self.bind(link, slot);
-        self.drain(&[]);
+        self.forwarder.drain(&[]);
         Ok(())
     }
 
     fn share_memory(&mut self, slot: usize, memory: OwnedFd) -> Result<(), String> {
-        let connection = &mut self.connections[slot];
+        let connection = &mut self.forwarder.connections[slot];
         let socket = match connection.transport.take() {
             Some(Transport::Plain(socket)) => socket,
             _ => return Err("it shares memory over something else than a Unix socket".into()),
@@ -420,7 +444,7 @@ impl EventLoop<'_> {
         let link = ShmLink::accept(socket.0, memory, Mapper::ANYWHERE)
             .map_err(|error| format!("it does not share memory ({error})"))?;
         connection.transport = Some(Transport::Shm(Box::new(RelayShmLink(link))));
-        self.waiter.note_shm(slot);
+        self.forwarder.waiter.note_shm(slot);
         Ok(())
     }
 
@@ -435,8 +459,8 @@ impl EventLoop<'_> {
                 introduction.cluster.0, cluster.0
             ));
         }
-        let peer = self.relay.peer(cluster).ok_or("this job has no such relay")?;
-        let (stream, takes_over) = match &self.connections[slot].phase {
+        let peer = self.forwarder.relay.peer(cluster).ok_or("this job has no such relay")?;
+        let (stream, takes_over) = match &self.forwarder.connections[slot].phase {
             Phase::Pending(pending) => match pending.origin {
                 Origin::Dialled(_, number) => {
                     (RelayStream { number, is_dialled: true }, pending.takes_over)
@@ -447,30 +471,32 @@ impl EventLoop<'_> {
         };
         let older = self.replace_streams(peer, stream, introduction.incarnation, takes_over);
         self.retire(older);
-        let new_stream = self.relay.connect(peer, introduction.incarnation)?;
-        self.connections[slot].phase = Phase::Peer { link: new_stream.stream, cluster, stream };
+        let new_stream = self.forwarder.relay.connect(peer, introduction.incarnation)?;
+        self.forwarder.connections[slot].phase =
+            Phase::Peer { link: new_stream.stream, cluster, stream };
         self.bind(new_stream.stream, slot);
-        if let Some(Transport::Tls(tls)) = &mut self.connections[slot].transport {
+        if let Some(Transport::Tls(tls)) = &mut self.forwarder.connections[slot].transport {
             tls.grow();
         }
         self.report_stream(slot, cluster, stream, &new_stream);
         if takes_over && !new_stream.is_first {
-            self.host.handle_link(cluster, &self.connections[slot].remote, LinkState::Up);
+            self.host.handle_link(cluster, &self.forwarder.connections[slot].remote, LinkState::Up);
         }
         let is_it = |dial: &&mut Dial| dial.peer.cluster == cluster && dial.stream == stream.number;
-        if let Some(dial) = self.dials.iter_mut().find(is_it).filter(|_| stream.is_dialled) {
+        if let Some(dial) = self.dials.0.iter_mut().find(is_it).filter(|_| stream.is_dialled) {
             dial.due_millis = None;
             dial.pause_millis = DIAL_MILLIS_MIN;
             dial.reported.clear();
             (dial.udp_failed_millis, dial.is_udp_retry) = (None, false);
-            let (over_tcp, now) = match self.connections[slot].remote {
+            let (over_tcp, now) = match self.forwarder.connections[slot].remote {
                 Remote::Ip(at) => (Some(at).filter(|_| self.udp.is_wanted()), sys::now_millis()),
                 _ => (None, sys::now_millis()),
             };
-            dial.udp_backoff.note_up(matches!(self.connections[slot].remote, Remote::Udp(_)), now);
+            dial.udp_backoff
+                .note_up(matches!(self.forwarder.connections[slot].remote, Remote::Udp(_)), now);
             dial.udp_upgrade.note_up(over_tcp, now);
         }
-        self.drain(&[]);
+        self.forwarder.drain(&[]);
         Ok(())
     }
 
@@ -483,11 +509,11 @@ impl EventLoop<'_> {
         incarnation: u32,
         takes_over: bool,
     ) -> Vec<LinkId> {
-        let is_new = self.relay.ports().peer_incarnation(peer) != Some(incarnation);
+        let is_new = self.forwarder.relay.ports().peer_incarnation(peer) != Some(incarnation);
         let mut retiring = Vec::new();
-        for id in self.relay.ports().streams(peer).to_vec() {
-            let Some(old) = self.slots.get(id.0 as usize).copied().flatten() else { continue };
-            let is_same = matches!(self.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
+        for id in self.forwarder.relay.ports().streams(peer).to_vec() {
+            let Some(old) = self.forwarder.connections.slot_of(id) else { continue };
+            let is_same = matches!(self.forwarder.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
             if is_new {
                 self.close(old, "the relay there has been restarted");
             } else if is_same && takes_over {
@@ -506,7 +532,8 @@ impl EventLoop<'_> {
         stream: RelayStream,
         new_stream: &NewStream,
     ) {
-        let (remote, number, n) = (&self.connections[slot].remote, cluster.0, stream.number);
+        let (remote, number, n) =
+            (&self.forwarder.connections[slot].remote, cluster.0, stream.number);
         if !new_stream.is_first {
             self.host
                 .log(format_args!("stream {n} to the relay of cluster {number} at {remote} is up"));
@@ -526,13 +553,13 @@ impl EventLoop<'_> {
         if self.is_after_stall(now_millis) {
             return;
         }
-        while let Some(key) = self.pending.front().copied() {
+        while let Some(key) = self.pending.keys.front().copied() {
             match self.pending_connection(key) {
-                None => drop(self.pending.pop_front()),
+                None => drop(self.pending.keys.pop_front()),
                 Some(pending) if pending.deadline_millis <= now_millis => {
                     let why = pending.timeout_reason();
-                    self.pending.pop_front();
-                    self.schedule_close(key.slot, why);
+                    self.pending.keys.pop_front();
+                    self.forwarder.connections.schedule_close(key.slot, why);
                 }
                 Some(_) => return,
             }
@@ -540,7 +567,7 @@ impl EventLoop<'_> {
     }
 
     fn close_oldest_pending(&mut self) {
-        while let Some(key) = self.pending.pop_front() {
+        while let Some(key) = self.pending.keys.pop_front() {
             if self.pending_connection(key).is_some() {
                 self.close(key.slot, "its hello was slow while many other connections waited");
                 return;
@@ -549,31 +576,22 @@ impl EventLoop<'_> {
     }
 
     fn pending_connection(&mut self, key: ConnectionKey) -> Option<&mut PendingConnection> {
-        match &mut self.find(key)?.phase {
+        match &mut self.forwarder.connections.find(key)?.phase {
             Phase::Pending(pending) => Some(pending),
             _ => None,
         }
     }
 
-    pub(super) fn schedule_dial(&mut self, cluster: ClusterId, stream: u32) {
-        let now = sys::now_millis();
-        if let Some(dial) = self.dial_of(cluster, stream) {
-            dial.due_millis = Some(now + dial.pause_millis);
-            dial.pause_millis = (2 * dial.pause_millis).min(dial.pause_millis_max);
-        }
-    }
-
-    fn dial_of(&mut self, cluster: ClusterId, stream: u32) -> Option<&mut Dial> {
-        let mut dials = self.dials.iter_mut();
-        dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
-    }
-
     /// Dials the streams that are due. While a relay has no stream, only the first one is dialled.
     pub(super) fn dial_due(&mut self, now_millis: u64) {
-        for index in 0..self.dials.len() {
-            let dial = &mut self.dials[index];
+        for index in 0..self.dials.0.len() {
+            let dial = &mut self.dials.0[index];
             let (cluster, stream) = (dial.peer.cluster, dial.stream);
-            let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer));
+            let is_up = self
+                .forwarder
+                .relay
+                .peer(cluster)
+                .is_some_and(|peer| self.forwarder.relay.ports().is_up(peer));
             if dial.due_millis.is_none_or(|due| due > now_millis) || (stream > 0 && !is_up) {
                 continue;
             }
@@ -598,8 +616,12 @@ impl EventLoop<'_> {
         remote: &Remote,
         why: &str,
     ) {
-        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer));
-        let mut dial = self.dial_of(cluster, stream);
+        let is_up = self
+            .forwarder
+            .relay
+            .peer(cluster)
+            .is_some_and(|peer| self.forwarder.relay.ports().is_up(peer));
+        let mut dial = self.dials.find(cluster, stream);
         if let Some(dial) = &mut dial
             && std::mem::take(&mut dial.is_dropped_for_udp)
         {
@@ -613,7 +635,7 @@ impl EventLoop<'_> {
             ));
             self.host.handle_link(cluster, remote, LinkState::Unreachable(why));
         }
-        self.schedule_dial(cluster, stream);
+        self.dials.schedule(cluster, stream);
     }
 
     /// Dials TCP after UDP failed, unless the stream is up over TCP. UDP is tried again later.
@@ -625,7 +647,7 @@ impl EventLoop<'_> {
         why: &str,
     ) {
         let now = sys::now_millis();
-        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        let Some(dial) = self.dials.find(cluster, stream) else { return };
         if dial.udp_upgrade.note_failure(now) {
             return;
         }
@@ -642,8 +664,12 @@ impl EventLoop<'_> {
         address: SocketAddr,
         why: &str,
     ) {
-        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer));
-        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        let is_up = self
+            .forwarder
+            .relay
+            .peer(cluster)
+            .is_some_and(|peer| self.forwarder.relay.ports().is_up(peer));
+        let Some(dial) = self.dials.find(cluster, stream) else { return };
         if !is_up && dial.is_new_reason(format!("{address}/udp"), why) {
             self.host.log(format_args!(
                 "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
@@ -654,7 +680,7 @@ impl EventLoop<'_> {
 
     /// Records that a dialled stream has broken. UDP is avoided for a time after several breaks.
     pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
-        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        let Some(dial) = self.dials.find(cluster, stream) else { return };
         dial.udp_upgrade.note_break();
         if let Some(millis) = dial.udp_backoff.note_break(was_said, sys::now_millis()) {
             self.host.log(format_args!(
@@ -680,7 +706,7 @@ impl EventLoop<'_> {
             .open(transport, PendingConnection::new(origin, now_millis), Remote::Ip(address))
             .map_err(|error| error.to_string())?;
         // The first event reports that the connection is established, or why it failed.
-        self.connections[slot].is_writable = false;
+        self.forwarder.connections[slot].is_writable = false;
         Ok(())
     }
 }

@@ -11,7 +11,8 @@
 //! What may never happen: a relay is taken for dead because it is stopped, or because this relay
 //! was stopped.
 
-use super::{ConnectionKey, EventLoop, Phase};
+use super::EventLoop;
+use super::connection::{ConnectionKey, Phase};
 use crate::sys::{self, TcpInfo};
 
 /// A stream to another relay that is silent for this long is broken, whatever is in flight, unless
@@ -102,8 +103,8 @@ impl EventLoop<'_> {
     /// How long a rank may confirm nothing. A recorded rank ends when it is declared unreachable,
     /// and must repeat all that it did, so it has as long as a peer that no path reaches.
     fn rank_timeout_millis(&self) -> u64 {
-        match self.relay.is_recovery_enabled() {
-            true => self.relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),
+        match self.forwarder.relay.is_recovery_enabled() {
+            true => self.forwarder.relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),
             false => RANK_TIMEOUT_MILLIS,
         }
     }
@@ -112,7 +113,7 @@ impl EventLoop<'_> {
     fn check_liveness(&mut self, key: ConnectionKey, now_millis: u64) -> bool {
         let is_late = self.liveness.late_millis > LATE_MILLIS;
         let rank_millis = self.rank_timeout_millis();
-        let Some(connection) = self.find(key) else { return false };
+        let Some(connection) = self.forwarder.connections.find(key) else { return false };
         let Some(transport) = &connection.transport else { return false };
         // QUIC detects silence itself.
         let Some(fd) = transport.fd() else { return false };
@@ -127,7 +128,7 @@ impl EventLoop<'_> {
                 is_stream_unresponsive(
                     &tcp_info,
                     unacked_millis,
-                    self.connections[key.slot].is_paused,
+                    self.forwarder.connections[key.slot].is_paused,
                 )
             }
             _ if !tcp_info.has_unacked => {
@@ -140,7 +141,9 @@ impl EventLoop<'_> {
             return true;
         }
         let seconds = tcp_info.idle_millis as f64 / 1e3;
-        self.schedule_close(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
+        self.forwarder
+            .connections
+            .schedule_close(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
         false
     }
 }

@@ -82,13 +82,13 @@ impl EventLoop<'_> {
                              (recover_memory), and a process for which that is not enough can come back no longer"
                         ));
                     }
-                    self.relay.handle_written(id, result.is_ok());
+                    self.forwarder.relay.handle_written(id, result.is_ok());
                 }
                 DiskCompletion::Read(id, result) => {
                     if let Err(error) = &result {
                         self.host.warn(format_args!("recover_dir cannot be read: {error}"));
                     }
-                    self.relay.handle_read(id, result.ok());
+                    self.forwarder.relay.handle_read(id, result.ok());
                 }
             }
         }
@@ -101,7 +101,7 @@ impl EventLoop<'_> {
     /// Hands orders to the disk and memory to the relay, and reports the log events that the user
     /// or the launcher must know.
     pub(super) fn service_log(&mut self) {
-        for _ in 0..self.relay.recovery().wanted_segment_buffers() {
+        for _ in 0..self.forwarder.relay.recovery().wanted_segment_buffers() {
             if !std::mem::replace(&mut self.log_storage.has_pool, true) {
                 self.log_storage.segment_pool = SegmentPool::open().ok();
             }
@@ -109,23 +109,23 @@ impl EventLoop<'_> {
             else {
                 break;
             };
-            self.relay.recovery_mut().add_segment_buffer(segment);
+            self.forwarder.relay.recovery_mut().add_segment_buffer(segment);
         }
         let pool = &mut self.log_storage.segment_pool;
-        while let Some(segment) = self.relay.recovery_mut().poll_surplus_buffer() {
+        while let Some(segment) = self.forwarder.relay.recovery_mut().poll_surplus_buffer() {
             if let Some(pool) = pool {
                 pool.put(segment);
             }
         }
         if let Some(pool) = pool {
-            pool.shrink_to(self.relay.recovery().unused_bytes());
+            pool.shrink_to(self.forwarder.relay.recovery().unused_bytes());
         }
         while let (Some(disk), Some(order)) =
-            (&self.log_storage.disk, self.relay.recovery_mut().poll_disk_request())
+            (&self.log_storage.disk, self.forwarder.relay.recovery_mut().poll_disk_request())
         {
             disk.submit(order);
         }
-        while let Some(remark) = self.relay.recovery_mut().poll_log_event() {
+        while let Some(remark) = self.forwarder.relay.recovery_mut().poll_log_event() {
             match remark {
                 LogEvent::Unrecoverable(who, why) => {
                     self.host.warn(format_args!("of {who} {why}"));
@@ -140,20 +140,10 @@ impl EventLoop<'_> {
                 )),
             }
         }
-        while let Some((link, why)) = self.relay.recovery_mut().poll_failed_replay() {
-            if let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() {
-                self.schedule_close(slot, why.into());
+        while let Some((link, why)) = self.forwarder.relay.recovery_mut().poll_failed_replay() {
+            if let Some(slot) = self.forwarder.connections.slot_of(link) {
+                self.forwarder.connections.schedule_close(slot, why.into());
             }
-        }
-    }
-
-    /// Handles the broken input of `link`. If a frame diverged from the one that an earlier
-    /// incarnation sent, the process learns the frame's number.
-    pub(super) fn post_refused_frame(&mut self, slot: usize, link: LinkId) {
-        let refused = self.relay.ports().diverged_frame(link);
-        let transport = &mut self.connections[slot].transport;
-        if let (Some(frame), Some(Transport::Shm(shm))) = (refused, transport) {
-            shm.0.set_close_code(frame);
         }
     }
 
@@ -161,15 +151,15 @@ impl EventLoop<'_> {
     /// connection, and accepts nothing more of incarnations before `incarnation`. The host receives
     /// the endpoint's recorded nondeterminism.
     fn fence(&mut self, who: Address, incarnation: u32) {
-        if let Some((link, older)) = self.relay.incarnation(who)
+        if let Some((link, older)) = self.forwarder.relay.incarnation(who)
             && older <= incarnation
-            && let Some(slot) = self.slots.get(link.0 as usize).copied().flatten()
+            && let Some(slot) = self.forwarder.connections.slot_of(link)
         {
-            self.drain_input(slot, link);
+            self.forwarder.drain_input(slot, link);
             self.suspend(slot, "its node is lost");
         }
-        self.relay.fence(who, incarnation);
-        let kept = self.relay.recovery().nondeterminism_of(who).unwrap_or_default();
+        self.forwarder.relay.fence(who, incarnation);
+        let kept = self.forwarder.relay.recovery().nondeterminism_of(who).unwrap_or_default();
         let KeptNondeterminism { first, bytes, polls, mut is_full } = kept;
         let mut length = bytes.len() as u64;
         if let Some(Err(error)) =
@@ -192,12 +182,12 @@ impl EventLoop<'_> {
         let ControlAction::Query(query) = next else { return next };
         let reply = match query {
             LogQuery::All(first) => {
-                let mut holdings = self.relay.recovery().log_statuses(first);
+                let mut holdings = self.forwarder.relay.recovery().log_statuses(first);
                 let some = holdings.by_ref().take(REPLY_ENDPOINTS_MAX).collect();
                 LogReply::All(some, holdings.next().map(|holding| holding.address))
             }
             LogQuery::One { address, from, count } => {
-                LogReply::One(self.relay.recovery().log_excerpt(address, from, count))
+                LogReply::One(self.forwarder.relay.recovery().log_excerpt(address, from, count))
             }
         };
         self.host.handle_log_reply(&reply);
@@ -206,7 +196,7 @@ impl EventLoop<'_> {
 
     /// Warns the user if inputs have been waiting for the disk for long.
     pub(super) fn check_disk(&mut self, now_millis: u64) {
-        if !self.relay.recovery().waits_for_disk() {
+        if !self.forwarder.relay.recovery().waits_for_disk() {
             self.log_storage.stalled_since_millis = None;
             return;
         }

@@ -12,10 +12,6 @@
 use std::collections::BTreeMap;
 
 use landbridge_proto::id::Address;
-use landbridge_proto::wire::Malformed;
-
-use super::{EventLoop, Phase};
-use crate::engine::epoll::transport::Transport;
 
 /// The number of connections of an endpoint in a row that brought an invalid frame, and no valid
 /// frame before it, after which the endpoint is refused.
@@ -27,15 +23,19 @@ pub struct ProtocolViolations(BTreeMap<Address, u32>);
 
 impl ProtocolViolations {
     /// Records a violation. Returns whether the endpoint is refused from now on.
-    fn note(&mut self, address: Address, is_shm: bool) -> bool {
+    pub fn note(&mut self, address: Address, is_shm: bool) -> bool {
         let count = self.0.entry(address).or_default();
         let was_let_in = *count < VIOLATIONS_MAX;
         *count = if is_shm { VIOLATIONS_MAX } else { *count + 1 };
         was_let_in && *count >= VIOLATIONS_MAX
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Records that a frame of the endpoint was valid.
-    fn reset(&mut self, address: Address) {
+    pub fn reset(&mut self, address: Address) {
         if self.0.get(&address).is_some_and(|count| *count < VIOLATIONS_MAX) {
             self.0.remove(&address);
         }
@@ -51,31 +51,6 @@ impl ProtocolViolations {
                 Err(format!("{address} has sent what no rank sends, and is not let in any more"))
             }
             _ => Ok(()),
-        }
-    }
-}
-
-impl EventLoop<'_> {
-    /// Records that the connection has brought `bytes` bytes of valid frames.
-    #[inline]
-    pub(super) fn note_valid(&mut self, slot: usize, bytes: usize) {
-        if bytes > 0
-            && !self.violations.0.is_empty()
-            && let Phase::Endpoint { address, .. } = self.connections[slot].phase
-        {
-            self.violations.reset(address);
-        }
-    }
-
-    /// Records that the connection has brought an invalid frame.
-    pub(super) fn note_violation(&mut self, slot: usize, malformed: Malformed) {
-        let connection = &self.connections[slot];
-        let Phase::Endpoint { address, .. } = connection.phase else { return };
-        let is_shm = matches!(connection.transport, Some(Transport::Shm(_)));
-        if !self.relay.is_recovery_enabled() && self.violations.note(address, is_shm) {
-            self.host.warn(format_args!(
-                "{address} sends what no rank sends, and is not let in any more: {malformed}"
-            ));
         }
     }
 }

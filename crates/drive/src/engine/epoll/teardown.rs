@@ -1,37 +1,32 @@
 //! How connections end, and which parts of the relay are notified.
 
+use super::connection::{Connection, Phase, RelayStream, Remote};
 use super::*;
 
 impl EventLoop<'_> {
-    pub(super) fn schedule_close(&mut self, slot: usize, why: String) {
-        self.closing.push((self.key(slot), why));
-    }
-
     /// Closes the scheduled connections, and resumes the inputs that have waited for them.
     pub(super) fn close_scheduled(&mut self) {
-        while let Some((key, why)) = self.closing.pop() {
-            if self.find(key).is_some() {
-                self.close(key.slot, &why);
-            }
+        while let Some((slot, why)) = self.forwarder.connections.next_to_close() {
+            self.close(slot, &why);
         }
-        self.resume();
+        self.forwarder.resume();
     }
 
     /// Ends a connection of any kind.
     pub(super) fn close(&mut self, slot: usize, why: &str) {
-        let connection = &self.connections[slot];
+        let connection = &self.forwarder.connections[slot];
         let is_gone = match (&connection.phase, &connection.transport) {
             // In shared memory, the end of the link is the end of the process.
             (Phase::Endpoint { .. }, Some(Transport::Shm(_)))
-                if !self.relay.is_recovery_enabled() =>
+                if !self.forwarder.relay.is_recovery_enabled() =>
             {
                 true
             }
-            (Phase::Endpoint { link, .. }, _) if self.relay.is_recovery_enabled() => {
-                !self.relay.ports().may_reconnect(*link)
+            (Phase::Endpoint { link, .. }, _) if self.forwarder.relay.is_recovery_enabled() => {
+                !self.forwarder.relay.ports().may_reconnect(*link)
             }
             (Phase::Endpoint { link, .. }, _) => {
-                connection.has_ended && !self.relay.ports().may_reconnect(*link)
+                connection.has_ended && !self.forwarder.relay.ports().may_reconnect(*link)
             }
             _ => false,
         };
@@ -44,45 +39,46 @@ impl EventLoop<'_> {
     }
 
     pub(super) fn end(&mut self, slot: usize, why: &str, is_gone: bool) {
-        let connection = &mut self.connections[slot];
+        let connection = &mut self.forwarder.connections[slot];
         let generation = connection.generation.wrapping_add(1);
-        self.unparsed_bytes -= connection.unparsed.len();
+        let unparsed = connection.unparsed.len();
         let free = Connection { generation, is_queued: connection.is_queued, ..Connection::free() };
         let Connection { phase, remote, retired_millis, .. } = std::mem::replace(connection, free);
-        self.waiter.forget(slot);
+        self.forwarder.drop_unparsed(unparsed);
+        self.forwarder.waiter.forget(slot);
         match phase {
             Phase::Free => return,
             Phase::Doctor => (),
             Phase::Pending(pending) => self.handle_refusal(pending.origin, &remote, why),
             Phase::Endpoint { link, address } => {
-                self.slots[link.0 as usize] = None;
+                self.forwarder.connections.unbind(link);
                 if is_gone {
-                    self.relay.detach(link);
+                    self.forwarder.relay.detach(link);
                     self.host.log(format_args!("{address} at {remote} has left: {why}"));
                 } else {
-                    self.relay.suspend(link);
+                    self.forwarder.relay.suspend(link);
                     self.host.log(format_args!(
                         "{address} at {remote} is away: {why}; frames for it wait until it is back"
                     ));
                 }
             }
             Phase::Peer { link, cluster, stream } if retired_millis.is_some() => {
-                self.slots[link.0 as usize] = None;
-                self.relay.disconnect(link);
+                self.forwarder.connections.unbind(link);
+                self.forwarder.relay.disconnect(link);
                 self.host.log(format_args!(
                     "stream {} to the relay of cluster {} at {remote} was replaced: {why}",
                     stream.number, cluster.0
                 ));
             }
             Phase::Peer { link, cluster, stream } => {
-                self.slots[link.0 as usize] = None;
-                self.relay.disconnect(link);
+                self.forwarder.connections.unbind(link);
+                self.forwarder.relay.disconnect(link);
                 self.report.breaks += 1;
                 self.handle_break(cluster, stream, &remote, why);
             }
         }
-        self.free.push(slot);
-        self.drain(&[]);
+        self.forwarder.connections.release(slot);
+        self.forwarder.drain(&[]);
     }
 
     /// Records that a stream to another relay is down.
@@ -94,7 +90,12 @@ impl EventLoop<'_> {
         why: &str,
     ) {
         let number = cluster.0;
-        if self.relay.peer(cluster).is_some_and(|peer| self.relay.ports().is_up(peer)) {
+        if self
+            .forwarder
+            .relay
+            .peer(cluster)
+            .is_some_and(|peer| self.forwarder.relay.ports().is_up(peer))
+        {
             self.host.log(format_args!(
                 "stream {} to the relay of cluster {number} at {remote} is down: {why}; others go on",
                 stream.number
@@ -108,12 +109,12 @@ impl EventLoop<'_> {
         }
         if stream.is_dialled {
             self.note_break(cluster, stream.number, why == CLOSED);
-            self.schedule_dial(cluster, stream.number);
+            self.dials.schedule(cluster, stream.number);
         }
     }
 
     pub(super) fn handle_refusal(&mut self, origin: Origin, remote: &Remote, why: &str) {
-        self.pending_count -= 1;
+        self.pending.count -= 1;
         match origin {
             Origin::Dialled(cluster, stream) => {
                 self.report.refused += 1;

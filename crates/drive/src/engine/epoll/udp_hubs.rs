@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use landbridge_proto::id::ClusterId;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
+use super::EventLoop;
+use super::connection::Remote;
 use super::pending_connection::{Origin, PendingConnection};
 use super::transport::Transport;
-use super::{EventLoop, Remote};
 use crate::engine::{EngineHost, Setup};
 use crate::link::quic::{Congestion, QuicEvents, QuicHub, WindowPool};
 use crate::link::tls::Identity;

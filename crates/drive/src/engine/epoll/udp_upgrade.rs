@@ -78,15 +78,15 @@ impl UdpUpgrade {
 impl EventLoop<'_> {
     /// Dials over UDP, where this is due, for streams that are up over TCP.
     pub(super) fn upgrade_to_udp(&mut self, now_millis: u64) {
-        for index in 0..self.dials.len() {
-            let dial = &mut self.dials[index];
+        for index in 0..self.dials.0.len() {
+            let dial = &mut self.dials.0[index];
             if !dial.udp_backoff.allows_udp(now_millis) {
                 continue;
             }
             let Some(to) = dial.udp_upgrade.begin(now_millis) else { continue };
             let (cluster, stream) = (dial.peer.cluster, dial.stream);
             if !self.dial_over_udp((cluster, stream), to, now_millis, true) {
-                self.dials[index].udp_upgrade.note_failure(now_millis);
+                self.dials.0[index].udp_upgrade.note_failure(now_millis);
             }
         }
     }
@@ -95,27 +95,31 @@ impl EventLoop<'_> {
     pub(super) fn retire(&mut self, streams: Vec<LinkId>) {
         let now = sys::now_millis();
         for stream in streams {
-            self.relay.retire(stream);
-            let Some(slot) = self.slots.get(stream.0 as usize).copied().flatten() else { continue };
-            self.connections[slot].retired_millis = Some(now);
-            self.retired.push(self.key(slot));
+            self.forwarder.relay.retire(stream);
+            let Some(slot) = self.forwarder.connections.slot_of(stream) else { continue };
+            self.forwarder.connections[slot].retired_millis = Some(now);
+            self.forwarder.connections.retired.push(self.forwarder.connections.key(slot));
             // The stream may have waited for space with the rest of a frame.
-            self.flush(stream, &[]);
+            self.forwarder.flush(stream, &[]);
         }
     }
 
     /// Closes the retired streams that have confirmed everything or have reached the longest time.
     pub(super) fn close_retired(&mut self, now_millis: u64) {
-        for key in std::mem::take(&mut self.retired) {
-            let Some(connection) = self.find(key) else { continue };
+        for key in std::mem::take(&mut self.forwarder.connections.retired) {
+            let Some(connection) = self.forwarder.connections.find(key) else { continue };
             let (Some(since), Some(link)) = (connection.retired_millis, connection.link()) else {
                 continue;
             };
             let age = now_millis.saturating_sub(since);
-            let is_done = age >= RETIRED_MILLIS_MIN && self.relay.ports().is_acknowledged(link);
+            let is_done =
+                age >= RETIRED_MILLIS_MIN && self.forwarder.relay.ports().is_acknowledged(link);
             match is_done || age >= RETIRED_MILLIS_MAX {
-                true => self.schedule_close(key.slot, "another has taken its place".into()),
-                false => self.retired.push(key),
+                true => self
+                    .forwarder
+                    .connections
+                    .schedule_close(key.slot, "another has taken its place".into()),
+                false => self.forwarder.connections.retired.push(key),
             }
         }
     }

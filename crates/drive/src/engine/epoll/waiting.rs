@@ -8,7 +8,6 @@
 //! doorbell when it has written, and a reader rings it when a full ring has space again. What lies
 //! in the ring of a link whose input is paused must wait, and wakes nobody.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll;
 
-use super::Connection;
+use super::connection::{Connection, ConnectionTable};
 use super::transport::Transport;
 
 /// How long spinning may last where a processor is idle: about what a wake-up costs.
@@ -105,12 +104,10 @@ impl Waiter {
     }
 
     /// Queues awake links whose rings hold something.
-    pub fn collect_shm(&mut self, connections: &mut [Connection], ready: &mut VecDeque<usize>) {
+    pub fn collect_shm(&mut self, connections: &mut ConnectionTable) {
         for slot in &self.awake {
-            let connection = &mut connections[*slot];
-            if !connection.is_queued && connection.has_shm_input() {
-                connection.is_queued = true;
-                ready.push_back(*slot);
+            if connections[*slot].has_shm_input() {
+                connections.enqueue(*slot);
             }
         }
     }
@@ -120,7 +117,7 @@ impl Waiter {
         &mut self,
         epoll: &OwnedFd,
         events: &mut Vec<epoll::Event>,
-        connections: &mut [Connection],
+        connections: &mut ConnectionTable,
         may_sleep: bool,
         sleep: Option<Duration>,
         waits: &mut u64,
@@ -159,7 +156,7 @@ impl Waiter {
 
     /// Parks every awake link; a paused link becomes awake when it goes on. Returns false if
     /// something has arrived, or if an output has space, so that the engine must not sleep.
-    fn park_all(&mut self, connections: &mut [Connection]) -> bool {
+    fn park_all(&mut self, connections: &mut ConnectionTable) -> bool {
         while let Some(slot) = self.awake.last() {
             let connection = &mut connections[*slot];
             let is_parked = match &mut connection.transport {

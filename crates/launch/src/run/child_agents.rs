@@ -1,0 +1,80 @@
+//! The agents that the launcher has started: one of each cluster.
+//!
+//! What enters: messages for one agent, for some or for all of them. What leaves: their bytes.
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::control::{Assignment, Job, Message, Node};
+use crate::spawn::{self, AgentProcess};
+use crate::sys;
+
+/// The agent of a cluster, which starts the agents of the cluster's other hosts.
+pub(super) struct ChildAgent {
+    pub process: AgentProcess,
+    pub node: Node,
+    pub ready: bool,
+    pub done: bool,
+}
+
+/// The agents by the number of their cluster.
+pub(super) struct ChildAgents(pub Vec<ChildAgent>);
+
+impl ChildAgents {
+    /// Starts an agent on each of `nodes` and sends its assignment.
+    ///
+    /// # Errors
+    /// If a process cannot be started on this host.
+    pub fn start(job: &Job, nodes: Vec<Node>) -> anyhow::Result<ChildAgents> {
+        let mut children = Vec::new();
+        for node in nodes {
+            let mut process = spawn::start(&node.spawn)?;
+            let assignment = Assignment { job: job.clone(), node: node.clone() };
+            process.stream.send(&Message::Assign(Box::new(assignment)));
+            children.push(ChildAgent { process, node, ready: false, done: false });
+        }
+        Ok(ChildAgents(children))
+    }
+
+    pub fn send(&mut self, index: usize, message: &Message) {
+        self.0[index].process.stream.send(message);
+    }
+
+    pub fn send_to_all(&mut self, message: &Message) {
+        self.0.iter_mut().for_each(|child| child.process.stream.send(message));
+    }
+
+    pub fn flush(&mut self) {
+        self.0.iter_mut().for_each(|child| child.process.stream.flush());
+    }
+
+    pub fn are_ready(&self) -> bool {
+        self.0.iter().all(|child| child.ready)
+    }
+
+    pub fn are_done(&self) -> bool {
+        self.0.iter().all(|child| child.done)
+    }
+
+    /// The cluster whose hosts hold `rank`.
+    pub fn holder(&self, rank: u32) -> Option<usize> {
+        self.0.iter().position(|child| child.node.holds(rank))
+    }
+
+    /// Descriptors to wait for; `takes_input` says whether messages of agents are read now.
+    pub fn descriptors(&self, takes_input: bool) -> impl Iterator<Item = PollFd<'_>> {
+        self.0.iter().flat_map(move |child| {
+            let stream = &child.process.stream;
+            let input = stream.input().filter(|_| takes_input);
+            let input = input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let output = stream.output().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT));
+            input.into_iter().chain(output)
+        })
+    }
+
+    /// Ends the agents that have not answered. Such an agent has started nothing.
+    pub fn end_unanswered(&self) {
+        for child in self.0.iter().filter(|child| !child.process.stream.has_answered()) {
+            sys::kill(child.process.pid, libc::SIGTERM);
+        }
+    }
+}
