@@ -366,9 +366,9 @@ impl Session {
         }
     }
 
-    /// Makes a file that was reopened during replay ([`Session::share`]) the open file that the agent
-    /// holds, if the agent holds one: the locks of the earlier incarnation belong to that open file,
-    /// and would conflict with locks of another one.
+    /// Makes a file that was reopened during replay ([`Session::share`]) the open file that the
+    /// agent holds, if the agent holds one: the locks of the earlier incarnation belong to that
+    /// open file, and would conflict with locks of another one.
     fn take_held(&mut self, index: usize) {
         let open = self.table.by_index(index);
         if !open.is_real {
