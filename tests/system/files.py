@@ -411,15 +411,18 @@ CANNOT_TELL = r"killed within its (open|change of a name) .* cannot be told"
 # MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do:
 # on another node the id differs.
 TELLS_PROCESS_IDS = ("mpiio", "odd")
+# The only refusal of such a job: another reason would be a failure.
+OTHER_PROCESS_ID = r"did not do again what was done before|sends as its frame"
 
 
 def may_refuse(case: Case, measured: str) -> bool:
     """Whether the job may refuse: rows that are refused, and on another node rows that send process
     ids or keep a file that only the lost node has."""
     first = case.rows[0]
-    cannot_move = first.program in TELLS_PROCESS_IDS or first.is_local
+    tells_id = first.program in TELLS_PROCESS_IDS and re.search(OTHER_PROCESS_ID, measured)
+    cannot_move = bool(tells_id) or first.is_local
     cannot_tell = re.search(CANNOT_TELL, measured)
-    return first.outcome != RIGHT or bool(cannot_tell) or case.is_lost and cannot_move
+    return first.outcome != RIGHT or bool(cannot_tell) or (case.is_lost and cannot_move)
 
 
 def missing_reason(case: Case, output: str) -> str:
