@@ -10,10 +10,12 @@ clusters, from the start and from checkpoints; `--apart`: one job for each row. 
 two ranks is lost, and they are restarted on a spare node, which sees the same files.
 """
 
+import contextlib
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,8 @@ LIMIT_S = 120.0
 # Seconds: a node that has been silent for 20 s counts as lost; its ranks run elsewhere when the
 # node resumes.
 SILENT_S = 21.5
+# Seconds: the agent of a node whose connection is cut resumes, and ends its ranks.
+CUT_S = 4.0
 SOURCES = common.PROGRAMS / "files"
 # Message of a job that ends because a rank cannot be recovered. A rank that reports before any kill
 # that it is not recoverable has refused nothing yet.
@@ -154,6 +158,8 @@ class Case:
     is_lost: bool = False  # the node of two ranks is lost
     # the node is silent for so long that it counts as lost, and then resumes
     is_silent: bool = False
+    # the connection of the node's agent is cut, and the ranks of the node go on for a while
+    is_cut: bool = False
 
 
 def main() -> int:
@@ -258,6 +264,8 @@ def every_case(options) -> list[Case]:
             if rows[0].outcome == RIGHT and (options.all or name == "libc"):
                 start = "from images" if has_images else "from the start"
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
+            if rows[0].outcome == RIGHT and (options.all or name == "libc") and not has_images:
+                cases.append(Case(f"{name}, the agent of a node is cut off", rows, "", nodes.SPARE, False, is_lost=True, is_cut=True))
             if options.all and rows[0].outcome == RIGHT and not has_images:
                 words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
                 cases.append(Case(f"{name}, a node falls silent", rows, "", words, False, is_lost=True, is_silent=True))
@@ -321,11 +329,32 @@ def play(options, programs: Programs, case: Case, kills, *words):
         if case.rows[0].wrapper:
             program = [f"{program[0]}-wrapper", *program]
         if isinstance(kills, float):
-            events = [(kills, ("north-1", nodes.STOPPED)), (kills + SILENT_S, ("north-1", nodes.WOKEN))] if case.is_silent else [(kills, nodes.KILLED)]
-            code, _, output = nodes.lab_job(options, program, events, words, first="step 4")
+            through = [sys.executable, str(common.PROGRAMS / "through_pipes.py")]
+            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, "step 4", through if case.is_cut else ())
         else:
             code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
         return code, output.replace(folder, "FOLDER"), contents(Path(folder))
+
+
+def loss(case: Case, moment: float) -> list:
+    """The events by which the first node is lost at this moment."""
+    if case.is_silent:
+        return [(moment, ("north-1", nodes.STOPPED)), (moment + SILENT_S, ("north-1", nodes.WOKEN))]
+    if case.is_cut:
+        # A stopped agent does not end its ranks, as a slow one would do late.
+        cut = (moment, lambda: cut_agent("north-1"))
+        return [(moment, ("north-1", nodes.STOPPED)), cut, (moment + CUT_S, ("north-1", nodes.WOKEN))]
+    return [(moment, nodes.KILLED)]
+
+
+def cut_agent(host: str) -> None:
+    """Ends the processes between the launcher and the agent of this host (through_pipes.py)."""
+    for pid in process.descendants():
+        # The process may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            is_of_host = f"THROUGH={host}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if is_of_host and Path(f"/proc/{pid}/comm").read_text().strip() in ("cat", "sh"):
+                os.kill(pid, signal.SIGKILL)
 
 
 def alone(options, programs: Programs, case: Case):
@@ -410,15 +439,18 @@ CANNOT_TELL = r"killed within its (open|change of a name) .* cannot be told"
 # MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do:
 # on another node the id differs.
 TELLS_PROCESS_IDS = ("mpiio", "odd")
+# The only refusal of such a job: another reason would be a failure.
+OTHER_PROCESS_ID = r"did not do again what was done before|sends as its frame"
 
 
 def may_refuse(case: Case, measured: str) -> bool:
     """Whether the job may refuse: rows that are refused, and on another node rows that send process
     ids or keep a file that only the lost node has."""
     first = case.rows[0]
-    cannot_move = first.program in TELLS_PROCESS_IDS or first.is_local
+    tells_id = first.program in TELLS_PROCESS_IDS and re.search(OTHER_PROCESS_ID, measured)
+    cannot_move = bool(tells_id) or first.is_local
     cannot_tell = re.search(CANNOT_TELL, measured)
-    return first.outcome != RIGHT or bool(cannot_tell) or case.is_lost and cannot_move
+    return first.outcome != RIGHT or bool(cannot_tell) or (case.is_lost and cannot_move)
 
 
 def missing_reason(case: Case, output: str) -> str:
