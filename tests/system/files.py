@@ -103,9 +103,9 @@ ROWS = [
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("odd", "removed thread-lock thread-copy thread-close", REFUSED),
-    *rows_of("odd", "longjmp-clock", REFUSED, says="has jumped out of a call .*: if this process is killed it cannot be restarted"),
-    *rows_of("odd", "static-main", REFUSED, wrapper=True, says=r"is not seen \(it is linked statically\): if this process is"),
-    *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"', says="nothing can record what .*: if this process"),
+    *rows_of("odd", "longjmp-clock", REFUSED),
+    *rows_of("odd", "static-main", REFUSED, wrapper=True),
+    *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"'),
     *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo truncate-chance", REFUSED),
@@ -135,6 +135,14 @@ REASONS = {
     "ioctl": r"it uses ioctl\(2\) 0x541b on FOLDER/ioctl\.of",
     "thread-lock": r"another thread than the first locks FOLDER/thread-lock\.of",
     "thread-copy": r"another thread than the first reads \S+, which the rank has open",
+    "thread-close": r"another thread than the first closes a file that the rank has open",
+    "map-stored": r"it maps FOLDER/map-stored\S+(?: shared and writable|, which is changed while the job runs)",
+    "longjmp-clock": r"a signal handler has jumped out of a call that was being recorded",
+    "static-main": r"what \S+ does with files is not seen \(it is linked statically\)",
+    "no-room": r"nothing can record what it does with files",
+    "sendmsg": r"it sends by a socket, which is not recorded",
+    "raw-connect": r"it connects a socket, which is not recorded",
+    "syslog": r"it writes to the system's log \(syslog\)",
     "memmap": r"it maps FOLDER/memmap\.of\S+ shared and writable",
     "fifo": r"it opens FOLDER/fifo\.of\S+, which keeps nothing",
 }
@@ -142,6 +150,9 @@ REASONS = {
 # replay shows that the file has changed since.
 REPLAY_REASONS = {
     "mmap-private": r"FOLDER/mmap-private\.of\S+, which it had mapped, has changed since",
+    "map-held": r"FOLDER/map-held\.of\S+, which it had mapped, has changed since",
+    "map-stored-later": r"FOLDER/map-stored-later\.of\S+, which it had mapped, has changed since",
+    "truncate-chance": r"its change of a name of FOLDER/truncate-chance\.of",
     "removed": r"FOLDER/removed\.of\S+, which it has open, is not there any more",
 }
 
@@ -460,12 +471,15 @@ def missing_reason(case: Case, output: str) -> str:
     if row.outcome != REFUSED:
         return ""
     if reason := REPLAY_REASONS.get(row.name):
-        return "" if re.search(rf"Warn: this process cannot go on: {reason}", output) else "NOT ITS OWN REASON"
+        # With images the agent has the reason from the look before the next image.
+        seen_before = reason.replace("which it had mapped", "which")
+        own = rf"Warn: this process cannot go on: {reason}|cannot be restarted: it has mapped {seen_before}"
+        return "" if re.search(own, output) else "NOT ITS OWN REASON"
     if not (reason := REASONS.get(row.name)):
         return "NO REASON IN THE TABLE"
     lines = output.splitlines()
     killed = next((at for at, line in enumerate(lines) if "was killed by SIGKILL" in line), len(lines))
-    own = rf"^landbridge\[(\d+)\]: Warn: ({reason}).*: if this process is killed it cannot be restarted$"
+    own = rf"^landbridge(\[\d+\]: Warn|: rank \d+): ({reason}).*: if this process is killed it cannot be restarted$"
     said = [match for line in lines[:killed] if (match := re.match(own, line))]
     if len({match[1] for match in said}) < RANKS:
         return f"SAID BY {len(said)} RANKS BEFORE THE KILL"
