@@ -7,7 +7,7 @@ use std::mem::offset_of;
 
 use libc::{aiocb, sigevent};
 
-use crate::{real_libc, recording};
+use crate::{real_libc, recording, restart_refusals};
 
 /// Offsets at which the C library (glibc) looks for the outcome of a request: the error, and the
 /// value of the call.
@@ -55,7 +55,9 @@ pub unsafe extern "C" fn lio_listio(
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if !recording::is_owner() || mode == libc::LIO_NOWAIT && notifies(event) {
-            recording::forbid_restart(format_args!("it asks to be notified of asynchronous I/O"));
+            restart_refusals::forbid_restart(format_args!(
+                "it asks to be notified of asynchronous I/O"
+            ));
             return real_libc::lio_listio(mode, list, count, event);
         }
         for at in 0..usize::try_from(count).unwrap_or(0) {
@@ -80,7 +82,9 @@ unsafe fn is_ours(request: *mut aiocb) -> bool {
     // SAFETY: the caller's promise.
     let notifies = unsafe { notifies(&raw mut (*request).aio_sigevent) };
     if notifies {
-        recording::forbid_restart(format_args!("it asks to be notified of asynchronous I/O"));
+        restart_refusals::forbid_restart(format_args!(
+            "it asks to be notified of asynchronous I/O"
+        ));
     }
     !notifies
 }

@@ -39,10 +39,12 @@ impl Session {
     /// such as one received over a socket (unix(7), `SCM_RIGHTS`): no later incarnation could open
     /// the file again.
     pub fn look_for_passed(&mut self, descriptor: u64) {
-        if self.table.index(descriptor).is_none() && !crate::recording::is_restart_forbidden() {
+        if self.table.index(descriptor).is_none()
+            && !crate::restart_refusals::is_restart_forbidden()
+        {
             observe::with_file(descriptor, |_, path| {
                 let path = Path(path);
-                crate::recording::forbid_restart(format_args!(
+                crate::restart_refusals::forbid_restart(format_args!(
                     "it uses {path} by a descriptor that it did not open"
                 ));
             });
@@ -390,7 +392,7 @@ impl Session {
     pub fn splice(&mut self, from: u64, to: u64) -> Option<i64> {
         let index = self.table.index(from).or(self.table.index(to))?;
         let path = Path(self.table.by_index(index).path());
-        crate::recording::forbid_restart(format_args!("it uses splice(2) on {path}"));
+        crate::restart_refusals::forbid_restart(format_args!("it uses splice(2) on {path}"));
         None
     }
 
@@ -398,14 +400,14 @@ impl Session {
         let open = self.table.get(descriptor)?;
         if shares_blocks(request) {
             let path = Path(open.path());
-            crate::recording::forbid_restart(format_args!(
+            crate::restart_refusals::forbid_restart(format_args!(
                 "it has {path} share the blocks of another file"
             ));
         } else if matches!(open.kind, FileKind::File | FileKind::Directory)
             && !asks_for_a_terminal(request)
         {
             let path = Path(open.path());
-            crate::recording::forbid_restart(format_args!(
+            crate::restart_refusals::forbid_restart(format_args!(
                 "it uses ioctl(2) {request:#x} on {path}, which is not recorded"
             ));
         }

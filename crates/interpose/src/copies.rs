@@ -43,7 +43,9 @@ impl Session {
         let index = self.table.index(from)?;
         if self.table.by_index(index).kind != FileKind::File {
             let path = Path(self.table.by_index(index).path());
-            crate::recording::forbid_restart(format_args!("it copies {path} within the kernel"));
+            crate::restart_refusals::forbid_restart(format_args!(
+                "it copies {path} within the kernel"
+            ));
             return None;
         }
         // SAFETY: the caller's promise.
@@ -82,7 +84,7 @@ impl Session {
         let (_, digest) = content_of(from, at as u64, result.max(0) as usize);
         if identity_of(from) != before {
             let path = Path(self.path_of(from));
-            crate::recording::forbid_restart(format_args!(
+            crate::restart_refusals::forbid_restart(format_args!(
                 "it copies {path} within the kernel, which is changed meanwhile"
             ));
         }

@@ -30,7 +30,7 @@ use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_at, identity_of, is_installed};
 use crate::session::{CallDescription, Path, Session, abort_replay, call_of, kernel};
 use crate::syscalls::HERE;
-use crate::{observe, recording};
+use crate::{observe, restart_refusals};
 
 /// Largest number of files that are mapped at the same time.
 const FILES: usize = 512;
@@ -165,7 +165,7 @@ impl Session {
         let is_shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
         if is_shared && open.may_write() {
             let path = Path(open.path());
-            recording::forbid_restart(format_args!("it maps {path} shared and writable"));
+            restart_refusals::forbid_restart(format_args!("it maps {path} shared and writable"));
             show_stores(descriptor);
             return None;
         }
@@ -200,7 +200,7 @@ impl Session {
         let has_changed = now.modified.max(now.changed) >= since;
         if is_watched && has_changed && !has_no_writer(descriptor) {
             let path = Path(open.path());
-            recording::forbid_restart(format_args!(
+            restart_refusals::forbid_restart(format_args!(
                 "it maps {path}, which is changed while the job runs"
             ));
             return None;
@@ -279,7 +279,7 @@ impl Session {
         self.check_mapped_files();
         if let Some(path) = self.table.mapped_files.changed(0, u64::MAX) {
             let path = Path(path);
-            recording::forbid_restart(format_args!(
+            restart_refusals::forbid_restart(format_args!(
                 "it has mapped {path}, which has changed since"
             ));
         }

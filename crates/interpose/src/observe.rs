@@ -28,8 +28,8 @@ use crate::path_changes::PathChange;
 use crate::session::{Path, Session, kernel, text};
 use crate::syscalls::HERE;
 use crate::{
-    caller, child_programs, mapped_files, real_libc, recording, side_channels, syscalls,
-    trampoline, trap,
+    caller, child_programs, mapped_files, real_libc, recording, restart_refusals, side_channels,
+    syscalls, trampoline, trap,
 };
 
 /// In a program that a rank has started: the head of that rank's record.
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn pthread_create(
         }
         let free = THREAD_STARTS.iter().find(|one| !one.is_taken.swap(true, Acquire));
         let Some(free) = free else {
-            recording::forbid_restart(format_args!(
+            restart_refusals::forbid_restart(format_args!(
                 "it begins more threads at once than can be looked after"
             ));
             return create(thread, attributes, begin, argument);
@@ -546,7 +546,7 @@ fn forbid_restart(what: &str, path: &[u8], more: &str) {
 /// Forbids a restart of the rank to whose record this process belongs, for this reason.
 pub fn forbid_restart_of(reason: fmt::Arguments<'_>) {
     match observed() {
-        Some(head) => recording::forbid_restart_in(head, reason),
-        None => recording::forbid_restart(reason),
+        Some(head) => restart_refusals::forbid_restart_in(head, reason),
+        None => restart_refusals::forbid_restart(reason),
     }
 }

@@ -9,7 +9,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Release;
@@ -25,7 +25,7 @@ use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_AT;
 
 use crate::libc_wrappers::{info, warn};
 use crate::session::Session;
-use crate::{caller, held_files, observe, trap};
+use crate::{caller, observe, processes, restart_refusals, trap};
 
 /// Environment variables that the node agent sets.
 const RECORD_VARIABLE: &CStr = c"LANDBRIDGE_RECORD";
@@ -209,8 +209,8 @@ fn is_on_signal_stack() -> bool {
 }
 
 /// Ends a recorded call out of which a signal handler has jumped (`siglongjmp`). The next
-/// incarnation would be interrupted elsewhere, after more or fewer recorded calls, so its restart is
-/// forbidden.
+/// incarnation would be interrupted elsewhere, after more or fewer recorded calls, so its restart
+/// is forbidden.
 #[cold]
 pub fn forget_left_call() {
     BUSY.store(FREE, Relaxed);
@@ -221,80 +221,13 @@ pub fn forget_left_call() {
             head.skip_interrupted_read();
         }
     }
-    forbid_restart(format_args!(
+    restart_refusals::forbid_restart(format_args!(
         "a signal handler has jumped out of a call that was being recorded"
     ));
 }
 
 /// The first incarnation of a process, which replays nothing.
 const FIRST: u64 = 1;
-
-/// Forbids a restart of this process from now on, and reports the reason once.
-#[cold]
-pub fn forbid_restart(reason: fmt::Arguments<'_>) {
-    if let Some(head) = head() {
-        forbid_restart_in(head, reason);
-    }
-}
-
-/// Whether a restart of this process was forbidden, or this process is not recorded.
-pub fn is_restart_forbidden() -> bool {
-    head().is_none_or(|head| head.files.is_restart_forbidden())
-}
-
-/// Forbids a restart of the process that has this record, and reports the reason once.
-#[cold]
-pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
-    let mut text = crate::libc_wrappers::MessageBuffer::new();
-    let _ = text.write_fmt(reason);
-    if head.is_replaying() {
-        return end_replay(head, reason);
-    }
-    if head.files.forbid_restart(text.bytes()) {
-        warn(format_args!("{reason}: if this process is killed it cannot be restarted"));
-        if head.has_durable_effects() {
-            held_files::make_durable(head);
-        }
-    }
-}
-
-/// Ends a process that performs an unreplayable call during replay: the call may have another
-/// result than in the earlier incarnation. (If the earlier incarnation had been seen to make the
-/// call, the rank would not have been restarted.)
-#[cold]
-fn end_replay(head: &RecordHead, reason: fmt::Arguments<'_>) {
-    if self::head().is_some() {
-        crate::libc_wrappers::abort_replay(format_args!("{reason}, and cannot be replayed"));
-    }
-    let mut text = crate::libc_wrappers::MessageBuffer::new();
-    let _ = write!(text, "{reason}, and cannot be replayed");
-    head.files.forbid_restart(text.bytes());
-    let rank = head.owner.load(Relaxed);
-    crate::session::kernel(libc::SYS_kill, [rank, libc::SIGKILL as u64, 0, 0, 0, 0]);
-}
-
-/// Whether a process is this one or its descendant, up to eight generations.
-pub fn is_own_process(process: c_int) -> bool {
-    const BELOW_MAX: usize = 8;
-    // The call goes through the trampoline, because the handler of system calls uses this function.
-    let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u32;
-    let mut at = u32::try_from(process).unwrap_or(0);
-    for _ in 0..BELOW_MAX {
-        if at <= 1 {
-            return false;
-        }
-        if at == own || is_own_thread(at) {
-            return true;
-        }
-        at = parent_of(at);
-    }
-    false
-}
-
-fn is_own_thread(thread: u32) -> bool {
-    let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u64;
-    crate::session::kernel(libc::SYS_tgkill, [own, thread.into(), 0, 0, 0, 0]) == 0
-}
 
 /// Head of the record, if this process is recorded.
 pub fn head() -> Option<&'static RecordHead> {
@@ -352,7 +285,7 @@ pub fn initialize() {
     let Some(owner) = owner_page(head) else {
         warn(format_args!("clocks are not recorded: this Linux is too old (before 4.14)"));
         if records_files() {
-            forbid_restart_in(first, format_args!("{UNRECORDED}"));
+            restart_refusals::forbid_restart_in(first, format_args!("{UNRECORDED}"));
         }
         return;
     };
@@ -389,7 +322,10 @@ fn go_on_unrecorded(descriptor: c_int, start: u64) {
     match map_with(RECORD_HEAD_BYTES, libc::MAP_SHARED, descriptor) {
         Some(head) if start == 0 => {
             // SAFETY: the memory file is a record, and the mapping stays.
-            forbid_restart_in(unsafe { &*head.cast::<RecordHead>() }, format_args!("{UNRECORDED}"));
+            restart_refusals::forbid_restart_in(
+                unsafe { &*head.cast::<RecordHead>() },
+                format_args!("{UNRECORDED}"),
+            );
         }
         _ => crate::libc_wrappers::abort_replay(format_args!("{UNRECORDED} here")),
     }
@@ -425,7 +361,10 @@ fn forbid_from_child(descriptor: c_int) {
     };
     // SAFETY: the memory file is a record, and the mapping stays.
     let head = unsafe { &*head.cast::<RecordHead>() };
-    forbid_restart_in(head, format_args!("there is no memory for what looks after its children"));
+    restart_refusals::forbid_restart_in(
+        head,
+        format_args!("there is no memory for what looks after its children"),
+    );
 }
 
 /// Observes this program by a record's descriptor that the program lacks and an ancestor may still
@@ -437,7 +376,7 @@ fn observe_below(number: c_int) {
     }
     let mut parent = std::process::id();
     for _ in 0..ABOVE_MAX {
-        parent = parent_of(parent);
+        parent = processes::parent_of(parent);
         if parent <= 1 {
             break;
         }
@@ -460,26 +399,6 @@ fn observe_below(number: c_int) {
     forget();
 }
 
-/// Parent of a process; 0 if the process has none. (proc(5): the fourth word of `stat`, after a
-/// name in brackets.)
-fn parent_of(process: u32) -> u32 {
-    let mut path = crate::libc_wrappers::MessageBuffer::new();
-    let _ = write!(path, "/proc/{process}/stat\0");
-    let mut text = [0_u8; 512];
-    let place = path.bytes().as_ptr().addr() as u64;
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    let kernel = crate::session::kernel_or_libc;
-    let file = kernel(libc::SYS_openat, [crate::syscalls::HERE, place, flags, 0, 0, 0]) as u64;
-    let room = text.as_mut_ptr().addr() as u64;
-    let length = kernel(libc::SYS_read, [file, room, text.len() as u64, 0, 0, 0]);
-    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
-    let length = usize::try_from(length).unwrap_or(0);
-    let text = &text[..length];
-    let behind = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
-    let word = text[behind..].split(|byte| *byte == b' ').nth(2);
-    word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
-}
-
 /// Begins the recording of this thread's system calls.
 fn record_calls(head: &RecordHead) {
     if !records_files() {
@@ -490,7 +409,7 @@ fn record_calls(head: &RecordHead) {
         head.files.since.store(now as u64, Relaxed);
     }
     if !trap::install() {
-        forbid_restart(format_args!(
+        restart_refusals::forbid_restart(format_args!(
             "this system cannot show what it does with files (Linux 5.11 on x86-64 can; if that does not matter: --set \
              recover_files=off)"
         ));

@@ -21,7 +21,7 @@ use crate::descriptor_table::{DescriptorTable, FileKind, OPENS, OpenFile};
 use crate::libc_wrappers::{self, warn};
 use crate::recording::{self, RecordGuard};
 use crate::syscalls::HERE;
-use crate::{file_metadata, held_files, trampoline};
+use crate::{file_metadata, held_files, restart_refusals, trampoline};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
@@ -290,7 +290,7 @@ impl Session {
 
     /// Forbids a restart of this process from now on, and reports the reason once.
     pub fn forbid_restart(&mut self, reason: fmt::Arguments<'_>) {
-        recording::forbid_restart(reason);
+        restart_refusals::forbid_restart(reason);
     }
 
     /// Reserves `bytes` of recorded content for a read that could be repeated instead. False:
@@ -362,7 +362,7 @@ impl Session {
         let descriptor = self.table.descriptors(index).next();
         if descriptor.is_some_and(|descriptor| !held_files::keep(descriptor, number)) {
             let path = Path(self.table.by_index(index).path());
-            recording::forbid_restart(format_args!("nobody holds {path} for it"));
+            restart_refusals::forbid_restart(format_args!("nobody holds {path} for it"));
         }
     }
 

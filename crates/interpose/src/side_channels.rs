@@ -21,7 +21,7 @@ use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 
 use crate::libc_wrappers::warn;
 use crate::session::{Path, kernel, text};
-use crate::{caller, file_metadata, observe, real_libc, recording, trap};
+use crate::{caller, file_metadata, observe, processes, real_libc, trap};
 
 /// A channel, as the report names it.
 pub const CONNECTS: &str = "it connects a socket";
@@ -279,7 +279,7 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
         _ => return,
     };
     let is_question = signal as c_int == 0;
-    if !is_question && !recording::is_own_process(process as c_int) {
+    if !is_question && !processes::is_own_process(process as c_int) {
         observe::forbid_restart_of(format_args!(
             "it sends a signal to another process, which would get it once more"
         ));

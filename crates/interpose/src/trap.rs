@@ -21,13 +21,14 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
 use crate::{
-    file_metadata, observe, raw_channels, recording, side_channels, signal_mask, syscalls,
-    trampoline,
+    file_metadata, observe, raw_channels, recording, restart_refusals, side_channels, signal_mask,
+    syscalls, trampoline,
 };
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -121,7 +122,9 @@ pub fn install() -> bool {
 }
 
 fn install_handler() -> bool {
-    if trampoline::range().0 == 0 && trampoline::open().is_none() {
+    // Threads may install it at the same time, and dispatch depends on one trampoline.
+    static IS_OPEN: OnceLock<bool> = OnceLock::new();
+    if !IS_OPEN.get_or_init(|| trampoline::open().is_some()) {
         return false;
     }
     let action = SignalAction {
@@ -386,8 +389,10 @@ fn note_sender(signal: c_int, info: *mut siginfo_t) {
     let sender = unsafe { info.si_pid() };
     // SAFETY: a call without arguments.
     let parent = unsafe { raw(libc::SYS_getppid, [0; 6]) };
-    if i64::from(sender) != parent && !recording::is_own_process(sender) {
-        recording::forbid_restart(format_args!("another process has sent it signal {signal}"));
+    if i64::from(sender) != parent && !crate::processes::is_own_process(sender) {
+        restart_refusals::forbid_restart(format_args!(
+            "another process has sent it signal {signal}"
+        ));
     }
 }
 
@@ -618,99 +623,4 @@ impl TrappedCall {
 const _: () = assert!(offset_of!(SignalAction, mask) == 24 && size_of::<SignalAction>() == 32);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_of_a_dispatched_thread_come_here_and_work_as_ever() {
-        let thread = std::thread::spawn(|| {
-            if !observe_this_thread() {
-                eprintln!("skipped: this kernel has no syscall user dispatch");
-                return;
-            }
-            let before = TRAPS[0].load(Relaxed);
-            // SAFETY: plain system calls on structures of this test.
-            unsafe {
-                assert_eq!(libc::getppid(), libc::syscall(libc::SYS_getppid) as i32);
-                // A thread that blocks every signal can still make calls.
-                let (mut all, mut was) = (std::mem::zeroed(), std::mem::zeroed());
-                libc::sigfillset(&mut all);
-                assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut was), 0);
-                assert!(libc::getppid() > 0);
-                assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &was, &mut all), 0);
-                assert_eq!(libc::sigismember(&all, libc::SIGUSR1), 1);
-                assert_eq!(libc::sigismember(&all, libc::SIGSYS), 0);
-                assert_eq!(libc::open(c"/no/such".as_ptr(), libc::O_RDONLY), -1);
-                assert_eq!(*libc::__errno_location(), libc::ENOENT);
-            }
-            // A dispatched thread can start a child, and sees the child end.
-            let mut child = std::process::Command::new("true").spawn().unwrap();
-            assert!(child.wait().unwrap().success());
-            assert!(TRAPS[0].load(Relaxed) > before + 5);
-        });
-        thread.join().unwrap();
-    }
-
-    #[test]
-    fn handlers_of_signals_are_what_the_program_believes() {
-        static SEEN: AtomicUsize = AtomicUsize::new(0);
-        extern "C" fn one(signal: c_int) {
-            SEEN.store(signal as usize, Relaxed);
-        }
-        let thread = std::thread::spawn(|| {
-            if !observe_this_thread() {
-                return;
-            }
-            let signal = libc::SIGWINCH;
-            // SAFETY: structures for which all zeros are a valid value, and a handler.
-            unsafe {
-                let (mut new, mut old): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
-                new.sa_sigaction = one as *const () as usize;
-                new.sa_flags = libc::SA_RESTART;
-                assert_eq!(libc::sigaction(signal, &new, &mut old), 0);
-                assert_eq!(old.sa_sigaction, libc::SIG_DFL);
-                assert_eq!(libc::sigaction(signal, std::ptr::null(), &mut old), 0);
-                assert_eq!(old.sa_sigaction, one as *const () as usize);
-                assert_eq!(old.sa_flags & (libc::SA_SIGINFO | libc::SA_RESTART), libc::SA_RESTART);
-                assert_eq!(libc::raise(signal), 0);
-                assert_eq!(SEEN.load(Relaxed), signal as usize);
-                assert_eq!(libc::signal(signal, libc::SIG_DFL), one as *const () as usize);
-                assert_eq!(libc::signal(signal, libc::SIG_IGN), libc::SIG_DFL);
-                assert_eq!(libc::signal(signal, libc::SIG_DFL), libc::SIG_IGN);
-                assert_eq!(libc::sigaction(libc::SIGKILL, &new, &mut old), -1);
-            }
-        });
-        thread.join().unwrap();
-    }
-
-    #[test]
-    fn a_thread_whose_dispatch_is_gone_begins_anew_when_it_is_told_to() {
-        use std::sync::mpsc::channel;
-        let ((ready, is_ready), (go_on, may_go_on)) = (channel(), channel());
-        let thread = std::thread::spawn(move || {
-            if !observe_this_thread() {
-                return ready.send(None).unwrap();
-            }
-            // SAFETY: the call changes only how the kernel treats calls of this thread.
-            unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) };
-            ready.send(Some(unsafe { raw(libc::SYS_gettid, [0; 6]) })).unwrap();
-            may_go_on.recv().unwrap();
-            let before = TRAPS[0].load(Relaxed);
-            // SAFETY: a call without arguments.
-            unsafe { libc::getppid() };
-            assert!(TRAPS[0].load(Relaxed) > before);
-        });
-        if let Some(thread_id) = is_ready.recv().unwrap() {
-            let mut found = false;
-            file_metadata::each_other_thread(|process, other| {
-                if other == thread_id as u64 {
-                    found = true;
-                    rearm(process, other);
-                }
-            });
-            assert!(found);
-            go_on.send(()).unwrap();
-        }
-        thread.join().unwrap();
-    }
-}
+mod tests;

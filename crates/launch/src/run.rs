@@ -100,6 +100,13 @@ struct ProcessManager {
 }
 
 impl ProcessManager {
+    /// Records that all ranks of `group` below agent `index` have reached the barrier.
+    fn handle_barrier_up(&mut self, group: u32, index: usize, delta: Delta) {
+        if let Some(server) = self.servers.get_mut(&group) {
+            server.handle_barrier_up(index, delta);
+        }
+    }
+
     /// Ends a barrier that all ranks of `group` have reached.
     fn release(&mut self, group: u32, delta: Delta) {
         if let Some(server) = self.servers.get_mut(&group) {
@@ -353,9 +360,7 @@ impl Launcher {
                 self.handle_relay_link(index, cluster as usize, &address, &problem);
             }
             Message::BarrierUp { group, delta } => {
-                if let Some(server) = self.process_manager.servers.get_mut(&group) {
-                    server.handle_barrier_up(index, delta);
-                }
+                self.process_manager.handle_barrier_up(group, index, delta);
             }
             Message::Name { rank, request } => {
                 let line = self.process_manager.names.handle_request(request);
@@ -368,18 +373,15 @@ impl Launcher {
                 self.handle_cause_on(&node, Cause::Aborted { rank, code, message });
             }
             Message::Output { rank, stream, bytes, .. } => {
-                self.output.handle_bytes(rank, stream, &bytes, Instant::now());
                 let now = Instant::now();
+                self.output.handle_bytes(rank, stream, &bytes, now);
                 let lost_peer_ranks = self.output.take_lost_peer_ranks().into_iter();
                 lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank, now));
             }
             Message::StdinTaken { bytes } => self.stdin.handle_taken(bytes),
             Message::Exited { group, rank, ending, stage } => {
                 self.output.handle_end(rank);
-                // Rank 0 was the only reader of stdin.
-                if rank == 0 {
-                    self.stdin.close();
-                }
+                self.stdin.handle_exit(rank);
                 self.handle_exit(group, rank, ending, stage);
             }
             Message::Alive { group, rank, pid, incarnation, is_live, percent } => {
@@ -399,9 +401,7 @@ impl Launcher {
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
             Message::Advice { node, text } => {
-                if let Some(line) = self.startup.new_advice(&node, text) {
-                    self.output.say(&line);
-                }
+                self.startup.new_advice(&node, text).iter().for_each(|line| self.output.say(line));
             }
             Message::RelayLog { text } => self.log_relay(&text),
             Message::Paths { serial, paths } => self.status_reporter.handle_paths(serial, *paths),

@@ -40,8 +40,8 @@ pub const RECORD_HEAD_BYTES: usize = 4096;
 /// more.
 pub const BASE_AT: usize = offset_of!(RecordHead, base);
 
-/// Offset of `incarnation` in the record: eight bytes, the incarnation that owns the record, counted
-/// from 1; 0 before the first.
+/// Offset of `incarnation` in the record: eight bytes, the incarnation that owns the record,
+/// counted from 1; 0 before the first.
 pub const INCARNATION_AT: usize = offset_of!(RecordHead, incarnation);
 
 /// Offset of `is_full` in the record: eight bytes, not 0 if the record is full.

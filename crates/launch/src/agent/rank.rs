@@ -95,6 +95,37 @@ pub struct LocalRank {
     stderr: Option<OwnedFd>,
 }
 
+/// Lets the process prepare itself before it executes the program: it keeps the descriptors
+/// `inherited`, and, if it is to be repeated by a later incarnation, the addresses of its memory.
+/// It gets the process id `wanted_pid`, if that is not 0 by then.
+fn prepare_process(
+    command: &mut Command,
+    is_repeatable: bool,
+    inherited: [Option<i32>; 5],
+    wanted_pid: &Arc<AtomicU32>,
+) {
+    let (parent, open_files) = (std::process::id(), sys::rank_open_files());
+    let wanted_pid = wanted_pid.clone();
+    // SAFETY: the closure makes only async-signal-safe calls.
+    unsafe {
+        command.pre_exec(move || {
+            match wanted_pid.load(Relaxed) {
+                0 => {}
+                pid => sys::become_process(pid)?,
+            }
+            sys::prepare_child(parent, libc::SIGKILL)?;
+            sys::own_session()?;
+            if is_repeatable {
+                sys::fix_addresses()?;
+            }
+            if let Some(limit) = open_files {
+                rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
+            }
+            inherited.into_iter().flatten().try_for_each(sys::keep_over_exec)
+        });
+    }
+}
+
 impl LocalRank {
     pub fn start(job: &Job, node: &Node, relay: &str, start: &LaunchSpec) -> Result<LocalRank> {
         let (ours, theirs) = socket_pair()?;
@@ -113,33 +144,9 @@ impl LocalRank {
         if let Some(number) = stderr_fd {
             command.env("LANDBRIDGE_STDERR", same_length(number));
         }
-        let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
-        let is_repeatable = start.incarnation.is_some();
-        let open_files = sys::rank_open_files();
+        let inherited = [Some(sys::raw(&theirs)), record, statistics_page, quiesce_fd, stderr_fd];
         let wanted_pid = Arc::new(AtomicU32::new(0));
-        let wanted_by_child = wanted_pid.clone();
-        // SAFETY: the closure makes only async-signal-safe calls.
-        unsafe {
-            command.pre_exec(move || {
-                match wanted_by_child.load(Relaxed) {
-                    0 => {}
-                    pid => sys::become_process(pid)?,
-                }
-                sys::prepare_child(parent, libc::SIGKILL)?;
-                sys::own_session()?;
-                if is_repeatable {
-                    sys::fix_addresses()?;
-                }
-                if let Some(limit) = open_files {
-                    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
-                }
-                record.map_or(Ok(()), sys::keep_over_exec)?;
-                statistics_page.map_or(Ok(()), sys::keep_over_exec)?;
-                quiesce_fd.map_or(Ok(()), sys::keep_over_exec)?;
-                stderr_fd.map_or(Ok(()), sys::keep_over_exec)?;
-                sys::keep_over_exec(pmi_fd)
-            });
-        }
+        prepare_process(&mut command, start.incarnation.is_some(), inherited, &wanted_pid);
         let (pid, mut child) =
             spawn(&mut command, start.pid, &wanted_pid).with_context(|| cannot_start(start))?;
         let quiesce_socket = quiesce_pair

@@ -16,7 +16,8 @@ use crate::mpi::ProgramPlan;
 pub(super) fn asked_too_much(rank: u32) -> String {
     let most = EXCHANGED_BYTES_MAX >> 20;
     format!(
-        "rank {rank} has asked its process manager more than {most} MiB, with the answers: if it is killed it cannot be restarted"
+        "rank {rank} has asked its process manager more than {most} MiB, with the answers: \
+         if it is killed it cannot be restarted"
     )
 }
 
@@ -73,7 +74,8 @@ impl Agent {
             return;
         }
         let (number, restarts) = (rank.rank, replay.restarts);
-        let reason = "nothing has recorded what it does with files: liblandbridge_interpose.so was not loaded";
+        let reason = "nothing has recorded what it does with files: \
+                      liblandbridge_interpose.so was not loaded";
         let is_new = self.forbid_restart(number, &recording, reason);
         if is_new && restarts > 0 {
             // The incarnation has not replayed, so it has repeated effects.

@@ -125,13 +125,7 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
         environment.insert(name.into(), value.into());
     }
     let is_ours = job.provider.is_none() && !transport_variables::is_wished(&task.environment);
-    let note = match &found {
-        Some(found) => {
-            let library = found.library.display();
-            format!("{} uses {} ({library})", program.display(), found.family.name())
-        }
-        None => format!("{} uses no MPI library that could be found", program.display()),
-    };
+    let note = library_note(&program, found.as_ref());
     let warning = (recovers && found.is_none()).then(|| {
         format!(
             "--recover works with MPICH alone, and which MPI library {} uses could not be found out",
@@ -151,6 +145,18 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
         is_ours,
         unrecorded,
     })
+}
+
+/// The line that says which MPI library `program` uses.
+fn library_note(program: &Path, found: Option<&DetectedLibrary>) -> String {
+    let program = program.display();
+    match found {
+        Some(found) => {
+            let library = found.library.display();
+            format!("{program} uses {} ({library})", found.family.name())
+        }
+        None => format!("{program} uses no MPI library that could be found"),
+    }
 }
 
 /// Whether killed ranks are to be restarted. `settings`: the job's environment.

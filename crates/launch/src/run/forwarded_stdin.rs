@@ -26,7 +26,12 @@ impl ForwardedStdin {
         self.is_open && self.window > 0
     }
 
-    /// Stops reading: nobody would read the input, or the launcher may not.
+    /// Records that `rank` has ended. Rank 0 was the only reader.
+    pub fn handle_exit(&mut self, rank: u32) {
+        self.is_open &= rank != 0;
+    }
+
+    /// Stops reading: the launcher may not read the input of its terminal.
     pub fn close(&mut self) {
         self.is_open = false;
     }

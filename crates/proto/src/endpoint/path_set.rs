@@ -185,7 +185,8 @@ impl PathSet {
         self.path_state(path).is_some_and(|state| is_sure(state) || is_needed())
     }
 
-    /// Paths with silent loss that keep order: when a frame arrives, all before it arrived or are lost.
+    /// Paths with silent loss that keep order: when a frame arrives, all before it arrived or are
+    /// lost.
     pub fn with_silent_loss(&self) -> Vec<PathId> {
         let numbered =
             self.states.iter().enumerate().map(|(number, state)| (PathId(number as u8), state));

@@ -1,4 +1,5 @@
-//! The connections of the engine: each has a slot, and those past their hello are links of the relay.
+//! The connections of the engine: each has a slot, and those past their hello are links of the
+//! relay.
 //!
 //! What enters: transports that were accepted or dialled, and links that the relay has assigned.
 //! What leaves: slots whose links are ready to be served, and connections to close.
@@ -215,6 +216,13 @@ impl Connection {
     /// Whether this is a stream to another relay of which the kernel knows the silent time.
     pub fn is_tcp_stream(&self) -> bool {
         self.is_relay_stream() && matches!(self.transport, Some(Transport::Tls(_)))
+    }
+
+    pub fn relay_stream(&self) -> Option<RelayStream> {
+        match self.phase {
+            Phase::Peer { stream, .. } => Some(stream),
+            _ => None,
+        }
     }
 
     pub fn is_relay_stream(&self) -> bool {

@@ -7,19 +7,18 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use landbridge_proto::id::ClusterId;
-use landbridge_proto::relay::{NewStream, STREAMS_MAX};
+use landbridge_proto::relay::NewStream;
 use landbridge_proto::route::routing_table::LinkId;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use super::connection::{ConnectionKey, Phase, RelayStream, Remote};
+use super::dials::{DIAL_MILLIS_MIN, Dial};
 use super::pending_connection::{HelloProgress, Origin, PendingConnection};
 use super::transport::Transport;
-use super::udp_backoff::UdpBackoff;
-use super::udp_upgrade::UdpUpgrade;
 use super::{EventLoop, PENDING_MAX};
-use crate::engine::{LinkState, Peer, Setup};
+use crate::engine::LinkState;
 use crate::link::relay_shm::RelayShmLink;
 use crate::link::shm::{Mapper, ShmLink};
 use crate::link::socket::Socket;
@@ -35,12 +34,6 @@ pub const CONTROL_BASE: u64 = u64::MAX - 500;
 const ACCEPTS_MAX: usize = 64;
 /// How long the listeners pause when there are no more descriptors.
 const ACCEPT_PAUSE_MILLIS: u64 = 100;
-/// The first pause before a relay is dialled again. It doubles up to the configured maximum.
-const DIAL_MILLIS_MIN: u64 = 100;
-
-/// TCP that connects later suggests an outage: a network that drops only UDP answers sooner.
-const OUTAGE_CONNECT_MILLIS: u64 = 900;
-
 enum ListeningSocket {
     Tcp(TcpListener, Origin),
     Unix(UnixListener),
@@ -122,107 +115,6 @@ impl ListeningSocket {
                 let pid = sys::peer_pid(&stream);
                 Ok((stream.into(), Remote::Process(pid), Origin::Unix))
             }
-        }
-    }
-}
-
-/// A stream to a relay that this relay dials.
-pub struct Dial {
-    pub(super) peer: Peer,
-    /// The number of the stream, from 0 on.
-    pub(super) stream: u32,
-    next: usize,
-    due_millis: Option<u64>,
-    pause_millis: u64,
-    pause_millis_max: u64,
-    /// The reason for each unreachable address that was logged since the link was last up.
-    reported: Vec<(String, String)>,
-    /// The address at which UDP failed, and to which TCP is dialled next.
-    fallback: Option<SocketAddr>,
-    /// The time at which UDP failed, if TCP may still show that the whole network was down.
-    udp_failed_millis: Option<u64>,
-    /// UDP has failed twice in a row, or is about to be tried for the second time.
-    is_udp_retry: bool,
-    /// The TCP connection is closed in favour of another UDP dial.
-    is_dropped_for_udp: bool,
-    pub(super) udp_backoff: UdpBackoff,
-    pub(super) udp_upgrade: UdpUpgrade,
-}
-
-impl Dial {
-    /// The dials of all streams to `peer`.
-    pub fn all(peer: &Peer, setup: &Setup, now_millis: u64) -> Vec<Self> {
-        let pause_millis_max = (setup.redial_max.as_millis() as u64).max(DIAL_MILLIS_MIN);
-        let new = |stream| Self {
-            peer: peer.clone(),
-            stream,
-            next: 0,
-            due_millis: Some(now_millis),
-            pause_millis: DIAL_MILLIS_MIN,
-            pause_millis_max,
-            reported: Vec::new(),
-            fallback: None,
-            udp_failed_millis: None,
-            is_udp_retry: false,
-            is_dropped_for_udp: false,
-            udp_backoff: UdpBackoff::default(),
-            udp_upgrade: UdpUpgrade::default(),
-        };
-        (0..setup.wan_streams.clamp(1, STREAMS_MAX) as u32).map(new).collect()
-    }
-
-    pub fn is_scheduled(&self) -> bool {
-        self.due_millis.is_some()
-    }
-
-    /// Records the reason for this address, one of at most as many entries as there are addresses,
-    /// and returns whether it differs from the last reason.
-    fn is_new_reason(&mut self, address: String, why: &str) -> bool {
-        match self.reported.iter_mut().find(|(known, _)| *known == address) {
-            Some((_, reason)) if reason == why => false,
-            Some((_, reason)) => {
-                *reason = why.to_string();
-                true
-            }
-            None => {
-                self.reported.push((address, why.to_string()));
-                true
-            }
-        }
-    }
-
-    /// Whether TCP connects so late after UDP failed that the network was down: UDP is retried.
-    fn suspects_outage(&mut self, now_millis: u64) -> bool {
-        let failed = self.udp_failed_millis.take();
-        self.is_dropped_for_udp = failed.is_some_and(|at| now_millis > at + OUTAGE_CONNECT_MILLIS);
-        self.is_udp_retry |= self.is_dropped_for_udp;
-        // The next dial takes the same address, not the one after it.
-        self.next -= usize::from(self.is_dropped_for_udp);
-        self.is_dropped_for_udp
-    }
-
-    fn next_address(&mut self) -> Option<SocketAddr> {
-        let address = self.peer.addresses.get(self.next % self.peer.addresses.len().max(1));
-        self.next += 1;
-        address.copied()
-    }
-}
-
-/// The streams that this relay dials.
-pub struct Dials(pub Vec<Dial>);
-
-impl Dials {
-    pub fn find(&mut self, cluster: ClusterId, stream: u32) -> Option<&mut Dial> {
-        let mut dials = self.0.iter_mut();
-        dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
-    }
-
-    /// Lets the stream be dialled again after a pause, which grows.
-    pub fn schedule(&mut self, cluster: ClusterId, stream: u32) {
-        let now = sys::now_millis();
-        if let Some(dial) = self.find(cluster, stream) {
-            dial.due_millis = Some(now + dial.pause_millis);
-            dial.pause_millis = (2 * dial.pause_millis).min(dial.pause_millis_max);
         }
     }
 }
@@ -513,7 +405,7 @@ impl EventLoop<'_> {
         let mut retiring = Vec::new();
         for id in self.forwarder.relay.ports().streams(peer).to_vec() {
             let Some(old) = self.forwarder.connections.slot_of(id) else { continue };
-            let is_same = matches!(self.forwarder.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
+            let is_same = self.forwarder.connections[old].relay_stream() == Some(stream);
             if is_new {
                 self.close(old, "the relay there has been restarted");
             } else if is_same && takes_over {

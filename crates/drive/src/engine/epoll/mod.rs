@@ -13,6 +13,7 @@
 //! more at once than it needs to go on.
 
 mod connection;
+mod dials;
 mod forwarder;
 mod listeners;
 mod liveness;
@@ -43,8 +44,9 @@ use crate::link::tls::Identity;
 use crate::refusals::Refusals;
 use crate::sys;
 use connection::{ConnectionKey, Phase, Remote};
+use dials::{Dial, Dials};
 use forwarder::Forwarder;
-use listeners::{Dial, Dials, Listeners};
+use listeners::Listeners;
 use liveness::LivenessMonitor;
 use log_storage::LogStorage;
 use pending_connection::{HelloCredentials, Origin, PendingConnection};
@@ -210,8 +212,8 @@ impl<'w> EventLoop<'w> {
         )
     }
 
-    /// Handles what forwarding has shown: connections to monitor, and endpoints that have broken the
-    /// protocol.
+    /// Handles what forwarding has shown: connections to monitor, and endpoints that have broken
+    /// the protocol.
     fn handle_forwarded(&mut self) {
         for key in self.forwarder.watched.drain(..) {
             self.liveness.watch(key);

@@ -1,0 +1,58 @@
+//! Why this process must not be restarted: said once, at the time, and kept in its record for the
+//! node agent.
+//!
+//! In: reasons. Out: a line for the user, and the reason in the record. What may never happen: a
+//! process goes on in replay past a call that cannot be replayed.
+
+use std::fmt::{self, Write};
+use std::sync::atomic::Ordering::Relaxed;
+
+use landbridge_proto::nondeterminism::RecordHead;
+
+use crate::held_files;
+use crate::libc_wrappers::warn;
+use crate::recording;
+
+/// Forbids a restart of this process from now on, and reports the reason once.
+#[cold]
+pub fn forbid_restart(reason: fmt::Arguments<'_>) {
+    if let Some(head) = recording::head() {
+        forbid_restart_in(head, reason);
+    }
+}
+
+/// Whether a restart of this process was forbidden, or this process is not recorded.
+pub fn is_restart_forbidden() -> bool {
+    recording::head().is_none_or(|head| head.files.is_restart_forbidden())
+}
+
+/// Forbids a restart of the process that has this record, and reports the reason once.
+#[cold]
+pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
+    let mut text = crate::libc_wrappers::MessageBuffer::new();
+    let _ = text.write_fmt(reason);
+    if head.is_replaying() {
+        return end_replay(head, reason);
+    }
+    if head.files.forbid_restart(text.bytes()) {
+        warn(format_args!("{reason}: if this process is killed it cannot be restarted"));
+        if head.has_durable_effects() {
+            held_files::make_durable(head);
+        }
+    }
+}
+
+/// Ends a process that performs an unreplayable call during replay: the call may have another
+/// result than in the earlier incarnation. (If the earlier incarnation had been seen to make the
+/// call, the rank would not have been restarted.)
+#[cold]
+fn end_replay(head: &RecordHead, reason: fmt::Arguments<'_>) {
+    if recording::head().is_some() {
+        crate::libc_wrappers::abort_replay(format_args!("{reason}, and cannot be replayed"));
+    }
+    let mut text = crate::libc_wrappers::MessageBuffer::new();
+    let _ = write!(text, "{reason}, and cannot be replayed");
+    head.files.forbid_restart(text.bytes());
+    let rank = head.owner.load(Relaxed);
+    crate::session::kernel(libc::SYS_kill, [rank, libc::SIGKILL as u64, 0, 0, 0, 0]);
+}
