@@ -45,12 +45,12 @@ impl Engine {
     /// Warns when it is time. The engine calls this every few milliseconds.
     pub(super) fn check_departed_peers(&mut self) {
         let now = Instant::now();
-        if now < self.departed_peers.next {
+        if now < self.receives.departed.next {
             return;
         }
-        self.departed_peers.next = now + CHECK_GAP;
+        self.receives.departed.next = now + CHECK_GAP;
         let awaited: Vec<Peer> = self.core.awaited_departed_peers().collect();
-        for peer in self.departed_peers.due(&awaited, now) {
+        for peer in self.receives.departed.due(&awaited, now) {
             let (own, other) = (self.own.address, self.core.address(peer));
             log!(Warn, "{own} waits for a message of {other}, which has left");
         }

@@ -69,6 +69,8 @@ pub struct Hello {
 /// All hellos under way.
 #[derive(Default)]
 pub struct Hellos {
+    /// Number of hellos under way and paused listeners, which need regular checks.
+    pub(super) open: usize,
     pub(super) slots: Vec<Option<Hello>>,
     pub(super) pending: usize,
     /// Number of hellos that this process has dialled, including dials to the relay.
@@ -84,6 +86,14 @@ pub struct Hellos {
 }
 
 impl Hellos {
+    /// A number that no hello has.
+    fn free_slot(&mut self) -> usize {
+        self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        })
+    }
+
     fn count(&mut self, purpose: HelloPurpose) -> &mut usize {
         match purpose {
             HelloPurpose::Accepted => &mut self.pending,
@@ -139,15 +149,15 @@ impl Engine {
     /// Dials the next candidate for `peer`.
     #[cold]
     pub(super) fn dial(&mut self, peer: Peer) {
-        let candidates = match self.peer_states[peer.0 as usize].candidates.take() {
+        let candidates = match self.peers[peer].candidates.take() {
             Some(candidates) => candidates,
             None => self.candidates_for(peer),
         };
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         peer_state.candidates = Some(candidates);
         peer_state.is_dialling = true;
         loop {
-            let peer_state = &mut self.peer_states[peer.0 as usize];
+            let peer_state = &mut self.peers[peer];
             let Some(candidate) = peer_state.candidates.as_mut().and_then(Vec::pop) else {
                 peer_state.is_dialling = false;
                 if peer_state.reconnect.is_some() {
@@ -185,7 +195,7 @@ impl Engine {
             }
             PathCandidate::Relay => {
                 self.await_relay(peer)?;
-                self.peer_states[peer.0 as usize].is_dialling = false;
+                self.peers[peer].is_dialling = false;
                 return Ok(());
             }
             _ if self.hellos.dials >= DIALS_MAX => {
@@ -205,7 +215,7 @@ impl Engine {
 
     /// Sets the state of frames for `peer`, unless an open path sends them.
     pub(super) fn set_send_state(&mut self, peer: Peer, out: SendState) {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         if !matches!(peer_state.send_state, SendState::Up(_)) {
             peer_state.send_state = out;
         }
@@ -214,7 +224,7 @@ impl Engine {
     /// Queues `peer` for a dial when another dial has ended, because too many dials are under way.
     fn queue_dial(&mut self, peer: Peer, candidate: &PathCandidate) {
         self.set_send_state(peer, SendState::DialQueued);
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         peer_state.candidates.get_or_insert_default().push(candidate.clone());
         self.hellos.waiting.push_back(peer);
     }
@@ -227,7 +237,7 @@ impl Engine {
         while self.hellos.dials < DIALS_MAX
             && let Some(peer) = waiting.pop_front()
         {
-            if self.peer_states[peer.0 as usize].is_dialling {
+            if self.peers[peer].is_dialling {
                 self.dial(peer);
             }
         }
@@ -243,12 +253,12 @@ impl Engine {
         let is_addressed = self.core.address(peer) != Address::ANONYMOUS;
         // The relay is a candidate only for a peer without any other usable path, and is needed
         // once.
-        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let open_paths = &self.peers[peer].open_paths;
         let has_path = open_paths.iter().any(|open_path| self.may_carry(open_path.link));
         if paths.relay && !identity.relays.is_empty() && is_addressed && !has_path {
             candidates.push(PathCandidate::Relay);
         }
-        let Some(bytes) = self.peer_states[peer.0 as usize].name else {
+        let Some(bytes) = self.peers[peer].name else {
             return candidates;
         };
         if bytes == self.own.name {
@@ -326,14 +336,14 @@ impl Engine {
             }
             HelloPurpose::Relay => Handshake::dial_relay(socket, is_unix, self.identity, own),
         };
-        let id = free_slot(&mut self.hellos.slots);
+        let id = self.hellos.free_slot();
         let mut interest = epoll::EventFlags::IN;
         if handshake.wants_write() {
             interest |= epoll::EventFlags::OUT;
         }
-        watch(&self.epoll, handshake.fd(), EventToken::Hello(id), interest)?;
+        watch(&self.own.epoll, handshake.fd(), EventToken::Hello(id), interest)?;
         self.hellos.slots[id] = Some(Hello { handshake, purpose });
-        self.hellos_open += 1;
+        self.hellos.open += 1;
         *self.hellos.count(purpose) += 1;
         self.handle_hello(id);
         Ok(())
@@ -344,7 +354,7 @@ impl Engine {
         match purpose {
             HelloPurpose::Rail(peer, address) => Some(self.rail_pause(peer, address)),
             HelloPurpose::Peer(peer) => {
-                let peer_state = &self.peer_states[peer.0 as usize];
+                let peer_state = &self.peers[peer];
                 let is_further =
                     |candidate: &PathCandidate| matches!(candidate, PathCandidate::Further(_));
                 let has_further = peer_state.candidates.iter().flatten().any(is_further);
@@ -368,7 +378,7 @@ impl Engine {
             if !hello.handshake.wants_write() {
                 let flags = epoll::EventFlags::IN;
                 let data = epoll::EventData::new_u64(EventToken::Hello(id).number());
-                let _ = epoll::modify(&self.epoll, hello.handshake.fd(), data, flags);
+                let _ = epoll::modify(&self.own.epoll, hello.handshake.fd(), data, flags);
             }
             self.hellos.slots[id] = Some(hello);
             return;
@@ -390,7 +400,7 @@ impl Engine {
     }
 
     pub(super) fn hello_closed(&mut self, purpose: HelloPurpose) {
-        self.hellos_open -= 1;
+        self.hellos.open -= 1;
         *self.hellos.count(purpose) -= 1;
         self.resume_listeners();
     }
@@ -435,7 +445,7 @@ impl Engine {
             && let Ok(pid) = link.peer_pid()
             && may_read(pid, &introduction)
         {
-            self.peer_states[peer.0 as usize].readable = Some(pid);
+            self.peers[peer].readable = Some(pid);
         }
         let is_accepted = matches!(purpose, HelloPurpose::Accepted);
         // The dial has ended, at whichever address the peer answered.
@@ -460,7 +470,7 @@ impl Engine {
 
     fn set_dialling(&mut self, purpose: HelloPurpose, is_dialling: bool) {
         if let HelloPurpose::Peer(peer) = purpose {
-            self.peer_states[peer.0 as usize].is_dialling = is_dialling;
+            self.peers[peer].is_dialling = is_dialling;
         }
     }
 
@@ -468,7 +478,7 @@ impl Engine {
     /// and port after the end of a process; and processes without the Landbridge launcher may all
     /// belong to one job.
     fn is_expected_peer(&self, peer: Peer, introduction: &Introduction) -> bool {
-        let name = self.peer_states[peer.0 as usize].name;
+        let name = self.peers[peer].name;
         // A socket address says less than a name, and the same endpoint may have several.
         let is_named = !self.own.own_format || name.is_none_or(|name| name == introduction.name);
         introduction.address == self.core.address(peer) && is_named
@@ -485,7 +495,7 @@ impl Engine {
             HelloPurpose::Peer(peer) => {
                 log!(Info, "{}: hello: {error}", self.core.address(peer));
                 self.note_attempt(peer, error);
-                let peer_state = &mut self.peer_states[peer.0 as usize];
+                let peer_state = &mut self.peers[peer];
                 if peer_state.is_dialling {
                     if error.kind() == io::ErrorKind::UnexpectedEof && peer_state.retries > 0 {
                         // The listener closed the connection, perhaps because too many connections
@@ -529,11 +539,11 @@ impl Engine {
         }
         link.is_accepted = is_dialled_by_peer;
         let ends = link.ends;
-        let id = free_slot(&mut self.links);
-        link.watch(&self.epoll, id)?;
+        let id = self.links.free_slot();
+        link.watch(&self.own.epoll, id)?;
         match link.carrier {
-            Carrier::Shm(_) | Carrier::Recorded(_) => self.rings.push(id),
-            Carrier::Stream(_) => self.streams += 1,
+            Carrier::Shm(_) | Carrier::Recorded(_) => self.links.rings.push(id),
+            Carrier::Stream(_) => self.links.streams += 1,
             Carrier::Datagram(_) | Carrier::Loopback => (),
         }
         let what = link.describe();
@@ -551,15 +561,15 @@ impl Engine {
         // The engine redials the peer's first address. A connection to a further address does not
         // replace it.
         if !self.is_rail(peer, ends, is_dialled_by_peer) {
-            let peer_state = &mut self.peer_states[peer.0 as usize];
+            let peer_state = &mut self.peers[peer];
             peer_state.is_dialling &= is_dialled_by_peer;
             peer_state.reconnect = None;
         }
         // If both sides have dialled, a single connection serves both directions better, because
         // confirmations travel with data: the connection whose dialler has the smaller name.
-        let is_smaller = Some(self.own.name) < self.peer_states[peer.0 as usize].name;
+        let is_smaller = Some(self.own.name) < self.peers[peer].name;
         let has_duplicate = self.drop_broken_duplicates(peer, id);
-        let is_up = matches!(self.peer_states[peer.0 as usize].send_state, SendState::Up(_));
+        let is_up = matches!(self.peers[peer].send_state, SendState::Up(_));
         if !(is_up && has_duplicate && is_smaller == is_dialled_by_peer) {
             self.use_link(peer, id);
         }
@@ -572,7 +582,7 @@ impl Engine {
     /// Makes link `id` the sending path of `peer`.
     pub(super) fn use_link(&mut self, peer: Peer, id: usize) {
         if self.add_path(peer, id) {
-            self.peer_states[peer.0 as usize].send_state = SendState::Up(id);
+            self.peers[peer].send_state = SendState::Up(id);
             self.core.mark_busy(peer);
         }
     }
@@ -580,7 +590,7 @@ impl Engine {
     /// Adds link `id` to the peer's paths; returns false if the link is closed, or the peer has too
     /// many paths.
     pub(super) fn add_path(&mut self, peer: Peer, id: usize) -> bool {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         if peer_state.open_paths.iter().any(|open_path| open_path.link == id) {
             return true;
         }
@@ -606,13 +616,6 @@ impl Engine {
 }
 
 /// The index of an empty slot.
-pub fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
-    slots.iter().position(Option::is_none).unwrap_or_else(|| {
-        slots.push(None);
-        slots.len() - 1
-    })
-}
-
 /// Watches `fd` for `interest`; replaces an earlier registration of `fd`.
 pub fn watch(
     epoll: &OwnedFd,

@@ -222,9 +222,9 @@ impl Engine {
             return watched;
         }
         let changed = if watched {
-            link.watch(&self.epoll, id)
+            link.watch(&self.own.epoll, id)
         } else {
-            epoll::delete(&self.epoll, stream.fd()).map_err(io::Error::from)
+            epoll::delete(&self.own.epoll, stream.fd()).map_err(io::Error::from)
         };
         changed.is_ok()
     }
@@ -232,10 +232,10 @@ impl Engine {
     /// Gives up the peers whose failure was found while a link was being read.
     #[cold]
     pub(super) fn fail_pending_peers(&mut self) {
-        for peer in std::mem::take(&mut self.dropped) {
+        for peer in std::mem::take(&mut self.pending.dropped) {
             self.drop_relay_path(peer);
         }
-        for (peer, errno) in std::mem::take(&mut self.failed_peers) {
+        for (peer, errno) in std::mem::take(&mut self.pending.failed) {
             self.fail_peer(peer, errno);
         }
     }
@@ -248,7 +248,7 @@ impl Engine {
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
         self.finish_all_statistics(peer);
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         (peer_state.send_state, peer_state.reconnect) = (SendState::Closed, None);
         peer_state.open_paths.clear();
         for id in 0..self.links.len() {
@@ -271,22 +271,15 @@ impl Engine {
         }
         self.forget_tokens(peer);
         self.core.fail(peer, errno);
-        self.early.retain(|&(of, _), _| of != peer);
+        self.buffers.early.retain(|&(of, _), _| of != peer);
         self.drain_actions();
     }
 
     /// Takes link `id` out of use.
     pub(super) fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
-        let link = self.links[id].take()?;
-        self.rings.retain(|&ring| ring != id);
-        self.full_rings.retain(|&ring| ring != id);
-        match &link.carrier {
-            Carrier::Stream(_) => {
-                self.streams -= 1;
-                self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
-            }
-            Carrier::Datagram(udp_path) => self.forget_udp_path(id, udp_path),
-            Carrier::Shm(_) | Carrier::Recorded(_) | Carrier::Loopback => (),
+        let link = self.links.remove(id)?;
+        if let Carrier::Datagram(udp_path) = &link.carrier {
+            self.forget_udp_path(id, udp_path);
         }
         Some(link)
     }

@@ -72,7 +72,7 @@ impl Engine {
     /// Checks the connections when a check is due. The engine calls this often.
     #[inline]
     pub(super) fn check_liveness(&mut self) {
-        if (self.streams > 0 || self.datagrams.is_some())
+        if (self.links.streams > 0 || self.datagrams.is_some())
             && self.liveness.last_check.elapsed() >= self.liveness.gap
         {
             self.update_liveness();
@@ -115,7 +115,7 @@ impl Engine {
         };
         if was_suspect {
             // The reconnect continues if another path has been lost meanwhile.
-            self.peer_states[peer.0 as usize].reconnect.take_if(|reconnect| !reconnect.has_lost);
+            self.peers[peer].reconnect.take_if(|reconnect| !reconnect.has_lost);
         }
         self.core.suspect_path(peer, path, false);
     }
@@ -126,7 +126,7 @@ impl Engine {
         };
         let (unacked_for, ends) = (link.unacked_for, link.ends);
         let mut others = link.peer.into_iter().flat_map(|peer| {
-            let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+            let open_paths = &self.peers[peer].open_paths;
             let links =
                 open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref());
             links.filter(|other| other.ends != ends)

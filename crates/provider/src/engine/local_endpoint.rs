@@ -38,6 +38,8 @@ pub struct LocalEndpoint {
     pub own_format: bool,
     tcp: Option<OwnedFd>,
     unix: Option<OwnedFd>,
+    /// What the engine waits for.
+    pub epoll: OwnedFd,
     /// The introduction of this endpoint in a hello.
     pub introduction: Introduction,
     /// Peers try to read this value, to find out whether they may read this process's memory.
@@ -50,7 +52,7 @@ impl LocalEndpoint {
         identity: &Identity,
         own_format: bool,
         bound: Option<SocketAddrV4>,
-    ) -> io::Result<(LocalEndpoint, OwnedFd)> {
+    ) -> io::Result<LocalEndpoint> {
         raise_open_files();
         let epoll = high_fd(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
         let (address, unique) = identity.next_endpoint();
@@ -86,11 +88,19 @@ impl LocalEndpoint {
             name,
             log_position: LogPosition::default(),
         };
-        let own =
-            LocalEndpoint { address, name, own_format, tcp, unix, introduction, _cookie: cookie };
-        own.set_watched(&epoll, false, true)?;
-        own.set_watched(&epoll, true, true)?;
-        Ok((own, epoll))
+        let own = LocalEndpoint {
+            address,
+            name,
+            own_format,
+            tcp,
+            unix,
+            epoll,
+            introduction,
+            _cookie: cookie,
+        };
+        own.set_watched(false, true)?;
+        own.set_watched(true, true)?;
+        Ok(own)
     }
 
     /// Accepts the next pending connection of a listener; `None` if no connection is pending.
@@ -118,19 +128,19 @@ impl LocalEndpoint {
         }
     }
 
-    /// Lets `epoll` watch a listener for pending connections, or not.
+    /// Lets epoll watch a listener for pending connections, or not.
     ///
     /// # Errors
     /// See epoll_ctl(2).
-    pub fn set_watched(&self, epoll: &OwnedFd, is_unix: bool, watched: bool) -> io::Result<()> {
+    pub fn set_watched(&self, is_unix: bool, watched: bool) -> io::Result<()> {
         let Some(listener) = self.listener(is_unix) else {
             return Ok(());
         };
         if watched {
             let token = if is_unix { EventToken::UnixListener } else { EventToken::Listener };
-            return watch(epoll, listener, token, epoll::EventFlags::IN);
+            return watch(&self.epoll, listener, token, epoll::EventFlags::IN);
         }
-        Ok(epoll::delete(epoll, listener)?)
+        Ok(epoll::delete(&self.epoll, listener)?)
     }
 
     /// The TCP port at which the endpoint accepts connections on every address, if it does.

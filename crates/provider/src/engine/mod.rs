@@ -11,13 +11,13 @@
 //! | `identity` | job, rank, node and settings of this process |
 //! | `memory` | application memory and owned copies |
 //! | `local_endpoint` | listeners of the endpoint, and its names |
-//! | `peer_state` | state of each peer |
+//! | `peer_state`, `peer_table` | state of each peer, names and numbers |
 //! | `dialling` | path candidates of each peer, and dials |
 //! | `handshake` | one hello, step by step |
 //! | `uplink` | the connection to the relay |
-//! | `links` | links to peers, and their end |
+//! | `links`, `link_table` | links to peers, and their end |
 //! | `transmit` | outgoing frames |
-//! | `receive` | incoming frames |
+//! | `receive`, `receive_buffers` | incoming frames, and what waits |
 //! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
 //! | `integrity` | checksums of frames that cross a network |
 //! | `reconnect` | repair of broken paths |
@@ -42,6 +42,7 @@ mod dialling;
 mod handshake;
 mod identity;
 mod integrity;
+mod link_table;
 mod links;
 mod liveness;
 mod local_endpoint;
@@ -49,10 +50,12 @@ mod memory;
 mod path_statistics;
 mod peeks;
 mod peer_state;
+mod peer_table;
 mod pending_connections;
 mod quiesce;
 mod rails;
 mod receive;
+mod receive_buffers;
 mod reconnect;
 mod replay;
 pub mod request;
@@ -64,9 +67,7 @@ mod transmit;
 mod uplink;
 mod wait;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,11 +85,12 @@ use crate::{interposer, log};
 
 use datagrams::Datagrams;
 use identity::Identity;
-use links::Link;
+use link_table::LinkTable;
 use local_endpoint::LocalEndpoint;
 use memory::{Bytes, copied_bytes};
 pub use peeks::library_repeats_peeks;
-use peer_state::PeerState;
+use peer_table::PeerTable;
+use receive_buffers::ReceiveBuffers;
 use request::{
     AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, Iov, RecvRequest, RemoteIov, RmaKind,
     RmaRequest, SendRequest,
@@ -126,70 +128,51 @@ const FLUSH_TIME_USUAL: Duration = Duration::from_secs(10);
 /// matters.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Bytes read from a stream at once. All streams of the endpoint share the buffer.
-const STAGE_BYTES: usize = 64 << 10;
-
 pub struct Engine {
     identity: &'static Identity,
     own: LocalEndpoint,
-    av: Arc<Av>,
-    mr: Arc<mr::MrTable>,
-    sink: Sink,
-    source_wanted: bool,
+    application: Application,
     core: Endpoint<Bytes>,
-    /// Indexed by the peer numbers of the protocol.
-    peer_states: Vec<PeerState>,
-    by_name: BTreeMap<local_endpoint::NameBytes, Peer>,
-    /// Peers by address-vector number; `u32::MAX` marks an unknown peer.
-    by_number: Vec<u32>,
+    peers: PeerTable,
     uplink: Uplink,
-    links: Vec<Option<Box<Link>>>,
-    /// Links through shared memory, polled in turn.
-    rings: Vec<usize>,
-    /// Rings that were full when a frame was to be sent.
-    full_rings: Vec<usize>,
-    streams: usize,
-    /// The stream that polls read directly; epoll does not watch this stream.
-    hot_stream: Option<usize>,
+    links: LinkTable,
     hellos: dialling::Hellos,
-    /// Number of hellos under way and paused listeners, which need regular checks.
-    hellos_open: usize,
-    epoll: OwnedFd,
-    /// Peers to be failed, with the errno, once the link that is being read is back in `links`.
-    failed_peers: Vec<(Peer, i32)>,
-    /// Frames that arrived before their turn, by the number of their first byte: head and payload,
-    /// as far as they have arrived.
-    early: BTreeMap<(Peer, u64), Box<[u8]>>,
+    pending: PendingPeers,
+    buffers: ReceiveBuffers,
+    receives: WatchedReceives,
     liveness: liveness::LivenessCheck,
-    peeks: peeks::Peeks,
-    departed_peers: departed_peers::DepartedPeers,
-    /// Some peer has several paths: the protocol needs the time.
-    has_several: bool,
     /// UDP paths, if the setting `udp` is on.
     datagrams: Option<Box<datagrams::Datagrams>>,
-    /// Further addresses of peers.
-    rails: Vec<rails::Rail>,
-    /// Peers with a lost path that the engine reopens.
-    reconnects: Vec<Peer>,
-    /// Peers that the relay cannot reach any more; their relay paths are closed once the link that
-    /// is being read is back in `links`.
-    dropped: Vec<Peer>,
-    /// Unexpected payloads, indexed by the number that the protocol gives each of them.
-    stores: Vec<Option<Box<[u8]>>>,
-    stage: Vec<u8>,
-    /// One-sided operations of this process that are in flight.
-    one_sided: usize,
     /// State of recording and replay, if this process is recorded.
     replay: Option<replay::Replay>,
-    /// Frames received from one ring before the other rings get their turn.
-    frames_per_turn: usize,
-    /// Operands of the current atomic operation.
-    scratch: Vec<u8>,
-    /// Bytes in retained copies beyond which nothing more is copied.
-    retain: u64,
-    /// Slot of the statistics page for this endpoint's paths.
-    statistics_slot: Option<StatisticsSlot>,
     poll_state: PollState,
+}
+
+/// What the application has given to the endpoint.
+struct Application {
+    mr: Arc<mr::MrTable>,
+    sink: Sink,
+    /// FI_SOURCE: completions of receives carry the sender's address-vector number.
+    source_wanted: bool,
+    /// One-sided operations of this process that are in flight.
+    one_sided: usize,
+}
+
+/// Peers for which something is to be done once the link that is being read is back in its table.
+#[derive(Default)]
+struct PendingPeers {
+    /// Peers to be failed, with the errno.
+    failed: Vec<(Peer, i32)>,
+    /// Peers that the relay cannot reach any more; their relay paths are closed.
+    dropped: Vec<Peer>,
+    /// Peers with a lost path that the engine reopens.
+    reconnects: Vec<Peer>,
+}
+
+/// Receives and probes that need more than a message.
+struct WatchedReceives {
+    peeks: peeks::Peeks,
+    departed: departed_peers::DepartedPeers,
 }
 
 // SAFETY: the raw pointers in the engine point to the application's memory, which is valid until
@@ -202,11 +185,10 @@ impl Engine {
             log!(Warn, "{why}");
             Errno::EINVAL
         })?;
-        let (own, epoll) =
-            LocalEndpoint::open(identity, setup.own_format, setup.bind).map_err(|error| {
-                log!(Warn, "no endpoint can be opened: {error}");
-                Errno(error.raw_os_error().unwrap_or(libc::EIO))
-            })?;
+        let own = LocalEndpoint::open(identity, setup.own_format, setup.bind).map_err(|error| {
+            log!(Warn, "no endpoint can be opened: {error}");
+            Errno(error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
         let core = Endpoint::new(Config {
             address: own.address,
             eager_window: identity.eager_window(),
@@ -216,41 +198,26 @@ impl Engine {
         let mut engine = Engine {
             identity,
             own,
-            av: setup.av,
-            mr: setup.domain_mr,
-            sink: setup.sink,
-            source_wanted: setup.source_wanted,
+            application: Application {
+                mr: setup.domain_mr,
+                sink: setup.sink,
+                source_wanted: setup.source_wanted,
+                one_sided: 0,
+            },
             core,
-            peer_states: Vec::new(),
-            by_name: BTreeMap::new(),
-            by_number: Vec::new(),
+            peers: PeerTable::new(setup.av),
             uplink: Uplink::default(),
-            links: Vec::new(),
-            rings: Vec::new(),
-            full_rings: Vec::new(),
-            streams: 0,
-            hot_stream: None,
+            links: LinkTable::new(StatisticsSlot::take()),
             hellos: dialling::Hellos::default(),
-            hellos_open: 0,
-            epoll,
-            failed_peers: Vec::new(),
-            early: BTreeMap::new(),
+            pending: PendingPeers::default(),
+            buffers: ReceiveBuffers::new(identity.retain),
+            receives: WatchedReceives {
+                peeks: peeks::Peeks::default(),
+                departed: departed_peers::DepartedPeers::new(),
+            },
             liveness: liveness::LivenessCheck::new(),
-            peeks: peeks::Peeks::default(),
-            departed_peers: departed_peers::DepartedPeers::new(),
-            has_several: false,
             datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
-            rails: Vec::new(),
-            reconnects: Vec::new(),
-            dropped: Vec::new(),
-            stores: Vec::new(),
-            stage: vec![0; STAGE_BYTES],
-            one_sided: 0,
             replay: None,
-            frames_per_turn: receive::FRAMES_PER_TURN,
-            scratch: Vec::new(),
-            retain: identity.retain,
-            statistics_slot: StatisticsSlot::take(),
             poll_state: PollState::new(identity.local_size.unwrap_or(identity.size)),
         };
         let start = engine.poll_state.time();
@@ -275,7 +242,7 @@ impl Engine {
 
     #[inline]
     pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
-        if let Some(queue) = &self.sink.receive {
+        if let Some(queue) = &self.application.sink.receive {
             queue.note_sent();
         }
         let peer = self.peer_of(request.target)?;
@@ -305,7 +272,7 @@ impl Engine {
     fn require_path(&mut self, peer: Peer, inject: bool) -> Result<(), Errno> {
         let has_path = |engine: &Self| {
             matches!(
-                engine.peer_states[peer.0 as usize].send_state,
+                engine.peers[peer].send_state,
                 peer_state::SendState::Up(_) | peer_state::SendState::Closed
             )
         };
@@ -322,8 +289,9 @@ impl Engine {
     /// that confirms nothing must not stop the requests for other peers.
     #[inline]
     fn require_copy_space(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
-        let has_room =
-            |engine: &Self| copied_bytes() < engine.retain || !engine.core.retains_for(peer);
+        let has_room = |engine: &Self| {
+            copied_bytes() < engine.buffers.retain || !engine.core.retains_for(peer)
+        };
         if !is_copied || has_room(self) {
             return Ok(());
         }
@@ -403,7 +371,7 @@ impl Engine {
             RmaKind::Read => self.core.read(remote, memory, ticket),
         };
         started.map_err(|_| Errno::EAGAIN)?;
-        self.one_sided += 1;
+        self.application.one_sided += 1;
         self.submit();
         Ok(())
     }
@@ -433,7 +401,7 @@ impl Engine {
         let ticket = Ticket { context: request.context, notify: request.notify };
         let started = self.core.atomic(peer, wanted, operands, result, ticket);
         started.map_err(|_| Errno::EAGAIN)?;
-        self.one_sided += 1;
+        self.application.one_sided += 1;
         self.submit();
         Ok(())
     }
@@ -471,7 +439,7 @@ impl Engine {
         }
         // Frames in a ring outlive this process. Bytes in a socket also do, unless the peer's
         // Goodbye is left unread.
-        if self.streams > 0 {
+        if self.links.streams > 0 {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_drained);
         } else {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_goodbye_acknowledged);

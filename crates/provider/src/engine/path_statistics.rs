@@ -166,7 +166,7 @@ impl Engine {
     /// Counts a frame of `peer` that arrived corrupt by the open path `path`.
     #[cold]
     pub(super) fn count_corrupt(&mut self, peer: Peer, path: PathId) {
-        self.peer_states[peer.0 as usize].corrupt[path.0 as usize] += 1;
+        self.peers[peer].corrupt[path.0 as usize] += 1;
     }
 
     /// Adds the counters of path `path` of `peer` over `link` to the closed paths. `is_lost`: the
@@ -180,7 +180,7 @@ impl Engine {
         is_lost: bool,
     ) {
         let done = self.core.path_statistics(peer, path);
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         let corrupt = std::mem::take(&mut peer_state.corrupt[path.0 as usize]);
         let entry = entry_of(&mut peer_state.closed_paths, link.what(), link.ends);
         entry.losses += u64::from(is_lost);
@@ -194,7 +194,7 @@ impl Engine {
     /// Adds the counters of all open paths of a peer that is given up, or has left.
     #[cold]
     pub(super) fn finish_all_statistics(&mut self, peer: Peer) {
-        for open_path in self.peer_states[peer.0 as usize].open_paths.clone() {
+        for open_path in self.peers[peer].open_paths.clone() {
             // A link that is being read is not in `links`; the function that reads the link has
             // handled its statistics.
             let Some(link) = self.links[open_path.link].take() else { continue };
@@ -205,7 +205,7 @@ impl Engine {
 
     /// The statistics of all paths that `peer` has or had.
     pub(super) fn paths_of(&self, peer: Peer) -> Vec<PathStatistics> {
-        let peer_state = &self.peer_states[peer.0 as usize];
+        let peer_state = &self.peers[peer];
         let mut entries = peer_state.closed_paths.clone();
         for open_path in &peer_state.open_paths {
             let Some(link) = self.links[open_path.link].as_ref() else { continue };
@@ -248,7 +248,7 @@ impl Engine {
     /// Writes the statistics of all paths to the statistics page, paths with trouble first.
     #[cold]
     pub(super) fn write_statistics(&mut self) {
-        let peers = (0..self.peer_states.len() as u32).map(Peer);
+        let peers = (0..self.peers.len() as u32).map(Peer);
         let of_peer = |peer: Peer| self.paths_of(peer).into_iter().map(move |entry| (peer, entry));
         let mut all: Vec<(Peer, PathStatistics)> = peers.flat_map(of_peer).collect();
         all.sort_by_key(|(_, entry)| !entry.has_trouble());
@@ -273,7 +273,7 @@ impl Engine {
                 entry.row(peer)
             }),
         );
-        if let Some(slot) = &mut self.statistics_slot {
+        if let Some(slot) = &mut self.links.statistics_slot {
             slot.write(&text);
         }
     }
@@ -287,7 +287,7 @@ impl Engine {
         if let Some(corrupt) = self.uplink.corrupt() {
             log!(Info, "the relay: {corrupt} frames of unknown senders arrived corrupt");
         }
-        let peers = (0..self.peer_states.len() as u32).map(Peer);
+        let peers = (0..self.peers.len() as u32).map(Peer);
         let all: Vec<_> = peers.map(|peer| (peer, self.paths_of(peer))).collect();
         for line in summary(all, |peer| self.core.address(peer).to_string()) {
             log!(Info, "{line}");

@@ -87,14 +87,14 @@ impl Engine {
             claim: request.claim,
             discard: request.discard,
         };
-        let reads = self.sink.receive.as_ref().map_or(0, |queue| queue.reads());
-        match self.peeks.self_messages(request.context, reads) {
+        let reads = self.application.sink.receive.as_ref().map_or(0, |queue| queue.reads());
+        match self.receives.peeks.self_messages(request.context, reads) {
             SelfMessages::UnderWay => self.core.complete_empty_peek(&look),
             SelfMessages::Delivered => self.core.peek(look),
             SelfMessages::Unknown => {
                 self.poll_to_peek();
                 if request.repeats && self.core.would_match(&look) {
-                    self.peeks.pending = Some(Pending { context: request.context, reads });
+                    self.receives.peeks.pending = Some(Pending { context: request.context, reads });
                     return Err(Errno::EAGAIN);
                 }
                 self.core.peek(look);

@@ -79,7 +79,7 @@ pub enum SendState {
 }
 
 impl PeerState {
-    fn new(name: Option<NameBytes>) -> Self {
+    pub fn new(name: Option<NameBytes>) -> Self {
         Self {
             name,
             send_state: SendState::Unknown,
@@ -102,21 +102,17 @@ impl Engine {
     /// The peer with address-vector number `number`.
     #[inline]
     pub(super) fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
-        match self.by_number.get(number as usize) {
-            Some(&known) if known != u32::MAX => Ok(Peer(known)),
-            _ => self.look_up(number),
+        match self.peers.numbered(number) {
+            Some(known) => Ok(known),
+            None => self.look_up(number),
         }
     }
 
     #[cold]
     fn look_up(&mut self, number: FiAddr) -> Result<Peer, Errno> {
-        let name = self.av.name_of(number).ok_or(Errno::EINVAL)?;
+        let name = self.peers.av.name_of(number).ok_or(Errno::EINVAL)?;
         let peer = self.peer_named(&name).ok_or(Errno::EINVAL)?;
-        let index = number as usize;
-        if self.by_number.len() <= index {
-            self.by_number.resize(index + 1, u32::MAX);
-        }
-        self.by_number[index] = peer.0;
+        self.peers.set_number(number, peer);
         Ok(peer)
     }
 
@@ -126,17 +122,17 @@ impl Engine {
             if self.own.own_format { Name::parse(name).ok()?.address } else { Address::ANONYMOUS };
         let peer = if address == Address::ANONYMOUS {
             let core = &mut self.core;
-            *self.by_name.entry(*name).or_insert_with(|| core.peer(address))
+            *self.peers.by_name.entry(*name).or_insert_with(|| core.peer(address))
         } else {
             self.core.peer(address)
         };
-        self.peer_state(peer).name.get_or_insert(*name);
+        self.peers.state(peer).name.get_or_insert(*name);
         Some(peer)
     }
 
     /// The node of a peer, if its name contains the node.
     pub(super) fn node_of(&self, peer: Peer) -> Option<u64> {
-        let name = self.peer_states[peer.0 as usize].name.filter(|_| self.own.own_format)?;
+        let name = self.peers[peer].name.filter(|_| self.own.own_format)?;
         Name::parse(&name).ok().map(|name| name.node)
     }
 
@@ -144,32 +140,14 @@ impl Engine {
     #[inline]
     pub(super) fn peer_addressed(&mut self, address: Address) -> Peer {
         let peer = self.core.peer(address);
-        self.peer_state(peer);
+        self.peers.state(peer);
         peer
-    }
-
-    #[inline]
-    fn peer_state(&mut self, peer: Peer) -> &mut PeerState {
-        let index = peer.0 as usize;
-        while self.peer_states.len() <= index {
-            self.peer_states.push(PeerState::new(None));
-        }
-        &mut self.peer_states[index]
-    }
-
-    /// The peer's address-vector number, if it has one.
-    pub(super) fn number_of(&mut self, peer: Peer) -> Option<FiAddr> {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
-        if peer_state.number.is_none() {
-            peer_state.number = self.av.addr_of(peer_state.name.as_ref()?);
-        }
-        peer_state.number
     }
 
     /// Peers with a link, peers whose link is being established, and peers that have sent
     /// something.
     pub(super) fn active_peers(&self) -> Vec<Peer> {
-        let all = self.peer_states.iter().enumerate();
+        let all = self.peers.iter().enumerate();
         let is_in_touch = |&(peer, out): &(Peer, SendState)| match out {
             // A peer that has only sent so far must receive the Goodbye, too: it may have more
             // frames for this endpoint.
@@ -186,7 +164,7 @@ impl Engine {
     pub(super) fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
         if introduction.address == Address::ANONYMOUS {
             let peer = self.peer_named(&introduction.name)?;
-            let known = self.peer_states[peer.0 as usize].instance;
+            let known = self.peers[peer].instance;
             let is_another = known.is_some_and(|known| known != introduction.cookie);
             if is_another || self.core.failed(peer).is_some() {
                 self.forget_name(peer, &introduction.name);
@@ -194,7 +172,7 @@ impl Engine {
             return self.peer_named(&introduction.name);
         }
         let peer = self.peer_addressed(introduction.address);
-        self.peer_state(peer).name.get_or_insert(introduction.name);
+        self.peers.state(peer).name.get_or_insert(introduction.name);
         Some(peer)
     }
 
@@ -204,7 +182,7 @@ impl Engine {
     /// Another endpoint uses the peer's address. All data so far was exchanged with the first
     /// endpoint, so the other endpoint cannot continue.
     pub(super) fn recognise(&mut self, peer: Peer, introduction: &Introduction) -> io::Result<()> {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         if *peer_state.instance.get_or_insert(introduction.cookie) == introduction.cookie {
             return Ok(());
         }
@@ -215,11 +193,6 @@ impl Engine {
     /// (an IP address and port can be reused). From now on the name means the new endpoint.
     fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
         self.fail_peer(peer, libc::ECONNRESET);
-        self.by_name.remove(name);
-        for number in &mut self.by_number {
-            if *number == peer.0 {
-                *number = u32::MAX;
-            }
-        }
+        self.peers.forget_name(peer, name);
     }
 }

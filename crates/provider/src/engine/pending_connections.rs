@@ -49,18 +49,18 @@ impl Engine {
     /// regular check.
     fn pause_listener(&mut self, is_unix: bool) {
         let is_paused = &mut self.hellos.paused_listeners[is_unix as usize];
-        if !*is_paused && self.own.set_watched(&self.epoll, is_unix, false).is_ok() {
+        if !*is_paused && self.own.set_watched(is_unix, false).is_ok() {
             *is_paused = true;
-            self.hellos_open += 1;
+            self.hellos.open += 1;
         }
     }
 
     pub(super) fn resume_listeners(&mut self) {
         for is_unix in [false, true] {
             let is_paused = &mut self.hellos.paused_listeners[is_unix as usize];
-            if *is_paused && self.own.set_watched(&self.epoll, is_unix, true).is_ok() {
+            if *is_paused && self.own.set_watched(is_unix, true).is_ok() {
                 *is_paused = false;
-                self.hellos_open -= 1;
+                self.hellos.open -= 1;
             }
         }
     }

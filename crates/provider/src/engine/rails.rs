@@ -47,7 +47,7 @@ const UNSENT_BYTES: u32 = 128 << 10;
 
 /// A further address of a peer, and the attempts to reach it.
 pub struct Rail {
-    peer: Peer,
+    pub(super) peer: Peer,
     address: SocketAddr,
     state: CandidateState,
     next: Instant,
@@ -138,10 +138,10 @@ impl Engine {
         if advertisement.token != 0 {
             return self.handle_udp_advertisement(peer, advertisement);
         }
-        let is_ours = Some(self.own.name) < self.peer_states[peer.0 as usize].name;
+        let is_ours = Some(self.own.name) < self.peers[peer].name;
         let address = advertised_address(advertisement);
         let ip = address.ip();
-        let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
+        let theirs = || self.peers.rails.iter().filter(|rail| rail.peer == peer);
         let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
         // An address that both nodes have leads to this node itself: bridges of containers have the
         // same address on every host.
@@ -153,14 +153,14 @@ impl Engine {
         {
             return;
         }
-        self.rails.push(Rail::new(peer, address, is_ours, Instant::now()));
+        self.peers.rails.push(Rail::new(peer, address, is_ours, Instant::now()));
         self.check_rails();
     }
 
     /// Whether `peer` has advertised this address over a connection; the address is then tried as a
     /// rail.
     pub(super) fn is_rail_advertised(&self, peer: Peer, address: SocketAddr) -> bool {
-        self.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
+        self.peers.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
     }
 
     /// Dials the addresses whose next attempt is due. The engine calls this every few milliseconds
@@ -168,10 +168,9 @@ impl Engine {
     #[cold]
     pub(super) fn check_rails(&mut self) {
         let now = Instant::now();
-        let peer_states = &self.peer_states;
-        self.rails.retain(|rail| peer_states[rail.peer.0 as usize].send_state != SendState::Closed);
-        for index in 0..self.rails.len() {
-            let rail = &mut self.rails[index];
+        self.peers.drop_rails_of_closed();
+        for index in 0..self.peers.rails.len() {
+            let rail = &mut self.peers.rails[index];
             if !rail.handle(CandidateEvent::Tick(self.identity.redial_max), now) {
                 continue;
             }
@@ -187,17 +186,19 @@ impl Engine {
 
     /// The pause after the current attempt at a further address.
     pub(super) fn rail_pause(&self, peer: Peer, address: SocketAddr) -> Duration {
-        let found = self.rails.iter().find(|rail| (rail.peer, rail.address) == (peer, address));
+        let found =
+            self.peers.rails.iter().find(|rail| (rail.peer, rail.address) == (peer, address));
         found.map_or(PAUSE_MIN, |rail| rail.pause)
     }
 
     /// Whether some address is still to be tried.
     pub(super) fn has_rails_to_try(&self) -> bool {
-        self.rails.iter().any(|rail| rail.state == CandidateState::Waiting)
+        self.peers.rails.iter().any(|rail| rail.state == CandidateState::Waiting)
     }
 
     fn handle_rail_event(&mut self, peer: Peer, address: SocketAddr, event: CandidateEvent) {
-        let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
+        let found =
+            self.peers.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
         if let Some(rail) = found {
             rail.handle(event, Instant::now());
         }
@@ -229,9 +230,9 @@ impl Engine {
         ends: Option<(IpAddr, IpAddr)>,
         id: usize,
     ) -> bool {
-        let is_up = self.rails.iter().position(|rail| rail.state == CandidateState::Up(id));
+        let is_up = self.peers.rails.iter().position(|rail| rail.state == CandidateState::Up(id));
         let rail = match is_up {
-            Some(place) => Some(&mut self.rails[place]),
+            Some(place) => Some(&mut self.peers.rails[place]),
             None => self.rail_between(peer, ends),
         };
         let Some(rail) = rail else {
@@ -256,12 +257,12 @@ impl Engine {
 
     #[cfg(test)]
     pub(super) fn expect_rail_for_tests(&mut self, peer: Peer, address: SocketAddr) {
-        self.rails.push(Rail::new(peer, address, false, Instant::now()));
+        self.peers.rails.push(Rail::new(peer, address, false, Instant::now()));
     }
 
     fn rail_between(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<&mut Rail> {
         let (_, ip) = ends?;
-        self.rails.iter_mut().find(|rail| rail.peer == peer && rail.address.ip() == ip)
+        self.peers.rails.iter_mut().find(|rail| rail.peer == peer && rail.address.ip() == ip)
     }
 
     /// The link of another direct path of `peer` between the same two addresses `ends`, if there is
@@ -272,8 +273,7 @@ impl Engine {
         ends: Option<(IpAddr, IpAddr)>,
     ) -> Option<usize> {
         let ends = ends?;
-        let links =
-            self.peer_states[peer.0 as usize].open_paths.iter().map(|open_path| open_path.link);
+        let links = self.peers[peer].open_paths.iter().map(|open_path| open_path.link);
         links.into_iter().find(|&id| {
             self.links[id].as_ref().is_some_and(|link| link.is_stream() && link.ends == Some(ends))
         })
@@ -282,7 +282,7 @@ impl Engine {
     /// Adapts the paths of `peer` after a change of its direct paths: several paths share messages
     /// in small pieces, a single path takes whole messages.
     pub(super) fn restripe(&mut self, peer: Peer) {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         let may_pull = peer_state.readable.is_some();
         let through_relay =
             peer_state.open_paths.iter().find(|open_path| open_path.path == RELAY_PATH);
@@ -302,18 +302,17 @@ impl Engine {
                 seen.push(ends);
             }
         }
-        let open_paths = self.peer_states[peer.0 as usize].open_paths.clone();
+        let open_paths = self.peers[peer].open_paths.clone();
         let is_direct =
             |open_path: &OpenPath| open_path.path != RELAY_PATH && self.may_carry(open_path.link);
         let has_direct = open_paths.iter().any(is_direct);
-        self.has_several |= several;
+        self.peers.has_several |= several;
         for open_path in open_paths {
             let Some(link) = self.links[open_path.link].as_ref() else {
                 continue;
             };
             let traits = link.traits(may_pull, self.identity.copy_max);
-            let is_primary =
-                is_sending_link(&self.peer_states[peer.0 as usize].send_state, open_path.link);
+            let is_primary = is_sending_link(&self.peers[peer].send_state, open_path.link);
             let is_duplicate = several
                 && self.duplicate_link(peer, link.ends).is_some_and(|id| id != open_path.link);
             let spare = match (open_path.path, &link.carrier) {

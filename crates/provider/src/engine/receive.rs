@@ -52,7 +52,7 @@ impl Engine {
         if let Some(replay) = &mut self.replay {
             replay.taken += bytes;
         }
-        if !self.failed_peers.is_empty() || !self.dropped.is_empty() {
+        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
             self.fail_pending_peers();
         }
         if let Err(error) = outcome {
@@ -68,7 +68,7 @@ impl Engine {
         bytes: &mut u64,
     ) -> io::Result<()> {
         let (peer, path, sum) = (link.peer, link.path, link.sum);
-        while *frames < self.frames_per_turn {
+        while *frames < self.links.frames_per_turn {
             let frame = match &mut link.carrier {
                 Carrier::Shm(ring) => ring.peek()?,
                 Carrier::Recorded(stream) => stream.peek()?,
@@ -163,7 +163,7 @@ impl Engine {
         header: &Header,
         head: &[u8],
     ) -> &mut [u8] {
-        let early = self.early.entry((peer, frame));
+        let early = self.buffers.early.entry((peer, frame));
         let bytes = early.or_insert_with(|| vec![0; whole as usize].into());
         if header.kind != FrameKind::Fragment {
             bytes[..head.len()].copy_from_slice(head);
@@ -175,7 +175,7 @@ impl Engine {
     #[cold]
     fn take_early(&mut self, peer: Peer) {
         while let Some(frame) = self.core.next_reassembled(peer) {
-            let Some(body) = self.early.remove(&(peer, frame)) else {
+            let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
                 return;
             };
             let (place, head) = match self.core.handle_reassembled(peer, &body) {
@@ -183,7 +183,7 @@ impl Engine {
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
                     self.core.revoke_goodbye(peer);
-                    return self.failed_peers.push((peer, libc::ECONNRESET));
+                    return self.pending.failed.push((peer, libc::ECONNRESET));
                 }
             };
             self.drain_actions();
@@ -222,17 +222,17 @@ impl Engine {
     /// good order the frame was the last confirmation, which no process needs any more.
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
-        let peer_state = &self.peer_states[peer.0 as usize];
+        let peer_state = &self.peers[peer];
         let has_hope = peer_state.reconnect.is_some() || peer_state.open_paths.len() > 1;
         if has_hope && !self.core.has_left(peer) {
             // The peer may have lost its relay, or this process; direct paths are being dialled.
             log!(Info, "the relay cannot reach {}", self.core.address(peer));
-            return self.dropped.push(peer);
+            return self.pending.dropped.push(peer);
         }
         if !self.core.has_left(peer) {
             log!(Warn, "the relay cannot reach {}", self.core.address(peer));
         }
-        self.failed_peers.push((peer, libc::EHOSTUNREACH));
+        self.pending.failed.push((peer, libc::EHOSTUNREACH));
     }
 
     #[inline]
@@ -259,7 +259,7 @@ impl Engine {
             }
             PayloadDestination::NewUnexpected { store, size } if size == payload.len() as u64 => {
                 if size > 0 {
-                    self.keep_store(store, payload.into());
+                    self.buffers.keep_store(store, payload.into());
                 }
             }
             PayloadDestination::NewUnexpected { .. } | PayloadDestination::Unexpected { .. } => {
@@ -275,8 +275,8 @@ impl Engine {
                 }
             }
             PayloadDestination::Scratch => {
-                self.scratch.clear();
-                self.scratch.extend_from_slice(payload);
+                self.buffers.scratch.clear();
+                self.buffers.scratch.extend_from_slice(payload);
             }
             PayloadDestination::OutOfOrder { .. } => unreachable!("kept with its head"),
         }
@@ -286,9 +286,9 @@ impl Engine {
     fn store_memory(&mut self, place: PayloadDestination) -> *mut u8 {
         match place {
             PayloadDestination::NewUnexpected { store, size } => {
-                self.keep_store(store, vec![0; size as usize].into())
+                self.buffers.keep_store(store, vec![0; size as usize].into())
             }
-            PayloadDestination::Unexpected { store, at } => self.stored_at(store, at),
+            PayloadDestination::Unexpected { store, at } => self.buffers.stored_at(store, at),
             _ => unreachable!("only stores have store memory"),
         }
     }
@@ -302,7 +302,7 @@ impl Engine {
         offset: u64,
         len: usize,
     ) -> Option<*mut u8> {
-        match self.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
+        match self.application.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
             Ok(base) => Some(base),
             Err(errno) => {
                 self.core.refuse(peer, op, errno.0);
@@ -367,12 +367,12 @@ impl Engine {
         let Some(mut link) = self.links.get_mut(id).and_then(Option::take) else {
             return 0;
         };
-        let mut stage = std::mem::take(&mut self.stage);
+        let mut stage = std::mem::take(&mut self.buffers.stage);
         let mut reads = 0;
         let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
-        self.stage = stage;
+        self.buffers.stage = stage;
         self.links[id] = Some(link);
-        if !self.failed_peers.is_empty() || !self.dropped.is_empty() {
+        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
             self.fail_pending_peers();
         }
         self.open_udp_paths();
@@ -407,7 +407,7 @@ impl Engine {
                 && let Some((peer, place)) = link.inside.take()
             {
                 if place == PayloadDestination::Scratch {
-                    std::mem::swap(&mut self.scratch, &mut link.scratch);
+                    std::mem::swap(&mut self.buffers.scratch, &mut link.scratch);
                 }
                 if link.summing.take().is_none_or(|summing| summing.is_valid()) {
                     self.end_payload(peer, link.path);
@@ -419,7 +419,7 @@ impl Engine {
                     }
                 }
                 if let Some(errno) = link.fail_after_payload.take() {
-                    self.failed_peers.push((peer, errno));
+                    self.pending.failed.push((peer, errno));
                 }
             }
             self.take_staged(link, &stage[read.start..read.end])?;

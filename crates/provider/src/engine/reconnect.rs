@@ -172,7 +172,7 @@ impl Engine {
         error: &io::Error,
     ) {
         let address = self.core.address(peer);
-        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let open_paths = &self.peers[peer].open_paths;
         let Some(place) = open_paths.iter().position(|open_path| open_path.link == id) else {
             return;
         };
@@ -182,7 +182,7 @@ impl Engine {
             self.finish_statistics(peer, path, &link, true);
             self.links[id] = Some(link);
         }
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         let lost = peer_state.open_paths.remove(place);
         let other = peer_state.open_paths.last().map(|open_path| open_path.link);
         match other {
@@ -204,7 +204,7 @@ impl Engine {
 
     /// Whether no path to `peer` delivers frames any more, as far as is known.
     pub(super) fn is_unreachable(&self, peer: Peer) -> bool {
-        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let open_paths = &self.peers[peer].open_paths;
         // A link in use has been taken out of `links`, and counts as working.
         !open_paths
             .iter()
@@ -214,7 +214,7 @@ impl Engine {
     /// Whether `peer` has a path that is not a UDP path.
     fn has_connection(&self, peer: Peer) -> bool {
         let is_udp_path = |link: &Link| link.socket().is_some();
-        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let open_paths = &self.peers[peer].open_paths;
         open_paths
             .iter()
             .any(|open_path| !self.links[open_path.link].as_deref().is_some_and(is_udp_path))
@@ -224,13 +224,13 @@ impl Engine {
     /// under way.
     fn unreachable_since(&mut self, peer: Peer) -> Option<Instant> {
         let is_unreachable = self.is_unreachable(peer);
-        let reconnect = self.peer_states[peer.0 as usize].reconnect.as_mut()?;
+        let reconnect = self.peers[peer].reconnect.as_mut()?;
         reconnect.note_unreachable(is_unreachable, Instant::now())
     }
 
     /// Closes the path of `peer` through the relay, which cannot reach `peer` at the moment.
     pub(super) fn drop_relay_path(&mut self, peer: Peer) {
-        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let open_paths = &self.peers[peer].open_paths;
         let through_relay = open_paths.iter().find(|open_path| open_path.path == RELAY_PATH);
         if let Some(OpenPath { link, path }) = through_relay.copied() {
             self.leave_relay_link(peer, link, path);
@@ -259,15 +259,15 @@ impl Engine {
     }
 
     pub(super) fn begin_reconnect(&mut self, peer: Peer, has_lost: bool) {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         if let Some(reconnect) = &mut peer_state.reconnect {
             reconnect.has_lost |= has_lost;
             return;
         }
         peer_state.reconnect = Some(Reconnect::new(has_lost, Instant::now()));
         let is_dialling = peer_state.is_dialling;
-        if !self.reconnects.contains(&peer) {
-            self.reconnects.push(peer);
+        if !self.pending.reconnects.contains(&peer) {
+            self.pending.reconnects.push(peer);
         }
         if !is_dialling {
             self.redial(peer);
@@ -275,7 +275,7 @@ impl Engine {
     }
 
     fn redial(&mut self, peer: Peer) {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         peer_state.candidates = None;
         if let Some(reconnect) = &mut peer_state.reconnect {
             reconnect.begin_round();
@@ -286,21 +286,21 @@ impl Engine {
 
     /// Records that an attempt to reach `peer` has failed.
     pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         let is_further_address = peer_state.is_further_address;
         let may_come = is_network_down(error) || is_handshake_failure(error);
         if peer_state.reconnect.is_none() && may_come && peer_state.open_paths.is_empty() {
             // The network fails before the first path to this peer was open. The engine waits for
             // the network as after the loss of a path.
             peer_state.reconnect = Some(Reconnect::new(true, Instant::now()));
-            self.reconnects.push(peer);
+            self.pending.reconnects.push(peer);
         }
         if is_further_address {
             // A further address may never have had a listener, so its failure says nothing about
             // the peer.
             return;
         }
-        if let Some(reconnect) = &mut self.peer_states[peer.0 as usize].reconnect {
+        if let Some(reconnect) = &mut self.peers[peer].reconnect {
             reconnect.note(error);
         }
     }
@@ -309,7 +309,7 @@ impl Engine {
     pub(super) fn reconnect_later(&mut self, peer: Peer) {
         let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
         self.unreachable_since(peer);
-        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let peer_state = &mut self.peers[peer];
         let Some(reconnect) = &mut peer_state.reconnect else {
             return;
         };
@@ -324,9 +324,9 @@ impl Engine {
     #[cold]
     pub(super) fn check_reconnects(&mut self) {
         let now = Instant::now();
-        for peer in std::mem::take(&mut self.reconnects) {
+        for peer in std::mem::take(&mut self.pending.reconnects) {
             let unreachable_since = self.unreachable_since(peer);
-            let peer_state = &self.peer_states[peer.0 as usize];
+            let peer_state = &self.peers[peer];
             let Some(reconnect) = &peer_state.reconnect else {
                 continue;
             };
@@ -343,7 +343,7 @@ impl Engine {
                 continue;
             }
             let is_due = !peer_state.is_dialling && now >= reconnect.next;
-            self.reconnects.push(peer);
+            self.pending.reconnects.push(peer);
             if is_due {
                 self.redial(peer);
             }
@@ -360,7 +360,7 @@ impl Engine {
             return false;
         };
         let (ends, is_accepted) = (link.ends, link.is_accepted);
-        let open_paths = self.peer_states[peer.0 as usize].open_paths.clone();
+        let open_paths = self.peers[peer].open_paths.clone();
         let mut has_duplicate = false;
         for old in
             open_paths.into_iter().map(|open_path| open_path.link).filter(|&link| link != new)

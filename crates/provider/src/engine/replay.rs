@@ -507,7 +507,7 @@ impl Engine {
     fn replay_frames(&mut self, id: usize, wanted: u32) -> usize {
         let mut left = wanted as usize;
         while left > 0 {
-            self.frames_per_turn = left;
+            self.links.frames_per_turn = left;
             match self.poll_ring(id) {
                 0 => self.wait_for_relay(),
                 frames => {
@@ -516,7 +516,7 @@ impl Engine {
                 }
             }
         }
-        self.frames_per_turn = super::receive::FRAMES_PER_TURN;
+        self.links.frames_per_turn = super::receive::FRAMES_PER_TURN;
         if let Some(replay) = self.replay.as_ref().filter(|replay| replay.is_complete()) {
             let (frames, waits) = (replay.replayed_frames, replay.timer_polls);
             log!(Info, "live again, after {frames} frames; {waits} times something was due");

@@ -12,9 +12,6 @@ use crate::abi::{self, Errno};
 use crate::atomic;
 use landbridge_drive::link::stream::Piece;
 
-/// The bits of a protocol number that hold a slot (see `landbridge_proto::slab`).
-const SLOT_MASK: u32 = 0x00ff_ffff;
-
 impl Engine {
     /// Executes all pending actions of the protocol.
     #[inline]
@@ -23,12 +20,12 @@ impl Engine {
             match action {
                 Action::Complete(done) => self.complete(&done),
                 Action::CopyUnexpected { store, memory, at, length } => {
-                    if let Some(bytes) = self.take_store(store) {
+                    if let Some(bytes) = self.buffers.take_store(store) {
                         // SAFETY: the memory belongs to the receive, whose completion comes later.
                         unsafe { memory.fill(at, &bytes[..length as usize]) };
                     }
                 }
-                Action::DropUnexpected { store } => drop(self.take_store(store)),
+                Action::DropUnexpected { store } => drop(self.buffers.take_store(store)),
                 Action::Pull { peer, recv, address, memory, at, length } => {
                     let pulled = self.pull(peer, address, &memory, at, length);
                     self.core.handle_pulled(recv, pulled);
@@ -41,7 +38,7 @@ impl Engine {
                 Action::AddressAdvertisement { peer, address } => {
                     self.handle_advertisement(peer, &address)
                 }
-                Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
+                Action::Release { peer, frame } => drop(self.buffers.early.remove(&(peer, frame))),
             }
         }
     }
@@ -50,7 +47,7 @@ impl Engine {
     /// path.
     #[cold]
     fn discard_rest(&mut self, peer: Peer, path: PathId) {
-        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let open_paths = &self.peers[peer].open_paths;
         let Some(open_path) = open_paths.iter().find(|open_path| open_path.path == path) else {
             return;
         };
@@ -80,13 +77,13 @@ impl Engine {
         | CompletionKind::Atomic
         | CompletionKind::FetchAtomic = done.kind
         {
-            self.one_sided -= 1;
+            self.application.one_sided -= 1;
         }
         let source = match done.source {
-            Some(peer) if self.source_wanted => self.number_of(peer),
+            Some(peer) if self.application.source_wanted => self.peers.number_of(peer),
             _ => None,
         };
-        self.sink.complete(Completion {
+        self.application.sink.complete(Completion {
             kind: kind(done.kind),
             notify: done.ticket.notify,
             context: done.ticket.context,
@@ -98,29 +95,6 @@ impl Engine {
             source: source.unwrap_or(abi::ADDR_NOTAVAIL),
             error: done.error.map(errno),
         });
-    }
-
-    /// Keeps unexpected payload under the protocol's number for it; returns the address of the
-    /// payload.
-    pub(super) fn keep_store(&mut self, store: u32, bytes: Box<[u8]>) -> *mut u8 {
-        let place = (store & SLOT_MASK) as usize;
-        if self.stores.len() <= place {
-            self.stores.resize_with(place + 1, || None);
-        }
-        self.stores[place].insert(bytes).as_mut_ptr()
-    }
-
-    /// The address of byte `at` of the payload kept under `store`.
-    pub(super) fn stored_at(&mut self, store: u32, at: u64) -> *mut u8 {
-        let kept = self.stores.get_mut((store & SLOT_MASK) as usize).and_then(Option::as_mut);
-        // The protocol uses a store only between opening and dropping it, and no byte beyond its
-        // size.
-        let bytes = kept.expect("an open store");
-        bytes[at as usize..].as_mut_ptr()
-    }
-
-    fn take_store(&mut self, store: u32) -> Option<Box<[u8]>> {
-        self.stores.get_mut((store & SLOT_MASK) as usize)?.take()
     }
 
     fn pull(
@@ -137,11 +111,11 @@ impl Engine {
     }
 
     fn readable(&self, peer: Peer) -> Option<i32> {
-        self.peer_states[peer.0 as usize].readable
+        self.peers[peer].readable
     }
 
     fn serve(&mut self, peer: Peer, op: u32, key: u64, offset: u64, length: u64) {
-        match self.mr.resolve(key, offset, length as usize, abi::REMOTE_READ) {
+        match self.application.mr.resolve(key, offset, length as usize, abi::REMOTE_READ) {
             Ok(base) => {
                 self.core.serve(peer, op, Bytes::One(Piece { base, len: length as usize }));
             }
@@ -160,16 +134,16 @@ impl Engine {
 
     fn apply(&mut self, request: &AtomicRequest) -> Result<Vec<u8>, Errno> {
         let length = request.length as usize;
-        let access = match (request.fetch, self.scratch.is_empty()) {
+        let access = match (request.fetch, self.buffers.scratch.is_empty()) {
             (true, true) => abi::REMOTE_READ,
             (true, false) => abi::REMOTE_READ | abi::REMOTE_WRITE,
             (false, _) => abi::REMOTE_WRITE,
         };
-        let target = self.mr.resolve(request.key, request.offset, length, access)?;
+        let target = self.application.mr.resolve(request.key, request.offset, length, access)?;
         // The operand may be missing (FI_ATOMIC_READ); the compare bytes then come first.
         let halves = if request.compare { 2 } else { 1 };
-        let operand_bytes = self.scratch.len() / halves;
-        let (operand, compare) = self.scratch.split_at(operand_bytes);
+        let operand_bytes = self.buffers.scratch.len() / halves;
+        let (operand, compare) = self.buffers.scratch.split_at(operand_bytes);
         let mut old = vec![0; if request.fetch { length } else { 0 }];
         let (op, datatype) = (u32::from(request.operation), u32::from(request.datatype));
         let count = length / atomic::element_bytes(datatype).ok_or(Errno::EOPNOTSUPP)?;

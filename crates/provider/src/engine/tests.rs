@@ -25,6 +25,7 @@ use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader};
 use landbridge_proto::wire::name::Name;
 
 use super::handshake::Carrier;
+use super::links::Link;
 use super::peer_state::SendState;
 use super::request::PeekRequest;
 use super::*;
@@ -285,7 +286,7 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
     until(|| one.engine.read_stream(id) > 0);
     let heard = one.engine.active_peers();
     assert_eq!(heard.len(), 1);
-    assert_eq!(one.engine.peer_states[heard[0].0 as usize].send_state, SendState::Unknown);
+    assert_eq!(one.engine.peers[heard[0]].send_state, SendState::Unknown);
 }
 
 /// The program may intend to cancel the receive, and a peer that has left does not make a receive
@@ -389,10 +390,7 @@ impl Party {
     }
 
     fn is_linked(&self) -> bool {
-        self.engine
-            .peer_states
-            .iter()
-            .any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
+        self.engine.peers.iter().any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
     }
 
     fn send(&mut self, target: FiAddr) -> Result<(), Errno> {
@@ -426,8 +424,8 @@ impl Party {
         let engine = &mut self.engine;
         let id = engine.links.len();
         engine.links.push(Some(Box::new(Link::new(carrier, None))));
-        engine.links[id].as_ref().unwrap().watch(&engine.epoll, id).unwrap();
-        engine.streams += 1;
+        engine.links[id].as_ref().unwrap().watch(&engine.own.epoll, id).unwrap();
+        engine.links.streams += 1;
         (id, far_end)
     }
 
@@ -494,7 +492,7 @@ fn leave(mut one: Party, other: &mut Party) {
     drop(one);
     until(|| {
         other.engine.progress();
-        other.engine.peer_states[0].send_state == SendState::Closed
+        other.engine.peers[Peer(0)].send_state == SendState::Closed
     });
 }
 

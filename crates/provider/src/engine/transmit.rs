@@ -30,7 +30,7 @@ impl Engine {
 
     #[inline]
     fn transmit(&mut self, peer: Peer) {
-        let id = match self.peer_states[peer.0 as usize].send_state {
+        let id = match self.peers[peer].send_state {
             SendState::Up(id) => id,
             SendState::Unknown => return self.dial(peer),
             SendState::Dialling
@@ -39,7 +39,7 @@ impl Engine {
             | SendState::Reconnecting => return,
             SendState::Closed => return self.fail_peer(peer, libc::ECONNRESET),
         };
-        if self.peer_states[peer.0 as usize].open_paths.len() > 1 {
+        if self.peers[peer].open_paths.len() > 1 {
             return self.transmit_by_all(peer);
         }
         self.transmit_by(id, peer);
@@ -50,7 +50,7 @@ impl Engine {
     fn transmit_by_all(&mut self, peer: Peer) {
         self.core.set_time(self.poll_state.time());
         for path in 0..PATHS_MAX as u8 {
-            let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+            let open_paths = &self.peers[peer].open_paths;
             if let Some(open_path) = open_paths.iter().find(|open_path| open_path.path.0 == path) {
                 self.transmit_by(open_path.link, peer);
             }
@@ -80,7 +80,7 @@ impl Engine {
     /// must use the general path.
     #[inline]
     pub(super) fn inject_fast(&mut self, peer: Peer, request: &SendRequest) -> bool {
-        let SendState::Up(id) = self.peer_states[peer.0 as usize].send_state else {
+        let SendState::Up(id) = self.peers[peer].send_state else {
             return false;
         };
         let Some(link) = self.links[id].as_mut() else {
@@ -90,7 +90,7 @@ impl Engine {
         let size = memory.size();
         let passing = InjectMessage { peer, tag: request.tag, data: request.data, size };
         let path = link.path;
-        self.core.set_copying(peer, copied_bytes() < self.retain);
+        self.core.set_copying(peer, copied_bytes() < self.buffers.retain);
         let Some(mut frame) = self.core.inject(&passing, path) else {
             return false;
         };
@@ -121,12 +121,12 @@ impl Engine {
             }
             link.holding = Some(peer);
             // If epoll cannot change the interest, the next attempt to send finds the free space.
-            let _ = link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+            let _ = link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);
         }
         self.core.injected(&passing, path, copy);
         let kind =
             if request.tag.is_some() { OperationKind::TaggedSend } else { OperationKind::Send };
-        self.sink.complete(Completion::quiet(kind, request.context));
+        self.application.sink.complete(Completion::quiet(kind, request.context));
         true
     }
 
@@ -166,10 +166,10 @@ impl Engine {
             if sent == Sent::Busy {
                 link.await_room(peer);
                 if let Carrier::Shm(_) = link.carrier {
-                    self.full_rings.push(id);
+                    self.links.full_rings.push(id);
                     return Ok(());
                 }
-                return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                return link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
             link.has_sent = true;
             if sent == Sent::All {
@@ -179,7 +179,7 @@ impl Engine {
                 let must_release_memory = frame.must_release_memory;
                 self.core.transmitted(peer, path, must_release_memory, copy);
                 link.hold(peer, must_release_memory);
-                return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                return link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
             self.drain_actions();
         }
@@ -194,7 +194,7 @@ impl Engine {
         peer: Peer,
         path: PathId,
     ) -> Option<OutgoingFrame<'_, Bytes>> {
-        self.core.set_copying(peer, copied_bytes() < self.retain);
+        self.core.set_copying(peer, copied_bytes() < self.buffers.retain);
         self.core.poll_transmit(peer, path)
     }
 
@@ -240,7 +240,7 @@ impl Engine {
         for peer in std::mem::take(&mut link.blocked) {
             self.core.mark_busy(peer);
         }
-        if let Err(error) = link.set_interest(&self.epoll, id, EventFlags::IN) {
+        if let Err(error) = link.set_interest(&self.own.epoll, id, EventFlags::IN) {
             return self.link_down(id, &error);
         }
         self.drain_actions();
@@ -250,7 +250,7 @@ impl Engine {
     /// Marks the peers busy that wait for full rings, which may have free space again.
     #[inline]
     pub(super) fn retry_full_rings(&mut self) {
-        for id in std::mem::take(&mut self.full_rings) {
+        for id in std::mem::take(&mut self.links.full_rings) {
             let Some(link) = self.links[id].as_mut() else {
                 continue;
             };

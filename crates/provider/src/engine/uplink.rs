@@ -266,9 +266,9 @@ impl Engine {
     pub(super) fn relay_up(&mut self, id: usize) {
         self.uplink.state = RelayState::Up(id);
         self.uplink.reconnect = None;
-        for index in 0..self.peer_states.len() {
-            if self.peer_states[index].send_state == SendState::AwaitRelay {
-                self.use_link(Peer(index as u32), id);
+        for peer in self.peers.all() {
+            if self.peers[peer].send_state == SendState::AwaitRelay {
+                self.use_link(peer, id);
             }
         }
     }
@@ -280,16 +280,16 @@ impl Engine {
         if self.is_recorded() {
             self.end_relay_lost("its relay has closed the connection");
         }
-        for index in 0..self.peer_states.len() {
-            let peer_state = &mut self.peer_states[index];
+        for peer in self.peers.all() {
+            let peer_state = &mut self.peers[peer];
             let Some(place) =
                 peer_state.open_paths.iter().position(|open_path| open_path.link == id)
             else {
                 continue;
             };
             let lost = peer_state.open_paths[place];
-            self.finish_statistics(Peer(index as u32), lost.path, link, true);
-            let peer_state = &mut self.peer_states[index];
+            self.finish_statistics(peer, lost.path, link, true);
+            let peer_state = &mut self.peers[peer];
             peer_state.open_paths.remove(place);
             if peer_state.send_state == SendState::Up(id) {
                 peer_state.send_state = peer_state
@@ -297,8 +297,8 @@ impl Engine {
                     .last()
                     .map_or(SendState::AwaitRelay, |r| SendState::Up(r.link));
             }
-            self.core.close_path(Peer(index as u32), lost.path);
-            self.restripe(Peer(index as u32));
+            self.core.close_path(peer, lost.path);
+            self.restripe(peer);
         }
         self.drain_actions();
         let now = Instant::now();
@@ -356,9 +356,9 @@ impl Engine {
     fn give_up_relay(&mut self) {
         self.uplink.reconnect = None;
         self.uplink.state = RelayState::Closed;
-        for index in 0..self.peer_states.len() {
-            if self.peer_states[index].send_state == SendState::AwaitRelay {
-                self.fail_peer(Peer(index as u32), libc::EHOSTUNREACH);
+        for peer in self.peers.all() {
+            if self.peers[peer].send_state == SendState::AwaitRelay {
+                self.fail_peer(peer, libc::EHOSTUNREACH);
             }
         }
     }

@@ -137,7 +137,7 @@ impl Engine {
             return self.progress_recorded();
         }
         self.core.flush_deferred_acks();
-        if self.has_several || self.core.needs_time() {
+        if self.peers.has_several || self.core.needs_time() {
             self.core.set_time(self.poll_state.time());
         }
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
@@ -149,7 +149,7 @@ impl Engine {
         self.poll_state.last_poll = now;
         events += self.poll_epoll_if_due(now);
         let around = self.poll_context(self.uplink.is_up());
-        let me = self.epoll.as_raw_fd();
+        let me = self.own.epoll.as_raw_fd();
         let advised = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
             if events > 0 {
@@ -187,13 +187,13 @@ impl Engine {
     /// completes the operations on a window, also operations on the process's own part of the
     /// window, which MPICH does not pass to the provider.
     pub fn progress_for_counter(&mut self) -> bool {
-        if self.one_sided > 0 {
+        if self.application.one_sided > 0 {
             return false;
         }
         if self.is_recorded() {
             self.poll_recorded();
         } else {
-            if self.has_several || self.core.needs_time() {
+            if self.peers.has_several || self.core.needs_time() {
                 self.core.set_time(self.poll_state.time());
             }
             self.poll();
@@ -218,7 +218,7 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         let around = self.poll_context(true);
-        let me = self.epoll.as_raw_fd();
+        let me = self.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
             if events > 0 {
@@ -295,24 +295,24 @@ impl Engine {
         if self.core.needs_time() {
             self.handle_time();
         }
-        for index in 0..self.rings.len() {
-            if let Some(&id) = self.rings.get(index) {
+        for index in 0..self.links.rings.len() {
+            if let Some(&id) = self.links.rings.get(index) {
                 events += self.poll_ring(id);
             }
         }
         self.poll_state.polls = self.poll_state.polls.wrapping_add(1);
-        if let Some(id) = self.hot_stream {
+        if let Some(id) = self.links.hot_stream {
             events += self.read_stream(id);
         }
-        let every = match (self.streams, self.hot_stream) {
+        let every = match (self.links.streams, self.links.hot_stream) {
             (0, _) => POLLS_PER_EPOLL,
             (_, Some(_)) => POLLS_PER_EPOLL_HOT,
             _ => 1,
         };
-        if self.hellos_open > 0 || self.poll_state.polls.is_multiple_of(every) {
+        if self.hellos.open > 0 || self.poll_state.polls.is_multiple_of(every) {
             events += self.poll_epoll(0);
         }
-        if self.full_rings.is_empty() {
+        if self.links.full_rings.is_empty() {
             self.flush();
             return events;
         }
@@ -329,7 +329,7 @@ impl Engine {
             Carrier::Shm(ring) => Some(ring.written()),
             _ => None,
         };
-        self.rings.iter().filter_map(written).sum()
+        self.links.rings.iter().filter_map(written).sum()
     }
 
     /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
@@ -340,7 +340,7 @@ impl Engine {
     fn poll_epoll_for(&mut self, timeout: Timespec) -> usize {
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
-        let result = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout));
+        let result = epoll::wait(&self.own.epoll, &mut buffer[..], Some(&timeout));
         self.poll_state.last_epoll = self.poll_state.clock.now();
         let Ok(count) = result else { return 0 };
         let mut wakeups = 0;
@@ -351,22 +351,22 @@ impl Engine {
                 token => self.handle_event(token, flags),
             }
         }
-        if (self.hellos_open > 0 || self.has_unlogged_refusals())
+        if (self.hellos.open > 0 || self.has_unlogged_refusals())
             && self.poll_state.hellos_checked.elapsed() > HELLO_GAP
         {
             self.poll_state.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        if !self.reconnects.is_empty() || self.is_relay_reconnecting() {
+        if !self.pending.reconnects.is_empty() || self.is_relay_reconnecting() {
             self.check_reconnects();
             self.check_relay();
         }
         self.check_liveness();
-        if self.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
+        if self.links.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
             self.write_statistics();
         }
         self.check_departed_peers();
-        if !self.rails.is_empty() && self.has_rails_to_try() {
+        if !self.peers.rails.is_empty() && self.has_rails_to_try() {
             self.check_rails();
         }
         count - wakeups
@@ -416,7 +416,7 @@ impl Engine {
     /// [`HOT_READS`] reads, polls read it directly: this saves a system call for each message, and
     /// saves the sender the wake-up of an epoll set in which no thread sleeps.
     fn set_hot_stream(&mut self, id: usize) {
-        if self.hot_stream.is_some() {
+        if self.links.hot_stream.is_some() {
             self.clear_hot_stream();
         }
         let (busiest, reads) = &mut self.poll_state.busiest;
@@ -424,13 +424,13 @@ impl Engine {
         *busiest = id;
         if *reads >= HOT_READS && self.poll_state.has_own_processor() && self.set_watched(id, false)
         {
-            self.hot_stream = Some(id);
+            self.links.hot_stream = Some(id);
         }
     }
 
     /// Returns the directly read stream, if any, to epoll.
     fn clear_hot_stream(&mut self) {
-        if let Some(id) = self.hot_stream.take() {
+        if let Some(id) = self.links.hot_stream.take() {
             self.set_watched(id, true);
         }
         self.poll_state.busiest.1 = 0;
@@ -457,7 +457,7 @@ impl Engine {
     /// Records that the thread has followed the advice; a sleep that brought `events` counts as a
     /// poll.
     pub fn note_advice_taken(&self, advice: Advice, events: usize) {
-        let (now, me) = (self.poll_state.clock.now(), self.epoll.as_raw_fd());
+        let (now, me) = (self.poll_state.clock.now(), self.own.epoll.as_raw_fd());
         PollPolicy::of_this_thread(|policy| {
             policy.note_advice_taken(advice, now);
             if events > 0 {
@@ -477,28 +477,15 @@ impl Engine {
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
         self.clear_hot_stream();
-        self.every_ring(ShmLink::prepare_park)
+        self.links.every_ring(ShmLink::prepare_park)
     }
 
     /// Withdraws the announcement of [`Self::prepare_park`].
     pub fn unpark(&mut self) {
-        self.every_ring(|ring| {
+        self.links.every_ring(|ring| {
             ring.unpark();
             true
         });
-    }
-
-    /// Calls `what` for each ring until a call returns false. Returns whether all calls returned
-    /// true.
-    fn every_ring(&mut self, what: fn(&mut ShmLink) -> bool) -> bool {
-        let links = &mut self.links;
-        self.rings.iter().all(|&id| match links[id].as_mut().map(|link| &mut link.carrier) {
-            Some(Carrier::Shm(ring)) => what(ring),
-            // Epoll reports bytes in the socket, but not bytes that were read from the socket
-            // already.
-            Some(Carrier::Recorded(stream)) => !stream.has_frame(),
-            _ => true,
-        })
     }
 
     /// Whether no thread other than the thread with this token drives the engine.
@@ -508,7 +495,7 @@ impl Engine {
 
     /// The descriptor that becomes readable when a parked engine has work.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.own.epoll.as_fd()
     }
 
     /// Adds the eventfd that wakes sleeping threads to the engine's epoll set.
@@ -519,7 +506,7 @@ impl Engine {
             let data = epoll::EventData::new_u64(EventToken::Link(NO_LINK).number());
             let flags = EventFlags::IN | EventFlags::ET;
             self.poll_state.is_wakeup_watched =
-                epoll::add(&self.epoll, wakeup_fd, data, flags).is_ok();
+                epoll::add(&self.own.epoll, wakeup_fd, data, flags).is_ok();
         }
     }
 }

@@ -128,7 +128,7 @@ impl Engine {
     fn watch_socket(&mut self, socket: usize, interest: EventFlags) -> io::Result<()> {
         let entry = self.datagrams.as_ref().and_then(|all| all.sockets.get(socket)?.link.as_ref());
         entry.map_or(Ok(()), |link| {
-            watch(&self.epoll, link.fd(), EventToken::Datagrams(socket), interest)
+            watch(&self.own.epoll, link.fd(), EventToken::Datagrams(socket), interest)
         })
     }
 
@@ -193,7 +193,7 @@ impl Engine {
             }
         }
         self.handle_notices(socket);
-        if !self.failed_peers.is_empty() || !self.dropped.is_empty() {
+        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
             self.fail_pending_peers();
         }
         match received {
@@ -311,7 +311,7 @@ impl Engine {
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));
-            self.failed_peers.push((peer, libc::ECONNRESET));
+            self.pending.failed.push((peer, libc::ECONNRESET));
         }
     }
 }

@@ -40,7 +40,7 @@ use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
 use self::path_monitor::{PathChange, PathHealth, PathMonitor};
 use super::Engine;
-use super::dialling::{EventToken, free_slot, watch};
+use super::dialling::{EventToken, watch};
 use super::handshake::Carrier;
 use super::identity::random;
 use super::links::Link;
@@ -291,7 +291,7 @@ impl Engine {
         let link = DatagramLink::bind(SocketAddr::new(ip, 0))?;
         let index = datagrams.sockets.len();
         let port = link.local_addr().port();
-        watch(&self.epoll, link.fd(), EventToken::Datagrams(index), EventFlags::IN)?;
+        watch(&self.own.epoll, link.fd(), EventToken::Datagrams(index), EventFlags::IN)?;
         let socket = Socket { ip, port, link: Some(link), blocked: Vec::new() };
         self.datagrams().sockets.push(socket);
         Ok(index)
@@ -324,7 +324,7 @@ impl Engine {
     #[cold]
     fn open_udp_paths_to(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
         let to = advertised_address(advertisement);
-        let open_paths = self.peer_states[peer.0 as usize].open_paths.clone();
+        let open_paths = self.peers[peer].open_paths.clone();
         let ends =
             open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref()?.ends);
         let mut locals: Vec<IpAddr> =
@@ -365,7 +365,7 @@ impl Engine {
         let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
         (link.sum, link.ends, link.path) =
             (self.identity.integrity, Some((own, to.ip())), UNOPENED);
-        let id = free_slot(&mut self.links);
+        let id = self.links.free_slot();
         self.links[id] = Some(Box::new(link));
         if let Some(advertised) = self.datagrams().tokens.get_mut(&own_token) {
             advertised.udp_paths.push(id);
@@ -500,7 +500,7 @@ impl Engine {
                     udp_path.has_worked = true;
                 }
                 log!(Info, "{}: udp to {to}", self.core.address(peer));
-                if self.peer_states[peer.0 as usize].send_state != SendState::Closed {
+                if self.peers[peer].send_state != SendState::Closed {
                     // A dial under way continues: a UDP path does not replace a connection.
                     self.set_send_state(peer, SendState::Up(id));
                 }

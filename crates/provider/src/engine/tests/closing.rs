@@ -45,7 +45,7 @@ fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
     let engine = &mut party.engine;
     let id = engine.links.len();
     engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-    engine.rings.push(id);
+    engine.links.rings.push(id);
     engine.relay_up(id);
     let peer = engine.peer_of(number).unwrap();
     engine.use_link(peer, id);

@@ -82,14 +82,14 @@ impl Pair {
     fn hide_doors(&mut self) {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for party in [&mut self.one, &mut self.other] {
-            party.engine.peer_states[0].name = Some(name_at(closed, 1));
+            party.engine.peers[Peer(0)].name = Some(name_at(closed, 1));
         }
     }
 
     /// Number of bytes that the first party has sent over UDP.
     fn bytes_over_udp(&mut self) -> u64 {
         let engine = &self.one.engine;
-        let lines = engine.peer_states[0].open_paths.iter().filter(|open_path| {
+        let lines = engine.peers[Peer(0)].open_paths.iter().filter(|open_path| {
             engine.links[open_path.link].as_ref().is_some_and(|link| link.socket().is_some())
         });
         let done =
@@ -149,7 +149,7 @@ fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
     drop(other);
     until(|| {
         one.engine.progress();
-        one.engine.peer_states[0].send_state == SendState::Closed
+        one.engine.peers[Peer(0)].send_state == SendState::Closed
     });
     assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
     assert!(!one.engine.has_udp_paths());
@@ -173,7 +173,7 @@ fn a_line_alone_carries_and_its_connection_is_dialled_all_the_same() {
     pair.exchange(100_000);
     let start = Instant::now();
     until(|| pair.turn() && start.elapsed() > Duration::from_millis(800));
-    let peer_state = &pair.one.engine.peer_states[0];
+    let peer_state = &pair.one.engine.peers[Peer(0)];
     assert!(peer_state.reconnect.is_some() && matches!(peer_state.send_state, SendState::Up(_)));
     pair.exchange(100_000);
 }
@@ -187,9 +187,9 @@ fn a_line_that_opens_is_used_whatever_is_being_dialled() {
         pair.hide_doors();
         pair.one.engine.close_udp_path_for_tests();
         pair.cut_connection();
-        pair.one.engine.peer_states[0].send_state = out;
+        pair.one.engine.peers[Peer(0)].send_state = out;
         until(|| pair.turn() && pair.one.is_linked());
-        assert!(pair.one.engine.peer_states[0].reconnect.is_some(), "{out:?}");
+        assert!(pair.one.engine.peers[Peer(0)].reconnect.is_some(), "{out:?}");
         pair.exchange(100_000);
     }
 }

@@ -35,7 +35,7 @@ fn linked() -> (Party, Peer, usize, OwnedFd, TcpStream) {
 }
 
 fn has_repair(party: &Party, peer: Peer) -> bool {
-    party.engine.peer_states[peer.0 as usize].reconnect.is_some()
+    party.engine.peers[peer].reconnect.is_some()
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_further_address_that_comes_back_first_does_not_stand_in_for_the_main_one() 
     party.engine.link_down(main, &reset);
     assert!(has_repair(&party, peer));
     let rail = link_up(&mut party, peer, near);
-    assert_eq!(party.engine.peer_states[peer.0 as usize].send_state, SendState::Up(rail));
+    assert_eq!(party.engine.peers[peer].send_state, SendState::Up(rail));
 
     // A process listens at the address again.
     listen(&taken, 8).unwrap();

@@ -34,7 +34,7 @@ impl Recorded {
         engine.replay = Some(Replay::new(engine.poll_state.time()));
         let id = engine.links.len();
         engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-        engine.rings.push(id);
+        engine.links.rings.push(id);
         engine.relay_up(id);
         let peer = engine.peer_of(number).unwrap();
         engine.use_link(peer, id);
