@@ -184,7 +184,7 @@ impl Agent {
                 continue;
             }
             if rank.contact.is_due(now) {
-                let unmanaged = self.libraries.unmanaged(rank.pid);
+                let unmanaged = self.programs.libraries.unmanaged(rank.pid);
                 rank.contact.handle_scan(unmanaged, now);
                 if let Some(unmanaged) = rank.contact.poll_unmanaged(now) {
                     self.advise(unmanaged.advice());

@@ -68,7 +68,7 @@ impl Agent {
         }
         let rank = self.ranks[index].rank;
         self.send_recording_updates(index);
-        let serial = self.effects.add(recording, request);
+        let serial = self.failover.effects.add(recording, request);
         self.parent.send(&Message::MakeDurable { rank, serial });
     }
 
@@ -76,11 +76,11 @@ impl Agent {
     pub(super) fn release_rank(&mut self, index: usize) {
         let Some(recording) = &self.ranks[index].recording else { return };
         recording.held_files().into_iter().for_each(HeldFiles::clear);
-        self.effects.forget(recording);
+        self.failover.effects.forget(recording);
     }
 
     pub(super) fn handle_durable(&mut self, serial: u32) {
-        self.effects.end(serial);
+        self.failover.effects.end(serial);
     }
 }
 

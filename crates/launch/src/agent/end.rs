@@ -41,8 +41,8 @@ pub(super) enum Phase {
 
 impl Agent {
     pub(super) fn begin_end(&mut self, at_once: bool) {
-        if self.phase == Phase::Working {
-            self.phase = Phase::Ending(Instant::now() + TERM_GRACE);
+        if self.course.phase == Phase::Working {
+            self.course.phase = Phase::Ending(Instant::now() + TERM_GRACE);
             self.signal_ranks(libc::SIGTERM);
             self.end_children(at_once);
         }
@@ -65,7 +65,7 @@ impl Agent {
 
     /// Ends the ranks because the stream to the agent above has ended.
     pub(super) fn end_orphaned(&mut self) {
-        self.is_orphaned |= self.phase == Phase::Working;
+        self.course.is_orphaned |= self.course.phase == Phase::Working;
         self.begin_end(false);
     }
 
@@ -95,33 +95,33 @@ impl Agent {
     }
 
     fn kill_ranks(&mut self) {
-        if !matches!(self.phase, Phase::Killing(_)) {
-            self.phase = Phase::Killing(Instant::now() + CHILD_GRACE);
+        if !matches!(self.course.phase, Phase::Killing(_)) {
+            self.course.phase = Phase::Killing(Instant::now() + CHILD_GRACE);
         }
         self.signal_ranks(libc::SIGKILL);
     }
 
     /// Process ids of the relay and of the agents below, which end in their own way.
     pub(super) fn own_processes(&self) -> Vec<u32> {
-        let relay = self.relay.iter().map(|relay| relay.pid);
+        let relay = self.relay.process.iter().map(|relay| relay.pid);
         let children = self.children.iter().filter(|child| !child.is_reaped);
         relay.chain(children.map(|child| child.process.pid)).collect()
     }
 
     pub(super) fn advance_end(&mut self) {
         let now = Instant::now();
-        match self.phase {
+        match self.course.phase {
             Phase::Working => return,
             Phase::Ending(deadline) if now >= deadline => self.kill_ranks(),
             Phase::Killing(deadline) if now >= deadline => self.abandon_children(),
             _ => {}
         }
         // A process that still runs after that hangs in the kernel; the agent does not wait for it.
-        let given_up = matches!(self.phase, Phase::Killing(deadline) if now >= deadline);
+        let given_up = matches!(self.course.phase, Phase::Killing(deadline) if now >= deadline);
         let ranks_gone = self.ranks.iter().all(|rank| rank.reported);
         let children_gone = self.children.iter().all(|child| child.done);
         let all_gone = ranks_gone && children_gone;
-        if self.done || !(given_up || all_gone) {
+        if self.course.done || !(given_up || all_gone) {
             return;
         }
         // All ranks have ended: processes that they have started have no purpose any more.
@@ -139,7 +139,7 @@ impl Agent {
     }
 
     fn finish(&mut self) {
-        if let Some(relay) = &mut self.relay {
+        if let Some(relay) = &mut self.relay.process {
             relay.end(RELAY_GRACE);
             for message in relay.read(true) {
                 self.parent.send(&message);
@@ -148,7 +148,7 @@ impl Agent {
         self.groups.keys().for_each(|&group| self.remove_files(group));
         // An agent that has taken over ranks of this node needs their images; images without a
         // valid lease are deleted anyway.
-        let may_be_needed = self.is_orphaned && self.may_move();
+        let may_be_needed = self.course.is_orphaned && self.may_move();
         let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
         let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
             true => scheduler.leave_images(),
@@ -161,13 +161,13 @@ impl Agent {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Agents of lost nodes have left their lease files.
-        let is_over = !self.is_orphaned;
-        self.lease.take().into_iter().for_each(|lease| lease.end(is_over));
+        let is_over = !self.course.is_orphaned;
+        self.images.lease.take().into_iter().for_each(|lease| lease.end(is_over));
         if self.assignment.is_some() {
-            cleanup::remove_stale_intel_files(self.started_at);
+            cleanup::remove_stale_intel_files(self.times.started_at);
         }
         self.children.iter_mut().for_each(|child| child.process.stream.close_output());
-        self.done = true;
+        self.course.done = true;
         self.parent.send(&Message::Done);
     }
 }

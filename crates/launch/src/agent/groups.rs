@@ -117,7 +117,7 @@ impl Agent {
         let Assignment { job, node } = assignment;
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
-            self.spare_config = if node.is_spare { self.config(job, node) } else { None };
+            self.images.spare_config = if node.is_spare { self.config(job, node) } else { None };
             self.begin_announcing(job, node);
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl Agent {
     /// Restarts a rank whose process has ended, if the rank is to be restarted; returns whether the
     /// end is handled here. The end of a restarted process is not reported to the launcher.
     pub(super) fn restart_rank(&mut self, index: usize, ending: Ending) -> bool {
-        if self.phase != Phase::Working || self.ranks[index].replay.is_none() {
+        if self.course.phase != Phase::Working || self.ranks[index].replay.is_none() {
             return false;
         }
         // All PMI lines and output of the ended process are part of its progress, so they are read
@@ -331,7 +331,7 @@ impl Agent {
             neighbours: None,
             incarnation: Some(replay.incarnation()),
         };
-        let rank = LocalRank::start(job, node, &self.relay_address, &start);
+        let rank = LocalRank::start(job, node, &self.relay.address, &start);
         let mut rank = rank.map_err(NodeSpecificError::error)?;
         rank.replay = old.replay.take();
         rank.scheduler = old.scheduler.take();
@@ -350,7 +350,7 @@ impl Agent {
     /// Reports the replay progress of restarted ranks every [`PROGRESS_INTERVAL`], and once that a
     /// rank has become live.
     pub(super) fn report_replayed(&mut self) {
-        let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
+        let is_time = self.times.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
         let mut is_reported = false;
         for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
             let polls = rank.poll_counts();
@@ -362,7 +362,7 @@ impl Agent {
             }
         }
         if is_reported {
-            self.progress_reported_at = Instant::now();
+            self.times.progress_reported_at = Instant::now();
             self.kill_hung_replays();
         }
     }
@@ -427,7 +427,7 @@ impl Agent {
     }
 
     fn start_rank(&mut self, job: &Job, node: &Node, start: &LaunchSpec) -> Result<()> {
-        let rank = LocalRank::start(job, node, &self.relay_address, start)?;
+        let rank = LocalRank::start(job, node, &self.relay.address, start)?;
         self.exits.watch(rank.pid);
         self.parent.send(&alive_message(&rank, true));
         self.ranks.push(rank);
@@ -438,7 +438,7 @@ impl Agent {
     /// below.
     pub(super) fn handle_order(&mut self, order: SpawnOrder) {
         let Some(assignment) = self.assignment.take() else { return };
-        if self.phase == Phase::Working {
+        if self.course.phase == Phase::Working {
             self.refuse_for_lost_nodes(&order);
             let children = self.forward_order(&order);
             let group = AgentGroup::spawned(&assignment.job, &assignment.node, &order, &children);
@@ -569,8 +569,8 @@ impl Agent {
     pub(super) fn report_stuck(&mut self) {
         let mut groups = self.groups.values().filter(|group| !group.revoked);
         let stuck = groups.find_map(|group| group.server.stuck());
-        if let (Some(rank), false) = (stuck, self.stuck_sent) {
-            self.stuck_sent = true;
+        if let (Some(rank), false) = (stuck, self.course.stuck_sent) {
+            self.course.stuck_sent = true;
             self.parent.send(&Message::Stuck { rank });
         }
     }
@@ -682,7 +682,7 @@ impl Agent {
     pub(super) fn deliver_answer(&mut self, rank: u32, line: String) {
         // The rank's node may be lost: then the next node receives the answer with the state of the
         // rank.
-        self.replicas.handle_answer(rank, &line);
+        self.failover.replicas.handle_answer(rank, &line);
         match self.children.iter_mut().find(|child| child.holds(rank)) {
             Some(child) => child.process.stream.send(&Message::Answer { rank, line }),
             None => self.reply(rank, &line),

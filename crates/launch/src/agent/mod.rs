@@ -32,6 +32,7 @@ pub mod relay;
 mod replicated_rank_state;
 mod restore;
 mod spare_reachability;
+mod state;
 mod state_transfer;
 mod statistics_page;
 mod stdio;
@@ -39,35 +40,29 @@ mod tagged_output;
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::rc::Rc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::agent_startup::{self, AgentStartup, StartupNotice};
-use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::lease::Lease;
 use crate::control::rank_state::RankUpdate;
 use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL, SILENCE_MAX};
 use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
-use crate::limits::{self, ResourceLimits};
+use crate::limits;
 use crate::spawn;
 use crate::sys::{self, Signals};
 use checkpoint_scheduler::CheckpointRequester;
 use child_agent::{ChildAgent, start_child};
-use contact::Libraries;
-use durable_effects::DurableEffects;
 use end::Phase;
 use exits::Exits;
 use forwarded_input::ForwardedInput;
 use groups::AgentGroup;
 use rank::LocalRank;
-use rank_recording::RankRecording;
 use relay::RelayProcess;
-use replicated_rank_state::ReplicatedRankStates;
 use restore::Restore;
+use state::{Course, ImageService, NodeFailover, Programs, RelayService, ReportTimes};
 use state_transfer::StateTransfer;
 use statistics_page::PathQuery;
 
@@ -94,52 +89,16 @@ struct Agent {
     children: Vec<ChildAgent>,
     ranks: Vec<LocalRank>,
     exits: Exits,
-    /// State of the ranks of agents below, if these ranks may move to another node.
-    replicas: ReplicatedRankStates,
-    /// Moves in progress of ranks of lost nodes below.
-    transfers: Vec<StateTransfer>,
-    /// Ranks whose effects on files wait until the agent above has their record.
-    effects: DurableEffects,
-    /// Recorded nondeterminism of ranks that this node is to take over, by rank.
-    received_recordings: BTreeMap<u32, Rc<RankRecording>>,
-    /// Indices in `ranks` of ranks that have ended in this pass, in the order of their ends.
-    unreported: Vec<usize>,
-    relay: Option<RelayProcess>,
-    /// `HOST:PORT` of the cluster's relay, empty without one.
-    relay_address: String,
-    phase: Phase,
-    startup: Option<AgentStartup>,
-    ready_sent: bool,
-    stuck_sent: bool,
-    done: bool,
-    started_at: std::time::SystemTime,
-    pinged_at: Instant,
-    /// When the agent has sent its last keepalive to the agent above.
-    keepalive_sent_at: Instant,
-    /// MPI libraries that the agent has found in processes of its ranks.
-    libraries: Libraries,
+    failover: NodeFailover,
+    images: ImageService,
+    relay: RelayService,
+    programs: Programs,
+    course: Course,
+    times: ReportTimes,
     /// Standard input on its way to rank 0 on a node below.
     forwarded_input: ForwardedInput,
     /// A query for the state of the ranks' paths that is not answered yet.
     path_query: Option<PathQuery>,
-    /// Lease on the folder of checkpoint images.
-    lease: Option<Lease>,
-    limits: ResourceLimits,
-    /// The checkpoint configuration for ranks that may move to this node.
-    spare_config: Option<CheckpointConfig>,
-    /// Names of the nodes that may take over ranks of this node.
-    spares: Vec<String>,
-    /// Thread in which a spare node announces in the object store that it reaches the object store.
-    announcing: Option<JoinHandle<Result<()>>>,
-    /// The stream to the parent has ended or fallen silent before the end of the job: the ranks may
-    /// go on on another node.
-    is_orphaned: bool,
-    /// The object store has refused the last image.
-    is_store_gone: bool,
-    /// The agent has reported that other nodes do not see the images of this node.
-    is_reachability_reported: bool,
-    /// When the agent has reported the replay progress of its ranks last.
-    progress_reported_at: Instant,
 }
 
 /// What a descriptor in the poll set belongs to.
@@ -169,33 +128,14 @@ impl Agent {
             children: Vec::new(),
             ranks: Vec::new(),
             exits: Exits::new(),
-            replicas: ReplicatedRankStates::default(),
-            transfers: Vec::new(),
-            effects: DurableEffects::default(),
-            received_recordings: BTreeMap::new(),
-            unreported: Vec::new(),
-            relay: None,
-            relay_address: String::new(),
-            phase: Phase::Working,
-            startup: None,
-            ready_sent: false,
-            stuck_sent: false,
-            done: false,
-            started_at: std::time::SystemTime::now(),
-            pinged_at: Instant::now(),
-            keepalive_sent_at: Instant::now(),
-            libraries: Libraries::default(),
+            failover: NodeFailover::default(),
+            images: ImageService::default(),
+            relay: RelayService::default(),
+            programs: Programs::default(),
+            course: Course::new(),
+            times: ReportTimes::new(),
             forwarded_input: ForwardedInput::default(),
             path_query: None,
-            lease: None,
-            limits: ResourceLimits::default(),
-            spare_config: None,
-            spares: Vec::new(),
-            announcing: None,
-            is_orphaned: false,
-            is_store_gone: false,
-            is_reachability_reported: false,
-            progress_reported_at: Instant::now(),
         })
     }
 
@@ -216,7 +156,7 @@ impl Agent {
             self.report_replayed();
             self.advance_checkpoints();
             self.advance_announcing();
-            self.lease.iter_mut().for_each(Lease::renew);
+            self.images.lease.iter_mut().for_each(Lease::renew);
             self.report_stuck();
             self.watch_contacts();
             self.retire_groups();
@@ -228,9 +168,9 @@ impl Agent {
             self.advance_path_query();
             self.advance_end();
             self.parent.flush();
-            self.relay.iter_mut().for_each(RelayProcess::flush);
+            self.relay.process.iter_mut().for_each(RelayProcess::flush);
             self.children.iter_mut().for_each(|child| child.process.stream.flush());
-            if self.done && (self.parent.output().is_none() || self.parent.at_end()) {
+            if self.course.done && (self.parent.output().is_none() || self.parent.at_end()) {
                 return;
             }
         }
@@ -280,10 +220,10 @@ impl Agent {
                 add(Source::RankInput(index), fd, write);
             }
         }
-        for fd in self.relay.iter().flat_map(RelayProcess::outputs) {
+        for fd in self.relay.process.iter().flat_map(RelayProcess::outputs) {
             add(Source::Relay, fd, read);
         }
-        if let Some(fd) = self.relay.as_ref().and_then(RelayProcess::wants_write) {
+        if let Some(fd) = self.relay.process.as_ref().and_then(RelayProcess::wants_write) {
             add(Source::Readiness, fd, write);
         }
     }
@@ -295,15 +235,15 @@ impl Agent {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        match self.phase {
+        match self.course.phase {
             Phase::Working => {
-                let notice = self.startup.as_ref().and_then(AgentStartup::next_time);
+                let notice = self.course.startup.as_ref().and_then(AgentStartup::next_time);
                 let path_query = self.path_query.as_ref().map(PathQuery::next_time);
                 let images = self.ranks.iter().filter_map(LocalRank::checkpoint_time);
                 let returns = self.ranks.iter().filter_map(|rank| rank.restore.as_ref());
                 let returns = returns.map(Restore::next_time);
                 let contacts = self.ranks.iter().filter_map(LocalRank::contact_time);
-                let transfer = self.transfers.first().and_then(StateTransfer::begins_at);
+                let transfer = self.failover.transfers.first().and_then(StateTransfer::begins_at);
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
@@ -346,9 +286,10 @@ impl Agent {
                 child.is_reaped = true;
             } else if self.note_criu(pid, ending) || self.note_restore_exit(pid, ending) {
                 // The checkpoint scheduler or the restore has noted the end of its process.
-            } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
+            } else if let Some(relay) = self.relay.process.as_mut().filter(|relay| relay.pid == pid)
+            {
                 relay.ended = true;
-                if self.phase == Phase::Working {
+                if self.course.phase == Phase::Working {
                     let text = relay.failure(ending);
                     self.fail(text);
                 }
@@ -362,13 +303,13 @@ impl Agent {
         self.ranks[index].ending = Some(ending);
         self.explain_ending(ending);
         if !self.restart_rank(index, ending) {
-            self.unreported.push(index);
+            self.course.unreported.push(index);
         }
     }
 
     /// Reports ended ranks to the parent, after all PMI lines and output of these ranks.
     fn report_endings(&mut self) {
-        for index in std::mem::take(&mut self.unreported) {
+        for index in std::mem::take(&mut self.course.unreported) {
             let Some(ending) = self.ranks[index].ending else { continue };
             self.handle_pmi(index);
             self.drain_servers();
@@ -385,10 +326,11 @@ impl Agent {
 
     /// Notes to the user which limits of this node may have caused this ending.
     fn explain_ending(&mut self, ending: Ending) {
-        let Some(own) = self.assignment.as_ref().filter(|_| self.phase == Phase::Working) else {
+        let Some(own) = self.assignment.as_ref().filter(|_| self.course.phase == Phase::Working)
+        else {
             return;
         };
-        for text in self.limits.explain(&own.node.name, ending) {
+        for text in self.programs.limits.explain(&own.node.name, ending) {
             self.parent.send(&Message::Note { text });
         }
     }
@@ -432,14 +374,16 @@ impl Agent {
     }
 
     fn ping_children(&mut self) {
-        if self.pinged_at.elapsed() >= PING_INTERVAL {
-            self.pinged_at = Instant::now();
+        if self.times.pinged_at.elapsed() >= PING_INTERVAL {
+            self.times.pinged_at = Instant::now();
             self.children.iter_mut().for_each(|child| child.process.stream.send(&Message::Ping));
         }
     }
 
     fn check_unanswered(&mut self) {
-        let Some(startup) = self.startup.as_mut().filter(|_| self.phase == Phase::Working) else {
+        let Some(startup) =
+            self.course.startup.as_mut().filter(|_| self.course.phase == Phase::Working)
+        else {
             return;
         };
         let links = self.children.iter().map(|child| (&child.node, &child.process.stream));
@@ -481,7 +425,7 @@ impl Agent {
     fn handle_assignment(&mut self, assignment: Assignment) {
         let (job, node) = (&assignment.job, &assignment.node);
         self.groups.insert(0, AgentGroup::first(job, node));
-        self.startup = Some(AgentStartup::new(Instant::now()));
+        self.course.startup = Some(AgentStartup::new(Instant::now()));
         for child in &node.children {
             match start_child(job, child) {
                 Ok(child) => self.children.push(child),
@@ -497,9 +441,12 @@ impl Agent {
     }
 
     fn check_ready(&mut self) {
-        if self.assignment.is_some() && !self.ready_sent && self.children.iter().all(|c| c.ready) {
-            self.ready_sent = true;
-            self.startup = None;
+        if self.assignment.is_some()
+            && !self.course.ready_sent
+            && self.children.iter().all(|c| c.ready)
+        {
+            self.course.ready_sent = true;
+            self.course.startup = None;
             self.parent.send(&Message::Ready);
         }
     }
@@ -510,13 +457,13 @@ impl Agent {
         let variables = assignment.map_or(&[][..], |a| &a.job.environment);
         let may_move_ranks = self.may_move() && self.has_spares();
         match RelayProcess::start(config, cluster, variables, may_move_ranks) {
-            Ok(relay) => self.relay = Some(relay),
+            Ok(relay) => self.relay.process = Some(relay),
             Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
         }
     }
 
     fn start_ranks(&mut self, relay: &str) {
-        self.relay_address = relay.to_string();
+        self.relay.address = relay.to_string();
         for child in &mut self.children {
             child.process.stream.send(&Message::Start { relay: relay.to_string() });
         }
@@ -530,7 +477,7 @@ impl Agent {
     // --- agents below
 
     fn handle_children(&mut self) {
-        let room = self.has_room() || self.phase != Phase::Working;
+        let room = self.has_room() || self.course.phase != Phase::Working;
         for index in 0..self.children.len() {
             let stream = &mut self.children[index].process.stream;
             if stream.at_end() || !room {
@@ -556,7 +503,7 @@ impl Agent {
             }
             let child = &mut self.children[index];
             child.done = true;
-            if self.phase == Phase::Working {
+            if self.course.phase == Phase::Working {
                 let here = self.assignment.as_ref().map(|own| own.node.name.as_str());
                 let child = &self.children[index];
                 let text = spawn::agent_failure::text(&child.node, &child.process, problem, here);
@@ -582,7 +529,7 @@ impl Agent {
                 if let Some(group) = self.groups.get_mut(&group) {
                     group.handle_ended(rank);
                 }
-                self.replicas.handle_end(rank);
+                self.failover.replicas.handle_end(rank);
                 self.parent.send(&message);
             }
             Message::Ping => {}
@@ -592,9 +539,11 @@ impl Agent {
             }
             Message::RankUpdate(update) => match *update {
                 RankUpdate::Unstartable { rank, why } => self.handle_unstartable(index, rank, &why),
-                update => self.replicas.handle_update(update),
+                update => self.failover.replicas.handle_update(update),
             },
-            Message::RecordingUpdate(update) => self.replicas.handle_recording_update(*update),
+            Message::RecordingUpdate(update) => {
+                self.failover.replicas.handle_recording_update(*update)
+            }
             Message::MakeDurable { rank, serial } => {
                 self.children[index].allow_effect(rank, serial);
             }
@@ -609,7 +558,7 @@ impl Agent {
                 self.report_recoverable_again(rank, number);
             }
             Message::Alive { group: 0, rank, incarnation, .. } => {
-                self.replicas.handle_incarnation(rank, incarnation, Instant::now());
+                self.failover.replicas.handle_incarnation(rank, incarnation, Instant::now());
                 self.parent.send(&message);
             }
             // The launcher handles every other message.
@@ -620,14 +569,14 @@ impl Agent {
     /// Passes a log query to the relay of this host; without a relay, or if the relay takes no
     /// query, the answer is empty.
     fn query_log(&mut self, serial: u32, question: &str) {
-        if !self.relay.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
+        if !self.relay.process.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
             self.parent.send(&Message::LogStatus { serial, lines: String::new() });
         }
     }
 
     fn handle_relay(&mut self) {
         let room = self.has_room();
-        let Some(relay) = &mut self.relay else { return };
+        let Some(relay) = &mut self.relay.process else { return };
         for message in relay.read(room) {
             match message {
                 // The relay knows how many bytes it has delivered to a rank since the last image of

@@ -108,8 +108,8 @@ impl Agent {
 
     /// Sends a keepalive to the agent above every [`ALIVE_INTERVAL`].
     pub(super) fn send_keepalive(&mut self) {
-        if self.is_replicated() && self.keepalive_sent_at.elapsed() >= ALIVE_INTERVAL {
-            self.keepalive_sent_at = Instant::now();
+        if self.is_replicated() && self.times.keepalive_sent_at.elapsed() >= ALIVE_INTERVAL {
+            self.times.keepalive_sent_at = Instant::now();
             self.parent.send(&Message::Ping);
         }
     }
@@ -151,7 +151,7 @@ impl Agent {
 
     /// Whether ranks have been started, and ranks of a lost node may be restarted.
     pub(super) fn is_running(&self) -> bool {
-        self.phase == Phase::Working && !self.relay_address.is_empty() && self.may_move()
+        self.course.phase == Phase::Working && !self.relay.address.is_empty() && self.may_move()
     }
 
     /// Handles the loss of a node below: moves its ranks to a spare node.
@@ -167,18 +167,22 @@ impl Agent {
         child.process.stream.close_output();
         child.kill(libc::SIGKILL);
         let (lost, effects_end) = (child.node.clone(), child.effects_end());
-        if let Some(place) = self.transfers.iter().position(|transfer| transfer.to == index) {
+        if let Some(place) =
+            self.failover.transfers.iter().position(|transfer| transfer.to == index)
+        {
             return self.redirect_transfer(place, &lost, why);
         }
         let spawned = self.children[index].spawned.iter();
-        let mut spawned = spawned.flat_map(|(_, indices)| self.replicas.living(indices.clone()));
+        let mut spawned =
+            spawned.flat_map(|(_, indices)| self.failover.replicas.living(indices.clone()));
         if spawned.next().is_some() {
             return self.fail(format!(
                 "node {} is lost ({why}), with processes that ranks have spawned: these do not come back",
                 lost.name
             ));
         }
-        let ranks = self.replicas.living(lost.first_rank..lost.first_rank + lost.rank_count);
+        let ranks =
+            self.failover.replicas.living(lost.first_rank..lost.first_rank + lost.rank_count);
         if ranks.is_empty() {
             let what = if lost.is_spare { "spare node" } else { "node" };
             let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
@@ -190,19 +194,19 @@ impl Agent {
         let name = &self.children[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
         self.parent.send(&Message::Note { text });
-        self.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
+        self.failover.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost
     /// node.
     pub(super) fn is_repeated_request(&mut self, index: usize, rank: u32) -> bool {
         let is_kept = self.may_move() && self.children[index].node.holds(rank);
-        is_kept && !self.replicas.admit(rank)
+        is_kept && !self.failover.replicas.admit(rank)
     }
 
     /// Handles a rank of an agent below that cannot be restarted on its node.
     pub(super) fn handle_unstartable(&mut self, index: usize, rank: u32, why: &str) {
-        let has_moved_before = self.replicas.handle_unstartable(rank);
+        let has_moved_before = self.failover.replicas.handle_unstartable(rank);
         let is_spare_free = self.choose_spare(self.children[index].node.rank_count).is_some();
         match spare::after_failed_start(has_moved_before, is_spare_free && self.is_running()) {
             spare::FailedStartAction::Elsewhere => self.handle_lost_node(index, why),
@@ -212,11 +216,11 @@ impl Agent {
 
     /// Handles the loss of a node that was to take ranks over.
     fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
-        let ranks = self.transfers[place].ranks.clone();
+        let ranks = self.failover.transfers[place].ranks.clone();
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
             return self.fail(no_spare_left(&lost.name, why));
         };
-        self.transfers[place].redirect(to);
+        self.failover.transfers[place].redirect(to);
         let text = node_lost_text(&lost.name, why, &ranks, &self.children[to].node.name);
         self.parent.send(&Message::Note { text });
     }
@@ -225,13 +229,15 @@ impl Agent {
     pub(super) fn move_ranks(&mut self, transfer: StateTransfer) {
         let StateTransfer { lost, from: index, to, ranks, .. } = transfer;
         let released = self.groups.get(&0).map_or(0, |group| group.server.released());
-        if let Some(rank) = ranks.iter().find(|&&rank| self.replicas.has_asked_too_much(rank)) {
+        if let Some(rank) =
+            ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
+        {
             return self.fail(format!(
                 "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
                 EXCHANGED_BYTES_MAX >> 20
             ));
         }
-        if self.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
+        if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
             return self.fail(format!(
                 "ranks of node {} cannot go on on another node: together they have asked their process manager more than {} MiB, with \
                  the answers",
@@ -239,7 +245,7 @@ impl Agent {
                 ADOPTED_BYTES_MAX >> 20
             ));
         }
-        let transferred = self.replicas.transfer(ranks, released, Instant::now());
+        let transferred = self.failover.replicas.transfer(ranks, released, Instant::now());
         let name = self.children[to].node.name.clone();
         let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
         let first = self.children[index].node.first_rank;
@@ -270,7 +276,7 @@ impl Agent {
         let is_free = |child: &super::child_agent::ChildAgent| {
             child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
         };
-        let is_taken = |place: &usize| self.transfers.iter().any(|it| it.to == *place);
+        let is_taken = |place: &usize| self.failover.transfers.iter().any(|it| it.to == *place);
         let all = self.children.iter().enumerate();
         let all = all.filter(|(place, child)| is_free(child) && !is_taken(place));
         let spares: Vec<Spare> =
@@ -284,7 +290,7 @@ impl Agent {
     /// rank.
     pub(super) fn apply_update(&mut self, update: &RecordingUpdate) {
         let Some(assignment) = &self.assignment else { return };
-        let outcome = match self.received_recordings.get(&update.rank) {
+        let outcome = match self.failover.received_recordings.get(&update.rank) {
             Some(recording) => Ok(Some(recording.clone())),
             None => {
                 RankRecording::new(&assignment.job, true).map(|recording| recording.map(Rc::new))
@@ -293,7 +299,7 @@ impl Agent {
         let laid = outcome.and_then(|recording| {
             if let Some(recording) = recording {
                 recording.apply(update).context("no memory for its record of clocks")?;
-                self.received_recordings.insert(update.rank, recording);
+                self.failover.received_recordings.insert(update.rank, recording);
             }
             Ok(())
         });
@@ -304,7 +310,7 @@ impl Agent {
 
     pub(super) fn handle_adoption(&mut self, adoption: &Adoption) {
         let Some(assignment) = self.assignment.take() else { return };
-        if self.phase == Phase::Working
+        if self.course.phase == Phase::Working
             && let Err(error) = self.adopt(&assignment, adoption)
         {
             let why = format!("on node {}: {error:#}", assignment.node.name);
@@ -344,7 +350,7 @@ impl Agent {
         self.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
         let count = adoption.ranks.len() as u32;
         for (turn, one) in adoption.ranks.iter().enumerate() {
-            let recording = match self.received_recordings.remove(&one.rank) {
+            let recording = match self.failover.received_recordings.remove(&one.rank) {
                 None => RankRecording::new(job, true)?.map(Rc::new),
                 laid => laid,
             };
@@ -356,7 +362,7 @@ impl Agent {
             }
             let polls = recording.as_ref().map(|recording| recording.poll_counts());
             let replay = PmiReplay::adopted(one, polls, Instant::now());
-            let config = self.spare_config.clone().filter(|_| recording.is_some());
+            let config = self.images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
             let mut rank = LocalRank::vacant(one.rank, recording, new_statistics_page());
             rank.scheduler =

@@ -454,9 +454,9 @@ impl Agent {
     pub(super) fn advance_restores(&mut self) {
         for index in 0..self.ranks.len() {
             let Some(mut restore) = self.ranks[index].restore.take() else { continue };
-            if self.phase != Phase::Working {
+            if self.course.phase != Phase::Working {
                 restore.stop();
-                self.unreported.push(index);
+                self.course.unreported.push(index);
                 continue;
             }
             let unrelated = self.unrelated();
@@ -475,7 +475,7 @@ impl Agent {
                 RestoreOutcome::NoUsableImage => {
                     let outcome = self.restart_from_start(index).map(|()| None);
                     if !self.report_restart(index, restore.how.as_deref(), outcome) {
-                        self.unreported.push(index);
+                        self.course.unreported.push(index);
                     }
                 }
             }

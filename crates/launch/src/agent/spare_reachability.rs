@@ -41,25 +41,28 @@ impl Agent {
             };
             self.parent.send(&Message::Note { text });
         }
-        self.lease = outcome.ok();
-        self.spares.clone_from(&node.spares);
-        self.lease.is_some().then_some(config)
+        self.images.lease = outcome.ok();
+        self.failover.spares.clone_from(&node.spares);
+        self.images.lease.is_some().then_some(config)
     }
 
     /// Starts to announce in the object store that this spare node reaches the object store.
     pub(super) fn begin_announcing(&mut self, job: &Job, node: &Node) {
         let Some(object_store) =
-            self.spare_config.as_ref().and_then(|config| config.object_store.clone())
+            self.images.spare_config.as_ref().and_then(|config| config.object_store.clone())
         else {
             return;
         };
         let (job, name) = (job.id.clone(), own_lease(node));
         let announce = move || object_store.announce_spare(&job, name);
-        self.announcing = std::thread::Builder::new().name("sign".into()).spawn(announce).ok();
+        self.images.announcing =
+            std::thread::Builder::new().name("sign".into()).spawn(announce).ok();
     }
 
     pub(super) fn advance_announcing(&mut self) {
-        let Some(thread) = self.announcing.take_if(|thread| thread.is_finished()) else { return };
+        let Some(thread) = self.images.announcing.take_if(|thread| thread.is_finished()) else {
+            return;
+        };
         let announced = thread.join().unwrap_or_else(|_| bail!("it has failed"));
         if let (Err(error), Some(own)) = (announced, &self.assignment) {
             let text = cannot_use(&own.node.name, &error.context("the store"));
@@ -70,10 +73,10 @@ impl Agent {
     /// Withdraws the announcement, as the job ends. The caller may stop waiting for the returned
     /// thread after a while.
     pub(super) fn end_announcing(&mut self) -> Option<JoinHandle<()>> {
-        let (config, own) = self.spare_config.take().zip(self.assignment.as_ref())?;
+        let (config, own) = self.images.spare_config.take().zip(self.assignment.as_ref())?;
         let object_store = config.object_store?.fresh();
         let (job, name, announcing) =
-            (own.job.id.clone(), own_lease(&own.node), self.announcing.take());
+            (own.job.id.clone(), own_lease(&own.node), self.images.announcing.take());
         let remove = move || {
             announcing.map(JoinHandle::join);
             object_store.withdraw_spare(&job, name);
@@ -84,7 +87,7 @@ impl Agent {
     /// Sends the agents below the names of the nodes that may still take over ranks, after a
     /// change.
     pub(super) fn send_spares(&mut self) {
-        let is_taken = |place: usize| self.transfers.iter().any(|it| it.to == place);
+        let is_taken = |place: usize| self.failover.transfers.iter().any(|it| it.to == place);
         let all = self.children.iter().enumerate();
         let free = all.filter(|(place, child)| {
             child.node.is_spare && child.node.rank_count == 0 && !child.done && !is_taken(*place)
@@ -101,23 +104,24 @@ impl Agent {
         let leases = leases(own.node.cluster, &names);
         let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
         schedulers.for_each(|scheduler| scheduler.set_spares(&leases));
-        self.spare_config.iter_mut().for_each(|config| config.spares.clone_from(&leases));
-        self.spares = names;
+        self.images.spare_config.iter_mut().for_each(|config| config.spares.clone_from(&leases));
+        self.failover.spares = names;
     }
 
     /// Notifies the user once that these nodes cannot use the images of this node.
     pub(super) fn report_unreachable(&mut self, unreachable: &[u32]) {
-        let Some(own) = self.assignment.as_ref().filter(|_| !self.is_reachability_reported) else {
+        let Some(own) = self.assignment.as_ref().filter(|_| !self.images.is_reachability_reported)
+        else {
             return;
         };
         let is_unreachable =
             |name: &&String| unreachable.contains(&lease::spare_number(own.node.cluster, name));
         let names: Vec<&str> =
-            self.spares.iter().filter(is_unreachable).map(String::as_str).collect();
+            self.failover.spares.iter().filter(is_unreachable).map(String::as_str).collect();
         if names.is_empty() {
             return;
         }
-        self.is_reachability_reported = true;
+        self.images.is_reachability_reported = true;
         let has_store = CheckpointConfig::find(&own.job.environment)
             .is_some_and(|config| config.object_store_url.is_some());
         let until = match has_store {

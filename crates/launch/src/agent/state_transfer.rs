@@ -27,6 +27,7 @@ use anyhow::{Context, Result};
 use super::Agent;
 use super::rank_recording::PIECE_BYTES;
 use super::replicated_rank_state::ReplicatedRecording;
+use super::state::NodeFailover;
 use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Message, Node};
 use crate::control_stream::BACKLOG_BYTES_MAX;
@@ -143,7 +144,7 @@ fn next_update(
 impl Agent {
     /// Advances the first of the transfers in progress as far as possible.
     pub(super) fn advance_transfers(&mut self) {
-        while self.is_running() && !self.transfers.is_empty() {
+        while self.is_running() && !self.failover.transfers.is_empty() {
             match self.advance_transfer() {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -157,15 +158,16 @@ impl Agent {
     /// Advances the first transfer by one step. Returns false if the transfer waits for the relay,
     /// for the other agent, or for the end of effects.
     fn advance_transfer(&mut self) -> Result<bool> {
-        let Self { transfers, relay, replicas, children, .. } = self;
-        let (Some(transfer), Some(relay)) = (transfers.first_mut(), relay) else {
+        let Self { failover, relay, children, .. } = self;
+        let NodeFailover { transfers, replicas, .. } = failover;
+        let (Some(transfer), Some(relay)) = (transfers.first_mut(), &mut relay.process) else {
             return Ok(false);
         };
         if transfer.begins_at().is_some() {
             return Ok(false);
         }
         let Some(&rank) = transfer.remaining.front() else {
-            let transfer = self.transfers.remove(0);
+            let transfer = self.failover.transfers.remove(0);
             self.move_ranks(transfer);
             return Ok(true);
         };

@@ -90,7 +90,7 @@ impl Agent {
     /// Records output of a rank of an agent below, if the rank may move to another node.
     pub(super) fn record_output(&mut self, rank: u32, stream: Stream, bytes: &[u8], own: u32) {
         if own > 0 && self.may_move() && self.has_spares() {
-            self.replicas.handle_print(rank, stream, bytes);
+            self.failover.replicas.handle_print(rank, stream, bytes);
         }
     }
 

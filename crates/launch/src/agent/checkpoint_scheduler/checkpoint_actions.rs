@@ -34,7 +34,7 @@ impl Agent {
     /// Advances the checkpoint scheduler of each rank.
     pub(in super::super) fn advance_checkpoints(&mut self) {
         for index in 0..self.ranks.len() {
-            if self.phase != Phase::Working {
+            if self.course.phase != Phase::Working {
                 return;
             }
             if self.ranks[index].scheduler.is_none() || self.ranks[index].ending.is_some() {
@@ -83,7 +83,8 @@ impl Agent {
     /// Checks ranks whose log the relay has restarted at an image: the user reads at once of ranks
     /// on this node whose image is whole by now.
     pub(in super::super) fn check_recoverable_again(&mut self) {
-        let Some(recoverable) = self.relay.as_ref().map(|relay| relay.recoverable.clone()) else {
+        let Some(recoverable) = self.relay.process.as_ref().map(|relay| relay.recoverable.clone())
+        else {
             return;
         };
         for rank in recoverable {
@@ -99,7 +100,7 @@ impl Agent {
     /// that image, or 0: without a whole image nothing is reported.
     pub(in super::super) fn report_recoverable_again(&mut self, rank: u32, number: u64) {
         let has_begun = |relay: &mut RelayProcess| relay.recoverable.remove(&rank);
-        if number > 0 && self.relay.as_mut().is_some_and(has_begun) {
+        if number > 0 && self.relay.process.as_mut().is_some_and(has_begun) {
             let text = format!(
                 "of rank {rank} everything is kept from its last checkpoint on: it can come back again"
             );
@@ -258,7 +259,7 @@ impl Agent {
     /// Notes to the user once when the object store refuses images, and once when the object store
     /// takes images again.
     fn report_store_state(&mut self, name: &str, uploaded: Result<()>) {
-        let was_gone = std::mem::replace(&mut self.is_store_gone, uploaded.is_err());
+        let was_gone = std::mem::replace(&mut self.images.is_store_gone, uploaded.is_err());
         let text = match uploaded {
             Err(error) if !was_gone => format!(
                 "{name} is on its node alone: the store has not taken it: {error:#}; more of them are not told"
