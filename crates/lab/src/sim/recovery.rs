@@ -360,10 +360,13 @@ impl RecoveryWorld {
         if process.step(micros)? == StepResult::NeedsRelay {
             self.counts.count("waits for the relay");
         }
-        it.polls = it.polls.max(process.polls);
-        let known = it.events.len().min(process.events.len());
-        require!(it.events[..known] == process.events[..known], "{rank} sees something else");
-        it.events.extend_from_slice(&process.events[known..]);
+        it.polls = it.polls.max(process.cursor.polls);
+        let known = it.events.len().min(process.program.events.len());
+        require!(
+            it.events[..known] == process.program.events[..known],
+            "{rank} sees something else"
+        );
+        it.events.extend_from_slice(&process.program.events[known..]);
         it.is_done |= process.is_done();
         if is_killed {
             it.events.truncate(seen.max(known));
@@ -387,12 +390,12 @@ impl RecoveryWorld {
             ends.push(at);
         }
         let end = self.random.pick(&ends);
-        let is_again = process.replayed_determinants > 0;
+        let is_again = process.cursor.replayed_determinants > 0;
         it.unread_output = process.up[..end].to_vec();
         it.is_done = false;
         self.counts.count("processes killed");
-        self.counts.add_some("determinants replayed", process.replayed_determinants);
-        if is_again && process.polls < it.polls {
+        self.counts.add_some("determinants replayed", process.cursor.replayed_determinants);
+        if is_again && process.cursor.polls < it.polls {
             self.counts.count("processes killed during replay");
         }
         if end < at {

@@ -124,12 +124,26 @@ pub struct CheckpointImage {
 pub struct Process {
     task: Task,
     endpoint: Endpoint<ProgramMemory>,
-    stores: BTreeMap<u32, Vec<u8>>,
-    early: BTreeMap<(Peer, u64), Vec<u8>>,
+    buffers: Buffers,
     /// Bytes for the relay.
     pub up: Vec<u8>,
     /// Bytes from the relay.
     pub down: Vec<u8>,
+    pub program: Program,
+    pub cursor: ReplayCursor,
+    clock: Clock,
+    record: Record,
+}
+
+/// Payload that waits for a receive, and frames that arrived early.
+#[derive(Default)]
+struct Buffers {
+    stores: BTreeMap<u32, Vec<u8>>,
+    early: BTreeMap<(Peer, u64), Vec<u8>>,
+}
+
+/// The program of the process.
+pub struct Program {
     /// All events that the program has seen.
     pub events: Vec<ProgramEvent>,
     /// The program's own random numbers.
@@ -140,7 +154,11 @@ pub struct Process {
     confirmed: u32,
     posted: BTreeMap<usize, ProgramMemory>,
     contexts: usize,
-    // State of recording and replay.
+}
+
+/// How far the incarnation has replayed the earlier ones.
+#[derive(Default)]
+pub struct ReplayCursor {
     is_opened: bool,
     next: Option<Determinant>,
     unreplayed: u32,
@@ -151,16 +169,24 @@ pub struct Process {
     /// incarnation.
     pub polls: u64,
     polls_before: u64,
-    micros: u64,
-    real: u64,
     /// The determinant that is being replayed, and its number of frames that have not been
     /// delivered.
     replaying: Option<(Determinant, u32)>,
     pub replayed_determinants: u64,
-    /// All determinants in the relay's format, with their frames. `determinants` counts them, and
-    /// `delivered_bytes` counts the bytes of the frames.
-    log: Vec<u8>,
+}
+
+/// The process's own time, and the clock when it was last set.
+struct Clock {
+    micros: u64,
+    real: u64,
+}
+
+/// All determinants in the relay's format, with their frames.
+#[derive(Default)]
+struct Record {
+    frames: Vec<u8>,
     determinants: u64,
+    /// Bytes of the frames.
     delivered_bytes: u64,
 }
 
@@ -174,35 +200,24 @@ impl Process {
         let mut left = vec![task.each; task.count as usize];
         left[task.index as usize] = 0;
         Self {
-            task,
             endpoint: Endpoint::new(config),
-            stores: BTreeMap::new(),
-            early: BTreeMap::new(),
+            buffers: Buffers::default(),
             up: Vec::new(),
             down: Vec::new(),
-            events: Vec::new(),
-            random: Random::new(task.seed ^ (u64::from(task.index) << 40)),
-            left,
-            received: 0,
-            deliveries: Deliveries::default(),
-            confirmed: 0,
-            posted: BTreeMap::new(),
-            contexts: 0,
-            is_opened: false,
-            next: None,
-            unreplayed: 0,
-            sent: 0,
-            sent_before: 0,
-            polls_since_determinant: 0,
-            polls: 0,
-            polls_before,
-            micros: 0,
-            real,
-            replaying: None,
-            replayed_determinants: 0,
-            log: Vec::new(),
-            determinants: 0,
-            delivered_bytes: 0,
+            program: Program {
+                events: Vec::new(),
+                random: Random::new(task.seed ^ (u64::from(task.index) << 40)),
+                left,
+                received: 0,
+                deliveries: Deliveries::default(),
+                confirmed: 0,
+                posted: BTreeMap::new(),
+                contexts: 0,
+            },
+            cursor: ReplayCursor { polls_before, ..ReplayCursor::default() },
+            clock: Clock { micros: 0, real },
+            record: Record::default(),
+            task,
         }
     }
 
@@ -218,7 +233,7 @@ impl Process {
         let LogPosition { determinants, sent, .. } = image.log_position;
         it.down.extend(determinant_frame(0, determinants as u32, sent));
         it.down.extend(&image.log);
-        while it.polls < image.polls || it.replaying.is_some() {
+        while it.cursor.polls < image.polls || it.cursor.replaying.is_some() {
             require!(it.step(real)? == StepResult::Progress, "an image is not whole");
         }
         require!(
@@ -227,62 +242,65 @@ impl Process {
             task.index
         );
         it.up.clear();
-        (it.is_opened, it.polls_before, it.replayed_determinants) = (false, polls_before, 0);
+        (it.cursor.is_opened, it.cursor.polls_before, it.cursor.replayed_determinants) =
+            (false, polls_before, 0);
         Ok(it)
     }
 
     /// Whether a checkpoint can be taken: the process does not replay.
     pub fn may_quiesce(&self) -> bool {
-        let knows_all = self.is_opened && self.next.is_none() && self.unreplayed == 0;
-        let has_done_all = self.sent >= self.sent_before && self.polls >= self.polls_before;
-        knows_all && has_done_all && self.replaying.is_none()
+        let knows_all =
+            self.cursor.is_opened && self.cursor.next.is_none() && self.cursor.unreplayed == 0;
+        let has_done_all = self.cursor.sent >= self.cursor.sent_before
+            && self.cursor.polls >= self.cursor.polls_before;
+        knows_all && has_done_all && self.cursor.replaying.is_none()
     }
 
     /// Takes a checkpoint. The process drops its rings, so the relay has to send undelivered frames
     /// again.
     pub fn quiesce(&mut self) -> CheckpointImage {
         self.down.clear();
-        self.is_opened = false;
+        self.cursor.is_opened = false;
         CheckpointImage {
             log_position: self.log_position(),
-            polls: self.polls,
-            log: self.log.clone(),
+            polls: self.cursor.polls,
+            log: self.record.frames.clone(),
         }
     }
 
     fn log_position(&self) -> LogPosition {
         LogPosition {
-            determinants: self.determinants,
-            taken: self.delivered_bytes,
-            sent: self.sent,
+            determinants: self.record.determinants,
+            taken: self.record.delivered_bytes,
+            sent: self.cursor.sent,
             kept: 0,
         }
     }
 
     fn log_determinant(&mut self, polls: u64, frames: u32, micros: u64) {
-        self.log.extend(determinant_frame(polls, frames, micros));
-        self.determinants += 1;
+        self.record.frames.extend(determinant_frame(polls, frames, micros));
+        self.record.determinants += 1;
     }
 
     /// Whether the program has seen all events that it is to see.
     pub fn is_done(&self) -> bool {
         let all = self.task.each * (self.task.count - 1);
-        self.received == all && self.confirmed == all
+        self.program.received == all && self.program.confirmed == all
     }
 
     /// Checks that every message of every other process was delivered; the error names the first
     /// message that was not.
     pub fn check_deliveries(&self) -> Result<(), Violation> {
         let others = (0..self.task.count).filter(|other| *other != self.task.index);
-        self.deliveries.check_complete(others, self.task.each)
+        self.program.deliveries.check_complete(others, self.task.each)
     }
 
     /// Runs the program a little and polls for messages. `real` is the clock in microseconds.
     pub fn step(&mut self, real: u64) -> Result<StepResult, Violation> {
-        if self.replaying.is_none() && !self.ready()? {
+        if self.cursor.replaying.is_none() && !self.ready()? {
             return Ok(StepResult::NeedsRelay);
         }
-        if self.replaying.is_none() {
+        if self.cursor.replaying.is_none() {
             self.act()?;
         }
         self.poll(real)
@@ -290,35 +308,40 @@ impl Process {
 
     /// Whether the next poll's work is known.
     fn ready(&mut self) -> Result<bool, Violation> {
-        if self.is_opened && (self.next.is_some() || self.unreplayed == 0) {
+        if self.cursor.is_opened && (self.cursor.next.is_some() || self.cursor.unreplayed == 0) {
             return Ok(true);
         }
         let Some(frame) = self.take_frame() else { return Ok(false) };
         let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
         require!(header.kind == Kind::Determinant, "{} is told {header:?}", self.task.index);
         let (polls, frames, micros) = (header.sequence, header.credit, header.delivered);
-        require!((polls == 0) != self.is_opened, "the telling begins twice, or not: {header:?}");
-        if self.is_opened {
-            self.next = Some(Determinant { polls, frames, micros });
-            self.unreplayed -= 1;
+        require!(
+            (polls == 0) != self.cursor.is_opened,
+            "the telling begins twice, or not: {header:?}"
+        );
+        if self.cursor.is_opened {
+            self.cursor.next = Some(Determinant { polls, frames, micros });
+            self.cursor.unreplayed -= 1;
             return Ok(true);
         }
-        (self.is_opened, self.unreplayed, self.sent_before) = (true, frames, self.sent + micros);
+        (self.cursor.is_opened, self.cursor.unreplayed, self.cursor.sent_before) =
+            (true, frames, self.cursor.sent + micros);
         self.ready()
     }
 
     /// Does what the program does between two polls.
     fn act(&mut self) -> Result<(), Violation> {
         let others: Vec<u32> =
-            (0..self.task.count).filter(|other| self.left[*other as usize] > 0).collect();
-        if self.random.percent(30) && !others.is_empty() {
-            let to = self.random.pick(&others);
-            let number = self.task.each - self.left[to as usize];
+            (0..self.task.count).filter(|other| self.program.left[*other as usize] > 0).collect();
+        if self.program.random.percent(30) && !others.is_empty() {
+            let to = self.program.random.pick(&others);
+            let number = self.task.each - self.program.left[to as usize];
             let number = self.task.planted.map_or(number, |fault| fault.number_sent(number));
-            self.left[to as usize] -= 1;
-            let size = 8 + self.random.size(self.task.bytes_max);
+            self.program.left[to as usize] -= 1;
+            let size = 8 + self.program.random.size(self.task.bytes_max);
             let memory = ProgramMemory::new(content(self.task.index, number, size as usize));
             let level = self
+                .program
                 .random
                 .pick(&[CompletionLevel::TransmitComplete, CompletionLevel::DeliveryComplete]);
             let ticket = self.ticket();
@@ -327,10 +350,10 @@ impl Process {
             let message = Message { peer, memory, tag, data, ticket, level };
             require!(self.endpoint.send(message).is_ok(), "too many operations");
         }
-        if self.random.percent(40) && self.posted.len() < POSTED_MAX as usize {
+        if self.program.random.percent(40) && self.program.posted.len() < POSTED_MAX as usize {
             let memory = ProgramMemory::new(vec![0; 8 + self.task.bytes_max as usize]);
             let ticket = self.ticket();
-            self.posted.insert(ticket.context, memory.clone());
+            self.program.posted.insert(ticket.context, memory.clone());
             let tag = Some((1, 0));
             self.endpoint.recv(Posting { source: None, memory, tag, ticket, multi: false });
         }
@@ -338,8 +361,8 @@ impl Process {
     }
 
     fn ticket(&mut self) -> Ticket {
-        self.contexts += 1;
-        Ticket { context: self.contexts, notify: true }
+        self.program.contexts += 1;
+        Ticket { context: self.program.contexts, notify: true }
     }
 
     fn peer(&mut self, index: u32) -> Peer {
@@ -353,25 +376,25 @@ impl Process {
     }
 
     fn poll(&mut self, real: u64) -> Result<StepResult, Violation> {
-        if let Some((determinant, left)) = self.replaying.take() {
+        if let Some((determinant, left)) = self.cursor.replaying.take() {
             return self.replay_determinant(determinant, left);
         }
         self.endpoint.flush_deferred_acks();
-        self.polls += 1;
-        self.polls_since_determinant += 1;
-        let has_looked_before = self.polls <= self.polls_before;
-        match self.next {
-            Some(next) if next.polls > self.polls_since_determinant => (),
+        self.cursor.polls += 1;
+        self.cursor.polls_since_determinant += 1;
+        let has_looked_before = self.cursor.polls <= self.cursor.polls_before;
+        match self.cursor.next {
+            Some(next) if next.polls > self.cursor.polls_since_determinant => (),
             Some(next) => {
-                (self.next, self.polls_since_determinant) = (None, 0);
+                (self.cursor.next, self.cursor.polls_since_determinant) = (None, 0);
                 self.log_determinant(next.polls, next.frames, next.micros);
-                self.micros += next.micros;
-                self.real = real;
+                self.clock.micros += next.micros;
+                self.clock.real = real;
                 self.endpoint.set_time(self.now());
-                self.replayed_determinants += 1;
+                self.cursor.replayed_determinants += 1;
                 return self.replay_determinant(next, next.frames);
             }
-            None if has_looked_before || self.sent < self.sent_before => (),
+            None if has_looked_before || self.cursor.sent < self.cursor.sent_before => (),
             None => self.poll_live(real)?,
         }
         self.drain()?;
@@ -386,7 +409,7 @@ impl Process {
     ) -> Result<StepResult, Violation> {
         while left > 0 {
             let Some(frame) = self.take_frame() else {
-                self.replaying = Some((determinant, left));
+                self.cursor.replaying = Some((determinant, left));
                 return Ok(StepResult::NeedsRelay);
             };
             self.deliver_frame(&frame)?;
@@ -397,8 +420,8 @@ impl Process {
     }
 
     fn poll_live(&mut self, real: u64) -> Result<(), Violation> {
-        let lag = real.saturating_sub(self.real);
-        let then = Time((self.micros + lag) * MICROSECOND);
+        let lag = real.saturating_sub(self.clock.real);
+        let then = Time((self.clock.micros + lag) * MICROSECOND);
         let is_due = lag > 0 && self.endpoint.next_wake().is_some_and(|wake| wake <= then);
         let mut waiting = Vec::new();
         // A poll delivers 32 frames at most.
@@ -410,10 +433,10 @@ impl Process {
         if !is_due && waiting.is_empty() {
             return Ok(());
         }
-        self.micros += lag;
-        self.real = real;
+        self.clock.micros += lag;
+        self.clock.real = real;
         self.endpoint.set_time(self.now());
-        self.log_determinant(self.polls_since_determinant, waiting.len() as u32, lag);
+        self.log_determinant(self.cursor.polls_since_determinant, waiting.len() as u32, lag);
         for frame in &waiting {
             self.deliver_frame(frame)?;
         }
@@ -426,7 +449,7 @@ impl Process {
             hops: 0,
             source: Address::new(self.task.index, 0),
             target: Address::ANONYMOUS,
-            sequence: self.polls_since_determinant,
+            sequence: self.cursor.polls_since_determinant,
             delivered: lag,
             credit: frames,
         };
@@ -434,7 +457,7 @@ impl Process {
             let mut bytes = [0; HEADER_BYTES];
             frame.emit(&mut bytes);
             self.up.extend(bytes);
-            self.polls_since_determinant = 0;
+            self.cursor.polls_since_determinant = 0;
         }
         self.finish_poll()
     }
@@ -448,7 +471,7 @@ impl Process {
     }
 
     fn now(&self) -> Time {
-        Time(self.micros * MICROSECOND)
+        Time(self.clock.micros * MICROSECOND)
     }
 
     /// The next complete frame of the ring, if there is one.
@@ -460,8 +483,8 @@ impl Process {
 
     fn deliver_frame(&mut self, frame: &[u8]) -> Result<(), Violation> {
         let header = Header::parse(frame).map_err(|bad| Violation(bad.0.into()))?;
-        self.log.extend(frame);
-        self.delivered_bytes += frame.len() as u64;
+        self.record.frames.extend(frame);
+        self.record.delivered_bytes += frame.len() as u64;
         let peer = self.peer(header.source.index());
         match header.kind {
             Kind::Lost => {
@@ -477,7 +500,8 @@ impl Process {
         let place = place.map_err(|fault| Violation(format!("{}: {header:?}", fault.0)))?;
         let payload = &body[head..];
         if let PayloadDestination::OutOfOrder { frame, whole, at } = place {
-            let early = self.early.entry((peer, frame)).or_insert_with(|| vec![0; whole as usize]);
+            let early =
+                self.buffers.early.entry((peer, frame)).or_insert_with(|| vec![0; whole as usize]);
             if header.kind != Kind::Fragment {
                 early[..head].copy_from_slice(&body[..head]);
             }
@@ -488,7 +512,7 @@ impl Process {
         self.endpoint.handle_payload(peer, PATH);
         self.handle_actions()?;
         while let Some(frame) = self.endpoint.next_reassembled(peer) {
-            let Some(body) = self.early.remove(&(peer, frame)) else {
+            let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
                 return Err(Violation(format!("frame {frame} is not kept")));
             };
             let taken = self.endpoint.handle_reassembled(peer, &body);
@@ -512,11 +536,11 @@ impl Process {
             PayloadDestination::NewUnexpected { store, size } if size > 0 => {
                 let mut bytes = payload.to_vec();
                 bytes.resize(size as usize, 0);
-                self.stores.insert(store, bytes);
+                self.buffers.stores.insert(store, bytes);
             }
             PayloadDestination::NewUnexpected { .. } => (),
             PayloadDestination::Unexpected { store, at } => {
-                let Some(bytes) = self.stores.get_mut(&store) else {
+                let Some(bytes) = self.buffers.stores.get_mut(&store) else {
                     return Err(Violation(format!("there is no store {store}")));
                 };
                 bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
@@ -535,12 +559,12 @@ impl Process {
                     self.finish(done.ticket.context, done.source, done.length as usize)?;
                 }
                 Action::CopyUnexpected { store, memory, at, length } => {
-                    let bytes = self.stores.remove(&store).unwrap_or_default();
+                    let bytes = self.buffers.stores.remove(&store).unwrap_or_default();
                     memory.write(at as usize, &bytes[..length as usize]);
                 }
-                Action::DropUnexpected { store } => drop(self.stores.remove(&store)),
+                Action::DropUnexpected { store } => drop(self.buffers.stores.remove(&store)),
                 Action::DiscardPayload { .. } => (),
-                Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
+                Action::Release { peer, frame } => drop(self.buffers.early.remove(&(peer, frame))),
                 other => return Err(Violation(format!("nobody does {other:?} here"))),
             }
         }
@@ -553,7 +577,7 @@ impl Process {
         source: Option<Peer>,
         bytes: usize,
     ) -> Result<(), Violation> {
-        let event = match (self.posted.remove(&context), source) {
+        let event = match (self.program.posted.remove(&context), source) {
             (Some(memory), Some(peer)) => {
                 let memory = memory.0.borrow();
                 let word = |at: usize| memory[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
@@ -561,21 +585,21 @@ impl Process {
                 let is_true = memory[..bytes] == content(from, number, bytes);
                 let is_from = self.endpoint.address(peer) == Address::new(from, 0);
                 require!(is_true && is_from, "a message of {from} is not what it was");
-                self.received += 1;
-                self.deliveries.record(from, number, context)?;
+                self.program.received += 1;
+                self.program.deliveries.record(from, number, context)?;
                 ProgramEvent::Received { from, number, bytes }
             }
             _ => {
-                self.confirmed += 1;
+                self.program.confirmed += 1;
                 ProgramEvent::Sent { context }
             }
         };
         // The program's next decisions depend on the events that it has seen.
         if let ProgramEvent::Received { from, number, .. } = event {
-            let salt = self.random.next() ^ u64::from(from) << 32 ^ u64::from(number);
-            self.random = Random::new(salt);
+            let salt = self.program.random.next() ^ u64::from(from) << 32 ^ u64::from(number);
+            self.program.random = Random::new(salt);
         }
-        self.events.push(event);
+        self.program.events.push(event);
         Ok(())
     }
 
@@ -593,7 +617,7 @@ impl Process {
                     self.up.extend(&copy);
                 }
                 let copy = frame.wants_copy.then(|| ProgramMemory::new(copy));
-                self.sent += 1;
+                self.cursor.sent += 1;
                 self.endpoint.transmitted(peer, PATH, true, copy);
             }
             self.handle_actions()?;
