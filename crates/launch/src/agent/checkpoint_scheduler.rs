@@ -93,6 +93,22 @@ pub struct CheckpointScheduler {
     /// Number of the newest image that was requested or taken over from another node; 0: none.
     number: u64,
     state: CheckpointState,
+    kept: KeptImages,
+    /// Bytes that the image in progress is expected to take.
+    expected: u64,
+    failures: u32,
+    /// The log of the rank before this number of determinants is trimmed.
+    trimmed_to: u64,
+    notices: Notices,
+    /// Another image is to follow as soon as the present one is done.
+    is_wanted: bool,
+    /// The process id of a child of the rank that has prevented the last image.
+    child: Option<u32>,
+}
+
+/// The images of the rank that exist, and where others see them.
+#[derive(Default)]
+struct KeptImages {
     /// Whole images, oldest first.
     images: VecDeque<CheckpointImage>,
     /// Numbers of the images that are not usable yet, with the nodes that may need the image and
@@ -102,13 +118,13 @@ pub struct CheckpointScheduler {
     reported_locations: Vec<CheckpointLocation>,
     /// An upload thread that was stopped and has not ended yet.
     stopped_upload: Option<UploadThread>,
-    /// Bytes that the image in progress is expected to take.
-    expected: u64,
     /// Images and folders that threads are deleting.
     removals: BackgroundRemovals,
-    failures: u32,
-    /// The log of the rank before this number of determinants is trimmed.
-    trimmed_to: u64,
+}
+
+/// What was reported to the user, and what the user waits for.
+#[derive(Default)]
+struct Notices {
     /// The user was notified that the rank takes long to quiesce.
     is_slow_reported: bool,
     /// The number of the newest image that was reported to the launcher; 0: none.
@@ -117,10 +133,6 @@ pub struct CheckpointScheduler {
     is_full_reported: bool,
     /// The user has requested an image and is to be notified of the next one.
     is_user_waiting: bool,
-    /// Another image is to follow as soon as the present one is done.
-    is_wanted: bool,
-    /// The process id of a child of the rank that has prevented the last image.
-    child: Option<u32>,
     /// The user was notified that a child of the rank prevents images.
     is_child_reported: bool,
 }
@@ -180,28 +192,20 @@ impl CheckpointScheduler {
             next_read_check: Instant::now() + READ_CHECK_INTERVAL,
             number: 0,
             state,
-            images,
-            unavailable_to: BTreeMap::new(),
-            reported_locations: Vec::new(),
-            stopped_upload: None,
+            kept: KeptImages { images, ..KeptImages::default() },
             expected: 0,
-            removals: BackgroundRemovals::default(),
             failures,
             trimmed_to: 0,
-            is_slow_reported: false,
-            is_full_reported: false,
-            is_user_waiting: false,
             is_wanted: false,
             child: None,
-            is_child_reported: false,
-            reported: 0,
+            notices: Notices::default(),
         }
     }
 
     /// Requests an image before the next one is due. A requested image for which the rank has not
     /// resumed yet serves this request as well.
     fn request(&mut self, asker: CheckpointRequester, now: Instant) {
-        self.is_user_waiting |= asker == CheckpointRequester::User;
+        self.notices.is_user_waiting |= asker == CheckpointRequester::User;
         // The user may know better why images have failed, so the next image is tried.
         self.failures = self.failures.min(FAILURES_MAX - 1);
         match self.state {
@@ -226,19 +230,19 @@ impl CheckpointScheduler {
     /// Bytes that the rank's images take, including an image in progress and images that are being
     /// deleted.
     fn bytes(&self) -> u64 {
-        let sealed: u64 = self.images.iter().map(CheckpointImage::bytes).sum();
+        let sealed: u64 = self.kept.images.iter().map(CheckpointImage::bytes).sum();
         let being_taken = if self.is_busy() { self.expected } else { 0 };
-        sealed + being_taken + self.removals.bytes()
+        sealed + being_taken + self.kept.removals.bytes()
     }
 
     pub fn newest_first(&self) -> Vec<CheckpointImage> {
-        self.images.iter().rev().cloned().collect()
+        self.kept.images.iter().rev().cloned().collect()
     }
 
     /// Adds a usable image that another node has taken and that is newer than all known images.
     pub fn add(&mut self, image: CheckpointImage) {
         self.number = self.number.max(image.header.number);
-        self.images.push_back(image);
+        self.kept.images.push_back(image);
     }
 
     pub fn config(&self) -> &CheckpointConfig {
@@ -262,7 +266,10 @@ impl CheckpointScheduler {
 
     /// The usable images, oldest first.
     fn usable(&self) -> impl DoubleEndedIterator<Item = &CheckpointImage> {
-        self.images.iter().filter(|image| !self.unavailable_to.contains_key(&image.header.number))
+        self.kept
+            .images
+            .iter()
+            .filter(|image| !self.kept.unavailable_to.contains_key(&image.header.number))
     }
 
     /// Locations of the newest [`KEPT_IMAGES`] usable images, oldest first, if they differ from the
@@ -271,8 +278,8 @@ impl CheckpointScheduler {
         let mut all: Vec<CheckpointLocation> =
             self.usable().rev().take(KEPT_IMAGES).map(CheckpointImage::location).collect();
         all.reverse();
-        let is_new = all != self.reported_locations;
-        self.reported_locations.clone_from(&all);
+        let is_new = all != self.kept.reported_locations;
+        self.kept.reported_locations.clone_from(&all);
         is_new.then_some(all)
     }
 
@@ -280,10 +287,10 @@ impl CheckpointScheduler {
     pub fn drop_image(&mut self, number: u64) {
         let is_it = |image: &CheckpointImage| image.header.number == number;
         let torn: Vec<CheckpointImage> =
-            self.images.iter().filter(|image| is_it(image)).cloned().collect();
+            self.kept.images.iter().filter(|image| is_it(image)).cloned().collect();
         self.discard(torn);
-        self.images.retain(|image| !is_it(image));
-        self.unavailable_to.remove(&number);
+        self.kept.images.retain(|image| !is_it(image));
+        self.kept.unavailable_to.remove(&number);
     }
 
     /// Process id of CRIU while CRIU takes an image.
@@ -315,14 +322,14 @@ impl CheckpointScheduler {
     /// Deletes images that are not needed any more: the newest [`KEPT_IMAGES`] images stay, and the
     /// newest [`KEPT_IMAGES`] usable ones.
     fn drop_surplus(&mut self) {
-        let newest = self.images.iter().rev().take(KEPT_IMAGES);
+        let newest = self.kept.images.iter().rev().take(KEPT_IMAGES);
         let needed = newest.chain(self.usable().rev().take(KEPT_IMAGES));
         let needed: BTreeSet<u64> = needed.map(|image| image.header.number).collect();
-        let all = std::mem::take(&mut self.images);
+        let all = std::mem::take(&mut self.kept.images);
         let (kept, old): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|image| needed.contains(&image.header.number));
-        self.images = kept.into();
-        self.unavailable_to.retain(|number, _| needed.contains(number));
+        self.kept.images = kept.into();
+        self.kept.unavailable_to.retain(|number, _| needed.contains(number));
         self.discard(old);
     }
 
@@ -333,7 +340,7 @@ impl CheckpointScheduler {
         }
         let here = images.clone();
         let bytes = images.iter().map(CheckpointImage::bytes).sum();
-        self.removals.add(bytes, move || here.iter().for_each(CheckpointImage::remove));
+        self.kept.removals.add(bytes, move || here.iter().for_each(CheckpointImage::remove));
         self.remove_from_store(images, None);
     }
 
@@ -352,13 +359,15 @@ impl CheckpointScheduler {
             }
             // The disk does not answer in time. No list names this image: a thread deletes the
             // image once it is written.
-            CheckpointState::Sealing { thread } => self.removals.add(self.expected, move || {
-                if let Ok(Ok(sealed)) = thread.join() {
-                    sealed.image.remove();
-                }
-            }),
+            CheckpointState::Sealing { thread } => {
+                self.kept.removals.add(self.expected, move || {
+                    if let Ok(Ok(sealed)) = thread.join() {
+                        sealed.image.remove();
+                    }
+                })
+            }
             CheckpointState::Preparing { thread, .. } => {
-                self.removals.add(self.expected, move || {
+                self.kept.removals.add(self.expected, move || {
                     if let Ok(Ok(image_folder)) = thread.join() {
                         image_folder.remove();
                     }
@@ -368,12 +377,14 @@ impl CheckpointScheduler {
                 if ended.is_none() {
                     sys::kill(criu, libc::SIGKILL);
                 }
-                self.removals.add(self.expected, move || drop(std::fs::remove_dir_all(folder)));
+                self.kept
+                    .removals
+                    .add(self.expected, move || drop(std::fs::remove_dir_all(folder)));
             }
             // The whole image is on this node.
             CheckpointState::Uploading { thread, object_store, .. } => {
                 object_store.stop();
-                self.stopped_upload = Some(thread);
+                self.kept.stopped_upload = Some(thread);
             }
             CheckpointState::Idle
             | CheckpointState::Requested { .. }
@@ -395,12 +406,13 @@ impl CheckpointScheduler {
         self.end_incarnation();
         // An image that the first call has sealed may be on its way to the object store.
         self.end_incarnation();
-        let images: Vec<CheckpointImage> = std::mem::take(&mut self.images).into();
+        let images: Vec<CheckpointImage> = std::mem::take(&mut self.kept.images).into();
         // Images that were taken over lie in the folder of the other node.
         let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
         let folders: BTreeSet<PathBuf> = folders.chain([self.folder.clone()]).collect();
-        let (job, removals) = (self.config.job_folder_path(), std::mem::take(&mut self.removals));
-        let sending = self.stopped_upload.take();
+        let (job, removals) =
+            (self.config.job_folder_path(), std::mem::take(&mut self.kept.removals));
+        let sending = self.kept.stopped_upload.take();
         let removal = self.remove_from_store(images, sending);
         let remove = move || {
             let all = || folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
@@ -432,7 +444,7 @@ impl CheckpointScheduler {
     /// Starts to put the newest image into the object store, if there is one.
     fn upload(&mut self) -> Result<()> {
         let (Some(object_store), Some(image)) =
-            (&self.config.object_store, self.images.back().cloned())
+            (&self.config.object_store, self.kept.images.back().cloned())
         else {
             return Ok(());
         };
@@ -457,7 +469,9 @@ impl CheckpointScheduler {
             return None;
         };
         let uploaded = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        if let (Ok(unreachable), Some(known)) = (&uploaded, self.unavailable_to.get_mut(&number)) {
+        if let (Ok(unreachable), Some(known)) =
+            (&uploaded, self.kept.unavailable_to.get_mut(&number))
+        {
             known.clone_from(unreachable);
             self.recount_usable();
         }
@@ -475,7 +489,8 @@ impl CheckpointScheduler {
     /// not matter.
     fn recount_usable(&mut self) {
         let spares = &self.config.spares;
-        self.unavailable_to
+        self.kept
+            .unavailable_to
             .retain(|_, unreachable| spares.iter().any(|spare| unreachable.contains(spare)));
         self.drop_surplus();
     }
@@ -498,9 +513,9 @@ impl CheckpointScheduler {
         let unavailable_to =
             if is_to_be_sent { self.config.spares.clone() } else { unreachable.clone() };
         if !unavailable_to.is_empty() {
-            self.unavailable_to.insert(image.header.number, unavailable_to);
+            self.kept.unavailable_to.insert(image.header.number, unavailable_to);
         }
-        self.images.push_back(image);
+        self.kept.images.push_back(image);
         self.failures = 0;
         self.drop_surplus();
         self.upload()?;
@@ -515,8 +530,11 @@ impl CheckpointScheduler {
         }
         if now >= self.next_read_check {
             self.next_read_check = now + READ_CHECK_INTERVAL;
-            let newest =
-                self.images.back().map_or(0, |image| image.header.replay_position.recording_bytes);
+            let newest = self
+                .kept
+                .images
+                .back()
+                .map_or(0, |image| image.header.replay_position.recording_bytes);
             if read().saturating_sub(newest) > READ_BYTES_MAX {
                 self.due = self.due.min(now);
             }
@@ -534,8 +552,8 @@ impl CheckpointScheduler {
     fn wait_for_child(&mut self, child: u32) -> Option<String> {
         (self.child, self.state) = (Some(child), CheckpointState::Idle);
         self.due = Instant::now() + CHILD_RETRY;
-        let is_reported = std::mem::replace(&mut self.is_child_reported, true);
-        (std::mem::take(&mut self.is_user_waiting) || !is_reported).then(|| {
+        let is_reported = std::mem::replace(&mut self.notices.is_child_reported, true);
+        (std::mem::take(&mut self.notices.is_user_waiting) || !is_reported).then(|| {
             format!("has no checkpoint while a program that it has started runs (process {child})")
         })
     }
@@ -549,7 +567,7 @@ impl CheckpointScheduler {
     /// use. Returns what a user who has requested an image is to read.
     fn skip_useless(&mut self, why: &str) -> Option<String> {
         self.schedule_next();
-        std::mem::take(&mut self.is_user_waiting)
+        std::mem::take(&mut self.notices.is_user_waiting)
             .then(|| format!("has no checkpoint: it cannot be restarted: {why}"))
     }
 
@@ -560,7 +578,7 @@ impl CheckpointScheduler {
                 (self.failures < FAILURES_MAX).then(|| self.due.min(self.next_read_check))
             }
             CheckpointState::Requested { since } => {
-                (!self.is_slow_reported).then(|| *since + QUIESCE_WARN_AFTER)
+                (!self.notices.is_slow_reported).then(|| *since + QUIESCE_WARN_AFTER)
             }
             CheckpointState::Preparing { .. } => Some(Instant::now() + FOLDER_POLL_INTERVAL),
             CheckpointState::Dumping(it) => (!it.is_late).then(|| Instant::now() + POLL_INTERVAL),
@@ -589,9 +607,9 @@ impl CheckpointScheduler {
     fn overdue_notice(&mut self, now: Instant) -> Option<String> {
         match &mut self.state {
             CheckpointState::Requested { since }
-                if !self.is_slow_reported && now >= *since + QUIESCE_WARN_AFTER =>
+                if !self.notices.is_slow_reported && now >= *since + QUIESCE_WARN_AFTER =>
             {
-                self.is_slow_reported = true;
+                self.notices.is_slow_reported = true;
                 Some(format!(
                     "has been asked for checkpoint {} {} s ago and has not stopped for it: that is done at a call of MPI \
                      that looks for messages, in the thread that began the program; it is waited for",
@@ -612,9 +630,9 @@ impl CheckpointScheduler {
     /// Number and bytes of the newest image, if the launcher does not know of it; number 0: there
     /// is no image any more.
     fn unreported_image(&mut self) -> Option<(u64, u64)> {
-        let newest = self.images.back();
+        let newest = self.kept.images.back();
         let number = newest.map_or(0, |image| image.header.number);
-        let is_new = std::mem::replace(&mut self.reported, number) != number;
+        let is_new = std::mem::replace(&mut self.notices.reported, number) != number;
         is_new.then(|| (number, newest.map_or(0, CheckpointImage::bytes)))
     }
 

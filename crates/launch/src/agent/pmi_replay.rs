@@ -42,27 +42,10 @@ pub const EXCHANGED_BYTES_MAX: usize = 64 << 20;
 /// The PMI replay of one rank; the module head has the rules.
 #[derive(Debug)]
 pub struct PmiReplay {
-    exchanges: Vec<Exchange>,
-    /// How many of `exchanges` the present incarnation has reached.
-    asked: usize,
-    /// Bytes of all exchanges. Beyond [`EXCHANGED_BYTES_MAX`] no exchanges are kept.
-    exchanged_bytes: usize,
-    /// Standard output and standard error: what any incarnation has printed, and the position of
-    /// the present one.
-    outputs: [OutputReplay; 2],
-    /// The present incarnation has printed something else than earlier ones. The rest of its output
-    /// is dropped.
-    has_diverged: bool,
-    /// All output before the furthest poll is known. Not so after the loss of a node, until the
-    /// rank has polled as often again.
-    is_output_known: bool,
-    /// Polls of the present incarnation when it last printed on standard error, and the length of
-    /// that stream when the poll count changed: what came after that length may be last words.
-    last_stderr: (u64, u64),
+    requests: Requests,
+    output: Output,
     /// Furthest poll count of the incarnations before the present one.
     polls_before: u64,
-    /// Separates the libraries' lines from the program's on standard error.
-    tagged: TaggedOutput,
     /// PMI stage of the present incarnation.
     stage: Stage,
     /// The present incarnation has printed that it cannot continue.
@@ -82,6 +65,35 @@ pub struct PmiReplay {
     incarnations: Vec<IncarnationRecord>,
     /// The rank has called MPI_Abort.
     pub has_aborted: bool,
+}
+
+/// The requests of all incarnations, and the answers.
+#[derive(Debug, Default)]
+struct Requests {
+    exchanges: Vec<Exchange>,
+    /// How many of `exchanges` the present incarnation has reached.
+    asked: usize,
+    /// Bytes of all exchanges. Beyond [`EXCHANGED_BYTES_MAX`] no exchanges are kept.
+    exchanged_bytes: usize,
+}
+
+/// What incarnations have printed.
+#[derive(Debug, Default)]
+struct Output {
+    /// Standard output and standard error: what any incarnation has printed, and the position of
+    /// the present one.
+    streams: [OutputReplay; 2],
+    /// The present incarnation has printed something else than earlier ones. The rest of its output
+    /// is dropped.
+    has_diverged: bool,
+    /// All output before the furthest poll is known. Not so after the loss of a node, until the
+    /// rank has polled as often again.
+    is_known: bool,
+    /// Polls of the present incarnation when it last printed on standard error, and the length of
+    /// that stream when the poll count changed: what came after that length may be last words.
+    last_stderr: (u64, u64),
+    /// Separates the libraries' lines from the program's on standard error.
+    tagged: TaggedOutput,
 }
 
 /// How the replay answers a PMI request.
@@ -115,15 +127,9 @@ impl PmiReplay {
     /// The replay of a rank whose first incarnation begins.
     pub fn new(now: Instant) -> PmiReplay {
         PmiReplay {
-            exchanges: Vec::new(),
-            asked: 0,
-            exchanged_bytes: 0,
-            outputs: Default::default(),
-            has_diverged: false,
-            is_output_known: true,
-            last_stderr: (0, 0),
+            requests: Requests::default(),
+            output: Output { is_known: true, ..Output::default() },
             polls_before: 0,
-            tagged: TaggedOutput::default(),
             stage: Stage::Silent,
             has_fatal_notice: false,
             restarts: 0,
@@ -143,10 +149,15 @@ impl PmiReplay {
             began: [now.checked_sub(from.age).unwrap_or(now), now],
             incarnations: from.incarnations.clone(),
             polls_before: polls.map_or(0, |polls| polls.furthest),
-            exchanged_bytes: from.exchanges.iter().map(Exchange::bytes).sum(),
-            exchanges: from.exchanges.clone(),
-            outputs: from.outputs.clone().map(OutputReplay::adopted),
-            is_output_known: false,
+            requests: Requests {
+                exchanged_bytes: from.exchanges.iter().map(Exchange::bytes).sum(),
+                exchanges: from.exchanges.clone(),
+                asked: 0,
+            },
+            output: Output {
+                streams: from.outputs.clone().map(OutputReplay::adopted),
+                ..Output::default()
+            },
             restarts: from.restarts,
             moves: from.moves,
             is_replaying: true,
@@ -192,8 +203,8 @@ impl PmiReplay {
     /// How far the present process is.
     fn point(&self, polls: Option<PollCounts>) -> ProgressPoint {
         let polls = polls.map_or(0, |polls| polls.present);
-        let printed = self.outputs.iter().map(|output| output.at().bytes).sum();
-        ProgressPoint { asked: self.asked, printed, polls }
+        let printed = self.output.streams.iter().map(|output| output.at().bytes).sum();
+        ProgressPoint { asked: self.requests.asked, printed, polls }
     }
 
     /// Finds the last words of a process that has ended by an error of its own: text on standard
@@ -201,8 +212,8 @@ impl PmiReplay {
     /// prints no last words.
     fn detect_last_words(&mut self, ending: Ending, polls: Option<PollCounts>) {
         let has_words = ending != Ending::Exited(0) && restart::is_program_fault(ending);
-        let error = &mut self.outputs[1];
-        let (last_polls, from) = self.last_stderr;
+        let error = &mut self.output.streams[1];
+        let (last_polls, from) = self.output.last_stderr;
         let is_last = polls.is_some_and(|polls| polls.present > 0 && polls.present == last_polls);
         if has_words && is_last && !error.is_behind() {
             error.set_last_words(from);
@@ -241,10 +252,10 @@ impl PmiReplay {
     pub fn begin(&mut self, polls: Option<PollCounts>, now: Instant) {
         self.began[1] = now;
         self.last_progress = (ProgressPoint::default(), 0, now);
-        self.asked = 0;
-        self.outputs.iter_mut().for_each(|output| output.begin_at(Position::default()));
-        self.tagged = TaggedOutput::default();
-        self.last_stderr = (0, 0);
+        self.requests.asked = 0;
+        self.output.streams.iter_mut().for_each(|output| output.begin_at(Position::default()));
+        self.output.tagged = TaggedOutput::default();
+        self.output.last_stderr = (0, 0);
         self.polls_before = polls.map_or(0, |polls| polls.furthest);
         (self.stage, self.has_fatal_notice) = (Stage::Silent, false);
         self.restarts += 1;
@@ -260,15 +271,15 @@ impl PmiReplay {
     /// Sets where the present incarnation begins: not at the start of the program, but at these
     /// positions of an image.
     pub fn begin_at(&mut self, asked: usize, stage: Stage, printed: [Position; 2]) {
-        (self.asked, self.stage) = (asked, stage);
-        self.outputs.iter_mut().zip(printed).for_each(|(output, at)| output.begin_at(at));
-        self.tagged = TaggedOutput::new(self.outputs[1].is_line_start());
+        (self.requests.asked, self.stage) = (asked, stage);
+        self.output.streams.iter_mut().zip(printed).for_each(|(output, at)| output.begin_at(at));
+        self.output.tagged = TaggedOutput::new(self.output.streams[1].is_line_start());
     }
 
     /// Requests that the present incarnation has sent, its PMI stage, and its positions in the
     /// output streams.
     pub fn position(&self) -> (usize, Stage, [Position; 2]) {
-        (self.asked, self.stage, self.outputs.each_ref().map(OutputReplay::at))
+        (self.requests.asked, self.stage, self.output.streams.each_ref().map(OutputReplay::at))
     }
 
     /// PMI stage of the present incarnation.
@@ -278,7 +289,7 @@ impl PmiReplay {
 
     /// Whether the present incarnation has printed anything.
     pub fn has_printed(&self) -> bool {
-        self.outputs.iter().any(|output| output.at().bytes > 0)
+        self.output.streams.iter().any(|output| output.at().bytes > 0)
     }
 
     /// Whether the rank was restarted and is not live yet.
@@ -290,10 +301,10 @@ impl PmiReplay {
     /// once for each incarnation.
     pub fn take_replayed(&mut self, polls: Option<PollCounts>) -> bool {
         let is_behind_in_polls = polls.is_some_and(|polls| polls.present < self.polls_before);
-        let is_behind = self.asked < self.exchanges.len()
-            || self.outputs.iter().any(OutputReplay::is_behind)
+        let is_behind = self.requests.asked < self.requests.exchanges.len()
+            || self.output.streams.iter().any(OutputReplay::is_behind)
             || is_behind_in_polls;
-        self.is_output_known |= polls.is_some() && !is_behind_in_polls;
+        self.output.is_known |= polls.is_some() && !is_behind_in_polls;
         let was_replaying = self.is_replaying;
         self.is_replaying &= is_behind;
         was_replaying && !is_behind
@@ -309,12 +320,14 @@ impl PmiReplay {
 
     pub fn ask(&mut self, question: &str) -> RequestReplay {
         self.stage = self.stage.after(question);
-        let number = self.asked;
-        self.asked += 1;
-        match self.exchanges.get(number) {
+        let number = self.requests.asked;
+        self.requests.asked += 1;
+        match self.requests.exchanges.get(number) {
             None => {
                 if self.has_room(question.len()) {
-                    self.exchanges.push(Exchange { question: question.to_string(), answer: None });
+                    self.requests
+                        .exchanges
+                        .push(Exchange { question: question.to_string(), answer: None });
                 }
                 RequestReplay::New
             }
@@ -329,19 +342,20 @@ impl PmiReplay {
     /// Records the answer to the oldest open request; returns whether the present incarnation has
     /// sent that request.
     pub fn answer(&mut self, answer: &str) -> bool {
-        let Some(number) = self.exchanges.iter().position(|known| known.answer.is_none()) else {
+        let Some(number) = self.requests.exchanges.iter().position(|known| known.answer.is_none())
+        else {
             return true;
         };
         if self.has_room(answer.len()) {
-            self.exchanges[number].answer = Some(answer.to_string());
+            self.requests.exchanges[number].answer = Some(answer.to_string());
         }
-        number < self.asked
+        number < self.requests.asked
     }
 
     fn has_room(&mut self, bytes: usize) -> bool {
-        self.exchanged_bytes += bytes;
+        self.requests.exchanged_bytes += bytes;
         if self.has_asked_too_much() {
-            self.exchanges = Vec::new();
+            self.requests.exchanges = Vec::new();
         }
         !self.has_asked_too_much()
     }
@@ -349,7 +363,7 @@ impl PmiReplay {
     /// Whether requests and answers exceed [`EXCHANGED_BYTES_MAX`], so that the rank cannot be
     /// restarted.
     pub fn has_asked_too_much(&self) -> bool {
-        self.exchanged_bytes > EXCHANGED_BYTES_MAX
+        self.requests.exchanged_bytes > EXCHANGED_BYTES_MAX
     }
 
     /// What to do with bytes that the present incarnation has printed at these poll counts.
@@ -362,14 +376,14 @@ impl PmiReplay {
         if stream == Stream::Stdout {
             return Vec::from_iter(self.compare(stream, bytes, polls));
         }
-        let parts = self.tagged.split(bytes);
+        let parts = self.output.tagged.split(bytes);
         parts.into_iter().filter_map(|part| self.compare_part(part, polls)).collect()
     }
 
     /// What to do with the rest of standard error, once the process has ended or stands still and
     /// no library line is incomplete any more.
     pub fn end_print(&mut self, polls: Option<PollCounts>) -> Option<PrintOutcome> {
-        self.tagged.end().and_then(|part| self.compare_part(part, polls))
+        self.output.tagged.end().and_then(|part| self.compare_part(part, polls))
     }
 
     fn compare_part(&mut self, part: Part, polls: Option<PollCounts>) -> Option<PrintOutcome> {
@@ -390,16 +404,16 @@ impl PmiReplay {
         bytes: &[u8],
         polls: Option<PollCounts>,
     ) -> Option<PrintOutcome> {
-        if self.has_diverged || bytes.is_empty() {
+        if self.output.has_diverged || bytes.is_empty() {
             return None;
         }
-        let output = &mut self.outputs[usize::from(stream == Stream::Stderr)];
+        let output = &mut self.output.streams[usize::from(stream == Stream::Stderr)];
         let present = polls.map_or(0, |polls| polls.present);
-        if stream == Stream::Stderr && present != self.last_stderr.0 {
-            self.last_stderr = (present, output.log().end().bytes);
+        if stream == Stream::Stderr && present != self.output.last_stderr.0 {
+            self.output.last_stderr = (present, output.log().end().bytes);
         }
         // Output is read later than it was printed, so the poll count is never too low.
-        let is_early = self.is_output_known && polls.is_some() && present < self.polls_before;
+        let is_early = self.output.is_known && polls.is_some() && present < self.polls_before;
         let outcome = output.print(bytes);
         let divergence = match outcome {
             Ok(Replayed { new, .. }) if new.is_empty() => return None,
@@ -410,19 +424,19 @@ impl PmiReplay {
             Ok(Replayed { new, .. }) => return Some(PrintOutcome::New(new)),
             Err(divergence) => divergence,
         };
-        self.has_diverged = true;
+        self.output.has_diverged = true;
         Some(PrintOutcome::Diverged(self.divergence_text(stream, &divergence)))
     }
 
     /// For a process that has ended regularly: what the user reads if the process has not printed
     /// all that was printed before.
     pub fn missing_output(&self) -> Option<String> {
-        let streams = [Stream::Stdout, Stream::Stderr].into_iter().zip(&self.outputs);
+        let streams = [Stream::Stdout, Stream::Stderr].into_iter().zip(&self.output.streams);
         let mut divergences =
             streams.filter_map(|(stream, output)| Some((stream, output.end().err()?)));
         divergences
             .next()
-            .filter(|_| !self.has_diverged)
+            .filter(|_| !self.output.has_diverged)
             .map(|(stream, it)| self.divergence_text(stream, &it))
     }
 
@@ -466,11 +480,13 @@ mod tests {
         let long = "x".repeat(EXCHANGED_BYTES_MAX / 2);
         assert_eq!(replay.ask(&long), RequestReplay::New);
         assert!(replay.answer(&long) && !replay.has_asked_too_much());
-        let ranks =
-            TransferredRank { exchanges: replay.exchanges.clone(), ..TransferredRank::default() };
+        let ranks = TransferredRank {
+            exchanges: replay.requests.exchanges.clone(),
+            ..TransferredRank::default()
+        };
         assert_eq!(replay.ask("a"), RequestReplay::New);
         assert!(replay.answer("1") && replay.has_asked_too_much());
-        assert_eq!((replay.exchanges.len(), replay.asked), (0, 2));
+        assert_eq!((replay.requests.exchanges.len(), replay.requests.asked), (0, 2));
         let mut adopted = PmiReplay::adopted(&ranks, None, Instant::now());
         assert_eq!(adopted.ask(&long), RequestReplay::Answered(long));
         adopted.ask("a");

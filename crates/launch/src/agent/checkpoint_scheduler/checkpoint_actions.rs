@@ -90,7 +90,7 @@ impl Agent {
         for rank in recoverable {
             let scheduler = self.ranks.iter().find(|it| it.rank == rank);
             let scheduler = scheduler.and_then(|it| it.scheduler.as_ref());
-            let whole = scheduler.filter(|it| !it.is_busy()).map_or(0, |it| it.reported);
+            let whole = scheduler.filter(|it| !it.is_busy()).map_or(0, |it| it.notices.reported);
             self.report_recoverable_again(rank, whole);
         }
     }
@@ -143,7 +143,7 @@ impl Agent {
             self.report_skipped(index, notice);
             return Ok(());
         }
-        if scheduler.removals.is_full() {
+        if scheduler.kept.removals.is_full() {
             bail!("older ones are not gone yet: their disk does not answer");
         }
         if !self.has_room_for_checkpoint(index) {
@@ -195,9 +195,10 @@ impl Agent {
                     return Ok(());
                 };
                 let unreachable = scheduler.finish(thread)?;
-                if let (true, Some(image)) =
-                    (std::mem::take(&mut scheduler.is_user_waiting), scheduler.images.back())
-                {
+                if let (true, Some(image)) = (
+                    std::mem::take(&mut scheduler.notices.is_user_waiting),
+                    scheduler.kept.images.back(),
+                ) {
                     let (number, bytes) = (image.header.number, paths::bytes(image.bytes()));
                     let text =
                         format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
@@ -305,7 +306,7 @@ impl Agent {
         if !has_room {
             scheduler.schedule_next();
         }
-        if !has_room && !scheduler.is_full_reported {
+        if !has_room && !scheduler.notices.is_full_reported {
             let text = format!(
                 "rank {} has no checkpoint: it may take {}, and those of this node take {} of {} (checkpoint_space)",
                 rank.rank,
@@ -315,7 +316,7 @@ impl Agent {
             );
             self.parent.send(&Message::Note { text });
         }
-        scheduler.is_full_reported = !has_room;
+        scheduler.notices.is_full_reported = !has_room;
         has_room
     }
 
@@ -391,7 +392,7 @@ impl Agent {
         ) {
             Ok(criu) => criu.id(),
             Err(error) => {
-                scheduler.removals.add(scheduler.expected, move || image_folder.remove());
+                scheduler.kept.removals.add(scheduler.expected, move || image_folder.remove());
                 return Err(error);
             }
         };

@@ -29,18 +29,18 @@ fn an_image_that_is_wanted_is_taken_at_once_or_next() {
     let mut idle = scheduler(CheckpointState::Idle);
     idle.failures = FAILURES_MAX;
     idle.request(CheckpointRequester::User, now);
-    assert!(idle.next_time() == Some(now) && idle.is_user_waiting);
+    assert!(idle.next_time() == Some(now) && idle.notices.is_user_waiting);
     let mut sealing = scheduler(CheckpointState::Idle);
     sealing.request(CheckpointRequester::Relay, now);
     sealing.is_wanted = true;
     sealing.schedule_next();
-    assert!(sealing.due <= Instant::now() && !sealing.is_user_waiting);
+    assert!(sealing.due <= Instant::now() && !sealing.notices.is_user_waiting);
     sealing.schedule_next();
     assert!(sealing.due > Instant::now());
     let mut requested = scheduler(CheckpointState::Requested { since: now });
     let due = requested.due;
     requested.request(CheckpointRequester::User, now);
-    assert!(requested.due == due && requested.is_user_waiting);
+    assert!(requested.due == due && requested.notices.is_user_waiting);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn is_sealed(
 }
 
 fn numbers(scheduler: &CheckpointScheduler) -> Vec<u64> {
-    scheduler.images.iter().map(|image| image.header.number).collect()
+    scheduler.kept.images.iter().map(|image| image.header.number).collect()
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn an_image_counts_once_other_nodes_find_it() {
     let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
     add_images(&mut scheduler, 1..=3);
     // No other node sees the images: nothing may be trimmed, and no location is reported.
-    assert!(scheduler.unavailable_to[&3] == [9] && scheduler.can_replay_from_start());
+    assert!(scheduler.kept.unavailable_to[&3] == [9] && scheduler.can_replay_from_start());
     assert_eq!(
         (scheduler.trim_position(), scheduler.new_locations(), numbers(&scheduler)),
         (0, None, vec![2, 3])
@@ -310,7 +310,7 @@ fn who_has_ended_does_not_wait_for_a_disk_that_does_not_answer() {
     assert!(
         began.elapsed() < 5 * SEAL_WAIT_MAX && matches!(scheduler.state, CheckpointState::Idle)
     );
-    assert!(scheduler.images.is_empty());
+    assert!(scheduler.kept.images.is_empty());
     // The image takes its bytes all the same, and is deleted once it is written.
     assert_eq!(scheduler.bytes(), 7);
     drop(answer);
@@ -323,14 +323,14 @@ fn nobody_waits_until_something_is_gone() {
     let mut scheduler = scheduler(CheckpointState::Idle);
     let (answer, disk) = std::sync::mpsc::channel::<()>();
     let disk = std::sync::Arc::new(std::sync::Mutex::new(disk));
-    while !scheduler.removals.is_full() {
+    while !scheduler.kept.removals.is_full() {
         let disk = disk.clone();
-        scheduler.removals.add(10, move || _ = disk.lock().unwrap().recv());
+        scheduler.kept.removals.add(10, move || _ = disk.lock().unwrap().recv());
     }
     assert_eq!(scheduler.bytes(), 80, "until it is gone it takes room");
     drop(answer);
     wait_for_room(&scheduler);
-    assert!(!scheduler.removals.is_full());
+    assert!(!scheduler.kept.removals.is_full());
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn a_rank_that_reads_much_nondeterminism_is_checkpointed_sooner() {
     assert!(!scheduler.is_due(|| READ_BYTES_MAX, now), "not so much yet");
     assert!(!scheduler.is_due(|| READ_BYTES_MAX + 1, now), "nobody looks all the time");
     add_images(&mut scheduler, 1..=1);
-    scheduler.images[0].header.replay_position.recording_bytes = 1000;
+    scheduler.kept.images[0].header.replay_position.recording_bytes = 1000;
     scheduler.due = now + Duration::from_secs(600);
     assert!(
         !scheduler.is_due(|| READ_BYTES_MAX + 1000, now + READ_CHECK_INTERVAL),
