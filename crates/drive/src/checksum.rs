@@ -236,7 +236,7 @@ mod tests {
     const ALL: [Checksum; 3] = [Checksum::Crc32c, Checksum::Additive, Checksum::Off];
 
     #[test]
-    fn whoever_may_come_back_has_checks_that_see_the_order_of_words() {
+    fn one_that_may_come_back_has_checks_that_see_the_order_of_words() {
         let of = |recovers| ["off", "sum", "crc32c"].map(|word| Checksum::of_job(word, recovers));
         assert_eq!(of(false), [Checksum::Off, Checksum::Additive, Checksum::Crc32c]);
         assert_eq!(of(true), [Checksum::Off, Checksum::Crc32c, Checksum::Crc32c]);

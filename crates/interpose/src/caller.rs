@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_of_the_network_are_told_from_others() {
+    fn libraries_of_the_network_are_distinguished_from_others() {
         let is_it = |path: &CStr| unsafe { is_named(path.as_ptr(), &TRANSPORTS) };
         for path in [c"/opt/lib/mpich/libucs.so.0", c"libfabric.so.1", c"/b/liblandbridge-fi.so"] {
             assert!(is_it(path), "{path:?}");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_in_no_library_is_the_program() {
+    fn one_that_is_in_no_library_is_the_program() {
         for _ in 0..2 * KNOWN_MAX {
             assert!(is_program(8));
             assert!(is_program(is_named as *const () as usize));

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_load_no_library_of_ours_are_told_apart() {
+    fn programs_that_load_no_library_of_ours_are_distinguished() {
         let ours = elf(2, Some(b"/lib64/ld-linux-x86-64.so.2"));
         assert_eq!(of_program(&ours), Ok(None));
         assert_eq!(of_program(&elf(2, None)), Ok(Some(UnobservedReason::Static)));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_without_the_library_is_told() {
+    fn an_environment_without_the_library_is_reported() {
         let names = |words: &[&CStr]| {
             let mut list: Vec<*mut c_char> =
                 words.iter().map(|it| it.as_ptr().cast_mut()).collect();

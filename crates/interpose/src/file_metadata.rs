@@ -410,7 +410,7 @@ mod tests {
     use crate::syscalls::HERE;
 
     #[test]
-    fn installed_files_are_told_from_a_users_own() {
+    fn installed_files_are_distinguished_from_a_users_own() {
         for path in [&b"/usr/share/x"[..], b"/lib64/a", b"/home/a/x.so.6", b"/w/m.pyc", b"/w/b.so"]
         {
             assert!(is_installed(path));

@@ -52,7 +52,7 @@ pub fn advice(
 mod tests {
     use super::*;
 
-    fn told(variables: &[(&str, &str)]) -> String {
+    fn advice_for(variables: &[(&str, &str)]) -> String {
         let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| value.to_string())
@@ -68,25 +68,25 @@ mod tests {
 
     #[test]
     fn allocations_of_several_nodes_are_reported_with_advice() {
-        let slurm = told(&[("SLURM_JOB_ID", "77"), ("SLURM_JOB_NUM_NODES", "4")]);
+        let slurm = advice_for(&[("SLURM_JOB_ID", "77"), ("SLURM_JOB_NUM_NODES", "4")]);
         assert!(slurm.starts_with("this is Slurm job 77 with 4 nodes"), "{slurm}");
         assert!(slurm.contains("--hosts \"$(scontrol show hostnames"), "{slurm}");
-        let older = told(&[("SLURM_JOB_ID", "77"), ("SLURM_NNODES", "2")]);
+        let older = advice_for(&[("SLURM_JOB_ID", "77"), ("SLURM_NNODES", "2")]);
         assert!(older.contains("with 2 nodes"), "{older}");
-        let pbs = told(&[("PBS_JOBID", "5.srv"), ("PBS_NODEFILE", "/nodes")]);
+        let pbs = advice_for(&[("PBS_JOBID", "5.srv"), ("PBS_NODEFILE", "/nodes")]);
         assert!(pbs.contains("PBS job 5.srv with 2 nodes"), "{pbs}");
-        let lsf = told(&[("LSB_JOBID", "5"), ("LSB_DJOB_HOSTFILE", "/nodes")]);
+        let lsf = advice_for(&[("LSB_JOBID", "5"), ("LSB_DJOB_HOSTFILE", "/nodes")]);
         assert!(lsf.contains("--hostfile \"$LSB_DJOB_HOSTFILE\""), "{lsf}");
-        let engine = told(&[("JOB_ID", "5"), ("PE_HOSTFILE", "/pe")]);
+        let engine = advice_for(&[("JOB_ID", "5"), ("PE_HOSTFILE", "/pe")]);
         assert!(engine.contains("Grid Engine job 5 with 2 nodes"), "{engine}");
     }
 
     #[test]
     fn one_node_is_no_news() {
-        assert_eq!(told(&[]), "");
-        assert_eq!(told(&[("SLURM_JOB_ID", "77"), ("SLURM_JOB_NUM_NODES", "1")]), "");
-        assert_eq!(told(&[("SLURM_JOB_NUM_NODES", "4")]), "");
-        assert_eq!(told(&[("PBS_JOBID", "5"), ("PBS_NODEFILE", "/one")]), "");
-        assert_eq!(told(&[("PBS_JOBID", "5"), ("PBS_NODEFILE", "/missing")]), "");
+        assert_eq!(advice_for(&[]), "");
+        assert_eq!(advice_for(&[("SLURM_JOB_ID", "77"), ("SLURM_JOB_NUM_NODES", "1")]), "");
+        assert_eq!(advice_for(&[("SLURM_JOB_NUM_NODES", "4")]), "");
+        assert_eq!(advice_for(&[("PBS_JOBID", "5"), ("PBS_NODEFILE", "/one")]), "");
+        assert_eq!(advice_for(&[("PBS_JOBID", "5"), ("PBS_NODEFILE", "/missing")]), "");
     }
 }

@@ -118,14 +118,14 @@ mod tests {
         let others = split(&mut arguments).unwrap();
         assert_eq!((arguments.ranks, arguments.program.len()), (Some(6), 2));
         let found = others.applications(&arguments, 6).unwrap();
-        let told = found.iter().map(|it| {
+        let described = found.iter().map(|it| {
             let Task { program, arguments, wdir, environment, .. } = &it.task;
             let values = environment.iter().map(|(name, value)| format!("{name}={value}"));
             let values = values.collect::<Vec<_>>().join(",");
             format!("{} {program} {} {wdir} {values}", it.ranks, arguments.join(" "))
         });
         let expected = ["2 ./a -x / A=1", "3 ./b --wdir x / A=1,A=2", "1 c  /tmp A=1"];
-        assert_eq!(told.collect::<Vec<_>>(), expected);
+        assert_eq!(described.collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -149,15 +149,15 @@ pub fn replaced(
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<(String, String)> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    let told = |name: &str, value: OsString| format!("{name}={}", value.display());
+    let assignment = |name: &str, value: OsString| format!("{name}={}", value.display());
     let changed = [("FI_PROVIDER", PROVIDER)].into_iter().chain(settings(library).iter().copied());
     let changed = changed.filter_map(|(name, needed)| {
         let value = set(name).filter(|value| value.as_os_str() != needed)?;
-        Some((told(name, value), format!("{name}={needed}")))
+        Some((assignment(name, value), format!("{name}={needed}")))
     });
     let gone = taken_out(library)
         .iter()
-        .filter_map(|name| Some((told(name, set(name)?), format!("no {name}"))));
+        .filter_map(|name| Some((assignment(name, set(name)?), format!("no {name}"))));
     changed.chain(gone).collect()
 }
 
@@ -188,9 +188,7 @@ fn usage(library: Library) -> Vec<&'static str> {
     lines.push("PATH (that of a virtual environment once it is activated: . DIR/bin/activate).");
     lines.push("With srun, the environment goes along by itself; give `landbridge env` the number");
     lines.push("of processes with -n then, which srun tells only to libraries of its own.");
-    lines.push(
-        "Job id and key keep out whoever does not know them. They serve one job after another;",
-    );
+    lines.push("Job id and key keep out who does not know them. They serve one job after another;");
     lines.push("for jobs at the same time, make new ones each. Keep the key secret.");
     lines
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::ps::paths::counted;
 
 /// Breaks of a link that the user reads about; later breaks are only in the relays' logs.
-const BREAKS_TOLD_MAX: u32 = 5;
+const BREAKS_REPORTED_MAX: u32 = 5;
 /// Suffix that a relay appends to the address of a peer relay that it talks to over UDP.
 const OVER_UDP: &str = "/udp";
 /// Links that the error text names at most when a job ends because links are missing.
@@ -52,7 +52,7 @@ struct RelayLink {
     is_missed: bool,
     breaks: u32,
     /// The user has read that the link is over TCP although the job has asked for UDP.
-    is_tcp_told: bool,
+    is_tcp_reported: bool,
     /// Why the link is not up, with the address that was dialled.
     problem: Option<String>,
 }
@@ -81,7 +81,7 @@ impl RelayLinks {
             is_up: false,
             is_missed: false,
             breaks: 0,
-            is_tcp_told: false,
+            is_tcp_reported: false,
             problem: None,
         }));
     }
@@ -131,8 +131,8 @@ impl RelayLink {
         self.is_up = true;
         self.problem = None;
         let was_missed = std::mem::take(&mut self.is_missed);
-        let is_back = is_udp && std::mem::take(&mut self.is_tcp_told);
-        if wants_udp && !is_udp && !std::mem::replace(&mut self.is_tcp_told, true) {
+        let is_back = is_udp && std::mem::take(&mut self.is_tcp_reported);
+        if wants_udp && !is_udp && !std::mem::replace(&mut self.is_tcp_reported, true) {
             return Some(self.no_udp_text());
         }
         let [from, to] = &self.places;
@@ -150,7 +150,7 @@ impl RelayLink {
         let was_up = std::mem::take(&mut self.is_up);
         self.breaks += u32::from(was_up);
         self.problem = Some(format!("{}: {problem}", self.target(address)));
-        if self.is_missed || self.breaks > BREAKS_TOLD_MAX {
+        if self.is_missed || self.breaks > BREAKS_REPORTED_MAX {
             return None;
         }
         self.is_missed = true;
@@ -161,7 +161,7 @@ impl RelayLink {
         let [from, to] = &self.places;
         let (from, to) = (&from.cluster, &to.cluster);
         let last = match self.breaks {
-            BREAKS_TOLD_MAX => "; if it breaks again, only the relays' log says so (-v)",
+            BREAKS_REPORTED_MAX => "; if it breaks again, only the relays' log says so (-v)",
             _ => "",
         };
         format!(
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn breaks_are_reported_a_few_times() {
         let mut links = links();
-        let mut told = 0;
+        let mut reported = 0;
         for _ in 0..10 {
             links.handle(1, 0, "a:1", "");
             let text = links.handle(1, 0, "a:1", "it has closed the connection");
@@ -307,8 +307,8 @@ mod tests {
                 text.as_ref().is_none_or(|text| text.contains("messages wait for up to 20s")),
                 "{text:?}"
             );
-            told += u32::from(text.is_some());
+            reported += u32::from(text.is_some());
         }
-        assert_eq!(told, BREAKS_TOLD_MAX);
+        assert_eq!(reported, BREAKS_REPORTED_MAX);
     }
 }

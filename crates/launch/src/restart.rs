@@ -238,19 +238,19 @@ mod tests {
     #[test]
     fn what_follows_from_the_way_in_which_it_ended() {
         let over = Decision::Ended;
-        let anew = Decision::Restart;
+        let restarted = Decision::Restart;
         let rows = [
             (Ending::Exited(0), Stage::Finalized, &over),
             (Ending::Exited(0), Stage::Joined, &over),
             (Ending::Exited(0), Stage::Silent, &over),
             (Ending::Exited(3), Stage::Finalized, &over),
             (Ending::Exited(3), Stage::Silent, &over),
-            (Ending::Exited(3), Stage::Joined, &anew),
-            (KILL, Stage::Silent, &anew),
-            (KILL, Stage::Joined, &anew),
-            (KILL, Stage::Finalized, &anew),
-            (Ending::Killed(libc::SIGTERM), Stage::Joined, &anew),
-            (SEGV, Stage::Joined, &anew),
+            (Ending::Exited(3), Stage::Joined, &restarted),
+            (KILL, Stage::Silent, &restarted),
+            (KILL, Stage::Joined, &restarted),
+            (KILL, Stage::Finalized, &restarted),
+            (Ending::Killed(libc::SIGTERM), Stage::Joined, &restarted),
+            (SEGV, Stage::Joined, &restarted),
         ];
         for (ending, stage, expected) in rows {
             let one = IncarnationRecord { stage, ..incarnation(0, ending, 0) };
@@ -258,7 +258,7 @@ mod tests {
         }
         // A program may end with any code by its own choice.
         let own = incarnation(0, Ending::Exited(EXIT_UNRECOVERABLE), 0);
-        assert_eq!(decide(&[own], LIMITS), anew);
+        assert_eq!(decide(&[own], LIMITS), restarted);
         assert_eq!(decide(&[IncarnationRecord { stage: Stage::Finalized, ..own }], LIMITS), over);
         let cannot = IncarnationRecord { has_fatal_notice: true, ..own };
         assert_eq!(decide(&[cannot], LIMITS), Decision::GiveUp(GiveUpReason::Unrecoverable));
@@ -270,7 +270,7 @@ mod tests {
             "its own code"
         );
         let cut = IncarnationRecord { has_fatal_notice: true, stage: Stage::Silent, ..cut };
-        assert_eq!(decide(&[cut; 2], LIMITS), anew);
+        assert_eq!(decide(&[cut; 2], LIMITS), restarted);
         assert_eq!(decide(&[cut; 3], LIMITS), Decision::GiveUp(GiveUpReason::RelayLost));
     }
 

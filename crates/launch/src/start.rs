@@ -74,12 +74,12 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
 
 /// Options that say how ranks are restarted need `--recover`.
 fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<()> {
-    let anew = "without it no rank is restarted";
+    let no_restart = "without it no rank is restarted";
     let options = [
-        ("--spares", arguments.spares.is_some_and(|hosts| hosts > 0), anew),
+        ("--spares", arguments.spares.is_some_and(|hosts| hosts > 0), no_restart),
         ("--checkpoint", arguments.checkpoint.is_some(), "without it nobody goes on from an image"),
-        ("--max-restarts", arguments.max_restarts.is_some(), anew),
-        ("--max-restarts-within", arguments.max_restarts_within.is_some(), anew),
+        ("--max-restarts", arguments.max_restarts.is_some(), no_restart),
+        ("--max-restarts-within", arguments.max_restarts_within.is_some(), no_restart),
     ];
     match options.iter().find(|(_, is_given, _)| *is_given) {
         Some((option, _, why)) if !recovers => {

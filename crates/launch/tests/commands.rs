@@ -39,7 +39,7 @@ fn without_a_provider_env_and_doctor_say_how_to_get_one() {
 }
 
 #[test]
-fn doctor_says_what_it_did_not_find_where_it_was_told_to_look() {
+fn doctor_says_what_it_did_not_find_where_it_was_to_look() {
     let lb = Landbridge::new("doctor-in");
     lb.directory.write("liblandbridge-fi.so", "");
     let empty = lb.directory.0.display().to_string();

@@ -95,14 +95,14 @@ fn another_transport_in_the_environment_is_replaced_and_reported() {
 #[test]
 fn an_unused_allocation_of_several_nodes_is_reported() {
     let lb = Landbridge::new("slurm");
-    let told = |arguments: &[&str]| {
+    let text_of = |arguments: &[&str]| {
         let mut command = lb.command(arguments);
         command.env("SLURM_JOB_ID", "77").env("SLURM_JOB_NUM_NODES", "4");
         let output = common::Running::new(command).finish();
         assert_code(&output, 0);
         stderr(&output)
     };
-    let text = told(&["run", "-n", "1", "true"]);
+    let text = text_of(&["run", "-n", "1", "true"]);
     assert!(text.contains("Slurm job 77 with 4 nodes") && text.contains("--hosts"), "{text}");
-    assert_eq!(told(&["run", "-n", "1", "--hosts", "localhost", "true"]), "");
+    assert_eq!(text_of(&["run", "-n", "1", "--hosts", "localhost", "true"]), "");
 }

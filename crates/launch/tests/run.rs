@@ -37,11 +37,11 @@ fn a_rank_that_says_it_lost_another_is_not_named() {
         if [ $PMI_RANK = 0 ]; then
             until [ -e ready ]; do sleep 0.01; done
             echo 'landbridge[1]: Warn: the connection to rank 1 is lost: end of file' >&2
-            echo > told
+            echo > signalled
             exit 1
         fi
         echo > ready
-        until [ -e told ]; do sleep 0.01; done
+        until [ -e signalled ]; do sleep 0.01; done
         exit 5";
     for clusters in ["1", "2"] {
         let scratch = common::Scratch::new("lost");

@@ -5,21 +5,22 @@
 /// The digest of `bytes` and their number. Four independent accumulators keep each
 /// multiplication from waiting for the previous one.
 pub fn digest(bytes: &[u8]) -> u64 {
-    const LANES: usize = 4;
-    let mut lanes = [
+    const ACCUMULATORS: usize = 4;
+    let mut accumulators = [
         0x9e37_79b9_7f4a_7c15_u64,
         0x8573_4ab1_6d2f_9e03,
         0xc2b2_ae3d_27d4_eb4f,
         0x1656_67b1_9e37_79f9,
     ];
-    let mut rows = bytes.chunks_exact(8 * LANES);
+    let mut rows = bytes.chunks_exact(8 * ACCUMULATORS);
     for row in &mut rows {
-        for (lane, word) in lanes.iter_mut().zip(row.chunks_exact(8)) {
+        for (accumulator, word) in accumulators.iter_mut().zip(row.chunks_exact(8)) {
             // A chunk of eight bytes has eight bytes.
-            *lane = mix(*lane, u64::from_le_bytes(word.try_into().expect("eight bytes")));
+            *accumulator =
+                mix(*accumulator, u64::from_le_bytes(word.try_into().expect("eight bytes")));
         }
     }
-    let mut state = lanes.into_iter().fold(bytes.len() as u64, mix);
+    let mut state = accumulators.into_iter().fold(bytes.len() as u64, mix);
     for rest in rows.remainder().chunks(8) {
         let mut word = [0; 8];
         word[..rest.len()].copy_from_slice(rest);

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_told_and_no_others() {
+    fn the_last_ones_are_reported_and_no_others() {
         let recent = empty();
         assert_eq!((recent.count(), recent.get(0)), (0, None));
         for number in 0..RECENT_DETERMINANTS_MAX as u64 + 2 {

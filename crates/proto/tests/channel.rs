@@ -293,7 +293,7 @@ fn a_refused_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
 }
 
 #[test]
-fn a_confirmation_that_is_lost_with_a_spoilt_frame_is_said_again() {
+fn a_confirmation_that_is_lost_with_a_corrupt_frame_is_said_again() {
     let (mut a, mut b) = pair();
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     b.deliver(ONE, a.next(ONE).unwrap());

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_processor_for_most_of_the_time_keeps_it() {
+    fn one_that_has_the_processor_for_most_of_the_time_keeps_it() {
         let mut home = CpuPlacement::new(TICKS);
         assert!(!(0..10_000).any(|now| gap(&mut home, AWAY_MICROS - 1, now)));
         let mut gaps = (0..10_000).map(|number| if number % 40 == 0 { 50 } else { 2 });
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_away_for_most_of_the_time_shares_it() {
+    fn one_that_is_away_for_most_of_the_time_shares_it() {
         let mut home = CpuPlacement::new(TICKS);
         let mut gaps = (0..1_000).map(|number| if number % 10 == 0 { 50 } else { 2 });
         assert!(gaps.any(|micros| gap(&mut home, micros, PAUSE_MICROS)));

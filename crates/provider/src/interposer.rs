@@ -127,14 +127,14 @@ pub fn missing_reason() -> Option<(&'static str, &'static str)> {
     }
     // The agent passes the record in the environment; the interposer removes the variable from
     // processes without a record.
-    let is_told = std::env::var_os("LANDBRIDGE_RECORD").is_some() && !is_child();
-    let is_observed = library().is_some() && !is_told;
+    let has_record = std::env::var_os("LANDBRIDGE_RECORD").is_some() && !is_child();
+    let is_observed = library().is_some() && !has_record;
     let has_files = std::env::var_os("LANDBRIDGE_RECORD_FILES").is_none_or(|it| it != "0");
     let consequence = match has_files && !is_observed {
         true => "if this process is killed it cannot be restarted",
         false => "a restart may go another way",
     };
-    let reason = match (library().is_some(), is_told) {
+    let reason = match (library().is_some(), has_record) {
         (true, true) => {
             "there is no memory for their record: is address space limited (ulimit -v)?"
         }
@@ -142,7 +142,7 @@ pub fn missing_reason() -> Option<(&'static str, &'static str)> {
             "this is not the process that the launcher has started, but a child of it (a script should end with `exec`)"
         }
         (false, true) => {
-            "their library is not loaded here: something on the way has set LD_PRELOAD anew"
+            "their library is not loaded here: something on the way has set LD_PRELOAD again"
         }
         (false, false) => {
             "this is not the process that the launcher has started, or its environment was emptied on the way"

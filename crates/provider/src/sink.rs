@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_even_when_quiet() {
+    fn an_error_is_reported_even_when_quiet() {
         let sink = both_queues();
         let error = Some((Errno::ETRUNC.0, 12));
         sink.complete(Completion { notify: false, error, len: 4, ..of(OperationKind::TaggedRecv) });

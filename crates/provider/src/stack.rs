@@ -159,8 +159,8 @@ mod tests {
         let text = String::from("kept");
         for round in 0..3 {
             // SAFETY: the stack belongs to this test.
-            let (place, told) = unsafe { top.run(|| (leave_something(round), text.clone())) };
-            assert!((first..last).contains(&place) && told == "kept");
+            let (place, kept_text) = unsafe { top.run(|| (leave_something(round), text.clone())) };
+            assert!((first..last).contains(&place) && kept_text == "kept");
         }
         let here = leave_something(1);
         assert!(!(first..last).contains(&here));

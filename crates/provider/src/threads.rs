@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn another_thread_and_a_second_one_are_told_once() {
+    fn another_thread_and_a_second_one_are_reported_once() {
         let callers = Callers::new();
         assert_eq!(callers.note(7, || false), Some(ThreadingProblem::OtherThread));
         assert_eq!(callers.note(7, || false), None);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_told_apart() {
+    fn threads_are_distinguished() {
         let here = this_thread();
         assert_eq!(here, this_thread());
         let there = std::thread::spawn(this_thread).join().unwrap();

@@ -269,9 +269,9 @@ mod tests {
 
         log.write(format_args!("somebody reads again"));
         let got = rustix::io::read(&reader, &mut bytes).unwrap();
-        let told =
+        let expected_text =
             "relay: 10 lines were dropped: nobody read the log\nrelay: somebody reads again\n";
-        assert_eq!(std::str::from_utf8(&bytes[..got]).unwrap(), told);
+        assert_eq!(std::str::from_utf8(&bytes[..got]).unwrap(), expected_text);
     }
 
     #[test]

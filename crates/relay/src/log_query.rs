@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_are_to_be_fenced_are_and_what_is_known_of_them_is_told() {
+    fn all_who_are_to_be_fenced_are_and_what_is_known_of_them_is_reported() {
         let said = b"fence 3 10000\nlog 1 all 0\nfence 4 2\nfence x 1\nfence 5 9";
         let (three, four) = (Address::new(3, 0), Address::new(4, 0));
         assert_eq!(fences(said), [(three, 10_000), (four, 2)]);

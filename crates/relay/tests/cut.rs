@@ -87,7 +87,7 @@ fn notice_and_heal(cut_seconds: u64, variables: &[(&str, &str)]) -> String {
     let missing = sent as usize + 1 - arrived.len();
     println!("{missing} of {sent} frames are missing");
     assert!(missing > 0, "what was under way is lost");
-    assert!(zero.counter("lost") > 0, "and its source is told");
+    assert!(zero.counter("lost") > 0, "and its source is notified");
     back
 }
 

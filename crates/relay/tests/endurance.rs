@@ -50,7 +50,7 @@ const FLOOD_FRAMES: u64 =
     (ENDPOINT_QUEUE_BYTES_MAX + (24 << 20)) as u64 / RELAY_PAYLOAD_BYTES_MAX as u64;
 
 #[test]
-fn a_busy_link_between_relays_breaks_and_every_hole_is_told() {
+fn a_busy_link_between_relays_breaks_and_every_hole_is_reported() {
     let authority = Authority::new();
     let mut zero = RelayProcess::start(&Plan::new(0, &authority).wan());
     let (wire, cut) = cuttable(zero.relays.unwrap());
@@ -123,7 +123,7 @@ fn a_relay_that_is_not_there_yet_is_complained_of_once_and_found() {
 }
 
 #[test]
-fn a_relay_that_is_started_anew_is_linked_again() {
+fn a_relay_that_is_started_again_is_linked_again() {
     let authority = Authority::new();
     let mut zero = RelayProcess::start(&Plan::new(0, &authority).wan());
     let plan = Plan::new(1, &authority).peer(0, zero.relays.unwrap());

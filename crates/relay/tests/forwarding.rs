@@ -130,7 +130,7 @@ fn a_rank_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
 }
 
 #[test]
-fn who_writes_to_nobody_is_told() {
+fn who_writes_to_nobody_is_notified() {
     let (zero, one) = RelayProcess::pair();
     let mut here = Rank::attach(&zero, 0);
     let mut there = Rank::attach(&one, 4);

@@ -63,7 +63,7 @@ impl Scene {
 }
 
 #[test]
-fn strangers_are_refused_one_by_one() {
+fn unauthenticated_connections_are_refused_one_by_one() {
     let mut scene = Scene::new();
 
     // Garbage, of the kind that port scanners send.
@@ -125,7 +125,7 @@ fn strangers_are_refused_one_by_one() {
 }
 
 #[test]
-fn a_dialler_with_another_key_recognises_the_relay_as_a_stranger() {
+fn a_dialler_with_another_key_refuses_the_relay() {
     let scene = Scene::new();
     let error = say_hello(&mut scene.dial(), introduction(3), JobKey([1; 32])).unwrap_err();
     assert!(error.to_string().contains("does not know the key"), "{error}");

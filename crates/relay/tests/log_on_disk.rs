@@ -108,7 +108,7 @@ fn a_process_comes_back_from_a_record_that_is_mostly_on_disk() {
 }
 
 #[test]
-fn a_disk_that_may_take_no_more_is_told_of_and_the_job_goes_on() {
+fn a_disk_that_may_take_no_more_is_reported_and_the_job_goes_on() {
     let directory = Directory::new("full-record");
     let mut relay = relay(&directory.0, "8MiB");
     let (sender, mut reader) = (start(&relay, 0, 0), start(&relay, 1, 0));
@@ -127,7 +127,7 @@ fn a_disk_that_may_take_no_more_is_told_of_and_the_job_goes_on() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_told_of_at_once() {
+fn a_directory_that_is_not_there_is_reported_at_once() {
     let variables =
         [("LANDBRIDGE_RECOVER", "on"), ("LANDBRIDGE_RECOVER_DIR", "/nonexistent/landbridge")];
     let mut command = command(&variables);

@@ -65,7 +65,7 @@ fn handlers_of_signals_are_what_the_program_believes() {
 }
 
 #[test]
-fn a_thread_whose_dispatch_is_gone_begins_anew_when_it_is_told_to() {
+fn a_thread_whose_dispatch_is_gone_begins_again_on_demand() {
     use std::sync::mpsc::channel;
     let ((ready, is_ready), (go_on, may_go_on)) = (channel(), channel());
     let thread = std::thread::spawn(move || {

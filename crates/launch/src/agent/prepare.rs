@@ -22,8 +22,8 @@ impl Agent {
             let plan = self.plan(task, job, node)?;
             // Only the node with the first rank of a program reports its notes.
             if rank == 0 || job.application(rank - 1).0 != appnum {
-                let told = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
-                told.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
+                let lines = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
+                lines.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
             }
             plans.insert(appnum, plan);
         }

@@ -193,8 +193,8 @@ impl RankRecording {
 
     /// How many bytes of the record the present incarnation has replayed.
     pub fn replayed(&self) -> u64 {
-        let [_, told] = self.words(RECORDED_AT).unwrap_or_default();
-        told
+        let [_, recorded_bytes] = self.words(RECORDED_AT).unwrap_or_default();
+        recorded_bytes
     }
 
     /// Checks whether an incarnation that has replayed this many bytes, here or on another node,

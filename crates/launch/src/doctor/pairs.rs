@@ -227,7 +227,7 @@ mod tests {
             row(2, 0, "relay", "up", None),
         ];
         let found = measurements.findings(&rows);
-        let told: Vec<(Grade, &str)> =
+        let grades: Vec<(Grade, &str)> =
             found.iter().map(|it| (it.grade, it.text.as_str())).collect();
         let expected = [
             (
@@ -237,6 +237,6 @@ mod tests {
             (Grade::Good, "near-1 and far-1: 8 B in 5100.0 us, 11.0 MB/s; relay"),
         ];
         assert!(measurements.is_done);
-        assert_eq!(told, expected);
+        assert_eq!(grades, expected);
     }
 }

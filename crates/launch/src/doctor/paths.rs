@@ -133,7 +133,7 @@ mod tests {
         }
     }
 
-    fn told(findings: &[Finding]) -> Vec<(Grade, &str)> {
+    fn grades(findings: &[Finding]) -> Vec<(Grade, &str)> {
         findings.iter().map(|it| (it.grade, it.text.as_str())).collect()
     }
 
@@ -147,7 +147,7 @@ mod tests {
         });
         let intel = (Grade::Good, "with Intel MPI /mpi/Intel.so");
         let quick = [(Grade::Good, "shm: quick"), (Grade::Good, "tcp: quick")];
-        assert_eq!((tried, told(&found)), (1, vec![intel, quick[0], quick[1]]));
+        assert_eq!((tried, grades(&found)), (1, vec![intel, quick[0], quick[1]]));
 
         let found = first_that_works(both.iter(), attempt(Family::Intel));
         let expected = vec![
@@ -157,7 +157,7 @@ mod tests {
             quick[0],
             quick[1],
         ];
-        assert_eq!(told(&found), expected);
+        assert_eq!(grades(&found), expected);
 
         let found = first_that_works(both[..1].iter(), attempt(Family::Intel));
         assert_eq!(found[1].grade, Grade::Bad);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_loads_the_interposer_is_told_apart() {
+    fn what_loads_the_interposer_is_distinguished() {
         assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
         assert_eq!(obstacle(Path::new("/bin/sh")), None);
         assert_eq!(obstacle(Path::new("/etc/passwd")), None);

@@ -160,7 +160,7 @@ fn last_words_need_not_come_again() {
 }
 
 #[test]
-fn whoever_ends_has_printed_all_of_it() {
+fn one_that_ends_has_printed_all_of_it() {
     let mut replay = replay(b"one\ntwo\n");
     replay.print(b"one\n").unwrap();
     let expected = "it ended after 4 bytes (1 lines), and there were 8 bytes (2 lines)";

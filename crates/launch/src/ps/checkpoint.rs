@@ -16,14 +16,15 @@ pub fn run(arguments: &CheckpointArguments) -> Result<i32> {
     let question = StatusQuery::Checkpoint { rank: arguments.rank };
     let answers = ask_all(&status_socket::directory(), wanted, question)?;
     let jobs = answers.answered("this user runs no such job from this machine")?;
-    let told: Vec<String> = jobs.iter().filter_map(|it| told(it, arguments.rank)).collect();
-    if told.is_empty() {
+    let described: Vec<String> =
+        jobs.iter().filter_map(|it| described(it, arguments.rank)).collect();
+    if described.is_empty() {
         bail!("{}", why_not(&jobs, arguments.rank));
     }
-    print(&told.concat())
+    print(&described.concat())
 }
 
-fn told(status: &JobStatus, rank: Option<u32>) -> Option<String> {
+fn described(status: &JobStatus, rank: Option<u32>) -> Option<String> {
     let has_it = |rank: u32| status.ranks.iter().any(|line| line.process == rank);
     let who = match rank {
         None => "all ranks are".to_string(),

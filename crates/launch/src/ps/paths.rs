@@ -158,7 +158,7 @@ impl Paths {
         if more > 0 {
             let how = if wants_all { "" } else { " (--all shows more)" };
             let more = counted(more, "more path");
-            let _ = writeln!(text, "  and {more}, without trouble or less telling{how}");
+            let _ = writeln!(text, "  and {more}, without trouble or less to report{how}");
         }
         if self.unanswered_count > 0 {
             let names: Vec<String> =

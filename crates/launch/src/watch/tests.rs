@@ -166,7 +166,7 @@ fn ranks_that_lost_another_are_not_the_cause_and_those_that_left_may_be() {
             exited(2, 5),
         ),
         (
-            "exit(5), of which the kernel told later than of a victim",
+            "exit(5), which the kernel reported later than of a victim",
             vec![
                 ("a", Loss(0)),
                 ("a", Exit(0, Exited(1), Joined)),

@@ -337,7 +337,7 @@ mod tests {
             };
             assert_eq!(now, ReadRequest::FileCall(READ));
             assert_ne!(before, now);
-            assert_eq!(head.position().consumed(), first, "nothing was told");
+            assert_eq!(head.position().consumed(), first, "nothing was replayed");
         }
     }
 

@@ -20,7 +20,7 @@ fn draw(into: &mut [u8]) -> i64 {
 }
 
 #[test]
-fn a_new_start_is_told_the_same_and_then_the_truth() {
+fn a_new_start_replays_the_same_and_then_the_truth() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 400]);
     assert!(head.begin(1, 100));
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
@@ -35,7 +35,7 @@ fn a_new_start_is_told_the_same_and_then_the_truth() {
     for start in 2..4 {
         assert!(head.begin(start, 100 + start));
         assert!(!head.begin(start, 0), "another program of the same process");
-        assert!(!head.begin(start - 1, 0), "a child, which was told an earlier start's number");
+        assert!(!head.begin(start - 1, 0), "a child, which has an earlier start's number");
         assert_eq!(head.owner.load(Relaxed), 100 + start);
         for time in times {
             assert_eq!(record.clock(REAL, never), Ok(time));
@@ -91,7 +91,7 @@ fn a_read_of_which_not_all_is_on_record_is_answered_by_nobody() {
                 matches!(time, Err(RecordError::Diverged { read: 1, .. })),
                 "{known}: {time:?}"
             );
-            assert_eq!(head.position().consumed(), 0, "nothing was told");
+            assert_eq!(head.position().consumed(), 0, "nothing was replayed");
             continue;
         }
         assert_eq!(time, Ok(1_700_000_000_000_000_000));
@@ -105,7 +105,7 @@ fn a_read_of_which_not_all_is_on_record_is_answered_by_nobody() {
             panic!("{known}: {outcome:?}")
         };
         assert!(known < second - 40 || before == ReadRequest::Truncated, "{known}: {before}");
-        assert_eq!((again, head.position().consumed()), ([9; 40], first), "nothing was told");
+        assert_eq!((again, head.position().consumed()), ([9; 40], first), "nothing was replayed");
     }
 }
 
@@ -132,7 +132,7 @@ fn an_image_goes_on_where_it_was_taken() {
 }
 
 #[test]
-fn who_reads_something_else_is_told_nothing() {
+fn who_reads_something_else_gets_nothing() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 200]);
     head.begin(1, 0);
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
@@ -155,7 +155,7 @@ fn who_reads_something_else_is_told_nothing() {
 }
 
 #[test]
-fn what_was_not_whole_when_it_was_killed_was_told_nobody() {
+fn what_was_not_whole_when_it_was_killed_was_replayed_to_nobody() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 200]);
     head.begin(1, 0);
     NondeterminismRecord::new(&head, &mut bytes).clock(REAL, || 1 << 40).unwrap();
@@ -171,14 +171,14 @@ fn what_was_not_whole_when_it_was_killed_was_told_nobody() {
 }
 
 #[test]
-fn bytes_that_are_no_entry_are_told_nobody() {
+fn bytes_that_are_no_entry_are_replayed_to_nobody() {
     for first in 0..=255 {
         let (head, mut bytes) = (RecordHead::default(), vec![first; 30]);
         head.begin(1, 0);
         head.recorded.store(30, Relaxed);
         let mut record = NondeterminismRecord::new(&head, &mut bytes);
-        let is_told = record.clock(REAL, never).is_ok();
-        assert_eq!(is_told, first == 0, "{first}");
+        let is_replayed = record.clock(REAL, never).is_ok();
+        assert_eq!(is_replayed, first == 0, "{first}");
         assert!(record.bytes(RandomSource::Arc4, &mut [0; 900], |_| never()).is_err());
     }
 }
@@ -199,7 +199,7 @@ fn clocks_of_the_process_go_on_where_they_were() {
 }
 
 #[test]
-fn without_room_the_truth_is_told_and_the_record_is_at_its_end() {
+fn without_room_the_truth_is_read_and_the_record_is_at_its_end() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 64]);
     head.begin(1, 0);
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
@@ -208,9 +208,9 @@ fn without_room_the_truth_is_told_and_the_record_is_at_its_end() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 64]);
     head.begin(1, 0);
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
-    let told = (0..).find(|&n| record.clock(MONOTONIC, || 60 * n) != Ok(60 * n)).unwrap();
+    let replayed = (0..).find(|&n| record.clock(MONOTONIC, || 60 * n) != Ok(60 * n)).unwrap();
     assert_eq!(record.clock(MONOTONIC, || 5000), Err(RecordError::Full(5000)));
-    assert!((25..=30).contains(&told), "two bytes each: {told}");
+    assert!((25..=30).contains(&replayed), "two bytes each: {replayed}");
 }
 
 /// Clock reads and random reads of all sizes, some of which do not fit before the end of the ring.
@@ -237,13 +237,13 @@ fn room_is_used_again_behind_the_oldest_image_and_no_sooner() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 700]);
     head.begin(1, 0);
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
-    let (mut place, mut told) = (head.position(), vec![]);
+    let (mut place, mut replayed) = (head.position(), vec![]);
     for round in 0..200 {
         // Two checkpoint images exist: `base` stands at the older one, and both must replay
         // everything after their positions.
         let before = core::mem::replace(&mut place, head.position());
         head.base.store(before.consumed, Relaxed);
-        let last = core::mem::replace(&mut told, read_much(&mut record, round * 7, 7));
+        let last = core::mem::replace(&mut replayed, read_much(&mut record, round * 7, 7));
         assert!(!record.is_full(), "{round}");
         let start = 2 * round + 2;
         for (number, place) in [(start, &before), (start + 1, &place)] {
@@ -252,7 +252,7 @@ fn room_is_used_again_behind_the_oldest_image_and_no_sooner() {
             if number == start && round > 0 {
                 assert!(read_much(&mut again, round * 7 - 7, 7) == last, "{round}");
             }
-            assert!(read_much(&mut again, round * 7, 7) == told, "{round}");
+            assert!(read_much(&mut again, round * 7, 7) == replayed, "{round}");
         }
     }
     assert!(head.recorded.load(Relaxed) > 20 * 700);
@@ -267,7 +267,7 @@ fn room_is_used_again_behind_the_oldest_image_and_no_sooner() {
 }
 
 #[test]
-fn nobody_is_told_what_has_stood_where_there_is_something_else_now() {
+fn nothing_is_reported_that_has_stood_where_there_is_something_else_now() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 700]);
     head.begin(1, 0);
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
@@ -363,20 +363,20 @@ fn room_that_is_given_back_meanwhile_is_used_and_no_other() {
         });
         let _over = Over(&is_over);
         let mut record = NondeterminismRecord::new(&head, &mut bytes);
-        let mut told = vec![];
+        let mut replayed = vec![];
         for round in 0..1_000 {
             while head.extent().end - head.extent().base > 3_000 {
                 std::thread::yield_now();
             }
             let image = head.position();
-            told.push(read_much(&mut record, 7 * round, 7));
+            replayed.push(read_much(&mut record, 7 * round, 7));
             let kept = images.lock().unwrap().clone();
             for (at, image) in kept.iter().enumerate() {
                 assert!(head.resume(2 * round + at as u64 + 2, 0, image), "{round}");
                 let first = (round + at as u64).saturating_sub(2);
                 for again in first..=round {
                     let same = read_much(&mut record, 7 * again, 7);
-                    assert!(same == told[again as usize], "{round} {again}");
+                    assert!(same == replayed[again as usize], "{round} {again}");
                 }
             }
             let [_, newer] = kept;

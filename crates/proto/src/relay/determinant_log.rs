@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_listed_is_told_again_in_as_many_bytes_as_were_said() {
+    fn what_is_listed_is_emitted_again_in_as_many_bytes_as_were_said() {
         let numbers = [0, 1, 127, 128, 16_383, 16_384, u32::MAX as u64, u64::MAX];
         let determinant = |polls, frames, micros| Determinant { polls, frames, micros };
         let mut all = vec![determinant(1, 1, 0), determinant(1, u32::MAX, u64::MAX)];

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_with_a_check_are_told_apart_by_that() {
+    fn payloads_with_a_check_are_distinguished_by_that() {
         let target = Address::new(3, 0);
         let sent = |check: u8, flags: u8, payload: usize| {
             let (header, mut bytes) = frame(target, Kind::Data, 0, 0);

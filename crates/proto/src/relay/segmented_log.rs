@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_told_of_and_never_given() {
+    fn what_is_no_frame_is_reported_and_never_given() {
         let mut buffer_pool = BufferPool::new(FULL);
         let (mut log, _) = filled(3, &mut buffer_pool);
         let Segment::InMemory(bytes) = &mut log.segments[0] else { panic!("it is in memory") };

@@ -58,7 +58,7 @@ fn memory_stays_bounded_when_nobody_reads_and_all_arrives_when_they_do() {
 
 #[test]
 fn whatever_breaks_nothing_is_lost_silently() {
-    let (mut whole, mut told) = (0, 0);
+    let (mut whole, mut notified) = (0, 0);
     for seed in 1..=16 {
         let mut world = World::with_streams(seed, 1 + seed as usize % 4);
         for round in 0..2_000 {
@@ -81,7 +81,7 @@ fn whatever_breaks_nothing_is_lost_silently() {
             let heard = world.reported_losses.get(channel).copied();
             assert!(last <= heard, "seed {seed}: {channel:?} has a silent hole");
             whole += last.is_none() as u32;
-            told += last.is_some() as u32;
+            notified += last.is_some() as u32;
         }
         assert!(world.unreachable.is_empty(), "seed {seed}: nobody has left");
         assert_eq!(
@@ -89,7 +89,7 @@ fn whatever_breaks_nothing_is_lost_silently() {
             Some(0)
         );
     }
-    assert!(whole > 0 && told > 0, "both outcomes must occur: {whole} {told}");
+    assert!(whole > 0 && notified > 0, "both outcomes must occur: {whole} {notified}");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn an_idle_link_may_break_without_anybody_noticing() {
 }
 
 #[test]
-fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
+fn frames_are_spread_over_all_streams_and_pass_one_that_is_jammed() {
     let mut relay = home();
     let one = relay.attach(rank(1), 0).unwrap();
     let peer = relay.peer(ClusterId(1)).unwrap();
@@ -141,7 +141,7 @@ fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
 
 /// Retires a stream, as when a blocked path works again and is better than its replacement.
 #[test]
-fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
+fn a_stream_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     let mut relay = home();
     let here = relay.attach(rank(0), 1).unwrap();
     let peer = relay.peer(ClusterId(1)).unwrap();
@@ -226,7 +226,7 @@ fn signs_of_life_confirm_what_has_been_taken_in() {
 }
 
 #[test]
-fn a_relay_takes_no_more_lanes_than_allowed() {
+fn a_relay_takes_no_more_streams_than_allowed() {
     let mut relay = home();
     let peer = relay.peer(ClusterId(1)).unwrap();
     for _ in 0..STREAMS_MAX {
@@ -269,7 +269,7 @@ fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_ha
 }
 
 #[test]
-fn an_endpoint_that_stays_away_or_is_started_anew_is_given_up() {
+fn an_endpoint_that_stays_away_or_is_started_again_is_given_up() {
     let mut relay = home();
     relay.set_reconnect_timeout(2_000);
     let one = relay.attach(rank(1), 0).unwrap();
@@ -318,11 +318,11 @@ fn notices_wait_for_room_and_survive_breaks() {
     for number in 10..5_000 {
         feed(&mut relay, one, frame(rank(1), rank(number), 0, 0));
     }
-    let mut told = BTreeSet::new();
+    let mut notified = BTreeSet::new();
     let mut is_broken = false;
-    while told.len() < 4_990 {
+    while notified.len() < 4_990 {
         let notices = output(&mut relay, one);
-        assert!(!notices.is_empty(), "{} of 4990", told.len());
+        assert!(!notices.is_empty(), "{} of 4990", notified.len());
         if !is_broken && notices.iter().any(|(kind, _)| *kind == Kind::Unreachable) {
             // All written reports are lost.
             is_broken = true;
@@ -330,7 +330,8 @@ fn notices_wait_for_room_and_survive_breaks() {
             relay.attach(rank(1), 0).unwrap();
             continue;
         }
-        told.extend(notices.iter().filter(|(kind, _)| *kind == Kind::Unreachable).map(|it| it.1));
+        notified
+            .extend(notices.iter().filter(|(kind, _)| *kind == Kind::Unreachable).map(|it| it.1));
     }
     assert_eq!(relay.counters().reports_dropped, 0);
 }
@@ -378,7 +379,7 @@ fn no_input_is_starved_at_a_busy_output() {
 }
 
 #[test]
-fn who_waits_for_an_endpoint_that_never_comes_is_told() {
+fn who_waits_for_an_endpoint_that_never_comes_is_notified() {
     let mut relay = home();
     let link = relay.attach(rank(1), 0).unwrap();
     feed(&mut relay, link, frame(rank(1), rank(2), 0, 10));
@@ -408,7 +409,7 @@ fn fill(relay: &mut Relay, one: LinkId) {
 }
 
 #[test]
-fn who_waits_for_an_endpoint_that_leaves_is_told_and_goes_on() {
+fn who_waits_for_an_endpoint_that_leaves_is_notified_and_goes_on() {
     let mut relay = home();
     let (one, two) = (relay.attach(rank(1), 0).unwrap(), relay.attach(rank(2), 0).unwrap());
     fill(&mut relay, one);

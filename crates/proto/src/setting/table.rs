@@ -87,7 +87,7 @@ pub const PEER_TIMEOUT: Setting = Setting {
     kind: SettingKind::Time { min_us: 100 * MS, max_us: 24 * H },
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    description: "How long a process waits while every path to a peer is down, before MPI is told.",
+    description: "How long a process waits while every path to a peer is down, before MPI fails.",
 };
 pub const SUSPECT_AFTER: Setting = Setting {
     name: "suspect_after",
@@ -185,7 +185,7 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Launcher],
     description: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
-               is told the same.",
+               reads the same.",
 };
 pub const RECOVER_FILES: Setting = Setting {
     name: "recover_files",
@@ -223,7 +223,7 @@ pub const CHECKPOINT_OPEN: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Whether a store may have an `http://` endpoint that is not on this machine: whoever is on the way can then read the images, which are memory of the ranks and hold the job's key.",
+    description: "Whether a store may have an `http://` endpoint that is not on this machine: all machines on the way can then read the images, which are memory of the ranks and hold the job's key.",
 };
 pub const CHECKPOINT_LOG: Setting = Setting {
     name: "checkpoint_log",

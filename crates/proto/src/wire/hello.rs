@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_is_refused_by_whoever_sees_it_first() {
+    fn a_wrong_key_is_refused_by_the_one_that_sees_it_first() {
         assert_eq!(run_to_close(key(1), key(2)).err(), Some(Refusal::Proof));
     }
 

@@ -138,7 +138,7 @@ fn a_relay_that_delivers_is_not_asked() {
 }
 
 #[test]
-fn a_spoilt_range_is_named_again_to_who_asks() {
+fn a_corrupt_range_is_named_again_to_who_asks() {
     let (mut a, mut b) = pair(STREAM);
     a.open_path(PEER, TWO, PathProperties::RELAY);
     b.open_path(PEER, TWO, PathProperties::RELAY);

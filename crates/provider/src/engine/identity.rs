@@ -270,8 +270,8 @@ pub fn hash(parts: &[&[u8]]) -> u64 {
 /// the further addresses when this address does not answer.
 fn own_ip(relays: &[RelayAddress]) -> Result<IpAddr, String> {
     // The variable may be padded to a fixed length.
-    let told = param::ADDRESS.text().map(|text| text.trim_end().to_string());
-    let Some(text) = told.filter(|text| !text.is_empty()) else {
+    let stated = param::ADDRESS.text().map(|text| text.trim_end().to_string());
+    let Some(text) = stated.filter(|text| !text.is_empty()) else {
         let own = towards_relay(relays).or_else(|| first_ip(&interfaces()));
         return Ok(own.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
     };

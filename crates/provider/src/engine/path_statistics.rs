@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pair_is_told_of_however_little_went_by_it() {
+    fn each_pair_is_reported_however_little_went_by_it() {
         let logged = lines(vec![
             vec![entry("shared memory", 7)],
             vec![entry("tcp", 10), entry("udp", 1 << 20)],
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_pairs_those_with_trouble_are_told_and_the_others_summed_up() {
+    fn of_many_pairs_those_with_trouble_are_reported_and_the_others_summed_up() {
         let mut all = vec![vec![entry("tcp", 1000)]; LOGGED_PEERS_MAX + 1000];
         all.last_mut().unwrap()[0].corrupt = 1;
         let logged = lines(all);

@@ -65,9 +65,7 @@ impl Engine {
         let message =
             match await_checkpoint(socket, [number, standing.determinants, standing.sent, polls]) {
                 Ok(message) if message.number == number => message,
-                Ok(_) => {
-                    self.end_process("it is told of another image than the one that was taken")
-                }
+                Ok(_) => self.end_process("it is to resume from another image than was taken"),
                 Err(error) => self.end_process(&format!("nobody says that it may go on: {error}")),
             };
         self.resume(message, standing, has_page);

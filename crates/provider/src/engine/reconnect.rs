@@ -189,7 +189,7 @@ impl Engine {
             Some(link) => peer_state.send_state = SendState::Up(link),
             None => peer_state.send_state = SendState::Reconnecting,
         }
-        let goes_on = if other.is_some() { "goes on by another" } else { "is made anew" };
+        let goes_on = if other.is_some() { "goes on by another" } else { "is made again" };
         log!(Warn, "a path to {address} is lost and {goes_on}: {error}");
         self.core.close_path(peer, lost.path);
         self.restripe(peer);

@@ -60,7 +60,7 @@ fn peeking_alone_finds_a_message_in_the_end() {
 }
 
 #[test]
-fn whoever_polls_rarely_opens_its_door_all_the_same() {
+fn one_that_polls_rarely_opens_its_door_all_the_same() {
     let (mut one, mut other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
     one.send(number).unwrap();
@@ -144,14 +144,14 @@ fn who_answers_in_the_place_of_another_gets_nothing() {
     let earlier = Name { unique: name.unique ^ 1, ..name }.emit();
     let number = one.av.insert(earlier);
     one.send(number).unwrap();
-    let mut told = None;
+    let mut outcome = None;
     until(|| {
         other.engine.progress();
         one.engine.progress();
-        told = one.next();
-        told.is_some()
+        outcome = one.next();
+        outcome.is_some()
     });
-    assert_eq!(told, Some(Err(Errno(libc::EHOSTUNREACH))));
+    assert_eq!(outcome, Some(Err(Errno(libc::EHOSTUNREACH))));
 }
 
 #[test]
@@ -176,14 +176,14 @@ fn a_peer_with_less_room_is_sent_less() {
         other.is_linked() && one.is_linked()
     });
     other.receive(&iov(&mut received));
-    let mut told = None;
+    let mut outcome = None;
     until(|| {
         one.engine.progress();
         other.engine.progress();
-        told = other.next();
-        told.is_some()
+        outcome = other.next();
+        outcome.is_some()
     });
-    assert_eq!((told, received), (Some(Ok(())), sent));
+    assert_eq!((outcome, received), (Some(Ok(())), sent));
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn what_has_no_room_is_offered_to_nobody_until_there_is() {
 
 /// Through a relay, frames arrive from peers that this endpoint has not dialled.
 #[test]
-fn whoever_was_only_heard_is_told_of_our_leaving() {
+fn a_peer_that_was_only_heard_receives_goodbye() {
     let (mut one, mut other) = (Party::open(), Party::open());
     let (id, mut far_end) = one.link_to_relay();
     let number = other.av.insert(name_at(far_end.local_addr().unwrap(), 1));
@@ -303,23 +303,23 @@ fn what_is_to_come_from_a_peer_that_has_left_is_waited_for() {
 
 /// The answer of a listener may have been corrupted on the network: a hello has no checksum.
 #[test]
-fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
+fn one_that_answers_strangely_is_called_again_but_not_for_ever() {
     let door = TcpListener::bind("127.0.0.1:0").unwrap();
     door.set_nonblocking(true).unwrap();
     let mut party = Party::open();
     let number = party.av.insert(name_at(door.local_addr().unwrap(), 1));
     party.send(number).unwrap();
-    let (mut calls, mut told) = (0, None);
+    let (mut calls, mut outcome) = (0, None);
     until(|| {
         party.engine.progress();
         if let Ok((mut caller, _)) = door.accept() {
             calls += 1;
             assert!(caller.write_all(&[b'x'; 500]).is_ok());
         }
-        told = party.next();
-        told.is_some()
+        outcome = party.next();
+        outcome.is_some()
     });
-    assert_eq!((calls, told), (reconnect::DENIALS_MAX, Some(Err(Errno(libc::ECONNRESET)))));
+    assert_eq!((calls, outcome), (reconnect::DENIALS_MAX, Some(Err(Errno(libc::ECONNRESET)))));
 }
 
 /// The side that has lost a connection to a further address may be the only side that has noticed

@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_told_from_other_frames() {
+    fn a_refusal_is_distinguished_from_other_frames() {
         let (source, target) = (Address::new(0, 0), Address::new(0, 1));
         let header = |kind, sequence| Header {
             length: 0,

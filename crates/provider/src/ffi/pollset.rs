@@ -70,10 +70,10 @@ impl Source {
                 queue.engines.progress();
                 !queue.is_empty()
             }
-            Source::Counter(counter, told) => {
+            Source::Counter(counter, reported) => {
                 counter.engines.progress();
                 let now = (counter.value(), counter.errors());
-                std::mem::replace(told, now) != now
+                std::mem::replace(reported, now) != now
             }
         }
     }
@@ -84,15 +84,15 @@ impl Source {
 unsafe extern "C" fn poll(set: *mut FidPoll, contexts: *mut *mut c_void, room: c_int) -> c_int {
     // SAFETY: `set` is a poll set of this provider.
     let mut members = unsafe { object::<PollSet, _>(set) }.members.lock();
-    let mut told = 0;
+    let mut reported = 0;
     for member in members.iter_mut() {
-        if told < room && member.source.take_news() {
+        if reported < room && member.source.take_news() {
             // SAFETY: `contexts` holds `room` contexts.
-            unsafe { *contexts.add(told as usize) = member.context };
-            told += 1;
+            unsafe { *contexts.add(reported as usize) = member.context };
+            reported += 1;
         }
     }
-    told
+    reported
 }
 
 unsafe extern "C" fn add(set: *mut FidPoll, fid: *mut Fid, flags: u64) -> c_int {

@@ -435,7 +435,7 @@ impl EventLoop<'_> {
             0 => self.host.log(format_args!("linked to the relay of cluster {number} at {remote}")),
             channels => self.host.log(format_args!(
                 "linked to the relay of cluster {number} at {remote} again; frames of {channels} channels may have \
-                 been lost in the break, their senders have been told"
+                 been lost in the break, their senders have been notified"
             )),
         }
         self.host.handle_link(cluster, remote, LinkState::Up);

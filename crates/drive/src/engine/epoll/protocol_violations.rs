@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_breaks_the_protocol_in_shared_memory_is_not_let_in_again() {
+    fn one_that_breaks_the_protocol_in_shared_memory_is_not_let_in_again() {
         let (mut violations, address) = (ProtocolViolations::default(), Address::new(3, 0));
         assert!(violations.check(address).is_ok());
         assert!(

@@ -125,7 +125,7 @@ fn a_full_batch_takes_no_more_until_it_is_sent() {
 }
 
 #[test]
-fn what_is_too_large_is_told_and_dropped_and_the_rest_goes_on() {
+fn what_is_too_large_is_reported_and_dropped_and_the_rest_goes_on() {
     // The largest IPv4 datagram is never too large for the loopback interface.
     for (&ip, offload) in families()[1..].iter().flat_map(|ip| [(ip, true), (ip, false)]) {
         let (mut a, mut b) = pair(ip);
@@ -141,11 +141,11 @@ fn what_is_too_large_is_told_and_dropped_and_the_rest_goes_on() {
         let mut seen = Vec::new();
         collect(&mut b, a.local_addr(), &mut seen, 2);
         assert!(seen == [vec![2; 100], vec![3; 65_488]]);
-        let told: Vec<_> = a.take_notices().collect();
+        let notices: Vec<_> = a.take_notices().collect();
         let too_large = |size| DestinationError::TooLarge { size, mtu: Some(65_536) };
         let expected = [65_489, 65_500].map(too_large);
         assert_eq!(
-            told,
+            notices,
             expected.map(|trouble| DestinationNotice { to: b.local_addr(), error: trouble })
         );
     }
@@ -168,9 +168,12 @@ fn a_run_of_too_large_datagrams_takes_its_smaller_end_not_along() {
         let mut seen = Vec::new();
         collect(&mut b, a.local_addr(), &mut seen, 4);
         assert!(seen == [vec![2; 100], vec![3; 2900], vec![3; 2900], vec![3; 2900]]);
-        let told: Vec<_> = a.take_notices().collect();
-        assert_eq!(told.len(), 1);
-        assert!(matches!(told[0].error, DestinationError::TooLarge { size: 4000, .. }), "{told:?}");
+        let notices: Vec<_> = a.take_notices().collect();
+        assert_eq!(notices.len(), 1);
+        assert!(
+            matches!(notices[0].error, DestinationError::TooLarge { size: 4000, .. }),
+            "{notices:?}"
+        );
         assert_eq!(a.has_offload(), offload);
     }
 }
@@ -226,7 +229,7 @@ fn an_address_that_cannot_be_is_suspect_and_costs_no_offload() {
         collect(&mut b, a.local_addr(), &mut seen, 2);
         let notices: Vec<_> = a.take_notices().collect();
         assert!(
-            matches!(notices[..], [DestinationNotice { to: told, error: DestinationError::Unreachable { .. } }] if told == to),
+            matches!(notices[..], [DestinationNotice { to: at, error: DestinationError::Unreachable { .. } }] if at == to),
             "{to}: {notices:?}"
         );
         assert_eq!(a.has_offload(), had_offload, "{to}");
@@ -332,13 +335,13 @@ fn a_real_kernel_without_room_makes_us_wait() {
     assert_eq!(a.flush().unwrap(), Sent::All);
     let to = ([192, 0, 2, 2], 9).into();
     let unreachable = DestinationError::Unreachable { code: libc::EHOSTUNREACH };
-    let mut told: Vec<_> = a.take_notices().collect();
-    if told.is_empty() {
+    let mut notices: Vec<_> = a.take_notices().collect();
+    if notices.is_empty() {
         wait(&a, PollFlags::ERR);
         a.receive(|_, _| ()).unwrap();
-        told = a.take_notices().collect();
+        notices = a.take_notices().collect();
     }
-    assert!(told.contains(&DestinationNotice { to, error: unreachable }), "{told:?}");
+    assert!(notices.contains(&DestinationNotice { to, error: unreachable }), "{notices:?}");
 }
 
 /// Run in a network namespace, like `a_real_kernel_without_room_makes_us_wait`.
@@ -357,7 +360,7 @@ fn a_filter_makes_a_destination_suspect() {
     let mut seen = Vec::new();
     collect(&mut b, a.local_addr(), &mut seen, 1);
     a.receive(|_, _| ()).unwrap();
-    let told: Vec<_> = a.take_notices().collect();
+    let notices: Vec<_> = a.take_notices().collect();
     // A rejected datagram is refused twice: at once, and by the message that the filter generates.
     let suspect = |port, code| DestinationNotice {
         to: (V4, port).into(),
@@ -365,7 +368,7 @@ fn a_filter_makes_a_destination_suspect() {
     };
     let expected =
         [suspect(9, libc::EPERM), suspect(11, libc::ECONNREFUSED), suspect(11, libc::EPERM)];
-    assert_eq!(told, expected);
+    assert_eq!(notices, expected);
 }
 
 /// Pairs of both families, with offload (where the system has it) and without.

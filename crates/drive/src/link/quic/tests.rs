@@ -71,7 +71,7 @@ fn links(from: &QuicHub, to: &QuicHub, count: usize) -> Vec<(QuicLink, QuicLink)
 }
 
 #[test]
-fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
+fn unauthenticated_connections_that_have_gone_leave_nothing_behind_where_there_are_many() {
     const CROWD: usize = 3 * CONNECTIONS_UNVALIDATED_MAX;
     let (ours, foreign) = (Authority::new(), Authority::new());
     let pool = WindowPool::default();
@@ -80,7 +80,7 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
     // The clock stands still, so no timer ends a connection.
     let now = Instant::now();
     let dial = |_| crowd.dial(ClusterId(0), door.local_addr().unwrap(), now).unwrap();
-    let strangers: Vec<_> = (0..CROWD).map(dial).collect();
+    let others: Vec<_> = (0..CROWD).map(dial).collect();
     let (start, mut gone) = (Instant::now(), 0);
     while gone < CROWD {
         assert!(start.elapsed() < PATIENCE, "only {gone} have come");
@@ -90,12 +90,9 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
         door.transmit(now);
     }
     let kept = door.0.borrow().connections_count;
-    assert!(
-        kept <= CONNECTIONS_UNVALIDATED_MAX,
-        "{kept} connections are kept for {CROWD} strangers"
-    );
+    assert!(kept <= CONNECTIONS_UNVALIDATED_MAX, "{kept} connections are kept for {CROWD} others");
     assert_eq!(door.0.borrow().connections.iter().flatten().count(), kept);
-    drop(strangers);
+    drop(others);
 
     // An authenticated peer gets in, and its connection is not forgotten before the peer knows of
     // the end.

@@ -108,7 +108,7 @@ fn room_that_is_there_already_lets_nobody_sleep_but_tells_so_once() {
         b.consume();
     }
     assert!(!a.prepare_wait_for_room(), "there is room");
-    assert!(a.prepare_park(), "it has been told");
+    assert!(a.prepare_park(), "it has been notified");
     a.unpark();
 }
 

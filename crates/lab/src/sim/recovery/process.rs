@@ -313,11 +313,11 @@ impl Process {
         }
         let Some(frame) = self.take_frame() else { return Ok(false) };
         let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
-        require!(header.kind == Kind::Determinant, "{} is told {header:?}", self.task.index);
+        require!(header.kind == Kind::Determinant, "{} gets {header:?}", self.task.index);
         let (polls, frames, micros) = (header.sequence, header.credit, header.delivered);
         require!(
             (polls == 0) != self.cursor.is_opened,
-            "the telling begins twice, or not: {header:?}"
+            "the replay begins twice, or not: {header:?}"
         );
         if self.cursor.is_opened {
             self.cursor.next = Some(Determinant { polls, frames, micros });

@@ -101,13 +101,13 @@ const NOTE: &str =
 fn what_cannot_be_restored_is_tried_again_and_stays() {
     let place = FakeCriu::new("fails", &format!("{NOTE}\nexit 1"));
     let (mut rank, images) = place.rank();
-    let mut told = Vec::new();
-    assert!(run_restore(&mut rank, |text| told.push(text)).is_none());
+    let mut notes = Vec::new();
+    assert!(run_restore(&mut rank, |text| notes.push(text)).is_none());
     assert_eq!(place.calls(), ["2", "2", "1", "1"]);
     images.iter().for_each(|image| drop(image.unpack().unwrap()));
     // Each attempt takes an incarnation number, and the next incarnation takes another one.
     assert_eq!(rank.replay.as_ref().unwrap().restarts, 4);
-    assert_eq!(told.len(), 4);
+    assert_eq!(notes.len(), 4);
     // The next restore finds both images.
     assert!(run_restore(&mut rank, |_| ()).is_none());
     assert_eq!(place.calls().len(), 8);
@@ -150,8 +150,8 @@ fn processes_of_earlier_incarnations_are_killed_before_an_attempt() {
 fn what_does_not_answer_is_not_waited_for() {
     let place = FakeCriu::new("late", "exec sleep 60");
     let (mut rank, _) = place.rank();
-    let mut told = Vec::new();
-    let mut report = |text| told.push(text);
+    let mut notes = Vec::new();
+    let mut report = |text| notes.push(text);
     let mut restore = Restore::begin(&mut rank, None, &[]);
     // An object store that does not answer.
     let image = rank.scheduler.as_ref().unwrap().newest_first().remove(0);
@@ -165,7 +165,7 @@ fn what_does_not_answer_is_not_waited_for() {
     while !matches!(restore.advance(&mut rank, &mut context), RestoreOutcome::NoUsableImage) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(told[0].contains("could not be had in"), "{told:?}");
+    assert!(notes[0].contains("could not be had in"), "{notes:?}");
     assert_eq!(rank.scheduler.unwrap().newest_first().len(), 2, "they may be whole");
     drop(hold);
 }
@@ -181,8 +181,8 @@ fn images_of_another_node_are_located_and_missing_ones_reported() {
     let mut known: Vec<CheckpointLocation> = images.iter().map(CheckpointImage::location).collect();
     fs::remove_dir_all(&images[1].folder).unwrap();
     known[1].path = "rank-2/2".into();
-    let mut told = Vec::new();
-    let mut report = |text| told.push(text);
+    let mut notes = Vec::new();
+    let mut report = |text| notes.push(text);
     let mut restore = Restore::begin(&mut rank, None, &known);
     let mut context = RestoreContext { unrelated: &[], report: &mut report };
     loop {
@@ -195,5 +195,5 @@ fn images_of_another_node_are_located_and_missing_ones_reported() {
             restore.note_exit(pid, ending);
         }
     }
-    assert!(told.len() == 1 && told[0].contains("rank-2/2"), "{told:?}");
+    assert!(notes.len() == 1 && notes[0].contains("rank-2/2"), "{notes:?}");
 }

@@ -59,7 +59,7 @@ fn who_asks_is_answered_and_nothing_is_left() {
     assert_eq!(serde_json::from_slice::<JobStatus>(&heard).unwrap(), status());
     assert!(status_socket.clients.is_empty());
     assert_eq!(ask(&mut status_socket, b"rule 1\n"), b"");
-    assert!(status_socket.clients.is_empty(), "whoever says something else is left at once");
+    assert!(status_socket.clients.is_empty(), "a client that says something else is left at once");
     assert_eq!(ask(&mut status_socket, b"ranks"), b"");
     status_socket.serve(Instant::now(), answer_ranks);
     assert_eq!(status_socket.clients.len(), 0, "it has gone");

@@ -45,8 +45,8 @@ fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     relay.suspend(one);
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("not kept any more"));
     let one = relay.attach_at(rank(1), 1, image).unwrap();
-    let told = [opening(1), (Kind::Determinant, 3, 1), (Kind::Ack, 600, 0)];
-    assert_eq!(written(&mut relay, one), told);
+    let replayed = [opening(1), (Kind::Determinant, 3, 1), (Kind::Ack, 600, 0)];
+    assert_eq!(written(&mut relay, one), replayed);
     send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
     // As usual, later checkpoints trim the log before them.
@@ -93,7 +93,7 @@ fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it
 }
 
 #[test]
-fn one_that_was_sent_too_much_before_it_came_is_told_from_the_beginning() {
+fn one_that_was_sent_too_much_before_it_came_is_replayed_from_the_beginning() {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
     relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
     let zero = relay.attach(rank(0), 0).unwrap();

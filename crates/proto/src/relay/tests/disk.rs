@@ -123,7 +123,7 @@ impl Rig {
 }
 
 #[test]
-fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
+fn what_there_is_no_memory_for_goes_to_the_disk_and_is_replayed_from_there() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(1_000);
     let (memory, disk) = rig.relay.recovery().kept_bytes();
@@ -189,7 +189,7 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
 }
 
 #[test]
-fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
+fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_replayed() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(300);
     let on_disk = rig.relay.recovery().kept_bytes().1;
@@ -218,7 +218,7 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
+fn a_disk_that_is_full_is_reported_once_and_what_comes_stays_in_memory() {
     let mut rig = Rig::new(Some(4 << 20));
     while rig.relay.recovery().kept_bytes().1 < (4 << 20) - SEGMENT as u64 {
         rig.send_many(1);
@@ -241,12 +241,12 @@ fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
 }
 
 #[test]
-fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
+fn what_cannot_be_read_back_is_replayed_to_nobody_and_its_endpoint_hears_why() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(1_000);
     rig.kill(1).unwrap();
-    let told = rig.replayed(false);
-    assert!(told < 100, "{told} frames were in memory in front of the first segment");
+    let replayed = rig.replayed(false);
+    assert!(replayed < 100, "{replayed} frames were in memory in front of the first segment");
     let (link, why) = rig.relay.recovery_mut().poll_failed_replay().unwrap();
     assert!(link == rig.one && why.contains("could not be read back"), "{why}");
     assert!(
@@ -265,8 +265,8 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
         while rig.work(true) {}
     }
     assert!(rig.disk_bytes() > MEMORY);
-    let told = rig.replayed(false);
-    assert!((1..1_000).contains(&told), "{told}");
+    let replayed = rig.replayed(false);
+    assert!((1..1_000).contains(&replayed), "{replayed}");
     assert!(rig.relay.recovery_mut().poll_failed_replay().is_none(), "it is still there");
     assert!(
         matches!(rig.relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
@@ -274,7 +274,7 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
     while rig.relay.poll_flush().is_some() {}
     let lost = (Kind::Lost, pair_check(rank(1), rank(0)), 0);
     assert_eq!(written(&mut rig.relay, rig.zero), [lost], "who has sent it asks after it");
-    for n in told..1_000 {
+    for n in replayed..1_000 {
         send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
         assert_eq!(written(&mut rig.relay, rig.one), [(Kind::Ack, n * 10_000, 0)]);
     }
@@ -350,7 +350,7 @@ fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
 }
 
 #[test]
-fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it() {
+fn memory_that_is_not_needed_any_more_is_for_the_one_that_stocks_it() {
     const COUNT: u64 = 400;
     let full = (COUNT as usize * FRAME / SEGMENT) as u64;
     let memory = 2 * full * SEGMENT as u64;

@@ -51,7 +51,7 @@ fn kept(relay: &Relay) -> (Vec<u8>, u64) {
 }
 
 #[test]
-fn what_was_read_is_kept_in_order_and_once_whoever_sends_it_again() {
+fn what_was_read_is_kept_in_order_and_once_no_matter_who_sends_it_again() {
     let (mut relay, one) = keeping();
     assert_eq!(send(&mut relay, one, reads(0, 3, b"abc")), Stop::Partial);
     assert_eq!(send(&mut relay, one, reads(3, 5, b"def")), Stop::Partial);

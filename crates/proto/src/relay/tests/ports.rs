@@ -59,7 +59,7 @@ fn a_rank_in_every_state_under_every_event() {
     const LOST: &[Kind] = &[Kind::Lost];
     const GETS: &[Kind] = &[Kind::Ack];
     let is = |stands| -> Outcome { Some((stands, &[], &[])) };
-    let told: Outcome = Some((Left, TOLD, &[]));
+    let notified: Outcome = Some((Left, TOLD, &[]));
     let rows: [(RankEvent, [Outcome; 6]); 9] = [
         // Columns: `Unknown`, `Awaited`, `Attached`, `Leaving`, `Broken`, `Gone`.
         (Attach(INCARNATION - 1), [is(Up), Some((Up, &[], GETS)), None, None, None, is(Up)]),
@@ -80,17 +80,20 @@ fn a_rank_in_every_state_under_every_event() {
                 Some((Up, &[], GETS)),
                 Some((Up, &[], GETS)),
                 is(Waited),
-                told,
+                notified,
             ],
         ),
         (Suspend, [None, None, is(Waited), None, None, None]),
         // An endpoint that has sent Goodbye has received all frames that it needs.
-        (Detach, [None, told, told, is(Left), told, None]),
+        (Detach, [None, notified, notified, is(Left), notified, None]),
         (Time(ATTACH_MILLIS_MAX), [is(Unknown), is(Waited), is(Up), is(Up), is(Waited), is(Left)]),
-        (Time(ATTACH_MILLIS_MAX + 1), [is(Unknown), told, is(Up), is(Up), is(Waited), is(Left)]),
+        (
+            Time(ATTACH_MILLIS_MAX + 1),
+            [is(Unknown), notified, is(Up), is(Up), is(Waited), is(Left)],
+        ),
         (
             Time(ENDPOINT_RECONNECT_MILLIS_MAX + 1),
-            [is(Unknown), told, is(Up), is(Up), told, is(Left)],
+            [is(Unknown), notified, is(Up), is(Up), notified, is(Left)],
         ),
     ];
     let states =

@@ -73,7 +73,7 @@ fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
 }
 
 #[test]
-fn whoever_does_something_else_is_stopped_and_nobody_is_given_it() {
+fn one_that_does_something_else_is_stopped_and_nobody_is_given_it() {
     let (mut relay, [zero, one]) = recovering();
     send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, zero).len(), 1);
@@ -181,9 +181,9 @@ fn time_that_went_on_without_a_frame_goes_on_again() {
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
     let bytes: Vec<u8> = relay.slices(one, &[]).flatten().copied().collect();
-    let told = bytes.chunks(HEADER_BYTES).map(|frame| Header::parse(frame).unwrap());
-    let told: Vec<_> = told.map(|it| (it.sequence, it.credit, it.delivered)).collect();
-    assert_eq!(told, [(0, 2, 0), (3, 0, 4_000_000), (1, 2, 17)]);
+    let replayed = bytes.chunks(HEADER_BYTES).map(|frame| Header::parse(frame).unwrap());
+    let replayed: Vec<_> = replayed.map(|it| (it.sequence, it.credit, it.delivered)).collect();
+    assert_eq!(replayed, [(0, 2, 0), (3, 0, 4_000_000), (1, 2, 17)]);
 }
 
 /// A relay of cluster 0 with endpoint 1, and a stream to the relay of cluster 1.
@@ -198,7 +198,7 @@ pub(super) fn with_a_peer() -> (Relay, LinkId, LinkId) {
 }
 
 #[test]
-fn what_was_lost_between_relays_while_an_endpoint_was_away_is_told_to_its_next_start() {
+fn what_was_lost_between_relays_while_an_endpoint_was_away_is_reported_to_its_next_start() {
     let (mut relay, one, stream) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
     send(&mut relay, one, frame(rank(1), far, 0, 10));
@@ -221,7 +221,7 @@ fn what_was_lost_between_relays_while_an_endpoint_was_away_is_told_to_its_next_s
 }
 
 #[test]
-fn whoever_waits_for_one_that_never_comes_back_is_told() {
+fn one_that_waits_for_one_that_never_comes_back_is_notified() {
     let (mut relay, one, stream) = with_a_peer();
     let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
     written(&mut relay, zero);
@@ -308,23 +308,23 @@ pub(super) fn rest(
     most: usize,
     mut between: impl FnMut(&mut Relay),
 ) -> Vec<(Kind, u64, u32)> {
-    let mut told = Vec::new();
+    let mut replayed = Vec::new();
     loop {
         let waiting = relay.ports().get(one).output.waiting_bytes();
         assert!(waiting <= most, "{waiting} bytes wait");
         let piece = written(relay, one);
         between(relay);
         if piece.is_empty() && !relay.recovery().has_replay_work() {
-            return told;
+            return replayed;
         }
-        told.extend(piece);
+        replayed.extend(piece);
         relay.replay_next();
         while relay.poll_flush().is_some() {}
     }
 }
 
 #[test]
-fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
+fn what_was_is_replayed_in_pieces_and_others_are_served_in_between() {
     let (mut relay, [zero, one]) = recovering();
     let mut expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
@@ -353,7 +353,7 @@ fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
 }
 
 #[test]
-fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
+fn one_that_is_killed_during_its_replay_gets_all_of_it_again() {
     let (mut relay, [zero, one]) = recovering();
     let expected = much(&mut relay, [zero, one]);
     let mut link = one;
@@ -379,7 +379,7 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
 }
 
 #[test]
-fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_besides() {
+fn one_that_falls_behind_replays_out_of_what_is_kept_and_little_waits_for_it_besides() {
     let (mut relay, [zero, one]) = recovering();
     let message = |n: u64| (Kind::Ack, n * 30_000, 0);
     for n in 0..100 {
@@ -398,7 +398,7 @@ fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_bes
 }
 
 #[test]
-fn one_that_is_given_up_before_it_has_done_anything_begins_anew_with_its_first_image() {
+fn one_that_is_given_up_before_it_has_done_anything_begins_again_with_its_first_image() {
     let (mut relay, [zero, one]) = recovering();
     relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
     relay.suspend(one);
@@ -435,7 +435,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
 }
 
 #[test]
-fn whoever_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_back() {
+fn one_that_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_back() {
     for is_replaying in [false, true] {
         let (mut relay, one, stream) = with_a_peer();
         let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
@@ -458,7 +458,7 @@ fn whoever_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_b
 }
 
 #[test]
-fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_again() {
+fn one_that_replays_hears_all_of_it_though_it_may_not_come_back_again() {
     let (mut relay, [zero, one]) = recovering();
     let expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
@@ -488,7 +488,7 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
 }
 
 #[test]
-fn one_that_stands_in_the_middle_is_told_what_came_after() {
+fn one_that_stands_in_the_middle_gets_the_replay_of_what_came_after() {
     let (mut relay, [zero, one]) = recovering();
     let size = frame(rank(0), rank(1), 0, 10).len() as u64;
     let mut places = Vec::new();
@@ -585,7 +585,7 @@ fn what_came_before_the_oldest_image_is_dropped() {
     assert!(relay.attach(rank(1), 1).is_err(), "there is no way from the beginning");
     let oldest = LogPosition { kept: 0, ..images[197] };
     let link = relay.attach_at(rank(1), 1, oldest).unwrap();
-    let told = written(&mut relay, link);
-    assert_eq!((told[0], told.len()), (opening(40), 1 + 2 * 40));
-    assert_eq!(told[1..3], [(Kind::Determinant, 7, 1), (Kind::Ack, 20 * 198, 0)]);
+    let replayed = written(&mut relay, link);
+    assert_eq!((replayed[0], replayed.len()), (opening(40), 1 + 2 * 40));
+    assert_eq!(replayed[1..3], [(Kind::Determinant, 7, 1), (Kind::Ack, 20 * 198, 0)]);
 }

@@ -501,7 +501,7 @@ mod tests {
         assert_eq!(trial.assess(PATIENCE, heard), PathHealth::Lost);
         assert!(!trial.monitor.is_open() && trial.monitor.size() == BASE_BYTES);
         let opened = (0..3).flat_map(|_| trial.turn()).any(|change| change == PathChange::Opened);
-        assert!(opened, "and is tried anew");
+        assert!(opened, "and is tried again");
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn advice_while(party: &mut Party, mut act: impl FnMut(&mut Party)) -> Vec<Advic
 }
 
 #[test]
-fn whoever_reads_a_counter_that_waits_for_nothing_never_parks() {
+fn one_that_reads_a_counter_that_waits_for_nothing_never_parks() {
     let mut party = Party::open();
     let advice = advice_while(&mut party, |party| assert!(party.engine.progress_for_counter()));
     assert!(!advice.contains(&Advice::Park));
@@ -30,7 +30,7 @@ fn whoever_reads_a_counter_that_waits_for_nothing_never_parks() {
 }
 
 #[test]
-fn whoever_posts_operations_never_parks() {
+fn one_that_posts_operations_never_parks() {
     let mut party = Party::open();
     let myself = party.av.insert(party.name());
     let advice = advice_while(&mut party, |party| {

@@ -48,7 +48,7 @@ fn a_peer_whose_first_address_leads_nowhere_is_called_at_a_further_one() {
 }
 
 #[test]
-fn whoever_refuses_at_its_first_address_is_gone_though_a_further_one_is_silent() {
+fn one_that_refuses_at_its_first_address_is_gone_though_a_further_one_is_silent() {
     let hole = Hole::at([127, 0, 0, 6]);
     let mut party = Party::open();
     let number = peer_at(
@@ -57,13 +57,13 @@ fn whoever_refuses_at_its_first_address_is_gone_though_a_further_one_is_silent()
         [127, 0, 0, 6],
     );
     party.send(number).unwrap();
-    let mut told = None;
+    let mut outcome = None;
     until(|| {
         party.engine.progress();
-        told = party.next();
-        told.is_some()
+        outcome = party.next();
+        outcome.is_some()
     });
-    assert_eq!(told, Some(Err(Errno(libc::ECONNRESET))));
+    assert_eq!(outcome, Some(Err(Errno(libc::ECONNRESET))));
 }
 
 #[test]

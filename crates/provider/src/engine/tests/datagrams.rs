@@ -79,7 +79,7 @@ impl Pair {
     }
 
     /// Replaces the addresses of both parties by an address without a listener.
-    fn hide_doors(&mut self) {
+    fn hide_listeners(&mut self) {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for party in [&mut self.one, &mut self.other] {
             party.engine.peers[Peer(0)].name = Some(name_at(closed, 1));
@@ -109,28 +109,28 @@ fn messages_of_all_sizes_go_in_datagrams() {
 
 /// Any process can send datagrams with any sender address.
 #[test]
-fn what_strangers_send_is_dropped() {
+fn what_unknown_senders_send_is_dropped() {
     let mut pair = Pair::open();
     let (to, token) = pair.other.engine.advertised_for_tests();
-    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let unknown = UdpSocket::bind("127.0.0.1:0").unwrap();
     let guess = PathProbe { size: PROBE_BYTES as u32, number: 1 };
     let frame = [&token.to_le_bytes()[..], &[0xff; 100]].concat();
     let sent: [&[u8]; 4] =
         [&[], &token.to_le_bytes()[..TOKEN_BYTES - 1], &guess.emit(!token, false), &frame];
     for datagram in sent {
-        stranger.send_to(datagram, to).unwrap();
+        unknown.send_to(datagram, to).unwrap();
     }
     let dropped = |pair: &Pair| pair.other.engine.datagrams.as_ref().unwrap().dropped();
     until(|| pair.turn() && dropped(&pair).0 >= 2);
-    stranger.set_nonblocking(true).unwrap();
-    assert!(stranger.recv(&mut [0; 64]).is_err(), "nobody answers");
+    unknown.set_nonblocking(true).unwrap();
+    assert!(unknown.recv(&mut [0; 64]).is_err(), "nobody answers");
     pair.exchange(100_000);
     assert_eq!(dropped(&pair).1, 0);
 }
 
 /// The corrupt bits are those that no checksum of UDP has detected.
 #[test]
-fn spoilt_datagrams_of_a_peer_count_as_lost() {
+fn corrupt_datagrams_of_a_peer_count_as_lost() {
     let mut pair = Pair::open();
     let junk: [&[u8]; 4] = [&[0xff; 60], &[1; 16], &[1; 40], &[7; 1400]];
     for bytes in junk {
@@ -168,7 +168,7 @@ fn closing_does_not_wait_for_a_peer_that_has_died() {
 #[test]
 fn a_line_alone_carries_and_its_connection_is_dialled_all_the_same() {
     let mut pair = Pair::open();
-    pair.hide_doors();
+    pair.hide_listeners();
     pair.cut_connection();
     pair.exchange(100_000);
     let start = Instant::now();
@@ -184,7 +184,7 @@ fn a_line_that_opens_is_used_whatever_is_being_dialled() {
         [SendState::Reconnecting, SendState::Dialling, SendState::DialQueued, SendState::AwaitRelay]
     {
         let mut pair = Pair::open();
-        pair.hide_doors();
+        pair.hide_listeners();
         pair.one.engine.close_udp_path_for_tests();
         pair.cut_connection();
         pair.one.engine.peers[Peer(0)].send_state = out;

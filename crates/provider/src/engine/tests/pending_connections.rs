@@ -7,16 +7,16 @@ use landbridge_proto::wire::hello::OPEN_BYTES;
 
 use super::*;
 
-const STRANGERS: usize = 300;
+const OTHERS: usize = 300;
 
 /// Runs in a process of its own, whose standard error is the log.
 #[test]
-fn strangers_without_number_cost_a_few_lines_that_count_them_all() {
-    const CHILD: &str = "LANDBRIDGE_TEST_STRANGERS";
+fn connections_without_number_of_other_processes_cost_a_few_lines_that_count_them_all() {
+    const CHILD: &str = "LANDBRIDGE_TEST_OTHERS";
     if std::env::var_os(CHILD).is_some() {
         return be_visited();
     }
-    let name = "strangers_without_number_cost_a_few_lines_that_count_them_all";
+    let name = "connections_without_number_of_other_processes_cost_a_few_lines_that_count_them_all";
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--nocapture", "--exact", &format!("engine::tests::pending_connections::{name}")]);
     let began = Instant::now();
@@ -32,14 +32,14 @@ fn strangers_without_number_cost_a_few_lines_that_count_them_all() {
         before.rsplit(' ').next().unwrap().parse().unwrap()
     };
     let counted: usize = others.iter().map(count).sum();
-    assert_eq!(first.len() + counted, STRANGERS, "{log}");
+    assert_eq!(first.len() + counted, OTHERS, "{log}");
     assert!(lines.len() <= 2 * (seconds + 2), "{} lines in {seconds} s: {log}", lines.len());
 }
 
 fn be_visited() {
     let mut party = Party::open();
     let address = SocketAddr::from(([127, 0, 0, 1], Name::parse(&party.name()).unwrap().port));
-    for _ in 0..STRANGERS {
+    for _ in 0..OTHERS {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&[b'G'; OPEN_BYTES]).unwrap();
         stream.set_nonblocking(true).unwrap();

@@ -101,7 +101,7 @@ fn message_frame() -> Vec<u8> {
 /// The corrupt frame is also counted when it arrives in parts, and when its path is closed and
 /// dialled again.
 #[test]
-fn what_arrives_spoilt_over_tcp_is_counted_for_its_path() {
+fn what_arrives_corrupt_over_tcp_is_counted_for_its_path() {
     let (mut party, peer, id, _taken, mut far) = linked();
     party.engine.links[id].as_mut().unwrap().sum = Checksum::Crc32c;
     let path_of = |party: &Party| party.engine.paths_of(peer)[0].clone();

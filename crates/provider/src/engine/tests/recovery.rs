@@ -45,10 +45,10 @@ impl Recorded {
     /// other frames.
     fn start_again(determinants: &[Vec<u8>], sent: u64) -> Recorded {
         let mut again = Recorded::start();
-        let told = Header::parse(&determinants[0]).unwrap();
+        let determinant = Header::parse(&determinants[0]).unwrap();
         let mut opening = [0; HEADER_BYTES];
         let credit = determinants.len() as u32;
-        Header { sequence: 0, credit, delivered: sent, ..told }.emit(&mut opening);
+        Header { sequence: 0, credit, delivered: sent, ..determinant }.emit(&mut opening);
         assert!(again.relay.send(&opening, &[]));
         for determinant in determinants {
             assert!(again.relay.send(determinant, &[]));
@@ -84,14 +84,14 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     first.party.send(first.number).unwrap();
     first.poll(3);
     let before = first.sent();
-    assert_eq!(kinds(&before), [Kind::Message], "nothing is told of polls in vain");
+    assert_eq!(kinds(&before), [Kind::Message], "no determinant of polls in vain");
     first.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     first.poll(3);
     let asked = first.sent();
     assert_eq!(
         kinds(&asked),
         [Kind::Determinant, Kind::StatusRequest],
-        "told in front of what follows"
+        "the determinant precedes what follows"
     );
     let determinant = Header::parse(&asked[0]).unwrap();
     assert_eq!((determinant.sequence, determinant.credit), (4, 0));

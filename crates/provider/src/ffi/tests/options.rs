@@ -24,7 +24,7 @@ fn with_selective_completion_message_calls_count_their_own_flags_only() {
 }
 
 #[test]
-fn without_it_everything_but_injects_is_told() {
+fn without_it_everything_but_injects_is_reported() {
     let stack = bound(SEND | RECV, 0);
     // SAFETY: the endpoint is open.
     let ep = unsafe { endpoint(stack.ep) };

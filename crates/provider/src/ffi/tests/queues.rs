@@ -71,18 +71,18 @@ fn a_poll_set_names_those_with_news() {
         assert_eq!((ops.poll_open)(stack.domain, &mut attr, &mut set, none), 0);
         let context: *mut c_void = ptr::without_provenance_mut(77);
         assert_eq!((ops.cntr_open)(stack.domain, ptr::null_mut(), &mut cntr, context), 0);
-        let (ops, mut told) = (&*(*set).ops, [none; 2]);
+        let (ops, mut reported) = (&*(*set).ops, [none; 2]);
         assert_eq!((ops.add)(set, stack.cq.cast(), 0), 0);
         assert_eq!((ops.add)(set, cntr.cast(), 0), 0);
         assert_eq!((ops.add)(set, stack.av.cast(), 0), EINVAL);
-        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 2), 0);
+        assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 2), 0);
         ((*(*cntr).ops).add)(cntr, 1);
-        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 0), 0, "no room, nothing told");
-        assert_eq!(((ops.poll)(set, told.as_mut_ptr(), 2), told[0]), (1, context));
-        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 2), 0, "told once");
+        assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 0), 0, "no room, nothing reported");
+        assert_eq!(((ops.poll)(set, reported.as_mut_ptr(), 2), reported[0]), (1, context));
+        assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 2), 0, "reported once");
         assert_eq!((ops.del)(set, cntr.cast(), 0), 0);
         ((*(*cntr).ops).add)(cntr, 1);
-        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 2), 0);
+        assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 2), 0);
         for fid in [cntr.cast::<Fid>(), set.cast()] {
             assert_eq!(((*(*fid).ops).close)(fid), 0);
         }

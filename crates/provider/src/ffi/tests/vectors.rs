@@ -27,7 +27,7 @@ fn addresses_get_numbers_in_order_and_come_back() {
 }
 
 #[test]
-fn bad_socket_addresses_are_told_one_by_one() {
+fn bad_socket_addresses_are_reported_one_by_one() {
     let stack = Stack::open(Some("9228"));
     let good = crate::resolve::sockaddr_bytes("10.0.0.1:80".parse().unwrap());
     let portless = crate::resolve::sockaddr_bytes("10.0.0.1:0".parse().unwrap());
