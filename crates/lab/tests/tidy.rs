@@ -43,7 +43,7 @@ const REPLACED_WORDS: [(&str, &str, usize); 16] = [
     ("anew", "restarted, or again", 0),
     ("whoever", "the process, rank or peer that", 0),
     ("telling", "replay", 0),
-    ("told", "replayed, or notified", 18),
+    ("told", "replayed, or notified", 13),
 ];
 
 /// Lines of more than so many columns, most of them comments, and how many there still are: as above.
