@@ -128,13 +128,14 @@ REASONS = {
     "handler": r"a handler of a signal writes FOLDER/handler\.of",
     "grandchild": r"a program that it has started opens FOLDER/grandchild\.of\S+ for writing",
     "child-look": r"a program that it has started looks for FOLDER/child-look\.flag",
-    "socket": r"it sends by a socket",
+    "socket": r"it binds a socket, which is not recorded",
     "shmat": r"it attaches shared memory \(shmat\)",
     "signal": r"another process has sent it signal 10|it sends a signal to another process",
     "inotify": r"it watches files for changes \(inotify\)",
     "ioctl": r"it uses ioctl\(2\) 0x541b on FOLDER/ioctl\.of",
     "thread-lock": r"another thread than the first locks FOLDER/thread-lock\.of",
     "thread-copy": r"another thread than the first reads \S+, which the rank has open",
+    "mmap-private": r"it maps FOLDER/mmap-private\S+, which is changed while the job runs",
     "thread-close": r"another thread than the first closes a file that the rank has open",
     "map-stored": r"it maps FOLDER/map-stored\S+(?: shared and writable|, which is changed while the job runs)",
     "longjmp-clock": r"a signal handler has jumped out of a call that was being recorded",
@@ -149,7 +150,6 @@ REASONS = {
 # What a restarted rank of a refused row says where the call itself could be recorded: only its
 # replay shows that the file has changed since.
 REPLAY_REASONS = {
-    "mmap-private": r"FOLDER/mmap-private\.of\S+, which it had mapped, has changed since",
     "map-held": r"FOLDER/map-held\.of\S+, which it had mapped, has changed since",
     "map-stored-later": r"FOLDER/map-stored-later\.of\S+, which it had mapped, has changed since",
     "truncate-chance": r"its change of a name of FOLDER/truncate-chance\.of",
@@ -472,7 +472,7 @@ def missing_reason(case: Case, output: str) -> str:
         return ""
     if reason := REPLAY_REASONS.get(row.name):
         # With images the agent has the reason from the look before the next image.
-        seen_before = reason.replace("which it had mapped", "which")
+        seen_before = reason.replace(", which it had mapped, ", ", which ")
         own = rf"Warn: this process cannot go on: {reason}|cannot be restarted: it has mapped {seen_before}"
         return "" if re.search(own, output) else "NOT ITS OWN REASON"
     if not (reason := REASONS.get(row.name)):
