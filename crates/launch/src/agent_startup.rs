@@ -115,6 +115,7 @@ mod tests {
             first_rank: 0,
             rank_count: 0,
             slots: 0,
+            machine_ranks: 0,
             is_spare: false,
             spares: Vec::new(),
             relay_unix: None,

@@ -30,7 +30,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -99,6 +99,9 @@ pub struct Node {
     pub rank_count: u32,
     /// Number of processes that the host can take; with 0 the host takes no spawned processes.
     pub slots: u32,
+    /// Ranks on this node's machine, on which local nodes of other clusters may be as well.
+    #[serde(default)]
+    pub machine_ranks: u32,
     /// Whether the node takes the ranks of a lost node.
     pub is_spare: bool,
     /// The other nodes that may take this node's ranks.

@@ -58,6 +58,30 @@ pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Resul
     }
 }
 
+/// Writes to each node how many ranks its machine has ([`Node::machine_ranks`]).
+pub fn count_machine_ranks(clusters: &mut [Node]) {
+    let here = clusters.iter().filter(|cluster| !cluster.remote).map(ranks_of_machine);
+    let here = here.fold(0, u32::saturating_add);
+    for cluster in clusters {
+        let ranks = if cluster.remote { ranks_of_machine(cluster) } else { here };
+        write_machine_ranks(cluster, ranks);
+    }
+}
+
+/// Ranks of this node and of the nodes below that are on its machine.
+fn ranks_of_machine(node: &Node) -> u32 {
+    let below = node.children.iter().filter(|child| !child.remote).map(ranks_of_machine);
+    below.fold(node.rank_count, u32::saturating_add)
+}
+
+fn write_machine_ranks(node: &mut Node, ranks: u32) {
+    node.machine_ranks = ranks;
+    for child in &mut node.children {
+        let ranks = if child.remote { ranks_of_machine(child) } else { ranks };
+        write_machine_ranks(child, ranks);
+    }
+}
+
 /// Whether at least two clusters have ranks on this machine.
 fn shares_a_machine(clusters: &[Node]) -> bool {
     let is_here = |cluster: &&Node| !cluster.remote && cluster.total_ranks() > 0;
@@ -88,22 +112,7 @@ mod tests {
     use super::*;
 
     fn node(rank_count: u32, slots: u32, remote: bool, children: Vec<Node>) -> Node {
-        let text = String::new;
-        Node {
-            cluster: 0,
-            cluster_name: text(),
-            name: text(),
-            address: None,
-            first_rank: 0,
-            rank_count,
-            slots,
-            is_spare: false,
-            spares: Vec::new(),
-            relay_unix: None,
-            remote,
-            spawn: Vec::new(),
-            children,
-        }
+        Node { rank_count, slots, remote, children, ..Node::default() }
     }
 
     #[test]
@@ -126,6 +135,23 @@ mod tests {
             auto(&[node(0, 4, true, vec![node(4, 4, false, Vec::new())])], 1),
             LocalTransport::Library
         );
+    }
+
+    #[test]
+    fn ranks_are_counted_by_machine() {
+        let here = |ranks, children| node(ranks, ranks, false, children);
+        let elsewhere = |ranks, children| node(ranks, ranks, true, children);
+        let mut clusters = [
+            here(2, vec![elsewhere(8, Vec::new()), here(1, Vec::new())]),
+            here(4, Vec::new()),
+            elsewhere(16, vec![here(3, Vec::new())]),
+        ];
+        count_machine_ranks(&mut clusters);
+        let counted =
+            |node: &Node| node.hosts().iter().map(|n| n.machine_ranks).collect::<Vec<_>>();
+        assert_eq!(counted(&clusters[0]), [7, 8, 7]);
+        assert_eq!(counted(&clusters[1]), [7]);
+        assert_eq!(counted(&clusters[2]), [19, 19]);
     }
 
     #[test]

@@ -136,6 +136,7 @@ pub fn plan(
         // Hosts outside of the job need not reach the ranks of a job on one host.
         nodes.iter_mut().for_each(|node| node.address = Some(LOOPBACK.into()));
     }
+    crate::local::count_machine_ranks(&mut nodes);
     let (relays, relay_order) = plan_relays(topology, &used, job)?;
     let mut blocks: Vec<_> =
         nodes.iter().flat_map(Node::hosts).filter(|n| n.rank_count > 0).collect();
@@ -282,6 +283,7 @@ impl ClusterLayout<'_> {
             first_rank,
             rank_count,
             slots: self.slots[index],
+            machine_ranks: 0,
             is_spare: self.recovers && self.spares[index],
             spares: Vec::new(),
             relay_unix: self.unix.clone().filter(|_| on_top),

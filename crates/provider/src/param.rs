@@ -21,6 +21,8 @@ pub struct Knob(&'static Setting);
 
 pub const LOG: Knob = Knob(&setting::LOG);
 pub const PATHS: Knob = Knob(&setting::PATHS);
+/// Values: `auto`, `own` or `library`. The launcher writes what holds for this process.
+pub const LOCAL: Knob = Knob(&setting::LOCAL);
 /// Values: `off` or `on`.
 pub const UDP: Knob = Knob(&setting::UDP);
 /// Values: `cubic` or `bbr`.
@@ -156,6 +158,7 @@ mod tests {
         let here = [
             LOG,
             PATHS,
+            LOCAL,
             UDP,
             CONGESTION,
             RAILS,

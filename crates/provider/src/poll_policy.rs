@@ -12,7 +12,9 @@
 //! the endpoints in turn, and an event of any endpoint ends the waiting of the thread.
 //!
 //! What may never happen: a program that computes between polls sleeps. Only polls that follow each
-//! other without a gap form a streak, and only a long streak parks.
+//! other without a gap form a streak, and only a long streak parks. Where the MPI library carries
+//! messages inside a node, no streak parks: the message that ends the waiting may be one that the
+//! provider never sees.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -64,6 +66,8 @@ pub struct PollContext {
     pub has_own_processor: bool,
     /// A relay of this node must run before anything can arrive.
     pub waits_for_relay: bool,
+    /// The awaited message may be one that the MPI library carries, which ends no streak here.
+    pub library_carries_local: bool,
     /// The program has done something other than polling since its last poll.
     pub has_posted: bool,
 }
@@ -177,6 +181,9 @@ impl PollPolicy {
             return Advice::GoOn;
         }
         let waited = self.clock.micros(now.wrapping_sub(streak.since));
+        if around.library_carries_local {
+            return Self::advise_beside_library(streak.polls, waited, around.has_own_processor);
+        }
         match around.has_own_processor {
             true => Self::advise_exclusive(waited, around.waits_for_relay),
             false => self.advise_oversubscribed(now, waited, gap),
@@ -220,6 +227,15 @@ impl PollPolicy {
         } else {
             Advice::GoOn
         }
+    }
+
+    /// Advises a loop whose message the library may carry. On a shared processor every poll yields,
+    /// because the sender may need the processor. Otherwise one poll of [`POLLS_MIN`] yields, for
+    /// processes that the launcher did not count, such as relays.
+    #[inline]
+    fn advise_beside_library(polls: u32, waited: u64, has_own_processor: bool) -> Advice {
+        let is_due = !has_own_processor || polls.is_multiple_of(POLLS_MIN);
+        if is_due && waited > PURE_SPIN_MICROS { Advice::Yield } else { Advice::GoOn }
     }
 
     fn advise_oversubscribed(&mut self, now: u64, waited: u64, gap: u64) -> Advice {
@@ -453,8 +469,12 @@ mod tests {
     use super::*;
 
     const CLOCK: Clock = Clock { ticks_per_micro: 1 };
-    const ALONE: PollContext =
-        PollContext { has_own_processor: true, waits_for_relay: false, has_posted: false };
+    const ALONE: PollContext = PollContext {
+        has_own_processor: true,
+        waits_for_relay: false,
+        library_carries_local: false,
+        has_posted: false,
+    };
     const CROWD: PollContext = PollContext { has_own_processor: false, ..ALONE };
 
     /// Advice for `count` polls without result, one per microsecond, from microsecond `from` on.
@@ -471,6 +491,21 @@ mod tests {
         assert!(advice[..=pure].iter().all(|&a| a == Advice::GoOn));
         assert!(advice[pure + 1..last].iter().all(|&a| a == Advice::Yield));
         assert_eq!(advice[last], Advice::Park);
+    }
+
+    #[test]
+    fn a_loop_that_may_wait_for_the_library_never_parks() {
+        let beside = PollContext { library_carries_local: true, ..ALONE };
+        let with_relay = PollContext { waits_for_relay: true, ..beside };
+        let shared = PollContext { has_own_processor: false, ..beside };
+        let count = 3 * SPIN_MICROS;
+        for (around, one_in) in [(beside, POLLS_MIN), (with_relay, POLLS_MIN), (shared, 1)] {
+            let advice = poll(&mut PollPolicy::new(CLOCK), 100, count, around);
+            assert!(!advice.contains(&Advice::Park), "one in {one_in}");
+            let yields = advice.iter().filter(|&&a| a == Advice::Yield).count() as u64;
+            let wanted = (count - PURE_SPIN_MICROS) / u64::from(one_in);
+            assert!(yields.abs_diff(wanted) <= 2, "{yields} yields, wanted {wanted}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 """Measures the cost of waiting. Prints `name: number` lines on rank 0 or 1.
 
-Usage: waiting.py collectives | blocked | pressed | computing
+Usage: waiting.py collectives | blocked | pressed | computing | turns
 """
 
 import sys
@@ -18,6 +18,7 @@ WAKE_GAP_S = 0.15
 # repetitions of each measurement.
 PIECES, REPEATS = 150, 7
 LOOPS = 20_000
+TURNS = 2000
 
 
 def collectives():
@@ -129,6 +130,24 @@ def computing():
         if WORLD.rank == 1:
             WORLD.Send(bytearray(8), 0, 1)
     WORLD.Barrier()
+
+
+def turns():
+    """Ranks 0 and 1 send 8 bytes in turns; the median time of one message."""
+    block, took = numpy.zeros(8, numpy.uint8), []
+    WORLD.Barrier()
+    for _ in range(TURNS if WORLD.rank < 2 else 0):
+        start = time.perf_counter()
+        if WORLD.rank == 0:
+            WORLD.Send(block, 1)
+            WORLD.Recv(block, 1)
+        else:
+            WORLD.Recv(block, 0)
+            WORLD.Send(block, 0)
+        took.append(time.perf_counter() - start)
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        print(f"turn: {1e6 * sorted(took)[TURNS // 2] / 2:.2f}", flush=True)
 
 
 globals()[sys.argv[1]]()

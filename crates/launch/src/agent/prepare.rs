@@ -77,6 +77,7 @@ mod tests {
             advice: None,
             family,
             is_direct: true,
+            leaves_local_to_library: false,
             is_ours: true,
             unrecorded: None,
         };

@@ -52,8 +52,10 @@ pub struct LaunchSpec<'a> {
     pub size: u32,
     pub task: &'a Task,
     pub plan: &'a mpi::ProgramPlan,
-    /// Processes of the job on this host, if they were counted.
-    pub neighbours: Option<u32>,
+    /// Processes of the job on this machine.
+    pub machine_processes: u32,
+    /// Processes of the group on this node, to which the MPI library may carry messages itself.
+    pub node_processes: u32,
     /// Number of the incarnation ([`PmiReplay::incarnation`]); `None` for a rank that may not be
     /// restarted.
     pub incarnation: Option<u32>,
@@ -457,11 +459,14 @@ fn contract_variables(
             variables.extend(address.map(|address| ("LANDBRIDGE_ADDRESS", address)));
         }
     }
-    if let Some(neighbours) = start.neighbours {
-        variables.push(("LANDBRIDGE_NODE_SIZE", neighbours.to_string()));
-    }
-    if let Some(incarnation) = start.incarnation {
-        variables.push(("LANDBRIDGE_INCARNATION", same_length(incarnation)));
+    let is_left = start.plan.leaves_local_to_library && start.node_processes > 1;
+    variables.push(("LANDBRIDGE_LOCAL", if is_left { "library" } else { "own" }.into()));
+    match start.incarnation {
+        Some(incarnation) => {
+            variables.push(("LANDBRIDGE_INCARNATION", same_length(incarnation)));
+            variables.push(("LANDBRIDGE_NODE_SIZE", same_length(start.machine_processes)));
+        }
+        None => variables.push(("LANDBRIDGE_NODE_SIZE", start.machine_processes.to_string())),
     }
     if !relay.is_empty() {
         let unix = node.relay_unix.iter().map(|name| format!("unix:{name}"));

@@ -14,6 +14,7 @@ fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
         first_rank,
         rank_count: 2,
         slots: 3,
+        machine_ranks: 0,
         is_spare: false,
         spares: Vec::new(),
         relay_unix: None,

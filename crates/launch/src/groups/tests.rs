@@ -12,6 +12,7 @@ fn node(cluster: u32, name: &str, first_rank: u32, rank_count: u32, slots: u32) 
         first_rank,
         rank_count,
         slots,
+        machine_ranks: 0,
         is_spare: false,
         spares: Vec::new(),
         relay_unix: None,

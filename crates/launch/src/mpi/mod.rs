@@ -46,6 +46,8 @@ pub struct ProgramPlan {
     /// The program itself uses an MPI library that speaks to this process manager, so the program
     /// is no wrapper of another program.
     pub is_direct: bool,
+    /// The library carries the messages between ranks of a node.
+    pub leaves_local_to_library: bool,
     /// All messages of the program go through the provider.
     pub is_ours: bool,
     /// Why the interposer is not loaded into the program, so that nothing of it can be recorded.
@@ -120,6 +122,7 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     set_provider(&mut environment, job.provider.as_deref())?;
     let local = if job.provider.is_some() { LocalTransport::Own } else { job.local };
     set_library(&mut environment, found.as_ref(), local);
+    let leaves_local_to_library = leaves_local_to_library(&environment);
     if job.size > 1 && !is_direct {
         let (name, value) = NO_OPEN_MPI;
         environment.insert(name.into(), value.into());
@@ -142,9 +145,17 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
         advice,
         family,
         is_direct,
+        leaves_local_to_library,
         is_ours,
         unrecorded,
     })
+}
+
+/// Whether the variables of a library ([`set_library`]) leave the messages inside a node to it.
+fn leaves_local_to_library(environment: &Environment) -> bool {
+    let value = |name| variable(environment, name).to_string_lossy().to_ascii_lowercase();
+    ["0", "no", "false", "off", "disable"].contains(&value("MPIR_CVAR_NOLOCAL").as_str())
+        || value("I_MPI_FABRICS").starts_with("shm")
 }
 
 /// The line that says which MPI library `program` uses.
@@ -420,6 +431,8 @@ mod tests {
             let mut environment = Environment::new();
             set_library(&mut environment, Some(&found(family)), local);
             assert_eq!(variable(&environment, name), value, "{family:?}, {local:?}");
+            let is_left = local.is_left_to(family);
+            assert_eq!(leaves_local_to_library(&environment), is_left, "{family:?}, {local:?}");
         }
     }
 

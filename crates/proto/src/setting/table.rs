@@ -36,10 +36,12 @@ pub const LOCAL: Setting = Setting {
     unit: "auto, own or library",
     kind: SettingKind::Choice(&["auto", "own", "library"]),
     scope: Scope::Job,
-    readers: &[Reader::Launcher],
-    description: "Who carries messages between ranks of one node. `library`: the shared memory of the MPI library; only \
-               with it do these ranks share windows (`MPI_Win_allocate_shared`). `own`: the provider, which \
-               `--recover` needs. `auto`: the library, if every rank has a core of its own.",
+    readers: &[Reader::Process, Reader::Launcher],
+    description: "Who carries messages between ranks of one node. `library`: the shared memory of \
+               the MPI library; only with it do these ranks share windows \
+               (`MPI_Win_allocate_shared`). Ranks that wait then look without sleeping, as under \
+               the library's own launcher. `own`: the provider, which `--recover` needs. `auto`: \
+               the library, if every rank has a core of its own.",
 };
 pub const UDP: Setting = Setting {
     name: "udp",

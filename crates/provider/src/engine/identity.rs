@@ -36,6 +36,9 @@ pub struct Identity {
     pub paths: Paths,
     /// Number of processes on this node, if known.
     pub local_size: Option<u32>,
+    /// The MPI library carries the messages to other processes of this node. The provider sees
+    /// nothing of these messages, so polls without result say nothing about them.
+    pub library_carries_local: bool,
     /// Number that distinguishes this process from other processes of this node, if known.
     pub placement_index: Option<u32>,
     /// Checksum of frames that cross a network.
@@ -117,6 +120,7 @@ impl Identity {
             relays,
             paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
             local_size: local_size()?,
+            library_carries_local: library_carries_local()?,
             placement_index: index.or_else(placement_index),
             integrity,
             integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Checksum::Off },
@@ -400,6 +404,28 @@ fn local_size() -> Result<Option<u32>, String> {
     Ok(count.map(|count| count as u32))
 }
 
+/// As the launcher says. Under the libraries' own launchers, the variables of MPICH and Intel MPI
+/// decide as they decide for the library; Open MPI sends everything through the provider.
+fn library_carries_local() -> Result<bool, String> {
+    let word = param::LOCAL.word()?;
+    if word != "auto" {
+        return Ok(word == "library");
+    }
+    let is_hydra = number_in_any(&["MPI_LOCALNRANKS"]).is_some_and(|count| count > 1);
+    Ok(is_hydra && leaves_local_to_library(|name| std::env::var(name).ok()))
+}
+
+/// Whether the variables of MPICH and of Intel MPI leave the messages inside a node to the library,
+/// as both libraries do by default.
+fn leaves_local_to_library(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let is_off = |text: String| {
+        ["0", "no", "false", "off", "disable"].contains(&text.to_ascii_lowercase().as_str())
+    };
+    let has_shm = |text: String| text.to_ascii_lowercase().starts_with("shm");
+    variable("MPIR_CVAR_NOLOCAL").is_none_or(is_off)
+        && variable("I_MPI_FABRICS").is_none_or(has_shm)
+}
+
 fn placement_index() -> Option<u32> {
     number_in_any(&["PMI_RANK", "PMIX_RANK", "SLURM_PROCID"]).map(|rank| rank as u32)
 }
@@ -420,6 +446,18 @@ mod tests {
         );
         assert!(matches!(parse_relay_address("tcp:127.0.0.1:7711"), Ok(RelayAddress::Tcp(_))));
         assert!(parse_relay_address("udp:1").unwrap_err().contains("udp:1"));
+    }
+
+    #[test]
+    fn variables_of_the_libraries_say_who_carries_what_stays_on_a_node() {
+        let is_left = |set: &[(&str, &str)]| {
+            leaves_local_to_library(|name| {
+                set.iter().find(|(of, _)| *of == name).map(|(_, value)| value.to_string())
+            })
+        };
+        assert!(is_left(&[]));
+        assert!(is_left(&[("MPIR_CVAR_NOLOCAL", "0")]) && !is_left(&[("MPIR_CVAR_NOLOCAL", "1")]));
+        assert!(is_left(&[("I_MPI_FABRICS", "shm:ofi")]) && !is_left(&[("I_MPI_FABRICS", "ofi")]));
     }
 
     #[test]

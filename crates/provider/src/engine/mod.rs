@@ -218,7 +218,7 @@ impl Engine {
             liveness: liveness::LivenessCheck::new(),
             datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
             replay: None,
-            poll_state: PollState::new(identity.local_size.unwrap_or(identity.size)),
+            poll_state: PollState::new(identity),
         };
         let start = engine.poll_state.time();
         engine.replay = identity.recovers.then(|| replay::Replay::new(start));

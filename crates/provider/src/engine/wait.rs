@@ -24,6 +24,7 @@ use crate::sync::Sleep;
 use super::Engine;
 use super::dialling::EventToken;
 use super::handshake::Carrier;
+use super::identity::Identity;
 
 /// Polls that are no further apart than this come from a loop that does nothing else. MPICH yields
 /// the processor between its polls, a system call that takes longer than many looks at a ring.
@@ -61,6 +62,8 @@ pub struct PollState {
     pub(super) clock: Clock,
     /// Every process of the node has a processor of its own, as far as is known.
     has_room: bool,
+    /// The thread may wait for a message that the MPI library carries; see [`Identity`].
+    library_carries_local: bool,
     /// Epoll watches the eventfd that wakes sleeping threads.
     is_wakeup_watched: bool,
     /// Token of the thread that polled last; 0 before the first poll.
@@ -82,13 +85,14 @@ pub struct PollState {
 }
 
 impl PollState {
-    /// The state for a node on which `processes` processes share the processors.
-    pub fn new(processes: u32) -> Self {
+    pub fn new(identity: &Identity) -> Self {
+        let processes = identity.local_size.unwrap_or(identity.size);
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         let clock = Clock::get();
         Self {
             clock,
             has_room: processes <= processors,
+            library_carries_local: identity.library_carries_local,
             is_wakeup_watched: false,
             driver: 0,
             has_posted: false,
@@ -111,6 +115,13 @@ impl PollState {
     #[inline]
     fn has_own_processor(&self) -> bool {
         self.has_room && self.clock.now() >= OVERSUBSCRIBED_UNTIL.load(Ordering::Relaxed)
+    }
+
+    /// Whether a poll without result looks again before it returns. Where the library carries
+    /// messages too, the library looks for them next.
+    #[inline]
+    fn looks_again(&self) -> bool {
+        !self.library_carries_local && self.has_own_processor()
     }
 
     /// Whether the last epoll call is longer ago than [`EPOLL_GAP_MICROS`].
@@ -142,7 +153,7 @@ impl Engine {
         }
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
         let mut events = self.poll_once();
-        if events == 0 && !returns_at_once && self.poll_state.has_own_processor() {
+        if events == 0 && !returns_at_once && self.poll_state.looks_again() {
             events = self.spin_once_more();
         }
         let now = self.poll_state.clock.now();
@@ -171,6 +182,7 @@ impl Engine {
         PollContext {
             has_own_processor: self.poll_state.has_own_processor(),
             waits_for_relay,
+            library_carries_local: self.poll_state.library_carries_local,
             has_posted: std::mem::take(&mut self.poll_state.has_posted),
         }
     }
