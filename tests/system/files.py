@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,7 +270,8 @@ def every_case(options) -> list[Case]:
                 # over two clusters.
                 if not options.all and (bool(words) != has_images or is_seldom and has_images):
                     continue
-                for kind in [rows[0].kind] if rows[0].kind else kinds:
+                inside = ["within writes"] * (name == "mpiio")
+                for kind in [rows[0].kind] if rows[0].kind else [*kinds, *inside]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
             if rows[0].outcome == RIGHT and (options.all or name == "libc"):
@@ -324,15 +326,51 @@ def at_the_change(chance) -> list:
     return [(at(7, chance.uniform(0.0, 0.1)), 1)]
 
 
-KINDS = {"rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
+def within_writes(chance) -> "WithinWrites":
+    ways = ["before", "after", str(chance.randrange(2000)), str(chance.randrange(2000))]
+    stops = [f"{rank}:{chance.randrange(10, 120)}:{way}" for rank, way in enumerate(chance.sample(ways, RANKS))]
+    kills = [1] * RANKS
+    kills[chance.randrange(RANKS)] += 1
+    return WithinWrites(",".join(stops), kills)
+
+
+@dataclass
+class WithinWrites:
+    """Kills ranks that have stopped themselves inside a call of MPI that writes a file (within.h),
+    one of them again when its replay has come there. `kills`: those of each rank."""
+
+    stops: str
+    kills: list[int]
+
+    def __len__(self) -> int:
+        return sum(self.kills)
+
+    def run(self, is_over: threading.Event) -> None:
+        """Kills stopped ranks that have kills left, and resumes the others."""
+        left = list(self.kills)
+        while not is_over.wait(0.01):
+            for rank in range(RANKS):
+                for pid in filter(is_stopped, recovery.pids_of(rank)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL if left[rank] else signal.SIGCONT)
+                    left[rank] = max(left[rank] - 1, 0)
+
+
+def is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return False
+
+
+KINDS = {"within writes": within_writes, "rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
 
 
 # --- one job
 
 
 def play(options, programs: Programs, case: Case, kills, *words):
-    """Exit code, all output, and the final content of the files. `kills` are those of ranks, or a
-    moment at which a node is lost."""
+    """Exit code, all output, and the final content of the files. `kills` are those of ranks, or
+    WithinWrites, or a moment at which a node is lost."""
     with tempfile.TemporaryDirectory(dir=programs.folder) as folder:
         program = [*programs.command(case.rows[0].program), folder, str(STEPS), ",".join(row.name for row in case.rows)]
         if shell := case.rows[0].shell:
@@ -342,6 +380,14 @@ def play(options, programs: Programs, case: Case, kills, *words):
         if isinstance(kills, float):
             through = [sys.executable, str(common.PROGRAMS / "through_pipes.py")]
             code, _, output = nodes.lab_job(options, program, loss(case, kills), words, "step 4", through if case.is_cut else ())
+        elif isinstance(kills, WithinWrites):
+            is_over = threading.Event()
+            killer = threading.Thread(target=kills.run, args=[is_over])
+            killer.start()
+            stops = {"ROWS_STOPPED": kills.stops}
+            code, _, output = recovery.job(options, program, [], *words, limit_s=LIMIT_S, environment=stops)
+            is_over.set()
+            killer.join()
         else:
             code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
         return code, output.replace(folder, "FOLDER"), contents(Path(folder))

@@ -1,9 +1,10 @@
 /* Rows of MPI's own file calls: individual, collective, with views, by shared pointer,
- * non-blocking. See rows.h.
+ * non-blocking. See rows.h; within.h can stop a rank inside a write.
  *
  * The name of a row may end with a colon and a value of `romio_cb_write`: automatic, enable,
  * disable. */
 #include "rows.h"
+#include "within.h"
 
 #define PIECE 1024
 
