@@ -172,6 +172,9 @@ class Case:
     is_silent: bool = False
     # the connection of the node's agent is cut, and the ranks of the node go on for a while
     is_cut: bool = False
+    # What each node has for itself (programs/apart.py), and what follows for a lost one.
+    apart: str = ""
+    outcome: str = RIGHT
 
 
 def main() -> int:
@@ -279,10 +282,24 @@ def every_case(options) -> list[Case]:
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
             if rows[0].outcome == RIGHT and (options.all or name == "libc") and not has_images:
                 cases.append(Case(f"{name}, the agent of a node is cut off", rows, "", nodes.SPARE, False, is_lost=True, is_cut=True))
+            if name == "libc":
+                cases += apart_cases(rows, start, has_images)
             if options.all and rows[0].outcome == RIGHT and not has_images:
                 words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
                 cases.append(Case(f"{name}, a node falls silent", rows, "", words, False, is_lost=True, is_silent=True))
     return cases
+
+
+def apart_cases(rows: list[Row], start: str, has_images: bool) -> list[Case]:
+    """A node is lost that has more for itself than its processes. With a disk of its own, what its
+    ranks have written and closed is lost with it."""
+    rows = [row for row in rows if row.name == "append"]
+    ways = [("a disk", "disk", REFUSED), ("a kernel", "kernel", RIGHT), ("a disk and a kernel", "disk,kernel", REFUSED)]
+    return [
+        Case(f"libc, a node with {what} of its own is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True, apart=apart, outcome=outcome)
+        for what, apart, outcome in ways
+        if rows
+    ]
 
 
 def groups(options) -> dict[str, list[Row]]:
@@ -378,8 +395,7 @@ def play(options, programs: Programs, case: Case, kills, *words):
         if case.rows[0].wrapper:
             program = [f"{program[0]}-wrapper", *program]
         if isinstance(kills, float):
-            through = [sys.executable, str(common.PROGRAMS / "through_pipes.py")]
-            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, "step 4", through if case.is_cut else ())
+            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, "step 4", topology(case, folder))
         elif isinstance(kills, WithinWrites):
             is_over = threading.Event()
             killer = threading.Thread(target=kills.run, args=[is_over])
@@ -391,6 +407,13 @@ def play(options, programs: Programs, case: Case, kills, *words):
         else:
             code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
         return code, output.replace(folder, "FOLDER"), contents(Path(folder))
+
+
+def topology(case: Case, folder: str) -> list[str]:
+    """The command that changes the lab for this case, and then runs the launcher."""
+    if case.is_cut:
+        return [sys.executable, str(common.PROGRAMS / "through_pipes.py")]
+    return [sys.executable, str(common.PROGRAMS / "apart.py"), folder, case.apart] if case.apart else []
 
 
 def loss(case: Case, moment: float) -> list:
@@ -485,7 +508,7 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
     is_said = bool(re.search(case.rows[0].says, output))
     measured += "" if is_said else f", {case.rows[0].says!r} is not said"
-    is_right = outcome == RIGHT and is_met or outcome == REFUSED and may_refuse(case, measured)
+    is_right = outcome == RIGHT and is_met and case.outcome == RIGHT or outcome == REFUSED and may_refuse(case, measured)
     checks.check(case.name, is_right and is_said, f"exit code {code}, {measured}", output)
     return measured
 
@@ -504,6 +527,8 @@ def may_refuse(case: Case, measured: str) -> bool:
     """Whether the job may refuse: rows that are refused, and on another node rows that send process
     ids or keep a file that only the lost node has."""
     first = case.rows[0]
+    if case.outcome == REFUSED:
+        return "which it has changed on another node, is on a file system of that node" in measured
     tells_id = first.program in TELLS_PROCESS_IDS and re.search(OTHER_PROCESS_ID, measured)
     cannot_move = bool(tells_id) or first.is_local
     cannot_tell = re.search(CANNOT_TELL, measured)

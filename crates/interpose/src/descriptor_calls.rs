@@ -124,12 +124,15 @@ impl Session {
         open.append_end = append_end;
         open.is_real = is_real;
         open.rename(opened.path());
+        let is_changed = open.kind == FileKind::File && open.may_write();
         open.is_recorded = open.kind == FileKind::Virtual
             || open.may_write()
             || opened.identity.modified.max(opened.identity.changed) >= since;
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             open.is_removed = true;
             self.table.index(number as u64).into_iter().for_each(|index| self.hold(index));
+        } else if is_changed {
+            self.table.changed_files.note(&opened.identity, opened.path());
         }
     }
 
@@ -313,8 +316,7 @@ impl Session {
             return descriptor;
         };
         let holds = |open: &OpenFile| {
-            let same = (open.identity.device, open.identity.inode) == (own.device, own.inode);
-            same && open.ranges.iter().any(Option::is_some)
+            open.identity.is_same_file(&own) && open.ranges.iter().any(Option::is_some)
         };
         let found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
         let found = found.and_then(|index| self.table.descriptors(index).next());
@@ -416,7 +418,11 @@ fn precondition_of(place: (u64, u64)) -> [u64; 6] {
 
 /// Whether an interrupted `open` that creates or truncates a file has happened.
 fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; 6]) -> EffectOutcome {
-    let now = precondition_of(place);
+    let mut now = precondition_of(place);
+    if crate::origin::is_other_kernel() && now[0] != 0 {
+        // Device numbers of two kernels cannot be compared.
+        now[1] = before[1];
+    }
     let was_absent = before[0] == 0;
     let is_new = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
     match now[0] {

@@ -10,7 +10,9 @@
 
 use libc::c_int;
 
+use crate::changed_files::ChangedFiles;
 use crate::mapped_files::MappedFiles;
+use crate::origin;
 use crate::working_directory::WorkingDirectory;
 
 /// Number of descriptors in the table; a program with a higher descriptor cannot be restarted.
@@ -67,6 +69,23 @@ pub struct FileIdentity {
     pub changed: i64,
 }
 
+impl FileIdentity {
+    pub const NONE: FileIdentity =
+        FileIdentity { device: 0, inode: 0, size: 0, modified: 0, changed: 0 };
+
+    /// Whether both are the same file. Each kernel numbers devices in its own way, so on another
+    /// kernel than that of the first incarnation the inode alone decides.
+    pub fn is_same_file(&self, other: &FileIdentity) -> bool {
+        self.inode == other.inode && (self.device == other.device || origin::is_other_kernel())
+    }
+
+    /// Whether both are the same file with the same content, as far as its times show.
+    pub fn is_same_state(&self, other: &FileIdentity) -> bool {
+        let state = |it: &FileIdentity| (it.size, it.modified, it.changed);
+        self.is_same_file(other) && state(self) == state(other)
+    }
+}
+
 /// One open file description; its descriptors share the position.
 pub struct OpenFile {
     uses: u32,
@@ -103,7 +122,7 @@ impl OpenFile {
         uses: 0,
         kind: FileKind::Other,
         flags: 0,
-        identity: FileIdentity { device: 0, inode: 0, size: 0, modified: 0, changed: 0 },
+        identity: FileIdentity::NONE,
         offset: 0,
         append_end: 0,
         is_shared_append: false,
@@ -156,6 +175,7 @@ pub struct DescriptorTable {
     /// Directory to which relative names refer.
     pub working_directory: WorkingDirectory,
     pub mapped_files: MappedFiles,
+    pub changed_files: ChangedFiles,
     ends: [AppendEnd; ENDS],
     /// Index of the entry of `ends` that is replaced next.
     oldest: usize,
@@ -165,7 +185,7 @@ pub struct DescriptorTable {
 /// that file.
 #[derive(Clone, Copy)]
 struct AppendEnd {
-    file: (u64, u64),
+    file: FileIdentity,
     end: i64,
 }
 
@@ -175,25 +195,24 @@ impl DescriptorTable {
         opens: [OpenFile::FREE; OPENS],
         working_directory: WorkingDirectory { open: OpenFile::FREE, is_elsewhere: false },
         mapped_files: MappedFiles::EMPTY,
-        ends: [AppendEnd { file: (0, 0), end: 0 }; ENDS],
+        changed_files: ChangedFiles::EMPTY,
+        ends: [AppendEnd { file: FileIdentity::NONE, end: 0 }; ENDS],
         oldest: 0,
     };
 
     /// File size after this process's last append to the file; 0: no append is remembered.
     pub fn end_of(&self, identity: &FileIdentity) -> i64 {
-        let file = (identity.device, identity.inode);
-        self.ends.iter().find(|it| it.file == file).map_or(0, |it| it.end)
+        self.ends.iter().find(|it| it.file.is_same_file(identity)).map_or(0, |it| it.end)
     }
 
     /// Notes the file size after an append; the oldest of `ENDS` entries is replaced.
     pub fn note_end(&mut self, identity: &FileIdentity, end: i64) {
-        let file = (identity.device, identity.inode);
-        let known = self.ends.iter().position(|it| it.file == file);
+        let known = self.ends.iter().position(|it| it.file.is_same_file(identity));
         let at = known.unwrap_or(self.oldest);
         if known.is_none() {
             self.oldest = (self.oldest + 1) % ENDS;
         }
-        self.ends[at] = AppendEnd { file, end };
+        self.ends[at] = AppendEnd { file: *identity, end };
     }
 
     /// The open file behind a descriptor.

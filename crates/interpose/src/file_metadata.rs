@@ -78,10 +78,37 @@ pub fn passes_on_at((directory, path): (u64, u64)) -> bool {
 pub unsafe fn directory_of(place: (u64, u64)) -> Option<FileIdentity> {
     let mut path = [0; PATH_BYTES];
     // SAFETY: the caller's promise.
-    let length = unsafe { path_of_name(place, &mut path) };
-    let slash = path[..length].iter().rposition(|byte| *byte == b'/')?;
-    path[slash.max(1)] = 0;
+    unsafe { directory_path(place, &mut path) }?;
     identity_at((crate::syscalls::HERE, path.as_ptr().addr() as u64)).map(|(_, identity)| identity)
+}
+
+/// Kind of the file system of the directory that contains, or would contain, what a path names
+/// (`f_type` of statfs(2)). `None`: there is no such directory.
+///
+/// # Safety
+/// The path is a C string.
+pub unsafe fn file_system_of(place: (u64, u64)) -> Option<i64> {
+    let mut path = [0; PATH_BYTES];
+    // SAFETY: the caller's promise.
+    unsafe { directory_path(place, &mut path) }?;
+    let mut about = MaybeUninit::<libc::statfs>::zeroed();
+    let (name, room) = (path.as_ptr().addr() as u64, about.as_mut_ptr().addr() as u64);
+    let is_there = kernel(libc::SYS_statfs, [name, room, 0, 0, 0, 0]) == 0;
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    is_there.then(|| unsafe { about.assume_init() }.f_type)
+}
+
+/// Writes the canonical path of the directory of what a path names into `into`, with a zero after
+/// it.
+///
+/// # Safety
+/// The path is a C string.
+unsafe fn directory_path(place: (u64, u64), into: &mut [u8; PATH_BYTES]) -> Option<()> {
+    // SAFETY: the caller's promise.
+    let length = unsafe { path_of_name(place, into) };
+    let slash = into[..length].iter().rposition(|byte| *byte == b'/')?;
+    into[slash.max(1)] = 0;
+    Some(())
 }
 
 /// Another descriptor of the same file, open for reading.

@@ -27,6 +27,7 @@ compile_error!(
 
 mod aio;
 mod caller;
+mod changed_files;
 mod child_programs;
 mod compared_arguments;
 mod content;
@@ -42,6 +43,7 @@ mod mapped_files;
 mod metadata_calls;
 mod observe;
 mod open_file_changes;
+mod origin;
 mod path_changes;
 mod processes;
 mod raw_channels;

@@ -72,7 +72,7 @@ struct MappedRange {
 impl MappedFiles {
     pub const EMPTY: MappedFiles = MappedFiles {
         files: [const {
-            let identity = FileIdentity { device: 0, inode: 0, size: 0, modified: 0, changed: 0 };
+            let identity = FileIdentity::NONE;
             MappedFile { ranges: 0, identity, length: 0, path: [0; PATH_BYTES] }
         }; FILES],
         ranges: [MappedRange { start: 0, end: 0, file: 0 }; RANGES],
@@ -139,7 +139,7 @@ impl MappedFiles {
         let within = ranges.filter(|range| range.start < end && range.end > start);
         within.map(|range| &self.files[usize::from(range.file)]).find_map(|file| {
             let now = identity_at((HERE, file.path.as_ptr().addr() as u64));
-            let is_same = now.is_some_and(|(_, now)| now == file.identity);
+            let is_same = now.is_some_and(|(_, now)| now.is_same_state(&file.identity));
             (!is_same).then_some(&file.path[..file.length.into()])
         })
     }

@@ -289,6 +289,13 @@ impl Session {
     /// Gives open files their new name in the table, or marks them as removed.
     fn follow(&mut self, path_change: &PathChange, change: &RecordedChange) {
         let (old, new) = change.paths();
+        match path_change.check {
+            CompletionCheck::Gone if !old.is_empty() => self.table.changed_files.remove(old),
+            CompletionCheck::Moved if !old.is_empty() && !new.is_empty() => {
+                self.table.changed_files.rename(old, new)
+            }
+            _ => (),
+        }
         let folder = &mut self.table.working_directory;
         for open in self.table.opens.iter_mut().chain([&mut folder.open]) {
             let is_it = open.path() == old && !old.is_empty();
@@ -402,7 +409,15 @@ fn precondition_of(path_change: &PathChange) -> [u64; 6] {
 
 /// Whether a change has happened during which the last incarnation was killed.
 fn outcome_of(path_change: &PathChange, before: [u64; 6]) -> EffectOutcome {
-    judge(path_change, before, precondition_of(path_change))
+    judge(path_change, without_devices(before), without_devices(precondition_of(path_change)))
+}
+
+/// On another kernel than that of the first incarnation, device numbers say nothing.
+fn without_devices(mut words: [u64; 6]) -> [u64; 6] {
+    if crate::origin::is_other_kernel() {
+        (words[1], words[4]) = (0, 0);
+    }
+    words
 }
 
 fn judge(path_change: &PathChange, before: [u64; 6], now: [u64; 6]) -> EffectOutcome {

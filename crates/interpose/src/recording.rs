@@ -25,7 +25,7 @@ use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_AT;
 
 use crate::libc_wrappers::{info, warn};
 use crate::session::Session;
-use crate::{caller, observe, processes, restart_refusals, trap};
+use crate::{caller, observe, origin, processes, restart_refusals, trap};
 
 /// Environment variables that the node agent sets.
 const RECORD_VARIABLE: &CStr = c"LANDBRIDGE_RECORD";
@@ -408,6 +408,7 @@ fn record_calls(head: &RecordHead) {
         let now = crate::libc_wrappers::now(libc::CLOCK_REALTIME) - SLACK_NANOS;
         head.files.since.store(now as u64, Relaxed);
     }
+    origin::compare(head);
     if !trap::install() {
         restart_refusals::forbid_restart(format_args!(
             "this system cannot show what it does with files (Linux 5.11 on x86-64 can; if that does not matter: --set \

@@ -21,7 +21,7 @@ use crate::descriptor_table::{DescriptorTable, FileKind, OPENS, OpenFile};
 use crate::libc_wrappers::{self, warn};
 use crate::recording::{self, RecordGuard};
 use crate::syscalls::HERE;
-use crate::{file_metadata, held_files, restart_refusals, trampoline};
+use crate::{file_metadata, held_files, origin, restart_refusals, trampoline};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
@@ -154,6 +154,7 @@ impl Session {
     /// Begins another replay, in a process restored from a checkpoint image.
     pub fn restart_replay(&mut self) {
         IS_LIVE.store(false, Relaxed);
+        recording::head().into_iter().for_each(origin::compare);
         self.check_restored_maps();
     }
 
@@ -307,6 +308,7 @@ impl Session {
 
     /// Reopens every open file at its position, and restores the working directory.
     pub fn restore_files(&mut self) {
+        self.check_changed_files();
         self.check_mapped_files();
         self.restore_those(|_| true);
         self.table.working_directory.restore();
@@ -488,9 +490,8 @@ fn reopen(open: &OpenFile) -> Option<i64> {
 
 /// Whether the descriptor is that of this file.
 fn is_of(open: &OpenFile, descriptor: u64) -> bool {
-    file_metadata::identity_of(descriptor).is_some_and(|(_, identity)| {
-        (identity.device, identity.inode) == (open.identity.device, open.identity.inode)
-    })
+    file_metadata::identity_of(descriptor)
+        .is_some_and(|(_, identity)| identity.is_same_file(&open.identity))
 }
 
 /// Makes a system call through the trampoline, with arguments of this crate.

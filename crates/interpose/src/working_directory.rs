@@ -45,9 +45,8 @@ impl WorkingDirectory {
         }
         let place = self.open.path_pointer().addr() as u64;
         let is_there = kernel(libc::SYS_chdir, [place, 0, 0, 0, 0, 0]) == 0;
-        let now = here().map(|now| (now.device, now.inode));
-        let wanted = (self.open.identity.device, self.open.identity.inode);
-        if !is_there || now != Some(wanted) || self.open.is_removed {
+        let is_it = here().is_some_and(|now| now.is_same_file(&self.open.identity));
+        if !is_there || !is_it || self.open.is_removed {
             let path = Path(self.open.path());
             abort_replay(format_args!(
                 "its working directory {path} is gone, or is another one by now"
@@ -82,8 +81,7 @@ impl Session {
             if result == 0 {
                 let wanted = identity_from(&header);
                 kernel(libc::SYS_chdir, [path.as_ptr().addr() as u64, 0, 0, 0, 0, 0]);
-                let is_there =
-                    here().is_some_and(|it| (it.device, it.inode) == (wanted.device, wanted.inode));
+                let is_there = here().is_some_and(|it| it.is_same_file(&wanted));
                 self.table.working_directory.is_elsewhere = !is_there;
             }
             result

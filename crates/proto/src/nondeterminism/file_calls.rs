@@ -89,6 +89,9 @@ pub struct FileRecord {
     at: AtomicU64,
     call: AtomicU64,
     precondition: [AtomicU64; PRECONDITION_WORDS],
+    /// Digests of the name of the node, and of the boot id of the kernel (random(4)), on which the
+    /// first incarnation began; 0 before.
+    origin: [AtomicU64; 2],
     /// Not 0: the process cannot be restarted, and `text` gives the reason in so many bytes.
     reason_length: AtomicU64,
     text: [AtomicU8; NO_RESTART_BYTES],
@@ -101,6 +104,7 @@ impl Default for FileRecord {
             at: AtomicU64::new(0),
             call: AtomicU64::new(0),
             precondition: Default::default(),
+            origin: Default::default(),
             reason_length: AtomicU64::new(0),
             text: [const { AtomicU8::new(0) }; NO_RESTART_BYTES],
         }
@@ -122,6 +126,15 @@ impl FileRecord {
         self.text.iter().zip(&reason[..length]).for_each(|(to, from)| to.store(*from, Relaxed));
         self.reason_length.store(length as u64, Release);
         true
+    }
+
+    /// Notes the node and the kernel of the first incarnation, by their digests. Returns whether
+    /// this incarnation is on another node, and on another kernel.
+    pub fn note_origin(&self, node: u64, kernel: u64) -> (bool, bool) {
+        let is_other = |noted: &AtomicU64, now: u64| {
+            noted.compare_exchange(0, now, Relaxed, Relaxed).is_err_and(|before| before != now)
+        };
+        (is_other(&self.origin[0], node), is_other(&self.origin[1], kernel))
     }
 
     /// Whether the process cannot be restarted.
@@ -424,6 +437,15 @@ mod tests {
         let mut record = NondeterminismRecord::new(&head, &mut room);
         assert_eq!(record.note_call(READ, 200, &[&[0; 200]]), Err(RecordError::Full(200)));
         assert!(record.is_full());
+    }
+
+    #[test]
+    fn another_node_and_another_kernel_are_seen() {
+        let head = RecordHead::default();
+        assert_eq!(head.files.note_origin(1, 2), (false, false));
+        assert_eq!(head.files.note_origin(1, 2), (false, false));
+        assert_eq!(head.files.note_origin(3, 2), (true, false));
+        assert_eq!(head.files.note_origin(3, 4), (true, true));
     }
 
     #[test]
