@@ -9,7 +9,6 @@ use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::RandomSource;
 use libc::c_long;
 
-use crate::copies::length_at;
 use crate::descriptor_table::FileKind;
 use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
 use crate::observe;
@@ -340,53 +339,6 @@ impl Session {
         }
         let about = CallDescription::Path("synchronization", self.path_of(descriptor));
         Some(self.replay(call, about, &mut []))
-    }
-
-    /// Handles a copy from one descriptor to another within the kernel.
-    ///
-    /// # Safety
-    /// The arguments are those of such a call.
-    pub unsafe fn copy(
-        &mut self,
-        number: c_long,
-        to: u64,
-        from: u64,
-        from_offset: u64,
-        to_offset: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
-        let is_file = self.table.get(to).is_some_and(|open| open.kind == FileKind::File);
-        if !is_file {
-            // SAFETY: the caller's promise.
-            return unsafe { self.copy_out(number, from, from_offset, arguments) };
-        }
-        let length = arguments[length_at(number)];
-        // SAFETY: the caller's promise.
-        let positions =
-            unsafe { [self.copy_position(from, from_offset), self.copy_position(to, to_offset)] };
-        let words = [to, from, length, positions[0] as u64, positions[1] as u64];
-        let call = call_of(number, words, &[]);
-        let about = CallDescription::Path("copy", &[]);
-        let result = if self.is_live() {
-            let perform = || kernel(number, arguments);
-            let result =
-                self.effect(call, about, || [0; 6], |_| EffectOutcome::NotPerformed, perform);
-            self.note(call, result, &[]);
-            result
-        } else {
-            let result = self.replay(call, about, &mut []);
-            for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
-                // SAFETY: the program's offset, which the kernel would have advanced.
-                unsafe { *(offset as *mut i64) += result.max(0) };
-            }
-            result
-        };
-        for (descriptor, offset) in [(from, from_offset), (to, to_offset)] {
-            if let Some(open) = self.table.get(descriptor).filter(|_| offset == 0) {
-                open.offset += result.max(0);
-            }
-        }
-        Some(result)
     }
 
     pub fn splice(&mut self, from: u64, to: u64) -> Option<i64> {

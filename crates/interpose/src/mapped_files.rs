@@ -147,16 +147,11 @@ impl MappedFiles {
 
 impl Session {
     /// Handles a mapping of a file. Stores into a mapping make no system call and are not recorded.
-    pub fn map(
-        &mut self,
-        length: u64,
-        flags: u64,
-        descriptor: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
-        let flags = flags as c_int;
+    pub fn map(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [start, length, _, flags, descriptor, offset] = arguments;
+        let (flags, descriptor) = (flags as c_int, descriptor as u32 as u64);
         if flags & libc::MAP_FIXED != 0 {
-            self.unmap(arguments[0], length);
+            self.unmap(start, length);
         }
         if flags & libc::MAP_ANONYMOUS != 0 {
             return None;
@@ -170,7 +165,7 @@ impl Session {
             return None;
         }
         let is_file = open.kind == FileKind::File;
-        let call = call_of(libc::SYS_mmap, [descriptor, length, arguments[5], 0, 0], &[]);
+        let call = call_of(libc::SYS_mmap, [descriptor, length, offset, 0, 0], &[]);
         let identity = match self.is_live() {
             true => self.note_map(call, descriptor)?,
             false => self.replay_map(call, descriptor),
