@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use landbridge_proto::digest::digest;
-use landbridge_proto::nondeterminism::RandomSource;
+use landbridge_proto::nondeterminism::{FileCall, RandomSource};
 use libc::c_long;
 
 use crate::descriptor_table::FileKind;
@@ -81,7 +81,7 @@ impl Session {
     unsafe fn note_read(
         &mut self,
         descriptor: u64,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         pieces: &IoVectors,
         result: i64,
     ) {
@@ -137,7 +137,7 @@ impl Session {
     unsafe fn replay_read(
         &mut self,
         descriptor: u64,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         pieces: &IoVectors,
         at: i64,
     ) -> i64 {
@@ -221,7 +221,7 @@ impl Session {
 
     unsafe fn perform_write(
         &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         pieces: &IoVectors,
         writing: &PendingWrite<'_>,
     ) -> (i64, u64) {
@@ -258,12 +258,7 @@ impl Session {
     }
 
     /// Answers a write during replay, and writes nothing. Another digest ends the process.
-    fn replay_write(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        now: u64,
-        about: CallDescription<'_>,
-    ) -> (i64, u64) {
+    fn replay_write(&mut self, call: FileCall, now: u64, about: CallDescription<'_>) -> (i64, u64) {
         let (mut before, mut end) = ([0; 8], [0; 8]);
         let result = self.replay(call, about, &mut [&mut before, &mut end]);
         let before = u64::from_le_bytes(before);

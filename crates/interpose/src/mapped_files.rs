@@ -23,6 +23,7 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use landbridge_proto::nondeterminism::FileCall;
 use libc::c_int;
 
 use crate::descriptor_calls::{bytes_of, identity_from};
@@ -183,11 +184,7 @@ impl Session {
 
     /// Notes a mapping that the live process is about to make. `None`: others may change what is
     /// mapped without a trace, and a restart is forbidden.
-    fn note_map(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        descriptor: u64,
-    ) -> Option<FileIdentity> {
+    fn note_map(&mut self, call: FileCall, descriptor: u64) -> Option<FileIdentity> {
         let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
         let since = self.guard.since();
         let open = self.table.get(descriptor)?;
@@ -206,11 +203,7 @@ impl Session {
 
     /// Compares a file that is about to be mapped again with the file that an earlier incarnation
     /// has mapped. The process ends if the file has changed.
-    fn replay_map(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        descriptor: u64,
-    ) -> FileIdentity {
+    fn replay_map(&mut self, call: FileCall, descriptor: u64) -> FileIdentity {
         let path = self.path_of(descriptor);
         let mut before = [0; size_of::<FileIdentity>()];
         self.replay(call, CallDescription::Path("mapping", path), &mut [&mut before]);
