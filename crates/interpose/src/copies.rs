@@ -97,7 +97,7 @@ impl Session {
         Some(result)
     }
 
-    /// Position of a copy in the file at a descriptor: the number behind the pointer `offset`, or
+    /// Position of a copy in the file at a descriptor: the number at the pointer `offset`, or
     /// the position of the open file.
     ///
     /// # Safety
@@ -178,7 +178,7 @@ fn repeat_copy(copy: KernelCopy, at: i64, result: i64) {
     while left > 0 {
         match copy.with_length(left as u64).perform() {
             copied @ 1.. => left -= copied,
-            full if full == error(libc::EAGAIN) => wait_for_room(copy.to),
+            full if full == error(libc::EAGAIN) => wait_for_space(copy.to),
             problem => abort_replay(format_args!(
                 "a copy of {result} bytes within the kernel, which it made before, fails now \
                  ({problem})"
@@ -187,8 +187,8 @@ fn repeat_copy(copy: KernelCopy, at: i64, result: i64) {
     }
 }
 
-/// Waits until the reader of a pipe has made room.
-fn wait_for_room(pipe: u64) {
+/// Waits until a full pipe has space, because its reader has read.
+fn wait_for_space(pipe: u64) {
     let mut what = libc::pollfd { fd: pipe as i32, events: libc::POLLOUT, revents: 0 };
     kernel(libc::SYS_poll, [(&raw mut what).addr() as u64, 1, -1_i64 as u64, 0, 0, 0]);
 }

@@ -17,7 +17,7 @@ use crate::{caller, observe};
 const SYSCALL_BYTES: usize = 64;
 
 /// Reports a system call by which the program communicates, if it makes the call itself.
-/// `instruction` is the address behind the call's instruction.
+/// `instruction` is the address after the call's instruction.
 ///
 /// # Safety
 /// The arguments are those of a system call of this thread.
