@@ -1,7 +1,11 @@
-//! Calls that read and write the content of files.
+//! Calls on the content of open files: reads, writes, changes of position, listings of directories
+//! and synchronization; and `getrandom`.
 //!
-//! In: arguments of such a call. Out: its result, noted in the record or taken from it. What may
-//! never happen: replay writes to a file.
+//! In: arguments of such a call. Out: its result, noted in the record or taken from the record. For
+//! splice(2) and ioctl(2) on a file a restart is forbidden, and io_uring and Linux's asynchronous
+//! I/O are refused, because their effects cannot be recorded.
+//!
+//! What may never happen: replay writes to a file.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

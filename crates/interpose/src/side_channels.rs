@@ -1,11 +1,12 @@
 //! Channels besides MPI and files by which a rank can communicate: sockets, System V and POSIX
-//! message queues, semaphores and shared memory, signals. Their data is not recorded, and an
-//! incarnation that replays would send it a second time.
+//! message queues, semaphores and shared memory, signals, the system's log. Data in these channels
+//! is not recorded, and an incarnation that replays would send the data a second time.
 //!
 //! In: calls of the C library's functions by the program (not by the libraries of the network,
-//! which have sockets of their own), and system calls that send signals or watch files. System
-//! calls on sockets that no function of the C library makes come from `raw_channels`. Out: one
-//! report that the rank cannot be restarted. The calls themselves are let through.
+//! which have sockets of their own), and system calls that send signals, watch files or mount file
+//! systems. System calls on sockets that no function of the C library makes come from
+//! `raw_channels`. Out: one report that the rank cannot be restarted. The calls themselves are let
+//! through.
 //!
 //! Calls that access the memory or the descriptors of another process fail with EPERM instead: a
 //! restart of the other process would lose the shared data too, and this process cannot forbid that
@@ -174,7 +175,7 @@ report_and_call! {
 }
 
 /// Reports a line for the system's log (syslog(3)); `from` is the address of the call. Returns the
-/// C library's function, to which the call goes on with all its arguments.
+/// C library's function, which then receives all arguments of the call.
 pub extern "C" fn syslog(from: usize) -> usize {
     log_line(from, &real_libc::SYSLOG)
 }

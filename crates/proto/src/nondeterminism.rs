@@ -1,5 +1,6 @@
 //! Recorded nondeterminism of one process: every clock value and random number that its program
-//! reads, so that a restarted incarnation reads the same values.
+//! reads, and the results of its system calls on files (`file_calls`), so that a restarted
+//! incarnation reads the same values.
 //!
 //! What enters: the reads of the program, and the answers of the system where the record holds
 //! none. What leaves: the answers that the previous incarnation received. The record lies in shared
