@@ -1,15 +1,18 @@
-//! Calls that read and write the content of files.
+//! Calls on the content of open files: reads, writes, changes of position, listings of directories
+//! and synchronization; and `getrandom`.
 //!
-//! In: arguments of such a call. Out: its result, noted in the record or taken from it. What may
-//! never happen: replay writes to a file.
+//! In: arguments of such a call. Out: its result, noted in the record or taken from the record. For
+//! splice(2) and ioctl(2) on a file a restart is forbidden, and io_uring and Linux's asynchronous
+//! I/O are refused, because their effects cannot be recorded.
+//!
+//! What may never happen: replay writes to a file.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use landbridge_proto::digest::digest;
-use landbridge_proto::nondeterminism::RandomSource;
+use landbridge_proto::nondeterminism::{FileCall, RandomSource};
 use libc::c_long;
 
-use crate::copies::length_at;
 use crate::descriptor_table::FileKind;
 use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
 use crate::observe;
@@ -82,7 +85,7 @@ impl Session {
     unsafe fn note_read(
         &mut self,
         descriptor: u64,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         pieces: &IoVectors,
         result: i64,
     ) {
@@ -138,7 +141,7 @@ impl Session {
     unsafe fn replay_read(
         &mut self,
         descriptor: u64,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         pieces: &IoVectors,
         at: i64,
     ) -> i64 {
@@ -222,7 +225,7 @@ impl Session {
 
     unsafe fn perform_write(
         &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         pieces: &IoVectors,
         writing: &PendingWrite<'_>,
     ) -> (i64, u64) {
@@ -259,12 +262,7 @@ impl Session {
     }
 
     /// Answers a write during replay, and writes nothing. Another digest ends the process.
-    fn replay_write(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        now: u64,
-        about: CallDescription<'_>,
-    ) -> (i64, u64) {
+    fn replay_write(&mut self, call: FileCall, now: u64, about: CallDescription<'_>) -> (i64, u64) {
         let (mut before, mut end) = ([0; 8], [0; 8]);
         let result = self.replay(call, about, &mut [&mut before, &mut end]);
         let before = u64::from_le_bytes(before);
@@ -340,53 +338,6 @@ impl Session {
         }
         let about = CallDescription::Path("synchronization", self.path_of(descriptor));
         Some(self.replay(call, about, &mut []))
-    }
-
-    /// Handles a copy from one descriptor to another within the kernel.
-    ///
-    /// # Safety
-    /// The arguments are those of such a call.
-    pub unsafe fn copy(
-        &mut self,
-        number: c_long,
-        to: u64,
-        from: u64,
-        from_offset: u64,
-        to_offset: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
-        let is_file = self.table.get(to).is_some_and(|open| open.kind == FileKind::File);
-        if !is_file {
-            // SAFETY: the caller's promise.
-            return unsafe { self.copy_out(number, from, from_offset, arguments) };
-        }
-        let length = arguments[length_at(number)];
-        // SAFETY: the caller's promise.
-        let positions =
-            unsafe { [self.copy_position(from, from_offset), self.copy_position(to, to_offset)] };
-        let words = [to, from, length, positions[0] as u64, positions[1] as u64];
-        let call = call_of(number, words, &[]);
-        let about = CallDescription::Path("copy", &[]);
-        let result = if self.is_live() {
-            let perform = || kernel(number, arguments);
-            let result =
-                self.effect(call, about, || [0; 6], |_| EffectOutcome::NotPerformed, perform);
-            self.note(call, result, &[]);
-            result
-        } else {
-            let result = self.replay(call, about, &mut []);
-            for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
-                // SAFETY: the program's offset, which the kernel would have advanced.
-                unsafe { *(offset as *mut i64) += result.max(0) };
-            }
-            result
-        };
-        for (descriptor, offset) in [(from, from_offset), (to, to_offset)] {
-            if let Some(open) = self.table.get(descriptor).filter(|_| offset == 0) {
-                open.offset += result.max(0);
-            }
-        }
-        Some(result)
     }
 
     pub fn splice(&mut self, from: u64, to: u64) -> Option<i64> {

@@ -1,29 +1,108 @@
-//! Copies from a file to a pipe within the kernel.
+//! Copies from one descriptor to another within the kernel.
 //!
-//! In: arguments of `sendfile` or `copy_file_range` whose target is not a recorded file. Out: the
-//! result, noted in the record with a digest of the copied bytes. Replay copies the same bytes
-//! again, for the reader of the pipe, which is a child of this process or its node agent.
+//! In: a `sendfile` or `copy_file_range` of the program ([`KernelCopy`]). Out: the result, noted in
+//! the record; for a copy to a pipe or a socket with a digest of the copied bytes. Replay copies
+//! the same bytes to a pipe again, for the reader of the pipe, which is a child of this process or
+//! its node agent. A copy to a recorded file is an effect, which replay does not repeat.
 
+use landbridge_proto::nondeterminism::FileCall;
 use libc::c_long;
 
 use crate::content::content_of;
 use crate::descriptor_table::FileKind;
 use crate::file_metadata::identity_of;
-use crate::session::{CallDescription, Path, Session, abort_replay, call_of, error, kernel};
+use crate::session::{
+    CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel,
+};
 use crate::signal_mask::interruptible;
 
-/// Number of the argument that is the length of a copy.
-pub fn length_at(number: c_long) -> usize {
-    if number == libc::SYS_sendfile { 3 } else { 4 }
+/// A copy within the kernel. An offset is a pointer of the program's, or 0: the copy uses the
+/// position of the open file.
+#[derive(Clone, Copy)]
+pub struct KernelCopy {
+    number: c_long,
+    arguments: [u64; 6],
+    from: u64,
+    from_offset: u64,
+    to: u64,
+    to_offset: u64,
+}
+
+impl KernelCopy {
+    /// The copy that a `sendfile` or `copy_file_range` with these arguments asks for.
+    pub fn of(number: c_long, arguments: [u64; 6]) -> KernelCopy {
+        let [a, b, c, d, ..] = arguments;
+        let (from, from_offset, to, to_offset) = match number {
+            libc::SYS_sendfile => (b as u32 as u64, c, a, 0),
+            _ => (a, b, c as u32 as u64, d),
+        };
+        KernelCopy { number, arguments, from, from_offset, to, to_offset }
+    }
+
+    fn length(&self) -> u64 {
+        self.arguments[self.length_at()]
+    }
+
+    fn with_length(mut self, length: u64) -> KernelCopy {
+        self.arguments[self.length_at()] = length;
+        self
+    }
+
+    /// Number of the argument that is the length.
+    fn length_at(&self) -> usize {
+        if self.number == libc::SYS_sendfile { 3 } else { 4 }
+    }
+
+    fn perform(&self) -> i64 {
+        kernel(self.number, self.arguments)
+    }
 }
 
 impl Session {
-    /// Position of a copy in the file at a descriptor: the number behind the pointer `offset`, or
+    /// Handles a copy.
+    ///
+    /// # Safety
+    /// The copy is that of a system call of the program.
+    pub unsafe fn copy(&mut self, copy: KernelCopy) -> Option<i64> {
+        let KernelCopy { from, from_offset, to, to_offset, .. } = copy;
+        let is_file = self.table.get(to).is_some_and(|open| open.kind == FileKind::File);
+        if !is_file {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_out(copy) };
+        }
+        // SAFETY: the caller's promise.
+        let positions =
+            unsafe { [self.copy_position(from, from_offset), self.copy_position(to, to_offset)] };
+        let words = [to, from, copy.length(), positions[0] as u64, positions[1] as u64];
+        let call = call_of(copy.number, words, &[]);
+        let about = CallDescription::Path("copy", &[]);
+        let result = if self.is_live() {
+            let not_performed = |_| EffectOutcome::NotPerformed;
+            let result = self.effect(call, about, || [0; 6], not_performed, || copy.perform());
+            self.note(call, result, &[]);
+            result
+        } else {
+            let result = self.replay(call, about, &mut []);
+            for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
+                // SAFETY: the program's offset, which the kernel would have advanced.
+                unsafe { *(offset as *mut i64) += result.max(0) };
+            }
+            result
+        };
+        for (descriptor, offset) in [(from, from_offset), (to, to_offset)] {
+            if let Some(open) = self.table.get(descriptor).filter(|_| offset == 0) {
+                open.offset += result.max(0);
+            }
+        }
+        Some(result)
+    }
+
+    /// Position of a copy in the file at a descriptor: the number at the pointer `offset`, or
     /// the position of the open file.
     ///
     /// # Safety
     /// `offset` is 0 or a pointer of the program's.
-    pub unsafe fn copy_position(&mut self, descriptor: u64, offset: u64) -> i64 {
+    unsafe fn copy_position(&mut self, descriptor: u64, offset: u64) -> i64 {
         // SAFETY: the caller's promise.
         let given = unsafe { (offset as *const i64).as_ref() }.copied();
         given.unwrap_or_else(|| self.table.get(descriptor).map_or(0, |open| open.offset))
@@ -32,14 +111,9 @@ impl Session {
     /// Handles a copy from a file to a pipe or a socket.
     ///
     /// # Safety
-    /// The arguments are those of such a call.
-    pub unsafe fn copy_out(
-        &mut self,
-        number: c_long,
-        from: u64,
-        from_offset: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
+    /// The copy is that of a system call of the program.
+    unsafe fn copy_out(&mut self, copy: KernelCopy) -> Option<i64> {
+        let KernelCopy { from, from_offset, .. } = copy;
         let index = self.table.index(from)?;
         if self.table.by_index(index).kind != FileKind::File {
             let path = Path(self.table.by_index(index).path());
@@ -50,10 +124,9 @@ impl Session {
         }
         // SAFETY: the caller's promise.
         let at = unsafe { self.copy_position(from, from_offset) };
-        let length = arguments[length_at(number)];
-        let call = call_of(number, [from, at as u64, length, 0, 0], &[]);
+        let call = call_of(copy.number, [from, at as u64, copy.length(), 0, 0], &[]);
         let result = if self.is_live() {
-            self.perform_copy_out(call, from, at, number, arguments)
+            self.perform_copy_out(call, copy, at)
         } else {
             let mut before = [0; 8];
             let about = CallDescription::Path("copy", self.path_of(from));
@@ -61,7 +134,7 @@ impl Session {
             if result > 0 {
                 self.reopen_file(index);
                 check_content(from, at, result, u64::from_le_bytes(before), about);
-                repeat_copy(from, at, result, number, arguments);
+                repeat_copy(copy, at, result);
             }
             result
         };
@@ -71,16 +144,10 @@ impl Session {
         Some(result)
     }
 
-    fn perform_copy_out(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        from: u64,
-        at: i64,
-        number: c_long,
-        arguments: [u64; 6],
-    ) -> i64 {
+    fn perform_copy_out(&mut self, call: FileCall, copy: KernelCopy, at: i64) -> i64 {
+        let from = copy.from;
         let before = identity_of(from);
-        let result = self.guard.while_released(|| interruptible(|| kernel(number, arguments)));
+        let result = self.guard.while_released(|| interruptible(|| copy.perform()));
         let (_, digest) = content_of(from, at as u64, result.max(0) as usize);
         if identity_of(from) != before {
             let path = Path(self.path_of(from));
@@ -105,15 +172,13 @@ fn check_content(from: u64, at: i64, result: i64, before: u64, about: CallDescri
 }
 
 /// Copies the bytes that an earlier incarnation copied, however often the kernel stops in between.
-fn repeat_copy(from: u64, at: i64, result: i64, number: c_long, mut arguments: [u64; 6]) {
-    kernel(libc::SYS_lseek, [from, at as u64, libc::SEEK_SET as u64, 0, 0, 0]);
-    let to = if number == libc::SYS_sendfile { arguments[0] } else { arguments[2] };
+fn repeat_copy(copy: KernelCopy, at: i64, result: i64) {
+    kernel(libc::SYS_lseek, [copy.from, at as u64, libc::SEEK_SET as u64, 0, 0, 0]);
     let mut left = result;
     while left > 0 {
-        arguments[length_at(number)] = left as u64;
-        match kernel(number, arguments) {
+        match copy.with_length(left as u64).perform() {
             copied @ 1.. => left -= copied,
-            full if full == error(libc::EAGAIN) => wait_for_room(to),
+            full if full == error(libc::EAGAIN) => wait_for_space(copy.to),
             problem => abort_replay(format_args!(
                 "a copy of {result} bytes within the kernel, which it made before, fails now \
                  ({problem})"
@@ -122,8 +187,8 @@ fn repeat_copy(from: u64, at: i64, result: i64, number: c_long, mut arguments: [
     }
 }
 
-/// Waits until the reader of a pipe has made room.
-fn wait_for_room(pipe: u64) {
+/// Waits until a full pipe has space, because its reader has read.
+fn wait_for_space(pipe: u64) {
     let mut what = libc::pollfd { fd: pipe as i32, events: libc::POLLOUT, revents: 0 };
     kernel(libc::SYS_poll, [(&raw mut what).addr() as u64, 1, -1_i64 as u64, 0, 0, 0]);
 }
@@ -149,7 +214,8 @@ mod tests {
             reader.read_to_end(&mut all).map(|_| all).unwrap()
         });
         let from = file.as_raw_fd() as u64;
-        repeat_copy(from, 7, 250_000, libc::SYS_sendfile, [to as u64, from, 0, 9, 0, 0]);
+        let copy = KernelCopy::of(libc::SYS_sendfile, [to as u64, from, 0, 9, 0, 0]);
+        repeat_copy(copy, 7, 250_000);
         drop(writer);
         assert!(reading.join().unwrap() == bytes[7..250_007]);
     }

@@ -171,10 +171,11 @@ impl Session {
     }
 
     /// Handles a duplication whose new descriptor the kernel chooses.
-    pub fn duplicate(&mut self, number: c_long, from: u64, arguments: [u64; 6]) -> Option<i64> {
+    pub fn duplicate(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
+        let [from, command, ..] = arguments;
         self.table.get(from)?;
-        let call = call_of(number, [from, arguments[1], 0, 0, 0], &[]);
-        let closes = arguments[1] == libc::F_DUPFD_CLOEXEC as u64 && number == libc::SYS_fcntl;
+        let call = call_of(number, [from, command, 0, 0, 0], &[]);
+        let closes = command == libc::F_DUPFD_CLOEXEC as u64 && number == libc::SYS_fcntl;
         let result = if self.is_live() {
             self.observe(call, || kernel(number, arguments), |_| [&[], &[]])
         } else {
@@ -192,13 +193,8 @@ impl Session {
     }
 
     /// Handles a duplication whose new descriptor the program chooses.
-    pub fn duplicate_to(
-        &mut self,
-        number: c_long,
-        from: u64,
-        to: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
+    pub fn duplicate_to(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
+        let (from, to) = (arguments[0], arguments[1] as u32 as u64);
         let (has_from, has_to) = (self.table.index(from), self.table.index(to));
         has_from.or(has_to)?;
         if has_from != has_to {
@@ -208,7 +204,7 @@ impl Session {
         if result >= 0 {
             match has_from {
                 None => self.table.remove(to),
-                Some(_) if self.table.duplicate(from, to as u32 as i64) => (),
+                Some(_) if self.table.duplicate(from, to as i64) => (),
                 Some(_) => {
                     self.forbid_restart(format_args!(
                         "it has more descriptors than are looked after"
@@ -223,19 +219,12 @@ impl Session {
     ///
     /// # Safety
     /// The arguments are those of `fcntl`.
-    pub unsafe fn control(
-        &mut self,
-        descriptor: u64,
-        command: u64,
-        argument: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
+    pub unsafe fn control(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, command, argument, ..] = arguments;
         self.table.get(descriptor)?;
         let call = call_of(libc::SYS_fcntl, [descriptor, command, 0, 0, 0], &[]);
         match command as c_int {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-                self.duplicate(libc::SYS_fcntl, descriptor, arguments)
-            }
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => self.duplicate(libc::SYS_fcntl, arguments),
             libc::F_GETFL if self.is_live() => {
                 Some(self.observe(call, || kernel(libc::SYS_fcntl, arguments), |_| [&[], &[]]))
             }

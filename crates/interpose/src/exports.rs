@@ -1,5 +1,6 @@
 //! The functions that programs find in this library instead of in the C library. Each function
-//! passes its arguments on, with one more: the address from which it was called.
+//! passes its arguments on; most functions add the address from which they were called. The
+//! interface to the provider (`landbridge_interpose_…`) is here too.
 
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int};

@@ -23,6 +23,7 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use landbridge_proto::nondeterminism::FileCall;
 use libc::c_int;
 
 use crate::descriptor_calls::{bytes_of, identity_from};
@@ -147,16 +148,11 @@ impl MappedFiles {
 
 impl Session {
     /// Handles a mapping of a file. Stores into a mapping make no system call and are not recorded.
-    pub fn map(
-        &mut self,
-        length: u64,
-        flags: u64,
-        descriptor: u64,
-        arguments: [u64; 6],
-    ) -> Option<i64> {
-        let flags = flags as c_int;
+    pub fn map(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [start, length, _, flags, descriptor, offset] = arguments;
+        let (flags, descriptor) = (flags as c_int, descriptor as u32 as u64);
         if flags & libc::MAP_FIXED != 0 {
-            self.unmap(arguments[0], length);
+            self.unmap(start, length);
         }
         if flags & libc::MAP_ANONYMOUS != 0 {
             return None;
@@ -170,7 +166,7 @@ impl Session {
             return None;
         }
         let is_file = open.kind == FileKind::File;
-        let call = call_of(libc::SYS_mmap, [descriptor, length, arguments[5], 0, 0], &[]);
+        let call = call_of(libc::SYS_mmap, [descriptor, length, offset, 0, 0], &[]);
         let identity = match self.is_live() {
             true => self.note_map(call, descriptor)?,
             false => self.replay_map(call, descriptor),
@@ -188,11 +184,7 @@ impl Session {
 
     /// Notes a mapping that the live process is about to make. `None`: others may change what is
     /// mapped without a trace, and a restart is forbidden.
-    fn note_map(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        descriptor: u64,
-    ) -> Option<FileIdentity> {
+    fn note_map(&mut self, call: FileCall, descriptor: u64) -> Option<FileIdentity> {
         let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
         let since = self.guard.since();
         let open = self.table.get(descriptor)?;
@@ -211,11 +203,7 @@ impl Session {
 
     /// Compares a file that is about to be mapped again with the file that an earlier incarnation
     /// has mapped. The process ends if the file has changed.
-    fn replay_map(
-        &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
-        descriptor: u64,
-    ) -> FileIdentity {
+    fn replay_map(&mut self, call: FileCall, descriptor: u64) -> FileIdentity {
         let path = self.path_of(descriptor);
         let mut before = [0; size_of::<FileIdentity>()];
         self.replay(call, CallDescription::Path("mapping", path), &mut [&mut before]);

@@ -4,6 +4,7 @@
 //! Open files follow a change of their name in the descriptor table.
 
 use landbridge_proto::digest::digest;
+use landbridge_proto::nondeterminism::FileCall;
 use libc::c_long;
 
 use crate::compared_arguments::{directory_of, of_values};
@@ -73,7 +74,7 @@ impl Session {
 
     fn stat_into(
         &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         about: CallDescription<'_>,
         room: &mut [u8],
         number: c_long,
@@ -169,7 +170,7 @@ impl Session {
 
     fn attribute(
         &mut self,
-        call: landbridge_proto::nondeterminism::FileCall,
+        call: FileCall,
         about: CallDescription<'_>,
         room: &mut [u8],
         number: c_long,

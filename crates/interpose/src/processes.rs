@@ -1,4 +1,5 @@
-//! Which processes belong to this one.
+//! Descent of processes: whether a process is this one or its descendant, and the parent of a
+//! process.
 
 use std::ffi::c_int;
 use std::fmt::Write;
@@ -41,7 +42,7 @@ pub fn parent_of(process: u32) -> u32 {
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
     let length = usize::try_from(length).unwrap_or(0);
     let text = &text[..length];
-    let behind = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
-    let word = text[behind..].split(|byte| *byte == b' ').nth(2);
+    let name_end = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
+    let word = text[name_end..].split(|byte| *byte == b' ').nth(2);
     word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
 }

@@ -9,7 +9,7 @@
 
 use libc::{c_long, mmsghdr};
 
-use crate::side_channels::{self, is_for_others, is_of_others};
+use crate::side_channels::{self, any_is_for_others, is_for_others, is_of_others};
 use crate::{caller, observe};
 
 /// Longest distance in bytes between the beginning of the C library's `syscall` and the end of its
@@ -17,7 +17,7 @@ use crate::{caller, observe};
 const SYSCALL_BYTES: usize = 64;
 
 /// Reports a system call by which the program communicates, if it makes the call itself.
-/// `instruction` is the address behind the call's instruction.
+/// `instruction` is the address after the call's instruction.
 ///
 /// # Safety
 /// The arguments are those of a system call of this thread.
@@ -56,9 +56,8 @@ unsafe fn channel(number: c_long, arguments: [u64; 6]) -> Option<&'static str> {
                 is_reported(is_for_others(second as *const _), side_channels::SENDS)
             }
             libc::SYS_sendmmsg => {
-                let messages = second as *const mmsghdr;
-                let is_one = |at| is_for_others(&raw const (*messages.add(at)).msg_hdr);
-                is_reported((0..third as u32 as usize).any(is_one), side_channels::SENDS)
+                let is_sent = any_is_for_others(second as *const mmsghdr, third as u32);
+                is_reported(is_sent, side_channels::SENDS)
             }
             libc::SYS_listen => Some(side_channels::LISTENS),
             libc::SYS_shmat => Some(side_channels::SHARES_MEMORY),

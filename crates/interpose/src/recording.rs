@@ -311,8 +311,8 @@ fn records_files() -> bool {
     number(FILES_VARIABLE) != Some(0)
 }
 
-/// Forbids a restart of this process, which has no room for its record. A later incarnation would
-/// repeat effects instead of replaying them, so it ends.
+/// Forbids a restart of this process, which cannot map its record. A later incarnation would
+/// repeat effects instead of replaying them, so that incarnation ends.
 #[cold]
 fn go_on_unrecorded(descriptor: c_int, start: u64) {
     if !records_files() {

@@ -1,8 +1,8 @@
-//! Why this process must not be restarted: said once, at the time, and kept in its record for the
-//! node agent.
+//! Reasons why this process must not be restarted.
 //!
-//! In: reasons. Out: a line for the user, and the reason in the record. What may never happen: a
-//! process goes on in replay past a call that cannot be replayed.
+//! In: reasons. Out: a log line for the user and an entry in the record's head for the node agent,
+//! both for the first reason only. During replay the process ends instead. What may never happen: a
+//! process continues its replay past a call that cannot be replayed.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,11 +1,12 @@
 //! Channels besides MPI and files by which a rank can communicate: sockets, System V and POSIX
-//! message queues, semaphores and shared memory, signals. Their data is not recorded, and an
-//! incarnation that replays would send it a second time.
+//! message queues, semaphores and shared memory, signals, the system's log. Data in these channels
+//! is not recorded, and an incarnation that replays would send the data a second time.
 //!
 //! In: calls of the C library's functions by the program (not by the libraries of the network,
-//! which have sockets of their own), and system calls that send signals or watch files. System
-//! calls on sockets that no function of the C library makes come from `raw_channels`. Out: one
-//! report that the rank cannot be restarted. The calls themselves are let through.
+//! which have sockets of their own), and system calls that send signals, watch files or mount file
+//! systems. System calls on sockets that no function of the C library makes come from
+//! `raw_channels`. Out: one report that the rank cannot be restarted. The calls themselves are let
+//! through.
 //!
 //! Calls that access the memory or the descriptors of another process fail with EPERM instead: a
 //! restart of the other process would lose the shared data too, and this process cannot forbid that
@@ -71,6 +72,17 @@ pub unsafe fn is_for_others(message: *const msghdr) -> bool {
     unsafe { message.as_ref().is_some_and(|message| is_of_others(message.msg_name.cast())) }
 }
 
+/// Whether one of the messages names another process as its receiver.
+///
+/// # Safety
+/// `messages` points to `count` messages.
+pub unsafe fn any_is_for_others(messages: *const mmsghdr, count: c_uint) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { (0..count as usize).any(|at| is_for_others(&raw const (*messages.add(at)).msg_hdr)) }
+}
+
+/// Reports a connection that the C library's function has made or begun.
+///
 /// # Safety
 /// The arguments are valid for the C library's `connect`.
 pub unsafe extern "C" fn connect(
@@ -115,77 +127,55 @@ pub unsafe extern "C" fn bind(
     }
 }
 
-/// # Safety
-/// The arguments are valid for the C library's `listen`.
-pub unsafe extern "C" fn listen(socket: c_int, backlog: c_int, from: usize) -> c_int {
-    forbid_restart(from, LISTENS);
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe { real_libc::listen(socket, backlog) }
+/// Defines replacements of the C library's functions by `name(arguments) -> result, channel`. Each
+/// replacement forbids a restart for this channel and then calls the C library's function. With `if
+/// condition`, only a call that satisfies the condition forbids a restart.
+macro_rules! report_and_call {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty,
+        $channel:ident $(if $condition:expr)?;)*) => {$(
+        /// # Safety
+        /// The arguments are valid for the C library's function.
+        pub unsafe extern "C" fn $name($($argument: $type,)* from: usize) -> $result {
+            // SAFETY: the arguments are valid for the C library's function, by the caller's
+            // promise. Arguments that are absent are passed on unread.
+            unsafe {
+                $(if $condition)? {
+                    forbid_restart(from, $channel);
+                }
+                real_libc::$name($($argument),*)
+            }
+        }
+    )*};
 }
 
-/// Reports a datagram that the program sends to an explicit address.
-///
-/// # Safety
-/// The arguments are valid for the C library's `sendto`.
-pub unsafe extern "C" fn sendto(
-    socket: c_int,
-    bytes: *const c_void,
-    length: usize,
-    flags: c_int,
-    address: *const sockaddr,
-    address_length: socklen_t,
-    from: usize,
-) -> isize {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe {
-        if is_of_others(address) {
-            forbid_restart(from, SENDS);
-        }
-        real_libc::sendto(socket, bytes, length, flags, address, address_length)
-    }
-}
-
-/// Reports a datagram that the program sends to an explicit address.
-///
-/// # Safety
-/// The arguments are valid for the C library's `sendmsg`.
-pub unsafe extern "C" fn sendmsg(
-    socket: c_int,
-    message: *const msghdr,
-    flags: c_int,
-    from: usize,
-) -> isize {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe {
-        if is_for_others(message) {
-            forbid_restart(from, SENDS);
-        }
-        real_libc::sendmsg(socket, message, flags)
-    }
-}
-
-/// Reports datagrams that the program sends to explicit addresses.
-///
-/// # Safety
-/// The arguments are valid for the C library's `sendmmsg`.
-pub unsafe extern "C" fn sendmmsg(
-    socket: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-    from: usize,
-) -> c_int {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe {
-        if (0..count as usize).any(|at| is_for_others(&raw const (*messages.add(at)).msg_hdr)) {
-            forbid_restart(from, SENDS);
-        }
-        real_libc::sendmmsg(socket, messages, count, flags)
-    }
+report_and_call! {
+    listen(socket: c_int, backlog: c_int) -> c_int, LISTENS;
+    sendto(
+        socket: c_int,
+        bytes: *const c_void,
+        length: usize,
+        flags: c_int,
+        address: *const sockaddr,
+        address_length: socklen_t
+    ) -> isize, SENDS if is_of_others(address);
+    sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> isize,
+        SENDS if is_for_others(message);
+    sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int,
+        SENDS if any_is_for_others(messages, count);
+    shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void, SHARES_MEMORY;
+    semget(key: libc::key_t, count: c_int, flags: c_int) -> c_int, SEMAPHORES;
+    msgget(key: libc::key_t, flags: c_int) -> c_int, MESSAGE_QUEUE;
+    // The third and the fourth argument may be absent.
+    mq_open(
+        name: *const c_char,
+        flags: c_int,
+        mode: libc::mode_t,
+        attributes: *mut c_void
+    ) -> c_int, NAMED_QUEUE;
 }
 
 /// Reports a line for the system's log (syslog(3)); `from` is the address of the call. Returns the
-/// C library's function, to which the call goes on with all its arguments.
+/// C library's function, which then receives all arguments of the call.
 pub extern "C" fn syslog(from: usize) -> usize {
     log_line(from, &real_libc::SYSLOG)
 }
@@ -208,56 +198,6 @@ pub extern "C" fn checked_vsyslog(from: usize) -> usize {
 fn log_line(from: usize, function: &'static real_libc::NextSymbol) -> usize {
     forbid_restart(from, "it writes to the system's log (syslog)");
     function.address()
-}
-
-/// # Safety
-/// The arguments are valid for the C library's `shmat`.
-pub unsafe extern "C" fn shmat(
-    id: c_int,
-    address: *const c_void,
-    flags: c_int,
-    from: usize,
-) -> *mut c_void {
-    forbid_restart(from, SHARES_MEMORY);
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe { real_libc::shmat(id, address, flags) }
-}
-
-/// # Safety
-/// The arguments are valid for the C library's `semget`.
-pub unsafe extern "C" fn semget(
-    key: libc::key_t,
-    count: c_int,
-    flags: c_int,
-    from: usize,
-) -> c_int {
-    forbid_restart(from, SEMAPHORES);
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe { real_libc::semget(key, count, flags) }
-}
-
-/// # Safety
-/// The arguments are valid for the C library's `msgget`.
-pub unsafe extern "C" fn msgget(key: libc::key_t, flags: c_int, from: usize) -> c_int {
-    forbid_restart(from, MESSAGE_QUEUE);
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe { real_libc::msgget(key, flags) }
-}
-
-/// # Safety
-/// The arguments are valid for the C library's `mq_open`, whose third and fourth argument may be
-/// absent.
-pub unsafe extern "C" fn mq_open(
-    name: *const c_char,
-    flags: c_int,
-    mode: libc::mode_t,
-    attributes: *mut c_void,
-    from: usize,
-) -> c_int {
-    forbid_restart(from, NAMED_QUEUE);
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise; absent
-    // arguments are passed on unread.
-    unsafe { real_libc::mq_open(name, flags, mode, attributes) }
 }
 
 /// Reports a system call of any observed or recorded thread that another process notices, or by

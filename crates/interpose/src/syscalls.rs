@@ -10,6 +10,7 @@ use std::ffi::c_char;
 
 use libc::c_long;
 
+use crate::copies::KernelCopy;
 use crate::path_changes::PathChange;
 use crate::session::{Session, abort_replay};
 use crate::{child_programs, mapped_files, observe, recording, side_channels};
@@ -84,11 +85,9 @@ impl Session {
                 }
                 libc::SYS_close => self.close(a),
                 libc::SYS_close_range => self.close_range(a, b, c),
-                libc::SYS_dup => self.duplicate(number, a, arguments),
-                libc::SYS_dup2 | libc::SYS_dup3 => {
-                    self.duplicate_to(number, a, b as u32 as u64, arguments)
-                }
-                libc::SYS_fcntl => self.control(a, b, c, arguments),
+                libc::SYS_dup => self.duplicate(number, arguments),
+                libc::SYS_dup2 | libc::SYS_dup3 => self.duplicate_to(number, arguments),
+                libc::SYS_fcntl => self.control(arguments),
                 libc::SYS_stat | libc::SYS_lstat => {
                     self.stat_path(number, HERE, a, b, STAT, arguments)
                 }
@@ -113,7 +112,7 @@ impl Session {
                 libc::SYS_fgetxattr => self.read_open_attribute(number, a, b, c, d, arguments),
                 libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
                 libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
-                libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
+                libc::SYS_mmap => self.map(arguments),
                 libc::SYS_munmap => self.unmap(a, b),
                 libc::SYS_mremap => self.remap(a, b),
                 libc::SYS_flock => self.lock(a, b),
@@ -126,8 +125,9 @@ impl Session {
                 | libc::SYS_fchown
                 | libc::SYS_fsetxattr
                 | libc::SYS_fremovexattr => self.resize(number, a, arguments),
-                libc::SYS_sendfile => self.copy(number, a, b as u32 as u64, c, 0, arguments),
-                libc::SYS_copy_file_range => self.copy(number, c as u32 as u64, a, b, d, arguments),
+                libc::SYS_sendfile | libc::SYS_copy_file_range => {
+                    self.copy(KernelCopy::of(number, arguments))
+                }
                 libc::SYS_splice => self.splice(a, c as u32 as u64),
                 libc::SYS_ioctl => self.device_control(a, b),
                 libc::SYS_getrandom => self.random(a, b, c),

@@ -1,5 +1,6 @@
 //! Recorded nondeterminism of one process: every clock value and random number that its program
-//! reads, so that a restarted incarnation reads the same values.
+//! reads, and the results of its system calls on files (`file_calls`), so that a restarted
+//! incarnation reads the same values.
 //!
 //! What enters: the reads of the program, and the answers of the system where the record holds
 //! none. What leaves: the answers that the previous incarnation received. The record lies in shared
@@ -434,9 +435,7 @@ impl<'a> NondeterminismRecord<'a> {
         let mut length = 1 + put_number(&mut room[1..], into.len() as i64);
         length += put_number(&mut room[length..], result);
         room[length..length + given].copy_from_slice(&into[..given]);
-        length += given;
-        self.head.recorded.store(at + length as u64, Release);
-        self.note_consumed(at + length as u64);
+        self.note_recorded(at + (length + given) as u64);
         Ok(result)
     }
 
@@ -496,20 +495,16 @@ impl<'a> NondeterminismRecord<'a> {
 
     #[cold]
     fn replay_clock(&mut self, clock: Clock, at: u64) -> Result<i64, RecordError> {
-        let Some((at, offset)) = self.locate(at) else {
-            return Err(self.diverged(ReadRequest::Clock(clock), ReadRequest::Unknown));
+        let now = ReadRequest::Clock(clock);
+        let (at, answer) = self.answer_of(now, at)?;
+        let Some((delta, end)) = self.read_number(answer) else {
+            return Err(self.diverged(now, now));
         };
-        let (before, rest) = self.request_at(offset);
-        match (before, self.read_number(rest)) {
-            (ReadRequest::Clock(known), Some((delta, end))) if known == clock => {
-                let end = self.entry_end(at, end - offset, ReadRequest::Clock(clock))?;
-                let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
-                let value = last.wrapping_add(delta);
-                self.note_clock(clock, value, end);
-                Ok(value)
-            }
-            _ => Err(self.diverged(ReadRequest::Clock(clock), before)),
-        }
+        let end = self.entry_end(at, end - answer, now)?;
+        let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
+        let value = last.wrapping_add(delta);
+        self.note_clock(clock, value, end);
+        Ok(value)
     }
 
     fn replay_bytes(
@@ -519,25 +514,35 @@ impl<'a> NondeterminismRecord<'a> {
         at: u64,
     ) -> Result<i64, RecordError> {
         let now = ReadRequest::Bytes(source, into.len() as u64);
-        let Some((at, offset)) = self.locate(at) else {
-            return Err(self.diverged(now, ReadRequest::Unknown));
-        };
-        let (before, rest) = self.request_at(offset);
-        let Some((result, rest)) = self.read_number(rest).filter(|_| now == before) else {
-            return Err(self.diverged(now, before));
+        let (at, answer) = self.answer_of(now, at)?;
+        let Some((result, rest)) = self.read_number(answer) else {
+            return Err(self.diverged(now, now));
         };
         let given = usize::try_from(result).unwrap_or(0).min(into.len());
         let Some(bytes) = self.entries.get(rest..rest + given) else {
             return Err(self.diverged(now, ReadRequest::Unknown));
         };
-        let end = self.entry_end(at, rest + given - offset, now)?;
+        let end = self.entry_end(at, rest + given - answer, now)?;
         into[..given].copy_from_slice(bytes);
         self.note_consumed(end);
         Ok(result)
     }
 
-    /// End of an entry of `length` bytes that answers the read `now`. The bytes behind the recorded
-    /// ones are zeros or entries of an earlier lap: an entry that extends there is truncated.
+    /// Position and offset of the answer to the read `now`, which the entry at position `at` must
+    /// hold.
+    fn answer_of(&mut self, now: ReadRequest, at: u64) -> Result<(u64, usize), RecordError> {
+        let Some((at, offset)) = self.locate(at) else {
+            return Err(self.diverged(now, ReadRequest::Unknown));
+        };
+        match self.request_at(offset) {
+            (before, answer) if before == now => Ok((at + (answer - offset) as u64, answer)),
+            (before, _) => Err(self.diverged(now, before)),
+        }
+    }
+
+    /// End of the entry that answers the read `now` with `length` bytes at position `at`. The bytes
+    /// after the recorded ones are zeros or entries of an earlier lap: an entry that extends there
+    /// is truncated.
     fn entry_end(&self, at: u64, length: usize, now: ReadRequest) -> Result<u64, RecordError> {
         let end = at + length as u64;
         if end > self.head.recorded.load(Relaxed) {
@@ -562,6 +567,12 @@ impl<'a> NondeterminismRecord<'a> {
     #[inline]
     fn note_clock(&self, clock: Clock, value: i64, end: u64) {
         self.head.last[clock.0 as usize].store(value as u64, Relaxed);
+        self.note_consumed(end);
+    }
+
+    /// Makes the entry that ends at `end` valid, and counts its read.
+    fn note_recorded(&self, end: u64) {
+        self.head.recorded.store(end, Release);
         self.note_consumed(end);
     }
 

@@ -3,6 +3,9 @@
 //! Its symbol versions differ between releases, and libfabric may be loaded privately (MPI under
 //! Python). So the provider looks for libfabric by its SONAME among the loaded libraries, and every
 //! symbol may be missing.
+//!
+//! This module also writes log lines: to libfabric's log, and to the node agent's pipe or to
+//! standard error.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;

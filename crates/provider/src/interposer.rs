@@ -1,5 +1,5 @@
-//! Calls into the interposer (`crates/interpose`), the preloaded library that records the clocks
-//! and random numbers that the program reads.
+//! Calls into the interposer (`crates/interpose`), the preloaded library that records the clocks,
+//! random numbers and files that the program reads.
 //!
 //! The interposer counts the polls of the program in memory that outlives this process. After a
 //! restart, a poll that found nothing in an earlier incarnation finds nothing again, whatever has

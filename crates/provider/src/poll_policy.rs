@@ -495,11 +495,11 @@ mod tests {
 
     #[test]
     fn a_loop_that_may_wait_for_the_library_never_parks() {
-        let beside = PollContext { library_carries_local: true, ..ALONE };
-        let with_relay = PollContext { waits_for_relay: true, ..beside };
-        let shared = PollContext { has_own_processor: false, ..beside };
+        let with_library = PollContext { library_carries_local: true, ..ALONE };
+        let with_relay = PollContext { waits_for_relay: true, ..with_library };
+        let shared = PollContext { has_own_processor: false, ..with_library };
         let count = 3 * SPIN_MICROS;
-        for (around, one_in) in [(beside, POLLS_MIN), (with_relay, POLLS_MIN), (shared, 1)] {
+        for (around, one_in) in [(with_library, POLLS_MIN), (with_relay, POLLS_MIN), (shared, 1)] {
             let advice = poll(&mut PollPolicy::new(CLOCK), 100, count, around);
             assert!(!advice.contains(&Advice::Park), "one in {one_in}");
             let yields = advice.iter().filter(|&&a| a == Advice::Yield).count() as u64;

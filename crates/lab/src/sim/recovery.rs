@@ -16,8 +16,7 @@
 //! What may never happen: a new incarnation sees other events, or the same events in another order,
 //! than the one before; a message is lost, duplicated, changed or overtaken by a later message
 //! of its source; a process is notified that another process is unreachable; a relay refuses a
-//! process
-//! for divergence.
+//! process for divergence.
 
 mod disk;
 mod process;

@@ -1,6 +1,6 @@
-//! Delays an effect of a rank on a file until another node has the rank's record (`effects` of the
-//! record's head), so that the node that takes the rank over when this node is lost knows every
-//! change that the rank may have made.
+//! Delays an effect of a rank on a file until another node has the rank's record (`durable_effects`
+//! of the record's head), so that the node that takes the rank over when this node is lost knows
+//! every change that the rank may have made.
 //!
 //! In: requests of ranks, on a socket of each rank ([`HeldFiles::effects`]), and acknowledgements
 //! of the agent above. Out: the updates of the record with a [`Message::MakeDurable`] after them,

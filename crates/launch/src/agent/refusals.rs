@@ -1,5 +1,5 @@
-//! Why a rank whose process has ended cannot be replayed, and what the agent itself sees of that
-//! while the rank runs: a program into which the dynamic linker does not load the interposer.
+//! Reasons why a rank whose process has ended cannot be replayed. The agent itself detects one
+//! reason while the rank runs: the dynamic linker does not load the interposer into the program.
 //!
 //! What may never happen: a rank is restarted whose effects on files nothing has recorded.
 

@@ -34,7 +34,7 @@ pub(super) struct NodeFailover {
     pub spares: Vec<String>,
 }
 
-/// Where checkpoint images of ranks are kept, and who else sees them.
+/// Where checkpoint images of ranks are kept, and which other nodes see them.
 #[derive(Default)]
 pub(super) struct ImageService {
     /// Lease on the folder of checkpoint images.
@@ -75,7 +75,7 @@ pub(super) struct Course {
     pub ready_sent: bool,
     pub stuck_sent: bool,
     pub done: bool,
-    /// The stream to the parent has ended or fallen silent before the end of the job: the ranks may
+    /// The stream to the parent has ended or timed out before the end of the job: the ranks may
     /// go on on another node.
     pub is_orphaned: bool,
 }

@@ -1,7 +1,7 @@
 //! Acknowledgements of one channel, in both directions.
 //!
 //! [`OwedAck`]: what this endpoint has to confirm, and when. [`Confirmations`]: what the peer has
-//! confirmed, what waits for it, and when this endpoint asks for more.
+//! confirmed, which operations wait for a confirmation, and when this endpoint asks for one.
 
 use alloc::collections::VecDeque;
 

@@ -1,4 +1,7 @@
-//! The two directions between this endpoint and one peer: paths, queue, buffers and credit.
+//! A channel: the two directions between this endpoint and one peer. The channel has a queue of
+//! items to send, buffers and credit here, and joins parts from other files: paths (`path_set`),
+//! acknowledgements (`acknowledgements`), control frames and repairs (`control_frame`), arriving
+//! frames (`receive`) and timers (`timers`).
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -48,7 +51,7 @@ pub(super) struct Channel<M> {
     pub is_busy: bool,
 }
 
-/// Whether the channel goes on.
+/// Whether and how the channel has ended.
 #[derive(Default)]
 pub(super) struct ChannelEnd {
     /// The errno with which the operations of the peer fail.

@@ -39,7 +39,7 @@ impl ControlFrame {
     }
 }
 
-/// What an endpoint owes one peer so that lost and corrupt bytes are sent again.
+/// What an endpoint owes one peer so that lost and corrupt bytes are retransmitted.
 #[derive(Default)]
 pub(super) struct PendingRepairs {
     /// The control frames that wait to be sent. They carry no bytes of the channel.

@@ -232,33 +232,22 @@ impl NondeterminismRecord<'_> {
         else {
             return Err(self.mark_full(result));
         };
-        room[0] = CALL_TAG;
-        let mut length = 1 + put_number(&mut room[1..], i64::from(call.number));
-        room[length..length + DIGEST_BYTES].copy_from_slice(&call.digest.to_le_bytes());
-        length += DIGEST_BYTES;
+        let mut length = put_call(room, call);
         length += put_number(&mut room[length..], result);
         length += put_number(&mut room[length..], bytes as i64);
         for piece in pieces {
             room[length..length + piece.len()].copy_from_slice(piece);
             length += piece.len();
         }
-        self.head.recorded.store(at + length as u64, Release);
-        self.note_consumed(at + length as u64);
+        self.note_recorded(at + length as u64);
         Ok(())
     }
 
     /// The result of this call in an earlier incarnation, and the bytes that the kernel wrote.
     pub fn replay_call(&mut self, call: FileCall) -> Result<(i64, &[u8]), RecordError> {
         let now = ReadRequest::FileCall(call);
-        let at = self.head.consumed.load(Relaxed);
-        let Some((at, offset)) = self.locate(at) else {
-            return Err(self.diverged(now, ReadRequest::Unknown));
-        };
-        let (before, rest) = self.request_at(offset);
-        if before != now {
-            return Err(self.diverged(now, before));
-        }
-        let parsed = self.read_number(rest).and_then(|(result, rest)| {
+        let (at, answer) = self.answer_of(now, self.head.consumed.load(Relaxed))?;
+        let parsed = self.read_number(answer).and_then(|(result, rest)| {
             let (bytes, rest) = self.read_number(rest)?;
             Some((result, usize::try_from(bytes).ok()?, rest))
         });
@@ -267,7 +256,7 @@ impl NondeterminismRecord<'_> {
         else {
             return Err(self.diverged(now, ReadRequest::Unknown));
         };
-        let end = self.entry_end(at, rest + bytes - offset, now)?;
+        let end = self.entry_end(at, rest + bytes - answer, now)?;
         self.note_consumed(end);
         Ok((result, &self.entries[rest..rest + bytes]))
     }
@@ -289,6 +278,15 @@ impl FileCall {
     fn of(word: u64) -> FileCall {
         FileCall { number: (word >> 32) as u32, digest: word as u32 }
     }
+}
+
+/// Writes the beginning of an entry, up to the result: what `call_at` reads. Returns the number of
+/// bytes.
+fn put_call(room: &mut [u8], call: FileCall) -> usize {
+    room[0] = CALL_TAG;
+    let length = 1 + put_number(&mut room[1..], i64::from(call.number));
+    room[length..length + DIGEST_BYTES].copy_from_slice(&call.digest.to_le_bytes());
+    length + DIGEST_BYTES
 }
 
 #[cfg(test)]

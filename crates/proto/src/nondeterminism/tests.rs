@@ -20,7 +20,7 @@ fn draw(into: &mut [u8]) -> i64 {
 }
 
 #[test]
-fn a_new_start_replays_the_same_and_then_the_truth() {
+fn a_new_incarnation_replays_the_record_and_then_reads_the_system() {
     let (head, mut bytes) = (RecordHead::default(), vec![0; 400]);
     assert!(head.begin(1, 100));
     let mut record = NondeterminismRecord::new(&head, &mut bytes);
@@ -35,7 +35,7 @@ fn a_new_start_replays_the_same_and_then_the_truth() {
     for start in 2..4 {
         assert!(head.begin(start, 100 + start));
         assert!(!head.begin(start, 0), "another program of the same process");
-        assert!(!head.begin(start - 1, 0), "a child, which has an earlier start's number");
+        assert!(!head.begin(start - 1, 0), "a child, which has an earlier incarnation's number");
         assert_eq!(head.owner.load(Relaxed), 100 + start);
         for time in times {
             assert_eq!(record.clock(REAL, never), Ok(time));

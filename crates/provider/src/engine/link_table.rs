@@ -1,4 +1,5 @@
-//! The links of an engine by number, and which of them are polled how.
+//! The links of an engine by number, and which links are polled: rings, full rings, and the stream
+//! that polls read directly.
 
 use std::ops::{Deref, DerefMut};
 

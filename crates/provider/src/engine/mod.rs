@@ -13,6 +13,7 @@
 //! | `local_endpoint` | listeners of the endpoint, and its names |
 //! | `peer_state`, `peer_table` | state of each peer, names and numbers |
 //! | `dialling` | path candidates of each peer, and dials |
+//! | `pending_connections` | connections of other processes before their hello |
 //! | `handshake` | one hello, step by step |
 //! | `uplink` | the connection to the relay |
 //! | `links`, `link_table` | links to peers, and their end |
@@ -22,11 +23,13 @@
 //! | `integrity` | checksums of frames that cross a network |
 //! | `reconnect` | repair of broken paths |
 //! | `replay` | determinants of message delivery, and their replay |
+//! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
 //! | `quiesce` | preparing the process for a checkpoint |
 //! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
 //! | `departed_peers` | receives that wait for a peer that has left |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | UDP paths |
+//! | `path_statistics` | statistics of the paths |
 //! | `liveness` | connections without confirmations |
 //! | `wait` | polling and parking |
 //!

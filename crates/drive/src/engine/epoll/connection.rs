@@ -213,7 +213,8 @@ impl Connection {
         }
     }
 
-    /// Whether this is a stream to another relay of which the kernel knows the silent time.
+    /// Whether this is a stream to another relay of which the kernel knows when it last
+    /// received something.
     pub fn is_tcp_stream(&self) -> bool {
         self.is_relay_stream() && matches!(self.transport, Some(Transport::Tls(_)))
     }

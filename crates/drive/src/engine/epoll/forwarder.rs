@@ -164,7 +164,7 @@ impl Forwarder {
     /// Processes all that an ended process has left in its link, whatever the outputs' capacity.
     pub fn drain_input(&mut self, slot: usize, link: LinkId) {
         self.relay.begin_drain(link);
-        // The buffer holds a whole frame behind whatever the connection keeps.
+        // The buffer has space for a whole frame after the bytes that the connection keeps.
         let mut buffer = vec![0; READ_BYTES + READ_STEP_BYTES];
         loop {
             let kept = self.connections[slot].unparsed.len();

@@ -77,7 +77,7 @@ fn a_poll_set_names_those_with_news() {
         assert_eq!((ops.add)(set, stack.av.cast(), 0), EINVAL);
         assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 2), 0);
         ((*(*cntr).ops).add)(cntr, 1);
-        assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 0), 0, "no room, nothing reported");
+        assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 0), 0, "no space, nothing reported");
         assert_eq!(((ops.poll)(set, reported.as_mut_ptr(), 2), reported[0]), (1, context));
         assert_eq!((ops.poll)(set, reported.as_mut_ptr(), 2), 0, "reported once");
         assert_eq!((ops.del)(set, cntr.cast(), 0), 0);
