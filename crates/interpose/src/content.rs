@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use landbridge_proto::digest::digest;
-use landbridge_proto::nondeterminism::{FileCall, RandomSource};
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSource};
 use libc::c_long;
 
 use crate::descriptor_table::FileKind;
@@ -204,8 +204,9 @@ impl Session {
         let digest = unsafe { pieces.digest(pieces.length()) };
         let (result, end) = if self.is_live() {
             let place = (at != AT_END).then_some(at);
+            let moves = position.is_none();
             let writing =
-                PendingWrite { number, arguments, descriptor, place, appends, digest, about };
+                PendingWrite { number, arguments, descriptor, place, moves, digest, about };
             // SAFETY: the caller's promise.
             unsafe { self.perform_write(call, &pieces, &writing) }
         } else {
@@ -230,33 +231,41 @@ impl Session {
         writing: &PendingWrite<'_>,
     ) -> (i64, u64) {
         let descriptor = writing.descriptor;
-        let size = || identity_of(descriptor).map_or(0, |(_, now)| now.size);
-        let before = if writing.appends { size() } else { 0 };
+        let state = || identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
+        let appends = writing.place.is_none();
+        let before = state();
         let mut is_shared = false;
-        if let Some(open) = self.table.get(descriptor).filter(|_| writing.appends) {
+        if let Some(open) = self.table.get(descriptor).filter(|_| appends) {
             // A process that found the file empty and has appended nothing is the only writer so
             // far.
-            let is_own = if open.append_end == 0 { before == 0 } else { open.append_end == before };
+            let is_own = match open.append_end {
+                0 => before.size == 0,
+                end => end == before.size,
+            };
             open.is_shared_append |= !is_own;
             is_shared = open.is_shared_append;
         }
-        let place = writing.place.filter(|_| !writing.appends && requires_durability());
-        let replaced = || place.map_or((0, 0), |at| content_of(descriptor, at, pieces.length()));
         let precondition = || {
-            let (length, digest) = replaced();
-            [before as u64, u64::from(is_shared), length, digest, 0, 0]
+            let (length, digest) = writing.replaced(pieces);
+            let (size, changed) = (before.size as u64, before.changed as u64);
+            [size, u64::from(is_shared), length, digest, changed, 0, 0, 0]
         };
         // SAFETY: the caller's promise.
-        let outcome = |precondition: [u64; 6]| unsafe {
-            match place {
-                _ if writing.appends => appended(descriptor, pieces, precondition),
-                Some(at) => written(descriptor, at, pieces, precondition),
-                None => EffectOutcome::NotPerformed,
+        let outcome = |before: [u64; PRECONDITION_WORDS]| unsafe {
+            let (outcome, end) = match writing.place {
+                None => (appended(descriptor, pieces, before), before[0] as i64),
+                Some(at) => (written(descriptor, at, pieces, before), at as i64),
+            };
+            if let (EffectOutcome::Performed(length), true) = (&outcome, writing.moves) {
+                // The incarnation that wrote had moved a position that died with it.
+                let end = (end + length) as u64;
+                kernel(libc::SYS_lseek, [descriptor, end, libc::SEEK_SET as u64, 0, 0, 0]);
             }
+            outcome
         };
         let perform = || kernel(writing.number, writing.arguments);
         let result = self.effect(call, writing.about, precondition, outcome, perform);
-        let end = if writing.appends { size() as u64 } else { 0 };
+        let end = if appends { state().size as u64 } else { 0 };
         self.note(call, result, &[&writing.digest.to_le_bytes(), &end.to_le_bytes()]);
         (result, end)
     }
@@ -415,7 +424,8 @@ struct PendingWrite<'a> {
     descriptor: u64,
     /// Position of the write; `None` for an append.
     place: Option<u64>,
-    appends: bool,
+    /// The write moves the position of the open file.
+    moves: bool,
     digest: u64,
     about: CallDescription<'a>,
 }
@@ -461,8 +471,32 @@ fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
 }
 
-/// Whether a write has happened during which the last incarnation was killed. `precondition` has
-/// the length and digest of the replaced bytes. Any other content is that of another process.
+impl PendingWrite<'_> {
+    /// Length and digest of bytes that the write replaces, by which an interrupted write is judged:
+    /// all of them if another node may have to judge, else those of the last page of a write of
+    /// several pages.
+    fn replaced(&self, pieces: &IoVectors) -> (u64, u64) {
+        match self.place {
+            Some(at) if requires_durability() => content_of(self.descriptor, at, pieces.length()),
+            Some(at) => last_page(at, pieces.length())
+                .map_or((0, 0), |(page, length)| content_of(self.descriptor, page, length)),
+            None => (0, 0),
+        }
+    }
+}
+
+/// Position and length of the part of a write that lies in its last page; `None` if the write lies
+/// in one page.
+fn last_page(at: u64, length: usize) -> Option<(u64, usize)> {
+    let end = at + length as u64;
+    let page = (end - u64::from(length > 0)) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    (page > at).then_some((page, (end - page) as usize))
+}
+
+/// Whether a write has happened during which the last incarnation was killed. `before` has the
+/// length and digest of replaced bytes ([`PendingWrite::replaced`]), and the time of the last
+/// change. A kill ends a write only between two pages of the file, so what was written in part has
+/// not reached the last page. Any other content may be the answer of another process to the write.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
@@ -470,20 +504,26 @@ unsafe fn written(
     descriptor: u64,
     at: u64,
     pieces: &IoVectors,
-    precondition: [u64; 6],
+    before: [u64; PRECONDITION_WORDS],
 ) -> EffectOutcome {
-    let [_, _, length_before, digest_before, ..] = precondition;
-    let (length, digest) = content_of(descriptor, at, pieces.length());
-    if (length, digest) == (length_before, digest_before) {
+    let [_, _, length, digest, changed, ..] = before;
+    let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
+    if now.changed as u64 == changed {
         return EffectOutcome::NotPerformed;
     }
-    // A repetition of the same write changes nothing.
+    let wanted = pieces.length();
     // SAFETY: the caller's promise.
-    let is_ours = unsafe { is_there(descriptor, at, pieces, length as usize) };
-    if is_ours && length >= length_before {
-        EffectOutcome::NotPerformed
-    } else {
-        EffectOutcome::Unknown
+    if unsafe { is_there(descriptor, at, pieces, wanted) } {
+        return EffectOutcome::Performed(wanted as i64);
+    }
+    let compared = match last_page(at, wanted) {
+        _ if requires_durability() => Some((at, wanted)),
+        page => page,
+    };
+    let is_as_before = |(at, wanted)| content_of(descriptor, at, wanted) == (length, digest);
+    match compared.is_some_and(is_as_before) {
+        true => EffectOutcome::NotPerformed,
+        false => EffectOutcome::Unknown,
     }
 }
 
@@ -493,11 +533,15 @@ unsafe fn written(
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
-unsafe fn appended(descriptor: u64, pieces: &IoVectors, precondition: [u64; 6]) -> EffectOutcome {
-    let [before, is_shared, ..] = precondition;
+unsafe fn appended(
+    descriptor: u64,
+    pieces: &IoVectors,
+    before: [u64; PRECONDITION_WORDS],
+) -> EffectOutcome {
+    let [before, is_shared, _, _, changed, ..] = before;
     let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
     let grown = now.size - before as i64;
-    if grown == 0 {
+    if grown == 0 && now.changed as u64 == changed {
         return EffectOutcome::NotPerformed;
     }
     let wanted = pieces.length() as i64;

@@ -3,14 +3,13 @@
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record, and
 //! the changed descriptor table.
 
-use landbridge_proto::nondeterminism::FileCall;
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::{c_int, c_long};
 
 use crate::descriptor_table::{DESCRIPTORS, FileIdentity, FileKind, LOCKS, OpenFile, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::session::{
-    CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel,
-    requires_durability, text,
+    CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel, text,
 };
 use crate::signal_mask::interruptible;
 
@@ -396,32 +395,41 @@ fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
     kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, range, 0, 0, 0])
 }
 
-/// State of a path before it is opened: inode (0: nothing has that name), device, size, and time of
-/// modification.
-fn precondition_of(place: (u64, u64)) -> [u64; 6] {
-    let found = file_metadata::identity_at(place);
-    found.map_or([0; 6], |(_, now)| {
-        [now.inode, now.device, now.size as u64, now.modified as u64, 0, 0]
-    })
+/// State of a path before it is opened: inode (0: nothing has that name), device, size, times of the
+/// last modification and of the last status change; then the time of the last status change of the
+/// directory.
+fn precondition_of(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
+    let now = file_metadata::identity_behind(place).map(|(_, now)| now).unwrap_or_default();
+    // SAFETY: the program's path.
+    let above = unsafe { file_metadata::directory_changed(place) } as u64;
+    let (modified, changed) = (now.modified as u64, now.changed as u64);
+    [now.inode, now.device, now.size as u64, modified, changed, above, 0, 0]
 }
 
 /// Whether an interrupted `open` that creates or truncates a file has happened.
-fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; 6]) -> EffectOutcome {
+///
+/// Another process may have removed again what the call had made. So a file that was absent, and is
+/// absent, proves something only if the directory is as it was.
+fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; PRECONDITION_WORDS]) -> EffectOutcome {
     let mut now = precondition_of(place);
     if crate::origin::is_other_kernel() && now[0] != 0 {
         // Device numbers of two kernels cannot be compared.
         now[1] = before[1];
     }
     let was_absent = before[0] == 0;
-    let is_new = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+    let creates = flags & libc::O_CREAT != 0;
+    let is_exclusive = creates && flags & libc::O_EXCL != 0;
     match now[0] {
-        // A rank on another node may have removed the file that this call had created.
-        0 if is_new && was_absent && requires_durability() => EffectOutcome::Unknown,
-        0 => EffectOutcome::NotPerformed,
-        _ if is_new && was_absent => EffectOutcome::Unknown,
+        _ if now == before => EffectOutcome::NotPerformed,
+        // Without O_CREAT the call makes no name.
+        0 if !creates => EffectOutcome::NotPerformed,
+        0 if was_absent && now[5] == before[5] => EffectOutcome::NotPerformed,
+        0 => EffectOutcome::Unknown,
+        _ if is_exclusive && was_absent => EffectOutcome::Unknown,
         // A second truncation changes nothing, unless another process has written to the file
         // since.
-        _ if flags & libc::O_TRUNC != 0 && now[2] != 0 && now != before => EffectOutcome::Unknown,
+        _ if flags & libc::O_TRUNC != 0 && now[2] != 0 => EffectOutcome::Unknown,
+        // To open a file that exists changes nothing.
         _ => EffectOutcome::NotPerformed,
     }
 }

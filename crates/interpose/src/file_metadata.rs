@@ -21,6 +21,34 @@ pub fn identity_at((directory, path): (u64, u64)) -> Option<(FileKind, FileIdent
     asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
 }
 
+/// Kind and identity of what a path names, or of the descriptor of the directory if the path is
+/// empty or 0; a symbolic link is followed.
+pub fn identity_behind((directory, path): (u64, u64)) -> Option<(FileKind, FileIdentity)> {
+    if path == 0 {
+        return identity_of(directory);
+    }
+    let flags = libc::AT_EMPTY_PATH as u64;
+    asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
+}
+
+/// Time of the last status change of the directory in which a path names something: every change
+/// of a name changes this time. 0: there is no such directory.
+///
+/// # Safety
+/// The path is 0 or a C string.
+pub unsafe fn directory_changed((directory, path): (u64, u64)) -> i64 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let name = &name[..name.len() - name.iter().rev().take_while(|byte| **byte == b'/').count()];
+    let above = name.iter().rposition(|byte| *byte == b'/').map_or(&b"."[..], |at| &name[..=at]);
+    let mut folder = [0; PATH_BYTES];
+    if above.len() >= PATH_BYTES {
+        return 0;
+    }
+    folder[..above.len()].copy_from_slice(above);
+    identity_behind((directory, folder.as_ptr().addr() as u64)).map_or(0, |(_, now)| now.changed)
+}
+
 fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     if ask(about.as_mut_ptr().addr() as u64) != 0 {

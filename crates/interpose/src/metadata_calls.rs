@@ -4,12 +4,14 @@
 //! Open files follow a change of their name in the descriptor table.
 
 use landbridge_proto::digest::digest;
-use landbridge_proto::nondeterminism::FileCall;
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
 use crate::compared_arguments::{directory_of, of_values};
 use crate::descriptor_table::{OPENS, PATH_BYTES};
-use crate::file_metadata::{identity_at, is_exempt, is_exempt_at, path_at, path_of_name};
+use crate::file_metadata::{
+    directory_changed, identity_at, identity_behind, is_exempt, is_exempt_at, path_at, path_of_name,
+};
 use crate::path_changes::{CompletionCheck, PathAt, PathChange};
 use crate::session::{CallDescription, EffectOutcome, Session, bytes, call_of, kernel, text};
 
@@ -397,109 +399,107 @@ impl RecordedChange {
     }
 }
 
-/// State of both names before a change: inode (0: nothing has that name), device, and time of the
-/// last status change.
-fn precondition_of(path_change: &PathChange) -> [u64; 6] {
+/// State of both names before a change: of each the inode (0: nothing has that name), the device,
+/// and the time of the last status change; then the time of the last status change of each
+/// directory. Every change of a name changes this time of its directory.
+fn precondition_of(path_change: &PathChange) -> [u64; PRECONDITION_WORDS] {
+    let follows_links = path_change.check == CompletionCheck::Idempotent;
+    let look = if follows_links { identity_behind } else { identity_at };
     let fact = |place: Option<PathAt>| {
-        let found = place.and_then(identity_at);
+        let found = place.and_then(look);
         found.map_or([0; 3], |(_, now)| [now.inode, now.device, now.changed as u64])
     };
+    // SAFETY: the program's paths.
+    let above = |place: PathAt| unsafe { directory_changed(place) } as u64;
     let ([a, b, c], [d, e, f]) = (fact(path_change.first), fact(path_change.second));
-    [a, b, c, d, e, f]
+    let [g, h] = [path_change.first, path_change.second].map(|place| place.map_or(0, above));
+    [a, b, c, d, e, f, g, h]
 }
 
 /// Whether a change has happened during which the last incarnation was killed.
-fn outcome_of(path_change: &PathChange, before: [u64; 6]) -> EffectOutcome {
-    judge(path_change, without_devices(before), without_devices(precondition_of(path_change)))
+///
+/// If nothing has changed since the announcement, the change has not happened. If something has,
+/// nothing shows whether this process or another one has changed it: another rank may have removed
+/// the same file as its claim of a task, or may have removed again what this call had made.
+fn outcome_of(path_change: &PathChange, before: [u64; PRECONDITION_WORDS]) -> EffectOutcome {
+    let now = without_devices(precondition_of(path_change));
+    if now == without_devices(before) {
+        EffectOutcome::NotPerformed
+    } else {
+        EffectOutcome::Unknown
+    }
 }
 
 /// On another kernel than that of the first incarnation, device numbers say nothing.
-fn without_devices(mut words: [u64; 6]) -> [u64; 6] {
+fn without_devices(mut words: [u64; PRECONDITION_WORDS]) -> [u64; PRECONDITION_WORDS] {
     if crate::origin::is_other_kernel() {
         (words[1], words[4]) = (0, 0);
     }
     words
 }
 
-fn judge(path_change: &PathChange, before: [u64; 6], now: [u64; 6]) -> EffectOutcome {
-    let file = |precondition: [u64; 6], at: usize| (precondition[at], precondition[at + 1]);
-    let (first, second) = (file(now, 0), file(now, 3));
-    let (first_before, second_before) = (file(before, 0), file(before, 3));
-    let is_gone = |file: (u64, u64)| file.0 == 0;
-    let is_as_before = first == first_before && second == second_before;
-    match path_change.check {
-        CompletionCheck::Idempotent => EffectOutcome::NotPerformed,
-        // Another process may have created a new file under that name, with the inode of the file
-        // that this call had removed.
-        CompletionCheck::Gone if is_as_before && now[2] == before[2] => EffectOutcome::NotPerformed,
-        CompletionCheck::Gone if is_gone(first) => EffectOutcome::Performed(0),
-        CompletionCheck::Moved | CompletionCheck::Made if is_as_before => {
-            EffectOutcome::NotPerformed
-        }
-        CompletionCheck::Moved if is_gone(first) && second == first_before => {
-            EffectOutcome::Performed(0)
-        }
-        // Without a first name, another process may have created the second name.
-        CompletionCheck::Made
-            if is_gone(second_before) && path_change.first.is_some() && second == first =>
-        {
-            EffectOutcome::Performed(0)
-        }
-        _ => EffectOutcome::Unknown,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
 
     const HERE: u64 = crate::syscalls::HERE;
-    const FILE: [u64; 3] = [7, 1, 100];
-    const OTHER: [u64; 3] = [8, 1, 50];
-    const NONE: [u64; 3] = [0; 3];
 
-    fn path_change(check: CompletionCheck) -> PathChange {
-        let first = (check != CompletionCheck::Made).then_some((HERE, 0));
-        PathChange { number: 0, first, second: Some((HERE, 0)), check }
+    fn is_not_performed(outcome: &EffectOutcome) -> bool {
+        matches!(outcome, EffectOutcome::NotPerformed)
     }
 
-    fn both(first: [u64; 3], second: [u64; 3]) -> [u64; 6] {
-        [first[0], first[1], first[2], second[0], second[1], second[2]]
-    }
-
-    fn is_undone(outcome: EffectOutcome) -> Option<bool> {
-        match outcome {
-            EffectOutcome::NotPerformed => Some(true),
-            EffectOutcome::Performed(_) => Some(false),
-            EffectOutcome::Unknown => None,
-        }
+    /// Whether a change in `folder` counts as not performed, or as unknown, after `meanwhile`.
+    fn judged(
+        check: CompletionCheck,
+        names: [Option<&str>; 2],
+        folder: &Path,
+        meanwhile: impl FnOnce(&Path),
+    ) -> bool {
+        let paths = names.map(|name| {
+            let path = folder.join(name?).into_os_string().into_encoded_bytes();
+            CString::new(path).ok()
+        });
+        let [first, second] =
+            paths.each_ref().map(|path| Some((HERE, path.as_ref()?.as_ptr().addr() as u64)));
+        let change = PathChange { number: 0, first, second, check };
+        let before = precondition_of(&change);
+        meanwhile(folder);
+        is_not_performed(&outcome_of(&change, before))
     }
 
     #[test]
-    fn what_became_of_a_change_is_seen_or_unknown() {
-        let judged = |check, before, now| is_undone(judge(&path_change(check), before, now));
+    fn a_change_counts_as_not_performed_only_if_nothing_has_changed() {
         use CompletionCheck::*;
-        let (yes, no, unknown) = (Some(true), Some(false), None);
-        let touched = [7, 1, 101];
-        for (check, before, now, wanted) in [
-            (Gone, both(FILE, NONE), both(FILE, NONE), yes),
-            (Gone, both(FILE, NONE), both(NONE, NONE), no),
-            // The inode was reused by an unknown process.
-            (Gone, both(FILE, NONE), both(touched, NONE), unknown),
-            (Gone, both(FILE, NONE), both(OTHER, NONE), unknown),
-            (Gone, both(NONE, NONE), both(NONE, NONE), yes),
-            (Moved, both(FILE, OTHER), both(FILE, OTHER), yes),
-            (Moved, both(FILE, OTHER), both(NONE, touched), no),
-            (Moved, both(FILE, OTHER), both(NONE, OTHER), unknown),
-            (Moved, both(FILE, NONE), both(NONE, NONE), unknown),
-            (Made, both(NONE, NONE), both(NONE, NONE), yes),
-            // A directory that serves as a lock.
-            (Made, both(NONE, NONE), both(NONE, FILE), unknown),
-            (Made, both(NONE, FILE), both(NONE, FILE), yes),
-        ] {
-            assert_eq!(judged(check, before, now), wanted, "{check:?} {before:?} {now:?}");
+        let folder = std::env::temp_dir().join(format!("lb-changes-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("a"), "").unwrap();
+        let (unlink, claim) = ([Some("a"), None], [Some("a"), Some("b")]);
+        let (make, mode) = ([None, Some("b")], [Some("a"), None]);
+        let write = |name: &'static str| move |at: &Path| fs::write(at.join(name), "").unwrap();
+        let remove = |name: &'static str| move |at: &Path| fs::remove_file(at.join(name)).unwrap();
+        for (check, names) in [(Gone, unlink), (Moved, claim), (Made, make), (Idempotent, mode)] {
+            assert!(judged(check, names, &folder, |_| ()), "{check:?}");
         }
-        let link = PathChange { first: Some((HERE, 0)), ..path_change(Made) };
-        assert_eq!(is_undone(judge(&link, both(FILE, NONE), both(FILE, FILE))), no);
+        // By this process or by another one.
+        assert!(!judged(Gone, unlink, &folder, remove("a")));
+        write("a")(&folder);
+        let rename = |at: &Path| fs::rename(at.join("a"), at.join("b")).unwrap();
+        assert!(!judged(Moved, claim, &folder, rename));
+        let back = |at: &Path| fs::rename(at.join("b"), at.join("a")).unwrap();
+        back(&folder);
+        assert!(!judged(Moved, claim, &folder, |at| (rename(at), back(at)).0));
+        // Made, and removed again by another process.
+        assert!(!judged(Made, make, &folder, |at| (write("b")(at), remove("b")(at)).0));
+        let readable = |at: &Path| {
+            let mut permissions = fs::metadata(at.join("a")).unwrap().permissions();
+            permissions.set_readonly(!permissions.readonly());
+            fs::set_permissions(at.join("a"), permissions).unwrap();
+        };
+        assert!(!judged(Idempotent, mode, &folder, |at| (readable(at), readable(at)).0));
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record.
 
+use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 use libc::c_long;
 
 use crate::compared_arguments::of_values;
@@ -31,9 +32,16 @@ impl Session {
         if !self.is_live() {
             return Some(self.replay(call, about, &mut []));
         }
-        let size = || identity_of(descriptor).map_or(0, |(_, now)| now.size) as u64;
-        let precondition = || [size(), 0, 0, 0, 0, 0];
-        let outcome = |precondition: [u64; 6]| resizing.outcome(precondition[0], size());
+        let state = || {
+            let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
+            [now.size as u64, now.changed as u64]
+        };
+        let precondition = || {
+            let [size, changed] = state();
+            [size, changed, 0, 0, 0, 0, 0, 0]
+        };
+        let outcome =
+            |before: [u64; PRECONDITION_WORDS]| resizing.outcome([before[0], before[1]], state());
         let perform = || kernel(number, arguments);
         let result = self.effect(call, about, precondition, outcome, perform);
         self.note(call, result, &[]);
@@ -44,29 +52,25 @@ impl Session {
 /// What the repetition of an interrupted change of an open file would do.
 #[derive(Clone, Copy)]
 enum ResizeReplay {
-    /// The repetition changes nothing.
-    Idempotent,
-    /// The file gets this length; the repetition would remove later bytes of other processes.
+    /// The file gets this length; a repetition would remove later bytes of other processes.
     Length(u64),
-    /// The change removes or inserts parts of the file, and moves what follows them.
-    Moves,
+    /// A repetition could undo what another process has changed since, or fail.
+    Other,
 }
 
 impl ResizeReplay {
     fn of(number: c_long, second: u64) -> ResizeReplay {
-        let moves = (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) as u64;
         match number {
             libc::SYS_ftruncate => ResizeReplay::Length(second),
-            libc::SYS_fallocate if second & moves != 0 => ResizeReplay::Moves,
-            _ => ResizeReplay::Idempotent,
+            _ => ResizeReplay::Other,
         }
     }
 
-    fn outcome(self, before: u64, now: u64) -> EffectOutcome {
+    /// Size and time of the last status change of the file, before the call and now.
+    fn outcome(self, before: [u64; 2], now: [u64; 2]) -> EffectOutcome {
         match self {
-            ResizeReplay::Idempotent => EffectOutcome::NotPerformed,
             _ if before == now => EffectOutcome::NotPerformed,
-            ResizeReplay::Length(wanted) if wanted == now => EffectOutcome::NotPerformed,
+            ResizeReplay::Length(wanted) if wanted == now[0] => EffectOutcome::NotPerformed,
             _ => EffectOutcome::Unknown,
         }
     }

@@ -273,6 +273,9 @@ impl Session {
         let interrupted =
             interrupted.unwrap_or_else(|problem| abort_replay(format_args!("{about}: {problem}")));
         let precondition = interrupted.unwrap_or_else(precondition);
+        // Another node does not know whether the effect had begun.
+        let may_have_happened = self.guard.record().has_begun_effect() || origin::is_other_node();
+        let interrupted = interrupted.filter(|_| may_have_happened);
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
             EffectOutcome::Unknown => abort_replay(format_args!(
@@ -286,6 +289,7 @@ impl Session {
                 "its agent has not taken down {about}, so another node may repeat it"
             ));
         }
+        self.guard.record().begin_effect();
         perform()
     }
 

@@ -19,9 +19,9 @@ use super::{
     CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, put_number,
 };
 
-/// Number of words that describe the files before an effect: inode, size, offset, as the effect
+/// Number of words that describe the files before an effect: inode, size, times, as the effect
 /// needs them.
-pub const PRECONDITION_WORDS: usize = 6;
+pub const PRECONDITION_WORDS: usize = 8;
 
 /// Longest reason for which a process cannot be restarted, in bytes.
 pub const NO_RESTART_BYTES: usize = 504;
@@ -88,6 +88,9 @@ pub struct FileRecord {
     /// Position of the announced effect's entry, plus one; 0: no effect was announced.
     at: AtomicU64,
     call: AtomicU64,
+    /// Not 0: the process was about to perform the announced effect, or has performed it. On
+    /// another node than that of the announcement the word says nothing.
+    has_begun: AtomicU64,
     precondition: [AtomicU64; PRECONDITION_WORDS],
     /// Digests of the name of the node, and of the boot id of the kernel (random(4)), on which the
     /// first incarnation began; 0 before.
@@ -103,6 +106,7 @@ impl Default for FileRecord {
             since: AtomicU64::new(0),
             at: AtomicU64::new(0),
             call: AtomicU64::new(0),
+            has_begun: AtomicU64::new(0),
             precondition: Default::default(),
             origin: Default::default(),
             reason_length: AtomicU64::new(0),
@@ -162,7 +166,18 @@ impl NondeterminismRecord<'_> {
         files.at.store(0, Release);
         files.precondition.iter().zip(precondition).for_each(|(to, from)| to.store(from, Relaxed));
         files.call.store(call.word(), Relaxed);
+        files.has_begun.store(0, Relaxed);
         files.at.store(self.head.consumed.load(Relaxed) + 1, Release);
+    }
+
+    /// Notes that the announced effect is performed now.
+    pub fn begin_effect(&self) {
+        self.head.files.has_begun.store(1, Release);
+    }
+
+    /// Whether the announced effect may have been performed, as the node of the announcement knows.
+    pub fn has_begun_effect(&self) -> bool {
+        self.head.files.has_begun.load(Acquire) != 0
     }
 
     /// The announced precondition, if `call` is the effect during which the last incarnation was
@@ -373,13 +388,16 @@ mod tests {
         let (head, mut room) = (RecordHead::default(), vec![0; 500]);
         head.begin(1, 1);
         let mut record = NondeterminismRecord::new(&head, &mut room);
-        record.announce(WRITE, [1, 2, 3, 4, 5, 6]);
+        record.announce(WRITE, [1, 2, 3, 4, 5, 6, 7, 8]);
+        record.begin_effect();
+        assert!(record.has_begun_effect());
         record.note_call(WRITE, 64, &[]).unwrap();
-        record.announce(WRITE, [6, 5, 4, 3, 2, 1]);
+        record.announce(WRITE, [8, 7, 6, 5, 4, 3, 2, 1]);
+        assert!(!record.has_begun_effect());
         head.begin(2, 1);
         assert_eq!(record.interrupted(WRITE), Ok(None), "it has an entry");
         record.replay_call(WRITE).unwrap();
-        assert_eq!(record.interrupted(WRITE), Ok(Some([6, 5, 4, 3, 2, 1])));
+        assert_eq!(record.interrupted(WRITE), Ok(Some([8, 7, 6, 5, 4, 3, 2, 1])));
         record.note_call(WRITE, 64, &[]).unwrap();
         assert_eq!(record.interrupted(WRITE), Ok(None));
         assert_eq!(record.end(), Ok(()));
