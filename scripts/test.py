@@ -263,6 +263,7 @@ SYSTEM = [
     Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 900, 5400, again=False),
     Driver("records", "ranks that read more of clocks, chance and files than a record holds", SAMPLE),
     Driver("calls", "single system calls under the interposer alone: seen, compared, interrupted"),
+    Driver("interrupted", "kills within one system call while another rank acts on the file", ("--only", "answered")),
     Driver("random_files", "random file programs whose ranks are killed", (), ("--runs", "12000"), 900, 5400, again=False),
     Driver("punish", "minutes of killing ranks at random, in one cluster and over two", (), (), 900, 900, again=False),
     Driver("unrecorded", "killed ranks that print or send what nobody records, or have threads"),

@@ -395,9 +395,9 @@ fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
     kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, range, 0, 0, 0])
 }
 
-/// State of a path before it is opened: inode (0: nothing has that name), device, size, times of the
-/// last modification and of the last status change; then the time of the last status change of the
-/// directory.
+/// State of a path before it is opened: inode (0: nothing has that name), device, size, times of
+/// the last modification and of the last status change; then the time of the last status change of
+/// the directory.
 fn precondition_of(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
     let now = file_metadata::identity_behind(place).map(|(_, now)| now).unwrap_or_default();
     // SAFETY: the program's path.

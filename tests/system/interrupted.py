@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""A rank is killed within one system call that changes a file, while another rank acts on it too.
+
+The kill is exact (programs/kill_at_call.c): before the kernel performs the call, or after it and
+before the rank has seen the result. The job has the result of an undisturbed run, or says that
+nothing shows whether the call had happened. Where no other rank acts, and the call has not
+happened, it always comes back.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import common
+import recovery
+from support import process
+
+RANKS = 2
+LIMIT_S = 60.0
+CANNOT_TELL = r"killed within its .* cannot be told"
+# Numbers of system calls on x86-64.
+WRITE, PWRITE, RENAME, MKDIR, UNLINK, LINK, SYMLINK = 1, 18, 82, 83, 87, 86, 88
+TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE = 76, 90, 188, 257, 40
+
+
+@dataclass
+class Effect:
+    """A case of programs/interrupted.c. `is_told`: the call leaves a trace by which it is known to
+    have happened, where no other rank acts. `has_answer`: another rank can act."""
+
+    name: str
+    call: int
+    is_told: bool = False
+    has_answer: bool = True
+
+
+EFFECTS = [
+    Effect("claim-removal", UNLINK),
+    Effect("claim-renaming", RENAME),
+    Effect("open", OPENAT, is_told=True),
+    Effect("exclusive", OPENAT),
+    Effect("folder", MKDIR),
+    Effect("symlink", SYMLINK),
+    Effect("link", LINK),
+    Effect("append", WRITE, is_told=True),
+    Effect("write", PWRITE, is_told=True),
+    Effect("truncate", TRUNCATE),
+    Effect("chmod", CHMOD),
+    Effect("attribute", SETXATTR, has_answer=False),
+    Effect("shift", SENDFILE, has_answer=False),
+]
+
+
+def main() -> int:
+    options = common.arguments(__doc__)
+    common.quiet_environment()
+    process.adopt_orphans()
+    checks = common.Checks(options)
+    if not shutil.which("gcc"):
+        print("skipped: there is no gcc (Debian: apt install gcc)")
+        return common.SKIPPED
+    with tempfile.TemporaryDirectory() as folder:
+        programs = Path(folder)
+        build(options, programs)
+        for effect in EFFECTS:
+            for company in ["alone", "answered"][: 1 + effect.has_answer]:
+                undisturbed = None
+                for moment in ("enter", "exit"):
+                    name = f"{effect.name}, {company}, killed at its {moment}"
+                    if checks.wants(name):
+                        undisturbed = undisturbed or play(options, programs, effect, company, None)
+                        check(checks, name, play(options, programs, effect, company, moment), undisturbed, effect, company, moment)
+    return checks.end()
+
+
+def build(options, folder: Path) -> None:
+    root = options.venvs / "mpich"
+    mpi = [f"-I{root}/include", f"-L{root}/lib", "-lmpi", f"-Wl,-rpath,{root}/lib"]
+    for name, libraries in (("interrupted", mpi), ("kill_at_call", [])):
+        subprocess.run(["gcc", "-O2", str(common.PROGRAMS / f"{name}.c"), "-o", str(folder / name), *libraries], check=True)
+
+
+def play(options, programs: Path, effect: Effect, company: str, moment: str | None):
+    """Exit code, result, and all output of a job. `moment`: rank 0 is killed there; `None`: nobody
+    is killed, and nothing is recorded."""
+    with tempfile.TemporaryDirectory(dir=programs) as folder:
+        recover = ["--recover"] if moment else []
+        command = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{LIMIT_S:.0f}"), str(programs / "interrupted")]
+        job = subprocess.Popen([*command, folder, effect.name, company], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        watchdog = threading.Timer(LIMIT_S + 10, job.kill)
+        watchdog.start()
+        lines = []
+        for line in job.stdout:
+            lines.append(line)
+            if line == "ready\n" and moment:
+                kill(programs, effect.call, moment)
+                moment = None
+        code = job.wait()
+        watchdog.cancel()
+        process.end_descendants(None)
+    output = "".join(lines)
+    return code, re.findall("^result .*$", output, re.M), output
+
+
+def kill(programs: Path, call: int, moment: str) -> None:
+    """Kills rank 0 at its next such call, which it makes a while later."""
+    (pid,) = recovery.pids_of(0)
+    tracer = subprocess.Popen([str(programs / "kill_at_call"), str(pid), str(call), moment], stdout=subprocess.PIPE)
+    if tracer.stdout.readline() != b"attached\n":
+        raise RuntimeError(f"rank 0 (process {pid}) cannot be traced")
+
+
+def check(checks, name: str, found, undisturbed, effect: Effect, company: str, moment: str) -> None:
+    code, results, output = found
+    is_killed = "rank 0 was killed by SIGKILL" in output
+    is_refused = code != 0 and re.search(CANNOT_TELL, output) is not None
+    is_right = code == 0 and results == undisturbed[1] and len(results) == 1
+    must_return = company == "alone" and (moment == "enter" or effect.is_told)
+    measured = "right" if is_right else "refused, by name" if is_refused else f"exit code {code}, {results}, not {undisturbed[1]}"
+    checks.check(name, is_killed and (is_right or is_refused and not must_return), measured, output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+/* A rank performs one effect on a file while another rank acts on the same file. Arguments:
+ * `interrupted FOLDER CASE alone|answered`.
+ *
+ * Rank 0 prints `ready`, computes for a while, and performs the effect. With `answered`, rank 1
+ * watches for the effect and answers it, or does the same itself where both want the same. Rank 0
+ * prints `result …`, which is the same in every run: what all ranks together have seen and done. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+static int is_answered;
+
+static int exists(const char *name)
+{
+    struct stat about;
+    return !lstat(name, &about);
+}
+
+static void make(const char *name, const char *text)
+{
+    int file = open(name, O_CREAT | O_WRONLY | O_TRUNC, 0644);
+    if (file < 0 || write(file, text, strlen(text)) < 0)
+        perror(name);
+    close(file);
+}
+
+static void until(int (*is_so)(void))
+{
+    while (!is_so())
+        usleep(300);
+}
+
+/* Two ranks claim one task; one succeeds. */
+static int claim_by_removal(void) { return !unlink("task"); }
+static int claim_by_renaming(void) { return !rename("task", "taken"); }
+/* Rank 1 takes its turn when rank 0 was killed at its own. */
+static void wait_for_turn(void) { usleep(1000 * 1000); }
+
+/* Rank 0 raises a flag; rank 1 counts it and lowers it. */
+static int raise_open(void) { return close(open("flag", O_CREAT | O_WRONLY, 0644)); }
+static int raise_exclusive(void) { return close(open("flag", O_CREAT | O_EXCL | O_WRONLY, 0644)); }
+static int raise_folder(void) { return mkdir("flag", 0755); }
+static int raise_link(void) { return symlink("nowhere", "flag"); }
+static int raise_second_name(void) { return link("base", "flag"); }
+static int flag_is_up(void) { return exists("flag"); }
+static void lower(void) { remove("flag"); }
+
+/* Rank 0 appends to a box that rank 1 empties. */
+static int put_in_box(void)
+{
+    int box = open("box", O_CREAT | O_WRONLY | O_APPEND, 0644), got = write(box, "letter\n", 7);
+    int place = lseek(box, 0, SEEK_CUR);
+    close(box);
+    return got == 7 && (is_answered || place == 7);
+}
+static int box_is_full(void)
+{
+    struct stat about;
+    return !stat("box", &about) && about.st_size == 7;
+}
+static void empty_box(void)
+{
+    if (truncate("box", 0))
+        perror("box");
+}
+
+/* Rank 0 writes a question over a file, rank 1 an answer over the question. */
+static int ask(void)
+{
+    int file = open("base", O_WRONLY), got = pwrite(file, "ask?", 4, 0);
+    close(file);
+    return got == 4;
+}
+static char *content(void)
+{
+    static char text[64];
+    int file = open("base", O_RDONLY), got = read(file, text, sizeof text - 1);
+    text[got < 0 ? 0 : got] = 0;
+    close(file);
+    return text;
+}
+static int is_asked(void) { return !strncmp(content(), "ask?", 4); }
+static void answer(void)
+{
+    int file = open("base", O_WRONLY);
+    if (pwrite(file, "told", 4, 0) != 4)
+        perror("base");
+    close(file);
+}
+
+/* Rank 0 changes length or mode; rank 1 changes it back. */
+static int shorten(void) { return truncate("base", 2); }
+static int is_short(void) { return strlen(content()) == 2; }
+static void restore_length(void) { make("base", "base content"); }
+static int hide(void) { return chmod("base", 0600); }
+static mode_t mode(void)
+{
+    struct stat about;
+    return stat("base", &about) ? 0 : about.st_mode & 0777;
+}
+static int is_hidden(void) { return mode() == 0600; }
+static void show(void) { chmod("base", 0644); }
+
+/* A call whose repetition fails, and one that changes what it reads. */
+static int label(void) { return setxattr("base", "user.label", "x", 1, XATTR_CREATE); }
+static int shift(void)
+{
+    int file = open("base", O_RDWR);
+    off_t from = 4;
+    lseek(file, 0, SEEK_SET);
+    int got = sendfile(file, file, &from, 8);
+    close(file);
+    return got;
+}
+
+static const struct effect {
+    const char *name;
+    int (*act)(void);
+    int (*is_seen)(void);
+    void (*answer)(void);
+} effects[] = {
+    {"claim-removal", claim_by_removal, NULL, NULL},
+    {"claim-renaming", claim_by_renaming, NULL, NULL},
+    {"open", raise_open, flag_is_up, lower},
+    {"exclusive", raise_exclusive, flag_is_up, lower},
+    {"folder", raise_folder, flag_is_up, lower},
+    {"symlink", raise_link, flag_is_up, lower},
+    {"link", raise_second_name, flag_is_up, lower},
+    {"append", put_in_box, box_is_full, empty_box},
+    {"write", ask, is_asked, answer},
+    {"truncate", shorten, is_short, restore_length},
+    {"chmod", hide, is_hidden, show},
+    {"attribute", label, NULL, NULL},
+    {"shift", shift, NULL, NULL},
+};
+
+static const struct effect *find(const char *name)
+{
+    for (size_t i = 0; i < sizeof effects / sizeof *effects; i++)
+        if (!strcmp(effects[i].name, name))
+            return effects + i;
+    fprintf(stderr, "there is no case %s\n", name);
+    exit(2);
+}
+
+int main(int argc, char **argv)
+{
+    int rank, done = 0, all = 0;
+    if (argc != 4)
+        return 2;
+    const struct effect *effect = find(argv[2]);
+    is_answered = !strcmp(argv[3], "answered");
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (chdir(argv[1]))
+        perror(argv[1]);
+    if (!rank) {
+        make("base", "base content");
+        make("task", "");
+        printf("ready\n");
+        fflush(stdout);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!rank) {
+        usleep(800 * 1000);
+        done = effect->act();
+    } else if (is_answered && effect->answer) {
+        until(effect->is_seen);
+        effect->answer();
+        done = 1000;
+    } else if (is_answered) {
+        wait_for_turn();
+        done = effect->act();
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Allreduce(&done, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (!rank)
+        printf("result %d, flag %d, box %d, mode %o, %s\n", all, exists("flag"), box_is_full(), mode(), content());
+    MPI_Finalize();
+    return 0;
+}
