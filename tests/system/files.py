@@ -104,6 +104,7 @@ ROWS = [
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("odd", "removed thread-lock thread-copy thread-close", REFUSED),
+    *rows_of("odd", "replaced", REFUSED, kind="rank 1"),
     *rows_of("odd", "longjmp-clock", REFUSED),
     *rows_of("odd", "static-main", REFUSED, wrapper=True),
     *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"'),
@@ -155,6 +156,7 @@ REPLAY_REASONS = {
     "map-stored-later": r"FOLDER/map-stored-later\.of\S+, which it had mapped, has changed since",
     "truncate-chance": r"its change of a name of FOLDER/truncate-chance\.of",
     "removed": r"FOLDER/removed\.of\S+, which it has open, is not there any more",
+    "replaced": r"FOLDER/replaced\.of\S+, which it has open, is not there any more, or is another file by now",
 }
 
 

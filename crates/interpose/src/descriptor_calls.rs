@@ -502,6 +502,7 @@ pub fn bytes_of(identity: &FileIdentity) -> [u8; size_of::<FileIdentity>()] {
         identity.size as u64,
         identity.modified as u64,
         identity.changed as u64,
+        identity.born as u64,
     ];
     let mut bytes = [0; size_of::<FileIdentity>()];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -523,6 +524,7 @@ pub fn identity_from(bytes: &[u8]) -> FileIdentity {
         size: word(2) as i64,
         modified: word(3) as i64,
         changed: word(4) as i64,
+        born: word(5) as i64,
     }
 }
 

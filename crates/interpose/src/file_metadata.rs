@@ -3,27 +3,63 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-use libc::{c_long, mode_t};
+use libc::{c_int, c_long, mode_t};
 
 use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
-use crate::session::{bytes, kernel, text};
+use crate::session::{bytes, error, kernel, text};
 
 const SECOND: i64 = 1_000_000_000;
 
 /// Kind and identity of what is open at a descriptor.
 pub fn identity_of(descriptor: u64) -> Option<(FileKind, FileIdentity)> {
-    asked(|room| kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]))
+    asked((descriptor, c"".as_ptr().addr() as u64), libc::AT_EMPTY_PATH)
 }
 
 /// Kind and identity of what a path names; a symbolic link is not followed.
-pub fn identity_at((directory, path): (u64, u64)) -> Option<(FileKind, FileIdentity)> {
-    let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
-    asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
+pub fn identity_at(place: (u64, u64)) -> Option<(FileKind, FileIdentity)> {
+    asked(place, libc::AT_SYMLINK_NOFOLLOW)
 }
 
-fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
+/// Kind and identity by statx(2), which alone returns the time of birth. A sandbox may know only
+/// the older stat(2), and deny statx(2).
+fn asked((directory, path): (u64, u64), flags: c_int) -> Option<(FileKind, FileIdentity)> {
+    let mut about = MaybeUninit::<libc::statx>::zeroed();
+    let room = about.as_mut_ptr().addr() as u64;
+    let wanted = u64::from(libc::STATX_BASIC_STATS | libc::STATX_BTIME);
+    let result = kernel(libc::SYS_statx, [directory, path, flags as u64, wanted, room, 0]);
+    if result == error(libc::ENOSYS) || result == error(libc::EPERM) {
+        return asked_without_birth((directory, path), flags);
+    }
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let about = unsafe { about.assume_init() };
+    let time = |time: libc::statx_timestamp| time.tv_sec * SECOND + i64::from(time.tv_nsec);
+    let kind =
+        kind_of(about.stx_mode.into(), libc::makedev(about.stx_rdev_major, about.stx_rdev_minor));
+    // An overlay, whose device has the major number 0, gives a directory another time of birth once
+    // something in it is changed. File systems with such a device use no inode twice.
+    let is_reliable = kind != FileKind::Directory || about.stx_dev_major != 0;
+    let has_birth = about.stx_mask & libc::STATX_BTIME != 0 && is_reliable;
+    let identity = FileIdentity {
+        device: libc::makedev(about.stx_dev_major, about.stx_dev_minor),
+        inode: about.stx_ino,
+        size: about.stx_size as i64,
+        modified: time(about.stx_mtime),
+        changed: time(about.stx_ctime),
+        born: if has_birth { time(about.stx_btime) } else { 0 },
+    };
+    Some((kind, identity))
+}
+
+fn asked_without_birth(
+    (directory, path): (u64, u64),
+    flags: c_int,
+) -> Option<(FileKind, FileIdentity)> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    if ask(about.as_mut_ptr().addr() as u64) != 0 {
+    let room = about.as_mut_ptr().addr() as u64;
+    if kernel(libc::SYS_newfstatat, [directory, path, room, flags as u64, 0, 0]) != 0 {
         return None;
     }
     // SAFETY: all zeros are a value, and the kernel has written another.
@@ -34,6 +70,7 @@ fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
         size: about.st_size,
         modified: about.st_mtime * SECOND + about.st_mtime_nsec,
         changed: about.st_ctime * SECOND + about.st_ctime_nsec,
+        born: 0,
     };
     Some((kind_of(about.st_mode, about.st_rdev), identity))
 }
@@ -199,9 +236,7 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     let is_listed = each_number_in(folder.text(), |number| {
         let link = Name::new(&[folder.bytes(), b"/", Digits::of(number).text()]);
         let place = link.text().as_ptr().addr() as u64;
-        let found = asked(|room| {
-            kernel(libc::SYS_newfstatat, [crate::syscalls::HERE, place, room, 0, 0, 0])
-        });
+        let found = asked((crate::syscalls::HERE, place), 0);
         let is_file = |(_, there): (FileKind, FileIdentity)| {
             (there.device, there.inode) == (here.device, here.inode)
         };
@@ -480,6 +515,28 @@ mod tests {
         }
         assert_eq!(Digits::of(0).text(), b"0");
         assert_eq!(Digits::of(u64::MAX).text(), u64::MAX.to_string().as_bytes());
+    }
+
+    #[test]
+    fn a_file_that_replaces_another_has_another_identity() {
+        let path = std::env::temp_dir().join(format!("lb-born-{}", std::process::id()));
+        let born = |text: &str| {
+            let file = std::fs::File::create_new(&path).unwrap();
+            std::fs::write(&path, text).unwrap();
+            let found = identity_of(std::os::fd::AsRawFd::as_raw_fd(&file) as u64).unwrap().1;
+            let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+            let named = (HERE, name.as_ptr().addr() as u64);
+            assert_eq!(identity_at(named), Some((FileKind::File, found)));
+            let older = asked_without_birth(named, 0).unwrap().1;
+            assert_eq!(FileIdentity { born: older.born, ..found }, older);
+            std::fs::remove_file(&path).unwrap();
+            found
+        };
+        let one = born("one");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let other = born("other");
+        let differs = !one.is_same_file(&other);
+        assert!(differs || one.born == 0, "{one:?} {other:?}");
     }
 
     #[test]
