@@ -100,7 +100,7 @@ ROWS = [
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private", REFUSED, is_held=True),
     *rows_of("odd", "map-held map-stored map-stored-later", REFUSED, kind="rank 1", is_held=True),
-    *rows_of("odd", "map-late", EITHER, kind="rank 1 at the change", is_held=True),
+    *rows_of("odd", "map-late map-late.so", EITHER, kind="rank 1 at the change", is_held=True),
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("odd", "removed thread-lock thread-copy thread-close", REFUSED),
@@ -109,6 +109,8 @@ ROWS = [
     *rows_of("odd", "static-main", REFUSED, wrapper=True),
     *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"'),
     *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
+    *rows_of("rules", "no-append copy-memory size-limit"),
+    *rows_of("rules", "set-append", EITHER),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo truncate-chance", REFUSED),
 ]

@@ -365,18 +365,51 @@ pub fn is_virtual(path: &[u8]) -> bool {
     path.starts_with(b"/proc/") || path.starts_with(b"/sys/")
 }
 
-/// Whether a file belongs to an installed program. No process writes such files while the job runs,
-/// and they are too large to record with content.
-pub fn is_installed(path: &[u8]) -> bool {
+/// Whether an open file belongs to an installed program. No process writes such files while the job
+/// runs, and they are too large to record with content. `since` is the time at which the job began.
+pub fn is_installed(descriptor: u64, path: &[u8], identity: &FileIdentity, since: i64) -> bool {
+    has_name_of_module(path) && is_older(identity, since)
+        || is_installed_library(descriptor, path, identity, since)
+}
+
+/// Whether an open file is a shared library, or another file of the system: the installed files
+/// that programs map.
+pub fn is_installed_library(
+    descriptor: u64,
+    path: &[u8],
+    identity: &FileIdentity,
+    since: i64,
+) -> bool {
+    let is_library = || has_name_of_library(path) && begins_as_library(descriptor);
+    is_of_system(path) || is_older(identity, since) && is_library()
+}
+
+fn is_older(identity: &FileIdentity, since: i64) -> bool {
+    identity.modified.max(identity.changed) < since
+}
+
+fn is_of_system(path: &[u8]) -> bool {
+    path.starts_with(b"/usr/") || path.starts_with(b"/lib") || path.starts_with(b"/etc/")
+}
+
+fn has_name_of_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    let ends = |ending: &[u8]| name.ends_with(ending);
-    path.starts_with(b"/usr/")
-        || path.starts_with(b"/lib")
-        || path.starts_with(b"/etc/")
-        || ends(b".so")
-        || name.windows(4).any(|part| part == b".so.")
-        || ends(b".py")
-        || ends(b".pyc")
+    name.ends_with(b".so") || name.windows(4).any(|part| part == b".so.")
+}
+
+fn has_name_of_module(path: &[u8]) -> bool {
+    path.ends_with(b".py") || path.ends_with(b".pyc")
+}
+
+/// Whether a file begins as a shared library does (elf(5)), whatever its name is.
+fn begins_as_library(descriptor: u64) -> bool {
+    const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
+    let Some(file) = open_to_read(descriptor) else { return false };
+    let mut found = [0_u8; 4];
+    let room = found.as_mut_ptr().addr() as u64;
+    kernel(libc::SYS_pread64, [file, room, found.len() as u64, 0, 0, 0]);
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    found == ELF
 }
 
 /// Buffers that a call reads or writes, as a list of `struct iovec`.
@@ -473,13 +506,36 @@ mod tests {
 
     #[test]
     fn installed_files_are_distinguished_from_a_users_own() {
-        for path in [&b"/usr/share/x"[..], b"/lib64/a", b"/home/a/x.so.6", b"/w/m.pyc", b"/w/b.so"]
-        {
-            assert!(is_installed(path));
+        let folder = std::env::temp_dir().join(format!("lb-installed-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let is_installed = |name: &str, content: &[u8], age: i64, is_mapped: bool| {
+            let path = folder.join(name);
+            std::fs::write(&path, content).unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file) as u64;
+            let identity = identity_of(descriptor).unwrap().1;
+            let judge = if is_mapped { is_installed_library } else { is_installed };
+            judge(
+                descriptor,
+                path.as_os_str().as_encoded_bytes(),
+                &identity,
+                identity.changed + age,
+            )
+        };
+        for name in ["x.so.6", "b.so", "x.so"] {
+            assert!(is_installed(name, b"\x7fELF....", 1, false));
+            assert!(is_installed(name, b"\x7fELF....", 1, true));
+            assert!(!is_installed(name, b"\x7fELF....", 0, false), "changed as the job ran");
+            assert!(!is_installed(name, b"\x7fEL", 1, false), "a user's data");
         }
-        for path in [&b"/home/a/input.dat"[..], b"/scratch/so", b"/tmp/x.sox"] {
-            assert!(!is_installed(path));
+        assert!(is_installed("m.pyc", b"x", 1, false) && is_installed("m.py", b"", 1, false));
+        assert!(!is_installed("m.py", b"", 0, false) && !is_installed("m.py", b"", 1, true));
+        for name in ["input.dat", "so", "x.sox"] {
+            assert!(!is_installed(name, b"\x7fELF....", 1, false));
         }
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(is_of_system(b"/usr/share/x.py") && is_of_system(b"/lib64/a"));
+        assert!(!is_of_system(b"/home/a/input.dat"));
     }
 
     #[test]

@@ -1170,6 +1170,7 @@ static const struct row rows[] = {
     {"mmap-private", file_begin, private_act, private_look, file_end},
     {"map-input", put_first_block, input_act, input_look, NULL},
     {"map-held", put_first_block, held_act, held_look, compared_end},
+    {"map-late.so", put_first_block, late_act, late_look, compared_end},
     {"map-late", put_first_block, late_act, late_look, compared_end},
     {"map-stored", stored_begin, stored_act, stored_look, compared_end},
     {"map-stored-later", put_first_block, later_act, later_look, compared_end},
