@@ -100,14 +100,17 @@ ROWS = [
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private", REFUSED, is_held=True),
     *rows_of("odd", "map-held map-stored map-stored-later", REFUSED, kind="rank 1", is_held=True),
-    *rows_of("odd", "map-late", EITHER, kind="rank 1 at the change", is_held=True),
+    *rows_of("odd", "map-late map-late.so", EITHER, kind="rank 1 at the change", is_held=True),
     *rows_of("odd", "splice thread children static-child bare-child", REFUSED),
     *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("odd", "removed thread-lock thread-copy thread-close", REFUSED),
+    *rows_of("odd", "replaced", REFUSED, kind="rank 1"),
     *rows_of("odd", "longjmp-clock", REFUSED),
     *rows_of("odd", "static-main", REFUSED, wrapper=True),
     *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"'),
     *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
+    *rows_of("rules", "no-append copy-memory size-limit"),
+    *rows_of("rules", "set-append", EITHER),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo truncate-chance", REFUSED),
 ]
@@ -155,6 +158,7 @@ REPLAY_REASONS = {
     "map-stored-later": r"FOLDER/map-stored-later\.of\S+, which it had mapped, has changed since",
     "truncate-chance": r"its change of a name of FOLDER/truncate-chance\.of",
     "removed": r"FOLDER/removed\.of\S+, which it has open, is not there any more",
+    "replaced": r"FOLDER/replaced\.of\S+, which it has open, is not there any more, or is another file by now",
 }
 
 

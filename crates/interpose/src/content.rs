@@ -32,6 +32,9 @@ const SHARED: i64 = -1;
 const AT_END: u64 = u64::MAX;
 /// Flag of `pwritev2`: append, whatever the flags of the descriptor.
 const RWF_APPEND: u64 = 0x10;
+/// Flag of `pwritev2`: write at the given or the current position, whatever the flags of the
+/// descriptor.
+const RWF_NOAPPEND: u64 = 0x20;
 /// Size of a page on x86-64, in bytes.
 const PAGE_BYTES: i64 = 4096;
 /// Bytes of a file that are compared at once.
@@ -124,8 +127,9 @@ impl Session {
         if !open.may_be_read_again() {
             return true;
         }
-        let is_small = open.identity.size <= SMALL_BYTES && !is_installed(open.path());
         let before = open.identity;
+        let is_small = before.size <= SMALL_BYTES
+            && !is_installed(descriptor, open.path(), &before, self.guard.since());
         if is_small && self.may_record_content(length) {
             return true;
         }
@@ -192,7 +196,7 @@ impl Session {
         // SAFETY: the caller's promise.
         let pieces = unsafe { IoVectors::of(number, pointer, length) };
         let flags = if number == libc::SYS_pwritev2 { arguments[5] } else { 0 };
-        let appends = open.appends() || flags & RWF_APPEND != 0;
+        let appends = open.appends() && flags & RWF_NOAPPEND == 0 || flags & RWF_APPEND != 0;
         let position = position(number, arguments);
         let at = if appends { AT_END } else { position.unwrap_or(open.offset) as u64 };
         let path = self.path_of(descriptor);

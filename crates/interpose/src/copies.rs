@@ -94,6 +94,11 @@ impl Session {
                 // SAFETY: the program's offset, which the kernel would have advanced.
                 unsafe { *(offset as *mut i64) += result.max(0) };
             }
+            if from_offset == 0 && self.table.index(from).is_none() {
+                // A file in memory, say: the process has filled it again.
+                let forward = [from, result.max(0) as u64, libc::SEEK_CUR as u64, 0, 0, 0];
+                kernel(libc::SYS_lseek, forward);
+            }
             result
         };
         for (descriptor, offset) in [(from, from_offset), (to, to_offset)] {

@@ -228,12 +228,7 @@ impl Session {
                 Some(self.observe(call, || kernel(libc::SYS_fcntl, arguments), |_| [&[], &[]]))
             }
             libc::F_GETFL => Some(self.replay(call, CallDescription::Path("fcntl", &[]), &mut [])),
-            libc::F_SETFL => {
-                let changed = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_NONBLOCK;
-                let open = self.table.get(descriptor)?;
-                open.flags = open.flags & !changed | argument as c_int & changed;
-                None
-            }
+            libc::F_SETFL => self.set_flags(arguments),
             libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
                 // SAFETY: the argument of `fcntl`, which the program passes.
                 let range = unsafe { (argument as *const libc::flock).read_unaligned() };
@@ -254,6 +249,32 @@ impl Session {
             }
             _ => None,
         }
+    }
+
+    /// Handles `fcntl` with `F_SETFL`. A file that the agent holds keeps the flags that it had when
+    /// the last incarnation was killed.
+    fn set_flags(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        const CHANGED: c_int =
+            libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_ASYNC;
+        let [descriptor, command, wanted, ..] = arguments;
+        let wanted = wanted as c_int & CHANGED;
+        let call = call_of(libc::SYS_fcntl, [descriptor, command, wanted as u64, 0, 0], &[]);
+        let perform = || kernel(libc::SYS_fcntl, arguments);
+        let result = if self.is_live() {
+            self.observe(call, perform, |_| [&[], &[]])
+        } else {
+            let result = self.replay(call, CallDescription::Path("change of flags", &[]), &mut []);
+            // A thread or a child may use the file; a placeholder gets the flags once it is live.
+            if result == 0 && self.table.get(descriptor)?.is_real {
+                perform();
+            }
+            result
+        };
+        let open = self.table.get(descriptor).filter(|_| result == 0);
+        if let Some(open) = open {
+            open.flags = open.flags & !CHANGED | wanted;
+        }
+        Some(result)
     }
 
     fn lock_range(&mut self, descriptor: u64, range: &libc::flock, arguments: [u64; 6]) -> i64 {
@@ -510,6 +531,7 @@ pub fn bytes_of(identity: &FileIdentity) -> [u8; size_of::<FileIdentity>()] {
         identity.size as u64,
         identity.modified as u64,
         identity.changed as u64,
+        identity.born as u64,
     ];
     let mut bytes = [0; size_of::<FileIdentity>()];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -531,6 +553,7 @@ pub fn identity_from(bytes: &[u8]) -> FileIdentity {
         size: word(2) as i64,
         modified: word(3) as i64,
         changed: word(4) as i64,
+        born: word(5) as i64,
     }
 }
 

@@ -67,16 +67,21 @@ pub struct FileIdentity {
     /// Times of the last modification and of the last status change, in nanoseconds since 1970.
     pub modified: i64,
     pub changed: i64,
+    /// Time at which the file was created, in nanoseconds since 1970; 0: not known. A file system
+    /// may give the inode of a removed file to a new one.
+    pub born: i64,
 }
 
 impl FileIdentity {
     pub const NONE: FileIdentity =
-        FileIdentity { device: 0, inode: 0, size: 0, modified: 0, changed: 0 };
+        FileIdentity { device: 0, inode: 0, size: 0, modified: 0, changed: 0, born: 0 };
 
     /// Whether both are the same file. Each kernel numbers devices in its own way, so on another
-    /// kernel than that of the first incarnation the inode alone decides.
+    /// kernel than that of the first incarnation the device is not compared.
     pub fn is_same_file(&self, other: &FileIdentity) -> bool {
-        self.inode == other.inode && (self.device == other.device || origin::is_other_kernel())
+        let is_same_birth = self.born == other.born || self.born == 0 || other.born == 0;
+        let is_same_device = self.device == other.device || origin::is_other_kernel();
+        self.inode == other.inode && is_same_birth && is_same_device
     }
 
     /// Whether both are the same file with the same content, as far as its times show.
@@ -338,6 +343,13 @@ mod tests {
         assert_eq!(table.end_of(&file(1)), 9);
         table.note_end(&file(1000), 1);
         assert_eq!((table.end_of(&file(1)), table.end_of(&file(2))), (0, 1));
+    }
+
+    #[test]
+    fn a_file_with_the_inode_of_a_removed_one_is_another() {
+        let file = |born| FileIdentity { device: 1, inode: 2, born, ..FileIdentity::default() };
+        assert!(file(5).is_same_file(&file(5)) && !file(5).is_same_file(&file(6)));
+        assert!(file(5).is_same_file(&file(0)) && file(0).is_same_file(&file(5)), "not known");
     }
 
     #[test]

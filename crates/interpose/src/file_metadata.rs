@@ -3,22 +3,21 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-use libc::{c_long, mode_t};
+use libc::{c_int, c_long, mode_t};
 
 use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
-use crate::session::{bytes, kernel, text};
+use crate::session::{bytes, error, kernel, text};
 
 const SECOND: i64 = 1_000_000_000;
 
 /// Kind and identity of what is open at a descriptor.
 pub fn identity_of(descriptor: u64) -> Option<(FileKind, FileIdentity)> {
-    asked(|room| kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]))
+    asked((descriptor, c"".as_ptr().addr() as u64), libc::AT_EMPTY_PATH)
 }
 
 /// Kind and identity of what a path names; a symbolic link is not followed.
-pub fn identity_at((directory, path): (u64, u64)) -> Option<(FileKind, FileIdentity)> {
-    let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
-    asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
+pub fn identity_at(place: (u64, u64)) -> Option<(FileKind, FileIdentity)> {
+    asked(place, libc::AT_SYMLINK_NOFOLLOW)
 }
 
 /// Kind and identity of what a path names, or of the descriptor of the directory if the path is
@@ -27,8 +26,7 @@ pub fn identity_behind((directory, path): (u64, u64)) -> Option<(FileKind, FileI
     if path == 0 {
         return identity_of(directory);
     }
-    let flags = libc::AT_EMPTY_PATH as u64;
-    asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
+    asked((directory, path), libc::AT_EMPTY_PATH)
 }
 
 /// Time of the last status change of the directory in which a path names something: every change
@@ -49,9 +47,46 @@ pub unsafe fn directory_changed((directory, path): (u64, u64)) -> i64 {
     identity_behind((directory, folder.as_ptr().addr() as u64)).map_or(0, |(_, now)| now.changed)
 }
 
-fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
+/// Kind and identity by statx(2), which alone returns the time of birth. A sandbox may know only
+/// the older stat(2), and deny statx(2).
+fn asked((directory, path): (u64, u64), flags: c_int) -> Option<(FileKind, FileIdentity)> {
+    let mut about = MaybeUninit::<libc::statx>::zeroed();
+    let room = about.as_mut_ptr().addr() as u64;
+    let wanted = u64::from(libc::STATX_BASIC_STATS | libc::STATX_BTIME);
+    let result = kernel(libc::SYS_statx, [directory, path, flags as u64, wanted, room, 0]);
+    if result == error(libc::ENOSYS) || result == error(libc::EPERM) {
+        return asked_without_birth((directory, path), flags);
+    }
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let about = unsafe { about.assume_init() };
+    let time = |time: libc::statx_timestamp| time.tv_sec * SECOND + i64::from(time.tv_nsec);
+    let kind =
+        kind_of(about.stx_mode.into(), libc::makedev(about.stx_rdev_major, about.stx_rdev_minor));
+    // An overlay, whose device has the major number 0, gives a directory another time of birth once
+    // something in it is changed. File systems with such a device use no inode twice.
+    let is_reliable = kind != FileKind::Directory || about.stx_dev_major != 0;
+    let has_birth = about.stx_mask & libc::STATX_BTIME != 0 && is_reliable;
+    let identity = FileIdentity {
+        device: libc::makedev(about.stx_dev_major, about.stx_dev_minor),
+        inode: about.stx_ino,
+        size: about.stx_size as i64,
+        modified: time(about.stx_mtime),
+        changed: time(about.stx_ctime),
+        born: if has_birth { time(about.stx_btime) } else { 0 },
+    };
+    Some((kind, identity))
+}
+
+fn asked_without_birth(
+    (directory, path): (u64, u64),
+    flags: c_int,
+) -> Option<(FileKind, FileIdentity)> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    if ask(about.as_mut_ptr().addr() as u64) != 0 {
+    let room = about.as_mut_ptr().addr() as u64;
+    if kernel(libc::SYS_newfstatat, [directory, path, room, flags as u64, 0, 0]) != 0 {
         return None;
     }
     // SAFETY: all zeros are a value, and the kernel has written another.
@@ -62,6 +97,7 @@ fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
         size: about.st_size,
         modified: about.st_mtime * SECOND + about.st_mtime_nsec,
         changed: about.st_ctime * SECOND + about.st_ctime_nsec,
+        born: 0,
     };
     Some((kind_of(about.st_mode, about.st_rdev), identity))
 }
@@ -227,9 +263,7 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     let is_listed = each_number_in(folder.text(), |number| {
         let link = Name::new(&[folder.bytes(), b"/", Digits::of(number).text()]);
         let place = link.text().as_ptr().addr() as u64;
-        let found = asked(|room| {
-            kernel(libc::SYS_newfstatat, [crate::syscalls::HERE, place, room, 0, 0, 0])
-        });
+        let found = asked((crate::syscalls::HERE, place), 0);
         let is_file = |(_, there): (FileKind, FileIdentity)| {
             (there.device, there.inode) == (here.device, here.inode)
         };
@@ -358,18 +392,51 @@ pub fn is_virtual(path: &[u8]) -> bool {
     path.starts_with(b"/proc/") || path.starts_with(b"/sys/")
 }
 
-/// Whether a file belongs to an installed program. No process writes such files while the job runs,
-/// and they are too large to record with content.
-pub fn is_installed(path: &[u8]) -> bool {
+/// Whether an open file belongs to an installed program. No process writes such files while the job
+/// runs, and they are too large to record with content. `since` is the time at which the job began.
+pub fn is_installed(descriptor: u64, path: &[u8], identity: &FileIdentity, since: i64) -> bool {
+    has_name_of_module(path) && is_older(identity, since)
+        || is_installed_library(descriptor, path, identity, since)
+}
+
+/// Whether an open file is a shared library, or another file of the system: the installed files
+/// that programs map.
+pub fn is_installed_library(
+    descriptor: u64,
+    path: &[u8],
+    identity: &FileIdentity,
+    since: i64,
+) -> bool {
+    let is_library = || has_name_of_library(path) && begins_as_library(descriptor);
+    is_of_system(path) || is_older(identity, since) && is_library()
+}
+
+fn is_older(identity: &FileIdentity, since: i64) -> bool {
+    identity.modified.max(identity.changed) < since
+}
+
+fn is_of_system(path: &[u8]) -> bool {
+    path.starts_with(b"/usr/") || path.starts_with(b"/lib") || path.starts_with(b"/etc/")
+}
+
+fn has_name_of_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    let ends = |ending: &[u8]| name.ends_with(ending);
-    path.starts_with(b"/usr/")
-        || path.starts_with(b"/lib")
-        || path.starts_with(b"/etc/")
-        || ends(b".so")
-        || name.windows(4).any(|part| part == b".so.")
-        || ends(b".py")
-        || ends(b".pyc")
+    name.ends_with(b".so") || name.windows(4).any(|part| part == b".so.")
+}
+
+fn has_name_of_module(path: &[u8]) -> bool {
+    path.ends_with(b".py") || path.ends_with(b".pyc")
+}
+
+/// Whether a file begins as a shared library does (elf(5)), whatever its name is.
+fn begins_as_library(descriptor: u64) -> bool {
+    const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
+    let Some(file) = open_to_read(descriptor) else { return false };
+    let mut found = [0_u8; 4];
+    let room = found.as_mut_ptr().addr() as u64;
+    kernel(libc::SYS_pread64, [file, room, found.len() as u64, 0, 0, 0]);
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    found == ELF
 }
 
 /// Buffers that a call reads or writes, as a list of `struct iovec`.
@@ -466,13 +533,36 @@ mod tests {
 
     #[test]
     fn installed_files_are_distinguished_from_a_users_own() {
-        for path in [&b"/usr/share/x"[..], b"/lib64/a", b"/home/a/x.so.6", b"/w/m.pyc", b"/w/b.so"]
-        {
-            assert!(is_installed(path));
+        let folder = std::env::temp_dir().join(format!("lb-installed-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let is_installed = |name: &str, content: &[u8], age: i64, is_mapped: bool| {
+            let path = folder.join(name);
+            std::fs::write(&path, content).unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file) as u64;
+            let identity = identity_of(descriptor).unwrap().1;
+            let judge = if is_mapped { is_installed_library } else { is_installed };
+            judge(
+                descriptor,
+                path.as_os_str().as_encoded_bytes(),
+                &identity,
+                identity.changed + age,
+            )
+        };
+        for name in ["x.so.6", "b.so", "x.so"] {
+            assert!(is_installed(name, b"\x7fELF....", 1, false));
+            assert!(is_installed(name, b"\x7fELF....", 1, true));
+            assert!(!is_installed(name, b"\x7fELF....", 0, false), "changed as the job ran");
+            assert!(!is_installed(name, b"\x7fEL", 1, false), "a user's data");
         }
-        for path in [&b"/home/a/input.dat"[..], b"/scratch/so", b"/tmp/x.sox"] {
-            assert!(!is_installed(path));
+        assert!(is_installed("m.pyc", b"x", 1, false) && is_installed("m.py", b"", 1, false));
+        assert!(!is_installed("m.py", b"", 0, false) && !is_installed("m.py", b"", 1, true));
+        for name in ["input.dat", "so", "x.sox"] {
+            assert!(!is_installed(name, b"\x7fELF....", 1, false));
         }
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(is_of_system(b"/usr/share/x.py") && is_of_system(b"/lib64/a"));
+        assert!(!is_of_system(b"/home/a/input.dat"));
     }
 
     #[test]
@@ -508,6 +598,28 @@ mod tests {
         }
         assert_eq!(Digits::of(0).text(), b"0");
         assert_eq!(Digits::of(u64::MAX).text(), u64::MAX.to_string().as_bytes());
+    }
+
+    #[test]
+    fn a_file_that_replaces_another_has_another_identity() {
+        let path = std::env::temp_dir().join(format!("lb-born-{}", std::process::id()));
+        let born = |text: &str| {
+            let file = std::fs::File::create_new(&path).unwrap();
+            std::fs::write(&path, text).unwrap();
+            let found = identity_of(std::os::fd::AsRawFd::as_raw_fd(&file) as u64).unwrap().1;
+            let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+            let named = (HERE, name.as_ptr().addr() as u64);
+            assert_eq!(identity_at(named), Some((FileKind::File, found)));
+            let older = asked_without_birth(named, 0).unwrap().1;
+            assert_eq!(FileIdentity { born: older.born, ..found }, older);
+            std::fs::remove_file(&path).unwrap();
+            found
+        };
+        let one = born("one");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let other = born("other");
+        let differs = !one.is_same_file(&other);
+        assert!(differs || one.born == 0, "{one:?} {other:?}");
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod descriptor_table;
 #[cfg(not(test))]
 mod exports;
 mod file_metadata;
+mod file_size_limit;
 mod held_files;
 mod libc_wrappers;
 mod mapped_files;

@@ -15,8 +15,8 @@
 //! ([`show_stores`]), and a file that has changed since the job began, and that somebody may still
 //! write ([`has_no_writer`]), is not mapped by a process that may be restarted.
 //!
-//! Files of installed programs are not compared after they are mapped
-//! ([`file_metadata::is_installed`]).
+//! Shared libraries of installed programs are not compared after they are mapped
+//! ([`file_metadata::is_installed_library`]).
 //!
 //! What may never happen: a process goes live with a mapping of a file that has changed.
 
@@ -28,7 +28,7 @@ use libc::c_int;
 
 use crate::descriptor_calls::{bytes_of, identity_from};
 use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
-use crate::file_metadata::{self, identity_at, identity_of, is_installed};
+use crate::file_metadata::{self, identity_at, identity_of, is_installed_library};
 use crate::session::{CallDescription, Path, Session, abort_replay, call_of, kernel};
 use crate::syscalls::HERE;
 use crate::{observe, restart_refusals};
@@ -173,7 +173,8 @@ impl Session {
         };
         let result = kernel(libc::SYS_mmap, arguments);
         let path = self.path_of(descriptor);
-        if result >= 0 && is_file && !is_installed(path) {
+        let since = self.guard.since();
+        if result >= 0 && is_file && !is_installed_library(descriptor, path, &identity, since) {
             let table = &mut self.table.mapped_files;
             if !table.insert(result as u64, length, identity, path) {
                 self.forbid_restart(format_args!("it maps more files than are looked after"));
@@ -188,7 +189,8 @@ impl Session {
         let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
         let since = self.guard.since();
         let open = self.table.get(descriptor)?;
-        let is_watched = open.kind == FileKind::File && !is_installed(open.path());
+        let is_watched = open.kind == FileKind::File
+            && !is_installed_library(descriptor, open.path(), &now, since);
         let has_changed = now.modified.max(now.changed) >= since;
         if is_watched && has_changed && !has_no_writer(descriptor) {
             let path = Path(open.path());

@@ -12,8 +12,8 @@ use libc::c_long;
 
 use crate::copies::KernelCopy;
 use crate::path_changes::PathChange;
-use crate::session::{Session, abort_replay};
-use crate::{child_programs, mapped_files, observe, recording, side_channels};
+use crate::session::{Session, abort_replay, error};
+use crate::{child_programs, file_size_limit, mapped_files, observe, recording, side_channels};
 
 /// `AT_FDCWD` as an argument.
 pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
@@ -31,7 +31,11 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     };
     let mut session = Session::new(guard);
     // SAFETY: the caller's promise.
-    unsafe { session.handle(number, arguments) }
+    let result = unsafe { session.handle(number, arguments) };
+    if result == Some(error(libc::EFBIG)) && !session.was_live() {
+        file_size_limit::repeat_signal();
+    }
+    result
 }
 
 impl Session {

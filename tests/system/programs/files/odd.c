@@ -1020,6 +1020,43 @@ static void removed_look(int step)
     expect_block(block, pread(row_file, block, BLOCK, 0), BLOCK, rank, step);
 }
 
+/* --- replaced: the file that rank 1 only has open is replaced late, until the new file has the
+ * inode of the old one, as is possible once no process has the old file open */
+
+static ino_t inode_of(int file)
+{
+    struct stat about;
+    return fstat(file, &about) ? 0 : about.st_ino;
+}
+
+static ino_t replaced_inode;
+
+static void replaced_begin(void)
+{
+    put_first_block();
+    row_file = open(path("of", rank), O_RDONLY);
+    EXPECT_OK(row_file);
+    replaced_inode = inode_of(row_file);
+    MPI_Bcast(&replaced_inode, sizeof replaced_inode, MPI_BYTE, 1, MPI_COMM_WORLD);
+}
+
+static void replaced_act(int step)
+{
+    for (int time = 0, is_same = 0; step == 9 && rank == 0 && !is_same && time < 50; time++) {
+        int file = open(path("new", NEXT), O_WRONLY | O_CREAT, 0644);
+        is_same = inode_of(file) == replaced_inode;
+        close(file);
+        rename(path("new", NEXT), path("of", NEXT));
+    }
+}
+
+static void replaced_end(void)
+{
+    uint32_t block[BLOCK / 4];
+    expect_block(block, pread(row_file, block, BLOCK, 0), BLOCK, rank, 0);
+    file_end();
+}
+
 /* --- memfd, vm-write: ranks write into memory of the next rank, or send a message if they may not
  */
 
@@ -1124,6 +1161,7 @@ static void thread_copy_act(int step)
 
 static const struct row rows[] = {
     {"removed", file_begin, removed_act, removed_look, file_end},
+    {"replaced", replaced_begin, replaced_act, NULL, replaced_end},
     {"memfd", share_begin, memfd_act, memfd_look, NULL},
     {"vm-write", share_begin, vm_write_act, vm_write_look, NULL},
     {"thread-lock", file_begin, thread_lock_act, NULL, file_end},
@@ -1132,6 +1170,7 @@ static const struct row rows[] = {
     {"mmap-private", file_begin, private_act, private_look, file_end},
     {"map-input", put_first_block, input_act, input_look, NULL},
     {"map-held", put_first_block, held_act, held_look, compared_end},
+    {"map-late.so", put_first_block, late_act, late_look, compared_end},
     {"map-late", put_first_block, late_act, late_look, compared_end},
     {"map-stored", stored_begin, stored_act, stored_look, compared_end},
     {"map-stored-later", put_first_block, later_act, later_look, compared_end},

@@ -1,0 +1,157 @@
+/* Rows of rules of the kernel that a replay must follow as well: where a write goes, which signal an
+ * error brings, who has a lock. See rows.h. */
+#include "rows.h"
+
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/uio.h>
+
+#define NEXT ((rank + 1) % size)
+
+static int files[ROWS_MAX];
+#define row_file files[tally - tallies]
+
+static void file_begin(void)
+{
+    row_file = open(path("of", rank), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    EXPECT_OK(row_file);
+}
+
+static void file_end(void) { EXPECT_OK(close(row_file)); }
+
+/* Checks the length of the file of the next rank. */
+static void expect_length(long wanted)
+{
+    struct stat about;
+    EXPECT_OK(stat(path("of", NEXT), &about));
+    EXPECT_SAME(about.st_size, wanted);
+}
+
+/* --- set-append: a locked file, which the agent of the node holds, gets O_APPEND for each write. No
+ * look comes in between: the first call on files after a replay is fcntl */
+
+static void set_append_begin(void)
+{
+    file_begin();
+    EXPECT_OK(flock(row_file, LOCK_EX));
+}
+
+static void set_append_act(int step)
+{
+    EXPECT_OK(fcntl(row_file, F_SETFL, O_APPEND));
+    EXPECT_SAME(fcntl(row_file, F_GETFL) & O_APPEND, O_APPEND);
+    EXPECT_SAME(write(row_file, &step, sizeof step), sizeof step);
+    EXPECT_OK(fcntl(row_file, F_SETFL, 0));
+    EXPECT_SAME(lseek(row_file, 0, SEEK_SET), 0);
+}
+
+/* --- no-append: a write at the position of a file that is open for appending */
+
+#ifndef RWF_NOAPPEND
+#define RWF_NOAPPEND 0x20
+#endif
+
+static void no_append_begin(void)
+{
+    row_file = open(path("of", rank), O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0644);
+    EXPECT_OK(row_file);
+    EXPECT_OK(ftruncate(row_file, BLOCK));
+    EXPECT_SAME(lseek(row_file, 0, SEEK_SET), 0);
+}
+
+static void no_append_act(int step)
+{
+    struct iovec piece = {&step, sizeof step};
+    ssize_t done = pwritev2(row_file, &piece, 1, -1, RWF_NOAPPEND);
+    /* Linux 6.9 and later have the flag. */
+    if (done < 0 && (errno == EOPNOTSUPP || errno == EINVAL))
+        done = sizeof step;
+    EXPECT_SAME(done, sizeof step);
+}
+
+static void no_append_look(int step)
+{
+    (void)step;
+    expect_length(BLOCK);
+}
+
+/* --- copy-memory: a file in memory is copied piece by piece, at its position */
+
+static int memory;
+
+static void copy_memory_begin(void)
+{
+    uint32_t block[BLOCK / 4];
+    file_begin();
+    memory = memfd_create("rules", 0);
+    EXPECT_OK(memory);
+    for (int step = 0; step < steps; step++) {
+        fill(block, BLOCK, rank, step);
+        EXPECT_SAME(write(memory, block, BLOCK), BLOCK);
+    }
+    EXPECT_SAME(lseek(memory, 0, SEEK_SET), 0);
+}
+
+static void copy_memory_act(int step)
+{
+    (void)step;
+    EXPECT_SAME(sendfile(row_file, memory, NULL, BLOCK), BLOCK);
+}
+
+static void copy_memory_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    int file = open(path("of", NEXT), O_RDONLY);
+    EXPECT_OK(file);
+    expect_block(block, pread(file, block, BLOCK, (off_t)step * BLOCK), BLOCK, NEXT, step);
+    EXPECT_OK(close(file));
+}
+
+/* --- size-limit: writes and truncations beyond the largest size of files bring a signal */
+
+static volatile sig_atomic_t signals;
+
+static void on_limit(int signal)
+{
+    (void)signal;
+    signals++;
+}
+
+static void size_limit_begin(void)
+{
+    file_begin();
+    signal(SIGXFSZ, on_limit);
+}
+
+static void size_limit_act(int step)
+{
+    struct rlimit limit, low;
+    EXPECT_OK(getrlimit(RLIMIT_FSIZE, &limit));
+    low = limit;
+    low.rlim_cur = 10;
+    EXPECT_OK(setrlimit(RLIMIT_FSIZE, &low));
+    EXPECT_SAME(pwrite(row_file, "0123456789abcdef", 16, 0), 10);
+    EXPECT_SAME(pwrite(row_file, "0123456789abcdef", 16, 10), -1);
+    EXPECT_SAME(ftruncate(row_file, 11), -1);
+    EXPECT_SAME(truncate(path("of", rank), 12), -1);
+    EXPECT_OK(setrlimit(RLIMIT_FSIZE, &limit));
+    EXPECT_SAME(signals, 3 * (step + 1));
+}
+
+static void size_limit_look(int step)
+{
+    EXPECT_SAME(signals, 3 * (step + 1));
+    expect_length(10);
+}
+
+static const struct row rows[] = {
+    {"set-append", set_append_begin, set_append_act, NULL, file_end},
+    {"no-append", no_append_begin, no_append_act, no_append_look, file_end},
+    {"copy-memory", copy_memory_begin, copy_memory_act, copy_memory_look, file_end},
+    {"size-limit", size_limit_begin, size_limit_act, size_limit_look, file_end},
+};
+
+int main(int argc, char **argv) { return run_rows(sizeof rows / sizeof *rows, rows, argc, argv); }
