@@ -136,6 +136,11 @@ fn link_of(descriptor: u64) -> Name {
     Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
 }
 
+/// Path of the file in proc(5) that describes what is open at a descriptor.
+pub fn information_path(descriptor: u64) -> Name {
+    Name::new(&[b"/proc/self/fdinfo/", Digits::of(descriptor as u32 as u64).text()])
+}
+
 /// Writes the canonical path of what a path names into `into`; returns the length in bytes, 0 if
 /// nothing has that name.
 pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
@@ -249,7 +254,7 @@ fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
 }
 
 /// A path of at most 63 bytes, built without allocation.
-struct Name {
+pub struct Name {
     bytes: [u8; NAME_BYTES],
     length: usize,
 }
@@ -272,7 +277,7 @@ impl Name {
         &self.bytes[..self.length]
     }
 
-    fn text(&self) -> &CStr {
+    pub fn text(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
 }

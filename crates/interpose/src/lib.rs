@@ -32,6 +32,7 @@ mod child_programs;
 mod compared_arguments;
 mod content;
 mod copies;
+mod deadlines;
 mod descriptor_calls;
 mod descriptor_table;
 #[cfg(not(test))]
