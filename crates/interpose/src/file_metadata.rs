@@ -21,21 +21,35 @@ pub fn identity_at((directory, path): (u64, u64)) -> Option<(FileKind, FileIdent
     asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
 }
 
+/// Mode and identity of what a path names; a symbolic link is not followed.
+pub fn mode_and_identity_at((directory, path): (u64, u64)) -> Option<(mode_t, FileIdentity)> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
+    let about = status(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))?;
+    Some((about.st_mode, identity_in(&about)))
+}
+
 fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
+    let about = status(ask)?;
+    Some((kind_of(about.st_mode, about.st_rdev), identity_in(&about)))
+}
+
+fn status(ask: impl FnOnce(u64) -> i64) -> Option<libc::stat> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     if ask(about.as_mut_ptr().addr() as u64) != 0 {
         return None;
     }
     // SAFETY: all zeros are a value, and the kernel has written another.
-    let about = unsafe { about.assume_init() };
-    let identity = FileIdentity {
+    Some(unsafe { about.assume_init() })
+}
+
+fn identity_in(about: &libc::stat) -> FileIdentity {
+    FileIdentity {
         device: about.st_dev,
         inode: about.st_ino,
         size: about.st_size,
         modified: about.st_mtime * SECOND + about.st_mtime_nsec,
         changed: about.st_ctime * SECOND + about.st_ctime_nsec,
-    };
-    Some((kind_of(about.st_mode, about.st_rdev), identity))
+    }
 }
 
 fn kind_of(mode: mode_t, device: libc::dev_t) -> FileKind {

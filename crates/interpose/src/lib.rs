@@ -28,6 +28,7 @@ compile_error!(
 mod aio;
 mod caller;
 mod changed_files;
+mod changed_names;
 mod child_programs;
 mod compared_arguments;
 mod content;

@@ -778,6 +778,46 @@ static void child_look_act(int step)
 
 static void flag_look(int step) { close(open(path("flag", rank + size * step), O_CREAT | O_WRONLY, 0644)); }
 
+/* --- child-link, thread-link: a child or a thread follows a symbolic link that another rank changes;
+ * what the link leads to is older than the job */
+
+static const char *const link_targets[] = {"/bin/true", "/bin/false"};
+
+static void link_act(int step)
+{
+    const char *fresh = path("new", rank);
+    EXPECT_SAME(symlink(link_targets[step % 2], fresh), 0);
+    EXPECT_SAME(rename(fresh, path("link", rank)), 0);
+}
+
+static void child_link_look(int step) { EXPECT_SAME(system(path("link", NEXT)), step % 2 ? 256 : 0); }
+
+static void *open_in_thread(void *name) { return (void *)(intptr_t)open(name, O_RDONLY); }
+
+static void thread_link_look(int step)
+{
+    pthread_t other;
+    void *file = NULL;
+    struct stat found, wanted;
+    EXPECT_SAME(pthread_create(&other, NULL, open_in_thread, (void *)(intptr_t)path("link", NEXT)), 0);
+    EXPECT_SAME(pthread_join(other, &file), 0);
+    EXPECT_SAME(fstat((int)(intptr_t)file, &found), 0);
+    EXPECT_SAME(stat(link_targets[step % 2], &wanted), 0);
+    EXPECT_SAME(found.st_ino, wanted.st_ino);
+    close((int)(intptr_t)file);
+}
+
+/* --- child-directory: a child looks at a directory that another rank has made */
+
+static void child_directory_act(int step) { EXPECT_SAME(mkdir(path("made", rank + size * step), 0755), 0); }
+
+static void child_directory_look(int step)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "test -d '%s'", path("made", NEXT + size * step));
+    EXPECT_SAME(system(command), 0);
+}
+
 /* --- socket: a datagram for the next rank */
 
 static int row_socket, ports[64], datagrams;
@@ -1231,6 +1271,9 @@ static const struct row rows[] = {
     {"thread-read", position_begin, thread_read_act, NULL, file_end},
     {"grandchild", NULL, grandchild_act, child_look, NULL},
     {"child-look", NULL, child_look_act, flag_look, NULL},
+    {"child-link", NULL, link_act, child_link_look, NULL},
+    {"thread-link", NULL, link_act, thread_link_look, NULL},
+    {"child-directory", NULL, child_directory_act, child_directory_look, NULL},
     {"socket", socket_begin, socket_act, socket_look, NULL},
     {"sendmsg", NULL, sendmsg_act, NULL, NULL},
     {"raw-connect", NULL, raw_connect_act, NULL, NULL},
