@@ -58,7 +58,7 @@ pub unsafe extern "C" fn posix_spawn(
 ) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        check_exec(path, environment);
+        check_start(path, environment);
         real_libc::posix_spawn(process, path, actions, attributes, words, environment)
     }
 }
@@ -129,6 +129,21 @@ pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
     }
 }
 
+/// Forbids a restart if this file, which a child that is not observed yet executes, would not be
+/// observed, or has changed since the job began.
+///
+/// # Safety
+/// The arguments are those of `execve`.
+unsafe fn check_start(path: *const c_char, environment: CStringList) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        check_exec(path, environment);
+        if trap::is_installed() && observe::is_watched() && !path.is_null() {
+            observe::before_start(path);
+        }
+    }
+}
+
 /// Forbids a restart if the program of this name, looked up in PATH, would not be observed.
 ///
 /// # Safety
@@ -142,7 +157,7 @@ unsafe fn check_exec_in_path(name: *const c_char, environment: CStringList) {
     };
     if name_text.contains(&b'/') {
         // SAFETY: the caller's promise.
-        return unsafe { check_exec(name, environment) };
+        return unsafe { check_start(name, environment) };
     }
     for folder in folders.split(|byte| *byte == b':') {
         let mut path = [0_u8; PATH_BYTES];
@@ -156,7 +171,7 @@ unsafe fn check_exec_in_path(name: *const c_char, environment: CStringList) {
         let place = path.as_ptr().addr() as u64;
         if kernel(libc::SYS_faccessat, [HERE, place, libc::X_OK as u64, 0, 0, 0]) == 0 {
             // SAFETY: the path ends with a zero of the array.
-            return unsafe { check_exec(path.as_ptr().cast(), environment) };
+            return unsafe { check_start(path.as_ptr().cast(), environment) };
         }
     }
 }

@@ -47,15 +47,33 @@ pub unsafe fn directory_changed((directory, path): (u64, u64)) -> i64 {
     identity_behind((directory, folder.as_ptr().addr() as u64)).map_or(0, |(_, now)| now.changed)
 }
 
-/// Kind and identity by statx(2), which alone returns the time of birth. A sandbox may know only
-/// the older stat(2), and deny statx(2).
-fn asked((directory, path): (u64, u64), flags: c_int) -> Option<(FileKind, FileIdentity)> {
+/// Mode and identity of what a path names; a symbolic link is not followed.
+pub fn mode_and_identity_at(place: (u64, u64)) -> Option<(mode_t, FileIdentity)> {
+    status(place, libc::AT_SYMLINK_NOFOLLOW).map(|status| (status.mode, status.identity))
+}
+
+fn asked(place: (u64, u64), flags: c_int) -> Option<(FileKind, FileIdentity)> {
+    let status = status(place, flags)?;
+    Some((kind_of(status.mode, status.special_device), status.identity))
+}
+
+/// What the kernel reports of a file.
+struct FileStatus {
+    mode: mode_t,
+    /// Number of the device that a special file stands for.
+    special_device: libc::dev_t,
+    identity: FileIdentity,
+}
+
+/// Status by statx(2), which alone returns the time of birth. A sandbox may know only the older
+/// stat(2), and deny statx(2).
+fn status((directory, path): (u64, u64), flags: c_int) -> Option<FileStatus> {
     let mut about = MaybeUninit::<libc::statx>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
     let wanted = u64::from(libc::STATX_BASIC_STATS | libc::STATX_BTIME);
     let result = kernel(libc::SYS_statx, [directory, path, flags as u64, wanted, room, 0]);
     if result == error(libc::ENOSYS) || result == error(libc::EPERM) {
-        return asked_without_birth((directory, path), flags);
+        return status_without_birth((directory, path), flags);
     }
     if result != 0 {
         return None;
@@ -63,11 +81,10 @@ fn asked((directory, path): (u64, u64), flags: c_int) -> Option<(FileKind, FileI
     // SAFETY: all zeros are a value, and the kernel has written another.
     let about = unsafe { about.assume_init() };
     let time = |time: libc::statx_timestamp| time.tv_sec * SECOND + i64::from(time.tv_nsec);
-    let kind =
-        kind_of(about.stx_mode.into(), libc::makedev(about.stx_rdev_major, about.stx_rdev_minor));
+    let mode = mode_t::from(about.stx_mode);
     // An overlay, whose device has the major number 0, gives a directory another time of birth once
     // something in it is changed. File systems with such a device use no inode twice.
-    let is_reliable = kind != FileKind::Directory || about.stx_dev_major != 0;
+    let is_reliable = mode & libc::S_IFMT != libc::S_IFDIR || about.stx_dev_major != 0;
     let has_birth = about.stx_mask & libc::STATX_BTIME != 0 && is_reliable;
     let identity = FileIdentity {
         device: libc::makedev(about.stx_dev_major, about.stx_dev_minor),
@@ -77,13 +94,11 @@ fn asked((directory, path): (u64, u64), flags: c_int) -> Option<(FileKind, FileI
         changed: time(about.stx_ctime),
         born: if has_birth { time(about.stx_btime) } else { 0 },
     };
-    Some((kind, identity))
+    let special_device = libc::makedev(about.stx_rdev_major, about.stx_rdev_minor);
+    Some(FileStatus { mode, special_device, identity })
 }
 
-fn asked_without_birth(
-    (directory, path): (u64, u64),
-    flags: c_int,
-) -> Option<(FileKind, FileIdentity)> {
+fn status_without_birth((directory, path): (u64, u64), flags: c_int) -> Option<FileStatus> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
     if kernel(libc::SYS_newfstatat, [directory, path, room, flags as u64, 0, 0]) != 0 {
@@ -99,7 +114,7 @@ fn asked_without_birth(
         changed: about.st_ctime * SECOND + about.st_ctime_nsec,
         born: 0,
     };
-    Some((kind_of(about.st_mode, about.st_rdev), identity))
+    Some(FileStatus { mode: about.st_mode, special_device: about.st_rdev, identity })
 }
 
 fn kind_of(mode: mode_t, device: libc::dev_t) -> FileKind {
@@ -198,6 +213,11 @@ pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
 /// Path of a descriptor's link in proc(5).
 fn link_of(descriptor: u64) -> Name {
     Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
+}
+
+/// Path of the file in proc(5) that describes what is open at a descriptor.
+pub fn information_path(descriptor: u64) -> Name {
+    Name::new(&[b"/proc/self/fdinfo/", Digits::of(descriptor as u32 as u64).text()])
 }
 
 /// Writes the canonical path of what a path names into `into`; returns the length in bytes, 0 if
@@ -311,7 +331,7 @@ fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
 }
 
 /// A path of at most 63 bytes, built without allocation.
-struct Name {
+pub struct Name {
     bytes: [u8; NAME_BYTES],
     length: usize,
 }
@@ -334,7 +354,7 @@ impl Name {
         &self.bytes[..self.length]
     }
 
-    fn text(&self) -> &CStr {
+    pub fn text(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
 }
@@ -610,7 +630,7 @@ mod tests {
             let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
             let named = (HERE, name.as_ptr().addr() as u64);
             assert_eq!(identity_at(named), Some((FileKind::File, found)));
-            let older = asked_without_birth(named, 0).unwrap().1;
+            let older = status_without_birth(named, 0).unwrap().identity;
             assert_eq!(FileIdentity { born: older.born, ..found }, older);
             std::fs::remove_file(&path).unwrap();
             found

@@ -28,10 +28,12 @@ compile_error!(
 mod aio;
 mod caller;
 mod changed_files;
+mod changed_names;
 mod child_programs;
 mod compared_arguments;
 mod content;
 mod copies;
+mod deadlines;
 mod descriptor_calls;
 mod descriptor_table;
 #[cfg(not(test))]

@@ -11,6 +11,7 @@ use landbridge_proto::id::{EXIT_LINE, EXIT_UNRECOVERABLE, LINE_TAG};
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
+use crate::deadlines;
 use crate::real_libc;
 use crate::recording::{self, RecordGuard};
 use crate::session::kernel;
@@ -26,7 +27,9 @@ pub unsafe extern "C" fn clock_gettime(id: clockid_t, time: *mut timespec, calle
         let Some((clock, mut guard)) = Clock::of(id).zip(recording::lock(caller)) else {
             return real_libc::clock_gettime(id, time);
         };
-        let answer = guard.record().clock(clock, || now(id));
+        let mut asked = None;
+        let answer = guard.record().clock(clock, || *asked.insert(now(id)));
+        deadlines::note_read(clock, asked, &answer, || now(id));
         *time = timespec_of(value(answer, guard));
     }
     0
@@ -51,7 +54,9 @@ pub unsafe extern "C" fn gettimeofday(
             real_libc::gettimeofday(&mut time, std::ptr::null_mut());
             time.tv_sec * 1_000_000 + time.tv_usec
         };
-        let answer = guard.record().clock(Clock::TIME_OF_DAY, micros);
+        let mut asked = None;
+        let answer = guard.record().clock(Clock::TIME_OF_DAY, || *asked.insert(micros()));
+        deadlines::note_read(Clock::TIME_OF_DAY, asked, &answer, micros);
         let micros = value(answer, guard);
         *time =
             timeval { tv_sec: micros.div_euclid(1_000_000), tv_usec: micros.rem_euclid(1_000_000) };
@@ -66,7 +71,9 @@ pub unsafe extern "C" fn timespec_get(time: *mut timespec, base: c_int, caller: 
         let Some(mut guard) = recording::lock(caller).filter(|_| base == TIME_UTC) else {
             return real_libc::timespec_get(time, base);
         };
-        let answer = guard.record().clock(Clock::TIMESPEC, || now(libc::CLOCK_REALTIME));
+        let (mut asked, ask) = (None, || now(libc::CLOCK_REALTIME));
+        let answer = guard.record().clock(Clock::TIMESPEC, || *asked.insert(ask()));
+        deadlines::note_read(Clock::TIMESPEC, asked, &answer, ask);
         *time = timespec_of(value(answer, guard));
     }
     base
@@ -76,7 +83,9 @@ pub unsafe extern "C" fn time(time: *mut time_t, caller: usize) -> time_t {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         let Some(mut guard) = recording::lock(caller) else { return real_libc::time(time) };
-        let answer = guard.record().clock(Clock::TIME, || real_libc::time(std::ptr::null_mut()));
+        let (mut asked, ask) = (None, || real_libc::time(std::ptr::null_mut()));
+        let answer = guard.record().clock(Clock::TIME, || *asked.insert(ask()));
+        deadlines::note_read(Clock::TIME, asked, &answer, ask);
         let seconds = value(answer, guard);
         if let Some(time) = time.as_mut() {
             *time = seconds;

@@ -21,15 +21,16 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering:
 use landbridge_proto::nondeterminism::{RECORD_HEAD_BYTES, RecordHead};
 use libc::{c_long, pthread_attr_t, pthread_t};
 
+use crate::changed_names::NameChange;
 use crate::content;
-use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
+use crate::descriptor_table::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::path_changes::PathChange;
 use crate::session::{Path, Session, kernel, text};
 use crate::syscalls::HERE;
 use crate::{
-    caller, child_programs, mapped_files, real_libc, recording, restart_refusals, side_channels,
-    syscalls, trampoline, trap,
+    caller, changed_names, child_programs, mapped_files, real_libc, recording, restart_refusals,
+    side_channels, syscalls, trampoline, trap,
 };
 
 /// In a program that a rank has started: the head of that rank's record.
@@ -220,12 +221,13 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             | libc::SYS_getxattr
             | libc::SYS_lgetxattr
             | libc::SYS_listxattr
-            | libc::SYS_llistxattr => looks(HERE, a),
+            | libc::SYS_llistxattr => looks("looks at", HERE, a),
             libc::SYS_newfstatat
             | libc::SYS_statx
             | libc::SYS_faccessat
             | libc::SYS_faccessat2
-            | libc::SYS_readlinkat => looks(a, b),
+            | libc::SYS_readlinkat => looks("looks at", a, b),
+            libc::SYS_chdir => looks("enters", HERE, a),
             libc::SYS_getdents | libc::SYS_getdents64 => lists(a),
             libc::SYS_execveat => forbid_restart_of(format_args!(
                 "it executes a program by its descriptor, which nobody can look after"
@@ -239,7 +241,8 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
                 return Some(-i64::from(libc::ENOSYS));
             }
             libc::SYS_execve => {
-                child_programs::check_exec(a as *const c_char, c as *const *mut c_char)
+                child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
+                looks("executes", HERE, a);
             }
             libc::SYS_fork | libc::SYS_vfork => return fork(libc::SYS_fork, [0; 6], 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
@@ -322,8 +325,37 @@ pub unsafe fn before_open(path: *const c_char, flags: c_int) {
     if is_opened_for_writing(HERE, path.addr() as u64, name, flags) {
         let path = Path(name);
         forbid_restart_of(format_args!("a program that it starts opens {path} for writing"));
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let change = unsafe { change_of(HERE, path.addr() as u64) };
+    // The content of the file is compared when it is read (`reads`).
+    let is_way = change.is_some_and(|change| change != NameChange::Target);
+    if is_way {
+        let path = Path(name);
+        forbid_restart_of(format_args!("a program that it starts opens {path}{CHANGED_WAY}"));
     }
 }
+
+/// Reports a program that this process starts, and that a later incarnation may find changed.
+///
+/// # Safety
+/// The path is a C string.
+pub unsafe fn before_start(path: *const c_char) {
+    // SAFETY: the caller's promise.
+    let (name, change) = unsafe {
+        let place = path.addr() as u64;
+        (Path(text(place)), change_of(HERE, place))
+    };
+    if let Some(change) = change {
+        let more = if change == NameChange::Way { CHANGED_WAY } else { CHANGED };
+        forbid_restart_of(format_args!("it starts {name}{more}"));
+    }
+}
+
+/// What follows the name of a file in a report.
+const CHANGED: &str = ", which is changed while the job runs";
+const CHANGED_WAY: &str = " by a link or directory that is changed while the job runs";
 
 /// # Safety
 /// The path is a C string.
@@ -334,9 +366,12 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
         forbid_restart("opens", name, " for writing");
     } else if file_metadata::passes_on_at((directory, path)) {
         forbid_restart("opens", name, ", which keeps nothing");
-    } else if file_metadata::identity_at((directory, path)).is_none() {
+    } else {
         // SAFETY: the caller's promise.
-        unsafe { looks(directory, path) };
+        let change = unsafe { change_of(directory, path) };
+        // The content of the file is compared when it is read (`reads`).
+        let change = change.filter(|change| *change != NameChange::Target);
+        report_change("opens", name, change);
     }
 }
 
@@ -352,34 +387,41 @@ fn is_replaying() -> bool {
     recording::head().or_else(observed).is_some_and(RecordHead::is_replaying)
 }
 
-/// Reports a lookup of a name whose result may differ in a later incarnation, because the file or
-/// its directory has changed since the job began.
+/// Reports a use of a name whose result may differ in a later incarnation, because the file or what
+/// leads to it has changed since the job began.
 ///
 /// # Safety
 /// The path is a C string, or null.
-unsafe fn looks(directory: u64, path: u64) {
+unsafe fn looks(what: &str, directory: u64, path: u64) {
+    // SAFETY: the caller's promise.
+    let (name, change) = unsafe { (text(path), change_of(directory, path)) };
+    report_change(what, name, change);
+}
+
+/// What has changed since the job began, of that to which a name leads.
+///
+/// # Safety
+/// The path is a C string, or null.
+unsafe fn change_of(directory: u64, path: u64) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
-    let Some(head) = recording::head().or_else(observed) else { return };
+    let head = recording::head().or_else(observed)?;
     if name.is_empty() || is_foreign(name) {
-        return;
+        return None;
     }
     let since = head.files.since.load(Relaxed) as i64;
-    let changed = |identity: &FileIdentity| identity.modified.max(identity.changed) >= since;
-    match file_metadata::identity_at((directory, path)) {
-        // Of a directory only the list of names changes (`lists`).
-        Some((FileKind::Directory, _)) => (),
-        Some((_, identity)) if changed(&identity) => {
-            forbid_restart("looks at", name, ", which is changed while the job runs");
+    // SAFETY: the caller's promise.
+    unsafe { changed_names::change_of((directory, path), since) }
+}
+
+fn report_change(what: &str, name: &[u8], change: Option<NameChange>) {
+    match change {
+        Some(NameChange::Target) => forbid_restart(what, name, CHANGED),
+        Some(NameChange::Way) => forbid_restart(what, name, CHANGED_WAY),
+        Some(NameChange::Absent) => {
+            forbid_restart("looks for", name, " in a directory that changes");
         }
-        Some(_) => (),
-        None => {
-            // SAFETY: the caller's promise.
-            let above = unsafe { file_metadata::directory_of((directory, path)) };
-            if above.is_some_and(|identity| changed(&identity)) {
-                forbid_restart("looks for", name, " in a directory that changes");
-            }
-        }
+        None => (),
     }
 }
 

@@ -25,7 +25,7 @@ use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_AT;
 
 use crate::libc_wrappers::{info, warn};
 use crate::session::Session;
-use crate::{caller, observe, origin, processes, restart_refusals, trap};
+use crate::{caller, deadlines, observe, origin, processes, restart_refusals, trap};
 
 /// Environment variables that the node agent sets.
 const RECORD_VARIABLE: &CStr = c"LANDBRIDGE_RECORD";
@@ -456,6 +456,7 @@ pub fn quiesce() -> bool {
     }
     trap::suspend_dispatch();
     let place = present.position();
+    deadlines::note_image();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: `BUSY` excludes other users of the record, whose addresses stay reserved.
     unsafe {
@@ -513,6 +514,9 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
             return ResumeOutcome::Failed;
         }
         (*RECORD_CELL.0.get()).assume_init_mut().refresh();
+        if !is_same {
+            deadlines::note_restore();
+        }
         match is_same {
             true if records_files() => while_locked(Session::resume),
             true => (),

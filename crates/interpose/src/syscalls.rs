@@ -160,6 +160,7 @@ impl Session {
                     self.share();
                     observe::clone3(arguments)
                 }
+                _ if let Some(result) = self.wait_until(number, arguments) => Some(result),
                 _ => PathChange::of(number, arguments)
                     .and_then(|path_change| self.change(&path_change, arguments)),
             }

@@ -270,6 +270,12 @@ impl Clock {
         }
     }
 
+    /// The clock id of `clock_gettime`, of a clock of [`Clock::of`].
+    #[inline]
+    pub const fn id(self) -> i32 {
+        self.0 as i32
+    }
+
     /// Whether an administrator may set the clock back; all other clocks are monotonic across
     /// incarnations.
     #[inline]

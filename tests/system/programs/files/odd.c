@@ -7,6 +7,7 @@
 #include <linux/io_uring.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -19,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <syslog.h>
@@ -776,6 +778,46 @@ static void child_look_act(int step)
 
 static void flag_look(int step) { close(open(path("flag", rank + size * step), O_CREAT | O_WRONLY, 0644)); }
 
+/* --- child-link, thread-link: a child or a thread follows a symbolic link that another rank changes;
+ * what the link leads to is older than the job */
+
+static const char *const link_targets[] = {"/bin/true", "/bin/false"};
+
+static void link_act(int step)
+{
+    const char *fresh = path("new", rank);
+    EXPECT_SAME(symlink(link_targets[step % 2], fresh), 0);
+    EXPECT_SAME(rename(fresh, path("link", rank)), 0);
+}
+
+static void child_link_look(int step) { EXPECT_SAME(system(path("link", NEXT)), step % 2 ? 256 : 0); }
+
+static void *open_in_thread(void *name) { return (void *)(intptr_t)open(name, O_RDONLY); }
+
+static void thread_link_look(int step)
+{
+    pthread_t other;
+    void *file = NULL;
+    struct stat found, wanted;
+    EXPECT_SAME(pthread_create(&other, NULL, open_in_thread, (void *)(intptr_t)path("link", NEXT)), 0);
+    EXPECT_SAME(pthread_join(other, &file), 0);
+    EXPECT_SAME(fstat((int)(intptr_t)file, &found), 0);
+    EXPECT_SAME(stat(link_targets[step % 2], &wanted), 0);
+    EXPECT_SAME(found.st_ino, wanted.st_ino);
+    close((int)(intptr_t)file);
+}
+
+/* --- child-directory: a child looks at a directory that another rank has made */
+
+static void child_directory_act(int step) { EXPECT_SAME(mkdir(path("made", rank + size * step), 0755), 0); }
+
+static void child_directory_look(int step)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "test -d '%s'", path("made", NEXT + size * step));
+    EXPECT_SAME(system(command), 0);
+}
+
 /* --- socket: a datagram for the next rank */
 
 static int row_socket, ports[64], datagrams;
@@ -1118,6 +1160,77 @@ static void vm_write_act(int step)
 
 static void vm_write_look(int step) { EXPECT_SAME(received_word, value((rank + size - 1) % size, step, 0)); }
 
+/* --- deadline: the rank waits until a time of its clock for another thread, which comes long before
+ * that time */
+
+static sem_t deadline_semaphore;
+static pthread_mutex_t deadline_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t deadline_condition;
+static int deadline_has_come;
+
+static void deadline_begin(void)
+{
+    pthread_condattr_t monotonic;
+    EXPECT_SAME(sem_init(&deadline_semaphore, 0, 0), 0);
+    pthread_condattr_init(&monotonic);
+    EXPECT_SAME(pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC), 0);
+    EXPECT_SAME(pthread_cond_init(&deadline_condition, &monotonic), 0);
+}
+
+static void *come_in_thread(void *arg)
+{
+    usleep(3000);
+    sem_post(&deadline_semaphore);
+    usleep(3000);
+    pthread_mutex_lock(&deadline_lock);
+    deadline_has_come = 1;
+    pthread_cond_signal(&deadline_condition);
+    pthread_mutex_unlock(&deadline_lock);
+    return arg;
+}
+
+static struct timespec deadline_in(clockid_t clock, long ms)
+{
+    struct timespec time;
+    EXPECT_SAME(clock_gettime(clock, &time), 0);
+    time.tv_nsec += ms * 1000000;
+    time.tv_sec += time.tv_nsec / 1000000000;
+    time.tv_nsec %= 1000000000;
+    return time;
+}
+
+static void wait_by_timer(void)
+{
+    struct itimerspec when = {.it_value = deadline_in(CLOCK_MONOTONIC, 100)};
+    int timer = timerfd_create(CLOCK_MONOTONIC, 0);
+    uint64_t times = 0;
+    EXPECT_SAME(timerfd_settime(timer, TFD_TIMER_ABSTIME, &when, NULL), 0);
+    EXPECT_SAME(read(timer, &times, sizeof times), sizeof times);
+    EXPECT_SAME(times, 1);
+    close(timer);
+}
+
+static void deadline_act(int step)
+{
+    pthread_t other;
+    deadline_has_come = 0;
+    struct timespec late = deadline_in(CLOCK_REALTIME, 5000), soon = deadline_in(CLOCK_MONOTONIC, 100);
+    struct timespec later = deadline_in(CLOCK_MONOTONIC, 5000);
+    EXPECT_SAME(pthread_create(&other, NULL, come_in_thread, NULL), 0);
+    EXPECT_SAME(sem_timedwait(&deadline_semaphore, &late), 0);
+    if (step % 3 == 0)
+        EXPECT_SAME(clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &soon, NULL), 0);
+    if (step % 3 == 1)
+        wait_by_timer();
+    pthread_mutex_lock(&deadline_lock);
+    if (step % 3 == 2)
+        while (!deadline_has_come && pthread_cond_timedwait(&deadline_condition, &deadline_lock, &later) == 0)
+            ;
+    EXPECT_SAME(deadline_has_come, 1);
+    pthread_mutex_unlock(&deadline_lock);
+    EXPECT_SAME(pthread_join(other, NULL), 0);
+}
+
 /* --- thread-lock, thread-copy: another thread takes a lock, or copies from a file of the first
  * thread and moves its position */
 
@@ -1162,6 +1275,7 @@ static void thread_copy_act(int step)
 static const struct row rows[] = {
     {"removed", file_begin, removed_act, removed_look, file_end},
     {"replaced", replaced_begin, replaced_act, NULL, replaced_end},
+    {"deadline", deadline_begin, deadline_act, NULL, NULL},
     {"memfd", share_begin, memfd_act, memfd_look, NULL},
     {"vm-write", share_begin, vm_write_act, vm_write_look, NULL},
     {"thread-lock", file_begin, thread_lock_act, NULL, file_end},
@@ -1196,6 +1310,9 @@ static const struct row rows[] = {
     {"thread-read", position_begin, thread_read_act, NULL, file_end},
     {"grandchild", NULL, grandchild_act, child_look, NULL},
     {"child-look", NULL, child_look_act, flag_look, NULL},
+    {"child-link", NULL, link_act, child_link_look, NULL},
+    {"thread-link", NULL, link_act, thread_link_look, NULL},
+    {"child-directory", NULL, child_directory_act, child_directory_look, NULL},
     {"socket", socket_begin, socket_act, socket_look, NULL},
     {"sendmsg", NULL, sendmsg_act, NULL, NULL},
     {"raw-connect", NULL, raw_connect_act, NULL, NULL},

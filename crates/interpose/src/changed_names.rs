@@ -1,0 +1,298 @@
+//! Names that may lead to something else in a later incarnation.
+//!
+//! A file may be older than the job and its name may not: another rank changes a symbolic link, or
+//! exchanges a directory. In: a name that an unrecorded process or thread uses, and the time at
+//! which the job began. Out: what has changed since then, of the links and directories on the way
+//! and of that to which the name leads.
+//!
+//! Files that ranks create change the times of their directory as well, both to the same value. A
+//! directory that was moved itself has a later time of status change than of modification, until
+//! something is created in it. The directories above the working directory of the process are not
+//! compared: the process is in them.
+//!
+//! What may never happen: a changed symbolic link is passed over.
+
+use std::mem::MaybeUninit;
+
+use crate::descriptor_table::{FileIdentity, PATH_BYTES};
+use crate::file_metadata::{self, mode_and_identity_at};
+use crate::session::{kernel, text};
+
+/// What has changed since the job began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameChange {
+    /// A symbolic link, or a directory that was moved.
+    Way,
+    /// That to which the name leads.
+    Target,
+    /// The name leads to nothing, and the directory in which it ends has changed.
+    Absent,
+}
+
+/// Number of symbolic links after which the kernel gives up (path_resolution(7)).
+const LINKS_MAX: usize = 40;
+/// Number of the root directory of the kernel's file systems.
+const ROOT_INODE: u64 = 1;
+
+/// A name whose links are followed one by one.
+struct Way {
+    directory: u64,
+    path: [u8; PATH_BYTES],
+    length: usize,
+    since: i64,
+}
+
+enum Walk {
+    /// A symbolic link is in these bytes of the path.
+    Link(usize, usize),
+    End(Option<NameChange>),
+}
+
+/// What has changed, since the time `since`, of that to which a name leads. The last link is
+/// followed as well.
+///
+/// # Safety
+/// The path is a C string, or null.
+pub unsafe fn change_of((directory, path): (u64, u64), since: i64) -> Option<NameChange> {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let mut way = Way { directory, path: [0; PATH_BYTES], length: name.len(), since };
+    way.path[..PATH_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name);
+    for _ in 0..=LINKS_MAX {
+        match way.walk() {
+            Walk::End(change) => return change,
+            Walk::Link(start, end) => way.follow(start, end)?,
+        }
+    }
+    None
+}
+
+impl Way {
+    /// Examines the components from the first one on, up to a symbolic link.
+    fn walk(&mut self) -> Walk {
+        let mut end = 0;
+        loop {
+            let rest = &self.path[end..self.length];
+            let start = end + rest.iter().take_while(|byte| **byte == b'/').count();
+            let rest = &self.path[start..self.length];
+            if rest.is_empty() {
+                return Walk::End(None);
+            }
+            end = start + rest.iter().take_while(|byte| **byte != b'/').count();
+            let is_last = self.path[end..self.length].iter().all(|byte| *byte == b'/');
+            let separator = std::mem::take(&mut self.path[end]);
+            let step = self.examine(start, end, is_last);
+            self.path[end] = separator;
+            if let Some(step) = step {
+                return step;
+            }
+        }
+    }
+
+    /// Examines the component that ends where the path has a zero now. `None`: the walk goes on.
+    fn examine(&self, start: usize, end: usize, is_last: bool) -> Option<Walk> {
+        let Some((mode, found)) = mode_and_identity_at(self.place()) else {
+            // SAFETY: the path ends with a zero.
+            let above = unsafe { file_metadata::directory_of(self.place()) };
+            let has_changed = above.is_some_and(|above| self.has_changed(&above));
+            return Some(Walk::End(has_changed.then_some(NameChange::Absent)));
+        };
+        let has_changed = self.has_changed(&found);
+        match mode & libc::S_IFMT {
+            libc::S_IFLNK if has_changed => Some(Walk::End(Some(NameChange::Way))),
+            libc::S_IFLNK => Some(Walk::Link(start, end)),
+            libc::S_IFDIR if found.inode == ROOT_INODE && self.is_of_kernel() => {
+                Some(Walk::End(None))
+            }
+            libc::S_IFDIR if has_changed => {
+                let is_moved = found.changed > found.modified;
+                let is_new = is_last && self.is_new();
+                let change = if is_moved { NameChange::Way } else { NameChange::Target };
+                let matters = (is_moved || is_new) && !self.is_above_working_directory();
+                matters.then_some(Walk::End(Some(change)))
+            }
+            _ => (is_last && has_changed).then_some(Walk::End(Some(NameChange::Target))),
+        }
+    }
+
+    fn place(&self) -> (u64, u64) {
+        (self.directory, self.path.as_ptr().addr() as u64)
+    }
+
+    fn has_changed(&self, identity: &FileIdentity) -> bool {
+        identity.modified.max(identity.changed) >= self.since
+    }
+
+    /// Puts the content of the symbolic link at these bytes of the path in their place. `None`: the
+    /// path is too long, or the link is gone.
+    fn follow(&mut self, start: usize, end: usize) -> Option<()> {
+        let mut path = [0_u8; PATH_BYTES];
+        let separator = std::mem::take(&mut self.path[end]);
+        let (directory, name) = self.place();
+        let room = path.as_mut_ptr().addr() as u64;
+        let length =
+            kernel(libc::SYS_readlinkat, [directory, name, room, PATH_BYTES as u64 - 1, 0, 0]);
+        self.path[end] = separator;
+        let length = usize::try_from(length).ok()?;
+        let start = if path[0] == b'/' { 0 } else { start };
+        path.copy_within(..length, start.min(PATH_BYTES - length));
+        path[..start].copy_from_slice(&self.path[..start]);
+        let rest = end..self.length;
+        let whole = start + length + rest.len();
+        if whole >= PATH_BYTES {
+            return None;
+        }
+        path[start + length..whole].copy_from_slice(&self.path[rest]);
+        path[whole..].fill(0);
+        (self.path, self.length) = (path, whole);
+        Some(())
+    }
+
+    /// Whether the directory of the path was created since the job began. Where the file system
+    /// does not say, each change counts.
+    fn is_new(&self) -> bool {
+        let mut about = MaybeUninit::<libc::statx>::zeroed();
+        let (directory, path) = self.place();
+        let room = about.as_mut_ptr().addr() as u64;
+        let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
+        let wanted = u64::from(libc::STATX_BTIME);
+        let result = kernel(libc::SYS_statx, [directory, path, flags, wanted, room, 0]);
+        // SAFETY: all zeros are a value, and the kernel has written another.
+        let about = unsafe { about.assume_init() };
+        let born = about.stx_btime.tv_sec * 1_000_000_000 + i64::from(about.stx_btime.tv_nsec);
+        result != 0 || about.stx_mask & libc::STATX_BTIME == 0 || born >= self.since
+    }
+
+    /// Whether the kernel makes up the content of the directory (proc(5), sysfs(5)).
+    #[cold]
+    fn is_of_kernel(&self) -> bool {
+        let (directory, path) = self.place();
+        let flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+        let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
+        let Ok(found) = u64::try_from(found) else { return false };
+        let mut about = MaybeUninit::<libc::statfs>::zeroed();
+        let room = about.as_mut_ptr().addr() as u64;
+        let result = kernel(libc::SYS_fstatfs, [found, room, 0, 0, 0, 0]);
+        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+        // SAFETY: all zeros are a value, and the kernel has written another.
+        let kind = unsafe { about.assume_init() }.f_type;
+        result == 0 && matches!(kind, libc::PROC_SUPER_MAGIC | libc::SYSFS_MAGIC)
+    }
+
+    /// Whether the directory of the path is the working directory, or contains it.
+    #[cold]
+    fn is_above_working_directory(&self) -> bool {
+        let (mut above, mut here) = ([0; PATH_BYTES], [0_u8; PATH_BYTES]);
+        let length = file_metadata::path_at(self.place(), &mut above);
+        let room = here.as_mut_ptr().addr() as u64;
+        let here_length = kernel(libc::SYS_getcwd, [room, PATH_BYTES as u64, 0, 0, 0, 0]);
+        let here = &here[..usize::try_from(here_length).unwrap_or(0).saturating_sub(1)];
+        let rest = here.strip_prefix(&above[..length]).filter(|_| length > 0);
+        rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || above[..length] == *b"/")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::{Path, PathBuf};
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use super::*;
+    use crate::syscalls::HERE;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        /// A folder with old files and directories, and the time after them.
+        fn new(name: &str) -> (Folder, i64) {
+            let place = std::env::temp_dir().join(format!("lb-way-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&place);
+            fs::create_dir_all(place.join("old/sub")).unwrap();
+            fs::write(place.join("old/sub/file"), "").unwrap();
+            fs::write(place.join("old/file"), "").unwrap();
+            symlink("old", place.join("link")).unwrap();
+            symlink(place.join("link/sub"), place.join("far")).unwrap();
+            // Times of files advance in steps of at most 10 ms.
+            let since = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64;
+            std::thread::sleep(Duration::from_millis(20));
+            let since = since();
+            std::thread::sleep(Duration::from_millis(20));
+            (Folder(place), since)
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn change(path: &Path, since: i64) -> Option<NameChange> {
+        let path = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a C string.
+        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since) }
+    }
+
+    #[test]
+    fn links_and_moved_directories_on_the_way_are_found() {
+        let (folder, since) = Folder::new("links");
+        let change = |name| change(&folder.at(name), since);
+        for name in ["old/file", "link/file", "far/file", "link", "far/", "old//sub/../file"] {
+            assert_eq!(change(name), None, "{name}");
+        }
+        fs::write(folder.at("old/new"), "").unwrap();
+        for name in ["old/file", "far/file", "link", "old"] {
+            assert_eq!(change(name), None, "{name}, whose directory has got a file");
+        }
+        assert_eq!(change("old/new"), Some(NameChange::Target));
+        assert_eq!(change("link/new"), Some(NameChange::Target));
+        fs::rename(folder.at("old"), folder.at("older")).unwrap();
+        assert_eq!(change("older/file"), Some(NameChange::Way));
+        assert_eq!(change("link/file"), Some(NameChange::Absent), "a link to nothing");
+        fs::remove_file(folder.at("link")).unwrap();
+        symlink("older", folder.at("link")).unwrap();
+        assert_eq!(change("link/file"), Some(NameChange::Way));
+        assert_eq!(change("far/file"), Some(NameChange::Way), "the second of two links");
+    }
+
+    #[test]
+    fn directories_that_are_new_or_missing_are_found() {
+        let (folder, since) = Folder::new("new");
+        let change = |name| change(&folder.at(name), since);
+        assert_eq!(change("old/sub/missing"), None);
+        assert_eq!(change("old/sub/missing/more"), None);
+        fs::create_dir(folder.at("old/made")).unwrap();
+        assert_eq!(change("old/made"), Some(NameChange::Target));
+        assert_eq!(change("old/missing"), Some(NameChange::Absent));
+        assert_eq!(change("old/missing/more"), Some(NameChange::Absent));
+        let others = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(folder.at("old/sub"), others).unwrap();
+        assert_eq!(change("old/sub/file"), Some(NameChange::Way));
+    }
+
+    #[test]
+    fn what_the_kernel_makes_up_and_the_working_directory_are_not_compared() {
+        let here = std::env::current_dir().unwrap();
+        for name in ["/", ".", "/proc/self/status", here.to_str().unwrap()] {
+            assert_eq!(change(Path::new(name), 0), None, "{name}");
+        }
+        // SAFETY: no path.
+        assert_eq!(unsafe { change_of((HERE, 0), 0) }, None);
+        let long = "a/".repeat(PATH_BYTES);
+        assert_eq!(change(Path::new(&long), 0), None);
+        let (folder, since) = Folder::new("loop");
+        symlink("/proc/self", folder.at("kernel")).unwrap();
+        assert_eq!(change(&folder.at("kernel/status"), since), Some(NameChange::Way));
+        // The times of the link in proc(5) are those of its first use.
+        assert_eq!(change(Path::new("/proc/self/status"), since), None);
+        symlink("round", folder.at("round")).unwrap();
+        assert_eq!(change(&folder.at("round/file"), i64::MAX), None);
+    }
+}
