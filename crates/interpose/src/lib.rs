@@ -47,6 +47,7 @@ mod open_file_changes;
 mod origin;
 mod path_changes;
 mod processes;
+mod range_locks;
 mod raw_channels;
 mod real_libc;
 mod recording;
