@@ -109,7 +109,7 @@ ROWS = [
     *rows_of("odd", "static-main", REFUSED, wrapper=True),
     *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"'),
     *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
-    *rows_of("rules", "no-append copy-memory size-limit"),
+    *rows_of("rules", "no-append copy-memory size-limit bad-address"),
     *rows_of("rules", "set-append lock-closed", EITHER),
     *rows_of("rules", "lock-child", REFUSED),
     *rows_of("python", "memmap", REFUSED),

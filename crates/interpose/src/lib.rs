@@ -59,4 +59,5 @@ mod syscalls;
 mod temporary;
 mod trampoline;
 mod trap;
+mod user_memory;
 mod working_directory;

@@ -224,7 +224,31 @@ static void lock_child_act(int step)
     EXPECT_OK(close(ends[0]));
 }
 
+/* --- bad-address: calls fail whose paths or bytes are nowhere */
+
+#define EXPECT_FAULT(call)                                                                         \
+    do {                                                                                           \
+        errno = 0;                                                                                 \
+        EXPECT_SAME(call, -1);                                                                     \
+        EXPECT_SAME(errno, EFAULT);                                                                \
+    } while (0)
+
+static void bad_address_act(int step)
+{
+    /* Not a constant, of which the compiler knows that it is no address. */
+    char *volatile nowhere = (char *)8;
+    struct iovec pieces[2] = {{nowhere, 4}, {&step, sizeof step}};
+    EXPECT_FAULT(write(row_file, nowhere, 10));
+    EXPECT_FAULT(pwritev(row_file, pieces, 2, 0));
+    EXPECT_FAULT(writev(row_file, (struct iovec *)nowhere, 1));
+    EXPECT_FAULT(open(nowhere, O_RDONLY));
+    EXPECT_FAULT(rename(path("of", rank), nowhere));
+    EXPECT_FAULT(fcntl(row_file, F_SETLK, nowhere));
+    EXPECT_SAME(write(row_file, &step, sizeof step), sizeof step);
+}
+
 static const struct row rows[] = {
+    {"bad-address", file_begin, bad_address_act, NULL, file_end},
     {"lock-closed", lock_closed_begin, lock_closed_act, lock_closed_look, file_end},
     {"lock-child", NULL, lock_child_act, NULL, NULL},
     {"set-append", set_append_begin, set_append_act, NULL, file_end},
