@@ -419,7 +419,7 @@ pub struct IoVectors {
 }
 
 /// Largest number of buffers in one call: the kernel's `UIO_MAXIOV`.
-const IO_VECTORS_MAX: usize = 1024;
+pub const IO_VECTORS_MAX: usize = 1024;
 
 impl IoVectors {
     /// Buffers of a call that has one buffer, or a list of them.

@@ -9,13 +9,12 @@
 
 use libc::{c_int, c_long};
 
+use crate::file_metadata::IO_VECTORS_MAX;
 use crate::session::{Session, error, kernel};
 
 const PAGE_BYTES: u64 = 4096;
 /// Bytes that rt_sigprocmask(2) reads.
 const PROBED: u64 = 8;
-/// Largest number of buffers in one call: the kernel's `UIO_MAXIOV`.
-const IO_VECTORS_MAX: u64 = 1024;
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +109,7 @@ fn pieces(number: c_long, [a, b, c, d, ..]: [u64; 6]) -> [(u64, u64); 2] {
         libc::SYS_clone3 => (a, 8 * WORD),
         libc::SYS_fcntl if passes_lock(b) => (c, LOCK),
         libc::SYS_copy_file_range => return [(b, WORD), (d, WORD)],
-        _ if has_list(number) => (b, c.min(IO_VECTORS_MAX) * 2 * WORD),
+        _ if has_list(number) => (b, c.min(IO_VECTORS_MAX as u64) * 2 * WORD),
         _ => (0, 0),
     };
     [one, (0, 0)]
@@ -144,7 +143,7 @@ fn writes_list(number: c_long) -> bool {
 unsafe fn can_write(number: c_long, [_, b, c, ..]: [u64; 6]) -> bool {
     match number {
         libc::SYS_write | libc::SYS_pwrite64 => has_bytes(b, c),
-        _ if writes_list(number) => (0..c.min(IO_VECTORS_MAX) as usize).all(|at| {
+        _ if writes_list(number) => (0..IO_VECTORS_MAX.min(c as usize)).all(|at| {
             // SAFETY: the caller's promise.
             let piece = unsafe { (b as *const libc::iovec).add(at).read_unaligned() };
             has_bytes(piece.iov_base.addr() as u64, piece.iov_len as u64)

@@ -79,9 +79,10 @@ static void no_append_look(int step)
     expect_length(BLOCK);
 }
 
-/* --- copy-memory: a file in memory is copied piece by piece, at its position */
+/* --- copy-memory: a file in memory is copied piece by piece, at its position, and back into another
+ * one */
 
-static int memory;
+static int memory, memory_again;
 
 static void copy_memory_begin(void)
 {
@@ -94,12 +95,18 @@ static void copy_memory_begin(void)
         EXPECT_SAME(write(memory, block, BLOCK), BLOCK);
     }
     EXPECT_SAME(lseek(memory, 0, SEEK_SET), 0);
+    memory_again = memfd_create("rules", 0);
+    EXPECT_OK(memory_again);
 }
 
 static void copy_memory_act(int step)
 {
-    (void)step;
+    uint32_t block[BLOCK / 4];
+    off_t from = (off_t)step * BLOCK;
     EXPECT_SAME(sendfile(row_file, memory, NULL, BLOCK), BLOCK);
+    EXPECT_SAME(sendfile(memory_again, row_file, &from, BLOCK), BLOCK);
+    EXPECT_SAME(lseek(memory_again, 0, SEEK_CUR), (step + 1) * BLOCK);
+    expect_block(block, pread(memory_again, block, BLOCK, from - BLOCK), BLOCK, rank, step);
 }
 
 static void copy_memory_look(int step)
