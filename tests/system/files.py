@@ -109,8 +109,9 @@ ROWS = [
     *rows_of("odd", "static-main", REFUSED, wrapper=True),
     *rows_of("odd", "no-room", REFUSED, shell='ulimit -v 250000; exec "$0" "$@"'),
     *rows_of("odd", "sendmsg raw-connect syslog", REFUSED),
-    *rows_of("rules", "no-append copy-memory size-limit"),
-    *rows_of("rules", "set-append", EITHER),
+    *rows_of("rules", "no-append copy-memory size-limit bad-address"),
+    *rows_of("rules", "set-append lock-closed", EITHER),
+    *rows_of("rules", "lock-child", REFUSED),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo truncate-chance", REFUSED),
 ]
@@ -151,6 +152,7 @@ REASONS = {
     "sendmsg": r"it sends by a socket, which is not recorded",
     "raw-connect": r"it connects a socket, which is not recorded",
     "syslog": r"it writes to the system's log \(syslog\)",
+    "lock-child": r"a program that it has started keeps its lock on FOLDER/lock-child\.of\S+",
     "memmap": r"it maps FOLDER/memmap\.of\S+ shared and writable",
     "fifo": r"it opens FOLDER/fifo\.of\S+, which keeps nothing",
 }

@@ -8,6 +8,7 @@ use libc::{c_int, c_long};
 
 use crate::descriptor_table::{DESCRIPTORS, FileIdentity, FileKind, LOCKS, OpenFile, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
+use crate::range_locks;
 use crate::session::{
     CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel, text,
 };
@@ -137,6 +138,7 @@ impl Session {
 
     pub fn close(&mut self, descriptor: u64) -> Option<i64> {
         self.table.get(descriptor)?;
+        self.drop_range_locks(descriptor);
         self.release_held(descriptor);
         let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
         let was_live = self.was_live();
@@ -162,6 +164,7 @@ impl Session {
         if flags & CLOSE_RANGE_CLOEXEC == 0 {
             let (first, last) = (first as u32 as u64, last as u32 as u64);
             for descriptor in first..=last.min(DESCRIPTORS as u64 - 1) {
+                self.drop_range_locks(descriptor);
                 self.release_held(descriptor);
                 self.table.remove(descriptor);
             }
@@ -196,6 +199,9 @@ impl Session {
         let (from, to) = (arguments[0], arguments[1] as u32 as u64);
         let (has_from, has_to) = (self.table.index(from), self.table.index(to));
         has_from.or(has_to)?;
+        if from as u32 as u64 != to {
+            self.drop_range_locks(to);
+        }
         if has_from != has_to {
             self.release_held(to);
         }
@@ -293,6 +299,10 @@ impl Session {
         };
         let Some(open) = self.table.get(holder).filter(|_| result == 0) else { return result };
         let this = (range.l_start, range.l_len);
+        if is_of_process {
+            open.has_process_locks = true;
+            range_locks::note_lock();
+        }
         if i32::from(range.l_type) == libc::F_UNLCK {
             let is_whole = this == (0, 0);
             open.ranges.iter_mut().filter(|held| is_whole || **held == Some(this)).for_each(
@@ -300,6 +310,7 @@ impl Session {
                     *held = None;
                 },
             );
+            open.has_process_locks &= open.ranges.iter().any(Option::is_some);
         } else if !open.ranges.contains(&Some(this)) {
             let free = open.ranges.iter().position(Option::is_none).unwrap_or(LOCKS - 1);
             open.ranges[free] = Some(this);
@@ -324,9 +335,7 @@ impl Session {
         let Some(own) = self.table.get(descriptor).map(|open| open.identity) else {
             return descriptor;
         };
-        let holds = |open: &OpenFile| {
-            open.identity.is_same_file(&own) && open.ranges.iter().any(Option::is_some)
-        };
+        let holds = |open: &OpenFile| open.has_process_locks && open.identity.is_same_file(&own);
         let found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
         let found = found.and_then(|index| self.table.descriptors(index).next());
         found.unwrap_or(descriptor)

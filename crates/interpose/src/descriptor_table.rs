@@ -118,6 +118,8 @@ pub struct OpenFile {
     pub lock: c_int,
     /// Start and length in bytes of ranges locked by `fcntl`.
     pub ranges: [Option<(i64, i64)>; LOCKS],
+    /// True if the ranges are locked for the process (`F_SETLK`), false if for this open file.
+    pub has_process_locks: bool,
     length: u16,
     path: [u8; PATH_BYTES],
 }
@@ -138,6 +140,7 @@ impl OpenFile {
         held: 0,
         lock: 0,
         ranges: [None; LOCKS],
+        has_process_locks: false,
         length: 0,
         path: [0; PATH_BYTES],
     };
@@ -247,7 +250,7 @@ impl DescriptorTable {
         (open.identity, open.append_end) = (FileIdentity::default(), 0);
         (open.is_shared_append, open.is_real, open.is_quiesced) = (false, true, false);
         (open.is_recorded, open.is_removed, open.held) = (false, false, 0);
-        (open.lock, open.ranges) = (0, [None; LOCKS]);
+        (open.lock, open.ranges, open.has_process_locks) = (0, [None; LOCKS], false);
         Some(open)
     }
 

@@ -297,7 +297,7 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
 
 /// Calls `work` for each entry of a proc(5) directory whose name is a number. False: the directory
 /// cannot be read.
-fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
+pub fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
     const ENTRIES_BYTES: usize = 4096;
     let folder = folder.as_ptr().addr() as u64;
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
@@ -466,7 +466,7 @@ pub struct IoVectors {
 }
 
 /// Largest number of buffers in one call: the kernel's `UIO_MAXIOV`.
-const IO_VECTORS_MAX: usize = 1024;
+pub const IO_VECTORS_MAX: usize = 1024;
 
 impl IoVectors {
     /// Buffers of a call that has one buffer, or a list of them.

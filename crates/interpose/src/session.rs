@@ -21,7 +21,7 @@ use crate::descriptor_table::{DescriptorTable, FileKind, OPENS, OpenFile};
 use crate::libc_wrappers::{self, warn};
 use crate::recording::{self, RecordGuard};
 use crate::syscalls::HERE;
-use crate::{file_metadata, held_files, origin, restart_refusals, trampoline};
+use crate::{file_metadata, held_files, origin, range_locks, restart_refusals, trampoline};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
@@ -396,9 +396,16 @@ impl Session {
             return;
         }
         let open = self.table.by_index(index);
-        kernel(libc::SYS_flock, [descriptor, libc::LOCK_UN as u64, 0, 0, 0, 0]);
-        if open.is_locked() {
-            unlock_all(descriptor);
+        if open.is_locked() && range_locks::is_kept_by_child(descriptor) {
+            let path = Path(open.path());
+            restart_refusals::forbid_restart(format_args!(
+                "a program that it has started keeps its lock on {path}"
+            ));
+        } else {
+            kernel(libc::SYS_flock, [descriptor, libc::LOCK_UN as u64, 0, 0, 0, 0]);
+            if open.is_locked() {
+                range_locks::unlock_all(descriptor);
+            }
         }
         held_files::release(open.held);
     }
@@ -450,15 +457,6 @@ pub fn requires_durability() -> bool {
 fn make_durable() -> bool {
     recording::head()
         .is_none_or(|head| !head.has_durable_effects() || held_files::make_durable(head))
-}
-
-/// Releases the locks on every range of an open file.
-fn unlock_all(descriptor: u64) {
-    // SAFETY: all zeros describe the whole file.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = libc::F_UNLCK as i16;
-    let range = (&raw const range).addr() as u64;
-    kernel(libc::SYS_fcntl, [descriptor, libc::F_OFD_SETLK as u64, range, 0, 0, 0]);
 }
 
 /// Whether the agent holds an open file under this number.

@@ -138,6 +138,9 @@ impl Session {
                 libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
                 libc::SYS_exit_group | libc::SYS_exit => {
                     self.check_end(a);
+                    if number == libc::SYS_exit_group {
+                        self.drop_all_range_locks();
+                    }
                     self.release_all_held();
                     None
                 }

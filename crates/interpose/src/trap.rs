@@ -26,9 +26,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
+use crate::user_memory::Readable;
 use crate::{
     file_metadata, observe, raw_channels, recording, restart_refusals, side_channels, signal_mask,
-    syscalls, trampoline,
+    syscalls, trampoline, user_memory,
 };
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -463,6 +464,11 @@ impl TrappedCall {
         unsafe {
             let instruction = self.register(libc::REG_RIP);
             raw_channels::check(number, self.arguments, instruction, self.stack_pointer());
+            match user_memory::check(number, self.arguments) {
+                Readable::All => (),
+                Readable::NotForKernel => return None,
+                Readable::Not => return Some(-i64::from(libc::EFAULT)),
+            }
             if let Some(refused) = side_channels::refuse(number, self.arguments) {
                 return Some(refused);
             }

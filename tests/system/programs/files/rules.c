@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #define NEXT ((rank + 1) % size)
 
@@ -78,9 +79,10 @@ static void no_append_look(int step)
     expect_length(BLOCK);
 }
 
-/* --- copy-memory: a file in memory is copied piece by piece, at its position */
+/* --- copy-memory: a file in memory is copied piece by piece, at its position, and back into another
+ * one */
 
-static int memory;
+static int memory, memory_again;
 
 static void copy_memory_begin(void)
 {
@@ -93,12 +95,18 @@ static void copy_memory_begin(void)
         EXPECT_SAME(write(memory, block, BLOCK), BLOCK);
     }
     EXPECT_SAME(lseek(memory, 0, SEEK_SET), 0);
+    memory_again = memfd_create("rules", 0);
+    EXPECT_OK(memory_again);
 }
 
 static void copy_memory_act(int step)
 {
-    (void)step;
+    uint32_t block[BLOCK / 4];
+    off_t from = (off_t)step * BLOCK;
     EXPECT_SAME(sendfile(row_file, memory, NULL, BLOCK), BLOCK);
+    EXPECT_SAME(sendfile(memory_again, row_file, &from, BLOCK), BLOCK);
+    EXPECT_SAME(lseek(memory_again, 0, SEEK_CUR), (step + 1) * BLOCK);
+    expect_block(block, pread(memory_again, block, BLOCK, from - BLOCK), BLOCK, rank, step);
 }
 
 static void copy_memory_look(int step)
@@ -147,7 +155,109 @@ static void size_limit_look(int step)
     expect_length(10);
 }
 
+/* --- lock-closed: a range lock of the process ends when it closes any descriptor of the file; a lock
+ * on another file stays */
+
+static int range_lock(int file)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return fcntl(file, F_SETLK, &range);
+}
+
+static int lock_of(const char *name)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int file = open(name, O_RDWR);
+    EXPECT_OK(file);
+    EXPECT_OK(fcntl(file, F_GETLK, &range));
+    EXPECT_OK(close(file));
+    return range.l_type;
+}
+
+static int kept_lock;
+
+static void lock_closed_begin(void)
+{
+    file_begin();
+    kept_lock = open(path("kept", rank), O_RDWR | O_CREAT, 0644);
+    EXPECT_OK(range_lock(kept_lock));
+}
+
+static void lock_closed_act(int step)
+{
+    int other = open(path("of", rank), O_RDONLY);
+    int last = fcntl(other, F_DUPFD, 700);
+    EXPECT_SAME(close(other), 0);
+    EXPECT_OK(range_lock(row_file));
+    if (step % 3 == 0)
+        EXPECT_OK(close(last));
+    else if (step % 3 == 1)
+        EXPECT_OK(close(dup2(0, last)));
+    else
+        EXPECT_OK(close_range(last, last, 0));
+}
+
+static void lock_closed_look(int step)
+{
+    (void)step;
+    EXPECT_SAME(lock_of(path("of", NEXT)), F_UNLCK);
+    EXPECT_SAME(lock_of(path("kept", NEXT)), F_WRLCK);
+}
+
+/* --- lock-child: a child keeps the lock of a descriptor that the rank has closed */
+
+static void lock_child_act(int step)
+{
+    int ends[2], file = open(path("of", rank), O_RDWR | O_CREAT, 0644);
+    char word;
+    (void)step;
+    EXPECT_OK(flock(file, LOCK_EX));
+    EXPECT_OK(pipe(ends));
+    pid_t child = fork();
+    if (!child) {
+        close(ends[1]);
+        _exit(read(ends[0], &word, 1) != 0);
+    }
+    EXPECT_OK(close(file));
+    file = open(path("of", rank), O_RDWR);
+    if (!flock(file, LOCK_EX | LOCK_NB)) {
+        fprintf(stderr, "the lock of the child is gone\n");
+        exit(1);
+    }
+    EXPECT_OK(close(ends[1]));
+    EXPECT_SAME(waitpid(child, NULL, 0), child);
+    EXPECT_OK(flock(file, LOCK_EX | LOCK_NB));
+    EXPECT_OK(close(file));
+    EXPECT_OK(close(ends[0]));
+}
+
+/* --- bad-address: calls fail whose paths or bytes are nowhere */
+
+#define EXPECT_FAULT(call)                                                                         \
+    do {                                                                                           \
+        errno = 0;                                                                                 \
+        EXPECT_SAME(call, -1);                                                                     \
+        EXPECT_SAME(errno, EFAULT);                                                                \
+    } while (0)
+
+static void bad_address_act(int step)
+{
+    /* Not a constant, of which the compiler knows that it is no address. */
+    char *volatile nowhere = (char *)8;
+    struct iovec pieces[2] = {{nowhere, 4}, {&step, sizeof step}};
+    EXPECT_FAULT(write(row_file, nowhere, 10));
+    EXPECT_FAULT(pwritev(row_file, pieces, 2, 0));
+    EXPECT_FAULT(writev(row_file, (struct iovec *)nowhere, 1));
+    EXPECT_FAULT(open(nowhere, O_RDONLY));
+    EXPECT_FAULT(rename(path("of", rank), nowhere));
+    EXPECT_FAULT(fcntl(row_file, F_SETLK, nowhere));
+    EXPECT_SAME(write(row_file, &step, sizeof step), sizeof step);
+}
+
 static const struct row rows[] = {
+    {"bad-address", file_begin, bad_address_act, NULL, file_end},
+    {"lock-closed", lock_closed_begin, lock_closed_act, lock_closed_look, file_end},
+    {"lock-child", NULL, lock_child_act, NULL, NULL},
     {"set-append", set_append_begin, set_append_act, NULL, file_end},
     {"no-append", no_append_begin, no_append_act, no_append_look, file_end},
     {"copy-memory", copy_memory_begin, copy_memory_act, copy_memory_look, file_end},

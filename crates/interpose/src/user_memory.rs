@@ -1,0 +1,231 @@
+//! Memory that a system call of the program passes to the kernel, and that this library reads as
+//! well: paths, names and values of attributes, times, locks, lists of buffers, bytes to write.
+//!
+//! In: a system call. Out: what is to be done with a call whose memory cannot be read: the kernel
+//! gives it the error EFAULT, and this library would end the program by SIGSEGV.
+//!
+//! Of memory of many pages the first and the last byte are checked. What may never happen: a check
+//! reads the memory itself before the kernel has read some of that page.
+
+use libc::{c_int, c_long};
+
+use crate::file_metadata::IO_VECTORS_MAX;
+use crate::session::{Session, error, kernel};
+
+const PAGE_BYTES: u64 = 4096;
+/// Bytes that rt_sigprocmask(2) reads.
+const PROBED: u64 = 8;
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readable {
+    All,
+    /// The kernel finds the error before the call has any effect.
+    NotForKernel,
+    /// The call fails here: its file may be a placeholder, to which every write succeeds.
+    Not,
+}
+
+/// Whether this library can read what it reads of a call's memory.
+pub fn check(number: c_long, arguments: [u64; 6]) -> Readable {
+    let is_text = |address: u64| address == 0 || has_text(address);
+    let is_piece = |(address, bytes): (u64, u64)| address == 0 || has_bytes(address, bytes);
+    let pieces = pieces(number, arguments);
+    if !texts(number, arguments).into_iter().all(is_text) || !pieces.into_iter().all(is_piece) {
+        return Readable::NotForKernel;
+    }
+    // SAFETY: the list can be read.
+    if Session::has_open(arguments[0]) && !unsafe { can_write(number, arguments) } {
+        return Readable::Not;
+    }
+    Readable::All
+}
+
+/// Addresses of C strings; 0: none.
+fn texts(number: c_long, [a, b, c, d, ..]: [u64; 6]) -> [u64; 2] {
+    match number {
+        libc::SYS_open
+        | libc::SYS_creat
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_access
+        | libc::SYS_readlink
+        | libc::SYS_chdir
+        | libc::SYS_statfs
+        | libc::SYS_truncate
+        | libc::SYS_chmod
+        | libc::SYS_chown
+        | libc::SYS_lchown
+        | libc::SYS_utime
+        | libc::SYS_utimes
+        | libc::SYS_mkdir
+        | libc::SYS_mknod
+        | libc::SYS_unlink
+        | libc::SYS_rmdir
+        | libc::SYS_listxattr
+        | libc::SYS_llistxattr => [a, 0],
+        libc::SYS_rename
+        | libc::SYS_link
+        | libc::SYS_symlink
+        | libc::SYS_getxattr
+        | libc::SYS_lgetxattr
+        | libc::SYS_setxattr
+        | libc::SYS_lsetxattr
+        | libc::SYS_removexattr
+        | libc::SYS_lremovexattr => [a, b],
+        libc::SYS_openat
+        | libc::SYS_openat2
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2
+        | libc::SYS_readlinkat
+        | libc::SYS_unlinkat
+        | libc::SYS_mkdirat
+        | libc::SYS_mknodat
+        | libc::SYS_fchmodat
+        | libc::SYS_fchownat
+        | libc::SYS_futimesat
+        | libc::SYS_utimensat
+        | libc::SYS_fgetxattr
+        | libc::SYS_fsetxattr
+        | libc::SYS_fremovexattr => [b, 0],
+        libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat => [b, d],
+        libc::SYS_symlinkat => [a, c],
+        _ => [0, 0],
+    }
+}
+
+/// Addresses of other memory, with its bytes; 0: none.
+fn pieces(number: c_long, [a, b, c, d, ..]: [u64; 6]) -> [(u64, u64); 2] {
+    const LOCK: u64 = size_of::<libc::flock>() as u64;
+    const WORD: u64 = size_of::<u64>() as u64;
+    let one = match number {
+        libc::SYS_utime => (b, 2 * WORD),
+        libc::SYS_utimes => (b, 4 * WORD),
+        libc::SYS_futimesat | libc::SYS_utimensat => (c, 4 * WORD),
+        libc::SYS_setxattr | libc::SYS_lsetxattr | libc::SYS_fsetxattr => (c, d),
+        libc::SYS_openat2 | libc::SYS_sendfile => (c, WORD),
+        libc::SYS_clone3 => (a, 8 * WORD),
+        libc::SYS_fcntl if passes_lock(b) => (c, LOCK),
+        libc::SYS_copy_file_range => return [(b, WORD), (d, WORD)],
+        _ if has_list(number) => (b, c.min(IO_VECTORS_MAX as u64) * 2 * WORD),
+        _ => (0, 0),
+    };
+    [one, (0, 0)]
+}
+
+fn passes_lock(command: u64) -> bool {
+    matches!(
+        command as c_int,
+        libc::F_SETLK
+            | libc::F_SETLKW
+            | libc::F_GETLK
+            | libc::F_OFD_SETLK
+            | libc::F_OFD_SETLKW
+            | libc::F_OFD_GETLK
+    )
+}
+
+fn has_list(number: c_long) -> bool {
+    let reads = matches!(number, libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2);
+    reads || writes_list(number)
+}
+
+fn writes_list(number: c_long) -> bool {
+    matches!(number, libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2)
+}
+
+/// Whether the bytes can be read that a call writes to a file.
+///
+/// # Safety
+/// The list of a call with a list can be read.
+unsafe fn can_write(number: c_long, [_, b, c, ..]: [u64; 6]) -> bool {
+    match number {
+        libc::SYS_write | libc::SYS_pwrite64 => has_bytes(b, c),
+        _ if writes_list(number) => (0..IO_VECTORS_MAX.min(c as usize)).all(|at| {
+            // SAFETY: the caller's promise.
+            let piece = unsafe { (b as *const libc::iovec).add(at).read_unaligned() };
+            has_bytes(piece.iov_base.addr() as u64, piece.iov_len as u64)
+        }),
+        _ => true,
+    }
+}
+
+fn has_bytes(address: u64, bytes: u64) -> bool {
+    let last = address.saturating_add(bytes.saturating_sub(1));
+    let is_one_page = address / PAGE_BYTES == last / PAGE_BYTES;
+    bytes == 0 || can_read(address) && (is_one_page || can_read(last))
+}
+
+fn has_text(mut address: u64) -> bool {
+    while can_read(address) {
+        let left = PAGE_BYTES - address % PAGE_BYTES;
+        // SAFETY: the rest of a page that can be read.
+        let text = unsafe { std::slice::from_raw_parts(address as *const u8, left as usize) };
+        if text.contains(&0) {
+            return true;
+        }
+        address = address.saturating_add(left);
+    }
+    false
+}
+
+/// Whether the page of an address can be read: rt_sigprocmask(2) reads a mask before it looks at
+/// its first argument, and does nothing if that is not valid.
+fn can_read(address: u64) -> bool {
+    const INVALID: u64 = u32::MAX as u64;
+    let place = address - address % PROBED;
+    let result = kernel(libc::SYS_rt_sigprocmask, [INVALID, place, 0, PROBED, 0, 0]);
+    // Of the null pointer the kernel reads nothing.
+    place != 0 && result != error(libc::EFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_read_is_found() {
+        let pages = 2 * PAGE_BYTES as usize;
+        let (flags, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_NONE);
+        // SAFETY: new memory, whose second page cannot be read.
+        let start = unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let found = libc::mmap(std::ptr::null_mut(), pages, protection, flags, -1, 0);
+            assert_ne!(found, libc::MAP_FAILED);
+            found.cast::<u8>().write_bytes(b'a', PAGE_BYTES as usize);
+            assert_eq!(libc::mprotect(found.byte_add(PAGE_BYTES as usize), 1, none), 0);
+            found.addr() as u64
+        };
+        let end = start + PAGE_BYTES;
+        assert!(has_bytes(start, PAGE_BYTES) && !has_bytes(start, PAGE_BYTES + 1));
+        assert!(has_bytes(0, 0) && !has_bytes(8, 1) && !has_bytes(0, 1) && !has_bytes(!0, 2));
+        assert!(!has_text(start) && !has_text(8) && !has_text(end));
+        let text = c"/tmp".as_ptr().addr() as u64;
+        assert!(has_text(text));
+        let call = |number, [a, b, c, d]: [u64; 4]| check(number, [a, b, c, d, 0, 0]);
+        for (number, arguments) in [
+            (libc::SYS_open, [8, 0, 0, 0]),
+            (libc::SYS_openat, [0, end, 0, 0]),
+            (libc::SYS_rename, [text, start, 0, 0]),
+            (libc::SYS_utimensat, [0, text, end, 0]),
+            (libc::SYS_setxattr, [text, text, end - 1, 2]),
+            (libc::SYS_fcntl, [0, libc::F_SETLK as u64, 8, 0]),
+            (libc::SYS_readv, [0, end - 16, 2, 0]),
+        ] {
+            assert_eq!(call(number, arguments), Readable::NotForKernel, "{number}");
+        }
+        assert_eq!(call(libc::SYS_open, [text, 0, 0, 0]), Readable::All);
+        assert_eq!(call(libc::SYS_fcntl, [0, libc::F_SETFL as u64, 8, 0]), Readable::All);
+        let list = [[start, 1], [end, 1]];
+        let list = (&raw const list).addr() as u64;
+        // SAFETY: the list is on this stack.
+        unsafe {
+            let writes = |number, b, c| can_write(number, [0, b, c, 0, 0, 0]);
+            assert!(writes(libc::SYS_writev, list, 1) && !writes(libc::SYS_writev, list, 2));
+            assert!(writes(libc::SYS_write, start, 1) && !writes(libc::SYS_write, end, 1));
+            libc::munmap(start as *mut libc::c_void, pages);
+        }
+    }
+}
