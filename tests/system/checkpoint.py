@@ -138,9 +138,22 @@ def recorded_nondeterminism(checks, options, python) -> None:
 
 
 def programs_beside(checks, options, python) -> None:
-    """While a program that a rank has started runs, the rank has no images, and the program is left
-    alone. Of a rank that must not be restarted no images are taken."""
+    """While a program that a rank has started runs, or while the rank has something open that no
+    image restores, the rank has no images, and the program is left alone. Of a rank that must not
+    be restarted no images are taken."""
     program = [python, str(common.PROGRAMS / "beside.py")]
+    name, cause = "who has a semaphore open", "while it has an eventfd with EFD_SEMAPHORE open"
+    if checks.wants(name):
+        counting = [python, str(common.PROGRAMS / "semaphore.py")]
+        undisturbed = sorted(recovery.job(options, counting, [])[1])
+        kills = [(recovery.after_output("round 30\n"), 1), (recovery.after_output("round 80\n"), 2)]
+        code, lines, output = job(options, counting, kills)
+        said, is_same = output.count(f"has no checkpoint {cause}"), sorted(lines) == undisturbed
+        starts, from_images = output.count(" SIGKILL: restarted"), restores(output)
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, said {said} times"
+        measured += f", {starts} restarts, {from_images} from images"
+        is_right = code == 0 and is_same and said == RANKS and (starts, from_images) == (2, 1)
+        checks.check(name, is_right, measured, output)
     name = "beside whom a program runs"
     if checks.wants(name):
         undisturbed = sorted(recovery.job(options, program, [])[1])

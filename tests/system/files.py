@@ -96,7 +96,7 @@ ROWS = [
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
     *rows_of("fortran", "fortran-scratch", is_local=True),
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix longjmp directory thread-read constructor"),
-    *rows_of("odd", "memfd vm-write map-input sync-failed deadline"),
+    *rows_of("odd", "memfd vm-write map-input sync-failed deadline fork-shared"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private", REFUSED, is_held=True),
     *rows_of("odd", "map-held map-stored map-stored-later", REFUSED, kind="rank 1", is_held=True),

@@ -502,7 +502,8 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         let is_back = is_record(descriptor)
             && map_at(head.cast(), protection, flags, descriptor)
             && libc::syscall(libc::SYS_madvise, head, NONDETERMINISM_BYTES, libc::MADV_DONTFORK)
-                == 0;
+                == 0
+            && empty_in_children(OWNER.load(Acquire).cast());
         if !is_back || !place_descriptor(descriptor, DESCRIPTOR.load(Relaxed)) {
             return ResumeOutcome::Failed;
         }
@@ -626,11 +627,21 @@ fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     let page = map_with(RECORD_HEAD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
     // SAFETY: advice about two mappings of this library.
     let is_taken = unsafe {
-        libc::syscall(libc::SYS_madvise, page, RECORD_HEAD_BYTES, libc::MADV_WIPEONFORK) == 0
+        empty_in_children(page)
             && libc::syscall(libc::SYS_madvise, record, NONDETERMINISM_BYTES, libc::MADV_DONTFORK)
                 == 0
     };
     is_taken.then_some(page.cast())
+}
+
+/// Makes the page of [`OWNER`] empty in children. A checkpoint image does not contain this advice,
+/// and a child that takes itself for the recorded process uses a record that it does not have.
+///
+/// # Safety
+/// The page belongs to this library.
+unsafe fn empty_in_children(page: *mut c_void) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_madvise, page, RECORD_HEAD_BYTES, libc::MADV_WIPEONFORK) == 0 }
 }
 
 /// Maps memory by the system call itself, because another library may be replacing the C library's

@@ -18,11 +18,12 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use landbridge_proto::nondeterminism::RecordHead;
 use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 
 use crate::libc_wrappers::warn;
 use crate::session::{Path, kernel, text};
-use crate::{caller, file_metadata, observe, processes, real_libc, trap};
+use crate::{caller, file_metadata, observe, processes, real_libc, recording, trap};
 
 /// A channel, as the report names it.
 pub const CONNECTS: &str = "it connects a socket";
@@ -205,6 +206,11 @@ fn log_line(from: usize, function: &'static real_libc::NextSymbol) -> usize {
 pub fn check(number: c_long, arguments: [u64; 6]) {
     let [first, second, third, ..] = arguments;
     let (process, signal) = match number {
+        libc::SYS_eventfd2 => {
+            let is_semaphore = second as c_int & libc::EFD_SEMAPHORE != 0;
+            let head = recording::head().filter(|_| is_semaphore);
+            return head.into_iter().for_each(RecordHead::note_semaphore);
+        }
         libc::SYS_kill | libc::SYS_tkill | libc::SYS_rt_sigqueueinfo => (first, second),
         libc::SYS_tgkill | libc::SYS_rt_tgsigqueueinfo => (first, third),
         libc::SYS_pidfd_send_signal => (0, second),

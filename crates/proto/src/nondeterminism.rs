@@ -73,6 +73,9 @@ pub const DURABLE_EFFECTS_AT: usize = offset_of!(RecordHead, durable_effects);
 /// Offset of `held` in the record: two times eight bytes, the random bits of the socket name under
 /// which the agent holds open files for the process ([`held_name`]). Zeros: no agent holds files.
 pub const HELD_AT: usize = offset_of!(RecordHead, held);
+/// Offset of `semaphores` in the record: eight bytes, not 0 if the process has made an eventfd with
+/// EFD_SEMAPHORE.
+pub const SEMAPHORES_AT: usize = offset_of!(RecordHead, semaphores);
 /// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 
@@ -112,6 +115,9 @@ pub struct RecordHead {
     /// Random bits of the agent's socket name, see [`HELD_AT`]. The agent that has started the
     /// present process writes these bits, so a checkpoint image does not contain them.
     held: [AtomicU64; 2],
+    /// Not 0: the process has made an eventfd that is a semaphore, which no checkpoint image
+    /// restores.
+    semaphores: AtomicU64,
 }
 
 /// Number of polls for messages, counted from the beginning of each incarnation.
@@ -205,6 +211,11 @@ impl RecordHead {
     /// Whether an effect waits until another node knows of the effect.
     pub fn has_durable_effects(&self) -> bool {
         self.durable_effects.load(Relaxed) != 0
+    }
+
+    /// Notes that the process has made an eventfd that is a semaphore.
+    pub fn note_semaphore(&self) {
+        self.semaphores.store(1, Relaxed);
     }
 
     /// Name of the socket under which the agent holds open files for the process, if an agent does.

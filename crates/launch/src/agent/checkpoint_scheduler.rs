@@ -27,6 +27,7 @@
 mod checkpoint_actions;
 mod disk_tasks;
 mod quiesce_socket;
+mod unrestorable;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -135,6 +136,8 @@ struct Notices {
     is_user_waiting: bool,
     /// The user was notified that a child of the rank prevents images.
     is_child_reported: bool,
+    /// The user was notified that something that the rank has open prevents images.
+    is_unrestorable_reported: bool,
 }
 
 /// Source of a request for an image before the next image is due.
@@ -561,6 +564,16 @@ impl CheckpointScheduler {
     /// Whether the child that has prevented the last image prevents the next one as well.
     fn is_child_alive(&self, rank: u32) -> bool {
         self.child.is_some_and(|child| sys::is_living_child(child, rank))
+    }
+
+    /// Notes that the rank has something open that no image restores. Returns what the user is to
+    /// read: once, and for each image that the user has requested.
+    fn wait_for_close(&mut self, what: &str) -> Option<String> {
+        self.state = CheckpointState::Idle;
+        self.schedule_next();
+        let is_reported = std::mem::replace(&mut self.notices.is_unrestorable_reported, true);
+        (std::mem::take(&mut self.notices.is_user_waiting) || !is_reported)
+            .then(|| format!("has no checkpoint while it has {what} open"))
     }
 
     /// Notes that the rank must not be restarted for this reason, so that an image would be of no

@@ -1231,6 +1231,31 @@ static void deadline_act(int step)
     EXPECT_SAME(pthread_join(other, NULL), 0);
 }
 
+/* --- fork-shared: a child that executes no program writes memory that it shares with the rank */
+
+static uint32_t *shared_words;
+
+static void fork_shared_begin(void)
+{
+    shared_words = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    expect(shared_words != MAP_FAILED, "mmap: %s", strerror(errno));
+}
+
+static void fork_shared_act(int step)
+{
+    struct timespec now;
+    EXPECT_SAME(clock_gettime(CLOCK_MONOTONIC, &now), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        shared_words[step] = step + 1;
+        _exit(0);
+    }
+    wait_for(child);
+    for (int earlier = 0; earlier <= step; earlier++)
+        EXPECT_SAME(shared_words[earlier], earlier + 1);
+}
+
 /* --- thread-lock, thread-copy: another thread takes a lock, or copies from a file of the first
  * thread and moves its position */
 
@@ -1276,6 +1301,7 @@ static const struct row rows[] = {
     {"removed", file_begin, removed_act, removed_look, file_end},
     {"replaced", replaced_begin, replaced_act, NULL, replaced_end},
     {"deadline", deadline_begin, deadline_act, NULL, NULL},
+    {"fork-shared", fork_shared_begin, fork_shared_act, NULL, NULL},
     {"memfd", share_begin, memfd_act, memfd_look, NULL},
     {"vm-write", share_begin, vm_write_act, vm_write_look, NULL},
     {"thread-lock", file_begin, thread_lock_act, NULL, file_end},

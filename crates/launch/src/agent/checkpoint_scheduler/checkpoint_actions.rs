@@ -14,6 +14,7 @@ use super::super::relay::RelayProcess;
 use super::super::{Agent, Phase, input};
 use super::disk_tasks::{self, ImageFolder, SealedImage};
 use super::quiesce_socket::{QuiesceReply, QuiesceSocket};
+use super::unrestorable::unrestorable;
 use super::{
     CheckpointRequester, CheckpointScheduler, CheckpointState, DUMP_MAX, Dump, FAILURES_MAX,
     FIRST_POLL_RETRY,
@@ -229,6 +230,11 @@ impl Agent {
                 if let Some(child) = rank.observed_child() {
                     return self.resume_beside_child(index, child);
                 }
+                let has_made_semaphores =
+                    rank.recording.as_ref().is_some_and(|it| it.has_made_semaphores());
+                if let Some(what) = unrestorable(rank.pid, has_made_semaphores) {
+                    return self.resume_with_open(index, what);
+                }
                 let outcome = self.prepare_checkpoint(index, word);
                 // The rank waits whatever the outcome.
                 if outcome.is_err() {
@@ -253,6 +259,15 @@ impl Agent {
         self.resume(index)?;
         let scheduler = self.ranks[index].scheduler.as_mut();
         let notice = scheduler.and_then(|scheduler| scheduler.wait_for_child(child));
+        self.report_skipped(index, notice);
+        Ok(())
+    }
+
+    /// Lets the rank resume without an image, because it has this open.
+    fn resume_with_open(&mut self, index: usize, what: &str) -> Result<()> {
+        self.resume(index)?;
+        let scheduler = self.ranks[index].scheduler.as_mut();
+        let notice = scheduler.and_then(|scheduler| scheduler.wait_for_close(what));
         self.report_skipped(index, notice);
         Ok(())
     }
