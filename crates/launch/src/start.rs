@@ -15,7 +15,7 @@ use crate::cli::RunArguments;
 use crate::control::spawn_order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
-use crate::local::{self, LocalTransport};
+use crate::local::{self, LocalTransport, LocalWishes};
 use crate::mpi::{PROVIDER, transport_variables};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
@@ -245,7 +245,12 @@ fn job(
 
 fn local(settings: &Settings, plan: &plan::Plan) -> Result<LocalTransport> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    local::choose(settings.text(&setting::LOCAL), settings.recovers(), &plan.nodes, cores)
+    let wishes = LocalWishes {
+        local: settings.text(&setting::LOCAL),
+        sets_paths: settings.is_set_by_user(&setting::PATHS),
+        records: settings.recovers(),
+    };
+    local::choose(wishes, &plan.nodes, cores)
 }
 
 fn limits(arguments: &RunArguments) -> RestartLimits {

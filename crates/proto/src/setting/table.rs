@@ -28,7 +28,8 @@ pub const PATHS: Setting = Setting {
     kind: SettingKind::Choices(&["shm", "tcp", "relay"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "The ways to a peer that may be used.",
+    description: "The ways to a peer that may be used. With `local=library` the setting does not \
+               hold between ranks of one node, whose messages the MPI library carries.",
 };
 pub const LOCAL: Setting = Setting {
     name: "local",
@@ -41,7 +42,7 @@ pub const LOCAL: Setting = Setting {
                the MPI library; only with it do these ranks share windows \
                (`MPI_Win_allocate_shared`). Ranks that wait then look without sleeping, as under \
                the library's own launcher. `own`: the provider, which `--recover` needs. `auto`: \
-               the library, if every rank has a core of its own.",
+               the library, if every rank has a core of its own and `paths` is not set.",
 };
 pub const UDP: Setting = Setting {
     name: "udp",
