@@ -358,13 +358,13 @@ pub struct LogArguments {
 const CHECKPOINT_HELP: &str = "\
 Examples:
   landbridge checkpoint           of all ranks of all jobs of this user that
-                                  take images
+                                  take checkpoints
   landbridge checkpoint --job 3f2a --rank 2
   kill -USR1 PID                  the same as the first, of `landbridge run`
                                   with this process id
 
-Ranks are asked for their images, which are taken as each comes to a place
-where that can be done; the terminal of `landbridge run` says when one is
+Ranks are asked for their checkpoints. Each is taken as its rank comes to a
+place where that can be done; the terminal of `landbridge run` says when it is
 there. The job runs with --recover and --checkpoint TIME; 24h is as good as
 never.";
 

@@ -52,7 +52,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
     check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
-            "checkpoints need recover_clocks=on: a rank is asked for its image by a word in that record (or run without \
+            "checkpoints need recover_clocks=on: a rank is asked for its checkpoint by a word in that record (or run without \
              checkpoint)"
         );
     }
@@ -77,7 +77,11 @@ fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<(
     let no_restart = "without it no rank is restarted";
     let options = [
         ("--spares", arguments.spares.is_some_and(|hosts| hosts > 0), no_restart),
-        ("--checkpoint", arguments.checkpoint.is_some(), "without it nobody goes on from an image"),
+        (
+            "--checkpoint",
+            arguments.checkpoint.is_some(),
+            "without it no rank is restarted from a checkpoint",
+        ),
         ("--max-restarts", arguments.max_restarts.is_some(), no_restart),
         ("--max-restarts-within", arguments.max_restarts_within.is_some(), no_restart),
     ];
