@@ -317,7 +317,10 @@ computes does not answer; what it said before is marked.";
 pub struct PsArguments {
     /// Show only jobs whose names begin with JOB
     #[arg(value_name = "JOB")]
-    pub job: Option<String>,
+    job: Option<String>,
+    /// The same as JOB, as `landbridge log` and `landbridge checkpoint` take it
+    #[arg(long = "job", value_name = "JOB", conflicts_with = "job")]
+    job_option: Option<String>,
     /// Show the paths between ranks: sums over all paths, and the most informative paths
     #[arg(long)]
     pub paths: bool,
@@ -327,6 +330,13 @@ pub struct PsArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl PsArguments {
+    /// The beginning of the names of the wanted jobs; empty for all jobs.
+    pub fn wanted(&self) -> &str {
+        self.job.as_ref().or(self.job_option.as_ref()).map_or("", String::as_str)
+    }
 }
 
 const LOG_HELP: &str = "\
@@ -509,6 +519,20 @@ mod tests {
             panic!()
         };
         assert_eq!(doctor.settings.words(), ["--settings", "s.toml", "--set", "udp=on"]);
+    }
+
+    #[test]
+    fn ps_takes_the_job_with_and_without_its_option() {
+        let wanted = |line: &str| {
+            let Command::Ps(ps) = Cli::try_parse_from(line.split(' ')).ok()?.command else {
+                return None;
+            };
+            Some(ps.wanted().to_string())
+        };
+        assert_eq!(wanted("lb ps 3f2a").as_deref(), Some("3f2a"));
+        assert_eq!(wanted("lb ps --paths --job 3f2a").as_deref(), Some("3f2a"));
+        assert_eq!(wanted("lb ps").as_deref(), Some(""));
+        assert_eq!(wanted("lb ps 3f2a --job 4e"), None);
     }
 
     #[test]

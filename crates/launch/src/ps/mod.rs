@@ -38,7 +38,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 /// Runs the command and returns its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
-    let wanted = arguments.job.as_deref().unwrap_or_default();
+    let wanted = arguments.wanted();
     let question = if arguments.paths { StatusQuery::Paths } else { StatusQuery::Ranks };
     let answers = ask_all(&status_socket::directory(), wanted, question)?;
     let is_unanswered = !answers.unanswered.is_empty();
