@@ -30,11 +30,10 @@ build: setup
 wheels: setup
 	@$(PYTHON) scripts/wheels.py
 
-# Takes images of processes, and a server that keeps them, for the tests of checkpoints.
 criu: setup
 	@$(PYTHON) scripts/criu.py
-	@$(PYTHON) scripts/moto.py
 
+# The tests of checkpoints need CRIU, and moto, a server that keeps checkpoints.
 # Debian keeps only the newest of each package: where ours cannot be had any more, its steps are skipped, which is said.
 test: build wheels
 	-@$(PYTHON) scripts/setup.py --test

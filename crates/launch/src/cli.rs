@@ -344,13 +344,17 @@ Examples:
   landbridge log                  of each rank, how much is kept and where
   landbridge log show 2 --from 100 --count 5
                                   what rank 2 took in, and when
-  landbridge log --json | jq '.[0].record'
+  landbridge log --json | jq '.[0].log_status'
 
-Of each rank: frames that it was given and their bytes, in memory and on disk
-(`recover_dir`); frames that it has sent; how often it has taken something in
-(determinants), and how many bytes the record of that takes for each frame; how
-often it had looked for messages by then. A rank that is killed is given these
-frames again, at the same polls.";
+Of each rank: `frames` that it was given and their bytes, in memory and on disk
+(`recover_dir`); frames that it has sent. A determinant is the record of one
+poll that delivered frames, or at which a timer of the protocol was due: which
+frames, and at which poll. `determinants` is their number, and `bytes/frame`
+what they take for each delivered frame.
+`nondeterminism` is the size of the record of the rank's clocks, random numbers
+and calls on files, if the relay is on another node; else it is `-`. `polls` is
+how often the rank had looked for messages by then. A rank that is killed is
+given these frames and records again, at the same polls.";
 
 #[derive(Args)]
 #[command(after_help = LOG_HELP)]
