@@ -9,7 +9,7 @@ PYTHON ?= python3
 help:
 	@echo "make build      the launcher, the relay, the lab and the provider, in $(RELEASE)"
 	@echo "make wheels     stock MPI libraries with mpi4py, into build/venv"
-	@echo "make criu       CRIU, which takes images of processes, into build/tools"
+	@echo "make criu       CRIU, which takes checkpoints of processes, into build/tools"
 	@echo "make demo       stock MPI programs over two clusters, with a table and a picture"
 	@echo "make test       fast tests, and samples of the slow ones; parts alone: $(PYTHON) scripts/test.py --list"
 	@echo "make test-all   every case of every test: hours"
@@ -30,11 +30,10 @@ build: setup
 wheels: setup
 	@$(PYTHON) scripts/wheels.py
 
-# Takes images of processes, and a server that keeps them, for the tests of checkpoints.
 criu: setup
 	@$(PYTHON) scripts/criu.py
-	@$(PYTHON) scripts/moto.py
 
+# The tests of checkpoints need CRIU, and moto, a server that keeps checkpoints.
 # Debian keeps only the newest of each package: where ours cannot be had any more, its steps are skipped, which is said.
 test: build wheels
 	-@$(PYTHON) scripts/setup.py --test

@@ -317,7 +317,10 @@ computes does not answer; what it said before is marked.";
 pub struct PsArguments {
     /// Show only jobs whose names begin with JOB
     #[arg(value_name = "JOB")]
-    pub job: Option<String>,
+    job: Option<String>,
+    /// The same as JOB, as `landbridge log` and `landbridge checkpoint` take it
+    #[arg(long = "job", value_name = "JOB", conflicts_with = "job")]
+    job_option: Option<String>,
     /// Show the paths between ranks: sums over all paths, and the most informative paths
     #[arg(long)]
     pub paths: bool,
@@ -329,18 +332,29 @@ pub struct PsArguments {
     pub json: bool,
 }
 
+impl PsArguments {
+    /// The beginning of the names of the wanted jobs; empty for all jobs.
+    pub fn wanted(&self) -> &str {
+        self.job.as_ref().or(self.job_option.as_ref()).map_or("", String::as_str)
+    }
+}
+
 const LOG_HELP: &str = "\
 Examples:
   landbridge log                  of each rank, how much is kept and where
   landbridge log show 2 --from 100 --count 5
                                   what rank 2 took in, and when
-  landbridge log --json | jq '.[0].record'
+  landbridge log --json | jq '.[0].log_status'
 
-Of each rank: frames that it was given and their bytes, in memory and on disk
-(`recover_dir`); frames that it has sent; how often it has taken something in
-(determinants), and how many bytes the record of that takes for each frame; how
-often it had looked for messages by then. A rank that is killed is given these
-frames again, at the same polls.";
+Of each rank: `frames` that it was given and their bytes, in memory and on disk
+(`recover_dir`); frames that it has sent. A determinant is the record of one
+poll that delivered frames, or at which a timer of the protocol was due: which
+frames, and at which poll. `determinants` is their number, and `bytes/frame`
+what they take for each delivered frame.
+`nondeterminism` is the size of the record of the rank's clocks, random numbers
+and calls on files, if the relay is on another node; else it is `-`. `polls` is
+how often the rank had looked for messages by then. A rank that is killed is
+given these frames and records again, at the same polls.";
 
 #[derive(Args)]
 #[command(after_help = LOG_HELP)]
@@ -358,13 +372,13 @@ pub struct LogArguments {
 const CHECKPOINT_HELP: &str = "\
 Examples:
   landbridge checkpoint           of all ranks of all jobs of this user that
-                                  take images
+                                  take checkpoints
   landbridge checkpoint --job 3f2a --rank 2
   kill -USR1 PID                  the same as the first, of `landbridge run`
                                   with this process id
 
-Ranks are asked for their images, which are taken as each comes to a place
-where that can be done; the terminal of `landbridge run` says when one is
+Ranks are asked for their checkpoints. Each is taken as its rank comes to a
+place where that can be done; the terminal of `landbridge run` says when it is
 there. The job runs with --recover and --checkpoint TIME; 24h is as good as
 never.";
 
@@ -509,6 +523,20 @@ mod tests {
             panic!()
         };
         assert_eq!(doctor.settings.words(), ["--settings", "s.toml", "--set", "udp=on"]);
+    }
+
+    #[test]
+    fn ps_takes_the_job_with_and_without_its_option() {
+        let wanted = |line: &str| {
+            let Command::Ps(ps) = Cli::try_parse_from(line.split(' ')).ok()?.command else {
+                return None;
+            };
+            Some(ps.wanted().to_string())
+        };
+        assert_eq!(wanted("lb ps 3f2a").as_deref(), Some("3f2a"));
+        assert_eq!(wanted("lb ps --paths --job 3f2a").as_deref(), Some("3f2a"));
+        assert_eq!(wanted("lb ps").as_deref(), Some(""));
+        assert_eq!(wanted("lb ps 3f2a --job 4e"), None);
     }
 
     #[test]

@@ -39,21 +39,33 @@ impl LocalTransport {
     }
 }
 
-/// Chooses the transport. `said` is the text of the setting; `records` says that messages are
-/// recorded; `cores` is the number of cores of this machine that the job may use.
-pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Result<LocalTransport> {
+/// The settings of the job that decide about the transport.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalWishes<'a> {
+    /// The text of the setting `local`.
+    pub local: &'a str,
+    /// Whether the user has set `paths`. The setting holds only for messages that the provider
+    /// carries.
+    pub sets_paths: bool,
+    /// Whether messages are recorded.
+    pub records: bool,
+}
+
+/// Chooses the transport. `cores` is the number of cores of this machine that the job may use.
+pub fn choose(wishes: LocalWishes<'_>, clusters: &[Node], cores: u32) -> Result<LocalTransport> {
+    let LocalWishes { local, sets_paths, records } = wishes;
     let library = if shares_a_machine(clusters) {
         LocalTransport::LibraryByPlan
     } else {
         LocalTransport::Library
     };
-    match said {
+    match local {
         "library" if records => bail!(
             "--recover needs local=own: nothing is recorded of messages that an MPI library carries itself; leave \
              local=library out, or start without --recover"
         ),
         "library" => Ok(library),
-        "auto" if !records && has_a_core_each(clusters, cores) => Ok(library),
+        "auto" if !records && !sets_paths && has_a_core_each(clusters, cores) => Ok(library),
         _ => Ok(LocalTransport::Own),
     }
 }
@@ -111,13 +123,17 @@ fn has_slots_elsewhere(node: &Node, is_above_here: bool, here: &mut u32) -> bool
 mod tests {
     use super::*;
 
+    fn wishes(local: &str) -> LocalWishes<'_> {
+        LocalWishes { local, sets_paths: false, records: false }
+    }
+
     fn node(rank_count: u32, slots: u32, remote: bool, children: Vec<Node>) -> Node {
         Node { rank_count, slots, remote, children, ..Node::default() }
     }
 
     #[test]
     fn each_rank_has_a_core_or_our_provider_carries_everything() {
-        let auto = |clusters: &[Node], cores| choose("auto", false, clusters, cores).unwrap();
+        let auto = |clusters: &[Node], cores| choose(wishes("auto"), clusters, cores).unwrap();
         let here = |ranks| node(ranks, ranks, false, Vec::new());
         assert_eq!(auto(&[here(2)], 2), LocalTransport::Library);
         assert_eq!(auto(&[here(3)], 2), LocalTransport::Own);
@@ -157,11 +173,21 @@ mod tests {
     #[test]
     fn what_is_recorded_goes_through_our_provider() {
         let here = [node(1, 1, false, Vec::new())];
-        assert_eq!(choose("auto", true, &here, 8).unwrap(), LocalTransport::Own);
-        assert_eq!(choose("own", false, &here, 8).unwrap(), LocalTransport::Own);
-        let why = choose("library", true, &here, 8).unwrap_err().to_string();
+        let recorded = |local| LocalWishes { records: true, ..wishes(local) };
+        assert_eq!(choose(recorded("auto"), &here, 8).unwrap(), LocalTransport::Own);
+        assert_eq!(choose(wishes("own"), &here, 8).unwrap(), LocalTransport::Own);
+        let why = choose(recorded("library"), &here, 8).unwrap_err().to_string();
         assert!(why.contains("--recover needs local=own"), "{why}");
-        assert_eq!(choose("library", false, &here, 0).unwrap(), LocalTransport::Library);
+        assert_eq!(choose(wishes("library"), &here, 0).unwrap(), LocalTransport::Library);
+    }
+
+    #[test]
+    fn who_chooses_paths_gets_them_on_one_node_as_well() {
+        let here = [node(2, 2, false, Vec::new())];
+        let with_paths = |local| LocalWishes { sets_paths: true, ..wishes(local) };
+        assert_eq!(choose(wishes("auto"), &here, 8).unwrap(), LocalTransport::Library);
+        assert_eq!(choose(with_paths("auto"), &here, 8).unwrap(), LocalTransport::Own);
+        assert_eq!(choose(with_paths("library"), &here, 8).unwrap(), LocalTransport::Library);
     }
 
     #[test]

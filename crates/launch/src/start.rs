@@ -15,7 +15,7 @@ use crate::cli::RunArguments;
 use crate::control::spawn_order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
-use crate::local::{self, LocalTransport};
+use crate::local::{self, LocalTransport, LocalWishes};
 use crate::mpi::{PROVIDER, transport_variables};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
@@ -52,7 +52,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
     check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
-            "checkpoints need recover_clocks=on: a rank is asked for its image by a word in that record (or run without \
+            "checkpoints need recover_clocks=on: a rank is asked for its checkpoint by a word in that record (or run without \
              checkpoint)"
         );
     }
@@ -77,7 +77,11 @@ fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<(
     let no_restart = "without it no rank is restarted";
     let options = [
         ("--spares", arguments.spares.is_some_and(|hosts| hosts > 0), no_restart),
-        ("--checkpoint", arguments.checkpoint.is_some(), "without it nobody goes on from an image"),
+        (
+            "--checkpoint",
+            arguments.checkpoint.is_some(),
+            "without it no rank is restarted from a checkpoint",
+        ),
         ("--max-restarts", arguments.max_restarts.is_some(), no_restart),
         ("--max-restarts-within", arguments.max_restarts_within.is_some(), no_restart),
     ];
@@ -245,7 +249,12 @@ fn job(
 
 fn local(settings: &Settings, plan: &plan::Plan) -> Result<LocalTransport> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    local::choose(settings.text(&setting::LOCAL), settings.recovers(), &plan.nodes, cores)
+    let wishes = LocalWishes {
+        local: settings.text(&setting::LOCAL),
+        sets_paths: settings.is_set_by_user(&setting::PATHS),
+        records: settings.recovers(),
+    };
+    local::choose(wishes, &plan.nodes, cores)
 }
 
 fn limits(arguments: &RunArguments) -> RestartLimits {

@@ -192,7 +192,7 @@ impl LocalRank {
         }
         self.recording.as_ref().map_or(Ok(()), |record| record.check_position(recording_bytes))?;
         let start = self.replay.as_ref().context("it does not come back")?.incarnation();
-        let scheduler = self.scheduler.as_mut().context("no images are taken of it")?;
+        let scheduler = self.scheduler.as_mut().context("no checkpoints are taken of it")?;
         let (tool, kept) = (scheduler.tool(), scheduler.trim_position());
         let inodes = image.header.inodes;
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;

@@ -36,6 +36,8 @@ const READY: &str = "landbridge-relay: ready ";
 const LINK: &str = "landbridge-relay: link ";
 const WARNS: &str = "landbridge-relay: warns: ";
 const LOG: &str = "landbridge-relay: log ";
+/// Part of the line about a rank whose connection to the relay has ended.
+const RANK_IS_AWAY: &str = " is away: ";
 const CHECKPOINT_DUE: &str = "landbridge-relay: checkpoint-due process=";
 const RECOVERABLE: &str = "landbridge-relay: recoverable process=";
 const UNRECOVERABLE: &str = "landbridge-relay: unrecoverable process=";
@@ -293,7 +295,8 @@ impl RelayProcess {
             }
         };
         let mut text = format!("the relay of cluster {} {how}", self.cluster);
-        for line in &self.last_lines {
+        // Ranks leave a relay whenever they end or are killed, which is no cause of its own end.
+        for line in self.last_lines.iter().filter(|line| !line.contains(RANK_IS_AWAY)) {
             text.push_str("\n  ");
             text.push_str(line);
         }
@@ -468,6 +471,21 @@ mod tests {
         let ready = say("landbridge-relay: ready ranks=a:1 relays=-\n", false);
         assert_eq!(ready, "", "only on stdout");
         assert_eq!(relay.last_lines.len(), 6);
+    }
+
+    #[test]
+    fn the_end_of_a_relay_is_not_followed_by_ranks_that_have_left_it() {
+        let mut relay = idle_relay();
+        for line in [
+            "rank 1 at 127.0.0.1:9 is away: it has closed the connection; frames for it wait",
+            "linked to the relay of cluster 1 at 127.0.0.1:7",
+        ] {
+            relay.stderr.pending.extend(format!("landbridge-relay[0]: {line}\n").bytes());
+        }
+        let text = relay.failure(Ending::Killed(libc::SIGKILL));
+        let expected = "the relay of cluster c0 was killed by signal 9 (SIGKILL)\n  \
+                        landbridge-relay[0]: linked to the relay of cluster 1 at 127.0.0.1:7";
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -28,8 +28,7 @@ impl Agent {
         let spares = leases(node.cluster, &node.spares);
         config.tool = criu::find(&config.tool);
         let outcome = criu::check(&config.tool)
-            // On a node with ranks the first image shows whether CRIU works.
-            .and_then(|()| if node.is_spare { criu::works(&config.tool) } else { Ok(()) })
+            .and_then(|()| criu::works(&config.tool))
             .and_then(|()| config.prepare(job, name, &spares));
         if let Err(error) = &outcome {
             let text = match node.is_spare {

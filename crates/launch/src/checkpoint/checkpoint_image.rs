@@ -181,7 +181,7 @@ pub fn seal_as_it_is(
     manifest.sync_all()?;
     let manifest_bytes = manifest.metadata()?.len();
     File::open(folder)?.sync_all()?;
-    let rank = folder.parent().context("an image has a folder around it")?;
+    let rank = folder.parent().context("a checkpoint has a folder around it")?;
     let sealed = rank.join(header.number.to_string());
     let _ = fs::remove_dir_all(&sealed);
     fs::rename(folder, &sealed)?;
@@ -220,7 +220,7 @@ fn parse(text: &str, wanted: &str, authenticator: &ManifestAuthenticator) -> Res
         bail!("its manifest is damaged, or no agent of this job has written it");
     }
     if tag != wanted {
-        bail!("it is another image");
+        bail!("it is another checkpoint");
     }
     Ok(serde_json::from_str(rest)?)
 }

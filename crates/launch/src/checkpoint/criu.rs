@@ -61,6 +61,9 @@ impl InheritedFds {
 /// Oldest usable major version: older ones refuse the vDSO of Linux 6.16 and later.
 const VERSION_MIN: u32 = 4;
 
+/// Part of the line of CRIU that names the capabilities that are missing.
+const MISSING_PRIVILEGE: &str = "needs to have";
+
 pub const DUMP_LOG: &str = "dump.log";
 pub const RESTORE_LOG: &str = "restore.log";
 
@@ -92,7 +95,7 @@ pub fn dump(tool: &Path, pid: u32, inodes: &ExternalInodes, folder: &Path) -> Re
     command
         .args(["dump", "--leave-running", "--tree", &pid.to_string(), "--images-dir"])
         .arg(folder);
-    command.args(["--log-file", DUMP_LOG, "-v1", "--manage-cgroups=ignore"]);
+    command.args(["--log-file", DUMP_LOG, "-v1", "--manage-cgroups=ignore"]).args(rights());
     for socket in [inodes.pmi, inodes.control] {
         command.args(["--external", &format!("unix[{socket}]")]);
     }
@@ -113,7 +116,7 @@ pub fn restore(
     command
         .args(["restore", "--restore-detached", "--restore-sibling", "--images-dir"])
         .arg(folder);
-    command.args(["--log-file", RESTORE_LOG, "-v1", "--manage-cgroups=ignore"]);
+    command.args(["--log-file", RESTORE_LOG, "-v1", "--manage-cgroups=ignore"]).args(rights());
     let mut inherit = |fd: BorrowedFd<'_>, kind: &str, inode: u64| {
         command.args(["--inherit-fd", &format!("fd[{}]:{kind}:[{inode}]", sys::raw(&fd))]);
     };
@@ -155,17 +158,60 @@ pub fn check(tool: &Path) -> Result<()> {
     }
 }
 
-/// Checks whether the kernel supports CRIU, by `criu check`.
+/// Checks whether this user has the privileges for CRIU and whether the kernel supports CRIU, by
+/// `criu check`.
 pub fn works(tool: &Path) -> Result<()> {
-    let output = quiet(tool).arg("check").stderr(Stdio::piped()).output();
-    let output = output.with_context(|| cannot_run(tool))?;
+    let mut command = quiet(tool);
+    command.arg("check").args(rights()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = command.output().with_context(|| cannot_run(tool))?;
     if output.status.success() {
+        if !rustix::process::geteuid().is_root() {
+            let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+            check_bounding_set(&read("/proc/self/status"), &read("/proc/sys/kernel/cap_last_cap"))?;
+        }
         return Ok(());
     }
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    let word =
-        text.lines().rev().find(|line| line.contains("Error")).unwrap_or("it does not say why");
-    bail!("CRIU cannot work here: {word}")
+    // CRIU writes errors to standard error, but the privileges that are missing to standard output.
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    Err(refusal(&said.join("\n")))
+}
+
+/// Checks whether a user other than root can restore processes, which `criu check` does not do: a
+/// restored process drops the capabilities that its bounding set lacks, which needs SETPCAP even if
+/// its parent's set lacks them already. `status` is the text of `/proc/self/status`;
+/// `last_capability` holds the number of the kernel's last capability.
+fn check_bounding_set(status: &str, last_capability: &str) -> Result<()> {
+    const SETPCAP: u64 = 1 << 8;
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    };
+    let last = last_capability.trim().parse::<u32>().ok().filter(|last| *last < 63);
+    let (Some(effective), Some(bounding), Some(last)) = (set("CapEff:"), set("CapBnd:"), last)
+    else {
+        return Ok(());
+    };
+    let all = (1 << (last + 1)) - 1;
+    if bounding & all != all && effective & SETPCAP == 0 {
+        bail!(
+            "CRIU needs root, or also the capability SETPCAP, where the bounding set of \
+             capabilities is not full (as in a container)"
+        );
+    }
+    Ok(())
+}
+
+/// The reason in the output of a `criu check` that has failed.
+fn refusal(said: &str) -> anyhow::Error {
+    if said.contains(MISSING_PRIVILEGE) {
+        return anyhow::anyhow!(
+            "CRIU needs root, or the capabilities CHECKPOINT_RESTORE and SYS_PTRACE"
+        );
+    }
+    let lines = || said.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    let word = lines().find(|line| line.contains("Error")).or_else(|| lines().next());
+    anyhow::anyhow!("CRIU cannot work here: {}", word.unwrap_or("it does not say why"))
 }
 
 /// The first error in a log of CRIU.
@@ -176,6 +222,11 @@ pub fn last_error(log: &Path) -> String {
     // The first error is the cause.
     let word = errors.map(|line| line.split_once("Error ").map_or(line, |(_, rest)| rest)).next();
     word.map_or_else(|| format!("its log, {}, says nothing of it", log.display()), str::to_string)
+}
+
+/// The option without which CRIU refuses a user who is not root but has the capabilities.
+fn rights() -> &'static [&'static str] {
+    if rustix::process::geteuid().is_root() { &[] } else { &["--unprivileged"] }
 }
 
 fn quiet(tool: &Path) -> Command {
@@ -198,6 +249,45 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn what_criu_says_of_missing_privileges_is_understood() {
+        let said = "CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE \
+                    capability: \nsetcap cap_checkpoint_restore+eip /usr/sbin/criu\n\n";
+        let why = refusal(said).to_string();
+        assert_eq!(why, "CRIU needs root, or the capabilities CHECKPOINT_RESTORE and SYS_PTRACE");
+        let said =
+            "Warn  (criu/kerndat.c:1195): no place\nError (criu/cr-check.c:9): no memfd\nbad\n";
+        let why = refusal(said).to_string();
+        assert_eq!(why, "CRIU cannot work here: Error (criu/cr-check.c:9): no memfd");
+        assert_eq!(refusal("one\nlast\n\n").to_string(), "CRIU cannot work here: last");
+        assert_eq!(refusal("\n").to_string(), "CRIU cannot work here: it does not say why");
+    }
+
+    #[test]
+    fn a_user_who_cannot_restore_processes_takes_no_checkpoints() {
+        let check = |effective: u64, bounding: u64| {
+            let status = format!("CapEff:\t{effective:016x}\nCapBnd:\t{bounding:016x}\n");
+            check_bounding_set(&status, "40\n").map_err(|error| error.to_string())
+        };
+        let (full, two): (u64, u64) = ((1 << 41) - 1, 1 << 40 | 1 << 19);
+        assert_eq!(check(two, full), Ok(()));
+        assert_eq!(check(two | 1 << 8, full & !(1 << 24)), Ok(()));
+        let why = check(two, full & !(1 << 24)).unwrap_err();
+        assert!(why.contains("also the capability SETPCAP"), "{why}");
+        assert!(check_bounding_set("", "").is_ok(), "a kernel that says nothing is believed");
+    }
+
+    #[test]
+    fn both_outputs_of_the_check_are_read() {
+        let name = format!("lb-criu-check-{}", std::process::id());
+        let tool = std::env::temp_dir().join(name);
+        std::fs::write(&tool, "#!/bin/sh\necho CRIU needs to have more\nexit 1\n").unwrap();
+        std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let why = works(&tool).unwrap_err().to_string();
+        assert!(why.starts_with("CRIU needs root"), "{why}");
+        std::fs::remove_file(tool).unwrap();
+    }
 
     #[test]
     fn the_criu_of_the_checkout_stands_in_for_one_that_is_missing() {

@@ -29,8 +29,9 @@ const CHECKSUM: std::ops::RangeInclusive<u64> = 12..=14;
 /// Removes the sizes in the image in this folder, which is not sealed yet.
 pub fn forget_sizes(folder: &Path) -> Result<()> {
     let path = folder.join("files.img");
-    let list = fs::read(&path).context("the image has no list of files")?;
-    let changed = without_sizes(&list).context("the image's list of files is not understood")?;
+    let list = fs::read(&path).context("the checkpoint has no list of files")?;
+    let changed =
+        without_sizes(&list).context("the checkpoint's list of files is not understood")?;
     fs::write(&path, changed)?;
     Ok(())
 }

@@ -99,7 +99,7 @@ impl ObjectStore {
         let (scheme, host) = (bucket.base_url().scheme(), bucket.base_url().host_str());
         if scheme != "https" && !allows_cleartext && !is_loopback(host.unwrap_or_default()) {
             bail!(
-                "{endpoint} is not on this machine, and images would go there in the clear, with the job's key: use https, or say \
+                "{endpoint} is not on this machine, and checkpoints would go there in the clear, with the job's key: use https, or say \
                  --set checkpoint_open=on"
             );
         }

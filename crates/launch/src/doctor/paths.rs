@@ -1,5 +1,8 @@
 //! Checks which paths work between two processes: one job of two test processes for each path, with
 //! the first MPI library that `landbridge run` can start and with which all paths work.
+//!
+//! What may never happen: a row is good although other paths, or the MPI library itself, carried
+//! the messages of its job. So the provider's log must say that it sent bytes over the path.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -12,12 +15,39 @@ use crate::spawn::ssh::quote;
 /// Timeout of a job in seconds; a longer job hangs.
 const TIMEOUT_S: &str = "30";
 
-/// Names of the paths, with the options that restrict a job to the path.
-const PATHS: [(&str, &[&str]); 3] = [
-    ("shm", &["-n", "2", "--set", "paths=shm"]),
-    ("tcp", &["-n", "2", "--set", "paths=tcp"]),
-    ("relay", &["-n", "2", "--clusters", "2", "--set", "paths=relay"]),
+/// A path, and how a job shows that the path works.
+struct TestedPath {
+    /// The name of the path in the setting `paths`.
+    name: &'static str,
+    /// The name of the path in the provider's log.
+    logged_name: &'static str,
+    /// Options that restrict a job to the path. With `local=own` the provider, and not the MPI
+    /// library, carries the messages.
+    options: &'static [&'static str],
+}
+
+const PATHS: [TestedPath; 3] = [
+    TestedPath {
+        name: "shm",
+        logged_name: "shared memory",
+        options: &["-n", "2", "--set", "local=own", "--set", "paths=shm"],
+    },
+    TestedPath {
+        name: "tcp",
+        logged_name: "tcp",
+        options: &["-n", "2", "--set", "local=own", "--set", "udp=off", "--set", "paths=tcp"],
+    },
+    TestedPath {
+        name: "relay",
+        logged_name: "relay",
+        options: &["-n", "2", "--clusters", "2", "--set", "local=own", "--set", "paths=relay"],
+    },
 ];
+
+/// Options with which ranks log at their end what each path has carried.
+const LOG_PATHS: [&str; 2] = ["--set", "log=info"];
+/// The part of a line of the provider's log that says the level of these lines.
+const INFO: &str = ": Info: ";
 
 /// Variables that are removed for the test jobs, so that neither a topology nor a provider from
 /// this shell changes the path.
@@ -36,11 +66,11 @@ pub fn check(libraries: &[DetectedLibrary], said: &[String]) -> Vec<Finding> {
         return vec![Finding::notice("not tried: the provider is missing", "make build")];
     }
     first_that_works(usable, |library| {
-        let try_path = |(name, options): &(&str, &[&str])| {
+        let try_path = |path: &TestedPath| {
             // The last option wins, so the path's own options follow the user's options.
-            let options = options.iter().map(|word| word.to_string());
+            let options = path.options.iter().map(|word| word.to_string());
             let arguments: Vec<String> = said.iter().cloned().chain(options).collect();
-            check_path(name, &arguments, library)
+            check_path(path, &arguments, library)
         };
         PATHS.iter().map(try_path).collect()
     })
@@ -67,9 +97,10 @@ fn first_that_works<'a>(
     earlier
 }
 
-fn check_path(name: &str, arguments: &[String], library: &DetectedLibrary) -> Finding {
+fn check_path(path: &TestedPath, arguments: &[String], library: &DetectedLibrary) -> Finding {
+    let name = path.name;
     progress(&format!("trying {name} between two processes (up to {TIMEOUT_S} s)"));
-    match measure(arguments, library) {
+    match measure(path, arguments, library) {
         Ok((latency, bandwidth)) => {
             Finding::good(format!("{name}: 8 B in {latency} us, 1 MiB at {bandwidth} MB/s"))
         }
@@ -92,26 +123,52 @@ fn see_why(arguments: &[String], library: &DetectedLibrary) -> String {
     )
 }
 
-fn measure(arguments: &[String], library: &DetectedLibrary) -> Result<(String, String), String> {
+fn measure(
+    path: &TestedPath,
+    arguments: &[String],
+    library: &DetectedLibrary,
+) -> Result<(String, String), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let words = [OsStr::new("doctor-peer"), library.library.as_os_str()];
     let mut command = Command::new(&program);
-    command.args(["run", "--timeout", TIMEOUT_S]).args(arguments).arg(&program).args(words);
+    command.args(["run", "--timeout", TIMEOUT_S]).args(arguments).args(LOG_PATHS);
+    command.arg(&program).args(words);
     for name in NOT_OURS {
         command.env_remove(name);
     }
     let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let log = String::from_utf8_lossy(&output.stderr);
     match words[..] {
         ["latency_us", latency, "bandwidth_mb_s", bandwidth] if output.status.success() => {
-            Ok((latency.to_string(), bandwidth.to_string()))
+            match log.lines().any(|line| has_carried(line, path.logged_name)) {
+                true => Ok((latency.to_string(), bandwidth.to_string())),
+                false => Err("the provider carried nothing over this path".to_string()),
+            }
         }
         _ => {
-            let trouble = String::from_utf8_lossy(&output.stderr);
-            Err(last_words(&trouble).unwrap_or_else(|| "no answer".to_string()))
+            let trouble: Vec<&str> = log.lines().filter(|line| !line.contains(INFO)).collect();
+            Err(last_words(&trouble.join("\n")).unwrap_or_else(|| "no answer".to_string()))
         }
     }
+}
+
+/// Whether this line of the provider's log says that a rank has sent bytes over the path with this
+/// name: `landbridge[7]: Info: rank 1: tcp 10.0.0.1 to 10.0.0.2: 64 bytes sent, 9 MB/s`.
+fn has_carried(line: &str, logged_name: &str) -> bool {
+    let statistics = line.split_once(INFO).and_then(|(_, text)| text.strip_prefix("rank "));
+    let path = statistics.and_then(|text| text.split_once(": ")).map(|(_, path)| path);
+    let Some((path, bytes)) = path
+        .and_then(|path| path.split_once(" bytes sent"))
+        .and_then(|(path, _)| path.rsplit_once(": "))
+    else {
+        return false;
+    };
+    let name = path
+        .split_once(" to ")
+        .map_or(path, |(ends, _)| ends.rsplit_once(' ').map_or(ends, |(name, _)| name));
+    name == logged_name && bytes.parse::<u64>().is_ok_and(|bytes| bytes > 0)
 }
 
 #[cfg(test)]
@@ -164,13 +221,40 @@ mod tests {
     }
 
     #[test]
+    fn every_path_is_that_of_the_provider() {
+        for path in &PATHS {
+            let paths = format!("paths={}", path.name);
+            assert!(path.options.contains(&"local=own"), "{}", path.name);
+            assert!(path.options.contains(&paths.as_str()), "{}", path.name);
+        }
+    }
+
+    #[test]
+    fn a_path_works_only_if_the_provider_has_sent_bytes_over_it() {
+        let lines = [
+            ("shared memory", "rank 1: shared memory: 1053120 bytes sent"),
+            ("tcp", "rank 0: tcp ::1 to ::1: 64 bytes sent, 4681 MB/s, confirmed after 62 us"),
+            ("tcp", "rank 0: tcp: 64 bytes sent, 4681 MB/s"),
+            ("relay", "rank 0: relay: 64 bytes sent, 571 MB/s"),
+        ];
+        for (name, text) in lines {
+            let line = format!("landbridge[7]: Info: {text}");
+            assert!(has_carried(&line, name), "{line}");
+            assert!(!has_carried(&line, "udp"), "{line}");
+        }
+        assert!(!has_carried("landbridge[7]: Info: rank 1: tcp: 0 bytes sent", "tcp"));
+        assert!(!has_carried("landbridge[7]: Info: rank 1 (process 18295): tcp", "tcp"));
+        assert!(!has_carried("latency_us 1.1 bandwidth_mb_s 613", "tcp"));
+    }
+
+    #[test]
     fn the_way_to_see_why_makes_intel_mpi_say_what_it_has_not_found() {
-        let options = PATHS[0].1.iter().map(|word| word.to_string());
+        let options = PATHS[0].options.iter().map(|word| word.to_string());
         let options: Vec<String> =
             ["--set".to_string(), "log=x y".into()].into_iter().chain(options).collect();
         let words = see_why(&options, &library(Family::Intel));
         assert!(
-            words.contains(" run -v --set 'log=x y' -n 2 --set paths=shm -x FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "),
+            words.contains(" run -v --set 'log=x y' -n 2 --set local=own --set paths=shm -x FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "),
             "{words}"
         );
         assert!(words.ends_with(" doctor-peer /mpi/Intel.so"), "{words}");

@@ -152,7 +152,11 @@ fn check_criu(said: &Path) -> Finding {
         Ok(()) => Finding::good(format!("CRIU ({}): ranks can have checkpoints", tool.display())),
         Err(error) => Finding::notice(
             format!("no checkpoints: {error:#}"),
-            "it needs root, or the capabilities CHECKPOINT_RESTORE and SYS_PTRACE",
+            format!(
+                "see why: {} check; without checkpoints a rank that is killed begins with the \
+                 program",
+                tool.display()
+            ),
         ),
     }
 }

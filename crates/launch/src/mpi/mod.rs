@@ -131,7 +131,8 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     let note = library_note(&program, found.as_ref());
     let warning = (recovers && found.is_none()).then(|| {
         format!(
-            "--recover works with MPICH alone, and which MPI library {} uses could not be found out",
+            "--recover works with MPICH alone, and which MPI library {} uses could not be found out: the job runs, and \
+             killed ranks come back if it is MPICH",
             task.program
         )
     });

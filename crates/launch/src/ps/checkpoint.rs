@@ -7,7 +7,7 @@
 use anyhow::{Result, bail};
 
 use super::status_socket::{self, JobStatus, StatusQuery};
-use super::{ask_all, print};
+use super::{ask_all, print, short};
 use crate::cli::CheckpointArguments;
 
 /// Runs the command and returns its exit code.
@@ -31,14 +31,53 @@ fn described(status: &JobStatus, rank: Option<u32>) -> Option<String> {
         Some(rank) if has_it(rank) => format!("rank {rank} is"),
         Some(_) => return None,
     };
-    let text = format!("job {}: {who} asked for an image\n", &status.job);
+    let text = format!("job {}: {who} asked for a checkpoint\n", short(&status.job));
     status.checkpoints.then_some(text)
 }
 
+/// Why none of these jobs takes a checkpoint: one line for each job.
 fn why_not(jobs: &[JobStatus], rank: Option<u32>) -> String {
-    let Some(rank) = rank.filter(|_| jobs.iter().any(|status| status.checkpoints)) else {
-        return "no images are taken of it: it was started without --recover and --checkpoint"
-            .into();
+    let line = |status: &JobStatus| {
+        let job = short(&status.job);
+        match rank.filter(|_| status.checkpoints) {
+            Some(rank) => format!("job {job} has no rank {rank}"),
+            None => format!(
+                "job {job} takes no checkpoints: it was started without {}",
+                if status.recover { "--checkpoint" } else { "--recover and --checkpoint" }
+            ),
+        }
     };
-    format!("it has no rank {rank}")
+    jobs.iter().map(line).collect::<Vec<_>>().join("\nlandbridge: ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(recover: bool, checkpoints: bool) -> JobStatus {
+        let text = format!(
+            r#"{{"job": "0123456789abcdef", "launcher": 7, "program": "./a", "began": 0,
+                "recover": {recover}, "checkpoints": {checkpoints}, "restarts": 0, "ranks": []}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn a_job_that_takes_no_checkpoint_says_what_it_lacks() {
+        let started = "job 01234567 takes no checkpoints: it was started without";
+        let lines = [
+            (false, format!("{started} --recover and --checkpoint")),
+            (true, format!("{started} --checkpoint")),
+        ];
+        for (recover, line) in &lines {
+            assert_eq!(why_not(&[job(*recover, false)], None), *line);
+            assert_eq!(why_not(&[job(*recover, false)], Some(2)), *line);
+        }
+        assert_eq!(why_not(&[job(true, true)], Some(2)), "job 01234567 has no rank 2");
+        let both = why_not(&[job(true, true), job(true, false)], Some(2));
+        assert_eq!(both, format!("job 01234567 has no rank 2\nlandbridge: {}", lines[1].1));
+        let text = described(&job(true, true), None).unwrap();
+        assert_eq!(text, "job 01234567: all ranks are asked for a checkpoint\n");
+        assert_eq!(described(&job(true, true), Some(2)), None);
+    }
 }

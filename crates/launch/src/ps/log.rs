@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 
+use super::log_status::NOTHING_KEPT;
 use super::status_socket::{self, JobStatus, StatusQuery};
 use super::{ask_all, head, name, print, short};
 use crate::cli::{LogArguments, LogCommand};
@@ -22,9 +23,7 @@ pub fn run(arguments: &LogArguments) -> Result<i32> {
         None => (ask(wanted, StatusQuery::Log)?, StatusQuery::Log),
         Some(LogCommand::Show { rank, from, count }) => {
             let found = ask(wanted, StatusQuery::Ranks)?;
-            let [status] = &found[..] else {
-                bail!("there are {} such jobs: say which with --job", found.len());
-            };
+            let status = the_job_with_a_log(&found)?;
             let rank = process_of(status, rank)?;
             let question = StatusQuery::Deliveries { rank, from: *from, count: *count };
             (ask(&status.job, question)?, question)
@@ -41,6 +40,22 @@ pub fn run(arguments: &LogArguments) -> Result<i32> {
 fn ask(wanted: &str, question: StatusQuery) -> Result<Vec<JobStatus>> {
     let answers = ask_all(&status_socket::directory(), wanted, question)?;
     answers.answered("this user runs no such job from this machine")
+}
+
+/// The only one of these jobs whose messages are logged.
+fn the_job_with_a_log(jobs: &[JobStatus]) -> Result<&JobStatus> {
+    let logged: Vec<&JobStatus> = jobs.iter().filter(|status| status.recover).collect();
+    let line = |status: &&JobStatus| format!("  {}  {}", short(&status.job), status.program);
+    match (&logged[..], jobs) {
+        ([only], _) => Ok(only),
+        ([], [only]) => bail!("job {}: {}", short(&only.job), NOTHING_KEPT),
+        ([], _) => bail!("none of these {} jobs runs with --recover", jobs.len()),
+        _ => bail!(
+            "{} jobs run with --recover: say which with --job\n{}",
+            logged.len(),
+            logged.iter().map(line).collect::<Vec<_>>().join("\n")
+        ),
+    }
 }
 
 /// The number, in the job, of the rank with this name.
@@ -100,6 +115,23 @@ mod tests {
             lines.join(",")
         );
         serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn only_jobs_with_a_log_are_asked_about_it() {
+        let logged = job(&["0"]);
+        let without = JobStatus { recover: false, job: "fedc".into(), ..logged.clone() };
+        let said = |jobs: &[JobStatus]| the_job_with_a_log(jobs).unwrap_err().to_string();
+        assert_eq!(the_job_with_a_log(&[without.clone(), logged.clone()]).unwrap(), &logged);
+        let line = "job fedc: nothing is kept of its ranks (it runs without --recover)";
+        assert_eq!(said(std::slice::from_ref(&without)), line);
+        let line = "none of these 2 jobs runs with --recover";
+        assert_eq!(said(&[without.clone(), without.clone()]), line);
+        let other =
+            JobStatus { job: "89abcdef01".into(), program: "./b x".into(), ..logged.clone() };
+        let line =
+            "2 jobs run with --recover: say which with --job\n  01234567  ./a\n  89abcdef  ./b x";
+        assert_eq!(said(&[logged, without, other]), line);
     }
 
     #[test]

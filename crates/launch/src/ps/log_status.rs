@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::{bytes, counted, write_table};
 
+/// What is said of a job without message logs.
+pub const NOTHING_KEPT: &str = "nothing is kept of its ranks (it runs without --recover)";
+
 /// The merged reports of all relays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogStatus {
@@ -139,7 +142,9 @@ impl LogStatus {
         let rows = self.processes.iter().map(|it| it.cells(&name));
         let rows: Vec<_> = std::iter::once(head.map(String::from)).chain(rows).collect();
         match self.processes.is_empty() {
-            true => text.push_str("  nothing is kept of its ranks (it runs without --recover)\n"),
+            true => {
+                let _ = writeln!(text, "  {NOTHING_KEPT}");
+            }
             false => write_table(&mut text, &rows),
         }
         self.write_missing(&mut text);

@@ -38,7 +38,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 /// Runs the command and returns its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
-    let wanted = arguments.job.as_deref().unwrap_or_default();
+    let wanted = arguments.wanted();
     let question = if arguments.paths { StatusQuery::Paths } else { StatusQuery::Ranks };
     let answers = ask_all(&status_socket::directory(), wanted, question)?;
     let is_unanswered = !answers.unanswered.is_empty();
@@ -61,7 +61,8 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
             let tables = jobs.iter().map(|status| match &status.paths {
                 Some(paths) => {
                     let name = |process| name(status, process);
-                    head(status, now.as_secs()) + &paths.text(arguments.all, name)
+                    let text = paths.text(arguments.all, name);
+                    head(status, now.as_secs()) + &text + why_no_paths(status, paths)
                 }
                 None => table(status, now.as_secs()),
             });
@@ -309,6 +310,17 @@ fn head(status: &JobStatus, now: u64) -> String {
     text
 }
 
+/// The line below the paths of a job that says why there are none.
+fn why_no_paths(status: &JobStatus, paths: &paths::Paths) -> &'static str {
+    match status.local_by_library && paths.sums.is_empty() {
+        true => {
+            "  the MPI library carries the messages of ranks on one node (local=library); --set \
+             local=own shows them\n"
+        }
+        false => "",
+    }
+}
+
 /// A table for users. A column without any value is left out.
 fn table(status: &JobStatus, now: u64) -> String {
     let ranks = &status.ranks;
@@ -372,6 +384,7 @@ mod tests {
             began: 1_000,
             recover: true,
             checkpoints: false,
+            local_by_library: true,
             restarts: 2,
             ranks: vec![
                 line(0, RankState::Running, None, None),
@@ -406,6 +419,18 @@ mod tests {
              \x20 1     4711  n1    here     1            restarting  -        7, 3 s old, 60.0 MB\n";
         let found = table(&more, 1_000);
         assert!(found.ends_with(expected), "{found}");
+    }
+
+    #[test]
+    fn a_job_without_paths_says_who_carries_its_messages() {
+        let by_library = status();
+        let text = why_no_paths(&by_library, &paths::Paths::default());
+        assert!(text.contains("(local=library); --set local=own shows them"), "{text}");
+        let mut with_paths = paths::Paths::default();
+        with_paths.add_statistics(0, "sum tcp 2 0 1500 0 0 0\n", false);
+        assert_eq!(why_no_paths(&by_library, &with_paths), "");
+        let by_provider = JobStatus { local_by_library: false, ..by_library };
+        assert_eq!(why_no_paths(&by_provider, &paths::Paths::default()), "");
     }
 
     #[test]

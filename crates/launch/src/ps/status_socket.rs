@@ -109,6 +109,9 @@ pub struct JobStatus {
     /// Whether checkpoints of ranks are taken.
     #[serde(default)]
     pub checkpoints: bool,
+    /// Whether the MPI library, and not the provider, carries messages between ranks of one node.
+    #[serde(default)]
+    pub local_by_library: bool,
     /// Restarts of all ranks since the job began.
     pub restarts: u64,
     pub ranks: Vec<RankRow>,

@@ -12,6 +12,7 @@ use crate::checkpoint::CheckpointConfig;
 use crate::control::spawn_order::Task;
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
+use crate::local::LocalTransport;
 use crate::ps::log_status::LogStatus;
 use crate::ps::paths::{self, Paths};
 use crate::ps::rank_table::RankLocation;
@@ -127,6 +128,9 @@ impl StatusReporter {
             began: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             recover: recovers(job),
             checkpoints: CheckpointConfig::find(&job.environment).is_some_and(|_| recovers(job)),
+            // With several clusters on one machine the launcher does not know who carries: that
+            // depends on the library of each program.
+            local_by_library: job.provider.is_none() && job.local == LocalTransport::Library,
             restarts: 0,
             ranks: Vec::new(),
             paths: None,

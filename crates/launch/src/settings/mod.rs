@@ -27,6 +27,12 @@ pub struct InForce {
     pub source: SettingSource,
 }
 
+impl InForce {
+    fn is_set_by_user(&self) -> bool {
+        !matches!(self.source, SettingSource::Default | SettingSource::Launcher)
+    }
+}
+
 /// The source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingSource {
@@ -106,9 +112,7 @@ impl Settings {
     /// The values that the user has set, as variables for ranks and relays; a switch becomes `on`
     /// or `off` in any spelling.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
-        let is_said =
-            |it: &&InForce| !matches!(it.source, SettingSource::Default | SettingSource::Launcher);
-        self.rows.iter().filter(is_said).map(|it| {
+        self.rows.iter().filter(|it| it.is_set_by_user()).map(|it| {
             let switch = it.row.parse(&it.text).ok().and_then(|value| value.is_on());
             let text = switch.map_or(&*it.text, |is_on| if is_on { "on" } else { "off" });
             (it.row.variable(), text.to_string())
@@ -118,6 +122,11 @@ impl Settings {
     /// Time that an unreachable peer is waited for (`peer_timeout`).
     pub fn peer_timeout(&self) -> Duration {
         self.value(&setting::PEER_TIMEOUT).and_then(|value| value.duration()).unwrap_or_default()
+    }
+
+    /// Whether an option, a variable or the settings file sets this row.
+    pub fn is_set_by_user(&self, row: &Setting) -> bool {
+        self.rows.iter().any(|it| it.row == row && it.is_set_by_user())
     }
 
     /// Whether killed ranks are restarted (`recover`).

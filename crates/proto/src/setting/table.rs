@@ -28,7 +28,8 @@ pub const PATHS: Setting = Setting {
     kind: SettingKind::Choices(&["shm", "tcp", "relay"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "The ways to a peer that may be used.",
+    description: "The ways to a peer that may be used. With `local=library` the setting does not \
+               hold between ranks of one node, whose messages the MPI library carries.",
 };
 pub const LOCAL: Setting = Setting {
     name: "local",
@@ -41,7 +42,7 @@ pub const LOCAL: Setting = Setting {
                the MPI library; only with it do these ranks share windows \
                (`MPI_Win_allocate_shared`). Ranks that wait then look without sleeping, as under \
                the library's own launcher. `own`: the provider, which `--recover` needs. `auto`: \
-               the library, if every rank has a core of its own.",
+               the library, if every rank has a core of its own and `paths` is not set.",
 };
 pub const UDP: Setting = Setting {
     name: "udp",
@@ -206,7 +207,7 @@ pub const CHECKPOINT: Setting = Setting {
     kind: SettingKind::Time { min_us: 0, max_us: 24 * H },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "With `recover`: how often an image of each rank is taken, from which it goes on if it is killed.",
+    description: "With `recover`: how often a checkpoint of each rank is taken, from which the rank goes on if it is killed.",
 };
 pub const CHECKPOINT_DIR: Setting = Setting {
     name: "checkpoint_dir",
@@ -215,7 +216,7 @@ pub const CHECKPOINT_DIR: Setting = Setting {
     kind: SettingKind::Folder(&["auto", "s3://"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Where these images are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
+    description: "Where these checkpoints are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
                `checkpoints` in `/tmp/landbridge-UID`.",
 };
 pub const CHECKPOINT_OPEN: Setting = Setting {
@@ -225,7 +226,7 @@ pub const CHECKPOINT_OPEN: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Whether a store may have an `http://` endpoint that is not on this machine: all machines on the way can then read the images, which are memory of the ranks and hold the job's key.",
+    description: "Whether a store may have an `http://` endpoint that is not on this machine: all machines on the way can then read the checkpoints, which are memory of the ranks and hold the job's key.",
 };
 pub const CHECKPOINT_LOG: Setting = Setting {
     name: "checkpoint_log",
@@ -234,7 +235,7 @@ pub const CHECKPOINT_LOG: Setting = Setting {
     kind: SettingKind::Size { min: 0, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher, Reader::Relay],
-    description: "With `checkpoint`: a process to which so much was given since its last image gets another one before its time; `0B`: however much it is, none does.",
+    description: "With `checkpoint`: a process to which so much was given since its last checkpoint gets another one before its time; `0B`: however much it is, none does.",
 };
 pub const CHECKPOINT_SPACE: Setting = Setting {
     name: "checkpoint_space",
@@ -243,7 +244,7 @@ pub const CHECKPOINT_SPACE: Setting = Setting {
     kind: SettingKind::Size { min: MIB, max: 1024 * 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Most that these images take on each node, with the one that is being taken. One that has no room is not taken.",
+    description: "Most that these checkpoints take on each node, with the one that is being taken. One that has no room is not taken.",
 };
 pub const CHECKPOINT_LEVEL: Setting = Setting {
     name: "checkpoint_level",
@@ -252,7 +253,7 @@ pub const CHECKPOINT_LEVEL: Setting = Setting {
     kind: SettingKind::Count { min: 0, max: 19 },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "How much these images are compressed (Zstandard), after the process has gone on. 0: not at all.",
+    description: "How much these checkpoints are compressed (Zstandard), after the process has gone on. 0: not at all.",
 };
 pub const CRIU: Setting = Setting {
     name: "criu",
@@ -261,7 +262,7 @@ pub const CRIU: Setting = Setting {
     kind: SettingKind::Text,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "The program that takes images of processes: CRIU 4 or newer.",
+    description: "The program that takes checkpoints of processes: CRIU 4 or newer.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",
@@ -423,7 +424,7 @@ pub const QUIESCE_SOCKET: Setting = Setting {
     kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "The socket over which this process says that an image of it can be taken, and hears that it may go on.",
+    description: "The socket over which this process says that a checkpoint of it can be taken, and hears that it may go on.",
 };
 
 /// Every row, in the order of listings.

@@ -83,7 +83,7 @@ pub fn dump_failure(folder: &Path, is_late: bool, copies: usize) -> Result<Seale
         0 => bail!("CRIU could not take it: {why}"),
         _ => bail!(
             "CRIU could not take it: {why}; {copies} of its children were forked and run no program of their own: they hold \
-             its connections, which no image can have"
+             its connections, which no checkpoint can hold"
         ),
     }
 }

@@ -26,6 +26,7 @@ fn status() -> JobStatus {
         began: 2,
         recover: true,
         checkpoints: false,
+        local_by_library: false,
         restarts: 3,
         ranks: Vec::new(),
         paths: None,
