@@ -199,6 +199,11 @@ impl Session {
         let (from, to) = (arguments[0], arguments[1] as u32 as u64);
         let (has_from, has_to) = (self.table.index(from), self.table.index(to));
         has_from.or(has_to)?;
+        let is_open = kernel(libc::SYS_fcntl, [from, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0;
+        if !is_open {
+            // The call fails, and `to` stays open.
+            return None;
+        }
         if from as u32 as u64 != to {
             self.drop_range_locks(to);
         }

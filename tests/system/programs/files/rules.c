@@ -156,7 +156,7 @@ static void size_limit_look(int step)
 }
 
 /* --- lock-closed: a range lock of the process ends when it closes any descriptor of the file; a lock
- * on another file stays */
+ * on another file stays, also when a call fails that would have closed that file */
 
 static int range_lock(int file)
 {
@@ -195,6 +195,7 @@ static void lock_closed_act(int step)
         EXPECT_OK(close(dup2(0, last)));
     else
         EXPECT_OK(close_range(last, last, 0));
+    EXPECT_SAME(dup2(last, kept_lock), -1);
 }
 
 static void lock_closed_look(int step)
