@@ -63,6 +63,8 @@ struct FileSystem {
 
 struct ChangedFile {
     inode: u64,
+    /// Time of birth, as [`FileIdentity::born`].
+    born: i64,
     /// 0: no file.
     length: u16,
     path: [u8; PATH_BYTES],
@@ -73,7 +75,7 @@ impl ChangedFiles {
         file_systems: [const {
             FileSystem {
                 device: 0,
-                files: [const { ChangedFile { inode: 0, length: 0, path: [0; PATH_BYTES] } };
+                files: [const { ChangedFile { inode: 0, born: 0, length: 0, path: [0; PATH_BYTES] } };
                     FILES],
                 has_more: false,
                 last: 0,
@@ -141,7 +143,7 @@ impl FileSystem {
             self.has_more = true;
             (self.last + 1) % FILES
         });
-        self.files[at].inode = identity.inode;
+        (self.files[at].inode, self.files[at].born) = (identity.inode, identity.born);
         self.files[at].take(path);
         self.last = at;
     }
@@ -178,10 +180,15 @@ impl ChangedFile {
         (HERE, self.path.as_ptr().addr() as u64)
     }
 
-    /// Whether this very file is there.
+    /// Whether this very file is there. Between two kernels the inode alone proves nothing: disks
+    /// that were copied or filled alike have the same inodes.
     fn is_there(&self, device: u64) -> bool {
-        let wanted = FileIdentity { device, inode: self.inode, ..FileIdentity::default() };
-        identity_at(self.place()).is_some_and(|(_, found)| found.is_same_file(&wanted))
+        let wanted =
+            FileIdentity { device, inode: self.inode, born: self.born, ..FileIdentity::NONE };
+        let found = identity_at(self.place()).map(|(_, found)| found);
+        let is_proof =
+            |found: FileIdentity| !origin::is_other_kernel() || self.born != 0 && found.born != 0;
+        found.is_some_and(|found| found.is_same_file(&wanted) && is_proof(found))
     }
 
     /// Whether the file's directory is on the file system on which the file was changed. The path

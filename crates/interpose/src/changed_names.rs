@@ -148,8 +148,8 @@ impl Way {
         Some(())
     }
 
-    /// Whether the directory of the path was created since the job began. Where the file system
-    /// does not say, each change counts.
+    /// Whether the directory of the path was created since the job began, as far as the file system
+    /// says.
     fn is_new(&self) -> bool {
         let mut about = MaybeUninit::<libc::statx>::zeroed();
         let (directory, path) = self.place();
@@ -159,8 +159,9 @@ impl Way {
         let result = kernel(libc::SYS_statx, [directory, path, flags, wanted, room, 0]);
         // SAFETY: all zeros are a value, and the kernel has written another.
         let about = unsafe { about.assume_init() };
-        let born = about.stx_btime.tv_sec * 1_000_000_000 + i64::from(about.stx_btime.tv_nsec);
-        result != 0 || about.stx_mask & libc::STATX_BTIME == 0 || born >= self.since
+        let born =
+            file_metadata::nanoseconds(about.stx_btime.tv_sec, about.stx_btime.tv_nsec.into());
+        result == 0 && about.stx_mask & libc::STATX_BTIME != 0 && born >= self.since
     }
 
     /// Whether the kernel makes up the content of the directory (proc(5), sysfs(5)).

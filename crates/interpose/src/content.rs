@@ -133,7 +133,8 @@ impl Session {
         if is_small && self.may_record_content(length) {
             return true;
         }
-        let has_changed = identity_of(descriptor).is_none_or(|(_, now)| now != before);
+        let has_changed =
+            identity_of(descriptor).is_none_or(|(_, now)| !now.is_same_state(&before));
         if let Some(open) = self.table.get(descriptor).filter(|_| has_changed) {
             open.is_recorded = true;
         }
@@ -237,7 +238,11 @@ impl Session {
         let descriptor = writing.descriptor;
         let state = || identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
         let appends = writing.place.is_none();
-        let before = state();
+        // An append needs the size that the file server has.
+        let before = match appends {
+            true => state(),
+            false => file_metadata::with_cached_attributes(state),
+        };
         let mut is_shared = false;
         if let Some(open) = self.table.get(descriptor).filter(|_| appends) {
             // A process that found the file empty and has appended nothing is the only writer so
@@ -492,7 +497,7 @@ impl PendingWrite<'_> {
 /// Position and length of the part of a write that lies in its last page; `None` if the write lies
 /// in one page.
 fn last_page(at: u64, length: usize) -> Option<(u64, usize)> {
-    let end = at + length as u64;
+    let end = at.saturating_add(length as u64);
     let page = (end - u64::from(length > 0)) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     (page > at).then_some((page, (end - page) as usize))
 }

@@ -77,13 +77,14 @@ impl Session {
         let call = call_of(copy.number, words, &[]);
         let about = CallDescription::Path("copy", &[]);
         let result = if self.is_live() {
-            let changed = || identity_of(to).map_or(0, |(_, now)| now.changed) as u64;
-            let precondition = || [changed(), 0, 0, 0, 0, 0, 0, 0];
-            let is_same_file = is_same_file(from, to);
-            // A repetition is the same copy, but not of a file into itself.
-            let outcome = |before: [u64; PRECONDITION_WORDS]| match is_same_file {
-                true if before[0] != changed() => EffectOutcome::Unknown,
-                _ => EffectOutcome::NotPerformed,
+            let changed = |file| identity_of(file).map_or(0, |(_, now)| now.changed) as u64;
+            let precondition = || [changed(from), changed(to), 0, 0, 0, 0, 0, 0];
+            // Other processes may have answered in the target, or changed the source.
+            let outcome = |before: [u64; PRECONDITION_WORDS]| match before[..2]
+                == [changed(from), changed(to)]
+            {
+                true => EffectOutcome::NotPerformed,
+                false => EffectOutcome::Unknown,
             };
             let result = self.effect(call, about, precondition, outcome, || copy.perform());
             self.note(call, result, &[]);
@@ -173,11 +174,6 @@ impl Session {
 }
 
 /// Ends the process if the file does not have the bytes that an earlier incarnation copied.
-fn is_same_file(one: u64, other: u64) -> bool {
-    let both = identity_of(one).zip(identity_of(other));
-    both.is_some_and(|((_, one), (_, other))| one.is_same_file(&other))
-}
-
 fn check_content(from: u64, at: i64, result: i64, before: u64, about: CallDescription<'_>) {
     let (found, now) = content_of(from, at as u64, result as usize);
     if now != before {

@@ -415,7 +415,8 @@ fn lock_now(holder: u64, offset: i64, waits: bool, arguments: [u64; 6]) -> i64 {
     let mut range = unsafe { (arguments[2] as *const libc::flock).read_unaligned() };
     range.l_pid = 0;
     if i32::from(range.l_whence) == libc::SEEK_CUR {
-        (range.l_whence, range.l_start) = (libc::SEEK_SET as i16, range.l_start + offset);
+        (range.l_whence, range.l_start) =
+            (libc::SEEK_SET as i16, range.l_start.saturating_add(offset));
     }
     let range = (&raw const range).addr() as u64;
     kernel(libc::SYS_fcntl, [holder, command, range, 0, 0, 0])

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use libc::{c_int, c_long, mode_t};
 
@@ -57,6 +58,28 @@ fn asked(place: (u64, u64), flags: c_int) -> Option<(FileKind, FileIdentity)> {
     Some((kind_of(status.mode, status.special_device), status.identity))
 }
 
+/// Flag of statx(2) for all looks at attributes now: on a network file system the client's cache may
+/// be old, and a fresh answer may wait until written data has left.
+static SYNC: AtomicI32 = AtomicI32::new(libc::AT_STATX_SYNC_AS_STAT);
+
+/// Runs `look` with attributes as the file server has them.
+pub fn with_fresh_attributes<R>(look: impl FnOnce() -> R) -> R {
+    with_sync(libc::AT_STATX_FORCE_SYNC, look)
+}
+
+/// Runs `look` with attributes as this node has them, without a wait for the file server.
+pub fn with_cached_attributes<R>(look: impl FnOnce() -> R) -> R {
+    with_sync(libc::AT_STATX_DONT_SYNC, look)
+}
+
+/// The recorded thread alone looks at attributes this way, within one session at a time.
+fn with_sync<R>(flag: c_int, look: impl FnOnce() -> R) -> R {
+    let before = SYNC.swap(flag, Relaxed);
+    let result = look();
+    SYNC.store(before, Relaxed);
+    result
+}
+
 /// What the kernel reports of a file.
 struct FileStatus {
     mode: mode_t,
@@ -71,7 +94,8 @@ fn status((directory, path): (u64, u64), flags: c_int) -> Option<FileStatus> {
     let mut about = MaybeUninit::<libc::statx>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
     let wanted = u64::from(libc::STATX_BASIC_STATS | libc::STATX_BTIME);
-    let result = kernel(libc::SYS_statx, [directory, path, flags as u64, wanted, room, 0]);
+    let all_flags = (flags | SYNC.load(Relaxed)) as u64;
+    let result = kernel(libc::SYS_statx, [directory, path, all_flags, wanted, room, 0]);
     if result == error(libc::ENOSYS) || result == error(libc::EPERM) {
         return status_without_birth((directory, path), flags);
     }
@@ -80,7 +104,7 @@ fn status((directory, path): (u64, u64), flags: c_int) -> Option<FileStatus> {
     }
     // SAFETY: all zeros are a value, and the kernel has written another.
     let about = unsafe { about.assume_init() };
-    let time = |time: libc::statx_timestamp| time.tv_sec * SECOND + i64::from(time.tv_nsec);
+    let time = |time: libc::statx_timestamp| nanoseconds(time.tv_sec, time.tv_nsec.into());
     let mode = mode_t::from(about.stx_mode);
     // An overlay, whose device has the major number 0, gives a directory another time of birth once
     // something in it is changed. File systems with such a device use no inode twice.
@@ -110,11 +134,16 @@ fn status_without_birth((directory, path): (u64, u64), flags: c_int) -> Option<F
         device: about.st_dev,
         inode: about.st_ino,
         size: about.st_size,
-        modified: about.st_mtime * SECOND + about.st_mtime_nsec,
-        changed: about.st_ctime * SECOND + about.st_ctime_nsec,
+        modified: nanoseconds(about.st_mtime, about.st_mtime_nsec),
+        changed: nanoseconds(about.st_ctime, about.st_ctime_nsec),
         born: 0,
     };
     Some(FileStatus { mode: about.st_mode, special_device: about.st_rdev, identity })
+}
+
+/// Nanoseconds since 1970; times before 1677 or after 2262 become the nearest of these.
+pub fn nanoseconds(seconds: i64, rest: i64) -> i64 {
+    seconds.saturating_mul(SECOND).saturating_add(rest)
 }
 
 fn kind_of(mode: mode_t, device: libc::dev_t) -> FileKind {

@@ -211,7 +211,7 @@ impl Session {
         self.replay(call, CallDescription::Path("mapping", path), &mut [&mut before]);
         self.table.index(descriptor).into_iter().for_each(|index| self.reopen_file(index));
         let before = identity_from(&before);
-        if identity_of(descriptor).map(|(_, now)| now) != Some(before) {
+        if identity_of(descriptor).is_none_or(|(_, now)| !now.is_same_state(&before)) {
             end_for(path);
         }
         IS_UNCONFIRMED.store(true, Relaxed);

@@ -8,7 +8,7 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
 use crate::compared_arguments::{directory_of, of_values};
-use crate::descriptor_table::{OPENS, PATH_BYTES};
+use crate::descriptor_table::{FileIdentity, FileKind, OPENS, PATH_BYTES};
 use crate::file_metadata::{
     directory_changed, identity_at, identity_behind, is_exempt, is_exempt_at, path_at, path_of_name,
 };
@@ -403,15 +403,18 @@ impl RecordedChange {
 /// and the time of the last status change; then the time of the last status change of each
 /// directory. Every change of a name changes this time of its directory.
 fn precondition_of(path_change: &PathChange) -> [u64; PRECONDITION_WORDS] {
-    let follows_links = path_change.check == CompletionCheck::Idempotent;
-    let look = if follows_links { identity_behind } else { identity_at };
-    let fact = |place: Option<PathAt>| {
+    let fact = |place: Option<PathAt>, look: fn(PathAt) -> Option<(FileKind, FileIdentity)>| {
         let found = place.and_then(look);
         found.map_or([0; 3], |(_, now)| [now.inode, now.device, now.changed as u64])
     };
     // SAFETY: the program's paths.
     let above = |place: PathAt| unsafe { directory_changed(place) } as u64;
-    let ([a, b, c], [d, e, f]) = (fact(path_change.first), fact(path_change.second));
+    let [a, b, c] = fact(path_change.first, identity_at);
+    let [d, e, f] = match path_change.check {
+        // The call changes a link or what the link leads to.
+        CompletionCheck::Idempotent => fact(path_change.first, identity_behind),
+        _ => fact(path_change.second, identity_at),
+    };
     let [g, h] = [path_change.first, path_change.second].map(|place| place.map_or(0, above));
     [a, b, c, d, e, f, g, h]
 }

@@ -272,10 +272,11 @@ impl Session {
         let interrupted = self.guard.record().interrupted(call);
         let interrupted =
             interrupted.unwrap_or_else(|problem| abort_replay(format_args!("{about}: {problem}")));
-        let precondition = interrupted.unwrap_or_else(precondition);
         // Another node does not know whether the effect had begun.
         let may_have_happened = self.guard.record().has_begun_effect() || origin::is_other_node();
         let interrupted = interrupted.filter(|_| may_have_happened);
+        let precondition = interrupted.unwrap_or_else(precondition);
+        let outcome = |before| file_metadata::with_fresh_attributes(|| outcome(before));
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
             EffectOutcome::Unknown => abort_replay(format_args!(

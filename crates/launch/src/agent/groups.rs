@@ -140,7 +140,7 @@ impl Agent {
                 size: job.size,
                 task,
                 plan: &plans[&appnum],
-                machine_processes: node.machine_ranks,
+                machine_processes: node.machine_ranks.max(node.rank_count),
                 node_processes: node.rank_count,
                 incarnation: recovers(job).then_some(0),
                 has_images: config.is_some(),
@@ -329,7 +329,7 @@ impl Agent {
             size: job.size,
             task,
             plan: &plan,
-            machine_processes: node.machine_ranks,
+            machine_processes: node.machine_ranks.max(node.rank_count),
             node_processes: node.rank_count,
             incarnation: Some(replay.incarnation()),
         };
@@ -499,7 +499,9 @@ impl Agent {
                     size: order.size,
                     task,
                     plan: &plan,
-                    machine_processes: node.machine_ranks - node.rank_count + living + own,
+                    machine_processes: node.machine_ranks.saturating_sub(node.rank_count)
+                        + living
+                        + own,
                     node_processes: own,
                     incarnation: None,
                     recording: None,
