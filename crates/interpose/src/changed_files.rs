@@ -75,8 +75,7 @@ impl ChangedFiles {
         file_systems: [const {
             FileSystem {
                 device: 0,
-                files: [const { ChangedFile { inode: 0, born: 0, length: 0, path: [0; PATH_BYTES] } };
-                    FILES],
+                files: [const { ChangedFile::FREE }; FILES],
                 has_more: false,
                 last: 0,
             }
@@ -161,6 +160,8 @@ impl FileSystem {
 }
 
 impl ChangedFile {
+    const FREE: ChangedFile = ChangedFile { inode: 0, born: 0, length: 0, path: [0; PATH_BYTES] };
+
     fn path(&self) -> &[u8] {
         &self.path[..self.length.into()]
     }

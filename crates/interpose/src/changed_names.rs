@@ -160,7 +160,7 @@ impl Way {
         // SAFETY: all zeros are a value, and the kernel has written another.
         let about = unsafe { about.assume_init() };
         let born =
-            file_metadata::nanoseconds(about.stx_btime.tv_sec, about.stx_btime.tv_nsec.into());
+            crate::file_status::nanoseconds(about.stx_btime.tv_sec, about.stx_btime.tv_nsec.into());
         result == 0 && about.stx_mask & libc::STATX_BTIME != 0 && born >= self.since
     }
 

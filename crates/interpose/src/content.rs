@@ -241,7 +241,7 @@ impl Session {
         // An append needs the size that the file server has.
         let before = match appends {
             true => state(),
-            false => file_metadata::with_cached_attributes(state),
+            false => crate::file_status::with_cached_attributes(state),
         };
         let mut is_shared = false;
         if let Some(open) = self.table.get(descriptor).filter(|_| appends) {

@@ -40,6 +40,7 @@ mod descriptor_table;
 mod exports;
 mod file_metadata;
 mod file_size_limit;
+mod file_status;
 mod held_files;
 mod libc_wrappers;
 mod mapped_files;

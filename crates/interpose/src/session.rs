@@ -276,7 +276,7 @@ impl Session {
         let may_have_happened = self.guard.record().has_begun_effect() || origin::is_other_node();
         let interrupted = interrupted.filter(|_| may_have_happened);
         let precondition = interrupted.unwrap_or_else(precondition);
-        let outcome = |before| file_metadata::with_fresh_attributes(|| outcome(before));
+        let outcome = |before| crate::file_status::with_fresh_attributes(|| outcome(before));
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
             EffectOutcome::Unknown => abort_replay(format_args!(
