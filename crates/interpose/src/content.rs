@@ -252,12 +252,14 @@ impl Session {
                 end => end == before.size,
             };
             open.is_shared_append |= !is_own;
-            is_shared = open.is_shared_append;
+            // Other processes may begin with the same bytes as this one does.
+            is_shared = open.is_shared_append || open.append_end == 0;
         }
         let precondition = || {
-            let (length, digest) = writing.replaced(pieces);
+            let [(first, first_digest), (last, last_digest)] = writing.replaced(pieces);
             let (size, changed) = (before.size as u64, before.changed as u64);
-            [size, u64::from(is_shared), length, digest, changed, 0, 0, 0]
+            let is_shared = u64::from(is_shared);
+            [size, is_shared, first, first_digest, changed, last, last_digest, 0]
         };
         // SAFETY: the caller's promise.
         let outcome = |before: [u64; PRECONDITION_WORDS]| unsafe {
@@ -455,14 +457,18 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     (says && !is_current).then_some(at)
 }
 
-/// Number of bytes at a position of a file, at most `length`, and a digest of them.
-pub fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
+/// Number of bytes at a position of a file, at most `length`, and a digest of them. `None`: this
+/// process may not read the file.
+pub fn content_of(descriptor: u64, at: u64, length: usize) -> Option<(u64, u64)> {
     let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
+    let mut is_read = false;
     read_by_another(descriptor, |file| {
+        is_read = true;
         while count < length {
             let wanted = COMPARED.min(length - count) as u64;
             let room = found.as_mut_ptr().addr() as u64;
             let read = kernel(libc::SYS_pread64, [file, room, wanted, at + count as u64, 0, 0]);
+            is_read &= read >= 0;
             let Some(read) = usize::try_from(read).ok().filter(|read| *read > 0) else { break };
             let before = digest(&all);
             all[..8].copy_from_slice(&before.to_le_bytes());
@@ -470,7 +476,7 @@ pub fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
             count += read;
         }
     });
-    (count as u64, digest(&all))
+    is_read.then(|| (count as u64, digest(&all)))
 }
 
 /// Calls `work` with a readable descriptor of the same file: the program's may be write-only.
@@ -480,30 +486,38 @@ fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
 }
 
+/// Length that no compared part of a file has: its bytes could not be read.
+const UNREAD: u64 = u64::MAX;
+
 impl PendingWrite<'_> {
-    /// Length and digest of bytes that the write replaces, by which an interrupted write is judged:
-    /// all of them if another node may have to judge, else those of the last page of a write of
-    /// several pages.
-    fn replaced(&self, pieces: &IoVectors) -> (u64, u64) {
-        match self.place {
-            Some(at) if requires_durability() => content_of(self.descriptor, at, pieces.length()),
-            Some(at) => last_page(at, pieces.length())
-                .map_or((0, 0), |(page, length)| content_of(self.descriptor, page, length)),
-            None => (0, 0),
-        }
+    /// Lengths and digests of bytes that the write replaces, by which an interrupted write is
+    /// judged ([`compared_parts`]).
+    fn replaced(&self, pieces: &IoVectors) -> [(u64, u64); 2] {
+        let parts = self.place.map_or([None; 2], |at| compared_parts(at, pieces.length()));
+        parts.map(|part| {
+            let read = |(at, length)| content_of(self.descriptor, at, length);
+            part.map_or((0, 0), |part| read(part).unwrap_or((UNREAD, 0)))
+        })
     }
 }
 
-/// Position and length of the part of a write that lies in its last page; `None` if the write lies
-/// in one page.
-fn last_page(at: u64, length: usize) -> Option<(u64, usize)> {
+/// Positions and lengths of the parts of a write by which an interrupted write is judged: its first
+/// and its last page if it has several pages, or all of it if another node may have to judge.
+fn compared_parts(at: u64, length: usize) -> [Option<(u64, usize)>; 2] {
+    if requires_durability() {
+        return [None, Some((at, length))];
+    }
     let end = at.saturating_add(length as u64);
     let page = (end - u64::from(length > 0)) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-    (page > at).then_some((page, (end - page) as usize))
+    let first = (PAGE_BYTES as u64 - at % PAGE_BYTES as u64) as usize;
+    match page > at {
+        true => [Some((at, first)), Some((page, (end - page) as usize))],
+        false => [None; 2],
+    }
 }
 
 /// Whether a write has happened during which the last incarnation was killed. `before` has the
-/// length and digest of replaced bytes ([`PendingWrite::replaced`]), and the time of the last
+/// lengths and digests of replaced bytes ([`PendingWrite::replaced`]), and the time of the last
 /// change. A kill ends a write only between two pages of the file, so what was written in part has
 /// not reached the last page. Any other content may be the answer of another process to the write.
 ///
@@ -515,7 +529,7 @@ unsafe fn written(
     pieces: &IoVectors,
     before: [u64; PRECONDITION_WORDS],
 ) -> EffectOutcome {
-    let [_, _, length, digest, changed, ..] = before;
+    let [_, _, first, first_digest, changed, last, last_digest, _] = before;
     let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
     if now.changed as u64 == changed {
         return EffectOutcome::NotPerformed;
@@ -525,12 +539,19 @@ unsafe fn written(
     if unsafe { is_there(descriptor, at, pieces, wanted) } {
         return EffectOutcome::Performed(wanted as i64);
     }
-    let compared = match last_page(at, wanted) {
-        _ if requires_durability() => Some((at, wanted)),
-        page => page,
+    let is_as_before = |part: Option<(u64, usize)>, before: (u64, u64)| {
+        part.is_some_and(|(at, length)| content_of(descriptor, at, length) == Some(before))
     };
-    let is_as_before = |(at, wanted)| content_of(descriptor, at, wanted) == (length, digest);
-    match compared.is_some_and(is_as_before) {
+    let [first_page, last_page] = compared_parts(at, wanted);
+    // SAFETY: the caller's promise.
+    let is_ours = |part: Option<(u64, usize)>| unsafe {
+        part.is_some_and(|part| is_part_there(descriptor, part, pieces, at))
+    };
+    let first_page_is_known = first_page.is_none()
+        || is_ours(first_page)
+        || is_as_before(first_page, (first, first_digest));
+    let has_not_ended = is_as_before(last_page, (last, last_digest)) && !is_ours(last_page);
+    match first_page_is_known && has_not_ended {
         true => EffectOutcome::NotPerformed,
         false => EffectOutcome::Unknown,
     }
@@ -574,11 +595,29 @@ unsafe fn appended(
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
-unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &IoVectors, length: usize) -> bool {
+unsafe fn is_there(descriptor: u64, at: u64, pieces: &IoVectors, length: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { is_part_there(descriptor, (at, length), pieces, at) }
+}
+
+/// Whether the file has this part, a position and a length, of `pieces` that begin at `start`.
+///
+/// # Safety
+/// The memory of `pieces` is valid.
+unsafe fn is_part_there(
+    descriptor: u64,
+    (mut at, length): (u64, usize),
+    pieces: &IoVectors,
+    start: u64,
+) -> bool {
     let (mut found, mut is_there) = ([0; COMPARED], false);
+    let mut before = (at - start) as usize;
     read_by_another(descriptor, |file| {
         // SAFETY: the caller's promise.
-        is_there = unsafe { pieces.first(length) }.all(|piece| {
+        is_there = unsafe { pieces.first(before + length) }.all(|piece| {
+            let skipped = before.min(piece.len());
+            before -= skipped;
+            let piece = &piece[skipped..];
             piece.chunks(COMPARED).all(|part| {
                 let room = found.as_mut_ptr().addr() as u64;
                 let read = [file, room, part.len() as u64, at, 0, 0];

@@ -161,13 +161,14 @@ impl Session {
         let from = copy.from;
         let before = identity_of(from);
         let result = self.guard.while_released(|| interruptible(|| copy.perform()));
-        let (_, digest) = content_of(from, at as u64, result.max(0) as usize);
-        if identity_of(from) != before {
+        let copied = content_of(from, at as u64, result.max(0) as usize);
+        if identity_of(from) != before || copied.is_none() {
             let path = Path(self.path_of(from));
             crate::restart_refusals::forbid_restart(format_args!(
-                "it copies {path} within the kernel, which is changed meanwhile"
+                "it copies {path} within the kernel, which is changed meanwhile or may not be read"
             ));
         }
+        let (_, digest) = copied.unwrap_or_default();
         self.note(call, result, &[&digest.to_le_bytes()]);
         result
     }
@@ -175,7 +176,7 @@ impl Session {
 
 /// Ends the process if the file does not have the bytes that an earlier incarnation copied.
 fn check_content(from: u64, at: i64, result: i64, before: u64, about: CallDescription<'_>) {
-    let (found, now) = content_of(from, at as u64, result as usize);
+    let (found, now) = content_of(from, at as u64, result as usize).unwrap_or_default();
     if now != before {
         abort_replay(format_args!(
             "{about} gave {found} bytes of digest {now:016x}, and before {result} of \

@@ -21,6 +21,7 @@ use crate::libc_wrappers::now;
 use crate::session::{Session, abort_replay, kernel};
 use crate::signal_mask::interruptible;
 use crate::syscalls::HERE;
+use crate::user_memory;
 
 const SECOND: i64 = 1_000_000_000;
 
@@ -126,8 +127,8 @@ fn deadline_of(number: c_long, arguments: [u64; 6]) -> Option<Deadline> {
         FUTEX_WAITV if fourth != 0 => (fifth as clockid_t, 3),
         FUTEX_WAIT if fifth != 0 => (sixth as clockid_t, 4),
         libc::SYS_clock_nanosleep if is_absolute => (first as clockid_t, 2),
-        libc::SYS_timerfd_settime if is_absolute && third != 0 => (clock_of_file(first), 2),
-        libc::SYS_timer_settime if is_absolute && third != 0 => (clock_of_timer(first), 2),
+        libc::SYS_timerfd_settime if is_absolute && third != 0 => (clock_of_file(first)?, 2),
+        libc::SYS_timer_settime if is_absolute && third != 0 => (clock_of_timer(first)?, 2),
         _ => return None,
     };
     let is_timer = matches!(number, libc::SYS_timerfd_settime | libc::SYS_timer_settime);
@@ -177,7 +178,9 @@ impl Session {
         }
         let deadline = deadline_of(number, arguments)?;
         let place = arguments[deadline.argument] as *const timespec;
-        if place.is_null() {
+        let bytes =
+            if deadline.is_timer { size_of::<[timespec; 2]>() } else { size_of::<timespec>() };
+        if !user_memory::has_bytes(place.addr() as u64, bytes as u64) {
             return None;
         }
         // SAFETY: a time of the program's, or the interval and then the time of a timer.
@@ -195,18 +198,19 @@ impl Session {
     }
 }
 
-/// The clock of the timer behind a descriptor (timerfd_create(2)).
-fn clock_of_file(descriptor: u64) -> clockid_t {
+/// The clock of the timer behind a descriptor (timerfd_create(2)). `None`: it is no timer.
+fn clock_of_file(descriptor: u64) -> Option<clockid_t> {
     let path = crate::file_metadata::information_path(descriptor);
     let mut clock = None;
+    // A system without proc(5) is refused before the program starts.
     each_line(path.text(), |line| clock = clock.or(number_after(line, b"clockid: ")));
-    clock.unwrap_or_else(|| unknown_clock())
+    clock
 }
 
-/// The clock of a timer of this process (timer_create(2)).
-fn clock_of_timer(timer: u64) -> clockid_t {
+/// The clock of a timer of this process (timer_create(2)). `None`: there is no such timer.
+fn clock_of_timer(timer: u64) -> Option<clockid_t> {
     let (mut is_it, mut clock) = (false, None);
-    each_line(c"/proc/self/timers", |line| {
+    let is_listed = each_line(c"/proc/self/timers", |line| {
         if let Some(id) = number_after(line, b"ID: ") {
             is_it = id == timer as c_int;
         }
@@ -214,12 +218,10 @@ fn clock_of_timer(timer: u64) -> clockid_t {
             clock = number_after(line, b"ClockID: ");
         }
     });
-    clock.unwrap_or_else(|| unknown_clock())
-}
-
-#[cold]
-fn unknown_clock() -> ! {
-    abort_replay(format_args!("it sets a timer, and this system does not say by which clock"))
+    if !is_listed {
+        abort_replay(format_args!("it sets a timer, and this system does not say by which clock"))
+    }
+    clock
 }
 
 /// The decimal number that is the rest of a line after `name`.
@@ -227,12 +229,13 @@ fn number_after(line: &[u8], name: &[u8]) -> Option<c_int> {
     std::str::from_utf8(line.strip_prefix(name)?).ok()?.trim().parse().ok()
 }
 
-/// Calls `work` with each line of a file of proc(5); a line longer than the room is cut off.
-fn each_line(path: &std::ffi::CStr, mut work: impl FnMut(&[u8])) {
+/// Calls `work` with each line of a file of proc(5); a line longer than the room is cut off. False:
+/// the file cannot be opened.
+fn each_line(path: &std::ffi::CStr, mut work: impl FnMut(&[u8])) -> bool {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let place = path.as_ptr().addr() as u64;
     let Ok(file) = u64::try_from(kernel(libc::SYS_openat, [HERE, place, flags, 0, 0, 0])) else {
-        return;
+        return false;
     };
     let (mut room, mut line, mut length) = ([0_u8; 1024], [0_u8; 128], 0);
     loop {
@@ -255,6 +258,7 @@ fn each_line(path: &std::ffi::CStr, mut work: impl FnMut(&[u8])) {
         }
     }
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    true
 }
 
 #[cfg(test)]
@@ -309,8 +313,9 @@ mod tests {
         unsafe {
             let file = libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_CLOEXEC);
             assert!(file >= 0);
-            assert_eq!(clock_of_file(file as u64), libc::CLOCK_BOOTTIME);
+            assert_eq!(clock_of_file(file as u64), Some(libc::CLOCK_BOOTTIME));
             libc::close(file);
+            assert_eq!(clock_of_file(file as u64), None);
             let mut event: libc::sigevent = std::mem::zeroed();
             event.sigev_notify = libc::SIGEV_NONE;
             let [mut first, mut second] = [0_i32; 2];
@@ -319,8 +324,9 @@ mod tests {
             };
             assert_eq!(new(libc::CLOCK_MONOTONIC, &mut first), 0);
             assert_eq!(new(libc::CLOCK_REALTIME, &mut second), 0);
-            assert_eq!(clock_of_timer(first as u64), libc::CLOCK_MONOTONIC);
-            assert_eq!(clock_of_timer(second as u64), libc::CLOCK_REALTIME);
+            assert_eq!(clock_of_timer(first as u64), Some(libc::CLOCK_MONOTONIC));
+            assert_eq!(clock_of_timer(second as u64), Some(libc::CLOCK_REALTIME));
+            assert_eq!(clock_of_timer(12_345), None);
             for id in [first, second] {
                 libc::syscall(libc::SYS_timer_delete, id);
             }

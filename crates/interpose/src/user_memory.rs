@@ -152,7 +152,8 @@ unsafe fn can_write(number: c_long, [_, b, c, ..]: [u64; 6]) -> bool {
     }
 }
 
-fn has_bytes(address: u64, bytes: u64) -> bool {
+/// Whether the first and the last of these bytes can be read.
+pub fn has_bytes(address: u64, bytes: u64) -> bool {
     let last = address.saturating_add(bytes.saturating_sub(1));
     let is_one_page = address / PAGE_BYTES == last / PAGE_BYTES;
     bytes == 0 || can_read(address) && (is_one_page || can_read(last))

@@ -72,6 +72,59 @@ static void empty_box(void)
         perror("box");
 }
 
+/* Both ranks append the same line to a log; rank 0 has appended to it before, or has not. */
+static int append_to_log(void)
+{
+    int file = open("log", O_CREAT | O_WRONLY | O_APPEND, 0644), got = write(file, "line\n", 5);
+    close(file);
+    return got == 5;
+}
+static void begin_log(void) { append_to_log(); }
+static int log_size(void)
+{
+    struct stat about;
+    return stat("log", &about) ? 0 : about.st_size;
+}
+
+/* Rank 0 writes a form of three pages, most of it empty; rank 1 fills in the second page. */
+enum { FORM = 3 * 4096, FIELD = 5000 };
+static char field(void)
+{
+    char found = 0;
+    int file = open("form", O_RDONLY);
+    if (file >= 0 && pread(file, &found, 1, FIELD) < 0)
+        perror("form");
+    close(file);
+    return found ? found : '-';
+}
+static void lay_out(void)
+{
+    make("form", "");
+    if (truncate("form", FORM))
+        perror("form");
+}
+static int hand_in(void)
+{
+    static char form[FORM] = "form";
+    int file = open("form", O_WRONLY), got = pwrite(file, form, FORM, 0);
+    close(file);
+    return got == FORM;
+}
+static int is_handed_in(void)
+{
+    char found = 0;
+    int file = open("form", O_RDONLY), got = pread(file, &found, 1, 0);
+    close(file);
+    return got == 1 && found == 'f';
+}
+static void fill_in(void)
+{
+    int file = open("form", O_WRONLY);
+    if (pwrite(file, "x", 1, FIELD) != 1)
+        perror("form");
+    close(file);
+}
+
 /* Rank 0 writes a question over a file, rank 1 an answer over the question. */
 static int ask(void)
 {
@@ -126,6 +179,7 @@ static const struct effect {
     int (*act)(void);
     int (*is_seen)(void);
     void (*answer)(void);
+    void (*prepare)(void);
 } effects[] = {
     {"claim-removal", claim_by_removal, NULL, NULL},
     {"claim-renaming", claim_by_renaming, NULL, NULL},
@@ -135,7 +189,10 @@ static const struct effect {
     {"symlink", raise_link, flag_is_up, lower},
     {"link", raise_second_name, flag_is_up, lower},
     {"append", put_in_box, box_is_full, empty_box},
+    {"append-same", append_to_log, NULL, NULL},
+    {"append-more", append_to_log, NULL, NULL, begin_log},
     {"write", ask, is_asked, answer},
+    {"write-pages", hand_in, is_handed_in, fill_in, lay_out},
     {"truncate", shorten, is_short, restore_length},
     {"chmod", hide, is_hidden, show},
     {"attribute", label, NULL, NULL},
@@ -165,6 +222,8 @@ int main(int argc, char **argv)
     if (!rank) {
         make("base", "base content");
         make("task", "");
+        if (effect->prepare)
+            effect->prepare();
         printf("ready\n");
         fflush(stdout);
     }
@@ -183,7 +242,8 @@ int main(int argc, char **argv)
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Allreduce(&done, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (!rank)
-        printf("result %d, flag %d, box %d, mode %o, %s\n", all, exists("flag"), box_is_full(), mode(), content());
+        printf("result %d, flag %d, box %d, log %d, field %c, mode %o, %s\n", all, exists("flag"), box_is_full(), log_size(),
+               field(), mode(), content());
     MPI_Finalize();
     return 0;
 }
