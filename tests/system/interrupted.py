@@ -36,6 +36,7 @@ class Effect:
     name: str
     call: int
     is_told: bool = False
+    is_exact: bool = False
     has_answer: bool = True
 
 
@@ -47,9 +48,9 @@ EFFECTS = [
     Effect("folder", MKDIR),
     Effect("symlink", SYMLINK),
     Effect("link", LINK),
-    Effect("append", WRITE),
-    Effect("append-same", WRITE),
-    Effect("append-more", WRITE, is_told=True),
+    Effect("append", WRITE, is_exact=True),
+    Effect("append-same", WRITE, is_exact=True),
+    Effect("append-more", WRITE, is_exact=True),
     Effect("write", PWRITE, is_told=True),
     Effect("write-pages", PWRITE, is_told=True),
     Effect("truncate", TRUNCATE),
@@ -123,7 +124,7 @@ def check(checks, name: str, found, undisturbed, effect: Effect, company: str, m
     is_killed = "rank 0 was killed by SIGKILL" in output
     is_refused = code != 0 and re.search(CANNOT_TELL, output) is not None
     is_right = code == 0 and results == undisturbed[1] and len(results) == 1
-    must_return = company == "alone" and (moment == "enter" or effect.is_told)
+    must_return = effect.is_exact or company == "alone" and (moment == "enter" or effect.is_told)
     measured = "right" if is_right else "refused, by name" if is_refused else f"exit code {code}, {results}, not {undisturbed[1]}"
     checks.check(name, is_killed and (is_right or is_refused and not must_return), measured, output)
 

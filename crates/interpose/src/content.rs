@@ -13,6 +13,7 @@ use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSource};
 use libc::c_long;
 
+use crate::appends::{appended, offset_of};
 use crate::descriptor_table::FileKind;
 use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
 use crate::observe;
@@ -36,7 +37,7 @@ const RWF_APPEND: u64 = 0x10;
 /// descriptor.
 const RWF_NOAPPEND: u64 = 0x20;
 /// Size of a page on x86-64, in bytes.
-const PAGE_BYTES: i64 = 4096;
+pub const PAGE_BYTES: i64 = 4096;
 /// Bytes of a file that are compared at once.
 const COMPARED: usize = 4096;
 
@@ -202,6 +203,9 @@ impl Session {
         let at = if appends { AT_END } else { position.unwrap_or(open.offset) as u64 };
         let path = self.path_of(descriptor);
         let wanted = pieces.length() as u64;
+        if appends {
+            self.hold_for_append(descriptor, position.is_none());
+        }
         let about =
             CallDescription::Bytes { what: "write", path, offset: at as i64, length: wanted };
         let call = call_of(number, [descriptor, at, wanted, 0, 0], &[]);
@@ -210,8 +214,19 @@ impl Session {
         let (result, end) = if self.is_live() {
             let place = (at != AT_END).then_some(at);
             let moves = position.is_none();
-            let writing =
-                PendingWrite { number, arguments, descriptor, place, moves, digest, about };
+            let offset_tells = moves && self.offset_tells(descriptor);
+            let offset = if appends { offset_of(descriptor) } else { 0 };
+            let writing = PendingWrite {
+                number,
+                arguments,
+                descriptor,
+                place,
+                moves,
+                offset,
+                offset_tells,
+                digest,
+                about,
+            };
             // SAFETY: the caller's promise.
             unsafe { self.perform_write(call, &pieces, &writing) }
         } else {
@@ -243,40 +258,33 @@ impl Session {
             true => state(),
             false => crate::file_status::with_cached_attributes(state),
         };
-        let mut is_shared = false;
-        if let Some(open) = self.table.get(descriptor).filter(|_| appends) {
-            // A process that found the file empty and has appended nothing is the only writer so
-            // far.
-            let is_own = match open.append_end {
-                0 => before.size == 0,
-                end => end == before.size,
-            };
-            open.is_shared_append |= !is_own;
-            // Other processes may begin with the same bytes as this one does.
-            is_shared = open.is_shared_append || open.append_end == 0;
-        }
+        let is_shared = appends && self.is_shared_append(descriptor, before.size);
         let precondition = || {
             let [(first, first_digest), (last, last_digest)] = writing.replaced(pieces);
             let (size, changed) = (before.size as u64, before.changed as u64);
             let is_shared = u64::from(is_shared);
-            [size, is_shared, first, first_digest, changed, last, last_digest, 0]
+            [size, is_shared, first, first_digest, changed, last, last_digest, writing.offset]
         };
         // SAFETY: the caller's promise.
         let outcome = |before: [u64; PRECONDITION_WORDS]| unsafe {
-            let (outcome, end) = match writing.place {
-                None => (appended(descriptor, pieces, before), before[0] as i64),
-                Some(at) => (written(descriptor, at, pieces, before), at as i64),
+            let Some(at) = writing.place else {
+                return appended(descriptor, pieces, before, writing.offset_tells);
             };
+            let outcome = written(descriptor, at, pieces, before);
             if let (EffectOutcome::Performed(length), true) = (&outcome, writing.moves) {
                 // The incarnation that wrote had moved a position that died with it.
-                let end = (end + length) as u64;
+                let end = at.saturating_add_signed(*length);
                 kernel(libc::SYS_lseek, [descriptor, end, libc::SEEK_SET as u64, 0, 0, 0]);
             }
             outcome
         };
         let perform = || kernel(writing.number, writing.arguments);
         let result = self.effect(call, writing.about, precondition, outcome, perform);
-        let end = if appends { state().size as u64 } else { 0 };
+        let end = match (appends, writing.moves) {
+            (true, true) => offset_of(descriptor),
+            (true, false) => state().size as u64,
+            (false, _) => 0,
+        };
         self.note(call, result, &[&writing.digest.to_le_bytes(), &end.to_le_bytes()]);
         (result, end)
     }
@@ -437,6 +445,10 @@ struct PendingWrite<'a> {
     place: Option<u64>,
     /// The write moves the position of the open file.
     moves: bool,
+    /// Position of the open file before an append, which need not be the file's end.
+    offset: u64,
+    /// The position shows what an interrupted append has done.
+    offset_tells: bool,
     digest: u64,
     about: CallDescription<'a>,
 }
@@ -557,45 +569,11 @@ unsafe fn written(
     }
 }
 
-/// Whether an append has happened during which the last incarnation was killed. An append that has
-/// happened in part is truncated away. A kill ends a write only between two pages of the file, so
-/// any other part is the append of another process.
-///
-/// # Safety
-/// The memory of `pieces` is valid.
-unsafe fn appended(
-    descriptor: u64,
-    pieces: &IoVectors,
-    before: [u64; PRECONDITION_WORDS],
-) -> EffectOutcome {
-    let [before, is_shared, _, _, changed, ..] = before;
-    let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
-    let grown = now.size - before as i64;
-    if grown == 0 && now.changed as u64 == changed {
-        return EffectOutcome::NotPerformed;
-    }
-    let wanted = pieces.length() as i64;
-    // SAFETY: the caller's promise.
-    let is_ours = grown > 0
-        && grown <= wanted
-        && is_shared == 0
-        && unsafe { is_there(descriptor, before, pieces, grown as usize) };
-    match is_ours {
-        false => EffectOutcome::Unknown,
-        true if grown == wanted => EffectOutcome::Performed(wanted),
-        true if now.size % PAGE_BYTES != 0 => EffectOutcome::Unknown,
-        true => match kernel(libc::SYS_ftruncate, [descriptor, before, 0, 0, 0, 0]) {
-            0 => EffectOutcome::NotPerformed,
-            _ => EffectOutcome::Unknown,
-        },
-    }
-}
-
 /// Whether the file has the first `length` bytes of `pieces` at this position.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
-unsafe fn is_there(descriptor: u64, at: u64, pieces: &IoVectors, length: usize) -> bool {
+pub unsafe fn is_there(descriptor: u64, at: u64, pieces: &IoVectors, length: usize) -> bool {
     // SAFETY: the caller's promise.
     unsafe { is_part_there(descriptor, (at, length), pieces, at) }
 }

@@ -114,6 +114,9 @@ pub struct OpenFile {
     pub is_removed: bool,
     /// Number under which the agent holds the file; 0: the agent does not hold it.
     pub held: u64,
+    /// True if the agent has given the open file back, with the position that an earlier
+    /// incarnation has left.
+    pub is_returned: bool,
     /// Operation of `flock`; 0: the file is not locked.
     pub lock: c_int,
     /// Start and length in bytes of ranges locked by `fcntl`.
@@ -138,6 +141,7 @@ impl OpenFile {
         is_recorded: false,
         is_removed: false,
         held: 0,
+        is_returned: false,
         lock: 0,
         ranges: [None; LOCKS],
         has_process_locks: false,
@@ -184,6 +188,9 @@ pub struct DescriptorTable {
     pub working_directory: WorkingDirectory,
     pub mapped_files: MappedFiles,
     pub changed_files: ChangedFiles,
+    /// Index of the open file whose position is not restored, because it shows what an interrupted
+    /// append has done.
+    pub kept_offset: Option<usize>,
     ends: [AppendEnd; ENDS],
     /// Index of the entry of `ends` that is replaced next.
     oldest: usize,
@@ -204,6 +211,7 @@ impl DescriptorTable {
         working_directory: WorkingDirectory { open: OpenFile::FREE, is_elsewhere: false },
         mapped_files: MappedFiles::EMPTY,
         changed_files: ChangedFiles::EMPTY,
+        kept_offset: None,
         ends: [AppendEnd { file: FileIdentity::NONE, end: 0 }; ENDS],
         oldest: 0,
     };
@@ -250,6 +258,7 @@ impl DescriptorTable {
         (open.identity, open.append_end) = (FileIdentity::default(), 0);
         (open.is_shared_append, open.is_real, open.is_quiesced) = (false, true, false);
         (open.is_recorded, open.is_removed, open.held) = (false, false, 0);
+        open.is_returned = false;
         (open.lock, open.ranges, open.has_process_locks) = (0, [None; LOCKS], false);
         Some(open)
     }

@@ -94,15 +94,17 @@ fn talk(
     descriptor: Option<u64>,
     is_answered: bool,
 ) -> Result<Option<u64>, i64> {
-    let time = libc::timeval { tv_sec: ANSWER_SECONDS, tv_usec: 0 };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        let (time, length) = ((&raw const time).addr() as u64, size_of::<libc::timeval>() as u64);
-        let level = libc::SOL_SOCKET as u64;
-        kernel(libc::SYS_setsockopt, [socket, level, option as u64, time, length, 0]);
-    }
+    set_time_limit(socket, libc::SO_SNDTIMEO);
     let suffix = if word[0] == HELD_MAKE_DURABLE { DURABLE_SUFFIX } else { "" };
     let nobody = -i64::from(libc::ECONNREFUSED);
-    let (address, length) = address(head, suffix).ok_or(nobody)?;
+    let (mut address, length) = address(head, suffix).ok_or(nobody)?;
+    let mut control = ControlMessage([0; SPACE]);
+    descriptor.iter().for_each(|descriptor| control.put(*descriptor as i32));
+    let sent = Message { word, control, has_control: descriptor.is_some() };
+    if !is_answered {
+        return sent.pass(libc::SYS_sendmsg, socket, Some((&mut address, length))).map(|_| None);
+    }
+    set_time_limit(socket, libc::SO_RCVTIMEO);
     let address = (&raw const address).addr() as u64;
     let connected = kernel(libc::SYS_connect, [socket, address, length, 0, 0, 0]);
     if connected != 0 {
@@ -114,41 +116,57 @@ fn talk(
     let own = (&raw const family).addr() as u64;
     let own_length = size_of::<libc::sa_family_t>() as u64;
     kernel(libc::SYS_bind, [socket, own, own_length, 0, 0, 0]);
-    let mut control = ControlMessage([0; SPACE]);
-    descriptor.iter().for_each(|descriptor| control.put(*descriptor as i32));
-    message(libc::SYS_sendmsg, socket, word, &mut control, descriptor.is_some())?;
-    if !is_answered {
-        return Ok(None);
-    }
-    let mut control = ControlMessage([0; SPACE]);
-    let answer = message(libc::SYS_recvmsg, socket, [0; 2], &mut control, true)?;
-    if answer == word { Ok(control.take()) } else { Err(-i64::from(libc::EPROTO)) }
+    sent.pass(libc::SYS_sendmsg, socket, None)?;
+    let answer = Message { word: [0; 2], control: ControlMessage([0; SPACE]), has_control: true };
+    let answer = answer.pass(libc::SYS_recvmsg, socket, None)?;
+    if answer.word == word { Ok(answer.control.take()) } else { Err(-i64::from(libc::EPROTO)) }
 }
 
-/// Sends or receives one message of one word.
-fn message(
-    number: i64,
-    socket: u64,
-    mut word: [u64; 2],
-    control: &mut ControlMessage,
+fn set_time_limit(socket: u64, option: i32) {
+    let time = libc::timeval { tv_sec: ANSWER_SECONDS, tv_usec: 0 };
+    let (time, length) = ((&raw const time).addr() as u64, size_of::<libc::timeval>() as u64);
+    let level = libc::SOL_SOCKET as u64;
+    kernel(libc::SYS_setsockopt, [socket, level, option as u64, time, length, 0]);
+}
+
+/// One message of one word, with a descriptor or without.
+struct Message {
+    word: [u64; 2],
+    control: ControlMessage,
     has_control: bool,
-) -> Result<[u64; 2], i64> {
-    let mut piece = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: HELD_WORD_BYTES };
-    // SAFETY: all zeros are an empty message.
-    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    header.msg_iov = &raw mut piece;
-    header.msg_iovlen = 1;
-    if has_control {
-        header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = SPACE;
-    }
-    let flags = (libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC) as u64;
-    let header = (&raw mut header).addr() as u64;
-    let done = kernel(number, [socket, header, flags, 0, 0, 0]);
-    match done {
-        done if done == HELD_WORD_BYTES as i64 => Ok(word),
-        error if error < 0 => Err(error),
-        _ => Err(-i64::from(libc::EPROTO)),
+}
+
+impl Message {
+    /// Sends the message, to this address of this length if the socket is not connected; or
+    /// receives another one into it.
+    fn pass(
+        mut self,
+        number: i64,
+        socket: u64,
+        to: Option<(&mut libc::sockaddr_un, u64)>,
+    ) -> Result<Message, i64> {
+        let base = self.word.as_mut_ptr().cast();
+        let mut piece = libc::iovec { iov_base: base, iov_len: HELD_WORD_BYTES };
+        // SAFETY: all zeros are an empty message.
+        let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        header.msg_iov = &raw mut piece;
+        header.msg_iovlen = 1;
+        if let Some((address, length)) = to {
+            header.msg_name = std::ptr::from_mut(address).cast();
+            header.msg_namelen = length as libc::socklen_t;
+        }
+        if self.has_control {
+            header.msg_control = self.control.0.as_mut_ptr().cast();
+            header.msg_controllen = SPACE;
+        }
+        let flags = (libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC) as u64;
+        let header = (&raw mut header).addr() as u64;
+        let done = kernel(number, [socket, header, flags, 0, 0, 0]);
+        match done {
+            done if done == HELD_WORD_BYTES as i64 => Ok(self),
+            error if error < 0 => Err(error),
+            _ => Err(-i64::from(libc::EPROTO)),
+        }
     }
 }
 

@@ -26,6 +26,7 @@ compile_error!(
 );
 
 mod aio;
+mod appends;
 mod caller;
 mod changed_files;
 mod changed_names;

@@ -100,7 +100,11 @@ impl Session {
     /// descriptor.
     pub fn reopen_to_share(&mut self, index: usize) {
         if HAS_OTHERS.load(Relaxed) && self.try_reopen_file(index) {
-            let offset = self.table.by_index(index).offset as u64;
+            let open = self.table.by_index(index);
+            if open.is_returned && open.appends() {
+                return;
+            }
+            let offset = open.offset as u64;
             if let Some(descriptor) = self.table.descriptors(index).next() {
                 kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
             }
@@ -344,8 +348,13 @@ impl Session {
         let has_position =
             matches!(open.kind, FileKind::File | FileKind::Directory | FileKind::Virtual)
                 && open.flags & libc::O_PATH == 0;
+        let (held, is_returned) = (open.held, open.is_returned);
         let first = self.table.descriptors(index).next();
-        if let Some(descriptor) = first.filter(|_| has_position) {
+        if let Some(descriptor) = first.filter(|_| held != 0 && !is_returned) {
+            held_files::keep(descriptor, held);
+        }
+        let is_kept = is_returned && self.table.kept_offset == Some(index);
+        if let Some(descriptor) = first.filter(|_| has_position && !is_kept) {
             kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
         }
     }
@@ -382,6 +391,7 @@ impl Session {
             return;
         }
         if let Some(found) = held_files::get(open.held) {
+            open.is_returned = true;
             self.replace_descriptors(index, found);
         }
     }
@@ -469,8 +479,9 @@ fn is_held(number: u64) -> bool {
 
 /// A descriptor of the open file that the agent holds, or of the file under its present name if
 /// that is the same file.
-fn reopen(open: &OpenFile) -> Option<i64> {
+fn reopen(open: &mut OpenFile) -> Option<i64> {
     let held = if open.held == 0 { None } else { held_files::get(open.held) };
+    open.is_returned = held.is_some();
     if let Some(found) = held {
         return Some(found as i64);
     }
