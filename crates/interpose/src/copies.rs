@@ -165,7 +165,8 @@ impl Session {
         if identity_of(from) != before || copied.is_none() {
             let path = Path(self.path_of(from));
             crate::restart_refusals::forbid_restart(format_args!(
-                "it copies {path} within the kernel, which is changed meanwhile or may not be read"
+                "it copies {path} within the kernel, which is changed meanwhile or cannot be read \
+                 again"
             ));
         }
         let (_, digest) = copied.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Holds open files of a rank that must outlive the rank's process: files that are locked, or whose
-//! name is removed.
+//! Holds open files of a rank that must outlive the rank's process: files that are locked, whose
+//! name is removed, or to which the rank appends.
 //!
 //! A lock and an unnamed file live as long as some process has the same open file (open(2), "open
 //! file description"). So the interposer sends such a descriptor here before the rank locks or
