@@ -3,8 +3,8 @@
 //!
 //! A lock, a file without a name, and the position after an append exist as long as some process
 //! has the same open file. Before the program locks or removes a file that it has open, or appends
-//! to it, the process sends the descriptor to the agent, over a Unix socket made for that one message. The next incarnation asks for the
-//! descriptor back.
+//! to it, the process sends the descriptor to the agent, over a Unix socket made for that one
+//! message. The next incarnation asks for the descriptor back.
 //!
 //! Where another node may take over the rank, the agent also gets a request to make the record
 //! durable there before an effect is performed ([`make_durable`]).
