@@ -51,6 +51,21 @@ fn the_table_of_flags_is_that_of_the_code() {
 }
 
 #[test]
+fn the_table_of_versions_is_that_of_the_code() {
+    let text = read("docs/WIRE.md");
+    for row in rows(&text, "## Versions (checked)") {
+        let place: Vec<_> = row[2].split('`').collect();
+        let [_, constant, _, path, _] = place[..] else { panic!("no constant and file: {row:?}") };
+        let code = read(path);
+        let line = code.lines().find(|line| line.contains(&format!("const {constant}: ")));
+        let (_, value) = line.and_then(|line| line.split_once(" = ")).expect(constant);
+        let numbers: String = value.replace(", ", ".");
+        let number = numbers.trim_matches(|letter: char| !letter.is_ascii_digit());
+        assert_eq!(row[1], number, "{constant}");
+    }
+}
+
+#[test]
 fn the_table_of_sizes_is_that_of_the_code() {
     let text = read("docs/WIRE.md");
     let rows = rows(&text, "## Sizes (checked)");

@@ -3,13 +3,11 @@
 //! An agent is started over some connection (a local pipe, ssh, a host's own command prefix) and
 //! uses the stdin and stdout of the connection. The agent first prints [`BANNER`], so that the
 //! parent can recognise and skip text that a login shell prints before the banner. From then on
-//! both sides send frames: length of the rest of the frame (4 bytes, little endian), kind (1 byte),
-//! body. A length over [`FRAME_BYTES_MAX`] is refused before any memory is allocated. The module
-//! does no I/O.
+//! both sides send frames: length of the body (4 bytes, little endian), and the body, which is one
+//! [`Message`] in the encoding of postcard. A length over [`FRAME_BYTES_MAX`] is refused before any
+//! memory is allocated. The module does no I/O.
 
-mod body;
 mod decoder;
-mod kind;
 pub mod rank_state;
 pub mod spawn_order;
 
@@ -23,14 +21,13 @@ use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
 use crate::ps::paths::Paths;
 use crate::restart::RestartLimits;
-use body::{BodyReader, BodyWriter};
 pub use decoder::Decoder;
 use rank_state::{Adoption, Moved, RankUpdate, RecordingUpdate, Spares};
 use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -46,6 +43,8 @@ pub const ALIVE_INTERVAL: Duration = Duration::from_secs(4);
 /// Time without a message from an agent after which the agent is lost.
 pub const LOST_AFTER: Duration = Duration::from_secs(20);
 const _: () = assert!(LOST_AFTER.as_secs() > 3 * ALIVE_INTERVAL.as_secs());
+/// Bytes of a frame's length field; the length does not count the field itself.
+pub const LENGTH_BYTES: usize = 4;
 /// Bytes of a piece of output or stdin at most, so that no piece delays a barrier.
 pub const PIECE_BYTES_MAX: usize = 16 * 1024;
 
@@ -156,7 +155,7 @@ pub enum Ending {
     Killed(i32),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stream {
     Stdout,
     Stderr,
@@ -164,7 +163,7 @@ pub enum Stream {
 
 /// A message between launcher and agents. `rank` is the index of a process in the job, which for
 /// the job's first processes is their MPI rank.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Message {
     // Messages down the tree.
     Assign(Box<Assignment>),
@@ -193,6 +192,7 @@ pub enum Message {
         group: u32,
     },
     Stdin {
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     StdinEnd,
@@ -269,6 +269,7 @@ pub enum Message {
     Output {
         rank: u32,
         stream: Stream,
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
         /// Number of these bytes that the program has printed, and not our libraries.
         own: u32,
@@ -338,6 +339,7 @@ pub enum Message {
     /// The answer of one agent to a `QueryPaths`.
     Paths {
         serial: u32,
+        #[serde(with = "as_json")]
         paths: Box<Paths>,
     },
     /// The answer of the relay to a `QueryLog`: lines of JSON. `lines` is empty where the host has
@@ -350,21 +352,18 @@ pub enum Message {
     Done,
 }
 
-/// The number that stands for all ranks in place of a rank.
-const ALL: u32 = u32::MAX;
-
 /// Why bytes from the peer are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameError {
     TooLong(usize),
-    Malformed(u8),
+    Malformed,
 }
 
 impl std::fmt::Display for FrameError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             FrameError::TooLong(bytes) => write!(f, "a control message of {bytes} bytes"),
-            FrameError::Malformed(kind) => write!(f, "a malformed control message of kind {kind}"),
+            FrameError::Malformed => f.write_str("a malformed control message"),
         }
     }
 }
@@ -387,294 +386,34 @@ impl Message {
     /// Appends the frame of this message to `out`.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        out.extend([0; 5]);
-        out[start + 4] = self.emit_body(&mut BodyWriter(out));
-        let length = u32::try_from(out.len() - start - 4).unwrap_or(u32::MAX);
-        out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+        out.extend([0; LENGTH_BYTES]);
+        let frame = postcard::to_extend(self, std::mem::take(out));
+        *out = frame.expect("a sequence or map of unknown length, which no message has");
+        let length = u32::try_from(out.len() - start - LENGTH_BYTES).unwrap_or(u32::MAX);
+        out[start..start + LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
     }
 
-    fn emit_body(&self, out: &mut BodyWriter) -> u8 {
-        match self {
-            Message::Assign(assignment) => {
-                out.document(assignment);
-                kind::ASSIGN
-            }
-            Message::StartRelay { config } => {
-                out.text(config);
-                kind::START_RELAY
-            }
-            Message::Start { relay } => {
-                out.text(relay);
-                kind::START
-            }
-            Message::BarrierDown { group, delta } => {
-                out.number(*group);
-                out.delta(delta);
-                kind::BARRIER_DOWN
-            }
-            Message::Answer { rank, line } => {
-                out.number(*rank);
-                out.text(line);
-                kind::ANSWER
-            }
-            Message::SpawnOrder(order) => {
-                out.document(order);
-                kind::SPAWN_ORDER
-            }
-            Message::Revoke { group } => {
-                out.number(*group);
-                kind::REVOKE
-            }
-            Message::Stdin { bytes } => {
-                out.bytes(bytes);
-                kind::STDIN
-            }
-            Message::StdinEnd => kind::STDIN_END,
-            Message::End { at_once } => {
-                out.number(u32::from(*at_once));
-                kind::END
-            }
-            Message::Ping => kind::PING,
-            Message::QueryPaths { serial, rows_max } => {
-                out.number(*serial);
-                out.number(*rows_max);
-                kind::QUERY_PATHS
-            }
-            Message::MakeDurable { rank, serial } | Message::Durable { rank, serial } => {
-                out.number(*rank);
-                out.number(*serial);
-                if matches!(self, Message::MakeDurable { .. }) {
-                    kind::MAKE_DURABLE
-                } else {
-                    kind::DURABLE
-                }
-            }
-            Message::TakeCheckpoints { rank } => {
-                out.number(rank.unwrap_or(ALL));
-                kind::TAKE_CHECKPOINTS
-            }
-            Message::Ready => kind::READY,
-            Message::RelayReady { ranks, relays } => {
-                out.text(ranks);
-                out.text(relays);
-                kind::RELAY_READY
-            }
-            Message::RelayLink { cluster, address, problem } => {
-                out.number(*cluster);
-                out.text(address);
-                out.text(problem);
-                kind::RELAY_LINK
-            }
-            Message::BarrierUp { group, delta } => {
-                out.number(*group);
-                out.delta(delta);
-                kind::BARRIER_UP
-            }
-            Message::Name { rank, request } => {
-                out.number(*rank);
-                out.name_request(request);
-                kind::NAME
-            }
-            Message::Spawn { rank, request } => {
-                out.number(*rank);
-                out.document(request);
-                kind::SPAWN
-            }
-            Message::Started { group, problem } => {
-                out.number(*group);
-                out.text(problem);
-                kind::STARTED
-            }
-            Message::Abort { rank, code, message } => {
-                out.number(*rank);
-                out.number(code.cast_unsigned());
-                out.text(message);
-                kind::ABORT
-            }
-            Message::Adopt(adoption) => {
-                out.document(adoption);
-                kind::ADOPT
-            }
-            Message::Spares(spares) => {
-                out.document(spares);
-                kind::SPARES
-            }
-            Message::RankUpdate(update) => {
-                out.document(update);
-                kind::RANK_UPDATE
-            }
-            Message::RecordingUpdate(update) => {
-                out.recording_update(update);
-                kind::RECORDING_UPDATE
-            }
-            Message::Moved(moved) => {
-                out.document(moved);
-                kind::MOVED
-            }
-            Message::Output { rank, stream, bytes, own } => {
-                out.number(*rank);
-                out.number(u32::from(*stream == Stream::Stderr));
-                out.bytes(bytes);
-                out.number(*own);
-                kind::OUTPUT
-            }
-            Message::StdinTaken { bytes } => {
-                out.number(*bytes);
-                kind::STDIN_TAKEN
-            }
-            Message::Exited { group, rank, ending, stage } => {
-                out.number(*group);
-                out.number(*rank);
-                out.ending(*ending);
-                out.number(*stage as u32);
-                kind::EXITED
-            }
-            Message::Alive { group, rank, pid, incarnation, is_live, percent } => {
-                let numbers = [*group, *rank, *pid, *incarnation, u32::from(*is_live)];
-                numbers.into_iter().for_each(|number| out.number(number));
-                out.percent(*percent);
-                kind::ALIVE
-            }
-            Message::Checkpoint { rank, number, bytes } => {
-                out.number(*rank);
-                out.long(*number);
-                out.long(*bytes);
-                kind::CHECKPOINT
-            }
-            Message::Stuck { rank } => {
-                out.number(*rank);
-                kind::STUCK
-            }
-            Message::Failed { text } => {
-                out.text(text);
-                kind::FAILED
-            }
-            Message::Note { text } => {
-                out.text(text);
-                kind::NOTE
-            }
-            Message::Advice { node, text } => {
-                out.text(node);
-                out.text(text);
-                kind::ADVICE
-            }
-            Message::RelayLog { text } => {
-                out.text(text);
-                kind::RELAY_LOG
-            }
-            Message::Paths { serial, paths } => {
-                out.number(*serial);
-                out.document(paths);
-                kind::PATHS
-            }
-            Message::QueryLog { serial, question: text } => {
-                out.number(*serial);
-                out.text(text);
-                kind::QUERY_LOG
-            }
-            Message::LogStatus { serial, lines: text } => {
-                out.number(*serial);
-                out.text(text);
-                kind::LOG_STATUS
-            }
-            Message::Done => kind::DONE,
-        }
+    /// The message of a frame's body. `None`: the body is no message, or longer than one.
+    fn parse(body: &[u8]) -> Option<Message> {
+        let (message, rest) = postcard::take_from_bytes(body).ok()?;
+        rest.is_empty().then_some(message)
+    }
+}
+
+/// A field as text in JSON, for a structure whose fields JSON shows without their grouping.
+mod as_json {
+    use serde::de::{DeserializeOwned, Error as _};
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &impl Serialize, to: S) -> Result<S::Ok, S::Error> {
+        serde_json::to_string(value).map_err(S::Error::custom)?.serialize(to)
     }
 
-    /// Parses the kind and body of one frame.
-    fn parse(kind: u8, body: &[u8]) -> Option<Message> {
-        let mut body = BodyReader(body);
-        let message = match kind {
-            kind::READY.. => Message::parse_up(kind, &mut body)?,
-            kind::ASSIGN => Message::Assign(body.document()?),
-            kind::START_RELAY => Message::StartRelay { config: body.text()? },
-            kind::START => Message::Start { relay: body.text()? },
-            kind::BARRIER_DOWN => {
-                Message::BarrierDown { group: body.number()?, delta: body.delta()? }
-            }
-            kind::ANSWER => Message::Answer { rank: body.number()?, line: body.text()? },
-            kind::SPAWN_ORDER => Message::SpawnOrder(body.document()?),
-            kind::ADOPT => Message::Adopt(body.document()?),
-            kind::SPARES => Message::Spares(*body.document()?),
-            kind::REVOKE => Message::Revoke { group: body.number()? },
-            kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
-            kind::STDIN_END => Message::StdinEnd,
-            kind::END => Message::End { at_once: body.number()? != 0 },
-            kind::PING => Message::Ping,
-            kind::QUERY_PATHS => {
-                Message::QueryPaths { serial: body.number()?, rows_max: body.number()? }
-            }
-            kind::TAKE_CHECKPOINTS => {
-                Message::TakeCheckpoints { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
-            }
-            kind::DURABLE => Message::Durable { rank: body.number()?, serial: body.number()? },
-            kind::QUERY_LOG => Message::QueryLog { serial: body.number()?, question: body.text()? },
-            _ => return None,
-        };
-        body.is_empty().then_some(message)
-    }
-
-    /// Parses the body of a message of a kind that is sent up the tree.
-    fn parse_up(kind: u8, body: &mut BodyReader) -> Option<Message> {
-        Some(match kind {
-            kind::RANK_UPDATE => Message::RankUpdate(body.document()?),
-            kind::RECORDING_UPDATE => Message::RecordingUpdate(Box::new(body.recording_update()?)),
-            kind::MAKE_DURABLE => {
-                Message::MakeDurable { rank: body.number()?, serial: body.number()? }
-            }
-            kind::MOVED => Message::Moved(body.document()?),
-            kind::READY => Message::Ready,
-            kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
-            kind::RELAY_LINK => Message::RelayLink {
-                cluster: body.number()?,
-                address: body.text()?,
-                problem: body.text()?,
-            },
-            kind::BARRIER_UP => Message::BarrierUp { group: body.number()?, delta: body.delta()? },
-            kind::NAME => Message::Name { rank: body.number()?, request: body.name_request()? },
-            kind::SPAWN => Message::Spawn { rank: body.number()?, request: body.document()? },
-            kind::STARTED => Message::Started { group: body.number()?, problem: body.text()? },
-            kind::ABORT => Message::Abort {
-                rank: body.number()?,
-                code: body.number()?.cast_signed(),
-                message: body.text()?,
-            },
-            kind::OUTPUT => Message::Output {
-                rank: body.number()?,
-                stream: if body.number()? == 0 { Stream::Stdout } else { Stream::Stderr },
-                bytes: body.bytes()?.to_vec(),
-                own: body.number()?,
-            },
-            kind::STDIN_TAKEN => Message::StdinTaken { bytes: body.number()? },
-            kind::EXITED => Message::Exited {
-                group: body.number()?,
-                rank: body.number()?,
-                ending: body.ending()?,
-                stage: body.stage()?,
-            },
-            kind::ALIVE => Message::Alive {
-                group: body.number()?,
-                rank: body.number()?,
-                pid: body.number()?,
-                incarnation: body.number()?,
-                is_live: body.number()? != 0,
-                percent: body.percent()?,
-            },
-            kind::CHECKPOINT => Message::Checkpoint {
-                rank: body.number()?,
-                number: body.long()?,
-                bytes: body.long()?,
-            },
-            kind::STUCK => Message::Stuck { rank: body.number()? },
-            kind::FAILED => Message::Failed { text: body.text()? },
-            kind::NOTE => Message::Note { text: body.text()? },
-            kind::ADVICE => Message::Advice { node: body.text()?, text: body.text()? },
-            kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
-            kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
-            kind::LOG_STATUS => Message::LogStatus { serial: body.number()?, lines: body.text()? },
-            kind::DONE => Message::Done,
-            _ => return None,
-        })
+    pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<T, D::Error> {
+        serde_json::from_str(&String::deserialize(from)?).map_err(D::Error::custom)
     }
 }
 

@@ -9,13 +9,11 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use rustix::io::Errno;
 
-use crate::control::{Decoder, FRAME_BYTES_MAX, Message, VERSION};
+use crate::control::{Decoder, FRAME_BYTES_MAX, LENGTH_BYTES, Message, VERSION};
 
 /// Unsent bytes above which the owner of the stream stops reading output of ranks.
 pub const BACKLOG_BYTES_MAX: usize = 1024 * 1024;
 const READ_BYTES: usize = 64 * 1024;
-/// Bytes of a frame's length field; the length does not count the field itself.
-const LENGTH_BYTES: usize = 4;
 /// Bytes that a login shell may print before the agent's banner.
 const NOISE_BYTES_MAX: usize = 256 * 1024;
 

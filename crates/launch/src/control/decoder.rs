@@ -1,7 +1,7 @@
 //! Decodes the bytes of a control stream into messages. What may never happen: a frame over
 //! [`FRAME_BYTES_MAX`] is waited for.
 
-use super::{FRAME_BYTES_MAX, FrameError, Message};
+use super::{FRAME_BYTES_MAX, FrameError, LENGTH_BYTES, Message};
 
 /// Splits the bytes of a control stream into messages.
 #[derive(Default)]
@@ -19,19 +19,16 @@ impl Decoder {
 
     pub fn poll_message(&mut self) -> Result<Option<Message>, FrameError> {
         let bytes = &self.pending[self.taken..];
-        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+        let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
+            return Ok(None);
+        };
         let length = u32::from_le_bytes(*length) as usize;
         if length > FRAME_BYTES_MAX {
             return Err(FrameError::TooLong(length));
         }
-        if bytes.len() < 4 + length {
-            return Ok(None);
-        }
-        let Some((&kind, body)) = bytes[4..4 + length].split_first() else {
-            return Err(FrameError::Malformed(0));
-        };
-        let message = Message::parse(kind, body).ok_or(FrameError::Malformed(kind))?;
-        self.taken += 4 + length;
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let message = Message::parse(body).ok_or(FrameError::Malformed)?;
+        self.taken += LENGTH_BYTES + length;
         Ok(Some(message))
     }
 }

@@ -48,11 +48,12 @@ pub struct CheckpointLocation {
 /// the poll count, and the poll count is not older than the bytes read. A long update goes in
 /// several pieces, which cut entries of the record. The pieces are one batch, and an incarnation
 /// may replay the batch only once all pieces have arrived.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordingUpdate {
     pub rank: u32,
     /// Position of `reads` in the record of nondeterminism, in bytes.
     pub from: u64,
+    #[serde(with = "serde_bytes")]
     pub reads: Vec<u8>,
     /// Entries before this position of the record are not needed any more.
     pub base: u64,
@@ -65,6 +66,7 @@ pub struct RecordingUpdate {
     pub determinants: Vec<[u64; 3]>,
     /// The part of the record's head about files ([`landbridge_proto::nondeterminism::FILES_AT`]);
     /// empty: unchanged.
+    #[serde(with = "serde_bytes")]
     pub files: Vec<u8>,
     /// More pieces of the same batch follow: the next piece's `reads` begin where this piece ends,
     /// and no piece counts before the last one has arrived.
@@ -98,7 +100,6 @@ impl RecordingUpdate {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
     pub question: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
 }
 

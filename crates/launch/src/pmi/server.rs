@@ -54,7 +54,7 @@ impl Stage {
 }
 
 /// A request that only the root of the tree can answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NameRequest {
     Publish { service: String, port: String },
     Unpublish { service: String },
