@@ -9,6 +9,11 @@
 
 use std::net::Ipv4Addr;
 
+use etherparse::checksum::Sum16BitWords;
+use etherparse::{
+    IpNumber, Ipv4Header, Ipv4HeaderSlice, TcpHeader, TcpHeaderSlice, UdpHeaderSlice,
+};
+
 /// Size of `struct virtio_net_hdr`, which precedes every packet on a TUN device with
 /// `IFF_VNET_HDR`.
 pub const OFFLOAD_BYTES: usize = 10;
@@ -19,10 +24,6 @@ pub const PACKET_BYTES_MAX: usize = 65_535 + OFFLOAD_BYTES;
 const NEEDS_CHECKSUM: u8 = 1;
 const SEGMENT_TCP4: u8 = 1;
 const SEGMENT_ECN: u8 = 0x80;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const TCP_FIN_PSH: u8 = 0x09;
-const TCP_CWR: u8 = 0x80;
 
 /// One packet, offload header included.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +36,7 @@ pub struct Packet {
 struct Layout {
     transport: usize,
     payload: usize,
-    protocol: u8,
+    protocol: IpNumber,
 }
 
 impl Packet {
@@ -52,11 +53,7 @@ impl Packet {
 
     /// The destination address; `None` for packets other than IPv4.
     pub fn destination(&self) -> Option<Ipv4Addr> {
-        let ip = self.ip();
-        if ip.len() < 20 || ip[0] >> 4 != 4 {
-            return None;
-        }
-        Some(Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]))
+        Some(self.header()?.destination_addr())
     }
 
     /// Bytes of IP packets that a wire would carry for this packet: each segment with headers of
@@ -124,7 +121,7 @@ impl Packet {
     /// it finds no such words.
     fn corrupt_keeping_checksum(&mut self, random: u64) {
         const TRIES: u64 = 64;
-        let header = usize::from(self.ip()[0] & 15) * 4;
+        let header = self.header().map_or(0, |header| header.slice().len());
         let start = self.layout().map_or(header, |layout| layout.payload);
         let ip = self.ip_mut();
         let words = (ip.len().saturating_sub(start) / 2) as u64;
@@ -146,8 +143,12 @@ impl Packet {
 
     /// Whether the packet is a fragment of an IPv4 packet.
     fn is_fragment(&self) -> bool {
-        const MORE_AND_OFFSET: u16 = 0x3fff;
-        self.destination().is_some() && be_u16(self.ip(), 6) & MORE_AND_OFFSET != 0
+        self.header().is_some_and(|header| header.is_fragmenting_payload())
+    }
+
+    /// The IP header of an IPv4 packet.
+    fn header(&self) -> Option<Ipv4HeaderSlice<'_>> {
+        Ipv4HeaderSlice::from_slice(self.ip()).ok()
     }
 
     fn ip(&self) -> &[u8] {
@@ -166,7 +167,7 @@ impl Packet {
     fn segmented(&self) -> Option<(Layout, usize)> {
         let segment = self.offload_u16(4);
         let is_tcp4 = self.bytes[1] & !SEGMENT_ECN == SEGMENT_TCP4;
-        let layout = self.layout().filter(|layout| is_tcp4 && layout.protocol == TCP)?;
+        let layout = self.layout().filter(|layout| is_tcp4 && layout.protocol == IpNumber::TCP)?;
         let payload = self.ip().len() - layout.payload;
         (segment > 0 && payload > segment).then_some((layout, segment))
     }
@@ -174,19 +175,17 @@ impl Packet {
     /// The layout of an IPv4 packet with complete TCP or UDP headers; `None` for other packets and
     /// for later fragments.
     fn layout(&self) -> Option<Layout> {
-        let ip = self.ip();
-        self.destination()?;
-        let transport = usize::from(ip[0] & 15) * 4;
-        let is_later_fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x1fff != 0;
-        let header = match ip[9] {
-            TCP => usize::from(*ip.get(transport + 12)? >> 4) * 4,
-            UDP => 8,
+        let header = self.header()?;
+        let transport = header.slice().len();
+        let rest = &self.ip()[transport..];
+        let length = match header.protocol() {
+            IpNumber::TCP => TcpHeaderSlice::from_slice(rest).ok()?.slice().len(),
+            IpNumber::UDP => UdpHeaderSlice::from_slice(rest).ok()?.slice().len(),
             _ => return None,
         };
-        let least = if ip[9] == TCP { 20 } else { 8 };
-        let payload = transport + header;
-        let is_whole = transport >= 20 && header >= least && payload <= ip.len();
-        (is_whole && !is_later_fragment).then_some(Layout { transport, payload, protocol: ip[9] })
+        let (payload, protocol) = (transport + length, header.protocol());
+        let is_later_fragment = header.fragments_offset().value() != 0;
+        (!is_later_fragment).then_some(Layout { transport, payload, protocol })
     }
 
     /// Changes the headers, which are still those of the whole packet, into those of a part that
@@ -197,25 +196,25 @@ impl Packet {
             self.bytes[4..6].fill(0);
         }
         let ip = self.ip_mut();
+        let headers =
+            (Ipv4Header::from_slice(ip), TcpHeader::from_slice(&ip[layout.transport..]));
+        let (Ok((mut header, _)), Ok((mut tcp, _))) = headers else { return };
         // A read never exceeds 65,535 bytes, so lengths fit; the identification may wrap.
-        put_u16(ip, 2, ip.len() as u16);
-        put_u16(ip, 4, be_u16(ip, 4).wrapping_add(first as u16));
-        put_ip_checksum(&mut ip[..layout.transport]);
-        let tcp = &mut ip[layout.transport..];
-        let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
-        tcp[4..8].copy_from_slice(&sequence.wrapping_add((first * size) as u32).to_be_bytes());
-        if !is_last {
-            tcp[13] &= !TCP_FIN_PSH;
-        }
-        if first > 0 {
-            tcp[13] &= !TCP_CWR;
-        }
+        header.total_len = ip.len() as u16;
+        header.identification = header.identification.wrapping_add(first as u16);
+        header.header_checksum = header.calc_header_checksum();
+        tcp.sequence_number = tcp.sequence_number.wrapping_add((first * size) as u32);
+        tcp.fin &= is_last;
+        tcp.psh &= is_last;
+        tcp.cwr &= first == 0;
+        ip[..layout.transport].copy_from_slice(&header.to_bytes());
+        ip[layout.transport..layout.payload].copy_from_slice(&tcp.to_bytes());
         self.leave_checksum_to_receiver(layout);
     }
 
     /// Sets the TCP checksum to that of the pseudo-header, and marks the checksum as incomplete.
     fn leave_checksum_to_receiver(&mut self, layout: Layout) {
-        let pseudo = fold(pseudo_header_sum(self.ip(), layout));
+        let pseudo = !pseudo_header_sum(self.ip(), layout).ones_complement().to_be();
         put_u16(self.ip_mut(), layout.transport + 16, pseudo);
         self.bytes[0] = NEEDS_CHECKSUM;
         self.bytes[6..8].copy_from_slice(&(layout.transport as u16).to_ne_bytes());
@@ -233,46 +232,27 @@ impl Packet {
         if field + 2 > ip.len() {
             return;
         }
-        let checksum = !fold(sum(&ip[start..]));
-        put_u16(ip, field, if checksum == 0 { 0xffff } else { checksum });
+        let sum = Sum16BitWords::new().add_slice(&ip[start..]);
+        put_u16(ip, field, sum.to_ones_complement_with_no_zero().to_be());
     }
 
     fn recompute_transport_checksum(&mut self, layout: Layout) {
-        let field = layout.transport + if layout.protocol == TCP { 16 } else { 6 };
+        let field = layout.transport + if layout.protocol == IpNumber::TCP { 16 } else { 6 };
         let ip = self.ip_mut();
         // A UDP datagram may have no checksum.
-        if layout.protocol == UDP && be_u16(ip, field) == 0 {
+        if layout.protocol == IpNumber::UDP && be_u16(ip, field) == 0 {
             return;
         }
         put_u16(ip, field, 0);
-        let total = pseudo_header_sum(ip, layout) + sum(&ip[layout.transport..]);
-        let checksum = !fold(total);
-        put_u16(ip, field, if checksum == 0 { 0xffff } else { checksum });
+        let sum = pseudo_header_sum(ip, layout).add_slice(&ip[layout.transport..]);
+        put_u16(ip, field, sum.to_ones_complement_with_no_zero().to_be());
     }
 }
 
-fn pseudo_header_sum(ip: &[u8], layout: Layout) -> u64 {
-    sum(&ip[12..20]) + u64::from(layout.protocol) + (ip.len() - layout.transport) as u64
-}
-
-fn put_ip_checksum(header: &mut [u8]) {
-    put_u16(header, 10, 0);
-    let checksum = !fold(sum(header));
-    put_u16(header, 10, checksum);
-}
-
-/// The unfolded sum of the Internet checksum; 64 KiB of bytes cannot overflow it.
-fn sum(bytes: &[u8]) -> u64 {
-    let pairs = bytes.chunks_exact(2);
-    let odd = pairs.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
-    pairs.map(|pair| u64::from(be_u16(pair, 0))).sum::<u64>() + odd
-}
-
-fn fold(mut total: u64) -> u16 {
-    while total > 0xffff {
-        total = (total & 0xffff) + (total >> 16);
-    }
-    total as u16
+fn pseudo_header_sum(ip: &[u8], layout: Layout) -> Sum16BitWords {
+    let length = (ip.len() - layout.transport) as u16;
+    let sum = Sum16BitWords::new().add_slice(&ip[12..20]);
+    sum.add_2bytes([0, layout.protocol.0]).add_2bytes(length.to_be_bytes())
 }
 
 fn be_u16(bytes: &[u8], at: usize) -> u16 {
@@ -285,6 +265,7 @@ fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use etherparse::PacketBuilder;
     use proptest::prelude::*;
 
     use super::*;
@@ -308,13 +289,10 @@ pub(super) mod tests {
         let payload: Vec<u8> = segments.iter().flat_map(|s| s.ip()[40..].to_vec()).collect();
         assert_eq!(payload, &packet.ip()[40..]);
         for (index, mut segment) in segments.into_iter().enumerate() {
-            let ip = segment.ip();
-            assert_eq!(fold(sum(&ip[..20])), 0xffff, "IP checksum");
-            assert_eq!(
-                u32::from_be_bytes(ip[24..28].try_into().unwrap()),
-                1000 + 1448 * index as u32
-            );
-            assert_eq!(ip[33] & TCP_FIN_PSH != 0, index == 2, "PSH on the last only");
+            assert!(ip_checksum_holds(&segment), "IP checksum");
+            let tcp = TcpHeaderSlice::from_slice(&segment.ip()[20..]).unwrap();
+            assert_eq!(tcp.sequence_number(), 1000 + 1448 * index as u32);
+            assert_eq!(tcp.psh(), index == 2, "PSH on the last only");
             segment.fill_in_checksum();
             assert!(transport_checksum_holds(&segment));
         }
@@ -333,8 +311,7 @@ pub(super) mod tests {
         for random in 0..200 {
             let mut packet = tcp_packet(500, 0);
             packet.corrupt(random * 7919, false);
-            let headers_hold = fold(sum(&packet.ip()[..20])) == 0xffff;
-            assert!(!headers_hold || !transport_checksum_holds(&packet), "{random}");
+            assert!(!ip_checksum_holds(&packet) || !transport_checksum_holds(&packet), "{random}");
         }
     }
 
@@ -361,7 +338,7 @@ pub(super) mod tests {
                 let mut packet = intact.clone();
                 packet.corrupt(random.wrapping_mul(0x9E37_79B9_7F4A_7C15), true);
                 assert_eq!(packet.ip()[..20], intact.ip()[..20]);
-                assert_eq!(fold(sum(&packet.ip()[20..])), fold(sum(&intact.ip()[20..])));
+                assert_eq!(checksum(&packet.ip()[20..]), checksum(&intact.ip()[20..]));
                 assert_ne!(packet.ip()[20..], intact.ip()[20..], "{random}");
             }
         }
@@ -404,31 +381,35 @@ pub(super) mod tests {
         (0..packet.segment_count()).map(|index| packet.segments(index, 1)).collect()
     }
 
+    fn checksum(bytes: &[u8]) -> u16 {
+        Sum16BitWords::new().add_slice(bytes).ones_complement()
+    }
+
+    fn ip_checksum_holds(packet: &Packet) -> bool {
+        checksum(&packet.ip()[..20]) == 0
+    }
+
     fn transport_checksum_holds(packet: &Packet) -> bool {
-        let layout = Layout { transport: 20, payload: 40, protocol: TCP };
-        fold(pseudo_header_sum(packet.ip(), layout) + sum(&packet.ip()[20..])) == 0xffff
+        let layout = Layout { transport: 20, payload: 40, protocol: IpNumber::TCP };
+        pseudo_header_sum(packet.ip(), layout).add_slice(&packet.ip()[20..]).ones_complement() == 0
     }
 
     /// A TCP packet to 192.0.2.2 with PSH whose checksum is left to the device, in the format of
     /// the kernel.
     pub fn tcp_packet(payload: usize, segment: u16) -> Packet {
-        let mut bytes = vec![0; OFFLOAD_BYTES + 40];
-        bytes[0] = NEEDS_CHECKSUM;
+        let mut bytes = vec![0; OFFLOAD_BYTES];
         bytes[1] = if segment > 0 { SEGMENT_TCP4 } else { 0 };
         bytes[4..6].copy_from_slice(&segment.to_ne_bytes());
-        bytes.extend((0..payload).map(|i| (i % 251) as u8));
+        let payload: Vec<u8> = (0..payload).map(|i| (i % 251) as u8).collect();
+        PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64)
+            .tcp(1, 2, 1000, 8192)
+            .psh()
+            .ack(1)
+            .write(&mut bytes, &payload)
+            .unwrap();
         let mut packet = Packet { bytes };
-        let ip = packet.ip_mut();
-        let total = ip.len() as u16;
-        ip[0] = 0x45;
-        ip[9] = TCP;
-        ip[12..20].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
-        put_u16(ip, 2, total);
-        ip[24..28].copy_from_slice(&1000u32.to_be_bytes());
-        ip[32] = 5 << 4;
-        ip[33] = 0x18;
-        put_ip_checksum(&mut ip[..20]);
-        packet.leave_checksum_to_receiver(Layout { transport: 20, payload: 40, protocol: TCP });
+        let layout = Layout { transport: 20, payload: 40, protocol: IpNumber::TCP };
+        packet.leave_checksum_to_receiver(layout);
         packet
     }
 }
