@@ -27,6 +27,7 @@ UNRECOVERABLE = 183
 LIMIT_S = 20.0
 REFUSED = "if this process is killed it cannot be restarted"
 SOCKET, SENDS = "it {} a socket, which is not recorded", "it sends by a socket, which is not recorded"
+OTHERS = "it examines or changes limits, priority or processors of another process"
 # The reason that is printed at the call, once; empty: none.
 CHANNELS = {
     "sendmsg": SENDS,
@@ -35,8 +36,30 @@ CHANNELS = {
     "bind": SOCKET.format("binds"),
     "raw connect": SOCKET.format("connects"),
     "own code": SENDS,
-    "raw shmat": "it attaches shared memory (shmat), which is not recorded",
+    "raw shmat": "it uses shared memory (shmget), which is not recorded",
     "raw semget": "it uses semaphores (semget), which is not recorded",
+    "shmget": "it uses shared memory (shmget), which is not recorded",
+    "semop": "it uses semaphores (semop), which is not recorded",
+    "semctl": "it uses semaphores (semop), which is not recorded",
+    "msgsnd": "it uses a message queue (msgsnd), which is not recorded",
+    "msgrcv": "it uses a message queue (msgsnd), which is not recorded",
+    "raw msgctl": "it uses a message queue (msgsnd), which is not recorded",
+    "mq_unlink": "it uses a message queue (mq_send), which is not recorded",
+    "keyctl": "it uses keys of the kernel (keyctl), which is not recorded",
+    "kill of 0": "it asks whether another process runs (kill), which is not recorded",
+    "prlimit": OTHERS,
+    "getpriority": OTHERS,
+    "sched_getaffinity": OTHERS,
+    "itself": "",
+    "notice": "it watches files for changes (fcntl), which are not made again",
+    "fexecve": "it executes a program by its descriptor, which nobody can look after",
+    "terminal": "it opens /dev/ptmx, which keeps nothing",
+    "device lock": "it locks a device or a pipe",
+    "unspecified": SENDS,
+    "look": "another thread than the first looks at ",
+    "look at lock": "another thread than the first locks ",
+    "look at attribute": "another thread than the first looks at ",
+    "own library": SOCKET.format("binds"),
     "syslog": "it writes to the system's log (syslog), which is not recorded",
     "vsyslog": "it writes to the system's log (syslog), which is not recorded",
     "within": "",
@@ -121,11 +144,12 @@ def main() -> int:
 
 
 def built(folder: Path) -> Path:
-    """The program, with a library that is named like an MPI library."""
-    program, library = folder / "calls", folder / "libmpi_of_calls.so"
+    """The program, with a library that is named like one of an MPI library, and one that is not."""
+    program, library = folder / "calls", folder / "libmpi_cxx.so"
     sources = [str(common.PROGRAMS / name) for name in ("calls_library.c", "calls.c")]
-    subprocess.run(["gcc", "-O2", "-fPIC", "-shared", sources[0], "-o", str(library)], check=True)
-    words = ["gcc", "-O2", sources[1], str(library), f"-Wl,-rpath,{folder}", "-lpthread", "-o", str(program)]
+    for made in (library, folder / "libmpihelper.so"):
+        subprocess.run(["gcc", "-O2", "-fPIC", "-shared", sources[0], "-o", str(made)], check=True)
+    words = ["gcc", "-O2", sources[1], str(library), f"-Wl,-rpath,{folder}", "-lpthread", "-ldl", "-o", str(program)]
     subprocess.run(words, check=True)
     return program
 

@@ -28,11 +28,31 @@ const TRANSPORTS: [&[u8]; 10] = [
 
 /// Beginnings of the file names of MPI libraries and the libraries that they load, whose
 /// connections are part of the job.
-const MPI: [&[u8]; 4] = [b"libmpi", b"libpmi", b"libhwloc", b"libopen-"];
+const MPI: [&[u8]; 18] = [
+    b"libmpi.",
+    b"libmpi_cxx.",
+    b"libmpi_mpifh.",
+    b"libmpi_shm",
+    b"libmpi_usempi",
+    b"libmpi_abi.",
+    b"libmpi_ilp64.",
+    b"libmpich",
+    b"libmpicxx.",
+    b"libmpifort.",
+    b"libpmi.",
+    b"libpmi2.",
+    b"libpmix.",
+    b"libpmpi.",
+    b"libhwloc.",
+    b"libopen-pal.",
+    b"libopen-rte.",
+    b"libprrte.",
+];
 
 /// Beginnings of the file names of the C library. Its functions that use sockets are replaced
 /// (`exports`), or ask the system's services: names of hosts and users.
-const C_LIBRARY: [&[u8]; 6] = [b"libc.", b"libc-", b"libresolv", b"libnss_", b"libpthread", b"ld-"];
+const C_LIBRARY: [&[u8]; 7] =
+    [b"libc.", b"libc-2.", b"libresolv", b"libnss_", b"libpthread", b"ld-linux", b"ld-2."];
 
 /// Libraries that have read clocks, in the order of their first read. The recorded thread alone
 /// uses the table.
@@ -274,6 +294,18 @@ mod tests {
         assert_eq!(name_at(0x7f10), "libmpi.so.12");
         assert!(name_at(0x8000).starts_with("rw-p"));
         assert_eq!(name_at(0x9000), "");
+    }
+
+    #[test]
+    fn a_library_of_the_program_is_not_taken_for_one_of_mpi() {
+        let is_it = |path: &CStr| unsafe { is_named(path.as_ptr(), &MPI) };
+        for path in [c"libmpi.so.12", c"/x/libmpi_usempif08.so.40", c"libmpifort.so.12"] {
+            assert!(is_it(path), "{path:?}");
+        }
+        for path in [c"libmpihelper.so", c"/x/libmpi_mine.so", c"libpmimic.so", c"libopen-mine.so"]
+        {
+            assert!(!is_it(path), "{path:?}");
+        }
     }
 
     #[test]

@@ -347,7 +347,11 @@ impl Session {
     }
 
     pub fn lock(&mut self, descriptor: u64, operation: u64) -> Option<i64> {
-        self.table.get(descriptor)?;
+        if self.table.get(descriptor).is_none() {
+            let is_there = identity_of(descriptor).is_some();
+            is_there.then(|| self.forbid_restart(format_args!("it locks a device or a pipe")))?;
+            return None;
+        }
         let call = call_of(libc::SYS_flock, [descriptor, operation, 0, 0, 0], &[]);
         self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
         let result = if self.is_live() {

@@ -62,6 +62,14 @@ interpose_with_caller! {
     shmat => side_channels::shmat, "rcx", "x3";
     semget => side_channels::semget, "rcx", "x3";
     msgget => side_channels::msgget, "rdx", "x2";
+    shmget => side_channels::shmget, "rcx", "x3";
+    shmctl => side_channels::shmctl, "rcx", "x3";
+    semop => side_channels::semop, "rcx", "x3";
+    semtimedop => side_channels::semtimedop, "r8", "x4";
+    semctl => side_channels::semctl, "r8", "x4";
+    msgsnd => side_channels::msgsnd, "r8", "x4";
+    msgrcv => side_channels::msgrcv, "r9", "x5";
+    msgctl => side_channels::msgctl, "rcx", "x3";
     mq_open => side_channels::mq_open, "r8", "x4";
 }
 

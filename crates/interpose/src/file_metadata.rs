@@ -67,25 +67,37 @@ fn kind_of(mode: mode_t, device: libc::dev_t) -> FileKind {
     }
 }
 
-/// Whether a descriptor is that of a named pipe or a block device. A replay must not repeat writes
-/// to these, and they are not recorded.
+/// Whether a descriptor is that of a named pipe, a block device or a terminal. A replay must not
+/// repeat writes to these, and they are not recorded.
 pub fn passes_on(descriptor: u64) -> bool {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
     let is_there = kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]) == 0;
     // SAFETY: all zeros are a value, and the kernel has written another.
-    let mode = unsafe { about.assume_init() }.st_mode & libc::S_IFMT;
-    is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
+    is_there && is_passage(&unsafe { about.assume_init() })
 }
 
-/// Whether a path names a named pipe or a block device; a symbolic link is followed.
+/// Whether a path names a named pipe, a block device or a terminal; a symbolic link is followed.
 pub fn passes_on_at((directory, path): (u64, u64)) -> bool {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
     let is_there = kernel(libc::SYS_newfstatat, [directory, path, room, 0, 0, 0]) == 0;
     // SAFETY: all zeros are a value, and the kernel has written another.
-    let mode = unsafe { about.assume_init() }.st_mode & libc::S_IFMT;
-    is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
+    is_there && is_passage(&unsafe { about.assume_init() })
+}
+
+fn is_passage(about: &libc::stat) -> bool {
+    // Linux's list of devices: serial lines and consoles, pseudoterminals, USB lines; the kernel's
+    // log.
+    let is_terminal = match (libc::major(about.st_rdev), libc::minor(about.st_rdev)) {
+        (1, minor) => minor == 11,
+        (major, _) => matches!(major, 4 | 5 | 136..=143 | 166 | 188 | 204),
+    };
+    match about.st_mode & libc::S_IFMT {
+        libc::S_IFIFO | libc::S_IFBLK => true,
+        libc::S_IFCHR => is_terminal,
+        _ => false,
+    }
 }
 
 /// Identity of the directory that contains, or would contain, what a path names. `None`: there is

@@ -50,6 +50,7 @@ mod observe;
 mod open_file_changes;
 mod origin;
 mod path_changes;
+mod process_calls;
 mod processes;
 mod range_locks;
 mod raw_channels;

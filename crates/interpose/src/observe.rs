@@ -29,8 +29,8 @@ use crate::path_changes::PathChange;
 use crate::session::{Path, Session, kernel, text};
 use crate::syscalls::HERE;
 use crate::{
-    caller, changed_names, child_programs, mapped_files, real_libc, recording, restart_refusals,
-    side_channels, syscalls, trampoline, trap,
+    caller, changed_names, child_programs, mapped_files, process_calls, real_libc, recording,
+    restart_refusals, side_channels, syscalls, trampoline, trap,
 };
 
 /// In a program that a rank has started: the head of that rank's record.
@@ -208,6 +208,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     }
     let [a, b, c, ..] = arguments;
     side_channels::check(number, arguments);
+    process_calls::check(number, arguments);
     for descriptor in syscalls::used_descriptors(number, arguments).into_iter().flatten() {
         placeholder(descriptor);
     }
@@ -222,6 +223,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             | libc::SYS_lgetxattr
             | libc::SYS_listxattr
             | libc::SYS_llistxattr => looks("looks at", HERE, a),
+            libc::SYS_newfstatat | libc::SYS_statx if text(b).is_empty() => examines(a),
             libc::SYS_newfstatat
             | libc::SYS_statx
             | libc::SYS_faccessat
@@ -229,9 +231,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             | libc::SYS_readlinkat => looks("looks at", a, b),
             libc::SYS_chdir => looks("enters", HERE, a),
             libc::SYS_getdents | libc::SYS_getdents64 => lists(a),
-            libc::SYS_execveat => forbid_restart_of(format_args!(
-                "it executes a program by its descriptor, which nobody can look after"
-            )),
+            libc::SYS_execveat => forbid_restart_of(EXECUTES_BY_DESCRIPTOR),
             libc::SYS_open => open(HERE, a, b),
             libc::SYS_creat => open(HERE, a, libc::O_WRONLY as u64),
             libc::SYS_openat => open(a, b, c),
@@ -290,6 +290,7 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
         libc::SYS_dup | libc::SYS_fcntl => forget_own_files(),
         libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
         libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
+        libc::SYS_fstat | libc::SYS_fgetxattr | libc::SYS_flistxattr => examines(a),
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
             let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
             let writes = is_shared && c as c_int & libc::PROT_WRITE != 0;
@@ -352,6 +353,9 @@ pub unsafe fn before_start(path: *const c_char) {
         forbid_restart_of(format_args!("it starts {name}{more}"));
     }
 }
+
+pub const EXECUTES_BY_DESCRIPTOR: fmt::Arguments<'static> =
+    format_args!("it executes a program by its descriptor, which nobody can look after");
 
 /// What follows the name of a file in a report.
 const CHANGED: &str = ", which is changed while the job runs";
@@ -468,12 +472,11 @@ unsafe fn names(number: c_long, arguments: [u64; 6]) {
     }
 }
 
-/// Whether this command of fcntl(2) acquires or releases a lock.
+/// Whether this command of fcntl(2) acquires, releases or examines a lock.
 fn is_lock(command: u64) -> bool {
-    matches!(
-        command as c_int,
-        libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW
-    )
+    let is_of_process = matches!(command as c_int, libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK);
+    let of_file = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_OFD_GETLK];
+    is_of_process || of_file.contains(&(command as c_int))
 }
 
 /// Reports a lock: the lock orders this process and others, and a later incarnation would ask for
@@ -544,11 +547,20 @@ fn forget_own_files() {
 }
 
 fn reads(descriptor: u64) {
+    uses("reads", descriptor);
+}
+
+/// Reports a look at an open file that may change.
+fn examines(descriptor: u64) {
+    uses("looks at", descriptor);
+}
+
+fn uses(what: &str, descriptor: u64) {
     let Some(head) = recording::head().or_else(observed) else { return };
     let since = head.files.since.load(Relaxed) as i64;
     with_file(descriptor, |changed, path| {
         if changed >= since {
-            forbid_restart("reads", path, ", which is changed while the job runs");
+            forbid_restart(what, path, CHANGED);
         }
     });
 }

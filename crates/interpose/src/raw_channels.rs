@@ -9,7 +9,7 @@
 
 use libc::{c_long, mmsghdr};
 
-use crate::side_channels::{self, any_is_for_others, is_for_others, is_of_others};
+use crate::side_channels::{self, any_is_for_others, is_end, is_for_others, is_of_others};
 use crate::{caller, observe};
 
 /// Longest distance in bytes between the beginning of the C library's `syscall` and the end of its
@@ -48,7 +48,9 @@ unsafe fn channel(number: c_long, arguments: [u64; 6]) -> Option<&'static str> {
     unsafe {
         match number {
             libc::SYS_connect => {
-                is_reported(is_of_others(second as *const _), side_channels::CONNECTS)
+                let address = second as *const _;
+                let is_made = !is_end(address) && is_of_others(address);
+                is_reported(is_made, side_channels::CONNECTS)
             }
             libc::SYS_bind => is_reported(is_of_others(second as *const _), side_channels::BINDS),
             libc::SYS_sendto => is_reported(is_of_others(fifth as *const _), side_channels::SENDS),
@@ -63,6 +65,11 @@ unsafe fn channel(number: c_long, arguments: [u64; 6]) -> Option<&'static str> {
             libc::SYS_shmat => Some(side_channels::SHARES_MEMORY),
             libc::SYS_semget => Some(side_channels::SEMAPHORES),
             libc::SYS_msgget => Some(side_channels::MESSAGE_QUEUE),
+            libc::SYS_shmget | libc::SYS_shmctl => Some(side_channels::SHARED_MEMORY),
+            libc::SYS_semop | libc::SYS_semtimedop | libc::SYS_semctl => {
+                Some(side_channels::SEMAPHORE)
+            }
+            libc::SYS_msgsnd | libc::SYS_msgrcv | libc::SYS_msgctl => Some(side_channels::MESSAGE),
             libc::SYS_mq_open => Some(side_channels::NAMED_QUEUE),
             _ => None,
         }
@@ -118,7 +125,13 @@ mod tests {
             assert_eq!(named(libc::SYS_sendmmsg, [3, many, 1, 0, 0, 0]), None);
             assert_eq!(named(libc::SYS_sendmmsg, [3, many, 2, 0, 0, 0]), sends);
         }
-        for family in [libc::AF_NETLINK, libc::AF_ALG, libc::AF_UNSPEC] {
+        let none = address(libc::AF_UNSPEC);
+        assert_eq!(named(libc::SYS_connect, [3, place(&none), 0, 0, 0, 0]), None);
+        assert_eq!(
+            named(libc::SYS_sendto, [3, 0, 0, 0, place(&none), 0]),
+            Some("it sends by a socket")
+        );
+        for family in [libc::AF_NETLINK, libc::AF_ALG] {
             let address = address(family);
             for number in [libc::SYS_connect, libc::SYS_bind] {
                 assert_eq!(named(number, [3, place(&address), 0, 0, 0, 0]), None);

@@ -140,6 +140,25 @@ behind! {
     shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void;
     semget(key: libc::key_t, count: c_int, flags: c_int) -> c_int;
     msgget(key: libc::key_t, flags: c_int) -> c_int;
+    shmget(key: libc::key_t, bytes: size_t, flags: c_int) -> c_int;
+    shmctl(id: c_int, command: c_int, about: *mut c_void) -> c_int;
+    semop(id: c_int, operations: *mut c_void, count: size_t) -> c_int;
+    semtimedop(
+        id: c_int,
+        operations: *mut c_void,
+        count: size_t,
+        time: *const c_void
+    ) -> c_int;
+    semctl(id: c_int, number: c_int, command: c_int, about: *mut c_void) -> c_int;
+    msgsnd(id: c_int, message: *const c_void, bytes: size_t, flags: c_int) -> c_int;
+    msgrcv(
+        id: c_int,
+        message: *mut c_void,
+        bytes: size_t,
+        kind: libc::c_long,
+        flags: c_int
+    ) -> ssize_t;
+    msgctl(id: c_int, command: c_int, about: *mut c_void) -> c_int;
     mq_open(
         name: *const c_char,
         flags: c_int,

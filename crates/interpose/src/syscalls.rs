@@ -13,7 +13,9 @@ use libc::c_long;
 use crate::copies::KernelCopy;
 use crate::path_changes::PathChange;
 use crate::session::{Session, abort_replay, error};
-use crate::{child_programs, file_size_limit, mapped_files, observe, recording, side_channels};
+use crate::{
+    child_programs, file_size_limit, mapped_files, observe, process_calls, recording, side_channels,
+};
 
 /// `AT_FDCWD` as an argument.
 pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
@@ -55,6 +57,7 @@ impl Session {
         }
         let [a, b, c, d, e, _] = arguments;
         side_channels::check(number, arguments);
+        process_calls::check(number, arguments);
         for descriptor in used_descriptors(number, arguments).into_iter().flatten() {
             self.look_for_passed(descriptor);
         }
@@ -147,6 +150,8 @@ impl Session {
                 libc::SYS_execve | libc::SYS_execveat => {
                     if number == libc::SYS_execve {
                         child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
+                    } else {
+                        observe::forbid_restart_of(observe::EXECUTES_BY_DESCRIPTOR);
                     }
                     self.before_exec();
                     None

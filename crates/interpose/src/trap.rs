@@ -28,7 +28,7 @@ use libc::{c_long, siginfo_t, ucontext_t};
 
 use crate::user_memory::Readable;
 use crate::{
-    file_metadata, observe, raw_channels, recording, restart_refusals, side_channels, signal_mask,
+    file_metadata, observe, process_calls, raw_channels, recording, restart_refusals, signal_mask,
     syscalls, trampoline, user_memory,
 };
 
@@ -128,9 +128,10 @@ fn install_handler() -> bool {
     if !IS_OPEN.get_or_init(|| trampoline::open().is_some()) {
         return false;
     }
+    // A thread that is asked to turn dispatch on again ([`REARM`]) may wait in the kernel.
     let action = SignalAction {
         handler: on_trap as *const () as usize,
-        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | SA_RESTORER,
+        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART) as u64 | SA_RESTORER,
         restorer: trampoline::restorer(),
         mask: !0,
     };
@@ -469,7 +470,7 @@ impl TrappedCall {
                 Readable::NotForKernel => return None,
                 Readable::Not => return Some(-i64::from(libc::EFAULT)),
             }
-            if let Some(refused) = side_channels::refuse(number, self.arguments) {
+            if let Some(refused) = process_calls::refuse(number, self.arguments) {
                 return Some(refused);
             }
             match number {

@@ -3,6 +3,7 @@
  * another VALUE. `done` on standard output says that the calls were made. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -10,6 +11,7 @@
 #include <linux/netlink.h>
 #include <netdb.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -19,6 +21,8 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/ipc.h>
+#include <sys/msg.h>
+#include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/sendfile.h>
 #include <sys/shm.h>
@@ -137,6 +141,126 @@ static void by_raw_semget(void)
     semctl(id, 0, IPC_RMID);
 }
 
+/* Objects of the system by a number that may have come from another process. */
+static void by_shmget(void) { shmctl(shmget(IPC_PRIVATE, 4096, 0600), IPC_RMID, NULL); }
+static void by_semop(void)
+{
+    struct sembuf one = {0, 1, 0};
+    semop(-1, &one, 1);
+}
+static void by_semctl(void) { semctl(-1, 0, GETVAL); }
+static void by_msgsnd(void)
+{
+    struct {
+        long kind;
+        char text;
+    } letter = {1, 'x'};
+    msgsnd(-1, &letter, 1, 0);
+}
+static void by_msgrcv(void)
+{
+    long letter[2];
+    msgrcv(-1, letter, 8, 0, IPC_NOWAIT);
+}
+static void by_raw_msgctl(void) { syscall(SYS_msgctl, -1, IPC_RMID, NULL); }
+static void by_mq_unlink(void) { syscall(SYS_mq_unlink, "lb-no-such-queue"); }
+static void by_keyctl(void) { syscall(SYS_keyctl, 0, -3, 0); }
+
+/* Calls that name another process: the parent. */
+static void by_question(void) { NEED(kill(getppid(), 0)); }
+static void by_limits(void)
+{
+    struct rlimit limit;
+    NEED(prlimit(getppid(), RLIMIT_CORE, NULL, &limit));
+}
+static void by_priority(void)
+{
+    errno = 0;
+    getpriority(PRIO_PROCESS, (id_t)getppid());
+    need(!errno, "getpriority");
+}
+static void by_processors(void)
+{
+    cpu_set_t set;
+    NEED(sched_getaffinity(getppid(), sizeof set, &set));
+}
+
+/* Limits, priority and processors of the process itself and of its threads. */
+static void of_itself(void)
+{
+    cpu_set_t set;
+    struct rlimit limit;
+    pid_t own = getpid(), thread = (pid_t)syscall(SYS_gettid);
+    NEED(sched_getaffinity(0, sizeof set, &set));
+    NEED(sched_setaffinity(thread, sizeof set, &set));
+    NEED(prlimit(own, RLIMIT_CORE, NULL, &limit));
+    NEED(prlimit(0, RLIMIT_CORE, NULL, &limit));
+    NEED(setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, (id_t)own)));
+    NEED(kill(own, 0));
+}
+
+static void by_notice(void) { NEED(fcntl(open(folder, O_RDONLY), F_NOTIFY, DN_CREATE)); }
+
+/* A program that nobody can look after, by its descriptor. */
+static void by_fexecve(void)
+{
+    char *words[] = {"true", NULL}, *none[] = {NULL};
+    puts("done");
+    fflush(stdout);
+    fexecve(open("/bin/true", O_RDONLY | O_CLOEXEC), words, none);
+    need(0, "fexecve");
+}
+
+static void by_terminal(void)
+{
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    NEED(terminal);
+}
+
+static void by_device_lock(void)
+{
+    int device = open("/dev/full", O_RDONLY);
+    NEED(flock(device, LOCK_EX | LOCK_NB));
+}
+
+/* The kernel takes an address of the family 0 for one of the socket's family. */
+static void by_unspecified(void)
+{
+    int from = datagrams();
+    struct sockaddr_in to = discard;
+    to.sin_family = AF_UNSPEC;
+    NEED(sendto(from, "word", 4, 0, (void *)&to, sizeof to));
+}
+
+/* Another thread looks at a file that has changed since the record began. */
+static void *look(void *file)
+{
+    struct stat about;
+    return (void *)(long)fstat((int)(long)file, &about);
+}
+static void *look_at_lock(void *file)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return (void *)(long)fcntl((int)(long)file, F_OFD_GETLK, &whole);
+}
+static void *look_at_attribute(void *file)
+{
+    char room[8];
+    return (void *)(long)(fgetxattr((int)(long)file, "user.calls", room, sizeof room) > 8);
+}
+static void in_thread(void *(*work)(void *))
+{
+    pthread_t other;
+    void *result;
+    int file = new_file("of");
+    need(pthread_create(&other, NULL, work, (void *)(long)file) == 0, "pthread_create");
+    pthread_join(other, &result);
+    need(!result, "a look in another thread");
+}
+static void by_look(void) { in_thread(look); }
+static void by_look_at_lock(void) { in_thread(look_at_lock); }
+static void by_look_at_attribute(void) { in_thread(look_at_attribute); }
+
 static void by_syslog(void)
 {
     openlog("calls", LOG_PERROR, LOG_USER);
@@ -183,6 +307,14 @@ static void within(void)
 
 /* Calls of the MPI library on sockets of its own (calls_library.c). */
 void communicate(void);
+
+/* The same calls of a library of the program's own, whose name begins like one of MPI's. */
+static void by_own_library(void)
+{
+    void *library = dlopen("libmpihelper.so", RTLD_NOW);
+    need(library != NULL, "dlopen");
+    ((void (*)(void))dlsym(library, "communicate"))();
+}
 
 /* --- changes of files, by VALUE */
 
@@ -363,6 +495,28 @@ static const struct {
     {"own code", by_own_code},
     {"raw shmat", by_raw_shmat},
     {"raw semget", by_raw_semget},
+    {"shmget", by_shmget},
+    {"semop", by_semop},
+    {"semctl", by_semctl},
+    {"msgsnd", by_msgsnd},
+    {"msgrcv", by_msgrcv},
+    {"raw msgctl", by_raw_msgctl},
+    {"mq_unlink", by_mq_unlink},
+    {"keyctl", by_keyctl},
+    {"kill of 0", by_question},
+    {"prlimit", by_limits},
+    {"getpriority", by_priority},
+    {"sched_getaffinity", by_processors},
+    {"itself", of_itself},
+    {"notice", by_notice},
+    {"fexecve", by_fexecve},
+    {"terminal", by_terminal},
+    {"device lock", by_device_lock},
+    {"unspecified", by_unspecified},
+    {"look", by_look},
+    {"look at lock", by_look_at_lock},
+    {"look at attribute", by_look_at_attribute},
+    {"own library", by_own_library},
     {"syslog", by_syslog},
     {"vsyslog", by_vsyslog},
     {"within", within},

@@ -1,5 +1,5 @@
-/* Stands for an MPI library, whose sockets are part of the job: the driver calls.py builds it as
- * libmpi_of_calls.so. It uses each channel that the interposer reports when a program uses it. */
+/* Stands for an MPI library, whose sockets are part of the job, and for a library of the program's
+ * own: the driver calls.py builds it as libmpi_cxx.so and libmpihelper.so. It uses each channel that the interposer reports when a program uses it. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <stdlib.h>

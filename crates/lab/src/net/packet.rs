@@ -196,8 +196,7 @@ impl Packet {
             self.bytes[4..6].fill(0);
         }
         let ip = self.ip_mut();
-        let headers =
-            (Ipv4Header::from_slice(ip), TcpHeader::from_slice(&ip[layout.transport..]));
+        let headers = (Ipv4Header::from_slice(ip), TcpHeader::from_slice(&ip[layout.transport..]));
         let (Ok((mut header, _)), Ok((mut tcp, _))) = headers else { return };
         // A read never exceeds 65,535 bytes, so lengths fit; the identification may wrap.
         header.total_len = ip.len() as u16;

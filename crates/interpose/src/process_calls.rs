@@ -1,0 +1,196 @@
+//! System calls that name another process: they signal it, examine it, change it, or access its
+//! memory and files.
+//!
+//! In: a system call of any observed or recorded thread. Out: one report that the rank cannot be
+//! restarted, because a replay would act on the other process once more, or find it in another
+//! state. Calls that access the memory or the descriptors of another process fail with EPERM
+//! instead: a restart of the other process would lose the shared data too, and this process cannot
+//! forbid that restart.
+//!
+//! What may never happen: a call on this process, its threads or its descendants is reported.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use libc::c_long;
+
+use crate::descriptor_table::PATH_BYTES;
+use crate::file_metadata::{self, path_of_name};
+use crate::libc_wrappers::warn;
+use crate::observe;
+use crate::processes::is_own_process;
+use crate::session::{Path, kernel, text};
+use crate::syscalls::HERE;
+
+/// Reports a call on another process.
+pub fn check(number: c_long, arguments: [u64; 6]) {
+    let [first, second, third, ..] = arguments;
+    let (process, signal) = match number {
+        libc::SYS_kill | libc::SYS_tkill | libc::SYS_rt_sigqueueinfo => (first, second),
+        libc::SYS_tgkill | libc::SYS_rt_tgsigqueueinfo => (first, third),
+        libc::SYS_pidfd_send_signal => (0, second),
+        _ => return check_state(number, arguments),
+    };
+    if is_own_process(process as c_int) {
+        return;
+    }
+    match signal as c_int {
+        0 => observe::forbid_restart_of(format_args!(
+            "it asks whether another process runs (kill), which is not recorded"
+        )),
+        _ => observe::forbid_restart_of(format_args!(
+            "it sends a signal to another process, which would get it once more"
+        )),
+    }
+}
+
+/// Reports a call that examines or changes limits, priority or processors of another process.
+fn check_state(number: c_long, arguments: [u64; 6]) {
+    let [first, second, ..] = arguments;
+    let is_other = |process: u64| process as c_int != 0 && !is_own_process(process as c_int);
+    // Of the three kinds of `who`, 0 is a process (getpriority(2)), and 1 (ioprio_get(2)).
+    let is_other = match number {
+        libc::SYS_prlimit64
+        | libc::SYS_sched_setaffinity
+        | libc::SYS_sched_getaffinity
+        | libc::SYS_sched_setscheduler
+        | libc::SYS_sched_getscheduler
+        | libc::SYS_sched_setparam
+        | libc::SYS_sched_getparam
+        | libc::SYS_sched_setattr
+        | libc::SYS_sched_getattr
+        | libc::SYS_migrate_pages
+        | libc::SYS_move_pages => is_other(first),
+        libc::SYS_setpriority | libc::SYS_getpriority => first != 0 || is_other(second),
+        libc::SYS_ioprio_set | libc::SYS_ioprio_get => first != 1 || is_other(second),
+        _ => false,
+    };
+    if is_other {
+        observe::forbid_restart_of(format_args!(
+            "it examines or changes limits, priority or processors of another process"
+        ));
+    }
+}
+
+/// The error of a call that accesses another process: process_vm_readv(2), process_vm_writev(2),
+/// ptrace(2), pidfd_getfd(2), and opens of `/proc/PID/mem` and `/proc/PID/fd/N` (proc(5)). `None`: the call
+/// does not access another process.
+///
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn refuse(number: c_long, arguments: [u64; 6]) -> Option<i64> {
+    let [first, second, ..] = arguments;
+    let (directory, path) = match number {
+        libc::SYS_ptrace => {
+            let is_of_other =
+                first != libc::PTRACE_TRACEME.into() && !is_own_process(second as c_int);
+            return is_of_other.then(|| refused(format_args!("another process by ptrace")));
+        }
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => {
+            let is_own = first == kernel(libc::SYS_getpid, [0; 6]) as u64;
+            return (!is_own).then(|| refused(format_args!("the memory of another process")));
+        }
+        libc::SYS_pidfd_getfd => {
+            return Some(refused(format_args!("a file that another process has open")));
+        }
+        libc::SYS_open | libc::SYS_creat => (HERE, first),
+        libc::SYS_openat | libc::SYS_openat2 => (first, second),
+        _ => return None,
+    };
+    // SAFETY: the caller's promise.
+    let (name, is_of_other) = unsafe { (text(path), leads_to_another_process(directory, path)) };
+    is_of_other.then(|| refused(format_args!("{}", Path(name))))
+}
+
+#[cold]
+fn refused(what: std::fmt::Arguments<'_>) -> i64 {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    if !IS_SAID.swap(true, Relaxed) {
+        warn(format_args!(
+            "this process may not use {what} (EPERM): processes that share memory in this way cannot be \
+             restarted one by one; without --recover they can share it"
+        ));
+    }
+    -i64::from(libc::EPERM)
+}
+
+/// Whether a name leads to the memory or to an open file of another process (proc(5)).
+///
+/// # Safety
+/// The path is a C string.
+unsafe fn leads_to_another_process(directory: u64, path: u64) -> bool {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    if is_of_another_process(name) {
+        return true;
+    }
+    let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
+    let may_lead = last == b"mem" || last.iter().all(u8::is_ascii_digit);
+    let mut whole = [0; PATH_BYTES];
+    // SAFETY: the caller's promise.
+    let length = if may_lead { unsafe { path_of_name((directory, path), &mut whole) } } else { 0 };
+    is_of_another_process(&whole[..length])
+}
+
+/// Whether a path of proc(5) leads to the memory or to an open file of another process.
+fn is_of_another_process(path: &[u8]) -> bool {
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    if !path.starts_with(b"/") || parts.next() != Some(b"proc") {
+        return false;
+    }
+    let is_process = parts.next().is_some_and(|part| part.iter().all(u8::is_ascii_digit));
+    let is_shared = match parts.find(|part| matches!(*part, b"mem" | b"fd")) {
+        // The directory itself only lists numbers.
+        Some(b"fd") => parts.next().is_some(),
+        found => found.is_some(),
+    };
+    is_process && is_shared && file_metadata::in_own_proc_directory(path).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_and_open_files_of_other_processes_are_recognized() {
+        for path in
+            [&b"/proc/1/mem"[..], b"/proc/1/fd/7", b"/proc/1/task/1/fd/7", b"//proc//1/fd/7"]
+        {
+            assert!(is_of_another_process(path), "{}", path.escape_ascii());
+        }
+        let own = format!("/proc/{}/mem", std::process::id());
+        let others =
+            [&b"/proc/self/fd/3"[..], b"/proc/1/fd", b"/proc/1/stat", b"/proc/meminfo", b"fd/1"];
+        for path in others.into_iter().chain([own.as_bytes()]) {
+            assert!(!is_of_another_process(path), "{}", path.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn memory_of_another_process_is_refused_and_ones_own_is_not() {
+        let own = u64::from(std::process::id());
+        // SAFETY: no path is among the arguments.
+        unsafe {
+            let call = libc::SYS_process_vm_writev;
+            assert_eq!(refuse(call, [own, 0, 0, 0, 0, 0]), None);
+            assert_eq!(refuse(call, [1, 0, 0, 0, 0, 0]), Some(-i64::from(libc::EPERM)));
+            let of_ptrace = |request: u32, process| {
+                refuse(libc::SYS_ptrace, [request.into(), process, 0, 0, 0, 0])
+            };
+            assert_eq!(of_ptrace(libc::PTRACE_TRACEME, 0), None);
+            assert_eq!(of_ptrace(libc::PTRACE_PEEKDATA, own), None);
+            assert_eq!(of_ptrace(libc::PTRACE_PEEKDATA, 1), Some(-i64::from(libc::EPERM)));
+            assert_eq!(refuse(libc::SYS_read, [0; 6]), None);
+        }
+    }
+
+    #[test]
+    fn names_that_lead_to_another_process_by_detours_are_recognized() {
+        let leads = |name: &std::ffi::CStr| {
+            // SAFETY: a C string.
+            unsafe { leads_to_another_process(HERE, name.as_ptr().addr() as u64) }
+        };
+        assert!(leads(c"/proc/self/../1/fd/7") && leads(c"/proc/self/../1/mem"));
+        assert!(!leads(c"/proc/self/fd/../fd/0") && !leads(c"7") && !leads(c"/tmp/7"));
+    }
+}
