@@ -73,8 +73,8 @@ fn check_state(number: c_long, arguments: [u64; 6]) {
 }
 
 /// The error of a call that accesses another process: process_vm_readv(2), process_vm_writev(2),
-/// ptrace(2), pidfd_getfd(2), and opens of `/proc/PID/mem` and `/proc/PID/fd/N` (proc(5)). `None`: the call
-/// does not access another process.
+/// ptrace(2), pidfd_getfd(2), and opens of `/proc/PID/mem` and `/proc/PID/fd/N` (proc(5)). `None`:
+/// the call does not access another process.
 ///
 /// # Safety
 /// The arguments are those of a system call that this thread makes.
