@@ -105,6 +105,13 @@ def main() -> int:
         kills = [(moment(), 0), (0.8, 2), (0.8, 0)]
         outcome = recovery.job_with_input(options, reader, kills, job=job)
         check_same(checks, name, outcome, undisturbed, len(kills))
+    name = "whose threads wait in the kernel"
+    if checks.wants(name):
+        waiting = [program[0], str(common.PROGRAMS / "waiting_threads.py")]
+        undisturbed = sorted(recovery.job(options, waiting, [])[1])
+        kills = [(recovery.after_output("round 70\n"), 1), (recovery.after_output("round 110\n"), 2), (0.9, 1)]
+        outcome = job(options, waiting, kills)
+        check_same(checks, name, outcome, undisturbed, len(kills))
     checkpoint_on_request(checks, options, ring)
     little_space(checks, options, ring)
     open_folder(checks, options, ring)
