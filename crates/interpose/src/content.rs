@@ -151,7 +151,7 @@ impl Session {
         pieces: &IoVectors,
         at: i64,
     ) -> i64 {
-        let path = self.path_of(descriptor);
+        let path = self.table.path_of(descriptor);
         let about = CallDescription::Bytes {
             what: "read",
             path,
@@ -174,7 +174,7 @@ impl Session {
         }
         let before = u64::from_le_bytes(kept.try_into().unwrap_or_default());
         let index = self.table.index(descriptor);
-        index.into_iter().for_each(|index| self.reopen_file(index));
+        index.into_iter().for_each(|index| self.table.reopen_file(index));
         let (list, count) = pieces.list();
         let found = kernel(libc::SYS_preadv, [descriptor, list, count, at as u64, 0, 0]);
         // SAFETY: the kernel has written there.
@@ -201,7 +201,7 @@ impl Session {
         let appends = open.appends() && flags & RWF_NOAPPEND == 0 || flags & RWF_APPEND != 0;
         let position = position(number, arguments);
         let at = if appends { AT_END } else { position.unwrap_or(open.offset) as u64 };
-        let path = self.path_of(descriptor);
+        let path = self.table.path_of(descriptor);
         let wanted = pieces.length() as u64;
         if appends {
             self.hold_for_append(descriptor, position.is_none());
@@ -309,7 +309,7 @@ impl Session {
         let result = if self.is_live() {
             self.observe(call, || kernel(libc::SYS_lseek, arguments), |_| [&[], &[]])
         } else {
-            let about = CallDescription::Path("seek", self.path_of(descriptor));
+            let about = CallDescription::Path("seek", self.table.path_of(descriptor));
             self.replay(call, about, &mut [])
         };
         if let Some(open) = self.table.get(descriptor).filter(|_| result >= 0) {
@@ -364,7 +364,7 @@ impl Session {
         if self.is_live() {
             return Some(self.observe(call, || kernel(number, arguments), |_| [&[], &[]]));
         }
-        let about = CallDescription::Path("synchronization", self.path_of(descriptor));
+        let about = CallDescription::Path("synchronization", self.table.path_of(descriptor));
         Some(self.replay(call, about, &mut []))
     }
 

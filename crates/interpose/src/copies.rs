@@ -142,10 +142,10 @@ impl Session {
             self.perform_copy_out(call, copy, at)
         } else {
             let mut before = [0; 8];
-            let about = CallDescription::Path("copy", self.path_of(from));
+            let about = CallDescription::Path("copy", self.table.path_of(from));
             let result = self.replay(call, about, &mut [&mut before]);
             if result > 0 {
-                self.reopen_file(index);
+                self.table.reopen_file(index);
                 check_content(from, at, result, u64::from_le_bytes(before), about);
                 repeat_copy(copy, at, result);
             }
@@ -163,7 +163,7 @@ impl Session {
         let result = self.guard.while_released(|| interruptible(|| copy.perform()));
         let copied = content_of(from, at as u64, result.max(0) as usize);
         if identity_of(from) != before || copied.is_none() {
-            let path = Path(self.path_of(from));
+            let path = Path(self.table.path_of(from));
             crate::restart_refusals::forbid_restart(format_args!(
                 "it copies {path} within the kernel, which is changed meanwhile or cannot be read \
                  again"

@@ -106,7 +106,10 @@ impl Session {
         let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, null, placeholder, 0, 0, 0]);
         move_descriptor(found, number, closes);
         self.register(number, flags, opened, false);
-        self.table.index(number as u64).into_iter().for_each(|index| self.reopen_to_share(index));
+        self.table
+            .index(number as u64)
+            .into_iter()
+            .for_each(|index| self.table.reopen_to_share(index));
     }
 
     fn register(&mut self, number: i64, flags: c_int, opened: &OpenedFile, is_real: bool) {
@@ -144,7 +147,7 @@ impl Session {
         let was_live = self.was_live();
         let is_live = self.is_live_except_files();
         let recorded = (!is_live).then(|| {
-            let about = CallDescription::Path("close", self.path_of(descriptor));
+            let about = CallDescription::Path("close", self.table.path_of(descriptor));
             self.replay(call, about, &mut [])
         });
         // A file that is closed here need not be restored when the process goes live.
@@ -397,7 +400,7 @@ impl Session {
         }
         self.table.working_directory.check();
         for index in 0..crate::descriptor_table::OPENS {
-            if self.table.uses(index) > 0 && self.try_reopen_file(index) {
+            if self.table.uses(index) > 0 && self.table.try_reopen_file(index) {
                 let offset = self.table.by_index(index).offset as u64;
                 if let Some(descriptor) = self.table.descriptors(index).next() {
                     kernel(libc::SYS_lseek, [descriptor, offset, 0, 0, 0, 0]);

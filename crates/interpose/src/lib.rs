@@ -57,6 +57,7 @@ mod raw_channels;
 mod real_libc;
 mod recording;
 mod restart_refusals;
+mod restored_files;
 mod session;
 mod side_channels;
 mod signal_mask;

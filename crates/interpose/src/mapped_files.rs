@@ -172,7 +172,7 @@ impl Session {
             false => self.replay_map(call, descriptor),
         };
         let result = kernel(libc::SYS_mmap, arguments);
-        let path = self.path_of(descriptor);
+        let path = self.table.path_of(descriptor);
         let since = self.guard.since();
         if result >= 0 && is_file && !is_installed_library(descriptor, path, &identity, since) {
             let table = &mut self.table.mapped_files;
@@ -206,10 +206,10 @@ impl Session {
     /// Compares a file that is about to be mapped again with the file that an earlier incarnation
     /// has mapped. The process ends if the file has changed.
     fn replay_map(&mut self, call: FileCall, descriptor: u64) -> FileIdentity {
-        let path = self.path_of(descriptor);
+        let path = self.table.path_of(descriptor);
         let mut before = [0; size_of::<FileIdentity>()];
         self.replay(call, CallDescription::Path("mapping", path), &mut [&mut before]);
-        self.table.index(descriptor).into_iter().for_each(|index| self.reopen_file(index));
+        self.table.index(descriptor).into_iter().for_each(|index| self.table.reopen_file(index));
         let before = identity_from(&before);
         if identity_of(descriptor).is_none_or(|(_, now)| !now.is_same_state(&before)) {
             end_for(path);

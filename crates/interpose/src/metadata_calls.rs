@@ -70,7 +70,7 @@ impl Session {
         let call = call_of(number, [descriptor, 0, 0, 0, 0], &[]);
         // SAFETY: the program's buffer.
         let room = unsafe { bytes(into, length) };
-        let about = CallDescription::Path("look at attributes", self.path_of(descriptor));
+        let about = CallDescription::Path("look at attributes", self.table.path_of(descriptor));
         Some(self.stat_into(call, about, room, number, arguments))
     }
 
@@ -166,7 +166,7 @@ impl Session {
         // SAFETY: the program's text and buffer.
         let (attribute, room) = unsafe { (text(attribute), bytes(into, length as usize)) };
         let call = call_of(number, [descriptor, length, 0, 0, 0], attribute);
-        let about = CallDescription::Path("look at attributes", self.path_of(descriptor));
+        let about = CallDescription::Path("look at attributes", self.table.path_of(descriptor));
         Some(self.attribute(call, about, room, number, arguments))
     }
 
@@ -254,7 +254,7 @@ impl Session {
         let places = [path_change.first, path_change.second];
         for (directory, _) in places.into_iter().flatten() {
             let index = self.table.index(directory);
-            index.into_iter().for_each(|index| self.restore(index));
+            index.into_iter().for_each(|index| self.table.restore(index));
         }
         self.table.working_directory.restore();
         let mut names = [[0; PATH_BYTES]; 2];
@@ -265,7 +265,7 @@ impl Session {
                 lengths[at] = unsafe { path_of_name(place, &mut names[at]) };
             }
         }
-        self.restore_those(|open| {
+        self.table.restore_those(|open| {
             names.iter().zip(lengths).all(|(name, length)| {
                 let name = &name[..length];
                 name.is_empty() || open.path() != name && !is_below(open.path(), name)

@@ -28,7 +28,8 @@ impl Session {
         let values = unsafe { of_values(number, arguments) };
         let resizing = ResizeReplay::of(number, arguments[1]);
         let call = call_of(number, [descriptor, values, 0, 0, 0], &[]);
-        let about = CallDescription::Path("change of size or attributes", self.path_of(descriptor));
+        let about =
+            CallDescription::Path("change of size or attributes", self.table.path_of(descriptor));
         if !self.is_live() {
             return Some(self.replay(call, about, &mut []));
         }

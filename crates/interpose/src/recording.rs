@@ -519,7 +519,7 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
             deadlines::note_restore();
         }
         match is_same {
-            true if records_files() => while_locked(Session::resume),
+            true if records_files() => while_locked(|session| session.table.resume()),
             true => (),
             false => while_locked(Session::restart_replay),
         }

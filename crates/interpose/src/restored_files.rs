@@ -1,0 +1,223 @@
+//! Open files of a process that begins to be live, stands still for a checkpoint, or is restored
+//! from one.
+//!
+//! In: the table of open files. Out: descriptors that are open on the same files as in the earlier
+//! incarnation, at the same positions; or placeholders, while an image is taken and in a replay.
+//!
+//! What may never happen: a process continues with another file than it had.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::descriptor_table::{DescriptorTable, FileKind, OPENS, OpenFile};
+use crate::session::{Path, abort_replay, kernel};
+use crate::syscalls::HERE;
+use crate::{file_metadata, held_files};
+
+/// First number of files that the agent holds only while a checkpoint is taken.
+const QUIESCED: u64 = 1 << 32;
+const NULL: &std::ffi::CStr = c"/dev/null";
+/// True if a thread or a child began while this process replayed.
+static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
+
+impl DescriptorTable {
+    /// Path of the file at a descriptor, for messages.
+    pub fn path_of(&mut self, descriptor: u64) -> &'static [u8] {
+        let path = self.get(descriptor).map_or(&[][..], |open| open.path());
+        // SAFETY: the table is a static, and only this session changes it; the caller does not
+        // change it while it uses the path.
+        unsafe { std::slice::from_raw_parts(path.as_ptr(), path.len()) }
+    }
+
+    /// Passes every open file to the agent before a checkpoint, and leaves only placeholders in the
+    /// process. A restore of the checkpoint image then does not depend on what happens to the files
+    /// meanwhile. False: the agent cannot hold a file, and nothing has changed.
+    pub fn quiesce(&mut self) -> bool {
+        for index in 0..OPENS {
+            let open = self.by_index(index);
+            // A placeholder of an earlier checkpoint stays a placeholder.
+            open.is_quiesced = false;
+            if !open.is_real || self.uses(index) == 0 {
+                continue;
+            }
+            let descriptor = self.descriptors(index).next();
+            let is_kept = descriptor.is_none_or(|it| held_files::keep(it, QUIESCED + index as u64));
+            let placeholder =
+                kernel(libc::SYS_openat, [HERE, NULL.as_ptr().addr() as u64, 2, 0, 0, 0]);
+            if !is_kept || placeholder < 0 {
+                self.resume();
+                return false;
+            }
+            let open = self.by_index(index);
+            (open.is_real, open.is_quiesced) = (false, true);
+            self.replace_descriptors(index, placeholder as u64);
+        }
+        true
+    }
+
+    /// Takes the open files back after a checkpoint, in the same incarnation.
+    pub fn resume(&mut self) {
+        for index in 0..OPENS {
+            let is_quiesced = std::mem::take(&mut self.by_index(index).is_quiesced);
+            if self.uses(index) == 0 || !is_quiesced {
+                continue;
+            }
+            let number = QUIESCED + index as u64;
+            match held_files::get(number) {
+                Some(found) => {
+                    self.by_index(index).is_real = true;
+                    self.replace_descriptors(index, found);
+                }
+                None => self.restore(index),
+            }
+            held_files::release(number);
+        }
+    }
+
+    /// Makes all descriptors of an open file refer to `found`, and closes `found`.
+    fn replace_descriptors(&mut self, index: usize, found: u64) {
+        for descriptor in self.descriptors(index) {
+            let closes = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
+            let flag = if closes & 1 == 1 { libc::O_CLOEXEC } else { 0 };
+            kernel(libc::SYS_dup3, [found, descriptor, flag as u64, 0, 0, 0]);
+        }
+        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+    }
+
+    /// Reopens every open file for a thread or a child that begins during replay.
+    pub fn share(&mut self) {
+        HAS_OTHERS.store(true, Relaxed);
+        self.working_directory.check();
+        for index in 0..OPENS {
+            if self.uses(index) > 0 {
+                self.reopen_to_share(index);
+            }
+        }
+    }
+
+    /// Reopens a file that the program opens during replay, if a thread or a child may use its
+    /// descriptor.
+    pub fn reopen_to_share(&mut self, index: usize) {
+        if HAS_OTHERS.load(Relaxed) && self.try_reopen_file(index) {
+            let open = self.by_index(index);
+            if open.is_returned && open.appends() {
+                return;
+            }
+            let offset = open.offset as u64;
+            if let Some(descriptor) = self.descriptors(index).next() {
+                kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+            }
+        }
+    }
+
+    /// Restores those open files for which `is_wanted` is true.
+    pub fn restore_those(&mut self, is_wanted: impl Fn(&OpenFile) -> bool) {
+        for index in 0..OPENS {
+            if self.uses(index) > 0 && is_wanted(self.by_index(index)) {
+                self.restore(index);
+            }
+        }
+    }
+
+    /// Reopens one open file at its position. The process ends if the file was locked and the lock
+    /// is lost.
+    pub fn restore(&mut self, index: usize) {
+        let open = self.by_index(index);
+        if open.is_locked() && !open.is_real && !is_held(open.held) {
+            let path = Path(open.path());
+            abort_replay(format_args!(
+                "it was killed while it held a lock on {path}, which others may have had since"
+            ));
+        }
+        self.reopen_file(index);
+        let open = self.by_index(index);
+        let offset = open.offset as u64;
+        let has_position =
+            matches!(open.kind, FileKind::File | FileKind::Directory | FileKind::Virtual)
+                && open.flags & libc::O_PATH == 0;
+        let (held, is_returned) = (open.held, open.is_returned);
+        let first = self.descriptors(index).next();
+        if let Some(descriptor) = first.filter(|_| held != 0 && !is_returned) {
+            held_files::keep(descriptor, held);
+        }
+        let is_kept = is_returned && self.kept_offset == Some(index);
+        if let Some(descriptor) = first.filter(|_| has_position && !is_kept) {
+            kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+        }
+    }
+
+    /// Makes a file that was reopened during replay ([`Session::share`]) the open file that the
+    /// agent holds, if the agent holds one: the locks of the earlier incarnation belong to that
+    /// open file, and would conflict with locks of another one.
+    pub fn take_held(&mut self, index: usize) {
+        let open = self.by_index(index);
+        if !open.is_real {
+            return;
+        }
+        if let Some(found) = held_files::get(open.held) {
+            open.is_returned = true;
+            self.replace_descriptors(index, found);
+        }
+    }
+
+    /// Reopens a file whose descriptors are placeholders. The process ends if the file has been
+    /// removed or replaced.
+    pub fn reopen_file(&mut self, index: usize) {
+        if !self.try_reopen_file(index) {
+            let path = Path(self.by_index(index).path());
+            abort_replay(format_args!(
+                "{path}, which it has open, is not there any more, or is another file by now"
+            ));
+        }
+    }
+
+    /// Reopens a file whose descriptors are placeholders. False: the file has been removed or
+    /// replaced.
+    pub fn try_reopen_file(&mut self, index: usize) -> bool {
+        let open = self.by_index(index);
+        if open.is_real {
+            return true;
+        }
+        let Some(found) = reopen(open) else { return false };
+        open.is_real = true;
+        self.replace_descriptors(index, found as u64);
+        true
+    }
+}
+
+/// Whether the agent holds an open file under this number.
+fn is_held(number: u64) -> bool {
+    let found = if number == 0 { None } else { held_files::get(number) };
+    found.iter().for_each(|found| _ = kernel(libc::SYS_close, [*found, 0, 0, 0, 0, 0]));
+    found.is_some()
+}
+
+/// A descriptor of the open file that the agent holds, or of the file under its present name if
+/// that is the same file.
+fn reopen(open: &mut OpenFile) -> Option<i64> {
+    let held = if open.held == 0 { None } else { held_files::get(open.held) };
+    open.is_returned = held.is_some();
+    if let Some(found) = held {
+        return Some(found as i64);
+    }
+    if open.path().is_empty() || open.is_removed {
+        return None;
+    }
+    let not = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+    let flags = (open.flags & !not | libc::O_CLOEXEC) as u64;
+    let path = open.path_pointer().addr() as u64;
+    let found = kernel(libc::SYS_openat, [HERE, path, flags, 0, 0, 0]);
+    if found < 0 {
+        return None;
+    }
+    if open.kind != FileKind::Virtual && !is_of(open, found as u64) {
+        kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
+        return None;
+    }
+    Some(found)
+}
+
+/// Whether the descriptor is that of this file.
+fn is_of(open: &OpenFile, descriptor: u64) -> bool {
+    file_metadata::identity_of(descriptor)
+        .is_some_and(|(_, identity)| identity.is_same_file(&open.identity))
+}
