@@ -172,6 +172,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/interpose/src/libc_wrappers.rs".into());
     files.push("crates/interpose/src/recording.rs".into());
     files.push("crates/interpose/src/session.rs".into());
+    files.push("crates/interpose/src/restored_files.rs".into());
     files.push("crates/interpose/src/changed_files.rs".into());
     files.push("crates/interpose/src/content.rs".into());
     files.push("crates/interpose/src/mapped_files.rs".into());
