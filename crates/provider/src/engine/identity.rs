@@ -164,6 +164,15 @@ impl Identity {
         further
     }
 
+    /// Whether `ip` may be a further address of another node: the address must be allowed, and must
+    /// not be an address of this node as well (bridges of containers have the same address on every
+    /// host).
+    pub fn is_further_elsewhere(&self, ip: IpAddr) -> bool {
+        self.rail_networks.iter().any(|network| network.contains(ip))
+            && ip != self.ip
+            && !self.rails.contains(&ip)
+    }
+
     /// Bytes of eager credit between any two endpoints of the job.
     pub fn eager_window(&self) -> u32 {
         limit::eager_window(self.size)

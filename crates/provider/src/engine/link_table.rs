@@ -1,10 +1,17 @@
 //! The links of an engine by number, and which links are polled: rings, full rings, and the stream
 //! that polls read directly.
 
+use std::io;
+use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 
 use landbridge_drive::link::shm::ShmLink;
+use landbridge_proto::endpoint::Peer;
+use landbridge_proto::path::time::Time;
+use rustix::event::epoll;
 
+use super::datagrams::UdpPath;
 use super::handshake::Carrier;
 use super::links::Link;
 use super::receive::FRAMES_PER_TURN;
@@ -56,6 +63,124 @@ impl LinkTable {
             self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
         }
         Some(link)
+    }
+
+    /// Bytes written so far to all rings.
+    pub fn written_to_rings(&self) -> u64 {
+        let written = |id: &usize| match &self.links[*id].as_ref()?.carrier {
+            Carrier::Shm(ring) => Some(ring.written()),
+            _ => None,
+        };
+        self.rings.iter().filter_map(written).sum()
+    }
+
+    /// Whether the ring or stream of link `id` holds a frame, or has ended.
+    #[inline]
+    pub fn has_frame(&mut self, id: usize) -> bool {
+        match self.links[id].as_mut().map(|link| &mut link.carrier) {
+            Some(Carrier::Shm(ring)) => !matches!(ring.peek(), Ok(None)),
+            Some(Carrier::Recorded(stream)) => !matches!(stream.peek(), Ok(None)),
+            _ => false,
+        }
+    }
+
+    /// Lets epoll watch stream `id` or not; returns false if that is impossible.
+    pub fn set_watched(&self, epoll: &OwnedFd, id: usize, watched: bool) -> bool {
+        let Some(link) = self.links.get(id).and_then(Option::as_ref) else {
+            return false;
+        };
+        let Carrier::Stream(stream) = &link.carrier else {
+            return false;
+        };
+        if stream.is_holding() || !link.blocked.is_empty() {
+            return watched;
+        }
+        let changed = if watched {
+            link.watch(epoll, id)
+        } else {
+            epoll::delete(epoll, stream.fd()).map_err(io::Error::from)
+        };
+        changed.is_ok()
+    }
+
+    /// The peer and the state of UDP path `id`.
+    pub fn udp_path(&mut self, id: usize) -> Option<(Peer, &mut UdpPath)> {
+        let link = self.links.get_mut(id)?.as_mut()?;
+        let peer = link.peer?;
+        match &mut link.carrier {
+            Carrier::Datagram(udp_path) => Some((peer, udp_path)),
+            _ => None,
+        }
+    }
+
+    /// The links of a peer's UDP paths.
+    pub fn udp_paths_of(&self, peer: Peer) -> Vec<usize> {
+        let is_udp_path =
+            |link: &Link| link.peer == Some(peer) && matches!(link.carrier, Carrier::Datagram(_));
+        let links = self.links.iter().enumerate();
+        links
+            .filter(|(_, link)| link.as_deref().is_some_and(is_udp_path))
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    /// Probes the UDP paths of `peer`, since no connection shows whether the peer is alive.
+    pub fn probe_udp_paths(&mut self, peer: Peer, now: Time) {
+        for id in self.udp_paths_of(peer) {
+            if let Some((_, udp_path)) = self.udp_path(id) {
+                udp_path.expect_answer(now);
+            }
+        }
+    }
+
+    /// Whether link `id` may carry frames although delivery is not certain. A suspected UDP path
+    /// may not: another path may be better.
+    pub fn may_carry(&self, id: usize) -> bool {
+        let link = self.links[id].as_ref();
+        link.is_none_or(|link| link.socket().is_none() || link.works())
+    }
+
+    /// Whether frames between these addresses use UDP. This is the case if the addresses have a UDP
+    /// path that has worked, and some UDP path of the peer works now. A failure of a UDP path
+    /// probably affects the connection between the same addresses, too, where the failure takes
+    /// longer to be noticed.
+    pub fn is_covered(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> bool {
+        let theirs = self.links.iter().flatten().filter(|link| link.peer == Some(peer));
+        let udp_paths = theirs.filter_map(|link| match &link.carrier {
+            Carrier::Datagram(udp_path) => Some((udp_path, link.ends)),
+            _ => None,
+        });
+        let (mut has_tcp_beside, mut some_work) = (false, false);
+        for (udp_path, between) in udp_paths {
+            has_tcp_beside |= between == ends && udp_path.has_worked();
+            some_work |= udp_path.is_open() && !udp_path.is_suspected();
+        }
+        has_tcp_beside && some_work
+    }
+
+    /// Time of the last reception from `peer` by another link than `id`.
+    pub fn last_received_elsewhere(&self, peer: Peer, id: usize) -> Time {
+        let links = self.links.iter().enumerate().filter(|&(other, _)| other != id);
+        let theirs = links.filter_map(|(_, link)| link.as_ref()).filter(|l| l.peer == Some(peer));
+        theirs.map(|link| link.last_received).max().unwrap_or(Time(0))
+    }
+
+    /// Time of the last reception from `peer` over a connection between the same addresses as link
+    /// `id`, and by link `id` itself. `None`: there is no such connection.
+    pub fn last_received_beside(&self, peer: Peer, id: usize) -> Option<(Time, Time)> {
+        let link = self.links[id].as_ref()?;
+        let has_tcp_beside =
+            |it: &&Link| (it.peer, it.ends) == (Some(peer), link.ends) && it.is_stream();
+        let links = self.links.iter().filter_map(Option::as_deref);
+        let last_over_tcp = links.filter(has_tcp_beside).map(|link| link.last_received).max()?;
+        Some((last_over_tcp, link.last_received))
+    }
+
+    /// Whether datagrams of this endpoint may be lost without retransmission when the endpoint
+    /// ends.
+    pub fn has_udp_paths(&self) -> bool {
+        let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
+        self.links.iter().flatten().any(|link| is_open(link))
     }
 
     /// Calls `what` for each ring until a call returns false. Returns whether all calls returned

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, EventFlags};
+use rustix::event::epoll::EventFlags;
 
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
@@ -20,7 +20,7 @@ use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::Engine;
-use super::dialling::{self, EventToken, watch};
+use super::event_token::{EventToken, watch};
 use super::handshake::Carrier;
 use super::integrity::{self, IncomingChecksum};
 use super::peer_state::SendState;
@@ -148,6 +148,15 @@ impl Link {
             || (self.is_stream() && !self.blocked.is_empty())
     }
 
+    /// Whether the link delivers frames, as far as is known: the link is neither a suspected UDP
+    /// path nor a connection without confirmations for so long that another connection is dialled.
+    pub fn works(&self) -> bool {
+        match &self.carrier {
+            Carrier::Datagram(udp_path) => udp_path.is_open() && !udp_path.is_suspected(),
+            _ => !self.is_unresponsive,
+        }
+    }
+
     /// Records that `peer` has frames for this link, which has no free space.
     #[cold]
     pub(super) fn await_room(&mut self, peer: Peer) {
@@ -186,7 +195,7 @@ impl Link {
             return PathProperties { checked, ..PathProperties::RELAY };
         }
         match self.carrier {
-            Carrier::Shm(_) => PathProperties { checked, ..dialling::ring_path(may_pull) },
+            Carrier::Shm(_) => PathProperties { checked, ..ring_path(may_pull) },
             Carrier::Datagram(ref udp_path) => {
                 PathProperties { checked, ..udp_path.traits(copy_max) }
             }
@@ -209,26 +218,30 @@ impl Link {
     }
 }
 
-impl Engine {
-    /// Lets epoll watch stream `id` or not; returns false if that is impossible.
-    pub(super) fn set_watched(&mut self, id: usize, watched: bool) -> bool {
-        let Some(link) = self.links.get(id).and_then(Option::as_ref) else {
-            return false;
-        };
-        let Carrier::Stream(stream) = &link.carrier else {
-            return false;
-        };
-        if stream.is_holding() || !link.blocked.is_empty() {
-            return watched;
-        }
-        let changed = if watched {
-            link.watch(&self.own.epoll, id)
-        } else {
-            epoll::delete(&self.own.epoll, stream.fd()).map_err(io::Error::from)
-        };
-        changed.is_ok()
+/// The properties of a path through shared memory.
+fn ring_path(may_pull: bool) -> PathProperties {
+    let payload_max = RING_PAYLOAD_MAX as u32;
+    let eager_max = if may_pull { RING_EAGER_MAX } else { payload_max };
+    PathProperties {
+        payload_max,
+        eager_max,
+        first_piece: payload_max,
+        pull: may_pull,
+        window: u64::MAX,
+        ahead: false,
+        lossless: true,
+        checked: false,
+        copy_max: 0,
+        spare: false,
+        silent_loss: false,
+        datagram: None,
+        reorders: false,
     }
+}
 
+const _: () = assert!(RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);
+
+impl Engine {
     /// Gives up the peers whose failure was found while a link was being read.
     #[cold]
     pub(super) fn fail_pending_peers(&mut self) {
@@ -247,7 +260,7 @@ impl Engine {
     /// this payload.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
-        self.finish_all_statistics(peer);
+        self.paths().finish_all_statistics(peer);
         let peer_state = &mut self.peers[peer];
         (peer_state.send_state, peer_state.reconnect) = (SendState::Closed, None);
         peer_state.open_paths.clear();
@@ -307,9 +320,10 @@ impl Engine {
             || error.kind() == io::ErrorKind::InvalidData;
         let ends = link.ends;
         if integrity::was_corrupt(error) {
-            self.count_corrupt(peer, link.path);
+            self.peers[peer].count_corrupt(link.path);
         }
-        self.finish_statistics(peer, link.path, &link, !self.core.has_left(peer));
+        let is_lost = !self.core.has_left(peer);
+        self.paths().finish_statistics(peer, link.path, &link, is_lost);
         drop(link);
         let address = self.core.address(peer);
         if error.kind() == io::ErrorKind::InvalidData {

@@ -23,7 +23,7 @@ use landbridge_proto::wire::name::{NAME_BYTES, Name};
 
 use crate::log;
 
-use super::dialling::{EventToken, watch};
+use super::event_token::{EventToken, watch};
 use super::identity::{Identity, hash, random};
 
 pub type NameBytes = [u8; NAME_BYTES];

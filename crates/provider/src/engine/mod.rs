@@ -12,8 +12,10 @@
 //! | `memory` | application memory and owned copies |
 //! | `local_endpoint` | listeners of the endpoint, and its names |
 //! | `peer_state`, `peer_table` | state of each peer, names and numbers |
-//! | `dialling` | path candidates of each peer, and dials |
-//! | `pending_connections` | connections of other processes before their hello |
+//! | `candidates` | the ways by which a peer may be reached |
+//! | `connector` | hellos under way, queued dials, paused listeners |
+//! | `dialling` | dials of peers, and the outcome of hellos |
+//! | `event_token` | tokens of the epoll set |
 //! | `handshake` | one hello, step by step |
 //! | `uplink` | the connection to the relay |
 //! | `links`, `link_table` | links to peers, and their end |
@@ -21,7 +23,8 @@
 //! | `receive`, `receive_buffers` | incoming frames, and what waits |
 //! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
 //! | `integrity` | checksums of frames that cross a network |
-//! | `reconnect` | repair of broken paths |
+//! | `path_manager` | which links are the paths of which peer |
+//! | `reconnect`, `repair` | repair of broken paths |
 //! | `replay` | determinants of message delivery, and their replay |
 //! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
 //! | `quiesce` | preparing the process for a checkpoint |
@@ -39,9 +42,12 @@
 //! What may never happen: any other request waits for the network; a frame is read before its
 //! link's hello has ended; a link of one peer keeps another peer from progress.
 
+mod candidates;
+mod connector;
 mod datagrams;
 mod departed_peers;
 mod dialling;
+mod event_token;
 mod handshake;
 mod identity;
 mod integrity;
@@ -50,16 +56,17 @@ mod links;
 mod liveness;
 mod local_endpoint;
 mod memory;
+mod path_manager;
 mod path_statistics;
 mod peeks;
 mod peer_state;
 mod peer_table;
-mod pending_connections;
 mod quiesce;
 mod rails;
 mod receive;
 mod receive_buffers;
 mod reconnect;
+mod repair;
 mod replay;
 pub mod request;
 mod sent_nondeterminism;
@@ -86,11 +93,14 @@ use crate::sink::Sink;
 use crate::statistics_page::StatisticsSlot;
 use crate::{interposer, log};
 
+use connector::Connector;
 use datagrams::Datagrams;
 use identity::Identity;
 use link_table::LinkTable;
 use local_endpoint::LocalEndpoint;
 use memory::{Bytes, copied_bytes};
+use path_manager::PathManager;
+use path_statistics::PathReport;
 pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
 use receive_buffers::ReceiveBuffers;
@@ -139,7 +149,7 @@ pub struct Engine {
     peers: PeerTable,
     uplink: Uplink,
     links: LinkTable,
-    hellos: dialling::Hellos,
+    connector: Connector,
     pending: PendingPeers,
     buffers: ReceiveBuffers,
     receives: WatchedReceives,
@@ -168,8 +178,6 @@ struct PendingPeers {
     failed: Vec<(Peer, i32)>,
     /// Peers that the relay cannot reach any more; their relay paths are closed.
     dropped: Vec<Peer>,
-    /// Peers with a lost path that the engine reopens.
-    reconnects: Vec<Peer>,
 }
 
 /// Receives and probes that need more than a message.
@@ -208,10 +216,10 @@ impl Engine {
                 one_sided: 0,
             },
             core,
-            peers: PeerTable::new(setup.av),
+            peers: PeerTable::new(setup.av, setup.own_format),
             uplink: Uplink::default(),
             links: LinkTable::new(StatisticsSlot::take()),
-            hellos: dialling::Hellos::default(),
+            connector: Connector::new(identity),
             pending: PendingPeers::default(),
             buffers: ReceiveBuffers::new(identity.retain),
             receives: WatchedReceives {
@@ -236,6 +244,18 @@ impl Engine {
             log!(Warn, "clocks and chance are not recorded: {why}; {consequence}");
         }
         Ok(engine)
+    }
+
+    /// The parts of the engine that change together when a path opens, changes or closes.
+    #[inline]
+    fn paths(&mut self) -> PathManager<'_> {
+        PathManager {
+            identity: self.identity,
+            core: &mut self.core,
+            peers: &mut self.peers,
+            links: &mut self.links,
+            uses_udp: self.datagrams.is_some(),
+        }
     }
 
     /// The endpoint's name: 48 bytes, or a `sockaddr_in`.
@@ -421,9 +441,10 @@ impl Engine {
 
     /// Sends everything, and waits a bounded time for peers to receive it.
     pub fn close(&mut self) {
-        self.log_paths();
+        self.log_dropped();
+        self.path_report().log_paths();
         self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
-        for peer in self.active_peers() {
+        for peer in self.peers.active(&self.core) {
             self.core.goodbye(peer);
         }
         // A relay may lose what it has accepted, and no process retransmits the data after this
@@ -436,7 +457,7 @@ impl Engine {
         if !self.core.is_safe() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
-        if self.has_udp_paths() && !self.core.is_drained() {
+        if self.links.has_udp_paths() && !self.core.is_drained() {
             // No process retransmits a lost datagram after this process has ended.
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_drained);
         }
@@ -447,8 +468,25 @@ impl Engine {
         } else {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_goodbye_acknowledged);
         }
-        self.log_refusals(now_millis() + QUIET_MILLIS);
+        self.connector.log_refusals(now_millis() + QUIET_MILLIS);
         self.finish_recording();
+    }
+
+    /// Logs what has arrived and belongs to no path.
+    fn log_dropped(&self) {
+        let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
+        if let Some((unknown, corrupt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
+            log!(Info, "datagrams dropped: {unknown} of unknown senders, {corrupt} corrupt");
+        }
+        if let Some(corrupt) = self.uplink.corrupt() {
+            log!(Info, "the relay: {corrupt} frames of unknown senders arrived corrupt");
+        }
+    }
+
+    /// The statistics of all paths.
+    fn path_report(&self) -> PathReport<'_> {
+        let uses_udp = self.datagrams.is_some();
+        PathReport { core: &self.core, peers: &self.peers, links: &self.links, uses_udp }
     }
 
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {
@@ -466,6 +504,12 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// The peer with address-vector number `number`.
+    #[inline]
+    fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
+        self.peers.numbered(&mut self.core, number)
     }
 
     #[inline]

@@ -10,13 +10,16 @@ use std::net::IpAddr;
 
 use landbridge_drive::sys;
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::Peer;
+use landbridge_proto::endpoint::{self, Endpoint, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::statistics_page::{self, TEXT_BYTES_MAX, write_lines};
 
-use super::Engine;
 use super::handshake::Carrier;
+use super::link_table::LinkTable;
 use super::links::{Link, RELAY_PATH};
+use super::memory::Bytes;
+use super::peer_state::PeerState;
+use super::peer_table::PeerTable;
 use crate::log;
 
 /// A path with fewer bytes than this, a few headers, is logged only if its peer has no other path:
@@ -162,27 +165,19 @@ impl Link {
     }
 }
 
-impl Engine {
-    /// Counts a frame of `peer` that arrived corrupt by the open path `path`.
+impl PeerState {
+    /// Adds the counters of path `path` over `link`, which has ended, to the closed paths. `done`:
+    /// what the protocol has counted. `is_lost`: the path failed, and was still wanted.
     #[cold]
-    pub(super) fn count_corrupt(&mut self, peer: Peer, path: PathId) {
-        self.peers[peer].corrupt[path.0 as usize] += 1;
-    }
-
-    /// Adds the counters of path `path` of `peer` over `link` to the closed paths. `is_lost`: the
-    /// path failed, and was still wanted. The protocol must still know the path.
-    #[cold]
-    pub(super) fn finish_statistics(
+    pub fn finish_path(
         &mut self,
-        peer: Peer,
         path: PathId,
         link: &Link,
+        done: Option<endpoint::PathStatistics>,
         is_lost: bool,
     ) {
-        let done = self.core.path_statistics(peer, path);
-        let peer_state = &mut self.peers[peer];
-        let corrupt = std::mem::take(&mut peer_state.corrupt[path.0 as usize]);
-        let entry = entry_of(&mut peer_state.closed_paths, link.what(), link.ends);
+        let corrupt = std::mem::take(&mut self.corrupt[path.0 as usize]);
+        let entry = entry_of(&mut self.closed_paths, link.what(), link.ends);
         entry.losses += u64::from(is_lost);
         entry.corrupt += u64::from(corrupt);
         if let Some(done) = done {
@@ -190,21 +185,20 @@ impl Engine {
             entry.retransmitted_bytes += done.retransmitted_bytes;
         }
     }
+}
 
-    /// Adds the counters of all open paths of a peer that is given up, or has left.
-    #[cold]
-    pub(super) fn finish_all_statistics(&mut self, peer: Peer) {
-        for open_path in self.peers[peer].open_paths.clone() {
-            // A link that is being read is not in `links`; the function that reads the link has
-            // handled its statistics.
-            let Some(link) = self.links[open_path.link].take() else { continue };
-            self.finish_statistics(peer, open_path.path, &link, false);
-            self.links[open_path.link] = Some(link);
-        }
-    }
+/// The statistics of all paths of an endpoint, read from the engine's peers and links.
+pub struct PathReport<'a> {
+    pub core: &'a Endpoint<Bytes>,
+    pub peers: &'a PeerTable,
+    pub links: &'a LinkTable,
+    /// UDP paths may exist.
+    pub uses_udp: bool,
+}
 
+impl PathReport<'_> {
     /// The statistics of all paths that `peer` has or had.
-    pub(super) fn paths_of(&self, peer: Peer) -> Vec<PathStatistics> {
+    pub fn paths_of(&self, peer: Peer) -> Vec<PathStatistics> {
         let peer_state = &self.peers[peer];
         let mut entries = peer_state.closed_paths.clone();
         for open_path in &peer_state.open_paths {
@@ -229,7 +223,7 @@ impl Engine {
                     entry.round_trip_nanos.or(Some(round_trip).filter(is_known));
             }
         }
-        if self.datagrams.is_some() {
+        if self.uses_udp {
             self.add_unvalidated_udp_paths(peer, &mut entries);
         }
         entries
@@ -245,12 +239,10 @@ impl Engine {
         }
     }
 
-    /// Writes the statistics of all paths to the statistics page, paths with trouble first.
-    #[cold]
-    pub(super) fn write_statistics(&mut self) {
-        let peers = (0..self.peers.len() as u32).map(Peer);
+    /// The text of the statistics page, paths with trouble first.
+    pub fn page_text(&self) -> String {
         let of_peer = |peer: Peer| self.paths_of(peer).into_iter().map(move |entry| (peer, entry));
-        let mut all: Vec<(Peer, PathStatistics)> = peers.flat_map(of_peer).collect();
+        let mut all: Vec<(Peer, PathStatistics)> = self.peers.all().flat_map(of_peer).collect();
         all.sort_by_key(|(_, entry)| !entry.has_trouble());
         let mut text = String::new();
         let sums = sums(all.iter().map(|(_, entry)| entry));
@@ -273,22 +265,12 @@ impl Engine {
                 entry.row(peer)
             }),
         );
-        if let Some(slot) = &mut self.links.statistics_slot {
-            slot.write(&text);
-        }
+        text
     }
 
     /// Logs the statistics of each peer's paths.
-    pub(super) fn log_paths(&self) {
-        let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
-        if let Some((unknown, corrupt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
-            log!(Info, "datagrams dropped: {unknown} of unknown senders, {corrupt} corrupt");
-        }
-        if let Some(corrupt) = self.uplink.corrupt() {
-            log!(Info, "the relay: {corrupt} frames of unknown senders arrived corrupt");
-        }
-        let peers = (0..self.peers.len() as u32).map(Peer);
-        let all: Vec<_> = peers.map(|peer| (peer, self.paths_of(peer))).collect();
+    pub fn log_paths(&self) {
+        let all: Vec<_> = self.peers.all().map(|peer| (peer, self.paths_of(peer))).collect();
         for line in summary(all, |peer| self.core.address(peer).to_string()) {
             log!(Info, "{line}");
         }

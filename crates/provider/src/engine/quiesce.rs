@@ -45,7 +45,7 @@ impl Engine {
     #[cold]
     pub(super) fn quiesce_for_checkpoint(&mut self) {
         let is_closing = self.replay.as_ref().is_none_or(|replay| replay.is_closing);
-        if is_closing || self.is_replaying() || self.hellos.open > 0 || !self.uplink.is_up() {
+        if is_closing || self.is_replaying() || self.connector.is_busy() || !self.uplink.is_up() {
             return;
         }
         let Some(socket) = supervisor_socket() else { return };

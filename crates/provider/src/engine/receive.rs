@@ -133,7 +133,7 @@ impl Engine {
     #[cold]
     fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
         log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
-        self.count_corrupt(peer, path);
+        self.peers[peer].count_corrupt(path);
         let is_bearable = self.core.handle_corrupt_frame(peer, header);
         if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
@@ -209,7 +209,7 @@ impl Engine {
             // The target of a frame of this process was corrupted on the network before the relay.
             return Ok(None);
         }
-        let peer = self.peer_addressed(header.source);
+        let peer = self.peers.addressed(&mut self.core, header.source);
         match header.kind {
             FrameKind::Unreachable => self.handle_unreachable(peer),
             FrameKind::Lost => self.core.presume_path_lost(peer, RELAY_PATH),
@@ -413,7 +413,7 @@ impl Engine {
                     self.end_payload(peer, link.path);
                 } else {
                     log!(Info, "{}: a payload arrived corrupt", self.core.address(peer));
-                    self.count_corrupt(peer, link.path);
+                    self.peers[peer].count_corrupt(link.path);
                     if !self.core.handle_corrupt(peer, link.path) {
                         return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }

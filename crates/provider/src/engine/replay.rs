@@ -471,17 +471,7 @@ impl Engine {
             let then = ProtocolClock { micros: replay.now.micros + lag, ..replay.now };
             lag > 0 && self.core.next_wake().is_some_and(|wake| wake <= then.time())
         };
-        self.replay.as_ref().is_some_and(is_due) || self.has_frame(id)
-    }
-
-    /// Whether the ring or stream of link `id` holds a frame, or has ended.
-    #[inline]
-    fn has_frame(&mut self, id: usize) -> bool {
-        match self.links[id].as_mut().map(|link| &mut link.carrier) {
-            Some(Carrier::Shm(ring)) => !matches!(ring.peek(), Ok(None)),
-            Some(Carrier::Recorded(stream)) => !matches!(stream.peek(), Ok(None)),
-            _ => false,
-        }
+        self.replay.as_ref().is_some_and(is_due) || self.links.has_frame(id)
     }
 
     /// Advances the protocol clock by `micros` microseconds, and passes the new time to the

@@ -1,6 +1,5 @@
 //! Executes the protocol's actions: reports completions, moves bytes, accesses registered memory.
 
-use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
     Action, AtomicRequest, CompletionKind, Failure, OperationCompletion, Peer,
 };
@@ -34,29 +33,12 @@ impl Engine {
                     self.serve(peer, op, key, offset, length);
                 }
                 Action::Atomic { peer, request } => self.perform(peer, &request),
-                Action::DiscardPayload { peer, path } => self.discard_rest(peer, path),
+                Action::DiscardPayload { peer, path } => self.paths().discard_rest(peer, path),
                 Action::AddressAdvertisement { peer, address } => {
                     self.handle_advertisement(peer, &address)
                 }
                 Action::Release { peer, frame } => drop(self.buffers.early.remove(&(peer, frame))),
             }
-        }
-    }
-
-    /// Discards the rest of a payload that is arriving by `path`, because it has arrived by another
-    /// path.
-    #[cold]
-    fn discard_rest(&mut self, peer: Peer, path: PathId) {
-        let open_paths = &self.peers[peer].open_paths;
-        let Some(open_path) = open_paths.iter().find(|open_path| open_path.path == path) else {
-            return;
-        };
-        // The link that is being read is not in `links`. That link needs no change here: its
-        // arriving payload has ended.
-        if let Some(link) = self.links[open_path.link].as_mut()
-            && link.inside.is_some_and(|(from, _)| from == peer)
-        {
-            link.discard_rest();
         }
     }
 

@@ -13,7 +13,7 @@ use landbridge_proto::id::{Address, EXIT_UPLINK_LOST};
 use landbridge_proto::wire::frame::Header;
 
 use super::Engine;
-use super::dialling::HelloPurpose;
+use super::connector::HelloPurpose;
 use super::identity::RelayAddress;
 use super::links::Link;
 use super::local_endpoint::{dial_tcp, dial_unix};
@@ -246,11 +246,11 @@ impl Engine {
     /// Sends to `peer` through the relay, once the relay is attached.
     pub(super) fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
         // The state is set before the dial, since the relay may answer at once.
-        self.set_send_state(peer, SendState::AwaitRelay);
+        self.peers[peer].set_send_state(SendState::AwaitRelay);
         match self.uplink.state {
             RelayState::Up(id) => {
-                self.use_link(peer, id);
-                self.restripe(peer);
+                self.paths().use_link(peer, id);
+                self.paths().restripe(peer);
             }
             RelayState::Closed => return Err(io::Error::other("the relay is gone")),
             RelayState::Unknown => match self.dial_relay() {
@@ -268,7 +268,7 @@ impl Engine {
         self.uplink.reconnect = None;
         for peer in self.peers.all() {
             if self.peers[peer].send_state == SendState::AwaitRelay {
-                self.use_link(peer, id);
+                self.paths().use_link(peer, id);
             }
         }
     }
@@ -280,26 +280,7 @@ impl Engine {
         if self.is_recorded() {
             self.end_relay_lost("its relay has closed the connection");
         }
-        for peer in self.peers.all() {
-            let peer_state = &mut self.peers[peer];
-            let Some(place) =
-                peer_state.open_paths.iter().position(|open_path| open_path.link == id)
-            else {
-                continue;
-            };
-            let lost = peer_state.open_paths[place];
-            self.finish_statistics(peer, lost.path, link, true);
-            let peer_state = &mut self.peers[peer];
-            peer_state.open_paths.remove(place);
-            if peer_state.send_state == SendState::Up(id) {
-                peer_state.send_state = peer_state
-                    .open_paths
-                    .last()
-                    .map_or(SendState::AwaitRelay, |r| SendState::Up(r.link));
-            }
-            self.core.close_path(peer, lost.path);
-            self.restripe(peer);
-        }
+        self.paths().remove_relay_paths(id, link);
         self.drain_actions();
         let now = Instant::now();
         self.uplink.reconnect =

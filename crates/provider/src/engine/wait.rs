@@ -22,7 +22,7 @@ use crate::statistics_page::StatisticsSlot;
 use crate::sync::Sleep;
 
 use super::Engine;
-use super::dialling::EventToken;
+use super::event_token::EventToken;
 use super::handshake::Carrier;
 use super::identity::Identity;
 
@@ -321,27 +321,18 @@ impl Engine {
             (_, Some(_)) => POLLS_PER_EPOLL_HOT,
             _ => 1,
         };
-        if self.hellos.open > 0 || self.poll_state.polls.is_multiple_of(every) {
+        if self.connector.is_busy() || self.poll_state.polls.is_multiple_of(every) {
             events += self.poll_epoll(0);
         }
         if self.links.full_rings.is_empty() {
             self.flush();
             return events;
         }
-        let written = self.written_to_rings();
+        let written = self.links.written_to_rings();
         self.retry_full_rings();
         self.flush();
         // A sent frame is as good a reason to go on as a received frame.
-        events + usize::from(self.written_to_rings() != written)
-    }
-
-    /// Bytes written so far to all rings of this engine.
-    fn written_to_rings(&self) -> u64 {
-        let written = |id: &usize| match &self.links[*id].as_ref()?.carrier {
-            Carrier::Shm(ring) => Some(ring.written()),
-            _ => None,
-        };
-        self.links.rings.iter().filter_map(written).sum()
+        events + usize::from(self.links.written_to_rings() != written)
     }
 
     /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
@@ -363,22 +354,25 @@ impl Engine {
                 token => self.handle_event(token, flags),
             }
         }
-        if (self.hellos.open > 0 || self.has_unlogged_refusals())
+        if (self.connector.is_busy() || self.connector.has_unlogged_refusals())
             && self.poll_state.hellos_checked.elapsed() > HELLO_GAP
         {
             self.poll_state.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        if !self.pending.reconnects.is_empty() || self.is_relay_reconnecting() {
+        if !self.peers.reconnects.is_empty() || self.is_relay_reconnecting() {
             self.check_reconnects();
             self.check_relay();
         }
         self.check_liveness();
         if self.links.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
-            self.write_statistics();
+            let text = self.path_report().page_text();
+            if let Some(slot) = &mut self.links.statistics_slot {
+                slot.write(&text);
+            }
         }
         self.check_departed_peers();
-        if !self.peers.rails.is_empty() && self.has_rails_to_try() {
+        if self.peers.rails.has_waiting() {
             self.check_rails();
         }
         count - wakeups
@@ -434,7 +428,9 @@ impl Engine {
         let (busiest, reads) = &mut self.poll_state.busiest;
         *reads = if *busiest == id { *reads + 1 } else { 0 };
         *busiest = id;
-        if *reads >= HOT_READS && self.poll_state.has_own_processor() && self.set_watched(id, false)
+        if *reads >= HOT_READS
+            && self.poll_state.has_own_processor()
+            && self.links.set_watched(&self.own.epoll, id, false)
         {
             self.links.hot_stream = Some(id);
         }
@@ -443,7 +439,7 @@ impl Engine {
     /// Returns the directly read stream, if any, to epoll.
     fn clear_hot_stream(&mut self) {
         if let Some(id) = self.links.hot_stream.take() {
-            self.set_watched(id, true);
+            self.links.set_watched(&self.own.epoll, id, true);
         }
         self.poll_state.busiest.1 = 0;
     }

@@ -19,7 +19,7 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 use rustix::event::epoll::EventFlags;
 
 use super::super::Engine;
-use super::super::dialling::{EventToken, watch};
+use super::super::event_token::{EventToken, watch};
 use super::super::handshake::Carrier;
 use super::super::integrity;
 use super::super::links::Link;
@@ -187,7 +187,7 @@ impl Engine {
             self.end_batch(id, has_sign);
         }
         for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
-            if let Some((_, udp_path)) = self.udp_path(id) {
+            if let Some((_, udp_path)) = self.links.udp_path(id) {
                 let DatagramTarget { socket, to, token } = udp_path.target();
                 self.send_probe(socket, to, probe, token, true);
             }
@@ -222,7 +222,7 @@ impl Engine {
         let ends_doubt = has_sign && udp_path.monitor.handle_received();
         self.core.end_batch(peer, path);
         if ends_doubt {
-            self.restripe(peer);
+            self.paths().restripe(peer);
         }
         self.drain_actions();
         self.send_probes(id);
@@ -245,13 +245,13 @@ impl Engine {
             Ok(DatagramBody::Probe(probe)) => {
                 datagrams.answers.push((id, probe));
                 let now = self.poll_state.time();
-                if let Some((_, udp_path)) = self.udp_path(id) {
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
                     udp_path.monitor.handle_peer_probe(now);
                 }
             }
             Ok(DatagramBody::ProbeReply(probe)) => {
                 let now = self.poll_state.time();
-                if let Some((_, udp_path)) = self.udp_path(id) {
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
                     let change = udp_path.monitor.handle_answer(now, probe);
                     self.handle_change(id, change);
                 }
@@ -307,7 +307,7 @@ impl Engine {
         };
         if error.kind() != io::ErrorKind::InvalidData {
             self.datagrams().corrupt += 1;
-            return peer.into_iter().for_each(|peer| self.count_corrupt(peer, path));
+            return peer.into_iter().for_each(|peer| self.peers[peer].count_corrupt(path));
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));

@@ -40,7 +40,7 @@ use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
 use self::path_monitor::{PathChange, PathHealth, PathMonitor};
 use super::Engine;
-use super::dialling::{EventToken, watch};
+use super::event_token::{EventToken, watch};
 use super::handshake::Carrier;
 use super::identity::random;
 use super::links::Link;
@@ -158,6 +158,12 @@ impl Datagrams {
         }
     }
 
+    /// Notes an address at which `peer` receives datagrams. The engine opens the UDP path later,
+    /// because the connection with the advertisement is being read now.
+    pub fn note_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
+        self.advertisements.push((peer, *advertisement));
+    }
+
     /// Number of dropped datagrams: those of no UDP path, and corrupt datagrams.
     pub fn dropped(&self) -> (u64, u64) {
         (self.unknown, self.corrupt)
@@ -184,6 +190,16 @@ impl Datagrams {
 impl UdpPath {
     pub fn is_open(&self) -> bool {
         self.monitor.is_open()
+    }
+
+    /// Whether the path has been open.
+    pub fn has_worked(&self) -> bool {
+        self.has_worked
+    }
+
+    /// Sends a probe soon, since no connection shows whether the peer is alive.
+    pub fn expect_answer(&mut self, now: Time) {
+        self.monitor.expect_answer(now);
     }
 
     pub fn socket(&self) -> usize {
@@ -226,26 +242,6 @@ impl Engine {
     fn datagrams(&mut self) -> &mut Datagrams {
         // UDP paths exist only while `datagrams` is set.
         self.datagrams.as_mut().expect("datagrams are in use")
-    }
-
-    fn udp_path(&mut self, id: usize) -> Option<(Peer, &mut UdpPath)> {
-        let link = self.links.get_mut(id)?.as_mut()?;
-        let peer = link.peer?;
-        match &mut link.carrier {
-            Carrier::Datagram(udp_path) => Some((peer, udp_path)),
-            _ => None,
-        }
-    }
-
-    /// The links of a peer's UDP paths.
-    fn udp_paths_of(&self, peer: Peer) -> Vec<usize> {
-        let is_udp_path =
-            |link: &Link| link.peer == Some(peer) && matches!(link.carrier, Carrier::Datagram(_));
-        let links = self.links.iter().enumerate();
-        links
-            .filter(|(_, link)| link.as_deref().is_some_and(is_udp_path))
-            .map(|(id, _)| id)
-            .collect()
     }
 
     /// Advertises the UDP socket at the local address of a new direct connection to `peer`.
@@ -297,18 +293,6 @@ impl Engine {
         Ok(index)
     }
 
-    /// Notes an address at which `peer` receives datagrams. The engine opens the UDP path later,
-    /// because the connection with the advertisement is being read now.
-    pub(super) fn handle_udp_advertisement(
-        &mut self,
-        peer: Peer,
-        advertisement: &AdvertisedAddress,
-    ) {
-        if let Some(datagrams) = &mut self.datagrams {
-            datagrams.advertisements.push((peer, *advertisement));
-        }
-    }
-
     /// Opens UDP paths to the addresses that peers have advertised.
     #[inline]
     pub(super) fn open_udp_paths(&mut self) {
@@ -347,8 +331,8 @@ impl Engine {
     ) -> io::Result<()> {
         let socket = self.socket_at(own)?;
         let now = self.poll_state.time();
-        for id in self.udp_paths_of(peer) {
-            if let Some((_, udp_path)) = self.udp_path(id)
+        for id in self.links.udp_paths_of(peer) {
+            if let Some((_, udp_path)) = self.links.udp_path(id)
                 && (udp_path.socket, udp_path.to.ip()) == (socket, to.ip())
             {
                 (udp_path.to, udp_path.token) = (to, token);
@@ -374,26 +358,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether link `id` may carry frames although delivery is not certain. A suspected UDP path
-    /// may not: another path may be better.
-    pub(super) fn may_carry(&self, id: usize) -> bool {
-        let link = self.links[id].as_ref();
-        link.is_none_or(|link| link.socket().is_none() || link.works())
-    }
-
-    /// Probes the UDP paths of `peer`, since no connection shows whether the peer is alive.
-    pub(super) fn probe_udp_paths(&mut self, peer: Peer) {
-        if self.datagrams.is_none() {
-            return;
-        }
-        let now = self.poll_state.time();
-        for id in self.udp_paths_of(peer) {
-            if let Some((_, udp_path)) = self.udp_path(id) {
-                udp_path.monitor.expect_answer(now);
-            }
-        }
-    }
-
     /// Forgets UDP path `id`, whose peer is given up.
     pub(super) fn forget_udp_path(&mut self, id: usize, udp_path: &UdpPath) {
         let own_token = udp_path.own_token;
@@ -411,27 +375,6 @@ impl Engine {
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.tokens.retain(|_, advertised| advertised.peer != peer);
         }
-    }
-
-    /// Whether frames between these addresses use UDP. This is the case if the addresses have a UDP
-    /// path that has worked, and some UDP path of the peer works now. A failure of a UDP path
-    /// probably affects the connection between the same addresses, too, where the failure takes
-    /// longer to be noticed.
-    pub(super) fn is_covered(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> bool {
-        if self.datagrams.is_none() {
-            return false;
-        }
-        let theirs = self.links.iter().flatten().filter(|link| link.peer == Some(peer));
-        let udp_paths = theirs.filter_map(|link| match &link.carrier {
-            Carrier::Datagram(udp_path) => Some((udp_path, link.ends)),
-            _ => None,
-        });
-        let (mut has_tcp_beside, mut some_work) = (false, false);
-        for (udp_path, between) in udp_paths {
-            has_tcp_beside |= between == ends && udp_path.has_worked;
-            some_work |= udp_path.is_open() && !udp_path.is_suspected();
-        }
-        has_tcp_beside && some_work
     }
 
     /// Runs protocol timers that are due.
@@ -454,7 +397,7 @@ impl Engine {
     /// Sends the probes of UDP path `id` that are due.
     fn send_probes(&mut self, id: usize) {
         let (now, pause_max) = (self.poll_state.time(), self.identity.redial_max.as_nanos() as u64);
-        while let Some((_, udp_path)) = self.udp_path(id) {
+        while let Some((_, udp_path)) = self.links.udp_path(id) {
             let (socket, to, token) = (udp_path.socket, udp_path.to, udp_path.token);
             let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
                 return;
@@ -483,40 +426,40 @@ impl Engine {
 
     /// Applies a change of UDP path `id` that an answer or a timeout has caused.
     fn handle_change(&mut self, id: usize, change: PathChange) {
-        let Some((peer, udp_path)) = self.udp_path(id) else {
+        let Some((peer, udp_path)) = self.links.udp_path(id) else {
             return;
         };
         let (to, size) = (udp_path.to, udp_path.monitor.size());
         match change {
             PathChange::Nothing => return,
             PathChange::Opened => {
-                if !self.add_path(peer, id) {
-                    if let Some((_, udp_path)) = self.udp_path(id) {
+                if !self.paths().add_path(peer, id) {
+                    if let Some((_, udp_path)) = self.links.udp_path(id) {
                         udp_path.monitor.close(Time(u64::MAX));
                     }
                     return;
                 }
-                if let Some((_, udp_path)) = self.udp_path(id) {
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
                     udp_path.has_worked = true;
                 }
                 log!(Info, "{}: udp to {to}", self.core.address(peer));
                 if self.peers[peer].send_state != SendState::Closed {
                     // A dial under way continues: a UDP path does not replace a connection.
-                    self.set_send_state(peer, SendState::Up(id));
+                    self.peers[peer].set_send_state(SendState::Up(id));
                 }
             }
             PathChange::Resized => {
                 log!(Info, "{}: udp to {to}: datagrams of {size} bytes", self.core.address(peer));
             }
         }
-        self.restripe(peer);
+        self.paths().restripe(peer);
         self.drain_actions();
     }
 
     /// Closes UDP path `id`, which has failed: other paths retransmit what the path carried, and
     /// path validation begins again.
     fn close_udp_path(&mut self, id: usize, why: &'static str) {
-        let Some((peer, _)) = self.udp_path(id) else {
+        let Some((peer, _)) = self.links.udp_path(id) else {
             return;
         };
         let ends = self.links[id].as_ref().and_then(|link| link.ends);
@@ -536,7 +479,7 @@ impl Engine {
         let (now, suspect_after) =
             (self.poll_state.time(), self.identity.suspect_after.as_nanos() as u64);
         for id in 0..self.links.len() {
-            let Some((peer, udp_path)) = self.udp_path(id) else {
+            let Some((peer, udp_path)) = self.links.udp_path(id) else {
                 continue;
             };
             if gap > POLL_GAP_MIN {
@@ -545,22 +488,22 @@ impl Engine {
             let change = udp_path.monitor.expire(now);
             self.handle_change(id, change);
             self.detect_black_hole(peer, id);
-            let elsewhere = self.last_received_elsewhere(peer, id);
-            let is_bypassed = self.is_bypassed(peer, id, now);
-            let Some((_, udp_path)) = self.udp_path(id) else {
+            let elsewhere = self.links.last_received_elsewhere(peer, id);
+            let beside = self.links.last_received_beside(peer, id);
+            let Some((_, udp_path)) = self.links.udp_path(id) else {
                 continue;
             };
-            if is_bypassed && udp_path.monitor.suspect(now) {
-                self.restripe(peer);
+            if is_bypassed(beside, now) && udp_path.monitor.suspect(now) {
+                self.paths().restripe(peer);
             }
-            let Some((_, udp_path)) = self.udp_path(id) else {
+            let Some((_, udp_path)) = self.links.udp_path(id) else {
                 continue;
             };
             match udp_path.monitor.assess(now, suspect_after, elsewhere) {
                 PathHealth::Alive => (),
                 PathHealth::Suspected => {
                     log!(Debug, "{}: udp is silent", self.core.address(peer));
-                    self.restripe(peer);
+                    self.paths().restripe(peer);
                 }
                 PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
             }
@@ -575,32 +518,9 @@ impl Engine {
             return;
         };
         let lost = self.core.path_statistics(peer, path).map_or(0, |done| done.large_lost);
-        if let Some((_, udp_path)) = self.udp_path(id).filter(|_| lost >= BLACK_HOLE_LOSSES) {
+        if let Some((_, udp_path)) = self.links.udp_path(id).filter(|_| lost >= BLACK_HOLE_LOSSES) {
             udp_path.monitor.recheck_size();
         }
-    }
-
-    /// Whether the peer recently sent over the connection between the same addresses, but not by
-    /// UDP path `id`: the peer suspects the UDP path.
-    fn is_bypassed(&self, peer: Peer, id: usize, now: Time) -> bool {
-        let Some(link) = self.links[id].as_ref() else {
-            return false;
-        };
-        let has_tcp_beside =
-            |it: &&Link| (it.peer, it.ends) == (Some(peer), link.ends) && it.is_stream();
-        let links = self.links.iter().filter_map(Option::as_deref);
-        let last_over_tcp = links.filter(has_tcp_beside).map(|link| link.last_received).max();
-        last_over_tcp.is_some_and(|heard| {
-            let is_recent = now.nanos_since(heard) < 2 * BYPASS_NANOS;
-            is_recent && heard.nanos_since(link.last_received) > BYPASS_NANOS
-        })
-    }
-
-    /// Time of the last reception from `peer` by another link than `id`.
-    fn last_received_elsewhere(&self, peer: Peer, id: usize) -> Time {
-        let links = self.links.iter().enumerate().filter(|&(other, _)| other != id);
-        let theirs = links.filter_map(|(_, link)| link.as_ref()).filter(|l| l.peer == Some(peer));
-        theirs.map(|link| link.last_received).max().unwrap_or(Time(0))
     }
 
     /// Handles ICMP notices about destinations. An attacker can forge a notice, so a notice only
@@ -613,7 +533,7 @@ impl Engine {
         let now = self.poll_state.time();
         for notice in notices {
             for id in 0..self.links.len() {
-                let Some((_, udp_path)) = self.udp_path(id) else {
+                let Some((_, udp_path)) = self.links.udp_path(id) else {
                     continue;
                 };
                 if (udp_path.socket, udp_path.to) != (socket, notice.to) {
@@ -640,13 +560,16 @@ impl Engine {
             }
         }
     }
+}
 
-    /// Whether datagrams of this endpoint may be lost without retransmission when the endpoint
-    /// ends.
-    pub(super) fn has_udp_paths(&self) -> bool {
-        let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
-        self.links.iter().flatten().any(|link| is_open(link))
-    }
+/// Whether the peer recently sent over the connection between the same addresses, but not by the UDP
+/// path: the peer suspects the UDP path. `beside`: times of the last reception over the connection,
+/// and by the UDP path.
+fn is_bypassed(beside: Option<(Time, Time)>, now: Time) -> bool {
+    beside.is_some_and(|(over_tcp, by_udp)| {
+        let is_recent = now.nanos_since(over_tcp) < 2 * BYPASS_NANOS;
+        is_recent && over_tcp.nanos_since(by_udp) > BYPASS_NANOS
+    })
 }
 
 #[cfg(test)]
@@ -666,7 +589,7 @@ impl Engine {
         let links = self.links.iter();
         let first = links.map(Option::as_deref).position(|link| link.is_some_and(is_open));
         let id = first.expect("a UDP path");
-        if let Some((_, udp_path)) = self.udp_path(id) {
+        if let Some((_, udp_path)) = self.links.udp_path(id) {
             let now = Time(0);
             udp_path.monitor.close(now);
         }

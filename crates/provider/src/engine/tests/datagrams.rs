@@ -23,7 +23,9 @@ impl Pair {
             party.engine.datagrams = Some(Box::new(datagrams));
         });
         until(|| {
-            pair.turn() && pair.one.engine.has_udp_paths() && pair.other.engine.has_udp_paths()
+            pair.turn()
+                && pair.one.engine.links.has_udp_paths()
+                && pair.other.engine.links.has_udp_paths()
         });
         pair
     }
@@ -138,7 +140,7 @@ fn corrupt_datagrams_of_a_peer_count_as_lost() {
     }
     until(|| pair.turn() && pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 4);
     pair.exchange(100_000);
-    assert!(pair.other.engine.has_udp_paths());
+    assert!(pair.other.engine.links.has_udp_paths());
 }
 
 /// No kernel confirms a datagram, so only silence shows that a process has ended.
@@ -152,7 +154,7 @@ fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
         one.engine.peers[Peer(0)].send_state == SendState::Closed
     });
     assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
-    assert!(!one.engine.has_udp_paths());
+    assert!(!one.engine.links.has_udp_paths());
 }
 
 #[test]

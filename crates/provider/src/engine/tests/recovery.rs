@@ -37,7 +37,7 @@ impl Recorded {
         engine.links.rings.push(id);
         engine.relay_up(id);
         let peer = engine.peer_of(number).unwrap();
-        engine.use_link(peer, id);
+        engine.paths().use_link(peer, id);
         Recorded { party, relay, number }
     }
 
