@@ -173,6 +173,11 @@ impl Identity {
             && !self.rails.contains(&ip)
     }
 
+    /// Whether the relay is on this node.
+    pub fn has_local_relay(&self) -> bool {
+        self.relays.iter().any(|way| matches!(way, RelayAddress::Unix(_)))
+    }
+
     /// Bytes of eager credit between any two endpoints of the job.
     pub fn eager_window(&self) -> u32 {
         limit::eager_window(self.size)

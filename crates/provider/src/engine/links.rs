@@ -300,8 +300,10 @@ impl Engine {
     /// Handles the end or failure of link `id`.
     #[cold]
     pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
-        if self.is_recorded() && self.uplink.link() == Some(id) {
-            self.end_if_refused();
+        if self.uplink.link() == Some(id)
+            && let Some(mut recorded) = self.recorded_uplink()
+        {
+            recorded.end_if_refused();
         }
         let Some(mut link) = self.close_link(id) else {
             return;

@@ -81,8 +81,8 @@ enum LivenessVerdict {
 }
 
 impl PathManager<'_> {
-    /// Judges link `id`, whose bytes have not been confirmed for some time. `slack` is added to each
-    /// limit.
+    /// Judges link `id`, whose bytes have not been confirmed for some time. `slack` is added to
+    /// each limit.
     fn judge(&mut self, id: usize, slack: Duration) -> LivenessVerdict {
         let Some(link) = self.links[id].as_ref() else {
             return LivenessVerdict::Nothing;

@@ -25,7 +25,9 @@
 //! | `integrity` | checksums of frames that cross a network |
 //! | `path_manager` | which links are the paths of which peer |
 //! | `reconnect`, `repair` | repair of broken paths |
-//! | `replay` | determinants of message delivery, and their replay |
+//! | `replay` | determinants of message delivery, and the state of their replay |
+//! | `recorded_uplink` | what a recorded process and its relay say about recording |
+//! | `recorded_polls` | polls of a recorded process |
 //! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
 //! | `quiesce` | preparing the process for a checkpoint |
 //! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
@@ -66,6 +68,8 @@ mod rails;
 mod receive;
 mod receive_buffers;
 mod reconnect;
+mod recorded_polls;
+mod recorded_uplink;
 mod repair;
 mod replay;
 pub mod request;

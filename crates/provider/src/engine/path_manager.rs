@@ -1,8 +1,8 @@
 //! The path manager: which links are the paths of which peer, and how the protocol may use them.
 //!
 //! What enters: links that come up, fail, or are suspected. What leaves: paths opened, changed and
-//! closed in the protocol, and the sending state of each peer. [`PathManager`] borrows the protocol,
-//! the peers and the links of the engine for one such change.
+//! closed in the protocol, and the sending state of each peer. [`PathManager`] borrows the
+//! protocol, the peers and the links of the engine for one such change.
 //!
 //! What may never happen: the protocol keeps a path whose link is closed; a peer sends on a link
 //! that is not among its open paths.
@@ -130,8 +130,8 @@ impl PathManager<'_> {
         }
     }
 
-    /// Adds the counters of path `path` of `peer` over `link` to the peer's closed paths. `is_lost`:
-    /// the path failed, and was still wanted. The protocol must still know the path.
+    /// Adds the counters of path `path` of `peer` over `link` to the peer's closed paths.
+    /// `is_lost`: the path failed, and was still wanted. The protocol must still know the path.
     #[cold]
     pub fn finish_statistics(&mut self, peer: Peer, path: PathId, link: &Link, is_lost: bool) {
         let done = self.core.path_statistics(peer, path);
@@ -335,8 +335,8 @@ impl PathManager<'_> {
         (is_accepted && is_ours) || self.peers.rails.joins(peer, ends)
     }
 
-    /// Advertises the further addresses of this side to `peer` over a new direct connection. `port`:
-    /// the port at which this endpoint accepts connections on every address, if it does.
+    /// Advertises the further addresses of this side to `peer` over a new direct connection.
+    /// `port`: the port at which this endpoint accepts connections on every address, if it does.
     pub fn advertise_rails(&mut self, port: Option<u16>, peer: Peer, link: usize) {
         let Some(port) = port else {
             return;

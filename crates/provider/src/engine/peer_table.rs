@@ -178,8 +178,8 @@ impl PeerTable {
         self.rails.add(peer, address, is_ours, Instant::now())
     }
 
-    /// Begins to reopen a path of `peer`, unless that is under way. `has_lost`: a path was lost, and
-    /// not only suspected. Returns whether the peer is to be dialled now.
+    /// Begins to reopen a path of `peer`, unless that is under way. `has_lost`: a path was lost,
+    /// and not only suspected. Returns whether the peer is to be dialled now.
     pub fn begin_reconnect(&mut self, peer: Peer, has_lost: bool) -> bool {
         let peer_state = &mut self.states[peer.0 as usize];
         if let Some(reconnect) = &mut peer_state.reconnect {

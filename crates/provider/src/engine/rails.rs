@@ -105,8 +105,8 @@ pub struct RailTable {
 
 impl RailTable {
     /// Adds a further address of `peer`, unless the address is known, or the peer has as many
-    /// addresses as are tried. `is_ours`: this side dials the address at first. Returns false if the
-    /// address was not added.
+    /// addresses as are tried. `is_ours`: this side dials the address at first. Returns false if
+    /// the address was not added.
     pub fn add(&mut self, peer: Peer, address: SocketAddr, is_ours: bool, now: Instant) -> bool {
         let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
         if theirs().any(|rail| rail.address == address) || theirs().count() >= RAILS_MAX {

@@ -202,7 +202,7 @@ impl Engine {
         if header.target != self.own.address {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
-        if super::replay::is_divergence_report(header) {
+        if super::recorded_uplink::is_divergence_report(header) {
             return Err(fault("the relay refuses what this process has sent"));
         }
         if header.kind.reports_undeliverable() && !self.core.is_known(header.source) {

@@ -1,8 +1,8 @@
 //! Executes the repair of broken paths: closes them, dials them again, and gives peers up.
 //!
-//! What enters: paths that are lost or silent, and the time. What leaves: rounds of dials, and peers
-//! that are given up, as [`Reconnect`](super::reconnect::Reconnect) decides. What may never happen:
-//! a reconnect is under way that no check continues.
+//! What enters: paths that are lost or silent, and the time. What leaves: rounds of dials, and
+//! peers that are given up, as [`Reconnect`](super::reconnect::Reconnect) decides. What may never
+//! happen: a reconnect is under way that no check continues.
 
 use std::io;
 use std::net::IpAddr;

@@ -174,7 +174,9 @@ impl Engine {
             link.has_sent = true;
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
-                self.note_sent();
+                if let Some(replay) = &mut self.replay {
+                    replay.note_sent();
+                }
             } else {
                 let must_release_memory = frame.must_release_memory;
                 self.core.transmitted(peer, path, must_release_memory, copy);

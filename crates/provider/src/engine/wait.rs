@@ -25,6 +25,7 @@ use super::Engine;
 use super::event_token::EventToken;
 use super::handshake::Carrier;
 use super::identity::Identity;
+use super::replay::Replay;
 
 /// Polls that are no further apart than this come from a loop that does nothing else. MPICH yields
 /// the processor between its polls, a system call that takes longer than many looks at a ring.
@@ -239,7 +240,7 @@ impl Engine {
             }
             policy.note_nothing(now, around)
         });
-        match self.is_replaying() {
+        match self.replay.as_ref().is_some_and(Replay::is_replaying) {
             true => Advice::GoOn,
             false => advice.unwrap_or(Advice::GoOn),
         }
@@ -360,7 +361,7 @@ impl Engine {
             self.poll_state.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        if !self.peers.reconnects.is_empty() || self.is_relay_reconnecting() {
+        if !self.peers.reconnects.is_empty() || self.uplink.is_reconnecting() {
             self.check_reconnects();
             self.check_relay();
         }
@@ -477,7 +478,10 @@ impl Engine {
     /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
-        self.nanos_to_wake().map_or(most, |nanos| nanos.min(most))
+        let Some(wake) = self.core.next_wake() else { return most };
+        let real = self.poll_state.time();
+        let now = self.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
+        wake.nanos_since(now).min(most)
     }
 
     /// Announces in every ring that the thread will sleep until the engine's descriptor is

@@ -562,9 +562,9 @@ impl Engine {
     }
 }
 
-/// Whether the peer recently sent over the connection between the same addresses, but not by the UDP
-/// path: the peer suspects the UDP path. `beside`: times of the last reception over the connection,
-/// and by the UDP path.
+/// Whether the peer recently sent over the connection between the same addresses, but not by the
+/// UDP path: the peer suspects the UDP path. `beside`: times of the last reception over the
+/// connection, and by the UDP path.
 fn is_bypassed(beside: Option<(Time, Time)>, now: Time) -> bool {
     beside.is_some_and(|(over_tcp, by_udp)| {
         let is_recent = now.nanos_since(over_tcp) < 2 * BYPASS_NANOS;
