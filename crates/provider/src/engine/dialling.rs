@@ -401,7 +401,16 @@ impl Engine {
         self.paths().restripe(peer);
         let port = self.own.port().filter(|_| self.own.own_format);
         self.paths().advertise_rails(port, peer, id);
-        self.advertise_udp(peer, id);
+        if let Some(datagrams) = &mut self.datagrams
+            && let Some((own, _)) = self.links[id].as_ref().and_then(|link| link.ends)
+        {
+            datagrams.advertise(
+                &mut self.core,
+                &self.own.epoll,
+                self.poll_state.time(),
+                (peer, own),
+            );
+        }
         Ok(id)
     }
 }

@@ -7,15 +7,19 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
 use landbridge_drive::link::shm::ShmLink;
-use landbridge_proto::endpoint::Peer;
+use landbridge_proto::endpoint::{Endpoint, Peer};
 use landbridge_proto::path::time::Time;
 use rustix::event::epoll;
 
 use super::datagrams::UdpPath;
 use super::handshake::Carrier;
 use super::links::Link;
+use super::memory::Bytes;
 use super::receive::FRAMES_PER_TURN;
 use crate::statistics_page::StatisticsSlot;
+
+/// Number of consecutive reads from one stream after which polls read this stream directly.
+const HOT_READS: u32 = 16;
 
 pub struct LinkTable {
     links: Vec<Option<Box<Link>>>,
@@ -26,6 +30,8 @@ pub struct LinkTable {
     pub streams: usize,
     /// The stream that polls read directly; epoll does not watch this stream.
     pub hot_stream: Option<usize>,
+    /// The stream of the last read through epoll, and how often in a row.
+    busiest: (usize, u32),
     /// Frames received from one ring before the other rings get their turn.
     pub frames_per_turn: usize,
     /// Slot of the statistics page for this endpoint's paths.
@@ -40,6 +46,7 @@ impl LinkTable {
             full_rings: Vec::new(),
             streams: 0,
             hot_stream: None,
+            busiest: (0, 0),
             frames_per_turn: FRAMES_PER_TURN,
             statistics_slot,
         }
@@ -85,7 +92,7 @@ impl LinkTable {
     }
 
     /// Lets epoll watch stream `id` or not; returns false if that is impossible.
-    pub fn set_watched(&self, epoll: &OwnedFd, id: usize, watched: bool) -> bool {
+    fn set_watched(&self, epoll: &OwnedFd, id: usize, watched: bool) -> bool {
         let Some(link) = self.links.get(id).and_then(Option::as_ref) else {
             return false;
         };
@@ -101,6 +108,43 @@ impl LinkTable {
             epoll::delete(epoll, stream.fd()).map_err(io::Error::from)
         };
         changed.is_ok()
+    }
+
+    /// Stream `id` has brought data through epoll. If the same stream has brought the last
+    /// [`HOT_READS`] reads, polls read it directly: this saves a system call for each message, and
+    /// saves the sender the wake-up of an epoll set in which no thread sleeps. `may_be_hot`: the
+    /// thread has a processor of its own.
+    pub fn note_read(&mut self, epoll: &OwnedFd, id: usize, may_be_hot: impl FnOnce() -> bool) {
+        if self.hot_stream.is_some() {
+            self.clear_hot_stream(epoll);
+        }
+        let (busiest, reads) = &mut self.busiest;
+        *reads = if *busiest == id { *reads + 1 } else { 0 };
+        *busiest = id;
+        if *reads >= HOT_READS && may_be_hot() && self.set_watched(epoll, id, false) {
+            self.hot_stream = Some(id);
+        }
+    }
+
+    /// Returns the directly read stream, if any, to epoll.
+    pub fn clear_hot_stream(&mut self, epoll: &OwnedFd) {
+        if let Some(id) = self.hot_stream.take() {
+            self.set_watched(epoll, id, true);
+        }
+        self.busiest.1 = 0;
+    }
+
+    /// Marks the peers busy that wait for full rings, which may have free space again.
+    #[inline]
+    pub fn retry_full_rings(&mut self, core: &mut Endpoint<Bytes>) {
+        for id in std::mem::take(&mut self.full_rings) {
+            let Some(link) = self.links[id].as_mut() else {
+                continue;
+            };
+            for peer in std::mem::take(&mut link.blocked) {
+                core.mark_busy(peer);
+            }
+        }
     }
 
     /// The peer and the state of UDP path `id`.

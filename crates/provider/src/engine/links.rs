@@ -282,7 +282,9 @@ impl Engine {
                 return;
             }
         }
-        self.forget_tokens(peer);
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.forget_tokens(peer);
+        }
         self.core.fail(peer, errno);
         self.buffers.early.retain(|&(of, _), _| of != peer);
         self.drain_actions();
@@ -292,7 +294,7 @@ impl Engine {
     pub(super) fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
         let link = self.links.remove(id)?;
         if let Carrier::Datagram(udp_path) = &link.carrier {
-            self.forget_udp_path(id, udp_path);
+            self.datagrams.iter_mut().for_each(|all| all.forget_udp_path(id, udp_path));
         }
         Some(link)
     }

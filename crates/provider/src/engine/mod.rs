@@ -274,7 +274,7 @@ impl Engine {
         }
         let peer = self.peer_of(request.target)?;
         if request.inject && !request.notify && self.inject_fast(peer, request) {
-            self.note_posted();
+            self.poll_state.note_posted();
             return Ok(());
         }
         self.require_path(peer, request.inject)?;
@@ -331,7 +331,7 @@ impl Engine {
     /// a lost peer completes at once, without a frame.
     #[inline]
     fn submit(&mut self) {
-        self.note_posted();
+        self.poll_state.note_posted();
         self.run_actions();
     }
 

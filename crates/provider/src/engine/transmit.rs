@@ -248,19 +248,6 @@ impl Engine {
         self.drain_actions();
         self.flush();
     }
-
-    /// Marks the peers busy that wait for full rings, which may have free space again.
-    #[inline]
-    pub(super) fn retry_full_rings(&mut self) {
-        for id in std::mem::take(&mut self.links.full_rings) {
-            let Some(link) = self.links[id].as_mut() else {
-                continue;
-            };
-            for peer in std::mem::take(&mut link.blocked) {
-                self.core.mark_busy(peer);
-            }
-        }
-    }
 }
 
 #[inline(always)]

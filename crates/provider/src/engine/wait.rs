@@ -6,7 +6,7 @@
 //! announcement afterwards. The sleep itself is in `parking`, where a thread sleeps in all engines
 //! that it drives.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,6 @@ const POLLS_PER_EPOLL: u32 = 256;
 const EPOLL_GAP_MICROS: u64 = 1_000;
 /// Number of polls between two epoll calls while one stream is read directly.
 const POLLS_PER_EPOLL_HOT: u32 = 16;
-/// Number of consecutive reads from one stream after which polls read this stream directly.
-const HOT_READS: u32 = 16;
 /// Time between two checks of hellos for a timeout.
 const HELLO_GAP: Duration = Duration::from_millis(100);
 /// Events taken from epoll by one call.
@@ -80,8 +78,6 @@ pub struct PollState {
     /// Time of the last epoll call, in ticks of the clock.
     last_epoll: u64,
     polls: u32,
-    /// The stream of the last read through epoll, and how often in a row.
-    busiest: (usize, u32),
     hellos_checked: Instant,
 }
 
@@ -102,7 +98,6 @@ impl PollState {
             last_poll: 0,
             last_epoll: 0,
             polls: 0,
-            busiest: (0, 0),
             hellos_checked: Instant::now(),
         }
     }
@@ -129,6 +124,42 @@ impl PollState {
     #[inline]
     pub(super) fn is_epoll_overdue(&self, now: u64) -> bool {
         now > self.last_epoll + EPOLL_GAP_MICROS * self.clock.ticks_per_micro
+    }
+
+    /// Records that the program has posted an operation.
+    #[inline]
+    pub fn note_posted(&mut self) {
+        self.has_posted = true;
+    }
+
+    fn poll_context(&mut self, waits_for_relay: bool) -> PollContext {
+        PollContext {
+            has_own_processor: self.has_own_processor(),
+            waits_for_relay,
+            library_carries_local: self.library_carries_local,
+            has_posted: std::mem::take(&mut self.has_posted),
+        }
+    }
+
+    /// Moves this thread, which shares its processor, to another processor if there are enough.
+    #[cold]
+    fn move_to_own_cpu(&self, placement_index: Option<u32>) {
+        if let (true, Some(index)) = (self.has_room, placement_index)
+            && cpu_placement::move_thread_to(index)
+        {
+            log!(Debug, "moved to a processor of its own");
+        }
+    }
+
+    /// Adds the eventfd that wakes sleeping threads to the engine's epoll set.
+    fn watch_wakeup(&mut self, epoll: &OwnedFd) {
+        if !self.is_wakeup_watched
+            && let Some(wakeup_fd) = Sleep::wakeup_fd()
+        {
+            let data = epoll::EventData::new_u64(EventToken::Link(NO_LINK).number());
+            let flags = EventFlags::IN | EventFlags::ET;
+            self.is_wakeup_watched = epoll::add(epoll, wakeup_fd, data, flags).is_ok();
+        }
     }
 
     /// Records that another process preempted a spin of this thread.
@@ -160,7 +191,7 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         events += self.poll_epoll_if_due(now);
-        let around = self.poll_context(self.uplink.is_up());
+        let around = self.poll_state.poll_context(self.uplink.is_up());
         let me = self.own.epoll.as_raw_fd();
         let advised = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -174,24 +205,9 @@ impl Engine {
         });
         let (advice, should_move) = advised.unwrap_or((Advice::GoOn, false));
         if should_move {
-            self.move_to_own_cpu();
+            self.poll_state.move_to_own_cpu(self.identity.placement_index);
         }
         advice
-    }
-
-    fn poll_context(&mut self, waits_for_relay: bool) -> PollContext {
-        PollContext {
-            has_own_processor: self.poll_state.has_own_processor(),
-            waits_for_relay,
-            library_carries_local: self.poll_state.library_carries_local,
-            has_posted: std::mem::take(&mut self.poll_state.has_posted),
-        }
-    }
-
-    /// Records that the program has posted an operation.
-    #[inline]
-    pub(super) fn note_posted(&mut self) {
-        self.poll_state.has_posted = true;
     }
 
     /// Does all work that is possible for a program that reads a counter of one-sided operations.
@@ -215,22 +231,12 @@ impl Engine {
         true
     }
 
-    /// Moves this thread, which shares its processor, to another processor if there are enough.
-    #[cold]
-    fn move_to_own_cpu(&self) {
-        if let (true, Some(index)) = (self.poll_state.has_room, self.identity.placement_index)
-            && cpu_placement::move_thread_to(index)
-        {
-            log!(Debug, "moved to a processor of its own");
-        }
-    }
-
     #[cold]
     fn progress_recorded(&mut self) -> Advice {
         let events = self.poll_recorded();
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
-        let around = self.poll_context(true);
+        let around = self.poll_state.poll_context(true);
         let me = self.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -330,10 +336,27 @@ impl Engine {
             return events;
         }
         let written = self.links.written_to_rings();
-        self.retry_full_rings();
+        self.links.retry_full_rings(&mut self.core);
         self.flush();
         // A sent frame is as good a reason to go on as a received frame.
         events + usize::from(self.links.written_to_rings() != written)
+    }
+
+    /// Runs protocol timers that are due.
+    #[inline]
+    pub(super) fn handle_time(&mut self) {
+        let now = self.poll_state.time();
+        self.core.set_time(now);
+        self.do_what_is_due(now);
+    }
+
+    /// Runs protocol timers that are due at `now`.
+    #[inline]
+    pub(super) fn do_what_is_due(&mut self, now: Time) {
+        if self.core.next_wake().is_some_and(|at| at <= now) {
+            self.core.handle_time(now);
+            self.drain_actions();
+        }
     }
 
     /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
@@ -372,7 +395,7 @@ impl Engine {
                 slot.write(&text);
             }
         }
-        self.check_departed_peers();
+        self.receives.departed.check(&self.core, self.own.address);
         if self.peers.rails.has_waiting() {
             self.check_rails();
         }
@@ -415,34 +438,9 @@ impl Engine {
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
             && self.read_stream(id) > 0
         {
-            self.set_hot_stream(id);
+            let poll_state = &self.poll_state;
+            self.links.note_read(&self.own.epoll, id, || poll_state.has_own_processor());
         }
-    }
-
-    /// Stream `id` has brought data through epoll. If the same stream has brought the last
-    /// [`HOT_READS`] reads, polls read it directly: this saves a system call for each message, and
-    /// saves the sender the wake-up of an epoll set in which no thread sleeps.
-    fn set_hot_stream(&mut self, id: usize) {
-        if self.links.hot_stream.is_some() {
-            self.clear_hot_stream();
-        }
-        let (busiest, reads) = &mut self.poll_state.busiest;
-        *reads = if *busiest == id { *reads + 1 } else { 0 };
-        *busiest = id;
-        if *reads >= HOT_READS
-            && self.poll_state.has_own_processor()
-            && self.links.set_watched(&self.own.epoll, id, false)
-        {
-            self.links.hot_stream = Some(id);
-        }
-    }
-
-    /// Returns the directly read stream, if any, to epoll.
-    fn clear_hot_stream(&mut self) {
-        if let Some(id) = self.links.hot_stream.take() {
-            self.links.set_watched(&self.own.epoll, id, true);
-        }
-        self.poll_state.busiest.1 = 0;
     }
 }
 
@@ -453,7 +451,7 @@ impl Engine {
     pub fn park(&mut self, millis: i32) -> usize {
         let mut events = 0;
         if self.prepare_park() {
-            self.watch_wakeup();
+            self.poll_state.watch_wakeup(&self.own.epoll);
             if let Some(_sleep) = Sleep::begin() {
                 let nap = self.nap_nanos(millis);
                 events = self.poll_epoll_for(timespec(nap));
@@ -488,7 +486,7 @@ impl Engine {
     /// readable. Returns false if there is work already. In both cases [`Self::unpark`] must
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
-        self.clear_hot_stream();
+        self.links.clear_hot_stream(&self.own.epoll);
         self.links.every_ring(ShmLink::prepare_park)
     }
 
@@ -508,18 +506,6 @@ impl Engine {
     /// The descriptor that becomes readable when a parked engine has work.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.own.epoll.as_fd()
-    }
-
-    /// Adds the eventfd that wakes sleeping threads to the engine's epoll set.
-    fn watch_wakeup(&mut self) {
-        if !self.poll_state.is_wakeup_watched
-            && let Some(wakeup_fd) = Sleep::wakeup_fd()
-        {
-            let data = epoll::EventData::new_u64(EventToken::Link(NO_LINK).number());
-            let flags = EventFlags::IN | EventFlags::ET;
-            self.poll_state.is_wakeup_watched =
-                epoll::add(&self.own.epoll, wakeup_fd, data, flags).is_ok();
-        }
     }
 }
 

@@ -22,6 +22,7 @@ mod path_monitor;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
@@ -30,7 +31,7 @@ use landbridge_drive::link::datagram::{
     DATAGRAM_BYTES_MAX, DatagramLink, DestinationError, DestinationNotice,
 };
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{PathProperties, Peer};
+use landbridge_proto::endpoint::{Endpoint, PathProperties, Peer};
 use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
@@ -44,6 +45,7 @@ use super::event_token::{EventToken, watch};
 use super::handshake::Carrier;
 use super::identity::random;
 use super::links::Link;
+use super::memory::Bytes;
 use super::peer_state::SendState;
 use super::rails::{advertised_address, advertisement_of};
 use crate::log;
@@ -143,6 +145,14 @@ pub struct UdpPath {
     monitor: PathMonitor,
 }
 
+/// Address, socket number and token of a UDP path.
+#[derive(Clone, Copy)]
+struct DatagramTarget {
+    socket: usize,
+    to: SocketAddr,
+    token: u64,
+}
+
 impl Datagrams {
     pub fn new(congestion: congestion::CongestionAlgorithm) -> Self {
         Self {
@@ -169,6 +179,98 @@ impl Datagrams {
         (self.unknown, self.corrupt)
     }
 
+    /// Advertises the UDP socket at the local address `own` of a new direct connection to `peer`.
+    pub fn advertise(
+        &mut self,
+        core: &mut Endpoint<Bytes>,
+        epoll: &OwnedFd,
+        now: Time,
+        (peer, own): (Peer, IpAddr),
+    ) {
+        match self.socket_at(epoll, own) {
+            Ok(socket) => {
+                let token = self.token_for(peer, socket);
+                if let Some(advertised) = self.tokens.get_mut(&token) {
+                    (advertised.is_known, advertised.next_advertisement, advertised.pause) =
+                        (false, Time(0), ADVERTISE_NANOS_MIN);
+                }
+                self.readvertise(core, now);
+            }
+            Err(error) => log!(Warn, "no UDP at {own}: {error}"),
+        }
+    }
+
+    /// Advertises all tokens again that peers may not know, as far as a repetition is due.
+    fn readvertise(&mut self, core: &mut Endpoint<Bytes>, now: Time) {
+        for (&token, advertised) in &mut self.tokens {
+            if advertised.is_due(now) {
+                let Socket { ip, port, .. } = self.sockets[advertised.socket];
+                core.advertise_address(advertised.peer, advertisement_of(ip, port, token));
+            }
+        }
+    }
+
+    /// The number of the socket at a local address; opens a socket if there is none.
+    fn socket_at(&mut self, epoll: &OwnedFd, ip: IpAddr) -> io::Result<usize> {
+        if let Some(known) = self.sockets.iter().position(|socket| socket.ip == ip) {
+            return Ok(known);
+        }
+        let link = DatagramLink::bind(SocketAddr::new(ip, 0))?;
+        let index = self.sockets.len();
+        let port = link.local_addr().port();
+        watch(epoll, link.fd(), EventToken::Datagrams(index), EventFlags::IN)?;
+        self.sockets.push(Socket { ip, port, link: Some(link), blocked: Vec::new() });
+        Ok(index)
+    }
+
+    /// Whether peers have advertised addresses that the engine has still to try.
+    #[inline]
+    fn has_advertisements(&self) -> bool {
+        !self.advertisements.is_empty()
+    }
+
+    /// Sends a probe, or the answer to a probe, by the socket of a UDP path.
+    fn send_probe(&mut self, target: DatagramTarget, probe: PathProbe, is_answer: bool) {
+        let front = probe.emit(target.token, is_answer);
+        let size = if is_answer { front.len() } else { probe.size as usize };
+        if let Some(link) = &mut self.sockets[target.socket].link {
+            carry::push_probe(link, target.to, &front, size);
+        }
+    }
+
+    /// Forgets UDP path `id`, whose peer is given up.
+    pub fn forget_udp_path(&mut self, id: usize, udp_path: &UdpPath) {
+        self.last = None;
+        self.touched.retain(|(touched, _)| *touched != id);
+        self.answers.retain(|&(udp_path, _)| udp_path != id);
+        if let Some(advertised) = self.tokens.get_mut(&udp_path.own_token) {
+            advertised.udp_paths.retain(|&udp_path| udp_path != id);
+        }
+    }
+
+    /// Forgets the tokens of `peer`, which is given up: its datagrams are dropped from now on.
+    pub fn forget_tokens(&mut self, peer: Peer) {
+        self.tokens.retain(|_, advertised| advertised.peer != peer);
+    }
+
+    /// The address of the first socket, and a token advertised for it.
+    #[cfg(test)]
+    pub fn advertised_for_tests(&self) -> (SocketAddr, u64) {
+        let (&token, advertised) = self.tokens.first_key_value().expect("somebody was advertised");
+        let socket = &self.sockets[advertised.socket];
+        (SocketAddr::new(socket.ip, socket.port), token)
+    }
+
+    /// Sends `bytes` behind a valid token by UDP path `udp_path`.
+    #[cfg(test)]
+    pub fn send_junk_for_tests(&mut self, udp_path: &UdpPath, bytes: &[u8]) -> bool {
+        let datagram = [&udp_path.token.to_le_bytes()[..], bytes].concat();
+        let link = self.sockets[udp_path.socket].link.as_mut().expect("a socket at rest");
+        assert!(link.begin(udp_path.to, datagram.len()));
+        // SAFETY: the datagram has no payload pieces.
+        unsafe { link.push(&datagram, &[]) && link.flush().is_ok() }
+    }
+
     /// The token of this endpoint for `peer` at a socket; a new token if there is none.
     fn token_for(&mut self, peer: Peer, socket: usize) -> u64 {
         let mut all = self.tokens.iter();
@@ -188,6 +290,13 @@ impl Datagrams {
 }
 
 impl UdpPath {
+    /// Checks the datagram size of the path if several of its largest datagrams in a row were lost.
+    fn detect_black_hole(&mut self, large_lost: u32) {
+        if large_lost >= BLACK_HOLE_LOSSES {
+            self.monitor.recheck_size();
+        }
+    }
+
     pub fn is_open(&self) -> bool {
         self.monitor.is_open()
     }
@@ -202,12 +311,22 @@ impl UdpPath {
         self.monitor.expect_answer(now);
     }
 
+    /// Ends the validity of the path, as if the path had failed.
+    #[cfg(test)]
+    pub fn close_for_tests(&mut self) {
+        self.monitor.close(Time(0));
+    }
+
     pub fn socket(&self) -> usize {
         self.socket
     }
 
     pub fn is_suspected(&self) -> bool {
         self.monitor.is_suspected()
+    }
+
+    fn target(&self) -> DatagramTarget {
+        DatagramTarget { socket: self.socket, to: self.to, token: self.token }
     }
 
     /// The properties of the path. Messages that fit into one datagram are copied; pieces of longer
@@ -244,59 +363,10 @@ impl Engine {
         self.datagrams.as_mut().expect("datagrams are in use")
     }
 
-    /// Advertises the UDP socket at the local address of a new direct connection to `peer`.
-    pub(super) fn advertise_udp(&mut self, peer: Peer, link: usize) {
-        if self.datagrams.is_none() {
-            return;
-        }
-        let Some((own, _)) = self.links[link].as_ref().and_then(|link| link.ends) else {
-            return;
-        };
-        match self.socket_at(own) {
-            Ok(socket) => {
-                let datagrams = self.datagrams();
-                let token = datagrams.token_for(peer, socket);
-                if let Some(advertised) = datagrams.tokens.get_mut(&token) {
-                    (advertised.is_known, advertised.next_advertisement, advertised.pause) =
-                        (false, Time(0), ADVERTISE_NANOS_MIN);
-                }
-                self.readvertise_udp();
-            }
-            Err(error) => log!(Warn, "no UDP at {own}: {error}"),
-        }
-    }
-
-    /// Advertises all tokens again that peers may not know, as far as a repetition is due.
-    fn readvertise_udp(&mut self) {
-        let now = self.poll_state.time();
-        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
-        for (&token, advertised) in &mut datagrams.tokens {
-            if advertised.is_due(now) {
-                let Socket { ip, port, .. } = datagrams.sockets[advertised.socket];
-                self.core.advertise_address(advertised.peer, advertisement_of(ip, port, token));
-            }
-        }
-    }
-
-    /// The number of the socket at a local address; opens a socket if there is none.
-    fn socket_at(&mut self, ip: IpAddr) -> io::Result<usize> {
-        let datagrams = self.datagrams();
-        if let Some(known) = datagrams.sockets.iter().position(|socket| socket.ip == ip) {
-            return Ok(known);
-        }
-        let link = DatagramLink::bind(SocketAddr::new(ip, 0))?;
-        let index = datagrams.sockets.len();
-        let port = link.local_addr().port();
-        watch(&self.own.epoll, link.fd(), EventToken::Datagrams(index), EventFlags::IN)?;
-        let socket = Socket { ip, port, link: Some(link), blocked: Vec::new() };
-        self.datagrams().sockets.push(socket);
-        Ok(index)
-    }
-
     /// Opens UDP paths to the addresses that peers have advertised.
     #[inline]
     pub(super) fn open_udp_paths(&mut self) {
-        if self.datagrams.as_ref().is_some_and(|datagrams| !datagrams.advertisements.is_empty()) {
+        if self.datagrams.as_ref().is_some_and(|datagrams| datagrams.has_advertisements()) {
             for (peer, advertisement) in std::mem::take(&mut self.datagrams().advertisements) {
                 self.open_udp_paths_to(peer, &advertisement);
             }
@@ -329,7 +399,8 @@ impl Engine {
         to: SocketAddr,
         token: u64,
     ) -> io::Result<()> {
-        let socket = self.socket_at(own)?;
+        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
+        let socket = datagrams.socket_at(&self.own.epoll, own)?;
         let now = self.poll_state.time();
         for id in self.links.udp_paths_of(peer) {
             if let Some((_, udp_path)) = self.links.udp_path(id)
@@ -341,10 +412,10 @@ impl Engine {
                 return Ok(());
             }
         }
-        let own_token = self.datagrams().token_for(peer, socket);
+        let datagrams = self.datagrams();
+        let own_token = datagrams.token_for(peer, socket);
         let monitor = PathMonitor::new(now, DATAGRAM_BYTES_MAX);
-        let congestion = self.datagrams().congestion;
-        let has_worked = false;
+        let (congestion, has_worked) = (datagrams.congestion, false);
         let udp_path = UdpPath { socket, to, token, own_token, congestion, has_worked, monitor };
         let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
         (link.sum, link.ends, link.path) =
@@ -358,70 +429,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Forgets UDP path `id`, whose peer is given up.
-    pub(super) fn forget_udp_path(&mut self, id: usize, udp_path: &UdpPath) {
-        let own_token = udp_path.own_token;
-        let datagrams = self.datagrams();
-        datagrams.last = None;
-        datagrams.touched.retain(|(touched, _)| *touched != id);
-        datagrams.answers.retain(|&(udp_path, _)| udp_path != id);
-        if let Some(advertised) = datagrams.tokens.get_mut(&own_token) {
-            advertised.udp_paths.retain(|&udp_path| udp_path != id);
-        }
-    }
-
-    /// Forgets the tokens of `peer`, which is given up: its datagrams are dropped from now on.
-    pub(super) fn forget_tokens(&mut self, peer: Peer) {
-        if let Some(datagrams) = &mut self.datagrams {
-            datagrams.tokens.retain(|_, advertised| advertised.peer != peer);
-        }
-    }
-
-    /// Runs protocol timers that are due.
-    #[inline]
-    pub(super) fn handle_time(&mut self) {
-        let now = self.poll_state.time();
-        self.core.set_time(now);
-        self.do_what_is_due(now);
-    }
-
-    /// Runs protocol timers that are due at `now`.
-    #[inline]
-    pub(super) fn do_what_is_due(&mut self, now: Time) {
-        if self.core.next_wake().is_some_and(|at| at <= now) {
-            self.core.handle_time(now);
-            self.drain_actions();
-        }
-    }
-
     /// Sends the probes of UDP path `id` that are due.
     fn send_probes(&mut self, id: usize) {
         let (now, pause_max) = (self.poll_state.time(), self.identity.redial_max.as_nanos() as u64);
         while let Some((_, udp_path)) = self.links.udp_path(id) {
-            let (socket, to, token) = (udp_path.socket, udp_path.to, udp_path.token);
+            let target = udp_path.target();
             let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
                 return;
             };
-            self.send_probe(socket, to, probe, token, false);
+            self.datagrams().send_probe(target, probe, false);
+            self.handle_notices(target.socket);
         }
-    }
-
-    fn send_probe(
-        &mut self,
-        socket: usize,
-        to: SocketAddr,
-        probe: PathProbe,
-        token: u64,
-        is_answer: bool,
-    ) {
-        let front = probe.emit(token, is_answer);
-        let size = if is_answer { front.len() } else { probe.size as usize };
-        let Some(mut link) = self.datagrams().sockets[socket].link.take() else {
-            return;
-        };
-        carry::push_probe(&mut link, to, &front, size);
-        self.datagrams().sockets[socket].link = Some(link);
-        self.handle_notices(socket);
     }
 
     /// Applies a change of UDP path `id` that an answer or a timeout has caused.
@@ -458,7 +476,7 @@ impl Engine {
 
     /// Closes UDP path `id`, which has failed: other paths retransmit what the path carried, and
     /// path validation begins again.
-    fn close_udp_path(&mut self, id: usize, why: &'static str) {
+    pub(super) fn close_udp_path(&mut self, id: usize, why: &'static str) {
         let Some((peer, _)) = self.links.udp_path(id) else {
             return;
         };
@@ -475,7 +493,8 @@ impl Engine {
     #[cold]
     pub(super) fn check_datagrams(&mut self, gap: Duration) {
         self.open_udp_paths();
-        self.readvertise_udp();
+        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
+        datagrams.readvertise(&mut self.core, self.poll_state.time());
         let (now, suspect_after) =
             (self.poll_state.time(), self.identity.suspect_after.as_nanos() as u64);
         for id in 0..self.links.len() {
@@ -487,7 +506,13 @@ impl Engine {
             }
             let change = udp_path.monitor.expire(now);
             self.handle_change(id, change);
-            self.detect_black_hole(peer, id);
+            if let Some(path) = self.links[id].as_ref().map(|link| link.path) {
+                let statistics = self.core.path_statistics(peer, path);
+                let large_lost = statistics.map_or(0, |done| done.large_lost);
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
+                    udp_path.detect_black_hole(large_lost);
+                }
+            }
             let elsewhere = self.links.last_received_elsewhere(peer, id);
             let beside = self.links.last_received_beside(peer, id);
             let Some((_, udp_path)) = self.links.udp_path(id) else {
@@ -508,18 +533,6 @@ impl Engine {
                 PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
             }
             self.send_probes(id);
-        }
-    }
-
-    /// Checks the datagram size of a UDP path if several of its largest datagrams in a row were
-    /// lost.
-    fn detect_black_hole(&mut self, peer: Peer, id: usize) {
-        let Some(path) = self.links[id].as_ref().map(|link| link.path) else {
-            return;
-        };
-        let lost = self.core.path_statistics(peer, path).map_or(0, |done| done.large_lost);
-        if let Some((_, udp_path)) = self.links.udp_path(id).filter(|_| lost >= BLACK_HOLE_LOSSES) {
-            udp_path.monitor.recheck_size();
         }
     }
 
@@ -570,45 +583,4 @@ fn is_bypassed(beside: Option<(Time, Time)>, now: Time) -> bool {
         let is_recent = now.nanos_since(over_tcp) < 2 * BYPASS_NANOS;
         is_recent && over_tcp.nanos_since(by_udp) > BYPASS_NANOS
     })
-}
-
-#[cfg(test)]
-impl Engine {
-    /// The address of the first socket, and a token advertised for it.
-    pub(super) fn advertised_for_tests(&mut self) -> (SocketAddr, u64) {
-        let datagrams = self.datagrams();
-        let (&token, advertised) =
-            datagrams.tokens.first_key_value().expect("somebody was advertised");
-        let socket = &datagrams.sockets[advertised.socket];
-        (SocketAddr::new(socket.ip, socket.port), token)
-    }
-
-    /// Closes the first open UDP path, as if the path had failed.
-    pub(super) fn close_udp_path_for_tests(&mut self) {
-        let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
-        let links = self.links.iter();
-        let first = links.map(Option::as_deref).position(|link| link.is_some_and(is_open));
-        let id = first.expect("a UDP path");
-        if let Some((_, udp_path)) = self.links.udp_path(id) {
-            let now = Time(0);
-            udp_path.monitor.close(now);
-        }
-        self.close_udp_path(id, "a test");
-    }
-
-    /// Sends `bytes` behind a valid token by the first UDP path; false if there is no UDP path.
-    pub(super) fn send_junk_for_tests(&mut self, bytes: &[u8]) -> bool {
-        let udp_paths = self.links.iter().filter_map(|link| match &link.as_ref()?.carrier {
-            Carrier::Datagram(udp_path) => Some((udp_path.socket, udp_path.to, udp_path.token)),
-            _ => None,
-        });
-        let Some((socket, to, token)) = udp_paths.into_iter().next() else {
-            return false;
-        };
-        let datagram = [&token.to_le_bytes()[..], bytes].concat();
-        let link = self.datagrams().sockets[socket].link.as_mut().expect("a socket at rest");
-        assert!(link.begin(to, datagram.len()));
-        // SAFETY: the datagram has no payload pieces.
-        unsafe { link.push(&datagram, &[]) && link.flush().is_ok() }
-    }
 }
