@@ -245,10 +245,10 @@ impl Engine {
     /// Gives up the peers whose failure was found while a link was being read.
     #[cold]
     pub(super) fn fail_pending_peers(&mut self) {
-        for peer in std::mem::take(&mut self.pending.dropped) {
+        for peer in self.pending.take_dropped() {
             self.drop_relay_path(peer);
         }
-        for (peer, errno) in std::mem::take(&mut self.pending.failed) {
+        for (peer, errno) in self.pending.take_failed() {
             self.fail_peer(peer, errno);
         }
     }

@@ -21,6 +21,9 @@
 //! | `links`, `link_table` | links to peers, and their end |
 //! | `transmit` | outgoing frames |
 //! | `receive`, `receive_buffers` | incoming frames, and what waits |
+//! | `payload_placement` | where the bytes of an arriving payload belong |
+//! | `pending_peers` | peers to be given up once a link has been read |
+//! | `application` | registered memory and completions |
 //! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
 //! | `integrity` | checksums of frames that cross a network |
 //! | `path_manager` | which links are the paths of which peer |
@@ -44,6 +47,7 @@
 //! What may never happen: any other request waits for the network; a frame is read before its
 //! link's hello has ended; a link of one peer keeps another peer from progress.
 
+mod application;
 mod candidates;
 mod connector;
 mod datagrams;
@@ -60,9 +64,11 @@ mod local_endpoint;
 mod memory;
 mod path_manager;
 mod path_statistics;
+mod payload_placement;
 mod peeks;
 mod peer_state;
 mod peer_table;
+mod pending_peers;
 mod quiesce;
 mod rails;
 mod receive;
@@ -97,6 +103,7 @@ use crate::sink::Sink;
 use crate::statistics_page::StatisticsSlot;
 use crate::{interposer, log};
 
+use application::Application;
 use connector::Connector;
 use datagrams::Datagrams;
 use identity::Identity;
@@ -107,9 +114,10 @@ use path_manager::PathManager;
 use path_statistics::PathReport;
 pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
+use pending_peers::PendingPeers;
 use receive_buffers::ReceiveBuffers;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, Iov, RecvRequest, RemoteIov, RmaKind,
+    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind,
     RmaRequest, SendRequest,
 };
 use uplink::Uplink;
@@ -163,25 +171,6 @@ pub struct Engine {
     /// State of recording and replay, if this process is recorded.
     replay: Option<replay::Replay>,
     poll_state: PollState,
-}
-
-/// What the application has given to the endpoint.
-struct Application {
-    mr: Arc<mr::MrTable>,
-    sink: Sink,
-    /// FI_SOURCE: completions of receives carry the sender's address-vector number.
-    source_wanted: bool,
-    /// One-sided operations of this process that are in flight.
-    one_sided: usize,
-}
-
-/// Peers for which something is to be done once the link that is being read is back in its table.
-#[derive(Default)]
-struct PendingPeers {
-    /// Peers to be failed, with the errno.
-    failed: Vec<(Peer, i32)>,
-    /// Peers that the relay cannot reach any more; their relay paths are closed.
-    dropped: Vec<Peer>,
 }
 
 /// Receives and probes that need more than a message.
@@ -281,7 +270,7 @@ impl Engine {
         self.require_copy_space(peer, request.inject)?;
         let message = endpoint::Message {
             peer,
-            memory: Self::memory(request.payload, request.inject),
+            memory: Bytes::of_request(request.payload, request.inject),
             tag: request.tag,
             data: request.data,
             ticket: Ticket { context: request.context, notify: request.notify },
@@ -341,19 +330,6 @@ impl Engine {
         self.flush();
     }
 
-    /// The memory of a request: the caller's memory, or a copy if the caller may reuse the memory
-    /// when the call returns. The copy exists from the beginning, because a peer may learn the
-    /// address of the bytes before the bytes have left.
-    #[inline]
-    fn memory(payload: &[Iov], inject: bool) -> Bytes {
-        let memory = Bytes::borrow(payload);
-        if inject {
-            // SAFETY: the caller's memory is valid during the call, which is still on the stack.
-            return unsafe { memory.to_owned() };
-        }
-        memory
-    }
-
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
         let source = self.source_of(request.source)?;
         self.core.recv(Posting {
@@ -392,7 +368,7 @@ impl Engine {
         let ticket = Ticket { context: request.context, notify: request.notify };
         self.require_path(peer, request.inject)?;
         self.require_copy_space(peer, request.inject)?;
-        let memory = Self::memory(request.local, request.inject);
+        let memory = Bytes::of_request(request.local, request.inject);
         let started = match request.kind {
             RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
             RmaKind::Read => self.core.read(remote, memory, ticket),
@@ -445,7 +421,10 @@ impl Engine {
 
     /// Sends everything, and waits a bounded time for peers to receive it.
     pub fn close(&mut self) {
-        self.log_dropped();
+        if let Some(datagrams) = &self.datagrams {
+            datagrams.log_dropped();
+        }
+        self.uplink.log_corrupt();
         self.path_report().log_paths();
         self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
         for peer in self.peers.active(&self.core) {
@@ -474,17 +453,6 @@ impl Engine {
         }
         self.connector.log_refusals(now_millis() + QUIET_MILLIS);
         self.finish_recording();
-    }
-
-    /// Logs what has arrived and belongs to no path.
-    fn log_dropped(&self) {
-        let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
-        if let Some((unknown, corrupt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
-            log!(Info, "datagrams dropped: {unknown} of unknown senders, {corrupt} corrupt");
-        }
-        if let Some(corrupt) = self.uplink.corrupt() {
-            log!(Info, "the relay: {corrupt} frames of unknown senders arrived corrupt");
-        }
     }
 
     /// The statistics of all paths.

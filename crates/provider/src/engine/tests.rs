@@ -27,7 +27,7 @@ use landbridge_proto::wire::name::Name;
 use super::handshake::Carrier;
 use super::links::Link;
 use super::peer_state::SendState;
-use super::request::PeekRequest;
+use super::request::{Iov, PeekRequest};
 use super::*;
 use crate::abi::CqTaggedEntry;
 use crate::queue::{EntryFormat, Queue};

@@ -79,10 +79,11 @@ impl Uplink {
         }
     }
 
-    /// Number of frames that arrived corrupt and whose sender is unknown; `None` if there were
-    /// none.
-    pub fn corrupt(&self) -> Option<u64> {
-        Some(self.corrupt).filter(|&corrupt| corrupt > 0)
+    /// Logs how many frames arrived corrupt whose sender is unknown.
+    pub fn log_corrupt(&self) {
+        if self.corrupt > 0 {
+            log!(Info, "the relay: {} frames of unknown senders arrived corrupt", self.corrupt);
+        }
     }
 
     /// Whether the uplink is in use.

@@ -226,7 +226,7 @@ impl Engine {
             }
         }
         self.handle_notices(socket);
-        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
+        if !self.pending.is_empty() {
             self.fail_pending_peers();
         }
         match received {
@@ -316,7 +316,7 @@ impl Engine {
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));
-            self.pending.failed.push((peer, libc::ECONNRESET));
+            self.pending.fail(peer, libc::ECONNRESET);
         }
     }
 }

@@ -174,6 +174,14 @@ impl Datagrams {
         self.advertisements.push((peer, *advertisement));
     }
 
+    /// Logs how many datagrams were dropped.
+    pub fn log_dropped(&self) {
+        let (unknown, corrupt) = self.dropped();
+        if (unknown, corrupt) != (0, 0) {
+            log!(Info, "datagrams dropped: {unknown} of unknown senders, {corrupt} corrupt");
+        }
+    }
+
     /// Number of dropped datagrams: those of no UDP path, and corrupt datagrams.
     pub fn dropped(&self) -> (u64, u64) {
         (self.unknown, self.corrupt)
