@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use landbridge_drive::checksum::Checksum;
 use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
@@ -19,14 +18,14 @@ use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
 use super::Engine;
-use super::candidates::{CandidateSearch, PathCandidate};
+use super::candidates::PathCandidate;
+use super::carrier::Carrier;
 use super::connector::{EndedHello, HelloPurpose};
-use super::handshake::{Carrier, EstablishedLink};
+use super::handshake::EstablishedLink;
 use super::links::Link;
 use super::local_endpoint::{dial_tcp, dial_unix};
 use super::memory::may_read;
 use super::peer_state::SendState;
-use super::rails;
 use crate::log;
 
 impl Engine {
@@ -35,7 +34,7 @@ impl Engine {
     pub(super) fn dial(&mut self, peer: Peer) {
         let candidates = match self.peers[peer].candidates.take() {
             Some(candidates) => candidates,
-            None => self.candidates_for(peer),
+            None => self.paths().candidates(peer),
         };
         let peer_state = &mut self.peers[peer];
         peer_state.candidates = Some(candidates);
@@ -111,22 +110,6 @@ impl Engine {
             }
         }
         self.connector.restore_queue(waiting);
-    }
-
-    /// The candidates for a peer, in reverse order: the best is the last.
-    pub(super) fn candidates_for(&self, peer: Peer) -> Vec<PathCandidate> {
-        let open_paths = &self.peers[peer].open_paths;
-        let search = CandidateSearch {
-            identity: self.identity,
-            own: &self.own,
-            name: self.peers[peer].name,
-            is_addressed: self.core.address(peer) != Address::ANONYMOUS,
-            has_open_path: !open_paths.is_empty(),
-            has_usable_path: open_paths
-                .iter()
-                .any(|open_path| self.links.may_carry(open_path.link)),
-        };
-        search.candidates(|address| self.peers.rails.is_advertised(peer, address))
     }
 
     pub(super) fn start_handshake(
@@ -349,30 +332,9 @@ impl Engine {
         pid: u32,
         is_dialled_by_peer: bool,
     ) -> io::Result<usize> {
-        let mut link = Link::new(carrier, peer);
-        link.sum = match &link.carrier {
-            // Frames to the relay continue over networks.
-            Carrier::Shm(_) if peer.is_some() => self.identity.integrity_shm,
-            Carrier::Shm(_) => self.identity.integrity,
-            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => {
-                self.identity.integrity
-            }
-            Carrier::Loopback => Checksum::Off,
-        };
-        if let (Carrier::Stream(stream), Some(_)) = (&link.carrier, peer) {
-            link.ends = rails::ends_of(stream.fd());
-        }
-        link.is_accepted = is_dialled_by_peer;
-        let ends = link.ends;
-        let id = self.links.free_slot();
-        link.watch(&self.own.epoll, id)?;
-        match link.carrier {
-            Carrier::Shm(_) | Carrier::Recorded(_) => self.links.rings.push(id),
-            Carrier::Stream(_) => self.links.streams += 1,
-            Carrier::Datagram(_) | Carrier::Loopback => (),
-        }
-        let what = link.describe();
-        self.links[id] = Some(Box::new(link));
+        let link = Link::established(carrier, peer, is_dialled_by_peer, self.identity);
+        let (ends, what) = (link.ends, link.describe());
+        let id = self.links.insert(&self.own.epoll, link)?;
         let Some(peer) = peer else {
             log!(Info, "relay: {what}");
             self.relay_up(id);
@@ -399,8 +361,7 @@ impl Engine {
             self.paths().use_link(peer, id);
         }
         self.paths().restripe(peer);
-        let port = self.own.port().filter(|_| self.own.own_format);
-        self.paths().advertise_rails(port, peer, id);
+        self.paths().advertise_rails(peer, id);
         if let Some(datagrams) = &mut self.datagrams
             && let Some((own, _)) = self.links[id].as_ref().and_then(|link| link.ends)
         {

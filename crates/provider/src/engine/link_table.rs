@@ -11,13 +11,14 @@ use landbridge_proto::endpoint::{Endpoint, Peer};
 use landbridge_proto::path::time::Time;
 use rustix::event::epoll;
 
-use super::datagrams::UdpPath;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::links::Link;
 use super::memory::Bytes;
-use super::receive::FRAMES_PER_TURN;
+use super::udp_path::UdpPath;
 use crate::statistics_page::StatisticsSlot;
 
+/// Frames of one ring before other rings get their turn.
+pub const FRAMES_PER_TURN: usize = 32;
 /// Number of consecutive reads from one stream after which polls read this stream directly.
 const HOT_READS: u32 = 16;
 
@@ -50,6 +51,22 @@ impl LinkTable {
             frames_per_turn: FRAMES_PER_TURN,
             statistics_slot,
         }
+    }
+
+    /// Puts an established link into the table, and lets epoll watch it; returns its number.
+    ///
+    /// # Errors
+    /// Epoll cannot watch the link.
+    pub fn insert(&mut self, epoll: &OwnedFd, link: Link) -> io::Result<usize> {
+        let id = self.free_slot();
+        link.watch(epoll, id)?;
+        match link.carrier {
+            Carrier::Shm(_) | Carrier::Recorded(_) => self.rings.push(id),
+            Carrier::Stream(_) => self.streams += 1,
+            Carrier::Datagram(_) | Carrier::Loopback => (),
+        }
+        self.links[id] = Some(Box::new(link));
+        Ok(id)
     }
 
     /// A number that no link has.

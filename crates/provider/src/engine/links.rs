@@ -1,4 +1,4 @@
-//! The links of an engine: transport, peer and state of each link, and the end of a link.
+//! The links of an engine: transport, peer and state of each link.
 //!
 //! Frames are sent in `transmit` and received in `receive`. What may never happen: a link touches
 //! memory of an operation that has ended.
@@ -13,18 +13,18 @@ use rustix::event::epoll::EventFlags;
 
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
+use landbridge_drive::link::stream::Piece;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{PathProperties, PayloadDestination, Peer};
 use landbridge_proto::limit;
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
-use super::Engine;
+use super::carrier::Carrier;
 use super::event_token::{EventToken, watch};
-use super::handshake::Carrier;
-use super::integrity::{self, IncomingChecksum};
-use super::peer_state::SendState;
-use crate::log;
+use super::identity::Identity;
+use super::integrity::IncomingChecksum;
+use super::rails::ends_of;
 
 /// Maximum payload of one frame in a ring.
 pub const RING_PAYLOAD_MAX: usize =
@@ -107,6 +107,27 @@ impl Link {
         }
     }
 
+    /// A link over a connection whose hello has succeeded.
+    pub fn established(
+        carrier: Carrier,
+        peer: Option<Peer>,
+        is_accepted: bool,
+        identity: &Identity,
+    ) -> Self {
+        let sum = match &carrier {
+            // Frames to the relay continue over networks.
+            Carrier::Shm(_) if peer.is_some() => identity.integrity_shm,
+            Carrier::Shm(_) => identity.integrity,
+            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => identity.integrity,
+            Carrier::Loopback => Checksum::Off,
+        };
+        let ends = match &carrier {
+            Carrier::Stream(stream) if peer.is_some() => ends_of(stream.fd()),
+            _ => None,
+        };
+        Self { sum, ends, is_accepted, ..Self::new(carrier, peer) }
+    }
+
     /// Adds the link to the epoll set, for incoming data.
     pub fn watch(&self, epoll: &OwnedFd, id: usize) -> io::Result<()> {
         self.set_interest(epoll, id, EventFlags::IN)
@@ -162,6 +183,34 @@ impl Link {
     pub(super) fn await_room(&mut self, peer: Peer) {
         if !self.blocked.contains(&peer) {
             self.blocked.push_back(peer);
+        }
+    }
+
+    /// Begins the checksum of a payload that arrives in `pieces`. The `skip` bytes without a
+    /// destination get a piece of their own.
+    pub fn begin_sum(&mut self, expected: u32, pieces: &mut Vec<Piece>, skip: &mut usize) {
+        self.summing = Some(IncomingChecksum::new(self.sum, expected, pieces, skip));
+    }
+
+    /// Sums the bytes that have arrived since the last call, while they are in the caches.
+    #[inline]
+    pub fn sum_arrived(&mut self) {
+        let Some(summing) = &mut self.summing else {
+            return;
+        };
+        let Carrier::Stream(stream) = &self.carrier else {
+            return;
+        };
+        // SAFETY: the stream has written these bytes, in memory that belongs to the engine until
+        // the payload is complete.
+        unsafe { summing.update(stream.payload_left()) };
+    }
+
+    /// Discards the rest of the arriving payload.
+    pub fn discard_rest(&mut self) {
+        self.summing = None;
+        if let Carrier::Stream(stream) = &mut self.carrier {
+            stream.discard_rest();
         }
     }
 
@@ -240,119 +289,3 @@ fn ring_path(may_pull: bool) -> PathProperties {
 }
 
 const _: () = assert!(RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);
-
-impl Engine {
-    /// Gives up the peers whose failure was found while a link was being read.
-    #[cold]
-    pub(super) fn fail_pending_peers(&mut self) {
-        for peer in self.pending.take_dropped() {
-            self.drop_relay_path(peer);
-        }
-        for (peer, errno) in self.pending.take_failed() {
-            self.fail_peer(peer, errno);
-        }
-    }
-
-    /// Gives up `peer`: its operations end, and their memory belongs to the application again, so
-    /// no link may touch this memory any more. Links to the peer alone are closed. The relay's
-    /// link, which other peers use too, copies the rest of a frame that it has begun to send. If a
-    /// payload from the peer is arriving on the relay's link, the peer fails only after the rest of
-    /// this payload.
-    #[cold]
-    pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
-        self.paths().finish_all_statistics(peer);
-        let peer_state = &mut self.peers[peer];
-        (peer_state.send_state, peer_state.reconnect) = (SendState::Closed, None);
-        peer_state.open_paths.clear();
-        for id in 0..self.links.len() {
-            let Some(link) = self.links[id].as_mut() else {
-                continue;
-            };
-            if link.peer == Some(peer) {
-                self.close_link(id);
-                continue;
-            }
-            if let Carrier::Stream(stream) = &mut link.carrier
-                && link.holding == Some(peer)
-            {
-                stream.copy_held();
-            }
-            if link.inside.is_some_and(|(from, _)| from == peer) {
-                link.fail_after_payload = Some(errno);
-                return;
-            }
-        }
-        if let Some(datagrams) = &mut self.datagrams {
-            datagrams.forget_tokens(peer);
-        }
-        self.core.fail(peer, errno);
-        self.buffers.early.retain(|&(of, _), _| of != peer);
-        self.drain_actions();
-    }
-
-    /// Takes link `id` out of use.
-    pub(super) fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
-        let link = self.links.remove(id)?;
-        if let Carrier::Datagram(udp_path) = &link.carrier {
-            self.datagrams.iter_mut().for_each(|all| all.forget_udp_path(id, udp_path));
-        }
-        Some(link)
-    }
-
-    /// Handles the end or failure of link `id`.
-    #[cold]
-    pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
-        if self.uplink.link() == Some(id)
-            && let Some(mut recorded) = self.recorded_uplink()
-        {
-            recorded.end_if_refused();
-        }
-        let Some(mut link) = self.close_link(id) else {
-            return;
-        };
-        let Some(peer) = link.peer else {
-            log!(Warn, "the connection to the relay is lost: {error}");
-            let (fail_after_payload, inside) = (link.fail_after_payload.take(), link.inside.take());
-            if let (Some(errno), Some((peer, _))) = (fail_after_payload, inside) {
-                self.fail_peer(peer, errno);
-            }
-            return self.relay_lost(id, &link, integrity::was_corrupt(error));
-        };
-        // The end of a shared-memory link is the end of a process, and a peer that has broken the
-        // protocol would break it again.
-        let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loopback)
-            || error.kind() == io::ErrorKind::InvalidData;
-        let ends = link.ends;
-        if integrity::was_corrupt(error) {
-            self.peers[peer].count_corrupt(link.path);
-        }
-        let is_lost = !self.core.has_left(peer);
-        self.paths().finish_statistics(peer, link.path, &link, is_lost);
-        drop(link);
-        let address = self.core.address(peer);
-        if error.kind() == io::ErrorKind::InvalidData {
-            self.core.revoke_goodbye(peer);
-        }
-        if !is_final && !self.core.has_left(peer) {
-            return self.lose_path(peer, id, ends, error);
-        }
-        self.drain_links_of(peer);
-        if self.core.has_left(peer) {
-            log!(Debug, "{address} has left");
-        } else {
-            log!(Warn, "the connection to {address} is lost: {error}");
-        }
-        self.fail_peer(peer, libc::ECONNRESET);
-    }
-
-    /// Receives what the other links of `peer` have brought. When both sides have dialled there are
-    /// two links, and the peer's frames on one of them may answer frames on the other.
-    fn drain_links_of(&mut self, peer: Peer) {
-        for id in 0..self.links.len() {
-            if self.links[id].as_ref().is_some_and(|link| link.peer == Some(peer)) {
-                while self.read_ring(id) > 0 {}
-                while self.read_stream(id) > 0 {}
-            }
-        }
-    }
-}

@@ -17,7 +17,7 @@ use landbridge_drive::sys;
 use landbridge_proto::endpoint::Peer;
 
 use super::Engine;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::links::Link;
 use super::path_manager::PathManager;
 

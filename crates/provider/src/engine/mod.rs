@@ -49,6 +49,7 @@
 
 mod application;
 mod candidates;
+mod carrier;
 mod connector;
 mod datagrams;
 mod departed_peers;
@@ -57,12 +58,14 @@ mod event_token;
 mod handshake;
 mod identity;
 mod integrity;
+mod link_failure;
 mod link_table;
 mod links;
 mod liveness;
 mod local_endpoint;
 mod memory;
 mod path_manager;
+mod path_report;
 mod path_statistics;
 mod payload_placement;
 mod peeks;
@@ -84,6 +87,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod udp_path;
 mod uplink;
 mod wait;
 
@@ -111,7 +115,7 @@ use link_table::LinkTable;
 use local_endpoint::LocalEndpoint;
 use memory::{Bytes, copied_bytes};
 use path_manager::PathManager;
-use path_statistics::PathReport;
+use path_report::PathReport;
 pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
 use pending_peers::PendingPeers;
@@ -244,6 +248,7 @@ impl Engine {
     fn paths(&mut self) -> PathManager<'_> {
         PathManager {
             identity: self.identity,
+            own: &self.own,
             core: &mut self.core,
             peers: &mut self.peers,
             links: &mut self.links,

@@ -13,11 +13,14 @@ use std::time::Instant;
 
 use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{Endpoint, PathProperties, Peer};
+use landbridge_proto::id::Address;
 
-use super::handshake::Carrier;
+use super::candidates::{CandidateSearch, PathCandidate};
+use super::carrier::Carrier;
 use super::identity::Identity;
 use super::link_table::LinkTable;
 use super::links::{Link, RELAY_PATH};
+use super::local_endpoint::LocalEndpoint;
 use super::memory::Bytes;
 use super::peer_state::{OpenPath, SendState};
 use super::peer_table::PeerTable;
@@ -34,6 +37,7 @@ const UNSENT_BYTES: u32 = 128 << 10;
 /// The parts of the engine that change together when a path opens, changes or closes.
 pub struct PathManager<'a> {
     pub identity: &'static Identity,
+    pub own: &'a LocalEndpoint,
     pub core: &'a mut Endpoint<Bytes>,
     pub peers: &'a mut PeerTable,
     pub links: &'a mut LinkTable,
@@ -327,6 +331,22 @@ impl PathManager<'_> {
         }
     }
 
+    /// The candidates for a peer, in reverse order: the best is the last.
+    pub fn candidates(&self, peer: Peer) -> Vec<PathCandidate> {
+        let open_paths = &self.peers[peer].open_paths;
+        let search = CandidateSearch {
+            identity: self.identity,
+            own: self.own,
+            name: self.peers[peer].name,
+            is_addressed: self.core.address(peer) != Address::ANONYMOUS,
+            has_open_path: !open_paths.is_empty(),
+            has_usable_path: open_paths
+                .iter()
+                .any(|open_path| self.links.may_carry(open_path.link)),
+        };
+        search.candidates(|address| self.peers.rails.is_advertised(peer, address))
+    }
+
     /// Whether a connection between `ends` leads to a further address of the peer, or to a further
     /// address of this side if `is_accepted`.
     pub fn is_rail(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, is_accepted: bool) -> bool {
@@ -336,9 +356,8 @@ impl PathManager<'_> {
     }
 
     /// Advertises the further addresses of this side to `peer` over a new direct connection.
-    /// `port`: the port at which this endpoint accepts connections on every address, if it does.
-    pub fn advertise_rails(&mut self, port: Option<u16>, peer: Peer, link: usize) {
-        let Some(port) = port else {
+    pub fn advertise_rails(&mut self, peer: Peer, link: usize) {
+        let Some(port) = self.own.port().filter(|_| self.own.own_format) else {
             return;
         };
         let known = self.links[link].as_ref().and_then(|link| link.ends).map(|(own, _)| own);

@@ -9,11 +9,13 @@ use std::io;
 use std::time::Duration;
 
 use landbridge_proto::channel::{PATHS_MAX, PathId};
+use landbridge_proto::endpoint;
 use landbridge_proto::wire::hello::Introduction;
 
 use super::candidates::PathCandidate;
+use super::links::Link;
 use super::local_endpoint::NameBytes;
-use super::path_statistics;
+use super::path_statistics::{PathStatistics, entry_of};
 use super::reconnect::Reconnect;
 use crate::abi::FiAddr;
 
@@ -45,7 +47,7 @@ pub struct PeerState {
     /// The peer's address-vector number, once looked up.
     pub number: Option<FiAddr>,
     /// Statistics of the peer's closed paths: see `path_statistics`.
-    pub closed_paths: Vec<path_statistics::PathStatistics>,
+    pub closed_paths: Vec<PathStatistics>,
     /// Frames that arrived corrupt, for each open path.
     pub corrupt: [u32; PATHS_MAX],
 }
@@ -113,6 +115,26 @@ impl PeerState {
         let is_one_of_several = has_further || self.is_further_address;
         let alone = is_one_of_several.then_some(Duration::ZERO);
         self.reconnect.as_ref().map(Reconnect::pause).or(alone)
+    }
+
+    /// Adds the counters of path `path` over `link`, which has ended, to the closed paths. `done`:
+    /// what the protocol has counted. `is_lost`: the path failed, and was still wanted.
+    #[cold]
+    pub fn finish_path(
+        &mut self,
+        path: PathId,
+        link: &Link,
+        done: Option<endpoint::PathStatistics>,
+        is_lost: bool,
+    ) {
+        let corrupt = std::mem::take(&mut self.corrupt[path.0 as usize]);
+        let entry = entry_of(&mut self.closed_paths, link.what(), link.ends);
+        entry.losses += u64::from(is_lost);
+        entry.corrupt += u64::from(corrupt);
+        if let Some(done) = done {
+            entry.bytes += done.bytes;
+            entry.retransmitted_bytes += done.retransmitted_bytes;
+        }
     }
 
     /// Counts a frame that arrived corrupt by the open path `path`.

@@ -10,7 +10,7 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::Engine;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::integrity;
 use super::links::{Link, RELAY_PATH};
 use super::payload_placement::PayloadPlacement;
@@ -18,9 +18,6 @@ use crate::log;
 
 /// Reads of one stream before other streams get their turn.
 const READS_PER_TURN: usize = 8;
-/// Frames of one ring before other rings get their turn.
-pub(super) const FRAMES_PER_TURN: usize = 32;
-
 impl Engine {
     /// Receives what has arrived in the ring of link `id`; returns the number of frames.
     #[inline]

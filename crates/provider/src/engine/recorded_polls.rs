@@ -8,6 +8,7 @@
 use landbridge_proto::path::time::Time;
 
 use super::Engine;
+use super::link_table::FRAMES_PER_TURN;
 use super::recorded_uplink::RecordedUplink;
 use super::replay::{PollAction, Replay};
 use crate::interposer;
@@ -93,7 +94,7 @@ impl Engine {
                 }
             }
         }
-        self.links.frames_per_turn = super::receive::FRAMES_PER_TURN;
+        self.links.frames_per_turn = FRAMES_PER_TURN;
         if let Some(replay) = &self.replay {
             replay.log_if_complete();
         }

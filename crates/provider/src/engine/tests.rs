@@ -24,7 +24,7 @@ use landbridge_proto::wire::hello::Introduction;
 use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader};
 use landbridge_proto::wire::name::Name;
 
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::links::Link;
 use super::peer_state::SendState;
 use super::request::{Iov, PeekRequest};

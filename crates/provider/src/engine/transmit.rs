@@ -12,7 +12,7 @@ use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{InjectMessage, Memory, OutgoingFrame, Peer};
 
 use super::Engine;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};

@@ -12,8 +12,8 @@ use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
 
 use super::Engine;
+use super::carrier::Carrier;
 use super::connector::HelloPurpose;
-use super::handshake::Carrier;
 use super::identity::{Identity, RelayAddress};
 use super::links::Link;
 use super::local_endpoint::{dial_tcp, dial_unix};

@@ -22,8 +22,8 @@ use crate::statistics_page::StatisticsSlot;
 use crate::sync::Sleep;
 
 use super::Engine;
+use super::carrier::Carrier;
 use super::event_token::EventToken;
-use super::handshake::Carrier;
 use super::identity::Identity;
 use super::replay::Replay;
 

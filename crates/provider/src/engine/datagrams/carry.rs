@@ -20,13 +20,14 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 use rustix::event::epoll::EventFlags;
 
 use super::super::Engine;
+use super::super::carrier::Carrier;
 use super::super::event_token::{EventToken, watch};
-use super::super::handshake::Carrier;
 use super::super::integrity;
 use super::super::link_table::LinkTable;
 use super::super::links::Link;
 use super::super::memory::Bytes;
-use super::{DatagramTarget, Datagrams};
+use super::super::udp_path::DatagramTarget;
+use super::Datagrams;
 use crate::log;
 
 /// Buffer size for everything in front of a frame's payload.

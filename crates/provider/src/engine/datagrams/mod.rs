@@ -4,12 +4,11 @@
 //! local address, with a token that only this peer knows ([`AdvertisedAddress`]). From then on a
 //! *UDP path* joins the same two addresses: a link like others, but frames use the path only after
 //! path validation, and the engine validates the path again when it stops working
-//! ([`path_monitor`]). While the UDP path works, the TCP connection between the same addresses is
+//! ([`PathMonitor`]). While the UDP path works, the TCP connection between the same addresses is
 //! spare.
 //!
 //! | file | does |
 //! |---|---|
-//! | `path_monitor` | state of one UDP path: validated, suspected, datagram size |
 //! | `carry` | outgoing and incoming frames |
 //! | this file | sockets, tokens, opening and closing of UDP paths |
 //!
@@ -17,7 +16,6 @@
 //! ICMP notice that an attacker can forge, ends a path.
 
 mod carry;
-mod path_monitor;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,38 +28,29 @@ use rustix::event::epoll::EventFlags;
 use landbridge_drive::link::datagram::{
     DATAGRAM_BYTES_MAX, DatagramLink, DestinationError, DestinationNotice,
 };
-use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{Endpoint, PathProperties, Peer};
-use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
+use landbridge_proto::endpoint::{Endpoint, Peer};
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
-use landbridge_proto::wire::datagram::{PathProbe, TOKEN_BYTES};
-use landbridge_proto::wire::frame::HEADER_BYTES;
+use landbridge_proto::wire::datagram::PathProbe;
 use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
-use self::path_monitor::{PathChange, PathHealth, PathMonitor};
 use super::Engine;
+use super::carrier::Carrier;
 use super::event_token::{EventToken, watch};
-use super::handshake::Carrier;
 use super::identity::random;
 use super::links::Link;
 use super::memory::Bytes;
 use super::peer_state::SendState;
 use super::rails::{advertised_address, advertisement_of};
+use super::udp_path::path_monitor::{PathChange, PathHealth, PathMonitor};
+use super::udp_path::{DatagramTarget, UNOPENED, UdpPath};
 use crate::log;
-
-/// Path number for frames that arrive by a UDP path before the path is open on this side; no open
-/// path has this number.
-const UNOPENED: PathId = PathId(u8::MAX - 1);
 
 /// First pause before an advertisement is repeated; each further pause is twice as long.
 const ADVERTISE_NANOS_MIN: u64 = 50 * MILLISECOND;
 /// Longest pause before an advertisement is repeated: a peer that does not answer after a minute
 /// does not use UDP.
 const ADVERTISE_NANOS_MAX: u64 = 32 * SECOND;
-/// Number of consecutive losses of large datagrams after which the engine checks whether their size
-/// still passes.
-const BLACK_HOLE_LOSSES: u32 = 3;
 /// Time without a poll after which silence of a peer is not counted.
 const POLL_GAP_MIN: Duration = Duration::from_millis(50);
 /// Lead of the TCP connection's last reception over the UDP path's, in nanoseconds, that shows that
@@ -129,28 +118,6 @@ impl AdvertisedToken {
         }
         is_due
     }
-}
-
-/// One end of a UDP path.
-pub struct UdpPath {
-    socket: usize,
-    to: SocketAddr,
-    /// The peer's token for this endpoint.
-    token: u64,
-    /// This endpoint's token for the peer.
-    own_token: u64,
-    congestion: congestion::CongestionAlgorithm,
-    /// The path has been open.
-    has_worked: bool,
-    monitor: PathMonitor,
-}
-
-/// Address, socket number and token of a UDP path.
-#[derive(Clone, Copy)]
-struct DatagramTarget {
-    socket: usize,
-    to: SocketAddr,
-    token: u64,
 }
 
 impl Datagrams {
@@ -294,74 +261,6 @@ impl Datagrams {
                 return token;
             }
         }
-    }
-}
-
-impl UdpPath {
-    /// Checks the datagram size of the path if several of its largest datagrams in a row were lost.
-    fn detect_black_hole(&mut self, large_lost: u32) {
-        if large_lost >= BLACK_HOLE_LOSSES {
-            self.monitor.recheck_size();
-        }
-    }
-
-    pub fn is_open(&self) -> bool {
-        self.monitor.is_open()
-    }
-
-    /// Whether the path has been open.
-    pub fn has_worked(&self) -> bool {
-        self.has_worked
-    }
-
-    /// Sends a probe soon, since no connection shows whether the peer is alive.
-    pub fn expect_answer(&mut self, now: Time) {
-        self.monitor.expect_answer(now);
-    }
-
-    /// Ends the validity of the path, as if the path had failed.
-    #[cfg(test)]
-    pub fn close_for_tests(&mut self) {
-        self.monitor.close(Time(0));
-    }
-
-    pub fn socket(&self) -> usize {
-        self.socket
-    }
-
-    pub fn is_suspected(&self) -> bool {
-        self.monitor.is_suspected()
-    }
-
-    fn target(&self) -> DatagramTarget {
-        DatagramTarget { socket: self.socket, to: self.to, token: self.token }
-    }
-
-    /// The properties of the path. Messages that fit into one datagram are copied; pieces of longer
-    /// messages stay in the application's memory.
-    pub fn traits(&self, copy_max: u32) -> PathProperties {
-        let payload_max = self.payload_max();
-        PathProperties {
-            payload_max,
-            eager_max: payload_max,
-            first_piece: payload_max,
-            pull: false,
-            window: u64::MAX,
-            ahead: true,
-            lossless: false,
-            checked: true,
-            copy_max: copy_max.min(payload_max - 1),
-            spare: false,
-            reorders: true,
-            silent_loss: true,
-            datagram: Some(self.congestion),
-        }
-    }
-
-    /// Payload bytes that fit into every datagram, whatever the kind header of the frame.
-    fn payload_max(&self) -> u32 {
-        (self.monitor.size() - TOKEN_BYTES - HEADER_BYTES - KIND_HEADER_BYTES_MAX - CHECKSUM_BYTES)
-            as u32
     }
 }
 

@@ -76,7 +76,7 @@ fn an_address_that_both_nodes_have_is_not_called() {
         let IpAddr::V4(ip) = ours else { continue };
         let number = peer_at(&mut party, address, ip.octets());
         let peer = party.engine.peer_of(number).unwrap();
-        let candidates = party.engine.candidates_for(peer);
+        let candidates = party.engine.paths().candidates(peer);
         let ours = SocketAddr::new(ours, address.port());
         let is_ours = |it: &PathCandidate| matches!(it, PathCandidate::Further(to) if *to == ours);
         assert!(!candidates.iter().any(is_ours), "{candidates:?}");
