@@ -5,41 +5,50 @@
 //! library polls. What leaves: completions to the [`Sink`], and frames. The engine starts no
 //! thread: all work happens inside calls of the MPI library, under the endpoint's lock.
 //!
-//! | file | does |
+//! The modules in order; each uses only those before it. Modules from `datagrams` on contain
+//! methods of [`Engine`], which join the types of the modules before them:
+//!
+//! | module | does |
 //! |---|---|
-//! | `request` | requests from the libfabric functions |
-//! | `identity` | job, rank, node and settings of this process |
-//! | `memory` | application memory and owned copies |
-//! | `local_endpoint` | listeners of the endpoint, and its names |
-//! | `peer_state`, `peer_table` | state of each peer, names and numbers |
-//! | `candidates` | the ways by which a peer may be reached |
-//! | `connector` | hellos under way, queued dials, paused listeners |
-//! | `dialling` | dials of peers, and the outcome of hellos |
 //! | `event_token` | tokens of the epoll set |
-//! | `handshake` | one hello, step by step |
-//! | `uplink` | the connection to the relay |
-//! | `links`, `link_table` | links to peers, and their end |
-//! | `transmit` | outgoing frames |
-//! | `receive`, `receive_buffers` | incoming frames, and what waits |
-//! | `payload_placement` | where the bytes of an arriving payload belong |
-//! | `pending_peers` | peers to be given up once a link has been read |
-//! | `application` | registered memory and completions |
-//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
+//! | `identity` | job, rank, node and settings of this process |
+//! | `local_endpoint` | listeners of the endpoint, and its names |
+//! | `candidates` | the ways by which a peer may be reached |
+//! | `rails` | further addresses of peers |
+//! | `reconnect` | when a broken path is dialled again, and when a peer is given up |
+//! | `request` | requests from the libfabric functions |
+//! | `memory` | application memory and owned copies |
+//! | `receive_buffers` | what has arrived and waits |
+//! | `departed_peers` | receives that wait for a peer that has left |
 //! | `integrity` | checksums of frames that cross a network |
-//! | `path_manager` | which links are the paths of which peer |
-//! | `reconnect`, `repair` | repair of broken paths |
+//! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
 //! | `replay` | determinants of message delivery, and the state of their replay |
 //! | `recorded_uplink` | what a recorded process and its relay say about recording |
-//! | `recorded_polls` | polls of a recorded process |
-//! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
-//! | `quiesce` | preparing the process for a checkpoint |
-//! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
-//! | `departed_peers` | receives that wait for a peer that has left |
-//! | `rails` | several interfaces as several paths |
-//! | `datagrams` | UDP paths |
-//! | `path_statistics` | statistics of the paths |
+//! | `udp_path` | one end of a UDP path |
+//! | `carrier` | what transports the frames of a link |
+//! | `handshake` | one hello, step by step |
+//! | `connector` | hellos under way, queued dials, paused listeners |
+//! | `links`, `link_table` | links to peers, and which of them are polled |
+//! | `path_statistics` | statistics of one path |
+//! | `peer_state`, `peer_table` | state of each peer, names and numbers |
+//! | `path_manager` | which links are the paths of which peer |
+//! | `path_report` | statistics of all paths |
+//! | `application` | registered memory and completions |
+//! | `payload_placement` | where the bytes of an arriving payload belong |
+//! | `pending_peers` | peers to be given up once a link has been read |
+//! | `datagrams` | sockets and frames of UDP paths |
+//! | `dialling` | dials of peers, and the outcome of hellos |
+//! | `uplink` | the connection to the relay |
+//! | `repair` | repair of broken paths |
+//! | `link_failure` | the end of links and of peers |
 //! | `liveness` | connections without confirmations |
+//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
+//! | `receive` | incoming frames |
+//! | `transmit` | outgoing frames |
+//! | `quiesce` | preparing the process for a checkpoint |
+//! | `recorded_polls` | polls of a recorded process |
 //! | `wait` | polling and parking |
+//! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
 //!
 //! Only opening and closing wait for the network, for a bounded time: opening for the relay,
 //! closing for peers to receive what was sent.
