@@ -137,10 +137,13 @@ impl PeerState {
         }
     }
 
-    /// Counts a frame that arrived corrupt by the open path `path`.
+    /// Counts a frame that arrived corrupt by path `path`. A UDP path that is not open has no
+    /// counter.
     #[cold]
     pub fn count_corrupt(&mut self, path: PathId) {
-        self.corrupt[path.0 as usize] += 1;
+        if let Some(count) = self.corrupt.get_mut(path.0 as usize) {
+            *count += 1;
+        }
     }
 
     /// Whether another endpoint than the one that `introduction` describes has introduced itself

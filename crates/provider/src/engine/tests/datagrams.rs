@@ -196,6 +196,19 @@ fn a_line_that_opens_is_used_whatever_is_being_dialled() {
     }
 }
 
+/// A peer may send by a UDP path before this side has validated the path.
+#[test]
+fn a_corrupt_datagram_by_a_path_in_validation_ends_nothing() {
+    let mut pair = Pair::open();
+    fail_udp_path(&mut pair.other.engine);
+    assert!(send_junk(&mut pair.one.engine, &[0xff; 60]));
+    until(|| {
+        pair.other.engine.progress();
+        pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 1
+    });
+    pair.exchange(100_000);
+}
+
 /// Sends `bytes` behind a valid token by the first UDP path; false if there is no UDP path.
 fn send_junk(engine: &mut Engine, bytes: &[u8]) -> bool {
     let Engine { links, datagrams, .. } = engine;
