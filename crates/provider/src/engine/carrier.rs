@@ -1,7 +1,8 @@
 //! The carrier of a link: what transports the frames.
 //!
-//! What may never happen: a recorded process has another carrier to its relay than a ring or a
-//! recorded link.
+//! What enters: the transport on which two sides have agreed in a hello, or a UDP path. What
+//! leaves: the kind of a link, which `links`, `transmit` and `receive` distinguish. What may never
+//! happen: a recorded process has another carrier to its relay than a ring or a recorded link.
 
 use landbridge_drive::link::recorded::RecordedLink;
 use landbridge_drive::link::shm::ShmLink;

@@ -317,8 +317,8 @@ impl Engine {
             }
             HelloPurpose::Relay => {
                 log!(Warn, "relay: {error}");
-                if self.dial_relay().is_err() {
-                    self.relay_refused(error);
+                if self.dial_relay().is_err() && !self.uplink.goes_on_after(error) {
+                    self.give_up_relay();
                 }
             }
         }

@@ -1,5 +1,10 @@
 //! The links of an engine by number, and which links are polled: rings, full rings, and the stream
 //! that polls read directly.
+//!
+//! What enters: established links, links that have ended, and streams that bring data. What leaves:
+//! the links by number, and what is known of all links of a peer. A link that is being read or
+//! written is not in its place meanwhile. What may never happen: a poll looks at a link that is
+//! closed.
 
 use std::io;
 use std::net::IpAddr;

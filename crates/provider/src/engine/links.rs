@@ -13,7 +13,8 @@ use rustix::event::epoll::EventFlags;
 
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
-use landbridge_drive::link::stream::Piece;
+use landbridge_drive::link::stream::{Piece, StreamLink};
+use landbridge_drive::sys;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{PathProperties, PayloadDestination, Peer};
 use landbridge_proto::limit;
@@ -42,6 +43,40 @@ const TCP_FIRST_PIECE: u32 = 256 << 10;
 /// The number of the path through the relay, for every peer. Direct paths have higher numbers.
 pub const RELAY_PATH: PathId = PathId(0);
 
+/// What is known of the confirmations of a link's bytes.
+#[derive(Default)]
+pub struct LinkHealth {
+    /// The link has sent bytes that may not be confirmed yet.
+    pub has_sent: bool,
+    /// Time since when every check has found unconfirmed bytes.
+    unacked_since: Option<Instant>,
+    /// Time without confirmation, while confirmations were possible, as of the last check.
+    pub unacked_for: Duration,
+    /// Nothing is sent over this link while there is another one: confirmations are missing.
+    pub is_suspected: bool,
+    /// Confirmations have been missing for so long that another connection is dialled in addition.
+    pub is_unresponsive: bool,
+}
+
+impl LinkHealth {
+    /// Updates the time for which bytes in flight on `stream` have not been confirmed. Returns the
+    /// round trip time, or `None` if no bytes are in flight.
+    fn update(&mut self, stream: &StreamLink) -> Option<Duration> {
+        if !self.has_sent && self.unacked_since.is_none() {
+            return None;
+        }
+        let tcp_info = sys::tcp_info(stream.fd())?;
+        if !(tcp_info.has_unacked || tcp_info.has_unsent) {
+            (self.unacked_since, self.has_sent) = (None, false);
+            return None;
+        }
+        // The last confirmation may be long ago because nothing was sent.
+        let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
+        self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
+        Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
+    }
+}
+
 pub struct Link {
     pub(super) carrier: Carrier,
     /// The peer at the other end; `None`: the relay.
@@ -52,16 +87,7 @@ pub struct Link {
     pub(super) ends: Option<(IpAddr, IpAddr)>,
     /// The peer has dialled this connection.
     pub(super) is_accepted: bool,
-    /// The link has sent bytes that may not be confirmed yet.
-    pub(super) has_sent: bool,
-    /// Time since when every check has found unconfirmed bytes.
-    pub(super) unacked_since: Option<Instant>,
-    /// Time without confirmation, while confirmations were possible, as of the last check.
-    pub(super) unacked_for: Duration,
-    /// Nothing is sent over this link while there is another one: confirmations are missing.
-    pub(super) is_suspected: bool,
-    /// Confirmations have been missing for so long that another connection is dialled in addition.
-    pub(super) is_unresponsive: bool,
+    pub(super) health: LinkHealth,
     /// When the link came up.
     pub(super) since: Instant,
     /// When something was received over the link; kept only while UDP paths are in use.
@@ -90,11 +116,7 @@ impl Link {
             path: RELAY_PATH,
             ends: None,
             is_accepted: false,
-            has_sent: false,
-            unacked_since: None,
-            unacked_for: Duration::ZERO,
-            is_suspected: false,
-            is_unresponsive: false,
+            health: LinkHealth::default(),
             since: Instant::now(),
             last_received: Time(0),
             sum: Checksum::Off,
@@ -174,7 +196,7 @@ impl Link {
     pub fn works(&self) -> bool {
         match &self.carrier {
             Carrier::Datagram(udp_path) => udp_path.is_open() && !udp_path.is_suspected(),
-            _ => !self.is_unresponsive,
+            _ => !self.health.is_unresponsive,
         }
     }
 
@@ -183,6 +205,16 @@ impl Link {
     pub(super) fn await_room(&mut self, peer: Peer) {
         if !self.blocked.contains(&peer) {
             self.blocked.push_back(peer);
+        }
+    }
+
+    /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
+    /// time, or `None` if no bytes are in flight or the link is not a stream.
+    pub fn update_health(&mut self) -> Option<Duration> {
+        self.health.unacked_for = Duration::ZERO;
+        match &self.carrier {
+            Carrier::Stream(stream) => self.health.update(stream),
+            _ => None,
         }
     }
 

@@ -13,11 +13,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use landbridge_drive::sys;
 use landbridge_proto::endpoint::Peer;
 
 use super::Engine;
-use super::carrier::Carrier;
 use super::links::Link;
 use super::path_manager::PathManager;
 
@@ -46,29 +44,6 @@ impl LivenessCheck {
     }
 }
 
-impl Link {
-    /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
-    /// time, or `None` if no bytes are in flight or the link is not a stream.
-    fn update_liveness(&mut self) -> Option<Duration> {
-        self.unacked_for = Duration::ZERO;
-        let Carrier::Stream(stream) = &self.carrier else {
-            return None;
-        };
-        if !self.has_sent && self.unacked_since.is_none() {
-            return None;
-        }
-        let tcp_info = sys::tcp_info(stream.fd())?;
-        if !(tcp_info.has_unacked || tcp_info.has_unsent) {
-            (self.unacked_since, self.has_sent) = (None, false);
-            return None;
-        }
-        // The last confirmation may be long ago because nothing was sent.
-        let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
-        self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
-        Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
-    }
-}
-
 /// What follows from the silence of a link.
 enum LivenessVerdict {
     Nothing,
@@ -87,7 +62,7 @@ impl PathManager<'_> {
         let Some(link) = self.links[id].as_ref() else {
             return LivenessVerdict::Nothing;
         };
-        let (unacked_for, ends) = (link.unacked_for, link.ends);
+        let (unacked_for, ends) = (link.health.unacked_for, link.ends);
         let mut others = link.peer.into_iter().flat_map(|peer| {
             let open_paths = &self.peers[peer].open_paths;
             let links =
@@ -96,7 +71,7 @@ impl PathManager<'_> {
         });
         let has_other = others.clone().any(|other| other.works());
         // If all paths are silent, the other node or this node is busy.
-        let goes_on = others.any(|other| other.works() && other.unacked_for < CHECK_GAP);
+        let goes_on = others.any(|other| other.works() && other.health.unacked_for < CHECK_GAP);
         let suspect_after = self.identity.suspect_after;
         let failover_after = (suspect_after / SUSPECT_SHARE).max(slack);
         let Some(link) = self.links[id].as_mut() else {
@@ -104,15 +79,15 @@ impl PathManager<'_> {
         };
         match link.peer {
             Some(_) if has_other && unacked_for > suspect_after + slack => LivenessVerdict::Close,
-            Some(_) if goes_on && !link.is_suspected && unacked_for >= failover_after => {
+            Some(_) if goes_on && !link.health.is_suspected && unacked_for >= failover_after => {
                 LivenessVerdict::Suspect
             }
             Some(peer)
                 if !has_other
                     && unacked_for > SOLE_PATH_TIMEOUT + slack
-                    && !link.is_unresponsive =>
+                    && !link.health.is_unresponsive =>
             {
-                link.is_unresponsive = true;
+                link.health.is_unresponsive = true;
                 LivenessVerdict::DialBeside(peer)
             }
             None if unacked_for > SOLE_PATH_TIMEOUT + slack => LivenessVerdict::Close,
@@ -140,18 +115,18 @@ impl Engine {
             self.check_datagrams(gap);
         }
         self.liveness.gap = CHECK_GAP;
-        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_liveness();
+        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_health();
         let found: Vec<_> = self.links.iter_mut().map(update).collect();
         for (id, round_trip) in found.into_iter().enumerate() {
             let Some(link) = self.links[id].as_ref() else {
                 continue;
             };
-            if link.unacked_for >= CHECK_GAP {
+            if link.health.unacked_for >= CHECK_GAP {
                 self.liveness.gap = CHECK_GAP_SHORT;
                 let slack = round_trip.unwrap_or_default() * ROUND_TRIPS;
                 let verdict = self.paths().judge(id, slack);
                 self.apply_verdict(id, verdict);
-            } else if link.is_suspected || link.is_unresponsive {
+            } else if link.health.is_suspected || link.health.is_unresponsive {
                 self.paths().clear_suspicion(id);
             }
         }

@@ -129,6 +129,7 @@ pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
 use pending_peers::PendingPeers;
 use receive_buffers::ReceiveBuffers;
+use recorded_uplink::RecordedUplink;
 use request::{
     AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind,
     RmaRequest, SendRequest,
@@ -166,6 +167,10 @@ const FLUSH_TIME_USUAL: Duration = Duration::from_secs(10);
 /// matters.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// One libfabric endpoint. Each part decides about its own state; the engine executes the decisions
+/// in one order, because a link that ends can give up peers, and a peer that is given up can end
+/// links and dials. That order is why the methods of the engine, though in several modules, belong
+/// to one type.
 pub struct Engine {
     identity: &'static Identity,
     own: LocalEndpoint,
@@ -466,7 +471,7 @@ impl Engine {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_goodbye_acknowledged);
         }
         self.connector.log_refusals(now_millis() + QUIET_MILLIS);
-        self.finish_recording();
+        self.recorded_uplink().iter_mut().for_each(RecordedUplink::finish);
     }
 
     /// The statistics of all paths.

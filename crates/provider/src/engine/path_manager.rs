@@ -14,10 +14,12 @@ use std::time::Instant;
 use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{Endpoint, PathProperties, Peer};
 use landbridge_proto::id::Address;
+use landbridge_proto::wire::frame::Header;
 
 use super::candidates::{CandidateSearch, PathCandidate};
 use super::carrier::Carrier;
 use super::identity::Identity;
+use super::integrity;
 use super::link_table::LinkTable;
 use super::links::{Link, RELAY_PATH};
 use super::local_endpoint::LocalEndpoint;
@@ -283,8 +285,13 @@ impl PathManager<'_> {
         let (path, Some(peer)) = (link.path, link.peer) else {
             return;
         };
-        link.is_suspected = true;
-        log!(Debug, "{}: a path is silent for {:?}", self.core.address(peer), link.unacked_for);
+        link.health.is_suspected = true;
+        log!(
+            Debug,
+            "{}: a path is silent for {:?}",
+            self.core.address(peer),
+            link.health.unacked_for
+        );
         if let Carrier::Stream(stream) = &mut link.carrier
             && link.holding.take_if(|holder| *holder == peer).is_some()
         {
@@ -302,8 +309,8 @@ impl PathManager<'_> {
         let Some(link) = self.links[id].as_mut() else {
             return;
         };
-        let was_suspect = std::mem::take(&mut link.is_unresponsive);
-        link.is_suspected = false;
+        let was_suspect = std::mem::take(&mut link.health.is_unresponsive);
+        link.health.is_suspected = false;
         let (path, Some(peer)) = (link.path, link.peer) else {
             return;
         };
@@ -312,6 +319,15 @@ impl PathManager<'_> {
             self.peers[peer].reconnect.take_if(|reconnect| !reconnect.has_lost);
         }
         self.core.suspect_path(peer, path, false);
+    }
+
+    /// Handles a corrupt payload, which the sender retransmits.
+    #[cold]
+    pub fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
+        log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
+        self.peers[peer].count_corrupt(path);
+        let is_bearable = self.core.handle_corrupt_frame(peer, header);
+        if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
 
     /// Discards the rest of a payload that is arriving by `path`, because it has arrived by another

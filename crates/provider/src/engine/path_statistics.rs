@@ -142,7 +142,7 @@ impl Link {
     pub fn state(&self, is_spare: bool) -> PathState {
         match &self.carrier {
             Carrier::Datagram(udp_path) if !udp_path.is_open() => PathState::Probing,
-            _ if self.is_suspected || !self.works() => PathState::Suspected,
+            _ if self.health.is_suspected || !self.works() => PathState::Suspected,
             _ if is_spare => PathState::Spare,
             _ => PathState::Up,
         }

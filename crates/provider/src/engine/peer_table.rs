@@ -1,4 +1,8 @@
 //! The peers of an engine: the state of each, and the names and numbers by which they are found.
+//!
+//! What enters: names and numbers of the address vector, addresses in frames, introductions in
+//! hellos, and further addresses that peers advertise. What leaves: peers by the numbers of the
+//! protocol. What may never happen: two endpoints are one peer.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -111,7 +111,7 @@ impl Engine {
             && sum != Checksum::Off
             && sum.of(payload) != integrity::check_in(body, head_bytes)
         {
-            return self.note_corrupt(peer, path, &header);
+            return self.paths().note_corrupt(peer, path, &header);
         }
         let handled = self.core.handle_frame(peer, path, &header, body);
         let place = handled.map_err(|bad| fault(bad.0))?;
@@ -124,15 +124,6 @@ impl Engine {
         }
         self.end_payload(peer, path);
         Ok(())
-    }
-
-    /// Handles a corrupt payload, which the sender retransmits.
-    #[cold]
-    fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
-        log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
-        self.peers[peer].count_corrupt(path);
-        let is_bearable = self.core.handle_corrupt_frame(peer, header);
-        if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
 
     /// Delivers early frames whose turn has come.

@@ -24,6 +24,9 @@ use crate::{host, interposer, log};
 /// Longest time that the relay may take to begin sending the log for replay.
 pub const REPLAY_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// Longest time that a relay may take to read the last frames of this process.
+const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// The link that carries frames to and from the relay.
 pub enum RecordedCarrier<'a> {
     Ring(&'a mut ShmLink),
@@ -210,6 +213,13 @@ impl RecordedUplink<'_> {
         }
     }
 
+    /// Waits until a relay on another node has read everything, before this process ends.
+    pub fn finish(&mut self) {
+        if let Err(error) = self.finish_stream(FINISH_TIME_MAX) {
+            log!(Info, "the relay has not confirmed the end: {error}");
+        }
+    }
+
     /// Ends the stream to a relay on another node before a checkpoint, so that the relay knows the
     /// position of the restored process. A ring to a relay on this node loses nothing.
     pub fn finish_for_checkpoint(&mut self, time_max: Duration) {
@@ -225,7 +235,7 @@ impl RecordedUplink<'_> {
     ///
     /// # Errors
     /// The relay has not read everything in time, or the connection is lost.
-    pub fn finish_stream(&mut self, time_max: Duration) -> io::Result<()> {
+    fn finish_stream(&mut self, time_max: Duration) -> io::Result<()> {
         let Some(RecordedCarrier::Stream(stream)) = &mut self.carrier else { return Ok(()) };
         let mut refused = None;
         let outcome = stream.finish(time_max, |frame| refused = refused.or(diverged_frame(frame)));

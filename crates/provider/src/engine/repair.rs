@@ -140,7 +140,7 @@ impl Engine {
             };
             let is_old = is_accepted && link.since.elapsed() >= DUPLICATE_AGE_MAX;
             if ends.is_none()
-                || !(link.is_accepted == is_accepted || link.is_unresponsive || is_old)
+                || !(link.is_accepted == is_accepted || link.health.is_unresponsive || is_old)
             {
                 has_duplicate |= ends.is_some();
                 continue;

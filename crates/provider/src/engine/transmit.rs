@@ -114,7 +114,7 @@ impl Engine {
         if sent == Sent::Busy {
             return false;
         }
-        link.has_sent = true;
+        link.health.has_sent = true;
         if sent == Sent::Held {
             if let Carrier::Stream(stream) = &mut link.carrier {
                 stream.copy_held();
@@ -171,7 +171,7 @@ impl Engine {
                 }
                 return link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
-            link.has_sent = true;
+            link.health.has_sent = true;
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
                 if let Some(replay) = &mut self.replay {

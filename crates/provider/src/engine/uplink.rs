@@ -30,9 +30,6 @@ const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 /// without the relay, whose machine may be very busy.
 const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Longest time that a relay may take to read the last frames of this process.
-const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
-
 /// State of the connection to this cluster's relay.
 #[derive(Default)]
 pub struct Uplink {
@@ -154,7 +151,7 @@ impl Uplink {
 
     /// Records that an attempt to reach the relay has failed, and no address is left to try.
     /// Returns false if the relay is to be given up.
-    fn goes_on_after(&mut self, error: &io::Error) -> bool {
+    pub fn goes_on_after(&mut self, error: &io::Error) -> bool {
         self.problem = Some(error.to_string());
         if self.reconnect.is_none() && !is_network_down(error) && !is_handshake_failure(error) {
             return false;
@@ -239,15 +236,6 @@ impl Engine {
             _ => None,
         });
         Some(RecordedUplink { replay, carrier, own: self.own.address, identity: self.identity })
-    }
-
-    /// Waits until a relay on another node has read everything, before this process ends.
-    pub(super) fn finish_recording(&mut self) {
-        if let Some(mut recorded) = self.recorded_uplink()
-            && let Err(error) = recorded.finish_stream(FINISH_TIME_MAX)
-        {
-            log!(Info, "the relay has not confirmed the end: {error}");
-        }
     }
 
     /// Dials the next address of the relay.
@@ -340,15 +328,8 @@ impl Engine {
         }
     }
 
-    /// Handles the failure of an attempt to reach the relay, after which no address is left to try.
-    pub(super) fn relay_refused(&mut self, error: &io::Error) {
-        if !self.uplink.goes_on_after(error) {
-            self.give_up_relay();
-        }
-    }
-
     /// Gives up the relay, and all peers that wait for it.
-    fn give_up_relay(&mut self) {
+    pub(super) fn give_up_relay(&mut self) {
         self.uplink.reconnect = None;
         self.uplink.state = RelayState::Closed;
         for peer in self.peers.all() {

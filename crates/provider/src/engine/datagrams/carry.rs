@@ -135,9 +135,9 @@ impl Engine {
         self.core.set_time(now);
         let outcome = self.gather(&mut socket, target, link, peer);
         self.datagrams().sockets[target.socket].link = Some(socket);
-        if let (true, Carrier::Datagram(udp_path)) = (link.has_sent, &mut link.carrier) {
+        if let (true, Carrier::Datagram(udp_path)) = (link.health.has_sent, &mut link.carrier) {
             udp_path.monitor.note_sent(now);
-            link.has_sent = false;
+            link.health.has_sent = false;
         }
         // The engine handles notices when the link is back in `links`, since a notice may concern
         // it.
@@ -171,7 +171,7 @@ impl Engine {
             }
             // Confirmations count as sent, too: a peer that only confirms would otherwise never
             // notice that its UDP path has failed.
-            link.has_sent = true;
+            link.health.has_sent = true;
             let copy = match frame.payload {
                 // SAFETY: the memory is valid until `transmitted` reports that the frame has left.
                 Some((memory, at, len)) if frame.wants_copy => {

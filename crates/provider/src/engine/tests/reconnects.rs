@@ -69,7 +69,7 @@ fn a_path_that_is_heard_again_does_not_stand_in_for_one_that_was_lost() {
         let (mut party, peer, main, _taken, _far) = linked();
         let (near, _far) = connection("127.0.0.3");
         let silent = link_up(&mut party, peer, near);
-        party.engine.links[silent].as_mut().unwrap().is_unresponsive = true;
+        party.engine.links[silent].as_mut().unwrap().health.is_unresponsive = true;
         party.engine.begin_reconnect(peer, false);
         if is_lost {
             let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
