@@ -51,11 +51,11 @@ impl CandidateSearch<'_> {
     /// tried as an advertised rail.
     pub fn candidates(&self, is_tried: impl Fn(SocketAddr) -> bool) -> Vec<PathCandidate> {
         let CandidateSearch { identity, own, .. } = *self;
-        let paths = identity.paths;
+        let kinds = identity.settings.kinds;
         let mut candidates = Vec::new();
         // The relay is a candidate only for a peer without any other usable path, and is needed
         // once.
-        let has_relay = paths.relay && !identity.relays.is_empty();
+        let has_relay = kinds.relay && !identity.relays.is_empty();
         if has_relay && self.is_addressed && !self.has_usable_path {
             candidates.push(PathCandidate::Relay);
         }
@@ -71,7 +71,7 @@ impl CandidateSearch<'_> {
         let Some(direct) = DirectAddresses::of(&bytes, identity, own.own_format) else {
             return candidates;
         };
-        if paths.tcp && direct.address.port() != 0 {
+        if kinds.tcp && direct.address.port() != 0 {
             if !self.has_open_path && !direct.is_on_this_node {
                 let further = direct.further.iter().rev().filter(|address| {
                     identity.is_further_elsewhere(address.ip()) && !is_tried(**address)
@@ -80,7 +80,7 @@ impl CandidateSearch<'_> {
             }
             candidates.push(PathCandidate::Tcp(direct.address));
         }
-        if paths.shm && direct.is_on_this_node {
+        if kinds.shm && direct.is_on_this_node {
             candidates.push(PathCandidate::Shm(direct.unix));
         }
         candidates

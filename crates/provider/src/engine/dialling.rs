@@ -276,7 +276,7 @@ impl Engine {
         let now = Instant::now();
         self.peers.drop_rails_of_closed();
         for index in 0..self.peers.rails.count() {
-            let due = self.peers.rails.take_due(index, self.identity.redial_max, now);
+            let due = self.peers.rails.take_due(index, self.identity.settings.redial_max, now);
             let Some((peer, address)) = due else {
                 continue;
             };

@@ -236,7 +236,7 @@ impl Handshake {
         let carrier = if self.is_unix {
             Carrier::Shm(Box::new(ShmLink::dial(socket, mapper)?))
         } else if self.is_to_relay && identity.recovers {
-            Carrier::Recorded(Box::new(RecordedLink::new(socket, identity.peer_timeout)))
+            Carrier::Recorded(Box::new(RecordedLink::new(socket, identity.settings.peer_timeout)))
         } else {
             keep_in_cache(&socket)?;
             Carrier::Stream(Box::new(StreamLink::new(socket)?))

@@ -138,9 +138,11 @@ impl Link {
     ) -> Self {
         let sum = match &carrier {
             // Frames to the relay continue over networks.
-            Carrier::Shm(_) if peer.is_some() => identity.integrity_shm,
-            Carrier::Shm(_) => identity.integrity,
-            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => identity.integrity,
+            Carrier::Shm(_) if peer.is_some() => identity.settings.integrity_shm,
+            Carrier::Shm(_) => identity.settings.integrity,
+            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => {
+                identity.settings.integrity
+            }
             Carrier::Loopback => Checksum::Off,
         };
         let ends = match &carrier {

@@ -72,7 +72,7 @@ impl PathManager<'_> {
         let has_other = others.clone().any(|other| other.works());
         // If all paths are silent, the other node or this node is busy.
         let goes_on = others.any(|other| other.works() && other.health.unacked_for < CHECK_GAP);
-        let suspect_after = self.identity.suspect_after;
+        let suspect_after = self.identity.settings.suspect_after;
         let failover_after = (suspect_after / SUSPECT_SHARE).max(slack);
         let Some(link) = self.links[id].as_mut() else {
             return LivenessVerdict::Nothing;

@@ -11,7 +11,8 @@
 //! | module | does |
 //! |---|---|
 //! | `event_token` | tokens of the epoll set |
-//! | `identity` | job, rank, node and settings of this process |
+//! | `path_settings` | settings of paths |
+//! | `identity` | job, rank and node of this process |
 //! | `local_endpoint` | listeners of the endpoint, and its names |
 //! | `candidates` | the ways by which a peer may be reached |
 //! | `rails` | further addresses of peers |
@@ -75,6 +76,7 @@ mod local_endpoint;
 mod memory;
 mod path_manager;
 mod path_report;
+mod path_settings;
 mod path_statistics;
 mod payload_placement;
 mod peeks;
@@ -232,13 +234,13 @@ impl Engine {
             links: LinkTable::new(StatisticsSlot::take()),
             connector: Connector::new(identity),
             pending: PendingPeers::default(),
-            buffers: ReceiveBuffers::new(identity.retain),
+            buffers: ReceiveBuffers::new(identity.settings.retain),
             receives: WatchedReceives {
                 peeks: peeks::Peeks::default(),
                 departed: departed_peers::DepartedPeers::new(),
             },
             liveness: liveness::LivenessCheck::new(),
-            datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
+            datagrams: identity.settings.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
             replay: None,
             poll_state: PollState::new(identity),
         };

@@ -77,7 +77,7 @@ impl PathManager<'_> {
             link.path = PathId(number);
         }
         let path = link.path;
-        let traits = link.traits(peer_state.readable.is_some(), self.identity.copy_max);
+        let traits = link.traits(peer_state.readable.is_some(), self.identity.settings.copy_max);
         peer_state.open_paths.push(OpenPath { path, link: id });
         self.core.open_path(peer, path, traits);
         true
@@ -189,7 +189,7 @@ impl PathManager<'_> {
             let Some(link) = self.links[open_path.link].as_ref() else {
                 continue;
             };
-            let traits = link.traits(may_pull, self.identity.copy_max);
+            let traits = link.traits(may_pull, self.identity.settings.copy_max);
             let is_primary = self.peers[peer].send_state == SendState::Up(open_path.link);
             let is_duplicate = several
                 && self.duplicate_link(peer, link.ends).is_some_and(|id| id != open_path.link);

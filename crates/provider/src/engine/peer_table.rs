@@ -172,7 +172,7 @@ impl PeerTable {
         let is_ours = Some(*own_name) < self[peer].name;
         let address = advertised_address(advertisement);
         let ip = address.ip();
-        let is_allowed = identity.rail_networks.iter().any(|network| network.contains(ip));
+        let is_allowed = identity.settings.rail_networks.iter().any(|network| network.contains(ip));
         // An address that both nodes have leads to this node itself: bridges of containers have the
         // same address on every host.
         let is_elsewhere = Some(identity.node) != self.node_of(peer);

@@ -65,7 +65,7 @@ impl Engine {
         }
         let has_page = statistics_page::quiesce();
         // The relay sends again the frames that this process has not read.
-        let time_max = REPLAY_TIME_MAX.max(self.identity.peer_timeout);
+        let time_max = REPLAY_TIME_MAX.max(self.identity.settings.peer_timeout);
         if let Some(mut recorded) = self.recorded_uplink() {
             recorded.finish_for_checkpoint(time_max);
         }

@@ -76,7 +76,7 @@ impl Engine {
 
     /// Ends a round in which no candidate reached `peer`, and schedules the next round.
     pub(super) fn reconnect_later(&mut self, peer: Peer) {
-        let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
+        let (address, redial_max) = (self.core.address(peer), self.identity.settings.redial_max);
         self.paths().unreachable_since(peer);
         let peer_state = &mut self.peers[peer];
         let Some(reconnect) = &mut peer_state.reconnect else {
@@ -99,7 +99,8 @@ impl Engine {
             let Some(reconnect) = &peer_state.reconnect else {
                 continue;
             };
-            let (address, peer_timeout) = (self.core.address(peer), self.identity.peer_timeout);
+            let (address, peer_timeout) =
+                (self.core.address(peer), self.identity.settings.peer_timeout);
             if unreachable_since.is_some() && self.core.has_left(peer) {
                 // The peer's Goodbye arrived after the end of its connection.
                 log!(Debug, "{address} has left");

@@ -111,7 +111,7 @@ impl Uplink {
             let address = identity.relays.get(self.next_candidate)?;
             self.next_candidate += 1;
             match address {
-                RelayAddress::Unix(_) if !identity.paths.shm => (),
+                RelayAddress::Unix(_) if !identity.settings.kinds.shm => (),
                 RelayAddress::Tcp(_) if identity.recovers && identity.has_local_relay() => (),
                 _ => return Some(address),
             }
@@ -137,14 +137,14 @@ impl Uplink {
         let Some(reconnect) = &mut self.reconnect else {
             return RelayCheck::Nothing;
         };
-        if reconnect.since.elapsed() > identity.peer_timeout {
+        if reconnect.since.elapsed() > identity.settings.peer_timeout {
             return RelayCheck::GiveUp;
         }
         if self.state != RelayState::Reconnecting || Instant::now() < reconnect.next {
             return RelayCheck::Nothing;
         }
         reconnect.next = Instant::now() + reconnect.pause;
-        reconnect.pause = (reconnect.pause * 2).min(identity.redial_max);
+        reconnect.pause = (reconnect.pause * 2).min(identity.settings.redial_max);
         self.next_candidate = 0;
         RelayCheck::Dial
     }
@@ -182,7 +182,7 @@ impl Engine {
     /// send first.
     pub(super) fn attach(&mut self) {
         let identity = self.identity;
-        let is_wanted = identity.paths.relay && !identity.relays.is_empty();
+        let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
         if !is_wanted || self.own.address == Address::ANONYMOUS {
             return;
         }
@@ -193,7 +193,7 @@ impl Engine {
         }
         let time_max = match self.is_recorded() {
             true if identity.has_local_relay() => RECORDED_TIME_MAX,
-            true => RECORDED_TIME_MAX.max(identity.peer_timeout),
+            true => RECORDED_TIME_MAX.max(identity.settings.peer_timeout),
             false => ATTACH_TIME_MAX,
         };
         let deadline = Instant::now() + time_max;
@@ -316,7 +316,11 @@ impl Engine {
         match self.uplink.check(self.identity) {
             RelayCheck::Nothing => (),
             RelayCheck::GiveUp => {
-                log!(Warn, "the relay could not be reached for {:?}", self.identity.peer_timeout);
+                log!(
+                    Warn,
+                    "the relay could not be reached for {:?}",
+                    self.identity.settings.peer_timeout
+                );
                 self.give_up_relay();
             }
             RelayCheck::Dial => {

@@ -326,7 +326,7 @@ impl Engine {
         let udp_path = UdpPath { socket, to, token, own_token, congestion, has_worked, monitor };
         let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
         (link.sum, link.ends, link.path) =
-            (self.identity.integrity, Some((own, to.ip())), UNOPENED);
+            (self.identity.settings.integrity, Some((own, to.ip())), UNOPENED);
         let id = self.links.free_slot();
         self.links[id] = Some(Box::new(link));
         if let Some(advertised) = self.datagrams().tokens.get_mut(&own_token) {
@@ -338,7 +338,8 @@ impl Engine {
 
     /// Sends the probes of UDP path `id` that are due.
     fn send_probes(&mut self, id: usize) {
-        let (now, pause_max) = (self.poll_state.time(), self.identity.redial_max.as_nanos() as u64);
+        let (now, pause_max) =
+            (self.poll_state.time(), self.identity.settings.redial_max.as_nanos() as u64);
         while let Some((_, udp_path)) = self.links.udp_path(id) {
             let target = udp_path.target();
             let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
@@ -403,7 +404,7 @@ impl Engine {
         let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
         datagrams.readvertise(&mut self.core, self.poll_state.time());
         let (now, suspect_after) =
-            (self.poll_state.time(), self.identity.suspect_after.as_nanos() as u64);
+            (self.poll_state.time(), self.identity.settings.suspect_after.as_nanos() as u64);
         for id in 0..self.links.len() {
             let Some((peer, udp_path)) = self.links.udp_path(id) else {
                 continue;
