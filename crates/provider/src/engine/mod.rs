@@ -240,7 +240,9 @@ impl Engine {
                 departed: departed_peers::DepartedPeers::new(),
             },
             liveness: liveness::LivenessCheck::new(),
-            datagrams: identity.settings.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
+            datagrams: identity.settings.datagrams.map(|congestion| {
+                Box::new(Datagrams::new(congestion, identity.settings.integrity))
+            }),
             replay: None,
             poll_state: PollState::new(identity),
         };

@@ -71,8 +71,14 @@ pub struct Replay {
     /// Closing has begun. No checkpoint is taken from here on: a relay takes the end of the
     /// connection for the end of the process.
     pub is_closing: bool,
+    counts: ReplayCounts,
+}
+
+/// What this incarnation has replayed.
+#[derive(Clone, Copy, Default)]
+struct ReplayCounts {
     /// Frames delivered during replay.
-    replayed_frames: u64,
+    frames: u64,
     /// Replayed polls that delivered nothing and only advanced the clock.
     timer_polls: u64,
 }
@@ -158,8 +164,8 @@ impl Replay {
                 self.next = None;
                 self.polls = 0;
                 self.determinants += 1;
-                self.replayed_frames += next.frames as u64;
-                self.timer_polls += (next.frames == 0) as u64;
+                self.counts.frames += next.frames as u64;
+                self.counts.timer_polls += (next.frames == 0) as u64;
                 PollAction::Replay(next)
             }
             // The earlier incarnation made this poll, or sent this frame, after its last
@@ -227,7 +233,7 @@ impl Replay {
         self.awaited_count = header.credit.into();
         self.relay_count = self.determinants + self.awaited_count;
         self.sent_before = self.sent + header.delivered;
-        (self.replayed_frames, self.timer_polls) = (0, 0);
+        self.counts = ReplayCounts::default();
         self.local_count = local_count;
         if self.local_count > self.relay_count
             && interposer::determinant(self.relay_count).is_none()
@@ -307,7 +313,7 @@ impl Replay {
     /// Logs the end of replay, if nothing is left to replay.
     pub fn log_if_complete(&self) {
         if self.is_complete() {
-            let (frames, waits) = (self.replayed_frames, self.timer_polls);
+            let ReplayCounts { frames, timer_polls: waits } = self.counts;
             log!(Info, "live again, after {frames} frames; {waits} times something was due");
         }
     }

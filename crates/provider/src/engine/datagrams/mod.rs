@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 
+use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::datagram::{
     DATAGRAM_BYTES_MAX, DatagramLink, DestinationError, DestinationNotice,
 };
@@ -38,6 +39,7 @@ use super::Engine;
 use super::carrier::Carrier;
 use super::event_token::{EventToken, watch};
 use super::identity::random;
+use super::link_table::LinkTable;
 use super::links::Link;
 use super::memory::Bytes;
 use super::peer_state::SendState;
@@ -63,6 +65,8 @@ const PACKET_BYTES: usize = 28;
 /// All UDP paths of an engine.
 pub struct Datagrams {
     congestion: congestion::CongestionAlgorithm,
+    /// The checksum of frames in datagrams.
+    sum: Checksum,
     sockets: Vec<Socket>,
     /// Tokens that peers put in front of their datagrams for this endpoint.
     tokens: BTreeMap<u64, AdvertisedToken>,
@@ -121,9 +125,10 @@ impl AdvertisedToken {
 }
 
 impl Datagrams {
-    pub fn new(congestion: congestion::CongestionAlgorithm) -> Self {
+    pub fn new(congestion: congestion::CongestionAlgorithm, sum: Checksum) -> Self {
         Self {
             congestion,
+            sum,
             sockets: Vec::new(),
             tokens: BTreeMap::new(),
             advertisements: Vec::new(),
@@ -196,6 +201,41 @@ impl Datagrams {
         watch(epoll, link.fd(), EventToken::Datagrams(index), EventFlags::IN)?;
         self.sockets.push(Socket { ip, port, link: Some(link), blocked: Vec::new() });
         Ok(index)
+    }
+
+    /// Opens a UDP path between the addresses `own` and `to`, or lets an open one go to the port
+    /// and the token that the peer uses now. Returns the link of the path, which is to be probed.
+    fn open_path(
+        &mut self,
+        links: &mut LinkTable,
+        epoll: &OwnedFd,
+        now: Time,
+        peer: Peer,
+        (own, to): (IpAddr, SocketAddr),
+        token: u64,
+    ) -> io::Result<usize> {
+        let socket = self.socket_at(epoll, own)?;
+        for id in links.udp_paths_of(peer) {
+            if let Some((_, udp_path)) = links.udp_path(id)
+                && (udp_path.socket, udp_path.to.ip()) == (socket, to.ip())
+            {
+                (udp_path.to, udp_path.token) = (to, token);
+                udp_path.monitor.probe_now(now);
+                return Ok(id);
+            }
+        }
+        let own_token = self.token_for(peer, socket);
+        let monitor = PathMonitor::new(now, DATAGRAM_BYTES_MAX);
+        let (congestion, has_worked) = (self.congestion, false);
+        let udp_path = UdpPath { socket, to, token, own_token, congestion, has_worked, monitor };
+        let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
+        (link.sum, link.ends, link.path) = (self.sum, Some((own, to.ip())), UNOPENED);
+        let id = links.free_slot();
+        links[id] = Some(Box::new(link));
+        if let Some(advertised) = self.tokens.get_mut(&own_token) {
+            advertised.udp_paths.push(id);
+        }
+        Ok(id)
     }
 
     /// Whether peers have advertised addresses that the engine has still to try.
@@ -285,7 +325,7 @@ impl Engine {
     #[cold]
     fn open_udp_paths_to(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
         let to = advertised_address(advertisement);
-        let open_paths = self.peers[peer].open_paths.clone();
+        let open_paths = &self.peers[peer].open_paths;
         let ends =
             open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref()?.ends);
         let mut locals: Vec<IpAddr> =
@@ -293,47 +333,15 @@ impl Engine {
         locals.sort_unstable();
         locals.dedup();
         for own in locals {
-            if let Err(error) = self.open_udp_path(peer, own, to, advertisement.token) {
-                log!(Info, "{}: udp from {own} to {to}: {error}", self.core.address(peer));
+            let (links, epoll, now) = (&mut self.links, &self.own.epoll, self.poll_state.time());
+            let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
+            match datagrams.open_path(links, epoll, now, peer, (own, to), advertisement.token) {
+                Ok(id) => self.send_probes(id),
+                Err(error) => {
+                    log!(Info, "{}: udp from {own} to {to}: {error}", self.core.address(peer));
+                }
             }
         }
-    }
-
-    fn open_udp_path(
-        &mut self,
-        peer: Peer,
-        own: IpAddr,
-        to: SocketAddr,
-        token: u64,
-    ) -> io::Result<()> {
-        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
-        let socket = datagrams.socket_at(&self.own.epoll, own)?;
-        let now = self.poll_state.time();
-        for id in self.links.udp_paths_of(peer) {
-            if let Some((_, udp_path)) = self.links.udp_path(id)
-                && (udp_path.socket, udp_path.to.ip()) == (socket, to.ip())
-            {
-                (udp_path.to, udp_path.token) = (to, token);
-                udp_path.monitor.probe_now(now);
-                self.send_probes(id);
-                return Ok(());
-            }
-        }
-        let datagrams = self.datagrams();
-        let own_token = datagrams.token_for(peer, socket);
-        let monitor = PathMonitor::new(now, DATAGRAM_BYTES_MAX);
-        let (congestion, has_worked) = (datagrams.congestion, false);
-        let udp_path = UdpPath { socket, to, token, own_token, congestion, has_worked, monitor };
-        let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
-        (link.sum, link.ends, link.path) =
-            (self.identity.settings.integrity, Some((own, to.ip())), UNOPENED);
-        let id = self.links.free_slot();
-        self.links[id] = Some(Box::new(link));
-        if let Some(advertised) = self.datagrams().tokens.get_mut(&own_token) {
-            advertised.udp_paths.push(id);
-        }
-        self.send_probes(id);
-        Ok(())
     }
 
     /// Sends the probes of UDP path `id` that are due.

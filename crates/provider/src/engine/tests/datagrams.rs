@@ -19,7 +19,8 @@ impl Pair {
     /// Joins the parties by TCP over the loopback, with a UDP path that is open on both sides.
     fn open() -> Self {
         let mut pair = Self::join(|party| {
-            let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic);
+            let sum = party.engine.identity.settings.integrity;
+            let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic, sum);
             party.engine.datagrams = Some(Box::new(datagrams));
         });
         until(|| {
