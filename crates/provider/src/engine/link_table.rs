@@ -6,6 +6,7 @@
 //! written is not in its place meanwhile. What may never happen: a poll looks at a link that is
 //! closed.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
@@ -29,6 +30,9 @@ const HOT_READS: u32 = 16;
 
 pub struct LinkTable {
     links: Vec<Option<Box<Link>>>,
+    /// Numbers of links that have ended. The place of a link that is being read or written is
+    /// empty, too, but the number of such a link is not vacant.
+    vacant: BTreeSet<usize>,
     /// Links through shared memory, polled in turn.
     pub rings: Vec<usize>,
     /// Rings that were full when a frame was to be sent.
@@ -48,6 +52,7 @@ impl LinkTable {
     pub fn new(statistics_slot: Option<StatisticsSlot>) -> LinkTable {
         LinkTable {
             links: Vec::new(),
+            vacant: BTreeSet::new(),
             rings: Vec::new(),
             full_rings: Vec::new(),
             streams: 0,
@@ -63,28 +68,34 @@ impl LinkTable {
     /// # Errors
     /// Epoll cannot watch the link.
     pub fn insert(&mut self, epoll: &OwnedFd, link: Link) -> io::Result<usize> {
-        let id = self.free_slot();
-        link.watch(epoll, id)?;
+        link.watch(epoll, self.next_number())?;
         match link.carrier {
-            Carrier::Shm(_) | Carrier::Recorded(_) => self.rings.push(id),
+            Carrier::Shm(_) | Carrier::Recorded(_) => self.rings.push(self.next_number()),
             Carrier::Stream(_) => self.streams += 1,
             Carrier::Datagram(_) | Carrier::Loopback => (),
         }
-        self.links[id] = Some(Box::new(link));
-        Ok(id)
+        Ok(self.add(link))
     }
 
-    /// A number that no link has.
-    pub fn free_slot(&mut self) -> usize {
-        self.links.iter().position(Option::is_none).unwrap_or_else(|| {
+    /// Puts a link into the table that the engine watches itself; returns its number.
+    pub fn add(&mut self, link: Link) -> usize {
+        let id = self.next_number();
+        if !self.vacant.remove(&id) {
             self.links.push(None);
-            self.links.len() - 1
-        })
+        }
+        self.links[id] = Some(Box::new(link));
+        id
+    }
+
+    /// The lowest number that no link has.
+    fn next_number(&self) -> usize {
+        self.vacant.first().copied().unwrap_or(self.links.len())
     }
 
     /// Takes link `id` out of the table.
     pub fn remove(&mut self, id: usize) -> Option<Box<Link>> {
         let link = self.links[id].take()?;
+        self.vacant.insert(id);
         self.rings.retain(|&ring| ring != id);
         self.full_rings.retain(|&ring| ring != id);
         if link.is_stream() {
@@ -276,5 +287,24 @@ impl DerefMut for LinkTable {
     #[inline]
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.links
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_being_read_keeps_its_number() {
+        let mut links = LinkTable::new(None);
+        let link = || Link::new(Carrier::Loopback, None);
+        let (first, second) = (links.add(link()), links.add(link()));
+        let read = links[first].take();
+        let third = links.add(link());
+        assert_eq!([first, second, third], [0, 1, 2]);
+        links[first] = read;
+        assert!(links.remove(second).is_some() && links.remove(second).is_none());
+        assert_eq!(links.add(link()), second, "a number is used again");
+        assert_eq!(links.add(link()), 3);
     }
 }

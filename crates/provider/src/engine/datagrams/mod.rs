@@ -230,8 +230,7 @@ impl Datagrams {
         let udp_path = UdpPath { socket, to, token, own_token, congestion, has_worked, monitor };
         let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
         (link.sum, link.ends, link.path) = (self.sum, Some((own, to.ip())), UNOPENED);
-        let id = links.free_slot();
-        links[id] = Some(Box::new(link));
+        let id = links.add(link);
         if let Some(advertised) = self.tokens.get_mut(&own_token) {
             advertised.udp_paths.push(id);
         }
