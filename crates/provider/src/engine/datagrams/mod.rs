@@ -26,9 +26,7 @@ use std::time::Duration;
 use rustix::event::epoll::EventFlags;
 
 use landbridge_drive::checksum::Checksum;
-use landbridge_drive::link::datagram::{
-    DATAGRAM_BYTES_MAX, DatagramLink, DestinationError, DestinationNotice,
-};
+use landbridge_drive::link::datagram::{DATAGRAM_BYTES_MAX, DatagramLink, DestinationNotice};
 use landbridge_proto::endpoint::{Endpoint, Peer};
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
@@ -58,9 +56,6 @@ const POLL_GAP_MIN: Duration = Duration::from_millis(50);
 /// Lead of the TCP connection's last reception over the UDP path's, in nanoseconds, that shows that
 /// the peer does not use the UDP path.
 const BYPASS_NANOS: u64 = 30 * MILLISECOND;
-
-/// Bytes of an IPv4 and a UDP header in a packet.
-const PACKET_BYTES: usize = 28;
 
 /// All UDP paths of an engine.
 pub struct Datagrams {
@@ -467,23 +462,7 @@ impl Engine {
                 if (udp_path.socket, udp_path.to) != (socket, notice.to) {
                     continue;
                 }
-                let change = match notice.error {
-                    DestinationError::TooLarge { size: 0, mtu } => {
-                        let fits = mtu.unwrap_or(0) as usize;
-                        let size = udp_path.monitor.size();
-                        if fits < size + PACKET_BYTES {
-                            udp_path.monitor.handle_too_large(now, size)
-                        } else {
-                            PathChange::Nothing
-                        }
-                    }
-                    DestinationError::TooLarge { size, .. } => {
-                        udp_path.monitor.handle_too_large(now, size)
-                    }
-                    DestinationError::Unreachable { .. } | DestinationError::QueueFull => {
-                        PathChange::Nothing
-                    }
-                };
+                let change = udp_path.handle_notice(now, notice.error);
                 self.handle_change(id, change);
             }
         }

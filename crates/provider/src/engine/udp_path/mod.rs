@@ -8,6 +8,7 @@ pub mod path_monitor;
 
 use std::net::SocketAddr;
 
+use landbridge_drive::link::datagram::DestinationError;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::PathProperties;
 use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
@@ -16,12 +17,14 @@ use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::datagram::TOKEN_BYTES;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
-use self::path_monitor::PathMonitor;
+use self::path_monitor::{PathChange, PathMonitor};
 
 /// Path number for frames that arrive by a UDP path before the path is open on this side; no open
 /// path has this number.
 pub const UNOPENED: PathId = PathId(u8::MAX - 1);
 
+/// Bytes of an IPv4 and a UDP header in a packet.
+const PACKET_BYTES: usize = 28;
 /// Number of consecutive losses of large datagrams after which the engine checks whether their size
 /// still passes.
 const BLACK_HOLE_LOSSES: u32 = 3;
@@ -53,6 +56,25 @@ impl UdpPath {
     pub fn detect_black_hole(&mut self, large_lost: u32) {
         if large_lost >= BLACK_HOLE_LOSSES {
             self.monitor.recheck_size();
+        }
+    }
+
+    /// Handles an ICMP notice about the path's destination.
+    pub fn handle_notice(&mut self, now: Time, error: DestinationError) -> PathChange {
+        match error {
+            DestinationError::TooLarge { size: 0, mtu } => {
+                let fits = mtu.unwrap_or(0) as usize;
+                let size = self.monitor.size();
+                if fits < size + PACKET_BYTES {
+                    self.monitor.handle_too_large(now, size)
+                } else {
+                    PathChange::Nothing
+                }
+            }
+            DestinationError::TooLarge { size, .. } => self.monitor.handle_too_large(now, size),
+            DestinationError::Unreachable { .. } | DestinationError::QueueFull => {
+                PathChange::Nothing
+            }
         }
     }
 
