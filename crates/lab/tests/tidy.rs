@@ -112,6 +112,40 @@ fn modules_of_proto_use_only_those_before_them() {
     assert_none(&wrong);
 }
 
+/// The methods of the engine itself, whose type is in `mod.rs`, are found in any module.
+#[test]
+fn modules_of_the_engine_use_only_those_before_them() {
+    const FOLDER: &str = "crates/provider/src/engine";
+    let text = read(&root().join(FOLDER).join("mod.rs"));
+    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `"));
+    let names = rows.filter_map(|row| row.split(" |").next());
+    let order: Vec<&str> =
+        names.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
+    let mut wrong = Vec::new();
+    for source in sources(FOLDER) {
+        let inside = source.path.strip_prefix(FOLDER).unwrap_or_default();
+        let module = inside.trim_start_matches('/').split(['/', '.']).next().unwrap_or_default();
+        if matches!(module, "mod" | "tests") {
+            continue;
+        }
+        let Some(at) = order.iter().position(|name| *name == module) else {
+            wrong.push(format!("{} is not in the table of mod.rs", source.path));
+            continue;
+        };
+        let end_of_code = source.text.find("#[cfg(test)]\nmod tests").unwrap_or(usize::MAX);
+        let code = &source.text[..end_of_code.min(source.text.len())];
+        for rest in code.split("super::").skip(1) {
+            let used = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next();
+            let place = order.iter().position(|name| Some(*name) == used);
+            if place.is_some_and(|place| place > at) {
+                wrong.push(format!("{}: uses `{}`", source.path, used.unwrap_or_default()));
+            }
+        }
+    }
+    assert!(order.len() > 30, "the table of modules in engine/mod.rs was not found");
+    assert_none(&wrong);
+}
+
 #[test]
 fn proto_gives_the_same_results_every_time() {
     assert_none(&occurrences("crates/proto/src", &["HashMap", "HashSet", "RandomState"], &[]));

@@ -10,12 +10,14 @@ use super::{check_or_write, read, rows, unquoted, with_table};
 const DOCUMENT: &str = "docs/LIMITS.md";
 
 /// Files of which every constant is in the table.
-const COMPLETE_FILES: [&str; 7] = [
+const COMPLETE_FILES: [&str; 9] = [
     "proto/src/limit.rs",
     "proto/src/channel/mod.rs",
     "proto/src/relay/bounds.rs",
     "provider/src/engine/rails.rs",
+    "provider/src/engine/path_manager.rs",
     "provider/src/engine/reconnect.rs",
+    "provider/src/engine/repair.rs",
     "provider/src/engine/liveness.rs",
     "provider/src/engine/uplink.rs",
 ];

@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use landbridge_proto::endpoint::Peer;
+use landbridge_proto::endpoint::{Endpoint, Peer};
+use landbridge_proto::id::Address;
 
-use super::Engine;
+use super::memory::Bytes;
 use crate::log;
 
 /// Time between two checks.
@@ -29,6 +30,20 @@ impl DepartedPeers {
         Self { next: Instant::now() + CHECK_GAP, since: BTreeMap::new() }
     }
 
+    /// Warns when it is time. The engine calls this every few milliseconds.
+    pub fn check(&mut self, core: &Endpoint<Bytes>, own: Address) {
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        self.next = now + CHECK_GAP;
+        let awaited: Vec<Peer> = core.awaited_departed_peers().collect();
+        for peer in self.due(&awaited, now) {
+            let other = core.address(peer);
+            log!(Warn, "{own} waits for a message of {other}, which has left");
+        }
+    }
+
     /// The peers for which a warning is due. `awaited`: peers that receives wait for now.
     fn due(&mut self, awaited: &[Peer], now: Instant) -> Vec<Peer> {
         self.since.retain(|peer, since| since.is_none() || awaited.contains(peer));
@@ -38,22 +53,6 @@ impl DepartedPeers {
         let is_due = |since: &mut Instant| now.saturating_duration_since(*since) >= WARN_AFTER;
         let waits = self.since.iter_mut();
         waits.filter_map(|(peer, since)| since.take_if(is_due).map(|_| *peer)).collect()
-    }
-}
-
-impl Engine {
-    /// Warns when it is time. The engine calls this every few milliseconds.
-    pub(super) fn check_departed_peers(&mut self) {
-        let now = Instant::now();
-        if now < self.receives.departed.next {
-            return;
-        }
-        self.receives.departed.next = now + CHECK_GAP;
-        let awaited: Vec<Peer> = self.core.awaited_departed_peers().collect();
-        for peer in self.receives.departed.due(&awaited, now) {
-            let (own, other) = (self.own.address, self.core.address(peer));
-            log!(Warn, "{own} waits for a message of {other}, which has left");
-        }
     }
 }
 

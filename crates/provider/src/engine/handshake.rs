@@ -17,7 +17,7 @@ use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES,
 };
 
-use super::datagrams::UdpPath;
+use super::carrier::Carrier;
 use super::identity::{Identity, random};
 
 /// A hello under way.
@@ -65,18 +65,6 @@ enum HandshakeStep {
 pub struct EstablishedLink {
     pub introduction: Introduction,
     pub carrier: Carrier,
-}
-
-/// The transport of a link.
-pub enum Carrier {
-    Shm(Box<ShmLink>),
-    Stream(Box<StreamLink>),
-    /// A recorded link of this process to a relay on another node.
-    Recorded(Box<RecordedLink>),
-    /// A UDP path, which joins the same addresses as a stream.
-    Datagram(Box<UdpPath>),
-    /// A link of the endpoint to itself.
-    Loopback,
 }
 
 impl Handshake {
@@ -248,7 +236,7 @@ impl Handshake {
         let carrier = if self.is_unix {
             Carrier::Shm(Box::new(ShmLink::dial(socket, mapper)?))
         } else if self.is_to_relay && identity.recovers {
-            Carrier::Recorded(Box::new(RecordedLink::new(socket, identity.peer_timeout)))
+            Carrier::Recorded(Box::new(RecordedLink::new(socket, identity.settings.peer_timeout)))
         } else {
             keep_in_cache(&socket)?;
             Carrier::Stream(Box::new(StreamLink::new(socket)?))

@@ -1,4 +1,4 @@
-//! Identity and settings of this process, from the environment that the launcher sets, or from
+//! Identity of this process, from the environment that the launcher sets, or from
 //! defaults.
 //!
 //! Without the Landbridge launcher a process belongs to the *user's job*: all processes of one user
@@ -11,15 +11,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
-use landbridge_drive::checksum::Checksum;
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
-use landbridge_proto::path::congestion;
 use landbridge_proto::setting::Network;
 use landbridge_proto::wire::name::FURTHER_MAX;
 
+use super::path_settings::PathSettings;
 use crate::param;
 
 /// What all endpoints of the process have in common.
@@ -33,7 +31,7 @@ pub struct Identity {
     pub node: u64,
     pub ip: IpAddr,
     pub relays: Vec<RelayAddress>,
-    pub paths: Paths,
+    pub settings: PathSettings,
     /// Number of processes on this node, if known.
     pub local_size: Option<u32>,
     /// The MPI library carries the messages to other processes of this node. The provider sees
@@ -41,26 +39,8 @@ pub struct Identity {
     pub library_carries_local: bool,
     /// Number that distinguishes this process from other processes of this node, if known.
     pub placement_index: Option<u32>,
-    /// Checksum of frames that cross a network.
-    pub integrity: Checksum,
-    /// Checksum of frames through shared memory.
-    pub integrity_shm: Checksum,
-    /// Longest time that operations wait for an unreachable peer.
-    pub peer_timeout: Duration,
-    /// Longest pause between attempts to reach a peer.
-    pub redial_max: Duration,
-    /// Longest time without confirmation for a path while another path works.
-    pub suspect_after: Duration,
     /// This node's addresses for direct paths.
     pub rails: Vec<IpAddr>,
-    /// Networks whose addresses may be used for direct paths.
-    pub rail_networks: Vec<Network>,
-    /// Messages of up to this many bytes are copied for retransmission.
-    pub copy_max: u32,
-    /// Bytes of retained copies beyond which nothing more is copied.
-    pub retain: u64,
-    /// Congestion control of direct UDP paths; `None` if UDP is off.
-    pub datagrams: Option<congestion::CongestionAlgorithm>,
     /// This process may be restarted after a failure: all frames go through the relay, and are
     /// recorded there.
     pub recovers: bool,
@@ -74,14 +54,6 @@ pub enum RelayAddress {
     /// Name of an abstract Unix socket, over which shared memory is set up.
     Unix(String),
     Tcp(SocketAddr),
-}
-
-/// The kinds of paths that may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Paths {
-    pub shm: bool,
-    pub tcp: bool,
-    pub relay: bool,
 }
 
 static IDENTITY: OnceLock<Result<Identity, String>> = OnceLock::new();
@@ -103,9 +75,6 @@ impl Identity {
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         let recovers = param::RECOVER.is_on()?;
-        // Relays recognise replayed frames by their checksums. A sum does not detect words
-        // that have changed places, so a recorded job needs CRC32C.
-        let integrity = Checksum::of_job(param::INTEGRITY.word()?, recovers);
         let relays = relays()?;
         Ok(Identity {
             job,
@@ -118,20 +87,11 @@ impl Identity {
             node: if recovers { 0 } else { node() },
             ip: if recovers { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { own_ip(&relays)? },
             relays,
-            paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
+            settings: PathSettings::read(recovers)?,
             local_size: local_size()?,
             library_carries_local: library_carries_local()?,
             placement_index: index.or_else(placement_index),
-            integrity,
-            integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Checksum::Off },
-            peer_timeout: param::PEER_TIMEOUT.duration()?,
-            redial_max: param::REDIAL_MAX.duration()?,
-            suspect_after: param::SUSPECT_AFTER.duration()?,
             rails: rails()?,
-            rail_networks: param::RAILS.networks()?,
-            retain: param::RETAIN.bytes()?,
-            copy_max: u32::try_from(param::COPY_MAX.bytes()?).unwrap_or(u32::MAX),
-            datagrams: if recovers { None } else { datagrams()? },
             recovers,
             incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,
         })
@@ -162,6 +122,20 @@ impl Identity {
             }
         }
         further
+    }
+
+    /// Whether `ip` may be a further address of another node: the address must be allowed, and must
+    /// not be an address of this node as well (bridges of containers have the same address on every
+    /// host).
+    pub fn is_further_elsewhere(&self, ip: IpAddr) -> bool {
+        self.settings.rail_networks.iter().any(|network| network.contains(ip))
+            && ip != self.ip
+            && !self.rails.contains(&ip)
+    }
+
+    /// Whether the relay is on this node.
+    pub fn has_local_relay(&self) -> bool {
+        self.relays.iter().any(|way| matches!(way, RelayAddress::Unix(_)))
     }
 
     /// Bytes of eager credit between any two endpoints of the job.
@@ -372,30 +346,6 @@ fn parse_relay_address(text: &str) -> Result<RelayAddress, String> {
     address.map(RelayAddress::Tcp).ok_or_else(|| {
         format!("LANDBRIDGE_RELAY: {text} is neither unix:@NAME nor tcp:HOST:PORT of a known host")
     })
-}
-
-fn paths() -> Result<Paths, String> {
-    let Some(text) = param::PATHS.text() else {
-        return Ok(Paths { shm: true, tcp: true, relay: true });
-    };
-    let mut paths = Paths { shm: false, tcp: false, relay: false };
-    for name in text.split(',') {
-        match name.trim() {
-            "shm" => paths.shm = true,
-            "tcp" => paths.tcp = true,
-            "relay" => paths.relay = true,
-            other => return Err(format!("LANDBRIDGE_PATHS: {other} is none of shm, tcp, relay")),
-        }
-    }
-    Ok(paths)
-}
-
-fn datagrams() -> Result<Option<congestion::CongestionAlgorithm>, String> {
-    let kind = match param::CONGESTION.word()? {
-        "bbr" => congestion::CongestionAlgorithm::Bbr,
-        _ => congestion::CongestionAlgorithm::Cubic,
-    };
-    Ok((param::UDP.word()? == "on").then_some(kind))
 }
 
 fn local_size() -> Result<Option<u32>, String> {

@@ -16,7 +16,6 @@ use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{CHECKSUM_AT, HEADER_BYTES, Header};
 use landbridge_proto::wire::kind_header::KindHeader;
 
-use super::links::Link;
 use super::memory::Bytes;
 
 /// The checksum of a payload that arrives in pieces.
@@ -159,56 +158,43 @@ impl std::fmt::Display for CorruptFrame {
 impl std::error::Error for CorruptFrame {}
 
 impl IncomingChecksum {
-    /// Whether the checksum of the whole payload matches.
-    pub fn is_valid(&self) -> bool {
-        self.running.value() == self.expected
-    }
-}
-
-impl Link {
     /// Begins the checksum of a payload that arrives in `pieces`. The `skip` bytes without a
     /// destination get a piece of their own.
-    pub fn begin_sum(&mut self, expected: u32, pieces: &mut Vec<Piece>, skip: &mut usize) {
+    pub fn new(sum: Checksum, expected: u32, pieces: &mut Vec<Piece>, skip: &mut usize) -> Self {
         let mut excess = vec![0; std::mem::take(skip)];
         if !excess.is_empty() {
             pieces.push(Piece { base: excess.as_mut_ptr(), len: excess.len() });
         }
-        let (running, pieces) = (self.sum.start(), pieces.clone());
-        self.summing =
-            Some(IncomingChecksum { expected, running, pieces, done: 0, _excess: excess });
+        let (running, pieces) = (sum.start(), pieces.clone());
+        Self { expected, running, pieces, done: 0, _excess: excess }
     }
 
-    /// Sums the bytes that have arrived since the last call, while they are in the caches.
+    /// Sums the bytes that have arrived since the last call, while they are in the caches. `left`:
+    /// bytes that have not arrived.
+    ///
+    /// # Safety
+    /// All other bytes were written, in memory that belongs to the engine until the payload is
+    /// complete.
     #[inline]
-    pub fn sum_arrived(&mut self) {
-        let Some(summing) = &mut self.summing else {
-            return;
-        };
-        let super::handshake::Carrier::Stream(stream) = &self.carrier else {
-            return;
-        };
-        let whole: usize = summing.pieces.iter().map(|piece| piece.len).sum();
-        let arrived = whole - stream.payload_left().min(whole);
+    pub unsafe fn update(&mut self, left: usize) {
+        let whole: usize = self.pieces.iter().map(|piece| piece.len).sum();
+        let arrived = whole - left.min(whole);
         let mut at = 0;
-        for piece in &summing.pieces {
-            let (from, to) = (summing.done.max(at), arrived.min(at + piece.len));
+        for piece in &self.pieces {
+            let (from, to) = (self.done.max(at), arrived.min(at + piece.len));
             if from < to {
-                // SAFETY: the stream has written these bytes, in memory that belongs to the engine
-                // until the payload is complete.
+                // SAFETY: the caller guarantees that these bytes were written, and valid memory.
                 let bytes =
                     unsafe { std::slice::from_raw_parts(piece.base.add(from - at), to - from) };
-                summing.running.update(bytes);
+                self.running.update(bytes);
             }
             at += piece.len;
         }
-        summing.done = arrived;
+        self.done = arrived;
     }
 
-    /// Discards the rest of the arriving payload.
-    pub fn discard_rest(&mut self) {
-        self.summing = None;
-        if let super::handshake::Carrier::Stream(stream) = &mut self.carrier {
-            stream.discard_rest();
-        }
+    /// Whether the checksum of the whole payload matches.
+    pub fn is_valid(&self) -> bool {
+        self.running.value() == self.expected
     }
 }

@@ -1,4 +1,4 @@
-//! The links of an engine: transport, peer and state of each link, and the end of a link.
+//! The links of an engine: transport, peer and state of each link.
 //!
 //! Frames are sent in `transmit` and received in `receive`. What may never happen: a link touches
 //! memory of an operation that has ended.
@@ -9,22 +9,23 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, EventFlags};
+use rustix::event::epoll::EventFlags;
 
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
+use landbridge_drive::link::stream::{Piece, StreamLink};
+use landbridge_drive::sys;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{PathProperties, PayloadDestination, Peer};
 use landbridge_proto::limit;
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
-use super::Engine;
-use super::dialling::{self, EventToken, watch};
-use super::handshake::Carrier;
-use super::integrity::{self, IncomingChecksum};
-use super::peer_state::SendState;
-use crate::log;
+use super::carrier::Carrier;
+use super::event_token::{EventToken, watch};
+use super::identity::Identity;
+use super::integrity::IncomingChecksum;
+use super::rails::ends_of;
 
 /// Maximum payload of one frame in a ring.
 pub const RING_PAYLOAD_MAX: usize =
@@ -42,6 +43,40 @@ const TCP_FIRST_PIECE: u32 = 256 << 10;
 /// The number of the path through the relay, for every peer. Direct paths have higher numbers.
 pub const RELAY_PATH: PathId = PathId(0);
 
+/// What is known of the confirmations of a link's bytes.
+#[derive(Default)]
+pub struct LinkHealth {
+    /// The link has sent bytes that may not be confirmed yet.
+    pub has_sent: bool,
+    /// Time since when every check has found unconfirmed bytes.
+    unacked_since: Option<Instant>,
+    /// Time without confirmation, while confirmations were possible, as of the last check.
+    pub unacked_for: Duration,
+    /// Nothing is sent over this link while there is another one: confirmations are missing.
+    pub is_suspected: bool,
+    /// Confirmations have been missing for so long that another connection is dialled in addition.
+    pub is_unresponsive: bool,
+}
+
+impl LinkHealth {
+    /// Updates the time for which bytes in flight on `stream` have not been confirmed. Returns the
+    /// round trip time, or `None` if no bytes are in flight.
+    fn update(&mut self, stream: &StreamLink) -> Option<Duration> {
+        if !self.has_sent && self.unacked_since.is_none() {
+            return None;
+        }
+        let tcp_info = sys::tcp_info(stream.fd())?;
+        if !(tcp_info.has_unacked || tcp_info.has_unsent) {
+            (self.unacked_since, self.has_sent) = (None, false);
+            return None;
+        }
+        // The last confirmation may be long ago because nothing was sent.
+        let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
+        self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
+        Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
+    }
+}
+
 pub struct Link {
     pub(super) carrier: Carrier,
     /// The peer at the other end; `None`: the relay.
@@ -52,16 +87,7 @@ pub struct Link {
     pub(super) ends: Option<(IpAddr, IpAddr)>,
     /// The peer has dialled this connection.
     pub(super) is_accepted: bool,
-    /// The link has sent bytes that may not be confirmed yet.
-    pub(super) has_sent: bool,
-    /// Time since when every check has found unconfirmed bytes.
-    pub(super) unacked_since: Option<Instant>,
-    /// Time without confirmation, while confirmations were possible, as of the last check.
-    pub(super) unacked_for: Duration,
-    /// Nothing is sent over this link while there is another one: confirmations are missing.
-    pub(super) is_suspected: bool,
-    /// Confirmations have been missing for so long that another connection is dialled in addition.
-    pub(super) is_unresponsive: bool,
+    pub(super) health: LinkHealth,
     /// When the link came up.
     pub(super) since: Instant,
     /// When something was received over the link; kept only while UDP paths are in use.
@@ -90,11 +116,7 @@ impl Link {
             path: RELAY_PATH,
             ends: None,
             is_accepted: false,
-            has_sent: false,
-            unacked_since: None,
-            unacked_for: Duration::ZERO,
-            is_suspected: false,
-            is_unresponsive: false,
+            health: LinkHealth::default(),
             since: Instant::now(),
             last_received: Time(0),
             sum: Checksum::Off,
@@ -105,6 +127,29 @@ impl Link {
             fail_after_payload: None,
             scratch: Vec::new(),
         }
+    }
+
+    /// A link over a connection whose hello has succeeded.
+    pub fn established(
+        carrier: Carrier,
+        peer: Option<Peer>,
+        is_accepted: bool,
+        identity: &Identity,
+    ) -> Self {
+        let sum = match &carrier {
+            // Frames to the relay continue over networks.
+            Carrier::Shm(_) if peer.is_some() => identity.settings.integrity_shm,
+            Carrier::Shm(_) => identity.settings.integrity,
+            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => {
+                identity.settings.integrity
+            }
+            Carrier::Loopback => Checksum::Off,
+        };
+        let ends = match &carrier {
+            Carrier::Stream(stream) if peer.is_some() => ends_of(stream.fd()),
+            _ => None,
+        };
+        Self { sum, ends, is_accepted, ..Self::new(carrier, peer) }
     }
 
     /// Adds the link to the epoll set, for incoming data.
@@ -148,11 +193,58 @@ impl Link {
             || (self.is_stream() && !self.blocked.is_empty())
     }
 
+    /// Whether the link delivers frames, as far as is known: the link is neither a suspected UDP
+    /// path nor a connection without confirmations for so long that another connection is dialled.
+    pub fn works(&self) -> bool {
+        match &self.carrier {
+            Carrier::Datagram(udp_path) => udp_path.is_open() && !udp_path.is_suspected(),
+            _ => !self.health.is_unresponsive,
+        }
+    }
+
     /// Records that `peer` has frames for this link, which has no free space.
     #[cold]
     pub(super) fn await_room(&mut self, peer: Peer) {
         if !self.blocked.contains(&peer) {
             self.blocked.push_back(peer);
+        }
+    }
+
+    /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
+    /// time, or `None` if no bytes are in flight or the link is not a stream.
+    pub fn update_health(&mut self) -> Option<Duration> {
+        self.health.unacked_for = Duration::ZERO;
+        match &self.carrier {
+            Carrier::Stream(stream) => self.health.update(stream),
+            _ => None,
+        }
+    }
+
+    /// Begins the checksum of a payload that arrives in `pieces`. The `skip` bytes without a
+    /// destination get a piece of their own.
+    pub fn begin_sum(&mut self, expected: u32, pieces: &mut Vec<Piece>, skip: &mut usize) {
+        self.summing = Some(IncomingChecksum::new(self.sum, expected, pieces, skip));
+    }
+
+    /// Sums the bytes that have arrived since the last call, while they are in the caches.
+    #[inline]
+    pub fn sum_arrived(&mut self) {
+        let Some(summing) = &mut self.summing else {
+            return;
+        };
+        let Carrier::Stream(stream) = &self.carrier else {
+            return;
+        };
+        // SAFETY: the stream has written these bytes, in memory that belongs to the engine until
+        // the payload is complete.
+        unsafe { summing.update(stream.payload_left()) };
+    }
+
+    /// Discards the rest of the arriving payload.
+    pub fn discard_rest(&mut self) {
+        self.summing = None;
+        if let Carrier::Stream(stream) = &mut self.carrier {
+            stream.discard_rest();
         }
     }
 
@@ -186,7 +278,7 @@ impl Link {
             return PathProperties { checked, ..PathProperties::RELAY };
         }
         match self.carrier {
-            Carrier::Shm(_) => PathProperties { checked, ..dialling::ring_path(may_pull) },
+            Carrier::Shm(_) => PathProperties { checked, ..ring_path(may_pull) },
             Carrier::Datagram(ref udp_path) => {
                 PathProperties { checked, ..udp_path.traits(copy_max) }
             }
@@ -209,132 +301,25 @@ impl Link {
     }
 }
 
-impl Engine {
-    /// Lets epoll watch stream `id` or not; returns false if that is impossible.
-    pub(super) fn set_watched(&mut self, id: usize, watched: bool) -> bool {
-        let Some(link) = self.links.get(id).and_then(Option::as_ref) else {
-            return false;
-        };
-        let Carrier::Stream(stream) = &link.carrier else {
-            return false;
-        };
-        if stream.is_holding() || !link.blocked.is_empty() {
-            return watched;
-        }
-        let changed = if watched {
-            link.watch(&self.own.epoll, id)
-        } else {
-            epoll::delete(&self.own.epoll, stream.fd()).map_err(io::Error::from)
-        };
-        changed.is_ok()
-    }
-
-    /// Gives up the peers whose failure was found while a link was being read.
-    #[cold]
-    pub(super) fn fail_pending_peers(&mut self) {
-        for peer in std::mem::take(&mut self.pending.dropped) {
-            self.drop_relay_path(peer);
-        }
-        for (peer, errno) in std::mem::take(&mut self.pending.failed) {
-            self.fail_peer(peer, errno);
-        }
-    }
-
-    /// Gives up `peer`: its operations end, and their memory belongs to the application again, so
-    /// no link may touch this memory any more. Links to the peer alone are closed. The relay's
-    /// link, which other peers use too, copies the rest of a frame that it has begun to send. If a
-    /// payload from the peer is arriving on the relay's link, the peer fails only after the rest of
-    /// this payload.
-    #[cold]
-    pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
-        self.finish_all_statistics(peer);
-        let peer_state = &mut self.peers[peer];
-        (peer_state.send_state, peer_state.reconnect) = (SendState::Closed, None);
-        peer_state.open_paths.clear();
-        for id in 0..self.links.len() {
-            let Some(link) = self.links[id].as_mut() else {
-                continue;
-            };
-            if link.peer == Some(peer) {
-                self.close_link(id);
-                continue;
-            }
-            if let Carrier::Stream(stream) = &mut link.carrier
-                && link.holding == Some(peer)
-            {
-                stream.copy_held();
-            }
-            if link.inside.is_some_and(|(from, _)| from == peer) {
-                link.fail_after_payload = Some(errno);
-                return;
-            }
-        }
-        self.forget_tokens(peer);
-        self.core.fail(peer, errno);
-        self.buffers.early.retain(|&(of, _), _| of != peer);
-        self.drain_actions();
-    }
-
-    /// Takes link `id` out of use.
-    pub(super) fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
-        let link = self.links.remove(id)?;
-        if let Carrier::Datagram(udp_path) = &link.carrier {
-            self.forget_udp_path(id, udp_path);
-        }
-        Some(link)
-    }
-
-    /// Handles the end or failure of link `id`.
-    #[cold]
-    pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
-        if self.is_recorded() && self.uplink.link() == Some(id) {
-            self.end_if_refused();
-        }
-        let Some(mut link) = self.close_link(id) else {
-            return;
-        };
-        let Some(peer) = link.peer else {
-            log!(Warn, "the connection to the relay is lost: {error}");
-            let (fail_after_payload, inside) = (link.fail_after_payload.take(), link.inside.take());
-            if let (Some(errno), Some((peer, _))) = (fail_after_payload, inside) {
-                self.fail_peer(peer, errno);
-            }
-            return self.relay_lost(id, &link, integrity::was_corrupt(error));
-        };
-        // The end of a shared-memory link is the end of a process, and a peer that has broken the
-        // protocol would break it again.
-        let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loopback)
-            || error.kind() == io::ErrorKind::InvalidData;
-        let ends = link.ends;
-        if integrity::was_corrupt(error) {
-            self.count_corrupt(peer, link.path);
-        }
-        self.finish_statistics(peer, link.path, &link, !self.core.has_left(peer));
-        drop(link);
-        let address = self.core.address(peer);
-        if error.kind() == io::ErrorKind::InvalidData {
-            self.core.revoke_goodbye(peer);
-        }
-        if !is_final && !self.core.has_left(peer) {
-            return self.lose_path(peer, id, ends, error);
-        }
-        self.drain_links_of(peer);
-        if self.core.has_left(peer) {
-            log!(Debug, "{address} has left");
-        } else {
-            log!(Warn, "the connection to {address} is lost: {error}");
-        }
-        self.fail_peer(peer, libc::ECONNRESET);
-    }
-
-    /// Receives what the other links of `peer` have brought. When both sides have dialled there are
-    /// two links, and the peer's frames on one of them may answer frames on the other.
-    fn drain_links_of(&mut self, peer: Peer) {
-        for id in 0..self.links.len() {
-            if self.links[id].as_ref().is_some_and(|link| link.peer == Some(peer)) {
-                while self.read_ring(id) > 0 {}
-                while self.read_stream(id) > 0 {}
-            }
-        }
+/// The properties of a path through shared memory.
+fn ring_path(may_pull: bool) -> PathProperties {
+    let payload_max = RING_PAYLOAD_MAX as u32;
+    let eager_max = if may_pull { RING_EAGER_MAX } else { payload_max };
+    PathProperties {
+        payload_max,
+        eager_max,
+        first_piece: payload_max,
+        pull: may_pull,
+        window: u64::MAX,
+        ahead: false,
+        lossless: true,
+        checked: false,
+        copy_max: 0,
+        spare: false,
+        silent_loss: false,
+        datagram: None,
+        reorders: false,
     }
 }
+
+const _: () = assert!(RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);

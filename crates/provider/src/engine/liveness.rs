@@ -13,12 +13,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use landbridge_drive::sys;
+use landbridge_proto::endpoint::Peer;
 
 use super::Engine;
-use super::handshake::Carrier;
 use super::links::Link;
-use crate::log;
+use super::path_manager::PathManager;
 
 /// Usual time between two checks.
 const CHECK_GAP: Duration = Duration::from_millis(20);
@@ -45,26 +44,55 @@ impl LivenessCheck {
     }
 }
 
-impl Link {
-    /// Updates the time for which bytes in flight have not been confirmed. Returns the round trip
-    /// time, or `None` if no bytes are in flight or the link is not a stream.
-    fn update_liveness(&mut self) -> Option<Duration> {
-        self.unacked_for = Duration::ZERO;
-        let Carrier::Stream(stream) = &self.carrier else {
-            return None;
+/// What follows from the silence of a link.
+enum LivenessVerdict {
+    Nothing,
+    /// The link is closed, and with it another connection of the peer between the same addresses.
+    Close,
+    /// The link is suspected, and other paths are used.
+    Suspect,
+    /// Another connection to the peer is dialled in addition.
+    DialBeside(Peer),
+}
+
+impl PathManager<'_> {
+    /// Judges link `id`, whose bytes have not been confirmed for some time. `slack` is added to
+    /// each limit.
+    fn judge(&mut self, id: usize, slack: Duration) -> LivenessVerdict {
+        let Some(link) = self.links[id].as_ref() else {
+            return LivenessVerdict::Nothing;
         };
-        if !self.has_sent && self.unacked_since.is_none() {
-            return None;
+        let (unacked_for, ends) = (link.health.unacked_for, link.ends);
+        let mut others = link.peer.into_iter().flat_map(|peer| {
+            let open_paths = &self.peers[peer].open_paths;
+            let links =
+                open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref());
+            links.filter(|other| other.ends != ends)
+        });
+        let has_other = others.clone().any(|other| other.works());
+        // If all paths are silent, the other node or this node is busy.
+        let goes_on = others.any(|other| other.works() && other.health.unacked_for < CHECK_GAP);
+        let suspect_after = self.identity.settings.suspect_after;
+        let failover_after = (suspect_after / SUSPECT_SHARE).max(slack);
+        let Some(link) = self.links[id].as_mut() else {
+            return LivenessVerdict::Nothing;
+        };
+        match link.peer {
+            Some(_) if has_other && unacked_for > suspect_after + slack => LivenessVerdict::Close,
+            Some(_) if goes_on && !link.health.is_suspected && unacked_for >= failover_after => {
+                LivenessVerdict::Suspect
+            }
+            Some(peer)
+                if !has_other
+                    && unacked_for > SOLE_PATH_TIMEOUT + slack
+                    && !link.health.is_unresponsive =>
+            {
+                link.health.is_unresponsive = true;
+                LivenessVerdict::DialBeside(peer)
+            }
+            None if unacked_for > SOLE_PATH_TIMEOUT + slack => LivenessVerdict::Close,
+            _ => LivenessVerdict::Nothing,
         }
-        let tcp_info = sys::tcp_info(stream.fd())?;
-        if !(tcp_info.has_unacked || tcp_info.has_unsent) {
-            (self.unacked_since, self.has_sent) = (None, false);
-            return None;
-        }
-        // The last confirmation may be long ago because nothing was sent.
-        let waiting = self.unacked_since.get_or_insert_with(Instant::now).elapsed();
-        self.unacked_for = waiting.min(Duration::from_millis(tcp_info.unacked_millis));
-        Some(Duration::from_micros(tcp_info.round_trip_micros as u64))
     }
 }
 
@@ -87,104 +115,45 @@ impl Engine {
             self.check_datagrams(gap);
         }
         self.liveness.gap = CHECK_GAP;
-        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_liveness();
+        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_health();
         let found: Vec<_> = self.links.iter_mut().map(update).collect();
         for (id, round_trip) in found.into_iter().enumerate() {
             let Some(link) = self.links[id].as_ref() else {
                 continue;
             };
-            if link.unacked_for >= CHECK_GAP {
+            if link.health.unacked_for >= CHECK_GAP {
                 self.liveness.gap = CHECK_GAP_SHORT;
-                self.judge_liveness(id, round_trip.unwrap_or_default() * ROUND_TRIPS);
-            } else if link.is_suspected || link.is_unresponsive {
-                self.clear_suspicion(id);
+                let slack = round_trip.unwrap_or_default() * ROUND_TRIPS;
+                let verdict = self.paths().judge(id, slack);
+                self.apply_verdict(id, verdict);
+            } else if link.health.is_suspected || link.health.is_unresponsive {
+                self.paths().clear_suspicion(id);
             }
         }
     }
 
-    /// Ends the suspicion of link `id`, which works again.
-    #[cold]
-    pub(super) fn clear_suspicion(&mut self, id: usize) {
-        let Some(link) = self.links[id].as_mut() else {
-            return;
-        };
-        let was_suspect = std::mem::take(&mut link.is_unresponsive);
-        link.is_suspected = false;
-        let (path, Some(peer)) = (link.path, link.peer) else {
-            return;
-        };
-        if was_suspect {
-            // The reconnect continues if another path has been lost meanwhile.
-            self.peers[peer].reconnect.take_if(|reconnect| !reconnect.has_lost);
-        }
-        self.core.suspect_path(peer, path, false);
-    }
-
-    fn judge_liveness(&mut self, id: usize, slack: Duration) {
+    fn apply_verdict(&mut self, id: usize, verdict: LivenessVerdict) {
         let Some(link) = self.links[id].as_ref() else {
             return;
         };
-        let (unacked_for, ends) = (link.unacked_for, link.ends);
-        let mut others = link.peer.into_iter().flat_map(|peer| {
-            let open_paths = &self.peers[peer].open_paths;
-            let links =
-                open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref());
-            links.filter(|other| other.ends != ends)
-        });
-        let has_other = others.clone().any(|other| other.works());
-        // If all paths are silent, the other node or this node is busy.
-        let goes_on = others.any(|other| other.works() && other.unacked_for < CHECK_GAP);
-        let suspect_after = self.identity.suspect_after;
-        let failover_after = (suspect_after / SUSPECT_SHARE).max(slack);
-        let Some(link) = self.links[id].as_mut() else {
-            return;
-        };
+        let (peer, ends) = (link.peer, link.ends);
         let late = || io::Error::new(io::ErrorKind::TimedOut, "nothing is confirmed any more");
-        match link.peer {
-            Some(peer) if has_other && unacked_for > suspect_after + slack => {
-                // Another connection between the same two addresses fails for the same reason.
+        match verdict {
+            LivenessVerdict::Nothing => (),
+            LivenessVerdict::Close => {
                 self.link_down(id, &late());
-                if let Some(duplicate) = self.duplicate_link(peer, ends) {
+                // Another connection between the same two addresses fails for the same reason.
+                if let Some(peer) = peer
+                    && let Some(duplicate) = self.paths().duplicate_link(peer, ends)
+                {
                     self.link_down(duplicate, &late());
                 }
             }
-            Some(_) if goes_on && !link.is_suspected && unacked_for >= failover_after => {
-                self.suspect(id)
+            LivenessVerdict::Suspect => {
+                self.paths().suspect(id);
+                self.drain_actions();
             }
-            Some(peer)
-                if !has_other
-                    && unacked_for > SOLE_PATH_TIMEOUT + slack
-                    && !link.is_unresponsive =>
-            {
-                link.is_unresponsive = true;
-                self.begin_reconnect(peer, false);
-            }
-            None if unacked_for > SOLE_PATH_TIMEOUT + slack => self.link_down(id, &late()),
-            _ => (),
+            LivenessVerdict::DialBeside(peer) => self.begin_reconnect(peer, false),
         }
-    }
-
-    /// Suspects link `id`: the bytes that the link carried are retransmitted over another path, as
-    /// far as they have not arrived.
-    #[cold]
-    fn suspect(&mut self, id: usize) {
-        let Some(link) = self.links[id].as_mut() else {
-            return;
-        };
-        let (path, Some(peer)) = (link.path, link.peer) else {
-            return;
-        };
-        link.is_suspected = true;
-        log!(Debug, "{}: a path is silent for {:?}", self.core.address(peer), link.unacked_for);
-        if let Carrier::Stream(stream) = &mut link.carrier
-            && link.holding.take_if(|holder| *holder == peer).is_some()
-        {
-            // The held frame may arrive over another path, and its memory may then be released.
-            stream.copy_held();
-            link.blocked.push_back(peer);
-            self.core.handle_flushed(peer, path);
-        }
-        self.core.suspect_path(peer, path, true);
-        self.drain_actions();
     }
 }

@@ -23,7 +23,7 @@ use landbridge_proto::wire::name::{NAME_BYTES, Name};
 
 use crate::log;
 
-use super::dialling::{EventToken, watch};
+use super::event_token::{EventToken, watch};
 use super::identity::{Identity, hash, random};
 
 pub type NameBytes = [u8; NAME_BYTES];
@@ -69,7 +69,7 @@ impl LocalEndpoint {
         } else {
             sockaddr_name(ip, port)
         };
-        let unix = (identity.paths.shm && !identity.recovers)
+        let unix = (identity.settings.kinds.shm && !identity.recovers)
             .then(|| unix_name(identity, own_format, unique, port));
         let unix = unix.and_then(|name| {
             let opened = open_unix(&name);
@@ -195,7 +195,7 @@ fn open_tcp(
     own_format: bool,
     bound: Option<SocketAddrV4>,
 ) -> io::Result<(Option<OwnedFd>, IpAddr, u16)> {
-    if !identity.paths.tcp && own_format {
+    if !identity.settings.kinds.tcp && own_format {
         return Ok((None, identity.ip, 0));
     }
     let at = bound.map_or_else(|| listening_address(identity.ip), SocketAddr::V4);

@@ -63,6 +63,19 @@ impl Bytes {
         }
     }
 
+    /// The memory of a request: the caller's memory, or a copy if the caller may reuse the memory
+    /// when the call returns. The copy exists from the beginning, because a peer may learn the
+    /// address of the bytes before the bytes have left.
+    #[inline]
+    pub fn of_request(payload: &[Iov], inject: bool) -> Self {
+        let memory = Self::borrow(payload);
+        if inject {
+            // SAFETY: the caller's memory is valid during the call, which is still on the stack.
+            return unsafe { memory.to_owned() };
+        }
+        memory
+    }
+
     #[cold]
     fn borrow_many(iovs: &[Iov]) -> Self {
         let pieces: Arc<[Piece]> =

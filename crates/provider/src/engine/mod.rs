@@ -5,33 +5,51 @@
 //! library polls. What leaves: completions to the [`Sink`], and frames. The engine starts no
 //! thread: all work happens inside calls of the MPI library, under the endpoint's lock.
 //!
-//! | file | does |
+//! The modules in order; each uses only those before it. Modules from `datagrams` on contain
+//! methods of [`Engine`], which join the types of the modules before them:
+//!
+//! | module | does |
 //! |---|---|
-//! | `request` | requests from the libfabric functions |
-//! | `identity` | job, rank, node and settings of this process |
-//! | `memory` | application memory and owned copies |
+//! | `event_token` | tokens of the epoll set |
+//! | `path_settings` | settings of paths |
+//! | `identity` | job, rank and node of this process |
 //! | `local_endpoint` | listeners of the endpoint, and its names |
-//! | `peer_state`, `peer_table` | state of each peer, names and numbers |
-//! | `dialling` | path candidates of each peer, and dials |
-//! | `pending_connections` | connections of other processes before their hello |
-//! | `handshake` | one hello, step by step |
-//! | `uplink` | the connection to the relay |
-//! | `links`, `link_table` | links to peers, and their end |
-//! | `transmit` | outgoing frames |
-//! | `receive`, `receive_buffers` | incoming frames, and what waits |
-//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
-//! | `integrity` | checksums of frames that cross a network |
-//! | `reconnect` | repair of broken paths |
-//! | `replay` | determinants of message delivery, and their replay |
-//! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
-//! | `quiesce` | preparing the process for a checkpoint |
-//! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
+//! | `candidates` | the ways by which a peer may be reached |
+//! | `rails` | further addresses of peers |
+//! | `reconnect` | when a broken path is dialled again, and when a peer is given up |
+//! | `request` | requests from the libfabric functions |
+//! | `memory` | application memory and owned copies |
+//! | `receive_buffers` | what has arrived and waits |
 //! | `departed_peers` | receives that wait for a peer that has left |
-//! | `rails` | several interfaces as several paths |
-//! | `datagrams` | UDP paths |
-//! | `path_statistics` | statistics of the paths |
+//! | `integrity` | checksums of frames that cross a network |
+//! | `sent_nondeterminism` | the nondeterminism record, for a relay on another node |
+//! | `replay` | determinants of message delivery, and the state of their replay |
+//! | `recorded_uplink` | what a recorded process and its relay say about recording |
+//! | `udp_path` | one end of a UDP path |
+//! | `carrier` | what transports the frames of a link |
+//! | `handshake` | one hello, step by step |
+//! | `connector` | hellos under way, queued dials, paused listeners |
+//! | `links`, `link_table` | links to peers, and which of them are polled |
+//! | `path_statistics` | statistics of one path |
+//! | `peer_state`, `peer_table` | state of each peer, names and numbers |
+//! | `path_manager` | which links are the paths of which peer |
+//! | `path_report` | statistics of all paths |
+//! | `application` | registered memory and completions |
+//! | `payload_placement` | where the bytes of an arriving payload belong |
+//! | `pending_peers` | peers to be given up once a link has been read |
+//! | `datagrams` | sockets and frames of UDP paths |
+//! | `dialling` | dials of peers, and the outcome of hellos |
+//! | `uplink` | the connection to the relay |
+//! | `repair` | repair of broken paths |
+//! | `link_failure` | the end of links and of peers |
 //! | `liveness` | connections without confirmations |
+//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
+//! | `receive` | incoming frames |
+//! | `transmit` | outgoing frames |
+//! | `quiesce` | preparing the process for a checkpoint |
+//! | `recorded_polls` | polls of a recorded process |
 //! | `wait` | polling and parking |
+//! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
 //!
 //! Only opening and closing wait for the network, for a bounded time: opening for the relay,
 //! closing for peers to receive what was sent.
@@ -39,27 +57,40 @@
 //! What may never happen: any other request waits for the network; a frame is read before its
 //! link's hello has ended; a link of one peer keeps another peer from progress.
 
+mod application;
+mod candidates;
+mod carrier;
+mod connector;
 mod datagrams;
 mod departed_peers;
 mod dialling;
+mod event_token;
 mod handshake;
 mod identity;
 mod integrity;
+mod link_failure;
 mod link_table;
 mod links;
 mod liveness;
 mod local_endpoint;
 mod memory;
+mod path_manager;
+mod path_report;
+mod path_settings;
 mod path_statistics;
+mod payload_placement;
 mod peeks;
 mod peer_state;
 mod peer_table;
-mod pending_connections;
+mod pending_peers;
 mod quiesce;
 mod rails;
 mod receive;
 mod receive_buffers;
 mod reconnect;
+mod recorded_polls;
+mod recorded_uplink;
+mod repair;
 mod replay;
 pub mod request;
 mod sent_nondeterminism;
@@ -67,6 +98,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod udp_path;
 mod uplink;
 mod wait;
 
@@ -86,16 +118,22 @@ use crate::sink::Sink;
 use crate::statistics_page::StatisticsSlot;
 use crate::{interposer, log};
 
+use application::Application;
+use connector::Connector;
 use datagrams::Datagrams;
 use identity::Identity;
 use link_table::LinkTable;
 use local_endpoint::LocalEndpoint;
 use memory::{Bytes, copied_bytes};
+use path_manager::PathManager;
+use path_report::PathReport;
 pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
+use pending_peers::PendingPeers;
 use receive_buffers::ReceiveBuffers;
+use recorded_uplink::RecordedUplink;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, Iov, RecvRequest, RemoteIov, RmaKind,
+    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind,
     RmaRequest, SendRequest,
 };
 use uplink::Uplink;
@@ -131,6 +169,10 @@ const FLUSH_TIME_USUAL: Duration = Duration::from_secs(10);
 /// matters.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// One libfabric endpoint. Each part decides about its own state; the engine executes the decisions
+/// in one order, because a link that ends can give up peers, and a peer that is given up can end
+/// links and dials. That order is why the methods of the engine, though in several modules, belong
+/// to one type.
 pub struct Engine {
     identity: &'static Identity,
     own: LocalEndpoint,
@@ -139,7 +181,7 @@ pub struct Engine {
     peers: PeerTable,
     uplink: Uplink,
     links: LinkTable,
-    hellos: dialling::Hellos,
+    connector: Connector,
     pending: PendingPeers,
     buffers: ReceiveBuffers,
     receives: WatchedReceives,
@@ -149,27 +191,6 @@ pub struct Engine {
     /// State of recording and replay, if this process is recorded.
     replay: Option<replay::Replay>,
     poll_state: PollState,
-}
-
-/// What the application has given to the endpoint.
-struct Application {
-    mr: Arc<mr::MrTable>,
-    sink: Sink,
-    /// FI_SOURCE: completions of receives carry the sender's address-vector number.
-    source_wanted: bool,
-    /// One-sided operations of this process that are in flight.
-    one_sided: usize,
-}
-
-/// Peers for which something is to be done once the link that is being read is back in its table.
-#[derive(Default)]
-struct PendingPeers {
-    /// Peers to be failed, with the errno.
-    failed: Vec<(Peer, i32)>,
-    /// Peers that the relay cannot reach any more; their relay paths are closed.
-    dropped: Vec<Peer>,
-    /// Peers with a lost path that the engine reopens.
-    reconnects: Vec<Peer>,
 }
 
 /// Receives and probes that need more than a message.
@@ -208,18 +229,20 @@ impl Engine {
                 one_sided: 0,
             },
             core,
-            peers: PeerTable::new(setup.av),
+            peers: PeerTable::new(setup.av, setup.own_format),
             uplink: Uplink::default(),
             links: LinkTable::new(StatisticsSlot::take()),
-            hellos: dialling::Hellos::default(),
+            connector: Connector::new(identity),
             pending: PendingPeers::default(),
-            buffers: ReceiveBuffers::new(identity.retain),
+            buffers: ReceiveBuffers::new(identity.settings.retain),
             receives: WatchedReceives {
                 peeks: peeks::Peeks::default(),
                 departed: departed_peers::DepartedPeers::new(),
             },
             liveness: liveness::LivenessCheck::new(),
-            datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
+            datagrams: identity.settings.datagrams.map(|congestion| {
+                Box::new(Datagrams::new(congestion, identity.settings.integrity))
+            }),
             replay: None,
             poll_state: PollState::new(identity),
         };
@@ -238,6 +261,19 @@ impl Engine {
         Ok(engine)
     }
 
+    /// The parts of the engine that change together when a path opens, changes or closes.
+    #[inline]
+    fn paths(&mut self) -> PathManager<'_> {
+        PathManager {
+            identity: self.identity,
+            own: &self.own,
+            core: &mut self.core,
+            peers: &mut self.peers,
+            links: &mut self.links,
+            uses_udp: self.datagrams.is_some(),
+        }
+    }
+
     /// The endpoint's name: 48 bytes, or a `sockaddr_in`.
     pub fn name(&self) -> &[u8] {
         self.own.name()
@@ -250,14 +286,14 @@ impl Engine {
         }
         let peer = self.peer_of(request.target)?;
         if request.inject && !request.notify && self.inject_fast(peer, request) {
-            self.note_posted();
+            self.poll_state.note_posted();
             return Ok(());
         }
         self.require_path(peer, request.inject)?;
         self.require_copy_space(peer, request.inject)?;
         let message = endpoint::Message {
             peer,
-            memory: Self::memory(request.payload, request.inject),
+            memory: Bytes::of_request(request.payload, request.inject),
             tag: request.tag,
             data: request.data,
             ticket: Ticket { context: request.context, notify: request.notify },
@@ -307,7 +343,7 @@ impl Engine {
     /// a lost peer completes at once, without a frame.
     #[inline]
     fn submit(&mut self) {
-        self.note_posted();
+        self.poll_state.note_posted();
         self.run_actions();
     }
 
@@ -315,19 +351,6 @@ impl Engine {
     fn run_actions(&mut self) {
         self.drain_actions();
         self.flush();
-    }
-
-    /// The memory of a request: the caller's memory, or a copy if the caller may reuse the memory
-    /// when the call returns. The copy exists from the beginning, because a peer may learn the
-    /// address of the bytes before the bytes have left.
-    #[inline]
-    fn memory(payload: &[Iov], inject: bool) -> Bytes {
-        let memory = Bytes::borrow(payload);
-        if inject {
-            // SAFETY: the caller's memory is valid during the call, which is still on the stack.
-            return unsafe { memory.to_owned() };
-        }
-        memory
     }
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
@@ -368,7 +391,7 @@ impl Engine {
         let ticket = Ticket { context: request.context, notify: request.notify };
         self.require_path(peer, request.inject)?;
         self.require_copy_space(peer, request.inject)?;
-        let memory = Self::memory(request.local, request.inject);
+        let memory = Bytes::of_request(request.local, request.inject);
         let started = match request.kind {
             RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
             RmaKind::Read => self.core.read(remote, memory, ticket),
@@ -421,9 +444,13 @@ impl Engine {
 
     /// Sends everything, and waits a bounded time for peers to receive it.
     pub fn close(&mut self) {
-        self.log_paths();
+        if let Some(datagrams) = &self.datagrams {
+            datagrams.log_dropped();
+        }
+        self.uplink.log_corrupt();
+        self.path_report().log_paths();
         self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
-        for peer in self.active_peers() {
+        for peer in self.peers.active(&self.core) {
             self.core.goodbye(peer);
         }
         // A relay may lose what it has accepted, and no process retransmits the data after this
@@ -436,7 +463,7 @@ impl Engine {
         if !self.core.is_safe() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
-        if self.has_udp_paths() && !self.core.is_drained() {
+        if self.links.has_udp_paths() && !self.core.is_drained() {
             // No process retransmits a lost datagram after this process has ended.
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_drained);
         }
@@ -447,8 +474,14 @@ impl Engine {
         } else {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_goodbye_acknowledged);
         }
-        self.log_refusals(now_millis() + QUIET_MILLIS);
-        self.finish_recording();
+        self.connector.log_refusals(now_millis() + QUIET_MILLIS);
+        self.recorded_uplink().iter_mut().for_each(RecordedUplink::finish);
+    }
+
+    /// The statistics of all paths.
+    fn path_report(&self) -> PathReport<'_> {
+        let uses_udp = self.datagrams.is_some();
+        PathReport { core: &self.core, peers: &self.peers, links: &self.links, uses_udp }
     }
 
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {
@@ -466,6 +499,12 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// The peer with address-vector number `number`.
+    #[inline]
+    fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
+        self.peers.numbered(&mut self.core, number)
     }
 
     #[inline]

@@ -6,19 +6,18 @@
 //! is refused.
 
 use std::io;
+use std::time::Duration;
 
 use landbridge_proto::channel::{PATHS_MAX, PathId};
-use landbridge_proto::endpoint::Peer;
-use landbridge_proto::id::Address;
+use landbridge_proto::endpoint;
 use landbridge_proto::wire::hello::Introduction;
-use landbridge_proto::wire::name::Name;
 
-use super::Engine;
-use super::dialling::PathCandidate;
+use super::candidates::PathCandidate;
+use super::links::Link;
 use super::local_endpoint::NameBytes;
-use super::path_statistics;
+use super::path_statistics::{PathStatistics, entry_of};
 use super::reconnect::Reconnect;
-use crate::abi::{Errno, FiAddr};
+use crate::abi::FiAddr;
 
 /// Number of times that a peer is dialled again after it accepted a connection and closed it at
 /// once.
@@ -48,7 +47,7 @@ pub struct PeerState {
     /// The peer's address-vector number, once looked up.
     pub number: Option<FiAddr>,
     /// Statistics of the peer's closed paths: see `path_statistics`.
-    pub closed_paths: Vec<path_statistics::PathStatistics>,
+    pub closed_paths: Vec<PathStatistics>,
     /// Frames that arrived corrupt, for each open path.
     pub corrupt: [u32; PATHS_MAX],
 }
@@ -96,103 +95,72 @@ impl PeerState {
             corrupt: [0; PATHS_MAX],
         }
     }
-}
-
-impl Engine {
-    /// The peer with address-vector number `number`.
-    #[inline]
-    pub(super) fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
-        match self.peers.numbered(number) {
-            Some(known) => Ok(known),
-            None => self.look_up(number),
+    /// Sets the state of frames for the peer, unless an open path sends them.
+    pub fn set_send_state(&mut self, send_state: SendState) {
+        if !matches!(self.send_state, SendState::Up(_)) {
+            self.send_state = send_state;
         }
     }
 
+    /// Postpones the dial of a candidate until fewer other dials are under way.
+    pub fn queue_dial(&mut self, candidate: PathCandidate) {
+        self.set_send_state(SendState::DialQueued);
+        self.candidates.get_or_insert_default().push(candidate);
+    }
+
+    /// The pause until the next attempt, if the dial under way is one of several attempts.
+    pub fn pause_after_dial(&self) -> Option<Duration> {
+        let is_further = |candidate: &PathCandidate| matches!(candidate, PathCandidate::Further(_));
+        let has_further = self.candidates.iter().flatten().any(is_further);
+        let is_one_of_several = has_further || self.is_further_address;
+        let alone = is_one_of_several.then_some(Duration::ZERO);
+        self.reconnect.as_ref().map(Reconnect::pause).or(alone)
+    }
+
+    /// Adds the counters of path `path` over `link`, which has ended, to the closed paths. `done`:
+    /// what the protocol has counted. `is_lost`: the path failed, and was still wanted.
     #[cold]
-    fn look_up(&mut self, number: FiAddr) -> Result<Peer, Errno> {
-        let name = self.peers.av.name_of(number).ok_or(Errno::EINVAL)?;
-        let peer = self.peer_named(&name).ok_or(Errno::EINVAL)?;
-        self.peers.set_number(number, peer);
-        Ok(peer)
-    }
-
-    /// The peer with this name; `None` if the bytes are no valid name.
-    fn peer_named(&mut self, name: &NameBytes) -> Option<Peer> {
-        let address =
-            if self.own.own_format { Name::parse(name).ok()?.address } else { Address::ANONYMOUS };
-        let peer = if address == Address::ANONYMOUS {
-            let core = &mut self.core;
-            *self.peers.by_name.entry(*name).or_insert_with(|| core.peer(address))
-        } else {
-            self.core.peer(address)
-        };
-        self.peers.state(peer).name.get_or_insert(*name);
-        Some(peer)
-    }
-
-    /// The node of a peer, if its name contains the node.
-    pub(super) fn node_of(&self, peer: Peer) -> Option<u64> {
-        let name = self.peers[peer].name.filter(|_| self.own.own_format)?;
-        Name::parse(&name).ok().map(|name| name.node)
-    }
-
-    /// The peer whose frames carry this address.
-    #[inline]
-    pub(super) fn peer_addressed(&mut self, address: Address) -> Peer {
-        let peer = self.core.peer(address);
-        self.peers.state(peer);
-        peer
-    }
-
-    /// Peers with a link, peers whose link is being established, and peers that have sent
-    /// something.
-    pub(super) fn active_peers(&self) -> Vec<Peer> {
-        let all = self.peers.iter().enumerate();
-        let is_in_touch = |&(peer, out): &(Peer, SendState)| match out {
-            // A peer that has only sent so far must receive the Goodbye, too: it may have more
-            // frames for this endpoint.
-            SendState::Unknown => self.core.has_been_heard(peer),
-            SendState::Closed => false,
-            _ => true,
-        };
-        all.map(|(index, peer_state)| (Peer(index as u32), peer_state.send_state))
-            .filter(is_in_touch)
-            .map(|(peer, _)| peer)
-            .collect()
-    }
-
-    pub(super) fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
-        if introduction.address == Address::ANONYMOUS {
-            let peer = self.peer_named(&introduction.name)?;
-            let known = self.peers[peer].instance;
-            let is_another = known.is_some_and(|known| known != introduction.cookie);
-            if is_another || self.core.failed(peer).is_some() {
-                self.forget_name(peer, &introduction.name);
-            }
-            return self.peer_named(&introduction.name);
+    pub fn finish_path(
+        &mut self,
+        path: PathId,
+        link: &Link,
+        done: Option<endpoint::PathStatistics>,
+        is_lost: bool,
+    ) {
+        let corrupt = std::mem::take(&mut self.corrupt[path.0 as usize]);
+        let entry = entry_of(&mut self.closed_paths, link.what(), link.ends);
+        entry.losses += u64::from(is_lost);
+        entry.corrupt += u64::from(corrupt);
+        if let Some(done) = done {
+            entry.bytes += done.bytes;
+            entry.retransmitted_bytes += done.retransmitted_bytes;
         }
-        let peer = self.peer_addressed(introduction.address);
-        self.peers.state(peer).name.get_or_insert(introduction.name);
-        Some(peer)
     }
 
-    /// Binds a peer to the endpoint that has introduced itself first.
+    /// Counts a frame that arrived corrupt by path `path`. A UDP path that is not open has no
+    /// counter.
+    #[cold]
+    pub fn count_corrupt(&mut self, path: PathId) {
+        if let Some(count) = self.corrupt.get_mut(path.0 as usize) {
+            *count += 1;
+        }
+    }
+
+    /// Whether another endpoint than the one that `introduction` describes has introduced itself
+    /// first.
+    pub fn is_another(&self, introduction: &Introduction) -> bool {
+        self.instance.is_some_and(|known| known != introduction.cookie)
+    }
+
+    /// Binds the peer to the endpoint that has introduced itself first.
     ///
     /// # Errors
     /// Another endpoint uses the peer's address. All data so far was exchanged with the first
     /// endpoint, so the other endpoint cannot continue.
-    pub(super) fn recognise(&mut self, peer: Peer, introduction: &Introduction) -> io::Result<()> {
-        let peer_state = &mut self.peers[peer];
-        if *peer_state.instance.get_or_insert(introduction.cookie) == introduction.cookie {
+    pub fn recognise(&mut self, introduction: &Introduction) -> io::Result<()> {
+        if *self.instance.get_or_insert(introduction.cookie) == introduction.cookie {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::AddrInUse, "another endpoint goes by the peer's address"))
-    }
-
-    /// Removes the name of an endpoint that has ended, because another endpoint uses the name now
-    /// (an IP address and port can be reused). From now on the name means the new endpoint.
-    fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
-        self.fail_peer(peer, libc::ECONNRESET);
-        self.peers.forget_name(peer, name);
     }
 }

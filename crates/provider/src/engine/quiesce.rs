@@ -29,6 +29,7 @@ use landbridge_proto::wire::hello::LogPosition;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
 use super::Engine;
+use super::recorded_uplink::{REPLAY_TIME_MAX, end_process};
 use crate::{interposer, log, param, statistics_page};
 
 /// The supervisor's message that lets this process continue.
@@ -44,29 +45,37 @@ impl Engine {
     /// hello under way or has no relay.
     #[cold]
     pub(super) fn quiesce_for_checkpoint(&mut self) {
-        let is_closing = self.replay.as_ref().is_none_or(|replay| replay.is_closing);
-        if is_closing || self.is_replaying() || self.hellos.open > 0 || !self.uplink.is_up() {
+        let Some(replay) = &self.replay else { return };
+        if replay.is_closing
+            || replay.is_replaying()
+            || self.connector.is_busy()
+            || !self.uplink.is_up()
+        {
             return;
         }
         let Some(socket) = supervisor_socket() else { return };
         let (polls, number) = (interposer::polls(), interposer::checkpoints_wanted());
-        let Some(standing) = self.replay.as_ref().map(|replay| replay.standing(0)) else { return };
+        let standing = replay.standing(0);
         let Some(link) = self.uplink.link() else { return };
-        self.send_nondeterminism_for_checkpoint();
+        let Some(mut recorded) = self.recorded_uplink() else { return };
+        recorded.send_nondeterminism();
         // The new link to the relay must get the number of this link.
         if self.links[..link].iter().any(Option::is_none) || !interposer::quiesce() {
             return;
         }
         let has_page = statistics_page::quiesce();
         // The relay sends again the frames that this process has not read.
-        self.finish_for_checkpoint();
+        let time_max = REPLAY_TIME_MAX.max(self.identity.settings.peer_timeout);
+        if let Some(mut recorded) = self.recorded_uplink() {
+            recorded.finish_for_checkpoint(time_max);
+        }
         drop(self.close_link(link));
         self.uplink.reset();
         let message =
             match await_checkpoint(socket, [number, standing.determinants, standing.sent, polls]) {
                 Ok(message) if message.number == number => message,
-                Ok(_) => self.end_process("it is to resume from another image than was taken"),
-                Err(error) => self.end_process(&format!("nobody says that it may go on: {error}")),
+                Ok(_) => end_process("it is to resume from another image than was taken"),
+                Err(error) => end_process(&format!("nobody says that it may go on: {error}")),
             };
         self.resume(message, standing, has_page);
     }
@@ -76,7 +85,7 @@ impl Engine {
         let mut files = files.into_iter();
         let is_same = self.own.introduction.incarnation == incarnation;
         if !files.next().is_some_and(|record| interposer::resume(record, incarnation, is_same)) {
-            self.end_process("its nondeterminism record is not the one that it had");
+            end_process("its nondeterminism record is not the one that it had");
         }
         if has_page && !files.next().is_some_and(|file| statistics_page::resume(file.as_fd())) {
             log!(Info, "there is no statistics page any more: nobody hears how the paths are");

@@ -18,36 +18,21 @@
 //!
 //! What may never happen: a job waits for an interface that leads nowhere.
 
-use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use landbridge_proto::endpoint::{PathProperties, Peer};
+use landbridge_proto::endpoint::Peer;
 use landbridge_proto::wire::kind_header::AdvertisedAddress;
-
-use super::Engine;
-use super::dialling::HelloPurpose;
-use super::handshake::Carrier;
-use super::links::RELAY_PATH;
-use super::local_endpoint::dial_tcp;
-use super::peer_state::{OpenPath, SendState};
-use crate::log;
 
 /// Maximum number of further addresses of one peer that are tried.
 const RAILS_MAX: usize = 6;
 /// First pause between two attempts; each further pause is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Size of a piece while there are several rails: half a millisecond at 1 Gbit/s, so that all rails
-/// finish at about the same time.
-const PIECE_BYTES: u32 = 64 << 10;
-/// Maximum number of unsent bytes in a socket while there are several rails: a larger bound would
-/// bind bytes to a slow rail while a fast rail is idle.
-const UNSENT_BYTES: u32 = 128 << 10;
 
 /// A further address of a peer, and the attempts to reach it.
-pub struct Rail {
-    pub(super) peer: Peer,
+struct Rail {
+    peer: Peer,
     address: SocketAddr,
     state: CandidateState,
     next: Instant,
@@ -103,8 +88,121 @@ impl Rail {
         false
     }
 
+    fn leads_to(&self, peer: Peer, ip: IpAddr) -> bool {
+        self.peer == peer && self.address.ip() == ip
+    }
+
     fn try_at_once(&mut self, now: Instant) {
         (self.state, self.next, self.pause) = (CandidateState::Waiting, now, PAUSE_MIN);
+    }
+}
+
+/// The further addresses of all peers.
+#[derive(Default)]
+pub struct RailTable {
+    rails: Vec<Rail>,
+}
+
+impl RailTable {
+    /// Adds a further address of `peer`, unless the address is known, or the peer has as many
+    /// addresses as are tried. `is_ours`: this side dials the address at first. Returns false if
+    /// the address was not added.
+    pub fn add(&mut self, peer: Peer, address: SocketAddr, is_ours: bool, now: Instant) -> bool {
+        let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
+        if theirs().any(|rail| rail.address == address) || theirs().count() >= RAILS_MAX {
+            return false;
+        }
+        self.rails.push(Rail::new(peer, address, is_ours, now));
+        true
+    }
+
+    /// Whether `peer` has advertised this address over a connection; the address is then tried as a
+    /// rail.
+    pub fn is_advertised(&self, peer: Peer, address: SocketAddr) -> bool {
+        self.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
+    }
+
+    /// Whether some address is still to be tried.
+    pub fn has_waiting(&self) -> bool {
+        self.rails.iter().any(|rail| rail.state == CandidateState::Waiting)
+    }
+
+    /// Number of addresses, of which [`Self::take_due`] examines one.
+    pub fn count(&self) -> usize {
+        self.rails.len()
+    }
+
+    /// The peer and the address at `index`, if the address is to be dialled now; the address then
+    /// counts as dialled.
+    pub fn take_due(
+        &mut self,
+        index: usize,
+        pause_max: Duration,
+        now: Instant,
+    ) -> Option<(Peer, SocketAddr)> {
+        let rail = self.rails.get_mut(index)?;
+        rail.handle(CandidateEvent::Tick(pause_max), now).then_some((rail.peer, rail.address))
+    }
+
+    /// The pause after the current attempt at an address.
+    pub fn pause(&self, peer: Peer, address: SocketAddr) -> Duration {
+        let found = self.rails.iter().find(|rail| (rail.peer, rail.address) == (peer, address));
+        found.map_or(PAUSE_MIN, |rail| rail.pause)
+    }
+
+    /// Records that an attempt at an address has failed.
+    pub fn note_failed(&mut self, peer: Peer, address: SocketAddr) {
+        self.handle(peer, address, CandidateEvent::Failed);
+    }
+
+    /// Records that link `id` connects to an address.
+    pub fn note_up(&mut self, peer: Peer, address: SocketAddr, id: usize) {
+        self.handle(peer, address, CandidateEvent::Connected(id));
+    }
+
+    /// Records that the peer has connected to this side, between the addresses `ends`, as link
+    /// `id`. The attempt in the other direction is unnecessary.
+    pub fn note_accepted(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
+        if let Some(rail) = self.between(peer, ends) {
+            rail.handle(CandidateEvent::Connected(id), Instant::now());
+        }
+    }
+
+    /// Handles the loss of link `id` of `peer`, which joined the addresses `ends`. Returns true if
+    /// the link led to a further address, which is then dialled again.
+    pub fn handle_lost(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) -> bool {
+        let is_up = self.rails.iter().position(|rail| rail.state == CandidateState::Up(id));
+        let rail = match is_up {
+            Some(place) => Some(&mut self.rails[place]),
+            None => self.between(peer, ends),
+        };
+        let Some(rail) = rail else {
+            return false;
+        };
+        rail.handle(CandidateEvent::Lost(id), Instant::now());
+        true
+    }
+
+    /// Whether a connection between `ends` leads to a further address of the peer.
+    pub fn joins(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> bool {
+        ends.is_some_and(|(_, ip)| self.rails.iter().any(|rail| rail.leads_to(peer, ip)))
+    }
+
+    /// Forgets the addresses of all peers but those that `is_kept` accepts.
+    pub fn retain(&mut self, is_kept: impl Fn(Peer) -> bool) {
+        self.rails.retain(|rail| is_kept(rail.peer));
+    }
+
+    fn between(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<&mut Rail> {
+        let (_, ip) = ends?;
+        self.rails.iter_mut().find(|rail| rail.leads_to(peer, ip))
+    }
+
+    fn handle(&mut self, peer: Peer, address: SocketAddr, event: CandidateEvent) {
+        let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
+        if let Some(rail) = found {
+            rail.handle(event, Instant::now());
+        }
     }
 }
 
@@ -116,231 +214,6 @@ pub fn ends_of(socket: BorrowedFd<'_>) -> Option<(IpAddr, IpAddr)> {
     let own = rustix::net::getsockname(socket).ok().and_then(ip)?;
     let peers = rustix::net::getpeername(socket).ok().flatten().and_then(ip)?;
     Some((own, peers))
-}
-
-impl Engine {
-    /// Advertises the further addresses of this side to `peer` over a new direct connection.
-    pub(super) fn advertise_rails(&mut self, peer: Peer, link: usize) {
-        let Some(port) = self.own.port().filter(|_| self.own.own_format) else {
-            return;
-        };
-        let known = self.links[link].as_ref().and_then(|link| link.ends).map(|(own, _)| own);
-        for ip in &self.identity.rails {
-            if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
-                continue;
-            }
-            self.core.advertise_address(peer, advertisement_of(*ip, port, 0));
-        }
-    }
-
-    /// Handles the advertisement of a further address of `peer`.
-    pub(super) fn handle_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
-        if advertisement.token != 0 {
-            return self.handle_udp_advertisement(peer, advertisement);
-        }
-        let is_ours = Some(self.own.name) < self.peers[peer].name;
-        let address = advertised_address(advertisement);
-        let ip = address.ip();
-        let theirs = || self.peers.rails.iter().filter(|rail| rail.peer == peer);
-        let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
-        // An address that both nodes have leads to this node itself: bridges of containers have the
-        // same address on every host.
-        let is_elsewhere = Some(self.identity.node) != self.node_of(peer);
-        if !is_allowed
-            || (is_elsewhere && self.identity.rails.contains(&ip))
-            || theirs().any(|rail| rail.address == address)
-            || theirs().count() >= RAILS_MAX
-        {
-            return;
-        }
-        self.peers.rails.push(Rail::new(peer, address, is_ours, Instant::now()));
-        self.check_rails();
-    }
-
-    /// Whether `peer` has advertised this address over a connection; the address is then tried as a
-    /// rail.
-    pub(super) fn is_rail_advertised(&self, peer: Peer, address: SocketAddr) -> bool {
-        self.peers.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
-    }
-
-    /// Dials the addresses whose next attempt is due. The engine calls this every few milliseconds
-    /// while an address is to be tried.
-    #[cold]
-    pub(super) fn check_rails(&mut self) {
-        let now = Instant::now();
-        self.peers.drop_rails_of_closed();
-        for index in 0..self.peers.rails.len() {
-            let rail = &mut self.peers.rails[index];
-            if !rail.handle(CandidateEvent::Tick(self.identity.redial_max), now) {
-                continue;
-            }
-            let (peer, address) = (rail.peer, rail.address);
-            let started = dial_tcp(address).and_then(|socket| {
-                self.start_handshake(socket, false, HelloPurpose::Rail(peer, address))
-            });
-            if let Err(error) = started {
-                self.rail_failed(peer, address, &error);
-            }
-        }
-    }
-
-    /// The pause after the current attempt at a further address.
-    pub(super) fn rail_pause(&self, peer: Peer, address: SocketAddr) -> Duration {
-        let found =
-            self.peers.rails.iter().find(|rail| (rail.peer, rail.address) == (peer, address));
-        found.map_or(PAUSE_MIN, |rail| rail.pause)
-    }
-
-    /// Whether some address is still to be tried.
-    pub(super) fn has_rails_to_try(&self) -> bool {
-        self.peers.rails.iter().any(|rail| rail.state == CandidateState::Waiting)
-    }
-
-    fn handle_rail_event(&mut self, peer: Peer, address: SocketAddr, event: CandidateEvent) {
-        let found =
-            self.peers.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
-        if let Some(rail) = found {
-            rail.handle(event, Instant::now());
-        }
-    }
-
-    pub(super) fn rail_failed(&mut self, peer: Peer, address: SocketAddr, error: &io::Error) {
-        log!(Debug, "{} at {address}: {error}", self.core.address(peer));
-        self.handle_rail_event(peer, address, CandidateEvent::Failed);
-    }
-
-    /// Records that link `id` connects to a further address.
-    pub(super) fn rail_up(&mut self, peer: Peer, address: SocketAddr, id: usize) {
-        self.handle_rail_event(peer, address, CandidateEvent::Connected(id));
-    }
-
-    /// Records that the peer has connected to this side, between the addresses `ends`, as link
-    /// `id`. The attempt in the other direction is unnecessary.
-    pub(super) fn rail_accepted(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
-        if let Some(rail) = self.rail_between(peer, ends) {
-            rail.handle(CandidateEvent::Connected(id), Instant::now());
-        }
-    }
-
-    /// Handles the loss of link `id` of `peer`, which joined the addresses `ends`. Returns true if
-    /// the link led to a further address, which is then dialled again.
-    pub(super) fn rail_lost(
-        &mut self,
-        peer: Peer,
-        ends: Option<(IpAddr, IpAddr)>,
-        id: usize,
-    ) -> bool {
-        let is_up = self.peers.rails.iter().position(|rail| rail.state == CandidateState::Up(id));
-        let rail = match is_up {
-            Some(place) => Some(&mut self.peers.rails[place]),
-            None => self.rail_between(peer, ends),
-        };
-        let Some(rail) = rail else {
-            return false;
-        };
-        rail.handle(CandidateEvent::Lost(id), Instant::now());
-        true
-    }
-
-    /// Whether a connection between `ends` leads to a further address of the peer, or to a further
-    /// address of this side if `is_accepted`.
-    pub(super) fn is_rail(
-        &mut self,
-        peer: Peer,
-        ends: Option<(IpAddr, IpAddr)>,
-        is_accepted: bool,
-    ) -> bool {
-        let (main, further) = (self.identity.ip, &self.identity.rails);
-        let is_ours = ends.is_some_and(|(own, _)| own != main && further.contains(&own));
-        (is_accepted && is_ours) || self.rail_between(peer, ends).is_some()
-    }
-
-    #[cfg(test)]
-    pub(super) fn expect_rail_for_tests(&mut self, peer: Peer, address: SocketAddr) {
-        self.peers.rails.push(Rail::new(peer, address, false, Instant::now()));
-    }
-
-    fn rail_between(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<&mut Rail> {
-        let (_, ip) = ends?;
-        self.peers.rails.iter_mut().find(|rail| rail.peer == peer && rail.address.ip() == ip)
-    }
-
-    /// The link of another direct path of `peer` between the same two addresses `ends`, if there is
-    /// one.
-    pub(super) fn duplicate_link(
-        &self,
-        peer: Peer,
-        ends: Option<(IpAddr, IpAddr)>,
-    ) -> Option<usize> {
-        let ends = ends?;
-        let links = self.peers[peer].open_paths.iter().map(|open_path| open_path.link);
-        links.into_iter().find(|&id| {
-            self.links[id].as_ref().is_some_and(|link| link.is_stream() && link.ends == Some(ends))
-        })
-    }
-
-    /// Adapts the paths of `peer` after a change of its direct paths: several paths share messages
-    /// in small pieces, a single path takes whole messages.
-    pub(super) fn restripe(&mut self, peer: Peer) {
-        let peer_state = &mut self.peers[peer];
-        let may_pull = peer_state.readable.is_some();
-        let through_relay =
-            peer_state.open_paths.iter().find(|open_path| open_path.path == RELAY_PATH);
-        let direct = peer_state.open_paths.iter().rfind(|open_path| open_path.path != RELAY_PATH);
-        if let (Some(relay), Some(direct), SendState::Up(link)) =
-            (through_relay, direct, peer_state.send_state)
-            && relay.link == link
-        {
-            peer_state.send_state = SendState::Up(direct.link);
-        }
-        let mut seen = Vec::new();
-        let mut several = false;
-        for open_path in &peer_state.open_paths {
-            let ends = self.links[open_path.link].as_ref().and_then(|link| link.ends);
-            several |= open_path.path != RELAY_PATH && !seen.is_empty() && !seen.contains(&ends);
-            if open_path.path != RELAY_PATH {
-                seen.push(ends);
-            }
-        }
-        let open_paths = self.peers[peer].open_paths.clone();
-        let is_direct =
-            |open_path: &OpenPath| open_path.path != RELAY_PATH && self.may_carry(open_path.link);
-        let has_direct = open_paths.iter().any(is_direct);
-        self.peers.has_several |= several;
-        for open_path in open_paths {
-            let Some(link) = self.links[open_path.link].as_ref() else {
-                continue;
-            };
-            let traits = link.traits(may_pull, self.identity.copy_max);
-            let is_primary = is_sending_link(&self.peers[peer].send_state, open_path.link);
-            let is_duplicate = several
-                && self.duplicate_link(peer, link.ends).is_some_and(|id| id != open_path.link);
-            let spare = match (open_path.path, &link.carrier) {
-                (RELAY_PATH, _) => has_direct,
-                (_, Carrier::Datagram(udp_path)) => udp_path.is_suspected(),
-                _ => {
-                    self.is_covered(peer, link.ends) || (!is_primary && (!several || is_duplicate))
-                }
-            };
-            let path = if several && link.is_stream() && open_path.path != RELAY_PATH {
-                if let Carrier::Stream(stream) = &link.carrier {
-                    stream.set_unsent_max(UNSENT_BYTES);
-                }
-                PathProperties {
-                    payload_max: PIECE_BYTES,
-                    eager_max: PIECE_BYTES,
-                    first_piece: PIECE_BYTES,
-                    ahead: true,
-                    spare,
-                    ..traits
-                }
-            } else {
-                PathProperties { spare, ..traits }
-            };
-            self.core.set_path(peer, open_path.path, path);
-        }
-        self.core.mark_busy(peer);
-    }
 }
 
 /// The socket address of an address advertisement.
@@ -356,10 +229,6 @@ pub fn advertisement_of(ip: IpAddr, port: u16, token: u64) -> AdvertisedAddress 
         IpAddr::V6(ip) => ip,
     };
     AdvertisedAddress { ip: ip.octets(), port, token }
-}
-
-fn is_sending_link(out: &SendState, link: usize) -> bool {
-    *out == SendState::Up(link)
 }
 
 #[cfg(test)]

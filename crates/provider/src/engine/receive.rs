@@ -4,24 +4,20 @@
 use std::io;
 
 use landbridge_drive::checksum::Checksum;
-use landbridge_drive::link::stream::Piece;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{PayloadDestination, Peer, REASSEMBLED};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::Engine;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::integrity;
 use super::links::{Link, RELAY_PATH};
-use crate::abi;
+use super::payload_placement::PayloadPlacement;
 use crate::log;
 
 /// Reads of one stream before other streams get their turn.
 const READS_PER_TURN: usize = 8;
-/// Frames of one ring before other rings get their turn.
-pub(super) const FRAMES_PER_TURN: usize = 32;
-
 impl Engine {
     /// Receives what has arrived in the ring of link `id`; returns the number of frames.
     #[inline]
@@ -52,7 +48,7 @@ impl Engine {
         if let Some(replay) = &mut self.replay {
             replay.taken += bytes;
         }
-        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
+        if !self.pending.is_empty() {
             self.fail_pending_peers();
         }
         if let Err(error) = outcome {
@@ -115,60 +111,19 @@ impl Engine {
             && sum != Checksum::Off
             && sum.of(payload) != integrity::check_in(body, head_bytes)
         {
-            return self.note_corrupt(peer, path, &header);
+            return self.paths().note_corrupt(peer, path, &header);
         }
         let handled = self.core.handle_frame(peer, path, &header, body);
         let place = handled.map_err(|bad| fault(bad.0))?;
         match place {
             PayloadDestination::OutOfOrder { frame, whole, at } => {
-                self.keep_early(peer, (frame, whole, at), &header, &body[..head_bytes], payload);
+                let head = &body[..head_bytes];
+                self.buffers.keep_early(peer, (frame, whole, at), &header, head, payload);
             }
-            _ => self.put(peer, place, payload),
+            _ => self.placement().put(peer, place, payload),
         }
         self.end_payload(peer, path);
         Ok(())
-    }
-
-    /// Handles a corrupt payload, which the sender retransmits.
-    #[cold]
-    fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
-        log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
-        self.count_corrupt(peer, path);
-        let is_bearable = self.core.handle_corrupt_frame(peer, header);
-        if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
-    }
-
-    /// Keeps a frame, or a fragment of a frame, that arrived before its turn.
-    #[cold]
-    fn keep_early(
-        &mut self,
-        peer: Peer,
-        (frame, whole, at): (u64, u32, u32),
-        header: &Header,
-        head: &[u8],
-        payload: &[u8],
-    ) {
-        let bytes = self.early_bytes(peer, frame, whole, header, head);
-        bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
-    }
-
-    /// The buffer for a frame that arrived before its turn, with the frame's kind header if it has
-    /// arrived.
-    #[cold]
-    fn early_bytes(
-        &mut self,
-        peer: Peer,
-        frame: u64,
-        whole: u32,
-        header: &Header,
-        head: &[u8],
-    ) -> &mut [u8] {
-        let early = self.buffers.early.entry((peer, frame));
-        let bytes = early.or_insert_with(|| vec![0; whole as usize].into());
-        if header.kind != FrameKind::Fragment {
-            bytes[..head.len()].copy_from_slice(head);
-        }
-        bytes
     }
 
     /// Delivers early frames whose turn has come.
@@ -183,13 +138,23 @@ impl Engine {
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
                     self.core.revoke_goodbye(peer);
-                    return self.pending.failed.push((peer, libc::ECONNRESET));
+                    return self.pending.fail(peer, libc::ECONNRESET);
                 }
             };
             self.drain_actions();
-            self.put(peer, place, &body[head..]);
+            self.placement().put(peer, place, &body[head..]);
             self.core.handle_payload(peer, REASSEMBLED);
             self.drain_actions();
+        }
+    }
+
+    /// What decides where an arriving payload belongs.
+    #[inline(always)]
+    fn placement(&mut self) -> PayloadPlacement<'_> {
+        PayloadPlacement {
+            core: &mut self.core,
+            buffers: &mut self.buffers,
+            application: &self.application,
         }
     }
 
@@ -202,37 +167,22 @@ impl Engine {
         if header.target != self.own.address {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
-        if super::replay::is_divergence_report(header) {
+        if super::recorded_uplink::is_divergence_report(header) {
             return Err(fault("the relay refuses what this process has sent"));
         }
         if header.kind.reports_undeliverable() && !self.core.is_known(header.source) {
             // The target of a frame of this process was corrupted on the network before the relay.
             return Ok(None);
         }
-        let peer = self.peer_addressed(header.source);
+        let peer = self.peers.addressed(&mut self.core, header.source);
         match header.kind {
-            FrameKind::Unreachable => self.handle_unreachable(peer),
+            FrameKind::Unreachable => {
+                self.pending.handle_unreachable(&self.core, &self.peers, peer)
+            }
             FrameKind::Lost => self.core.presume_path_lost(peer, RELAY_PATH),
             _ => return Ok(Some(peer)),
         }
         Ok(None)
-    }
-
-    /// Handles the relay's report that a frame could not be delivered. For a peer that has left in
-    /// good order the frame was the last confirmation, which no process needs any more.
-    #[cold]
-    fn handle_unreachable(&mut self, peer: Peer) {
-        let peer_state = &self.peers[peer];
-        let has_hope = peer_state.reconnect.is_some() || peer_state.open_paths.len() > 1;
-        if has_hope && !self.core.has_left(peer) {
-            // The peer may have lost its relay, or this process; direct paths are being dialled.
-            log!(Info, "the relay cannot reach {}", self.core.address(peer));
-            return self.pending.dropped.push(peer);
-        }
-        if !self.core.has_left(peer) {
-            log!(Warn, "the relay cannot reach {}", self.core.address(peer));
-        }
-        self.pending.failed.push((peer, libc::EHOSTUNREACH));
     }
 
     #[inline]
@@ -242,124 +192,6 @@ impl Engine {
         if self.core.next_reassembled(peer).is_some() {
             self.take_early(peer);
         }
-    }
-
-    /// Copies a whole payload to its destination.
-    #[inline(always)]
-    fn put(&mut self, peer: Peer, place: PayloadDestination, payload: &[u8]) {
-        match place {
-            PayloadDestination::Discard => (),
-            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
-                if let Some((memory, at, take)) = self.core.place_memory(place) {
-                    let take = payload.len().min(take.min(payload.len() as u64) as usize);
-                    // SAFETY: the application's memory is valid until the completion, which comes
-                    // later.
-                    unsafe { memory.fill(at, &payload[..take]) };
-                }
-            }
-            PayloadDestination::NewUnexpected { store, size } if size == payload.len() as u64 => {
-                if size > 0 {
-                    self.buffers.keep_store(store, payload.into());
-                }
-            }
-            PayloadDestination::NewUnexpected { .. } | PayloadDestination::Unexpected { .. } => {
-                let base = self.store_memory(place);
-                // SAFETY: the store has the size that its message announced, and the protocol
-                // assigns each byte once.
-                unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
-            }
-            PayloadDestination::Region { op, key, offset } => {
-                if let Some(base) = self.region(peer, op, key, offset, payload.len()) {
-                    // SAFETY: `region` has verified that the range lies inside a registered region.
-                    unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
-                }
-            }
-            PayloadDestination::Scratch => {
-                self.buffers.scratch.clear();
-                self.buffers.scratch.extend_from_slice(payload);
-            }
-            PayloadDestination::OutOfOrder { .. } => unreachable!("kept with its head"),
-        }
-    }
-
-    /// The destination of a payload in its store; makes the store if it is new.
-    fn store_memory(&mut self, place: PayloadDestination) -> *mut u8 {
-        match place {
-            PayloadDestination::NewUnexpected { store, size } => {
-                self.buffers.keep_store(store, vec![0; size as usize].into())
-            }
-            PayloadDestination::Unexpected { store, at } => self.buffers.stored_at(store, at),
-            _ => unreachable!("only stores have store memory"),
-        }
-    }
-
-    /// The registered memory for a peer's write; without such memory the write is refused.
-    fn region(
-        &mut self,
-        peer: Peer,
-        op: u32,
-        key: u64,
-        offset: u64,
-        len: usize,
-    ) -> Option<*mut u8> {
-        match self.application.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
-            Ok(base) => Some(base),
-            Err(errno) => {
-                self.core.refuse(peer, op, errno.0);
-                None
-            }
-        }
-    }
-
-    /// The destination of a payload of `len` bytes that has not arrived whole: pieces of memory,
-    /// and the number of bytes to skip.
-    fn target(
-        &mut self,
-        link: &mut Link,
-        peer: Peer,
-        place: PayloadDestination,
-        (header, head): (&Header, &[u8]),
-        len: usize,
-    ) -> (PayloadTarget, usize) {
-        let mut target = PayloadTarget::default();
-        let taken = match place {
-            PayloadDestination::Discard => 0,
-            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
-                let Some((memory, at, take)) = self.core.place_memory(place) else {
-                    return (target, len);
-                };
-                let take = take.min(len as u64);
-                target.extend(memory.range(at, take).as_slice());
-                take as usize
-            }
-            PayloadDestination::NewUnexpected { .. } | PayloadDestination::Unexpected { .. } => {
-                let base = self.store_memory(place);
-                target.push(Piece { base, len });
-                len
-            }
-            PayloadDestination::Region { op, key, offset } => {
-                match self.region(peer, op, key, offset, len) {
-                    Some(base) => {
-                        target.push(Piece { base, len });
-                        len
-                    }
-                    None => 0,
-                }
-            }
-            PayloadDestination::Scratch => {
-                link.scratch.clear();
-                link.scratch.resize(len, 0);
-                target.push(Piece { base: link.scratch.as_mut_ptr(), len });
-                len
-            }
-            PayloadDestination::OutOfOrder { frame, whole, at } => {
-                let bytes = self.early_bytes(peer, frame, whole, header, head);
-                let base = bytes[at as usize..].as_mut_ptr();
-                target.push(Piece { base, len });
-                len
-            }
-        };
-        (target, len - taken)
     }
 
     /// Reads what has arrived on stream `id`; returns the number of reads that brought something.
@@ -372,7 +204,7 @@ impl Engine {
         let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
         self.buffers.stage = stage;
         self.links[id] = Some(link);
-        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
+        if !self.pending.is_empty() {
             self.fail_pending_peers();
         }
         self.open_udp_paths();
@@ -413,13 +245,13 @@ impl Engine {
                     self.end_payload(peer, link.path);
                 } else {
                     log!(Info, "{}: a payload arrived corrupt", self.core.address(peer));
-                    self.count_corrupt(peer, link.path);
+                    self.peers[peer].count_corrupt(link.path);
                     if !self.core.handle_corrupt(peer, link.path) {
                         return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }
                 }
                 if let Some(errno) = link.fail_after_payload.take() {
-                    self.pending.failed.push((peer, errno));
+                    self.pending.fail(peer, errno);
                 }
             }
             self.take_staged(link, &stage[read.start..read.end])?;
@@ -459,7 +291,8 @@ impl Engine {
             let place = handled.map_err(|bad| fault(bad.0))?;
             self.drain_actions();
             let payload = payload as usize;
-            let (mut target, mut skip) = self.target(link, peer, place, (&header, head), payload);
+            let (mut target, mut skip) =
+                self.placement().target(link, peer, place, (&header, head), payload);
             if check > 0 && link.sum != Checksum::Off && payload > skip {
                 let expected = integrity::check_in(&staged[HEADER_BYTES..], head.len());
                 link.begin_sum(expected, &mut target.pieces, &mut skip);
@@ -478,28 +311,6 @@ impl Engine {
             stream.keep(staged);
         }
         Ok(())
-    }
-}
-
-/// Pieces of memory for a payload.
-#[derive(Default)]
-struct PayloadTarget {
-    pieces: Vec<Piece>,
-}
-
-impl PayloadTarget {
-    fn push(&mut self, piece: Piece) {
-        if piece.len > 0 {
-            self.pieces.push(piece);
-        }
-    }
-
-    fn extend(&mut self, pieces: &[Piece]) {
-        self.pieces.extend_from_slice(pieces);
-    }
-
-    fn as_slice(&self) -> &[Piece] {
-        &self.pieces
     }
 }
 

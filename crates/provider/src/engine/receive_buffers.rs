@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use landbridge_proto::endpoint::Peer;
+use landbridge_proto::endpoint::{PayloadDestination, Peer};
+use landbridge_proto::wire::frame::{Header, Kind as FrameKind};
 
 /// The bits of a protocol number that hold a slot (see `landbridge_proto::slab`).
 const SLOT_MASK: u32 = 0x00ff_ffff;
@@ -45,12 +46,56 @@ impl ReceiveBuffers {
     }
 
     /// The address of byte `at` of the payload kept under `store`.
-    pub fn stored_at(&mut self, store: u32, at: u64) -> *mut u8 {
+    fn stored_at(&mut self, store: u32, at: u64) -> *mut u8 {
         let kept = self.stores.get_mut((store & SLOT_MASK) as usize).and_then(Option::as_mut);
         // The protocol uses a store only between opening and dropping it, and no byte beyond its
         // size.
         let bytes = kept.expect("an open store");
         bytes[at as usize..].as_mut_ptr()
+    }
+
+    /// The destination of a payload in its store; makes the store if it is new.
+    pub fn store_memory(&mut self, place: PayloadDestination) -> *mut u8 {
+        match place {
+            PayloadDestination::NewUnexpected { store, size } => {
+                self.keep_store(store, vec![0; size as usize].into())
+            }
+            PayloadDestination::Unexpected { store, at } => self.stored_at(store, at),
+            _ => unreachable!("only stores have store memory"),
+        }
+    }
+
+    /// Keeps a frame, or a fragment of a frame, that arrived before its turn.
+    #[cold]
+    pub fn keep_early(
+        &mut self,
+        peer: Peer,
+        (frame, whole, at): (u64, u32, u32),
+        header: &Header,
+        head: &[u8],
+        payload: &[u8],
+    ) {
+        let bytes = self.early_bytes(peer, frame, whole, header, head);
+        bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
+    }
+
+    /// The buffer for a frame that arrived before its turn, with the frame's kind header if it has
+    /// arrived.
+    #[cold]
+    pub fn early_bytes(
+        &mut self,
+        peer: Peer,
+        frame: u64,
+        whole: u32,
+        header: &Header,
+        head: &[u8],
+    ) -> &mut [u8] {
+        let early = self.early.entry((peer, frame));
+        let bytes = early.or_insert_with(|| vec![0; whole as usize].into());
+        if header.kind != FrameKind::Fragment {
+            bytes[..head.len()].copy_from_slice(head);
+        }
+        bytes
     }
 
     pub fn take_store(&mut self, store: u32) -> Option<Box<[u8]>> {

@@ -24,10 +24,10 @@ use landbridge_proto::wire::hello::Introduction;
 use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader};
 use landbridge_proto::wire::name::Name;
 
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::links::Link;
 use super::peer_state::SendState;
-use super::request::PeekRequest;
+use super::request::{Iov, PeekRequest};
 use super::*;
 use crate::abi::CqTaggedEntry;
 use crate::queue::{EntryFormat, Queue};
@@ -104,10 +104,10 @@ fn an_address_means_one_endpoint_only() {
     let first = Introduction { address: Address::new(5, 0), cookie: 1, ..own };
     let second = Introduction { cookie: 2, ..first };
     let peer = party.engine.peer_introduced(&first).unwrap();
-    assert!(party.engine.recognise(peer, &first).is_ok());
-    assert!(party.engine.recognise(peer, &first).is_ok(), "it may connect again");
+    assert!(party.engine.peers[peer].recognise(&first).is_ok());
+    assert!(party.engine.peers[peer].recognise(&first).is_ok(), "it may connect again");
     let peer = party.engine.peer_introduced(&second).unwrap();
-    assert!(party.engine.recognise(peer, &second).is_err());
+    assert!(party.engine.peers[peer].recognise(&second).is_err());
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn memory_that_was_given_back_is_not_sent() {
     let (id, mut far_end) = party.link_to_relay();
     let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
     let peer = party.engine.peer_of(number).unwrap();
-    party.engine.use_link(peer, id);
+    party.engine.paths().use_link(peer, id);
     let mut bytes = vec![0xAB; 1 << 20];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     party.engine.send(&SendRequest { payload: &payload, ..empty_message(number) }).unwrap();
@@ -253,7 +253,7 @@ fn what_has_no_room_is_offered_to_nobody_until_there_is() {
     let (id, far_end) = party.link_to_relay();
     let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
     let peer = party.engine.peer_of(number).unwrap();
-    party.engine.use_link(peer, id);
+    party.engine.paths().use_link(peer, id);
     let mut bytes = vec![0xAB; 64 << 10];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let message = SendRequest { payload: &payload, ..empty_message(number) };
@@ -281,10 +281,10 @@ fn a_peer_that_was_only_heard_receives_goodbye() {
         landbridge_proto::endpoint::PathProperties::RELAY,
     );
     let frame = other.engine.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
-    assert!(one.engine.active_peers().is_empty());
+    assert!(one.engine.peers.active(&one.engine.core).is_empty());
     far_end.write_all(&frame).unwrap();
     until(|| one.engine.read_stream(id) > 0);
-    let heard = one.engine.active_peers();
+    let heard = one.engine.peers.active(&one.engine.core);
     assert_eq!(heard.len(), 1);
     assert_eq!(one.engine.peers[heard[0]].send_state, SendState::Unknown);
 }
@@ -343,8 +343,8 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     let ip = ip.to_ipv6_mapped().octets();
     larger.engine.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: 0 });
     assert!(!has_called(&mut larger), "the peer dials");
-    assert!(!larger.engine.rail_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
-    assert!(larger.engine.rail_lost(peer, Some((own_ip, address.ip())), 7));
+    assert!(!larger.engine.peers.rails.handle_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
+    assert!(larger.engine.peers.rails.handle_lost(peer, Some((own_ip, address.ip())), 7));
     until(|| has_called(&mut larger));
 }
 

@@ -12,7 +12,7 @@ use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{InjectMessage, Memory, OutgoingFrame, Peer};
 
 use super::Engine;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
 use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
@@ -114,7 +114,7 @@ impl Engine {
         if sent == Sent::Busy {
             return false;
         }
-        link.has_sent = true;
+        link.health.has_sent = true;
         if sent == Sent::Held {
             if let Carrier::Stream(stream) = &mut link.carrier {
                 stream.copy_held();
@@ -171,10 +171,12 @@ impl Engine {
                 }
                 return link.set_interest(&self.own.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
-            link.has_sent = true;
+            link.health.has_sent = true;
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
-                self.note_sent();
+                if let Some(replay) = &mut self.replay {
+                    replay.note_sent();
+                }
             } else {
                 let must_release_memory = frame.must_release_memory;
                 self.core.transmitted(peer, path, must_release_memory, copy);
@@ -245,19 +247,6 @@ impl Engine {
         }
         self.drain_actions();
         self.flush();
-    }
-
-    /// Marks the peers busy that wait for full rings, which may have free space again.
-    #[inline]
-    pub(super) fn retry_full_rings(&mut self) {
-        for id in std::mem::take(&mut self.links.full_rings) {
-            let Some(link) = self.links[id].as_mut() else {
-                continue;
-            };
-            for peer in std::mem::take(&mut link.blocked) {
-                self.core.mark_busy(peer);
-            }
-        }
     }
 }
 

@@ -9,17 +9,17 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
-use landbridge_proto::id::{Address, EXIT_UPLINK_LOST};
-use landbridge_proto::wire::frame::Header;
+use landbridge_proto::id::Address;
 
 use super::Engine;
-use super::dialling::HelloPurpose;
-use super::identity::RelayAddress;
+use super::carrier::Carrier;
+use super::connector::HelloPurpose;
+use super::identity::{Identity, RelayAddress};
 use super::links::Link;
 use super::local_endpoint::{dial_tcp, dial_unix};
 use super::peer_state::SendState;
 use super::reconnect::{DENIALS_MAX, is_denied, is_handshake_failure, is_network_down};
-use super::replay::{REPLAY_TIME_MAX, RecordedCarrier, is_divergence_report};
+use super::recorded_uplink::{RecordedCarrier, RecordedUplink, end_process};
 use crate::log;
 
 /// Longest time that opening an endpoint waits for the relay, so that the endpoint is attached when
@@ -29,9 +29,6 @@ const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 /// Longest time that a recorded endpoint waits for the relay: such an endpoint can do nothing
 /// without the relay, whose machine may be very busy.
 const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// Longest time that a relay may take to read the last frames of this process.
-const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// State of the connection to this cluster's relay.
 #[derive(Default)]
@@ -79,10 +76,11 @@ impl Uplink {
         }
     }
 
-    /// Number of frames that arrived corrupt and whose sender is unknown; `None` if there were
-    /// none.
-    pub fn corrupt(&self) -> Option<u64> {
-        Some(self.corrupt).filter(|&corrupt| corrupt > 0)
+    /// Logs how many frames arrived corrupt whose sender is unknown.
+    pub fn log_corrupt(&self) {
+        if self.corrupt > 0 {
+            log!(Info, "the relay: {} frames of unknown senders arrived corrupt", self.corrupt);
+        }
     }
 
     /// Whether the uplink is in use.
@@ -96,9 +94,86 @@ impl Uplink {
             (RelayState::Unknown, 0, None, None);
     }
 
+    /// Whether the connection to the relay is lost, and attempts to attach continue.
+    pub fn is_reconnecting(&self) -> bool {
+        self.reconnect.is_some()
+    }
+
     /// Whether no attempt to attach is under way.
     fn is_settled(&self) -> bool {
         !matches!(self.state, RelayState::Dialling | RelayState::Reconnecting)
+    }
+
+    /// The next address of the relay that this process may dial. A recorded process prefers a relay
+    /// on its own node: the ring outlives the process, and costs less than TCP.
+    fn next_address(&mut self, identity: &'static Identity) -> Option<&'static RelayAddress> {
+        loop {
+            let address = identity.relays.get(self.next_candidate)?;
+            self.next_candidate += 1;
+            match address {
+                RelayAddress::Unix(_) if !identity.settings.kinds.shm => (),
+                RelayAddress::Tcp(_) if identity.recovers && identity.has_local_relay() => (),
+                _ => return Some(address),
+            }
+        }
+    }
+
+    /// Waits for the network: the relay is dialled again and again.
+    fn await_network(&mut self) -> &mut RelayReconnect {
+        let now = Instant::now();
+        self.state = RelayState::Reconnecting;
+        self.reconnect.get_or_insert(RelayReconnect::new(now, now + PAUSE_MIN))
+    }
+
+    /// Begins to attach again, with an attempt that is due now.
+    fn reattach_at_once(&mut self) {
+        let now = Instant::now();
+        self.reconnect = Some(RelayReconnect::new(now, now));
+        self.state = RelayState::Reconnecting;
+    }
+
+    /// What is to be done now to attach again; an attempt that is due counts as begun.
+    fn check(&mut self, identity: &Identity) -> RelayCheck {
+        let Some(reconnect) = &mut self.reconnect else {
+            return RelayCheck::Nothing;
+        };
+        if reconnect.since.elapsed() > identity.settings.peer_timeout {
+            return RelayCheck::GiveUp;
+        }
+        if self.state != RelayState::Reconnecting || Instant::now() < reconnect.next {
+            return RelayCheck::Nothing;
+        }
+        reconnect.next = Instant::now() + reconnect.pause;
+        reconnect.pause = (reconnect.pause * 2).min(identity.settings.redial_max);
+        self.next_candidate = 0;
+        RelayCheck::Dial
+    }
+
+    /// Records that an attempt to reach the relay has failed, and no address is left to try.
+    /// Returns false if the relay is to be given up.
+    pub fn goes_on_after(&mut self, error: &io::Error) -> bool {
+        self.problem = Some(error.to_string());
+        if self.reconnect.is_none() && !is_network_down(error) && !is_handshake_failure(error) {
+            return false;
+        }
+        let reconnect = self.await_network();
+        reconnect.denials = if is_denied(error) { reconnect.denials + 1 } else { 0 };
+        reconnect.denials < DENIALS_MAX
+    }
+}
+
+/// What is to be done to attach again.
+enum RelayCheck {
+    Nothing,
+    /// Dial the relay, from its first address on.
+    Dial,
+    /// The relay has been out of reach for too long.
+    GiveUp,
+}
+
+impl RelayReconnect {
+    fn new(since: Instant, next: Instant) -> Self {
+        Self { since, next, pause: PAUSE_MIN, denials: 0 }
     }
 }
 
@@ -107,7 +182,7 @@ impl Engine {
     /// send first.
     pub(super) fn attach(&mut self) {
         let identity = self.identity;
-        let is_wanted = identity.paths.relay && !identity.relays.is_empty();
+        let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
         if !is_wanted || self.own.address == Address::ANONYMOUS {
             return;
         }
@@ -117,8 +192,8 @@ impl Engine {
             return log!(Warn, "relay: {error}");
         }
         let time_max = match self.is_recorded() {
-            true if self.has_local_relay() => RECORDED_TIME_MAX,
-            true => RECORDED_TIME_MAX.max(identity.peer_timeout),
+            true if identity.has_local_relay() => RECORDED_TIME_MAX,
+            true => RECORDED_TIME_MAX.max(identity.settings.peer_timeout),
             false => ATTACH_TIME_MAX,
         };
         let deadline = Instant::now() + time_max;
@@ -126,18 +201,20 @@ impl Engine {
             self.check_relay();
             self.poll_epoll(10);
         }
-        if self.is_recorded() {
-            if !self.uplink.is_up() {
-                let problem = self.uplink.problem.take();
-                let problem = problem.unwrap_or(format!("it has not answered for {time_max:?}"));
-                self.end_relay_lost(&format!("its relay cannot be reached: {problem}"));
+        let problem = (self.is_recorded() && !self.uplink.is_up()).then(|| {
+            let problem = self.uplink.problem.take();
+            problem.unwrap_or(format!("it has not answered for {time_max:?}"))
+        });
+        if let Some(mut recorded) = self.recorded_uplink() {
+            if let Some(problem) = problem {
+                recorded.end_relay_lost(&format!("its relay cannot be reached: {problem}"));
             }
-            if let Err(error) = self.begin_replay() {
+            if let Err(error) = recorded.begin_replay() {
                 let why = format!("its relay has not taken it back: {error}");
                 // The relay itself ends the connection in good order.
                 match error.kind() {
-                    io::ErrorKind::Other => self.end_process(&why),
-                    _ => self.end_relay_lost(&why),
+                    io::ErrorKind::Other => end_process(&why),
+                    _ => recorded.end_relay_lost(&why),
                 }
             }
         }
@@ -149,69 +226,24 @@ impl Engine {
         }
     }
 
-    /// Whether the relay is on this node.
-    fn has_local_relay(&self) -> bool {
-        self.identity.relays.iter().any(|way| matches!(way, RelayAddress::Unix(_)))
-    }
-
-    /// Ends this process because the connection to the relay is lost. A relay on this node loses
-    /// nothing unless the relay itself ends, so the job ends ([`Engine::end_process`]). A network
-    /// breaks and recovers, so with a relay on another node the next incarnation continues from the
-    /// relay's log.
-    #[cold]
-    pub(super) fn end_relay_lost(&mut self, why: &str) -> ! {
-        self.end_if_refused();
-        let why = &self.replay.as_ref().map_or(why.to_string(), |replay| replay.at_position(why));
-        match self.has_local_relay() {
-            true => self.end_process(why),
-            false => {
-                self.end_with(EXIT_UPLINK_LOST, &format!("this process has lost its relay: {why}"))
-            }
-        }
-    }
-
-    /// Waits until a relay on another node has read everything, before this process ends.
-    pub(super) fn finish_recording(&mut self) {
-        if let Err(error) = self.finish_stream(FINISH_TIME_MAX) {
-            log!(Info, "the relay has not confirmed the end: {error}");
-        }
-    }
-
-    /// Ends the stream to a relay on another node, once the relay has read all of it. Ends this
-    /// process if the relay reports that a frame differs from the frame of an earlier incarnation.
-    fn finish_stream(&mut self, time_max: Duration) -> io::Result<()> {
-        let Some(RecordedCarrier::Stream(stream)) = self.recorded_carrier() else { return Ok(()) };
-        let mut refused = None;
-        let outcome = stream.finish(time_max, |frame| refused = refused.or(diverged_frame(frame)));
-        match refused {
-            Some(frame) => self.end_diverged(frame),
-            None => outcome,
-        }
-    }
-
-    /// Ends the stream to a relay on another node before a checkpoint, so that the relay knows the
-    /// position of the restored process. A ring to a relay on this node loses nothing.
-    pub(super) fn finish_for_checkpoint(&mut self) {
-        let time_max = REPLAY_TIME_MAX.max(self.identity.peer_timeout);
-        if let Err(error) = self.finish_stream(time_max) {
-            self.end_relay_lost(&format!(
-                "its relay has not confirmed what it was sent before an image: {error}"
-            ));
-        }
+    /// The exchange with the relay about recording, if this process is recorded.
+    pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
+        let replay = self.replay.as_mut()?;
+        let link = self.uplink.link().and_then(|id| self.links[id].as_mut());
+        let carrier = link.and_then(|link| match &mut link.carrier {
+            Carrier::Shm(ring) => Some(RecordedCarrier::Ring(ring)),
+            Carrier::Recorded(stream) => Some(RecordedCarrier::Stream(stream)),
+            _ => None,
+        });
+        Some(RecordedUplink { replay, carrier, own: self.own.address, identity: self.identity })
     }
 
     /// Dials the next address of the relay.
     pub(super) fn dial_relay(&mut self) -> io::Result<()> {
-        let identity = self.identity;
         let mut may_come = false;
-        while let Some(way) = identity.relays.get(self.uplink.next_candidate) {
-            self.uplink.next_candidate += 1;
+        while let Some(way) = self.uplink.next_address(self.identity) {
             let (socket, is_unix) = match way {
-                RelayAddress::Unix(_) if !identity.paths.shm => continue,
                 RelayAddress::Unix(name) => (dial_unix(name), true),
-                // A recorded process prefers a relay on its own node: the ring outlives the
-                // process, and costs less than TCP.
-                RelayAddress::Tcp(_) if identity.recovers && self.has_local_relay() => continue,
                 RelayAddress::Tcp(address) => (dial_tcp(*address), false),
             };
             // The state is set before the hello, which may end within the call.
@@ -229,28 +261,19 @@ impl Engine {
         }
         self.uplink.state = RelayState::Closed;
         if may_come {
-            self.await_network();
+            self.uplink.await_network();
         }
         Err(io::Error::other("no relay answers"))
-    }
-
-    /// Waits for the network: the relay is dialled again and again.
-    fn await_network(&mut self) -> &mut RelayReconnect {
-        let now = Instant::now();
-        self.uplink.state = RelayState::Reconnecting;
-        let fresh =
-            RelayReconnect { since: now, next: now + PAUSE_MIN, pause: PAUSE_MIN, denials: 0 };
-        self.uplink.reconnect.get_or_insert(fresh)
     }
 
     /// Sends to `peer` through the relay, once the relay is attached.
     pub(super) fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
         // The state is set before the dial, since the relay may answer at once.
-        self.set_send_state(peer, SendState::AwaitRelay);
+        self.peers[peer].set_send_state(SendState::AwaitRelay);
         match self.uplink.state {
             RelayState::Up(id) => {
-                self.use_link(peer, id);
-                self.restripe(peer);
+                self.paths().use_link(peer, id);
+                self.paths().restripe(peer);
             }
             RelayState::Closed => return Err(io::Error::other("the relay is gone")),
             RelayState::Unknown => match self.dial_relay() {
@@ -268,7 +291,7 @@ impl Engine {
         self.uplink.reconnect = None;
         for peer in self.peers.all() {
             if self.peers[peer].send_state == SendState::AwaitRelay {
-                self.use_link(peer, id);
+                self.paths().use_link(peer, id);
             }
         }
     }
@@ -277,83 +300,40 @@ impl Engine {
     /// another path wait for the relay.
     pub(super) fn relay_lost(&mut self, id: usize, link: &Link, is_corrupt: bool) {
         self.uplink.corrupt += u64::from(is_corrupt);
-        if self.is_recorded() {
-            self.end_relay_lost("its relay has closed the connection");
+        if let Some(mut recorded) = self.recorded_uplink() {
+            recorded.end_relay_lost("its relay has closed the connection");
         }
-        for peer in self.peers.all() {
-            let peer_state = &mut self.peers[peer];
-            let Some(place) =
-                peer_state.open_paths.iter().position(|open_path| open_path.link == id)
-            else {
-                continue;
-            };
-            let lost = peer_state.open_paths[place];
-            self.finish_statistics(peer, lost.path, link, true);
-            let peer_state = &mut self.peers[peer];
-            peer_state.open_paths.remove(place);
-            if peer_state.send_state == SendState::Up(id) {
-                peer_state.send_state = peer_state
-                    .open_paths
-                    .last()
-                    .map_or(SendState::AwaitRelay, |r| SendState::Up(r.link));
-            }
-            self.core.close_path(peer, lost.path);
-            self.restripe(peer);
-        }
+        self.paths().remove_relay_paths(id, link);
         self.drain_actions();
-        let now = Instant::now();
-        self.uplink.reconnect =
-            Some(RelayReconnect { since: now, next: now, pause: PAUSE_MIN, denials: 0 });
-        self.uplink.state = RelayState::Reconnecting;
+        self.uplink.reattach_at_once();
         self.check_relay();
-    }
-
-    /// Whether the connection to the relay is lost, and attempts to attach continue.
-    pub(super) fn is_relay_reconnecting(&self) -> bool {
-        self.uplink.reconnect.is_some()
     }
 
     /// Dials the relay again when the next attempt is due, and gives the relay up after
     /// `peer_timeout`.
     #[cold]
     pub(super) fn check_relay(&mut self) {
-        let Some(reconnect) = &mut self.uplink.reconnect else {
-            return;
-        };
-        if reconnect.since.elapsed() > self.identity.peer_timeout {
-            log!(Warn, "the relay could not be reached for {:?}", self.identity.peer_timeout);
-            return self.give_up_relay();
-        }
-        if self.uplink.state != RelayState::Reconnecting || Instant::now() < reconnect.next {
-            return;
-        }
-        reconnect.next = Instant::now() + reconnect.pause;
-        reconnect.pause = (reconnect.pause * 2).min(self.identity.redial_max);
-        self.uplink.next_candidate = 0;
-        if let Err(error) = self.dial_relay() {
-            log!(Info, "relay: {error}");
-            self.uplink.state = RelayState::Reconnecting;
-        }
-    }
-
-    /// Records that an attempt to reach the relay has failed, and no address is left to try.
-    pub(super) fn relay_refused(&mut self, error: &io::Error) {
-        self.uplink.problem = Some(error.to_string());
-        if self.uplink.reconnect.is_none()
-            && !is_network_down(error)
-            && !is_handshake_failure(error)
-        {
-            return self.give_up_relay();
-        }
-        let reconnect = self.await_network();
-        reconnect.denials = if is_denied(error) { reconnect.denials + 1 } else { 0 };
-        if reconnect.denials >= DENIALS_MAX {
-            self.give_up_relay();
+        match self.uplink.check(self.identity) {
+            RelayCheck::Nothing => (),
+            RelayCheck::GiveUp => {
+                log!(
+                    Warn,
+                    "the relay could not be reached for {:?}",
+                    self.identity.settings.peer_timeout
+                );
+                self.give_up_relay();
+            }
+            RelayCheck::Dial => {
+                if let Err(error) = self.dial_relay() {
+                    log!(Info, "relay: {error}");
+                    self.uplink.state = RelayState::Reconnecting;
+                }
+            }
         }
     }
 
     /// Gives up the relay, and all peers that wait for it.
-    fn give_up_relay(&mut self) {
+    pub(super) fn give_up_relay(&mut self) {
         self.uplink.reconnect = None;
         self.uplink.state = RelayState::Closed;
         for peer in self.peers.all() {
@@ -361,44 +341,5 @@ impl Engine {
                 self.fail_peer(peer, libc::EHOSTUNREACH);
             }
         }
-    }
-}
-
-/// The number of the frame that differs from the frame of an earlier incarnation, if `frame`
-/// reports one.
-fn diverged_frame(frame: &[u8]) -> Option<u64> {
-    Header::parse(frame).ok().filter(is_divergence_report).map(|header| header.delivered)
-}
-
-#[cfg(test)]
-mod tests {
-    use landbridge_proto::wire::frame::{HEADER_BYTES, Kind};
-
-    use super::*;
-
-    #[test]
-    fn a_refusal_is_distinguished_from_other_frames() {
-        let (source, target) = (Address::new(0, 0), Address::new(0, 1));
-        let header = |kind, sequence| Header {
-            length: 0,
-            kind,
-            flags: 0,
-            hops: 0,
-            source,
-            target,
-            sequence,
-            delivered: 9,
-            credit: 0,
-        };
-        let said = |kind, sequence| {
-            let mut bytes = [0; HEADER_BYTES];
-            header(kind, sequence).emit(&mut bytes);
-            diverged_frame(&bytes)
-        };
-        assert_eq!(said(Kind::Determinant, 0), Some(9));
-        assert_eq!(
-            [said(Kind::Determinant, 1), said(Kind::Data, 0), diverged_frame(&[7; 9])],
-            [None; 3]
-        );
     }
 }

@@ -6,7 +6,7 @@
 //! announcement afterwards. The sleep itself is in `parking`, where a thread sleeps in all engines
 //! that it drives.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,10 @@ use crate::statistics_page::StatisticsSlot;
 use crate::sync::Sleep;
 
 use super::Engine;
-use super::dialling::EventToken;
-use super::handshake::Carrier;
+use super::carrier::Carrier;
+use super::event_token::EventToken;
 use super::identity::Identity;
+use super::replay::Replay;
 
 /// Polls that are no further apart than this come from a loop that does nothing else. MPICH yields
 /// the processor between its polls, a system call that takes longer than many looks at a ring.
@@ -44,8 +45,6 @@ const POLLS_PER_EPOLL: u32 = 256;
 const EPOLL_GAP_MICROS: u64 = 1_000;
 /// Number of polls between two epoll calls while one stream is read directly.
 const POLLS_PER_EPOLL_HOT: u32 = 16;
-/// Number of consecutive reads from one stream after which polls read this stream directly.
-const HOT_READS: u32 = 16;
 /// Time between two checks of hellos for a timeout.
 const HELLO_GAP: Duration = Duration::from_millis(100);
 /// Events taken from epoll by one call.
@@ -79,8 +78,6 @@ pub struct PollState {
     /// Time of the last epoll call, in ticks of the clock.
     last_epoll: u64,
     polls: u32,
-    /// The stream of the last read through epoll, and how often in a row.
-    busiest: (usize, u32),
     hellos_checked: Instant,
 }
 
@@ -101,7 +98,6 @@ impl PollState {
             last_poll: 0,
             last_epoll: 0,
             polls: 0,
-            busiest: (0, 0),
             hellos_checked: Instant::now(),
         }
     }
@@ -128,6 +124,42 @@ impl PollState {
     #[inline]
     pub(super) fn is_epoll_overdue(&self, now: u64) -> bool {
         now > self.last_epoll + EPOLL_GAP_MICROS * self.clock.ticks_per_micro
+    }
+
+    /// Records that the program has posted an operation.
+    #[inline]
+    pub fn note_posted(&mut self) {
+        self.has_posted = true;
+    }
+
+    fn poll_context(&mut self, waits_for_relay: bool) -> PollContext {
+        PollContext {
+            has_own_processor: self.has_own_processor(),
+            waits_for_relay,
+            library_carries_local: self.library_carries_local,
+            has_posted: std::mem::take(&mut self.has_posted),
+        }
+    }
+
+    /// Moves this thread, which shares its processor, to another processor if there are enough.
+    #[cold]
+    fn move_to_own_cpu(&self, placement_index: Option<u32>) {
+        if let (true, Some(index)) = (self.has_room, placement_index)
+            && cpu_placement::move_thread_to(index)
+        {
+            log!(Debug, "moved to a processor of its own");
+        }
+    }
+
+    /// Adds the eventfd that wakes sleeping threads to the engine's epoll set.
+    fn watch_wakeup(&mut self, epoll: &OwnedFd) {
+        if !self.is_wakeup_watched
+            && let Some(wakeup_fd) = Sleep::wakeup_fd()
+        {
+            let data = epoll::EventData::new_u64(EventToken::Link(NO_LINK).number());
+            let flags = EventFlags::IN | EventFlags::ET;
+            self.is_wakeup_watched = epoll::add(epoll, wakeup_fd, data, flags).is_ok();
+        }
     }
 
     /// Records that another process preempted a spin of this thread.
@@ -159,7 +191,7 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         events += self.poll_epoll_if_due(now);
-        let around = self.poll_context(self.uplink.is_up());
+        let around = self.poll_state.poll_context(self.uplink.is_up());
         let me = self.own.epoll.as_raw_fd();
         let advised = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -173,24 +205,9 @@ impl Engine {
         });
         let (advice, should_move) = advised.unwrap_or((Advice::GoOn, false));
         if should_move {
-            self.move_to_own_cpu();
+            self.poll_state.move_to_own_cpu(self.identity.placement_index);
         }
         advice
-    }
-
-    fn poll_context(&mut self, waits_for_relay: bool) -> PollContext {
-        PollContext {
-            has_own_processor: self.poll_state.has_own_processor(),
-            waits_for_relay,
-            library_carries_local: self.poll_state.library_carries_local,
-            has_posted: std::mem::take(&mut self.poll_state.has_posted),
-        }
-    }
-
-    /// Records that the program has posted an operation.
-    #[inline]
-    pub(super) fn note_posted(&mut self) {
-        self.poll_state.has_posted = true;
     }
 
     /// Does all work that is possible for a program that reads a counter of one-sided operations.
@@ -214,22 +231,12 @@ impl Engine {
         true
     }
 
-    /// Moves this thread, which shares its processor, to another processor if there are enough.
-    #[cold]
-    fn move_to_own_cpu(&self) {
-        if let (true, Some(index)) = (self.poll_state.has_room, self.identity.placement_index)
-            && cpu_placement::move_thread_to(index)
-        {
-            log!(Debug, "moved to a processor of its own");
-        }
-    }
-
     #[cold]
     fn progress_recorded(&mut self) -> Advice {
         let events = self.poll_recorded();
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
-        let around = self.poll_context(true);
+        let around = self.poll_state.poll_context(true);
         let me = self.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -239,7 +246,7 @@ impl Engine {
             }
             policy.note_nothing(now, around)
         });
-        match self.is_replaying() {
+        match self.replay.as_ref().is_some_and(Replay::is_replaying) {
             true => Advice::GoOn,
             false => advice.unwrap_or(Advice::GoOn),
         }
@@ -321,27 +328,35 @@ impl Engine {
             (_, Some(_)) => POLLS_PER_EPOLL_HOT,
             _ => 1,
         };
-        if self.hellos.open > 0 || self.poll_state.polls.is_multiple_of(every) {
+        if self.connector.is_busy() || self.poll_state.polls.is_multiple_of(every) {
             events += self.poll_epoll(0);
         }
         if self.links.full_rings.is_empty() {
             self.flush();
             return events;
         }
-        let written = self.written_to_rings();
-        self.retry_full_rings();
+        let written = self.links.written_to_rings();
+        self.links.retry_full_rings(&mut self.core);
         self.flush();
         // A sent frame is as good a reason to go on as a received frame.
-        events + usize::from(self.written_to_rings() != written)
+        events + usize::from(self.links.written_to_rings() != written)
     }
 
-    /// Bytes written so far to all rings of this engine.
-    fn written_to_rings(&self) -> u64 {
-        let written = |id: &usize| match &self.links[*id].as_ref()?.carrier {
-            Carrier::Shm(ring) => Some(ring.written()),
-            _ => None,
-        };
-        self.links.rings.iter().filter_map(written).sum()
+    /// Runs protocol timers that are due.
+    #[inline]
+    pub(super) fn handle_time(&mut self) {
+        let now = self.poll_state.time();
+        self.core.set_time(now);
+        self.do_what_is_due(now);
+    }
+
+    /// Runs protocol timers that are due at `now`.
+    #[inline]
+    pub(super) fn do_what_is_due(&mut self, now: Time) {
+        if self.core.next_wake().is_some_and(|at| at <= now) {
+            self.core.handle_time(now);
+            self.drain_actions();
+        }
     }
 
     /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
@@ -363,22 +378,25 @@ impl Engine {
                 token => self.handle_event(token, flags),
             }
         }
-        if (self.hellos.open > 0 || self.has_unlogged_refusals())
+        if (self.connector.is_busy() || self.connector.has_unlogged_refusals())
             && self.poll_state.hellos_checked.elapsed() > HELLO_GAP
         {
             self.poll_state.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        if !self.pending.reconnects.is_empty() || self.is_relay_reconnecting() {
+        if !self.peers.reconnects.is_empty() || self.uplink.is_reconnecting() {
             self.check_reconnects();
             self.check_relay();
         }
         self.check_liveness();
         if self.links.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
-            self.write_statistics();
+            let text = self.path_report().page_text();
+            if let Some(slot) = &mut self.links.statistics_slot {
+                slot.write(&text);
+            }
         }
-        self.check_departed_peers();
-        if !self.peers.rails.is_empty() && self.has_rails_to_try() {
+        self.receives.departed.check(&self.core, self.own.address);
+        if self.peers.rails.has_waiting() {
             self.check_rails();
         }
         count - wakeups
@@ -420,32 +438,9 @@ impl Engine {
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
             && self.read_stream(id) > 0
         {
-            self.set_hot_stream(id);
+            let poll_state = &self.poll_state;
+            self.links.note_read(&self.own.epoll, id, || poll_state.has_own_processor());
         }
-    }
-
-    /// Stream `id` has brought data through epoll. If the same stream has brought the last
-    /// [`HOT_READS`] reads, polls read it directly: this saves a system call for each message, and
-    /// saves the sender the wake-up of an epoll set in which no thread sleeps.
-    fn set_hot_stream(&mut self, id: usize) {
-        if self.links.hot_stream.is_some() {
-            self.clear_hot_stream();
-        }
-        let (busiest, reads) = &mut self.poll_state.busiest;
-        *reads = if *busiest == id { *reads + 1 } else { 0 };
-        *busiest = id;
-        if *reads >= HOT_READS && self.poll_state.has_own_processor() && self.set_watched(id, false)
-        {
-            self.links.hot_stream = Some(id);
-        }
-    }
-
-    /// Returns the directly read stream, if any, to epoll.
-    fn clear_hot_stream(&mut self) {
-        if let Some(id) = self.links.hot_stream.take() {
-            self.set_watched(id, true);
-        }
-        self.poll_state.busiest.1 = 0;
     }
 }
 
@@ -456,7 +451,7 @@ impl Engine {
     pub fn park(&mut self, millis: i32) -> usize {
         let mut events = 0;
         if self.prepare_park() {
-            self.watch_wakeup();
+            self.poll_state.watch_wakeup(&self.own.epoll);
             if let Some(_sleep) = Sleep::begin() {
                 let nap = self.nap_nanos(millis);
                 events = self.poll_epoll_for(timespec(nap));
@@ -481,14 +476,17 @@ impl Engine {
     /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
-        self.nanos_to_wake().map_or(most, |nanos| nanos.min(most))
+        let Some(wake) = self.core.next_wake() else { return most };
+        let real = self.poll_state.time();
+        let now = self.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
+        wake.nanos_since(now).min(most)
     }
 
     /// Announces in every ring that the thread will sleep until the engine's descriptor is
     /// readable. Returns false if there is work already. In both cases [`Self::unpark`] must
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
-        self.clear_hot_stream();
+        self.links.clear_hot_stream(&self.own.epoll);
         self.links.every_ring(ShmLink::prepare_park)
     }
 
@@ -508,18 +506,6 @@ impl Engine {
     /// The descriptor that becomes readable when a parked engine has work.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.own.epoll.as_fd()
-    }
-
-    /// Adds the eventfd that wakes sleeping threads to the engine's epoll set.
-    fn watch_wakeup(&mut self) {
-        if !self.poll_state.is_wakeup_watched
-            && let Some(wakeup_fd) = Sleep::wakeup_fd()
-        {
-            let data = epoll::EventData::new_u64(EventToken::Link(NO_LINK).number());
-            let flags = EventFlags::IN | EventFlags::ET;
-            self.poll_state.is_wakeup_watched =
-                epoll::add(&self.own.epoll, wakeup_fd, data, flags).is_ok();
-        }
     }
 }
 

@@ -8,23 +8,26 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
 use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::datagram::DatagramLink;
 use landbridge_drive::link::stream::{Piece, Sent};
-use landbridge_proto::endpoint::{OutgoingFrame, Peer};
+use landbridge_proto::endpoint::{Endpoint, OutgoingFrame, Peer};
 use landbridge_proto::wire::datagram::{self, DatagramBody, PROBE_BYTES, TOKEN_BYTES};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 
 use rustix::event::epoll::EventFlags;
 
 use super::super::Engine;
-use super::super::dialling::{EventToken, watch};
-use super::super::handshake::Carrier;
+use super::super::carrier::Carrier;
+use super::super::event_token::{EventToken, watch};
 use super::super::integrity;
+use super::super::link_table::LinkTable;
 use super::super::links::Link;
 use super::super::memory::Bytes;
-use super::UdpPath;
+use super::super::udp_path::DatagramTarget;
+use super::Datagrams;
 use crate::log;
 
 /// Buffer size for everything in front of a frame's payload.
@@ -33,17 +36,81 @@ const FRONT_BYTES_MAX: usize = 256;
 /// Maximum number of payload pieces, including the part of a payload in the frame's front.
 const PIECES_MAX: usize = 9;
 
-/// Address, socket number and token of a UDP path.
-#[derive(Clone, Copy)]
-struct DatagramTarget {
-    socket: usize,
-    to: SocketAddr,
-    token: u64,
-}
+impl Datagrams {
+    /// Queues `peer` until the socket has free space.
+    #[cold]
+    fn await_room(&mut self, epoll: &OwnedFd, socket: usize, peer: Peer) -> io::Result<()> {
+        let entry = &mut self.sockets[socket];
+        if !entry.blocked.contains(&peer) {
+            entry.blocked.push(peer);
+        }
+        self.watch_socket(epoll, socket, EventFlags::IN | EventFlags::OUT)
+    }
 
-impl UdpPath {
-    fn target(&self) -> DatagramTarget {
-        DatagramTarget { socket: self.socket, to: self.to, token: self.token }
+    fn watch_socket(&self, epoll: &OwnedFd, socket: usize, interest: EventFlags) -> io::Result<()> {
+        let link = self.sockets.get(socket).and_then(|entry| entry.link.as_ref());
+        link.map_or(Ok(()), |link| watch(epoll, link.fd(), EventToken::Datagrams(socket), interest))
+    }
+
+    /// Sends queued datagrams of a socket that has free space again, and marks the peers busy that
+    /// have waited for the space. Returns false if datagrams are still queued.
+    #[cold]
+    fn handle_room(&mut self, core: &mut Endpoint<Bytes>, epoll: &OwnedFd, socket: usize) -> bool {
+        let Some(entry) = self.sockets.get_mut(socket) else {
+            return false;
+        };
+        let Some(link) = &mut entry.link else {
+            return false;
+        };
+        match link.flush() {
+            Ok(Sent::All) => (),
+            Ok(_) => return false,
+            Err(error) => {
+                log!(Warn, "a UDP socket fails: {error}");
+                return false;
+            }
+        }
+        for peer in std::mem::take(&mut entry.blocked) {
+            core.mark_busy(peer);
+        }
+        // If epoll cannot change the interest, it reports the free space again.
+        let _ = self.watch_socket(epoll, socket, EventFlags::IN);
+        true
+    }
+
+    /// The UDP path by which a datagram has arrived.
+    #[inline]
+    fn udp_path_from(
+        &mut self,
+        links: &LinkTable,
+        socket: usize,
+        from: SocketAddr,
+        bytes: &[u8],
+    ) -> Option<usize> {
+        let token = datagram::token(bytes)?;
+        if let Some((known, at, id)) = self.last
+            && (known, at) == (token, from)
+        {
+            return Some(id);
+        }
+        let mut advertised =
+            self.tokens.get_mut(&token).filter(|advertised| advertised.socket == socket);
+        if let Some(advertised) = &mut advertised {
+            advertised.is_known = true;
+        }
+        let is_it = |id: &&usize| match links.get(**id).and_then(Option::as_ref) {
+            Some(link) => {
+                matches!(&link.carrier, Carrier::Datagram(udp_path) if udp_path.to == from)
+            }
+            None => false,
+        };
+        let found =
+            advertised.and_then(|advertised| advertised.udp_paths.iter().find(is_it).copied());
+        match found {
+            Some(id) => self.last = Some((token, from, id)),
+            None => self.unknown += 1,
+        }
+        found
     }
 }
 
@@ -68,15 +135,18 @@ impl Engine {
         self.core.set_time(now);
         let outcome = self.gather(&mut socket, target, link, peer);
         self.datagrams().sockets[target.socket].link = Some(socket);
-        if let (true, Carrier::Datagram(udp_path)) = (link.has_sent, &mut link.carrier) {
+        if let (true, Carrier::Datagram(udp_path)) = (link.health.has_sent, &mut link.carrier) {
             udp_path.monitor.note_sent(now);
-            link.has_sent = false;
+            link.health.has_sent = false;
         }
         // The engine handles notices when the link is back in `links`, since a notice may concern
         // it.
         match outcome? {
             Sent::All => Ok(()),
-            _ => self.await_room(target.socket, peer),
+            _ => {
+                let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
+                datagrams.await_room(&self.own.epoll, target.socket, peer)
+            }
         }
     }
 
@@ -101,7 +171,7 @@ impl Engine {
             }
             // Confirmations count as sent, too: a peer that only confirms would otherwise never
             // notice that its UDP path has failed.
-            link.has_sent = true;
+            link.health.has_sent = true;
             let copy = match frame.payload {
                 // SAFETY: the memory is valid until `transmitted` reports that the frame has left.
                 Some((memory, at, len)) if frame.wants_copy => {
@@ -115,60 +185,23 @@ impl Engine {
         socket.flush()
     }
 
-    /// Queues `peer` until the socket has free space.
-    #[cold]
-    fn await_room(&mut self, socket: usize, peer: Peer) -> io::Result<()> {
-        let entry = &mut self.datagrams().sockets[socket];
-        if !entry.blocked.contains(&peer) {
-            entry.blocked.push(peer);
-        }
-        self.watch_socket(socket, EventFlags::IN | EventFlags::OUT)
-    }
-
-    fn watch_socket(&mut self, socket: usize, interest: EventFlags) -> io::Result<()> {
-        let entry = self.datagrams.as_ref().and_then(|all| all.sockets.get(socket)?.link.as_ref());
-        entry.map_or(Ok(()), |link| {
-            watch(&self.own.epoll, link.fd(), EventToken::Datagrams(socket), interest)
-        })
-    }
-
     /// Handles an event at a socket; returns the number of received datagrams.
     pub(in super::super) fn handle_datagram_event(
         &mut self,
         socket: usize,
         flags: EventFlags,
     ) -> usize {
-        if flags.contains(EventFlags::OUT) {
-            self.handle_room(socket);
+        if flags.contains(EventFlags::OUT)
+            && let Some(datagrams) = &mut self.datagrams
+            && datagrams.handle_room(&mut self.core, &self.own.epoll, socket)
+        {
+            self.handle_notices(socket);
+            self.flush();
         }
         if flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
             return self.read_datagrams(socket);
         }
         0
-    }
-
-    /// Sends queued datagrams of a socket that has free space again.
-    #[cold]
-    fn handle_room(&mut self, socket: usize) {
-        let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
-        else {
-            return;
-        };
-        let Some(link) = &mut entry.link else {
-            return;
-        };
-        match link.flush() {
-            Ok(Sent::All) => (),
-            Ok(_) => return,
-            Err(error) => return log!(Warn, "a UDP socket fails: {error}"),
-        }
-        for peer in std::mem::take(&mut entry.blocked) {
-            self.core.mark_busy(peer);
-        }
-        // If epoll cannot change the interest, it reports the free space again.
-        let _ = self.watch_socket(socket, EventFlags::IN);
-        self.handle_notices(socket);
-        self.flush();
     }
 
     /// Receives what has arrived at a socket; returns the number of datagrams.
@@ -187,13 +220,14 @@ impl Engine {
             self.end_batch(id, has_sign);
         }
         for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
-            if let Some((_, udp_path)) = self.udp_path(id) {
-                let DatagramTarget { socket, to, token } = udp_path.target();
-                self.send_probe(socket, to, probe, token, true);
+            if let Some((_, udp_path)) = self.links.udp_path(id) {
+                let target = udp_path.target();
+                self.datagrams().send_probe(target, probe, true);
+                self.handle_notices(target.socket);
             }
         }
         self.handle_notices(socket);
-        if !self.pending.failed.is_empty() || !self.pending.dropped.is_empty() {
+        if !self.pending.is_empty() {
             self.fail_pending_peers();
         }
         match received {
@@ -222,7 +256,7 @@ impl Engine {
         let ends_doubt = has_sign && udp_path.monitor.handle_received();
         self.core.end_batch(peer, path);
         if ends_doubt {
-            self.restripe(peer);
+            self.paths().restripe(peer);
         }
         self.drain_actions();
         self.send_probes(id);
@@ -230,12 +264,14 @@ impl Engine {
 
     #[inline]
     fn take_datagram(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) {
-        let Some(id) = self.udp_path_from(socket, from, bytes) else {
+        let Some(datagrams) = &mut self.datagrams else {
+            return;
+        };
+        let Some(id) = datagrams.udp_path_from(&self.links, socket, from, bytes) else {
             return;
         };
         let inside = datagram::parse(bytes);
         let is_sign = !matches!(inside, Ok(DatagramBody::Probe(_)));
-        let datagrams = self.datagrams();
         match datagrams.touched.iter_mut().rfind(|(touched, _)| *touched == id) {
             Some((_, has_sign)) => *has_sign |= is_sign,
             None => datagrams.touched.push((id, is_sign)),
@@ -245,49 +281,19 @@ impl Engine {
             Ok(DatagramBody::Probe(probe)) => {
                 datagrams.answers.push((id, probe));
                 let now = self.poll_state.time();
-                if let Some((_, udp_path)) = self.udp_path(id) {
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
                     udp_path.monitor.handle_peer_probe(now);
                 }
             }
             Ok(DatagramBody::ProbeReply(probe)) => {
                 let now = self.poll_state.time();
-                if let Some((_, udp_path)) = self.udp_path(id) {
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
                     let change = udp_path.monitor.handle_answer(now, probe);
                     self.handle_change(id, change);
                 }
             }
             Err(_) => datagrams.unknown += 1,
         }
-    }
-
-    /// The UDP path by which a datagram has arrived.
-    #[inline]
-    fn udp_path_from(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) -> Option<usize> {
-        let token = datagram::token(bytes)?;
-        let datagrams = self.datagrams.as_mut()?;
-        if let Some((known, at, id)) = datagrams.last
-            && (known, at) == (token, from)
-        {
-            return Some(id);
-        }
-        let mut advertised =
-            datagrams.tokens.get_mut(&token).filter(|advertised| advertised.socket == socket);
-        if let Some(advertised) = &mut advertised {
-            advertised.is_known = true;
-        }
-        let is_it = |id: &&usize| match self.links.get(**id).and_then(Option::as_ref) {
-            Some(link) => {
-                matches!(&link.carrier, Carrier::Datagram(udp_path) if udp_path.to == from)
-            }
-            None => false,
-        };
-        let found =
-            advertised.and_then(|advertised| advertised.udp_paths.iter().find(is_it).copied());
-        match found {
-            Some(id) => datagrams.last = Some((token, from, id)),
-            None => datagrams.unknown += 1,
-        }
-        found
     }
 
     /// Delivers a frame that has arrived by UDP path `id`. A corrupt frame counts as lost.
@@ -307,11 +313,11 @@ impl Engine {
         };
         if error.kind() != io::ErrorKind::InvalidData {
             self.datagrams().corrupt += 1;
-            return peer.into_iter().for_each(|peer| self.count_corrupt(peer, path));
+            return peer.into_iter().for_each(|peer| self.peers[peer].count_corrupt(path));
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));
-            self.pending.failed.push((peer, libc::ECONNRESET));
+            self.pending.fail(peer, libc::ECONNRESET);
         }
     }
 }

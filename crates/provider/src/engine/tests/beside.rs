@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
+use super::super::candidates::PathCandidate;
 use super::*;
 
 /// A listener with a full queue, which neither answers nor refuses connections, as an interface
@@ -75,6 +76,9 @@ fn an_address_that_both_nodes_have_is_not_called() {
         let IpAddr::V4(ip) = ours else { continue };
         let number = peer_at(&mut party, address, ip.octets());
         let peer = party.engine.peer_of(number).unwrap();
-        assert!(!party.engine.is_worth_dialling(peer, &SocketAddr::new(ours, address.port())));
+        let candidates = party.engine.paths().candidates(peer);
+        let ours = SocketAddr::new(ours, address.port());
+        let is_ours = |it: &PathCandidate| matches!(it, PathCandidate::Further(to) if *to == ours);
+        assert!(!candidates.iter().any(is_ours), "{candidates:?}");
     }
 }

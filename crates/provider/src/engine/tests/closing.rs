@@ -48,12 +48,12 @@ fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
     engine.links.rings.push(id);
     engine.relay_up(id);
     let peer = engine.peer_of(number).unwrap();
-    engine.use_link(peer, id);
+    engine.paths().use_link(peer, id);
     let own = engine.own.address;
     party.send(number).unwrap();
     let closing = std::thread::spawn(move || {
         party.engine.close();
-        party.engine.paths_of(peer)
+        party.engine.path_report().paths_of(peer)
     });
     let (mut seen, mut bytes) = (Vec::new(), 0);
     until(|| {

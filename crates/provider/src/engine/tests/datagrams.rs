@@ -19,11 +19,14 @@ impl Pair {
     /// Joins the parties by TCP over the loopback, with a UDP path that is open on both sides.
     fn open() -> Self {
         let mut pair = Self::join(|party| {
-            let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic);
+            let sum = party.engine.identity.settings.integrity;
+            let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic, sum);
             party.engine.datagrams = Some(Box::new(datagrams));
         });
         until(|| {
-            pair.turn() && pair.one.engine.has_udp_paths() && pair.other.engine.has_udp_paths()
+            pair.turn()
+                && pair.one.engine.links.has_udp_paths()
+                && pair.other.engine.links.has_udp_paths()
         });
         pair
     }
@@ -111,7 +114,7 @@ fn messages_of_all_sizes_go_in_datagrams() {
 #[test]
 fn what_unknown_senders_send_is_dropped() {
     let mut pair = Pair::open();
-    let (to, token) = pair.other.engine.advertised_for_tests();
+    let (to, token) = pair.other.engine.datagrams.as_ref().unwrap().advertised_for_tests();
     let unknown = UdpSocket::bind("127.0.0.1:0").unwrap();
     let guess = PathProbe { size: PROBE_BYTES as u32, number: 1 };
     let frame = [&token.to_le_bytes()[..], &[0xff; 100]].concat();
@@ -134,11 +137,11 @@ fn corrupt_datagrams_of_a_peer_count_as_lost() {
     let mut pair = Pair::open();
     let junk: [&[u8]; 4] = [&[0xff; 60], &[1; 16], &[1; 40], &[7; 1400]];
     for bytes in junk {
-        assert!(pair.one.engine.send_junk_for_tests(bytes));
+        assert!(send_junk(&mut pair.one.engine, bytes));
     }
     until(|| pair.turn() && pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 4);
     pair.exchange(100_000);
-    assert!(pair.other.engine.has_udp_paths());
+    assert!(pair.other.engine.links.has_udp_paths());
 }
 
 /// No kernel confirms a datagram, so only silence shows that a process has ended.
@@ -152,7 +155,7 @@ fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
         one.engine.peers[Peer(0)].send_state == SendState::Closed
     });
     assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
-    assert!(!one.engine.has_udp_paths());
+    assert!(!one.engine.links.has_udp_paths());
 }
 
 #[test]
@@ -185,11 +188,46 @@ fn a_line_that_opens_is_used_whatever_is_being_dialled() {
     {
         let mut pair = Pair::open();
         pair.hide_listeners();
-        pair.one.engine.close_udp_path_for_tests();
+        fail_udp_path(&mut pair.one.engine);
         pair.cut_connection();
         pair.one.engine.peers[Peer(0)].send_state = out;
         until(|| pair.turn() && pair.one.is_linked());
         assert!(pair.one.engine.peers[Peer(0)].reconnect.is_some(), "{out:?}");
         pair.exchange(100_000);
     }
+}
+
+/// A peer may send by a UDP path before this side has validated the path.
+#[test]
+fn a_corrupt_datagram_by_a_path_in_validation_ends_nothing() {
+    let mut pair = Pair::open();
+    fail_udp_path(&mut pair.other.engine);
+    assert!(send_junk(&mut pair.one.engine, &[0xff; 60]));
+    until(|| {
+        pair.other.engine.progress();
+        pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 1
+    });
+    pair.exchange(100_000);
+}
+
+/// Sends `bytes` behind a valid token by the first UDP path; false if there is no UDP path.
+fn send_junk(engine: &mut Engine, bytes: &[u8]) -> bool {
+    let Engine { links, datagrams, .. } = engine;
+    let mut udp_paths = links.iter().flatten().filter_map(|link| match &link.carrier {
+        Carrier::Datagram(udp_path) => Some(udp_path),
+        _ => None,
+    });
+    let datagrams = datagrams.as_mut().unwrap();
+    udp_paths.next().is_some_and(|udp_path| datagrams.send_junk_for_tests(udp_path, bytes))
+}
+
+/// Closes the first open UDP path, as if the path had failed.
+fn fail_udp_path(engine: &mut Engine) {
+    let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
+    let mut links = engine.links.iter().map(Option::as_deref);
+    let id = links.position(|link| link.is_some_and(is_open)).expect("a UDP path");
+    if let Some((_, udp_path)) = engine.links.udp_path(id) {
+        udp_path.close_for_tests();
+    }
+    engine.close_udp_path(id, "a test");
 }

@@ -42,7 +42,7 @@ fn has_repair(party: &Party, peer: Peer) -> bool {
 fn a_further_address_that_comes_back_first_does_not_stand_in_for_the_main_one() {
     let (mut party, peer, main, taken, _far) = linked();
     let (near, far) = connection("127.0.0.2");
-    party.engine.expect_rail_for_tests(peer, near.peer_addr().unwrap());
+    party.engine.peers.rails.add(peer, near.peer_addr().unwrap(), false, Instant::now());
     let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
     party.engine.link_down(main, &reset);
     assert!(has_repair(&party, peer));
@@ -69,13 +69,13 @@ fn a_path_that_is_heard_again_does_not_stand_in_for_one_that_was_lost() {
         let (mut party, peer, main, _taken, _far) = linked();
         let (near, _far) = connection("127.0.0.3");
         let silent = link_up(&mut party, peer, near);
-        party.engine.links[silent].as_mut().unwrap().is_unresponsive = true;
+        party.engine.links[silent].as_mut().unwrap().health.is_unresponsive = true;
         party.engine.begin_reconnect(peer, false);
         if is_lost {
             let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
             party.engine.link_down(main, &reset);
         }
-        party.engine.clear_suspicion(silent);
+        party.engine.paths().clear_suspicion(silent);
         assert_eq!(has_repair(&party, peer), is_lost);
     }
 }
@@ -104,7 +104,7 @@ fn message_frame() -> Vec<u8> {
 fn what_arrives_corrupt_over_tcp_is_counted_for_its_path() {
     let (mut party, peer, id, _taken, mut far) = linked();
     party.engine.links[id].as_mut().unwrap().sum = Checksum::Crc32c;
-    let path_of = |party: &Party| party.engine.paths_of(peer)[0].clone();
+    let path_of = |party: &Party| party.engine.path_report().paths_of(peer)[0].clone();
     assert_eq!((path_of(&party).what, path_of(&party).corrupt), ("tcp", 0));
     let mut frame = message_frame();
     let last = frame.len() - 1;

@@ -37,7 +37,7 @@ impl Recorded {
         engine.links.rings.push(id);
         engine.relay_up(id);
         let peer = engine.peer_of(number).unwrap();
-        engine.use_link(peer, id);
+        engine.paths().use_link(peer, id);
         Recorded { party, relay, number }
     }
 
@@ -53,7 +53,7 @@ impl Recorded {
         for determinant in determinants {
             assert!(again.relay.send(determinant, &[]));
         }
-        again.party.engine.begin_replay().unwrap();
+        again.party.engine.recorded_uplink().unwrap().begin_replay().unwrap();
         again
     }
 
@@ -101,10 +101,10 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     second.party.send(second.number).unwrap();
     second.poll(3);
     assert_eq!(second.sent(), before);
-    assert!(second.party.engine.is_replaying());
+    assert!(second.party.engine.replay.as_ref().unwrap().is_replaying());
     second.poll(1);
     assert_eq!(second.sent(), asked[1..], "without a moment's wait");
-    assert!(!second.party.engine.is_replaying());
+    assert!(!second.party.engine.replay.as_ref().unwrap().is_replaying());
     // The second incarnation continues as the first would have.
     second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
@@ -118,6 +118,6 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
 fn who_is_not_taken_back_says_where_to_read_why() {
     let Recorded { mut party, relay, .. } = Recorded::start();
     drop(relay);
-    let error = party.engine.begin_replay().unwrap_err().to_string();
+    let error = party.engine.recorded_uplink().unwrap().begin_replay().unwrap_err().to_string();
     assert!(error.contains("--relay-log"), "{error}");
 }
