@@ -83,8 +83,8 @@ impl Session {
         }
     }
 
-    /// Passes every open file to the agent before a checkpoint. False: the agent cannot hold a file,
-    /// and nothing has changed.
+    /// Passes every open file to the agent before a checkpoint. False: the agent cannot hold a
+    /// file, and nothing has changed.
     pub fn quiesce(&mut self) -> bool {
         self.check_maps_for_image();
         self.table.quiesce()
