@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::{Index, IndexMut};
+use std::os::fd::OwnedFd;
 
 use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::relay::STREAMS_MAX;
@@ -18,6 +19,8 @@ use landbridge_proto::route::routing_table::LinkId;
 use super::pending_connection::PendingConnection;
 use super::transport::Transport;
 use super::udp_upgrade::TAKES_OVER;
+use crate::link::relay_shm::RelayShmLink;
+use crate::link::shm::{Mapper, ShmLink};
 
 /// The key of a connection, which differs from those of later connections in the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,6 +207,18 @@ impl Connection {
             unacked_since_millis: None,
             retired_millis: None,
         }
+    }
+
+    /// Replaces the Unix socket of a rank by the memory that the rank shares.
+    pub fn share_memory(&mut self, memory: OwnedFd) -> Result<(), String> {
+        let socket = match self.transport.take() {
+            Some(Transport::Plain(socket)) => socket,
+            _ => return Err("it shares memory over something else than a Unix socket".into()),
+        };
+        let link = ShmLink::accept(socket.0, memory, Mapper::ANYWHERE)
+            .map_err(|error| format!("it does not share memory ({error})"))?;
+        self.transport = Some(Transport::Shm(Box::new(RelayShmLink(link))));
+        Ok(())
     }
 
     pub fn link(&self) -> Option<LinkId> {

@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 
 use landbridge_proto::id::ClusterId;
-use landbridge_proto::relay::STREAMS_MAX;
+use landbridge_proto::relay::{Relay, STREAMS_MAX};
 
+use super::connection::{Connection, Phase, Remote};
+use super::pending_connection::Origin;
 use super::udp_backoff::UdpBackoff;
 use super::udp_upgrade::UdpUpgrade;
-use crate::engine::{Peer, Setup};
+use crate::engine::{EngineHost, Peer, Setup};
 use crate::sys;
 
 /// The first pause before a relay is dialled again. It doubles up to the configured maximum.
@@ -105,6 +107,60 @@ impl Dials {
     pub fn find(&mut self, cluster: ClusterId, stream: u32) -> Option<&mut Dial> {
         let mut dials = self.0.iter_mut();
         dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
+    }
+
+    /// Whether the connection is a TCP dial that has just connected, and is closed in favour of
+    /// another UDP dial.
+    pub fn prefer_udp(&mut self, connection: &Connection) -> bool {
+        let (Phase::Pending(pending), Remote::Ip(_)) = (&connection.phase, &connection.remote)
+        else {
+            return false;
+        };
+        let Origin::Dialled(cluster, number) = pending.origin else { return false };
+        if connection.is_ending || !pending.is_connecting() {
+            return false;
+        }
+        let dial = self.find(cluster, number);
+        dial.is_some_and(|dial| dial.suspects_outage(sys::now_millis()))
+    }
+
+    /// Logs the failure of a UDP dial, once for each reason, unless other streams are up.
+    pub fn report_udp_failure(
+        &mut self,
+        (cluster, stream): (ClusterId, u32),
+        address: SocketAddr,
+        why: &str,
+        relay: &Relay,
+        host: &mut dyn EngineHost,
+    ) {
+        let is_up = relay.peer(cluster).is_some_and(|peer| relay.ports().is_up(peer));
+        let Some(dial) = self.find(cluster, stream) else { return };
+        if !is_up && dial.is_new_reason(format!("{address}/udp"), why) {
+            host.log(format_args!(
+                "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
+                cluster.0
+            ));
+        }
+    }
+
+    /// Records that a dialled stream has broken. UDP is avoided for a time after several breaks.
+    pub fn note_break(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        was_said: bool,
+        host: &mut dyn EngineHost,
+    ) {
+        let Some(dial) = self.find(cluster, stream) else { return };
+        dial.udp_upgrade.note_break();
+        if let Some(millis) = dial.udp_backoff.note_break(was_said, sys::now_millis()) {
+            host.log(format_args!(
+                "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP is used for the next \
+                 {} s",
+                cluster.0,
+                millis / 1_000
+            ));
+        }
     }
 
     /// Lets the stream be dialled again after a pause, which grows.

@@ -7,20 +7,18 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use landbridge_proto::id::ClusterId;
-use landbridge_proto::relay::NewStream;
+use landbridge_proto::relay::{NewStream, Relay};
 use landbridge_proto::route::routing_table::LinkId;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-use super::connection::{ConnectionKey, Phase, RelayStream, Remote};
+use super::connection::{Connection, Phase, RelayStream, Remote};
 use super::dials::{DIAL_MILLIS_MIN, Dial};
 use super::pending_connection::{HelloProgress, Origin, PendingConnection};
 use super::transport::Transport;
-use super::{EventLoop, PENDING_MAX};
+use super::{EventLoop, LocalRelay, PENDING_MAX};
 use crate::engine::LinkState;
-use crate::link::relay_shm::RelayShmLink;
-use crate::link::shm::{Mapper, ShmLink};
 use crate::link::socket::Socket;
 use crate::link::tls::TlsLink;
 use crate::sys;
@@ -119,6 +117,43 @@ impl ListeningSocket {
     }
 }
 
+impl LocalRelay {
+    /// The transport of a new connection.
+    fn transport_of(
+        &self,
+        relay: &Relay,
+        socket: OwnedFd,
+        origin: Origin,
+    ) -> Result<Transport, String> {
+        match (origin, &self.identity) {
+            (Origin::Ranks, _) if relay.is_recovery_enabled() => {
+                let peer_timeout = Duration::from_millis(relay.reconnect_timeout_millis());
+                sys::tune_recorded_link(&socket, peer_timeout);
+            }
+            (Origin::Ranks, _) => sys::tune_link(&socket),
+            (Origin::Unix, _) => (),
+            (Origin::Relays | Origin::Dialled(..), _) => sys::tune_shared_link(&socket),
+        }
+        let link = match (origin, &self.identity) {
+            (Origin::Ranks | Origin::Unix, _) => return Ok(Transport::Plain(Socket(socket))),
+            (Origin::Relays, Some(identity)) => TlsLink::accept(identity, socket),
+            (Origin::Dialled(cluster, _), Some(identity)) => {
+                TlsLink::dial(identity, cluster, socket)
+            }
+            (_, None) => return Err("this relay has no certificate".into()),
+        };
+        link.map(|link| Transport::Tls(Box::new(link))).map_err(|error| format!("TLS: {error}"))
+    }
+
+    /// The cluster of the relay whose certificate a connection has shown.
+    fn certified_cluster(&self, connection: &Connection) -> Result<ClusterId, String> {
+        let transport = connection.transport.as_ref();
+        transport
+            .and_then(|transport| transport.peer_cluster(self.clusters))
+            .ok_or_else(|| "its certificate is that of no relay of this job".into())
+    }
+}
+
 impl EventLoop<'_> {
     pub(super) fn accept_connections(&mut self, index: usize) {
         for _ in 0..ACCEPTS_MAX {
@@ -152,7 +187,7 @@ impl EventLoop<'_> {
     fn handle_accepted(&mut self, socket: OwnedFd, remote: Remote, origin: Origin) {
         let transport = rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|error| error.to_string())
-            .and_then(|()| self.transport_of(socket, origin));
+            .and_then(|()| self.own.transport_of(&self.forwarder.relay, socket, origin));
         self.add_pending(transport, remote, origin);
     }
 
@@ -164,7 +199,10 @@ impl EventLoop<'_> {
     ) {
         self.report.accepted += 1;
         if self.pending.count >= PENDING_MAX {
-            self.close_oldest_pending();
+            let oldest = self.pending.take_oldest(&mut self.forwarder.connections);
+            if let Some(slot) = oldest {
+                self.close(slot, "its hello was slow while many other connections waited");
+            }
         }
         let pending = PendingConnection::new(origin, sys::now_millis());
         match transport {
@@ -176,32 +214,10 @@ impl EventLoop<'_> {
         }
     }
 
-    fn transport_of(&self, socket: OwnedFd, origin: Origin) -> Result<Transport, String> {
-        match (origin, &self.own.identity) {
-            (Origin::Ranks, _) if self.forwarder.relay.is_recovery_enabled() => {
-                let peer_timeout =
-                    Duration::from_millis(self.forwarder.relay.reconnect_timeout_millis());
-                sys::tune_recorded_link(&socket, peer_timeout);
-            }
-            (Origin::Ranks, _) => sys::tune_link(&socket),
-            (Origin::Unix, _) => (),
-            (Origin::Relays | Origin::Dialled(..), _) => sys::tune_shared_link(&socket),
-        }
-        let link = match (origin, &self.own.identity) {
-            (Origin::Ranks | Origin::Unix, _) => return Ok(Transport::Plain(Socket(socket))),
-            (Origin::Relays, Some(identity)) => TlsLink::accept(identity, socket),
-            (Origin::Dialled(cluster, _), Some(identity)) => {
-                TlsLink::dial(identity, cluster, socket)
-            }
-            (_, None) => return Err("this relay has no certificate".into()),
-        };
-        link.map(|link| Transport::Tls(Box::new(link))).map_err(|error| format!("TLS: {error}"))
-    }
-
     // ---- pending connections ------------------------------------------------------------
 
     pub(super) fn serve_pending(&mut self, slot: usize) {
-        if self.drops_for_udp(slot) {
+        if self.dials.prefer_udp(&self.forwarder.connections[slot]) {
             self.forwarder.connections.schedule_close(slot, "UDP is tried once more".into());
             return;
         }
@@ -241,36 +257,14 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Whether a TCP dial that has just connected is closed in favour of another UDP dial.
-    fn drops_for_udp(&mut self, slot: usize) -> bool {
-        let connection = &self.forwarder.connections[slot];
-        let (Phase::Pending(pending), Remote::Ip(_)) = (&connection.phase, &connection.remote)
-        else {
-            return false;
-        };
-        let Origin::Dialled(cluster, number) = pending.origin else { return false };
-        if connection.is_ending || !pending.is_connecting() {
-            return false;
-        }
-        let dial = self.dials.find(cluster, number);
-        dial.is_some_and(|dial| dial.suspects_outage(sys::now_millis()))
-    }
-
     /// Checks the certificate that a relay has shown.
     fn certify(&mut self, slot: usize) -> Result<(), String> {
-        let cluster = self.certified_cluster(slot)?;
+        let cluster = self.own.certified_cluster(&self.forwarder.connections[slot])?;
         self.forwarder.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
         if let Phase::Pending(pending) = &mut self.forwarder.connections[slot].phase {
             pending.set_certified();
         }
         Ok(())
-    }
-
-    fn certified_cluster(&self, slot: usize) -> Result<ClusterId, String> {
-        let transport = self.forwarder.connections[slot].transport.as_ref();
-        transport
-            .and_then(|transport| transport.peer_cluster(self.own.clusters))
-            .ok_or_else(|| "its certificate is that of no relay of this job".into())
     }
 
     fn admit_endpoint(
@@ -296,7 +290,8 @@ impl EventLoop<'_> {
             ));
         }
         if let Some(memory) = memory {
-            self.share_memory(slot, memory)?;
+            self.forwarder.connections[slot].share_memory(memory)?;
+            self.forwarder.waiter.note_shm(slot);
         }
         let (address, incarnation) = (introduction.address, introduction.incarnation);
         self.forwarder.violations.check(address)?;
@@ -327,21 +322,8 @@ impl EventLoop<'_> {
         Ok(())
     }
 
-    fn share_memory(&mut self, slot: usize, memory: OwnedFd) -> Result<(), String> {
-        let connection = &mut self.forwarder.connections[slot];
-        let socket = match connection.transport.take() {
-            Some(Transport::Plain(socket)) => socket,
-            _ => return Err("it shares memory over something else than a Unix socket".into()),
-        };
-        let link = ShmLink::accept(socket.0, memory, Mapper::ANYWHERE)
-            .map_err(|error| format!("it does not share memory ({error})"))?;
-        connection.transport = Some(Transport::Shm(Box::new(RelayShmLink(link))));
-        self.forwarder.waiter.note_shm(slot);
-        Ok(())
-    }
-
     fn admit_relay(&mut self, slot: usize, introduction: &Introduction) -> Result<(), String> {
-        let cluster = self.certified_cluster(slot)?;
+        let cluster = self.own.certified_cluster(&self.forwarder.connections[slot])?;
         if introduction.role != Role::Relay {
             return Err("a rank connected to the listener of the relays".into());
         }
@@ -362,7 +344,7 @@ impl EventLoop<'_> {
             _ => return Err("it has been let in already".into()),
         };
         let older = self.replace_streams(peer, stream, introduction.incarnation, takes_over);
-        self.retire(older);
+        self.forwarder.retire(older);
         let new_stream = self.forwarder.relay.connect(peer, introduction.incarnation)?;
         self.forwarder.connections[slot].phase =
             Phase::Peer { link: new_stream.stream, cluster, stream };
@@ -441,39 +423,6 @@ impl EventLoop<'_> {
         self.host.handle_link(cluster, remote, LinkState::Up);
     }
 
-    pub(super) fn close_late_pending(&mut self, now_millis: u64) {
-        if self.is_after_stall(now_millis) {
-            return;
-        }
-        while let Some(key) = self.pending.keys.front().copied() {
-            match self.pending_connection(key) {
-                None => drop(self.pending.keys.pop_front()),
-                Some(pending) if pending.deadline_millis <= now_millis => {
-                    let why = pending.timeout_reason();
-                    self.pending.keys.pop_front();
-                    self.forwarder.connections.schedule_close(key.slot, why);
-                }
-                Some(_) => return,
-            }
-        }
-    }
-
-    fn close_oldest_pending(&mut self) {
-        while let Some(key) = self.pending.keys.pop_front() {
-            if self.pending_connection(key).is_some() {
-                self.close(key.slot, "its hello was slow while many other connections waited");
-                return;
-            }
-        }
-    }
-
-    fn pending_connection(&mut self, key: ConnectionKey) -> Option<&mut PendingConnection> {
-        match &mut self.forwarder.connections.find(key)?.phase {
-            Phase::Pending(pending) => Some(pending),
-            _ => None,
-        }
-    }
-
     /// Dials the streams that are due. While a relay has no stream, only the first one is dialled.
     pub(super) fn dial_due(&mut self, now_millis: u64) {
         for index in 0..self.dials.0.len() {
@@ -545,43 +494,8 @@ impl EventLoop<'_> {
         }
         (dial.fallback, dial.due_millis) = (Some(address), Some(now));
         dial.udp_failed_millis = (!std::mem::take(&mut dial.is_udp_retry)).then_some(now);
-        self.report_udp_failure(cluster, stream, address, why);
-    }
-
-    /// Logs the failure of a UDP dial, once for each reason.
-    pub(super) fn report_udp_failure(
-        &mut self,
-        cluster: ClusterId,
-        stream: u32,
-        address: SocketAddr,
-        why: &str,
-    ) {
-        let is_up = self
-            .forwarder
-            .relay
-            .peer(cluster)
-            .is_some_and(|peer| self.forwarder.relay.ports().is_up(peer));
-        let Some(dial) = self.dials.find(cluster, stream) else { return };
-        if !is_up && dial.is_new_reason(format!("{address}/udp"), why) {
-            self.host.log(format_args!(
-                "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
-                cluster.0
-            ));
-        }
-    }
-
-    /// Records that a dialled stream has broken. UDP is avoided for a time after several breaks.
-    pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
-        let Some(dial) = self.dials.find(cluster, stream) else { return };
-        dial.udp_upgrade.note_break();
-        if let Some(millis) = dial.udp_backoff.note_break(was_said, sys::now_millis()) {
-            self.host.log(format_args!(
-                "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP is used for the next \
-                 {} s",
-                cluster.0,
-                millis / 1_000
-            ));
-        }
+        let relay = &self.forwarder.relay;
+        self.dials.report_udp_failure((cluster, stream), address, why, relay, self.host);
     }
 
     fn dial(
@@ -593,7 +507,7 @@ impl EventLoop<'_> {
     ) -> Result<(), String> {
         let socket = connect(address).map_err(|error| error.to_string())?;
         let origin = Origin::Dialled(cluster, stream);
-        let transport = self.transport_of(socket, origin)?;
+        let transport = self.own.transport_of(&self.forwarder.relay, socket, origin)?;
         let slot = self
             .open(transport, PendingConnection::new(origin, now_millis), Remote::Ip(address))
             .map_err(|error| error.to_string())?;

@@ -11,8 +11,10 @@
 //! What may never happen: a relay is taken for dead because it is stopped, or because this relay
 //! was stopped.
 
-use super::EventLoop;
-use super::connection::{ConnectionKey, Phase};
+use landbridge_proto::relay::Relay;
+
+use super::connection::{ConnectionKey, ConnectionTable, Phase};
+use super::forwarder::Forwarder;
 use crate::sys::{self, TcpInfo};
 
 /// A stream to another relay that is silent for this long is broken, whatever is in flight, unless
@@ -79,41 +81,38 @@ impl LivenessMonitor {
             self.grace_until_millis = now_millis + GRACE_MILLIS;
         }
     }
-}
 
-impl EventLoop<'_> {
-    pub(super) fn is_after_stall(&self, now_millis: u64) -> bool {
-        now_millis < self.liveness.grace_until_millis
+    /// Whether this process has been stopped a short time ago.
+    pub fn is_after_stall(&self, now_millis: u64) -> bool {
+        now_millis < self.grace_until_millis
     }
 
-    pub(super) fn close_unresponsive(&mut self, now_millis: u64) {
-        if now_millis < self.liveness.next_check_millis || self.is_after_stall(now_millis) {
+    /// Closes connections that have been silent for too long.
+    pub fn close_unresponsive(&mut self, forwarder: &mut Forwarder, now_millis: u64) {
+        if now_millis < self.next_check_millis || self.is_after_stall(now_millis) {
             return;
         }
-        self.liveness.has_in_flight = false;
-        for key in std::mem::take(&mut self.liveness.watched) {
-            if self.check_liveness(key, now_millis) {
-                self.liveness.watch(key);
+        self.has_in_flight = false;
+        let rank_millis = rank_timeout_millis(&forwarder.relay);
+        for key in std::mem::take(&mut self.watched) {
+            if self.check(&mut forwarder.connections, key, rank_millis, now_millis) {
+                self.watch(key);
             }
         }
-        let gap = if self.liveness.has_in_flight { CHECK_MILLIS_SHORT } else { CHECK_MILLIS };
-        self.liveness.next_check_millis = now_millis + gap;
-    }
-
-    /// How long a rank may confirm nothing. A recorded rank ends when it is declared unreachable,
-    /// and must repeat all that it did, so it has as long as a peer that no path reaches.
-    fn rank_timeout_millis(&self) -> u64 {
-        match self.forwarder.relay.is_recovery_enabled() {
-            true => self.forwarder.relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),
-            false => RANK_TIMEOUT_MILLIS,
-        }
+        let gap = if self.has_in_flight { CHECK_MILLIS_SHORT } else { CHECK_MILLIS };
+        self.next_check_millis = now_millis + gap;
     }
 
     /// Checks a connection. Returns false if the connection need not be checked any more.
-    fn check_liveness(&mut self, key: ConnectionKey, now_millis: u64) -> bool {
-        let is_late = self.liveness.late_millis > LATE_MILLIS;
-        let rank_millis = self.rank_timeout_millis();
-        let Some(connection) = self.forwarder.connections.find(key) else { return false };
+    fn check(
+        &mut self,
+        connections: &mut ConnectionTable,
+        key: ConnectionKey,
+        rank_millis: u64,
+        now_millis: u64,
+    ) -> bool {
+        let is_late = self.late_millis > LATE_MILLIS;
+        let Some(connection) = connections.find(key) else { return false };
         let Some(transport) = &connection.transport else { return false };
         // QUIC detects silence itself.
         let Some(fd) = transport.fd() else { return false };
@@ -124,12 +123,8 @@ impl EventLoop<'_> {
         let is_broken = match connection.phase {
             Phase::Peer { .. } => {
                 let unacked_millis = unacked.map(|(_, idle_millis)| idle_millis);
-                self.liveness.has_in_flight |= is_under_way;
-                is_stream_unresponsive(
-                    &tcp_info,
-                    unacked_millis,
-                    self.forwarder.connections[key.slot].is_paused,
-                )
+                self.has_in_flight |= is_under_way;
+                is_stream_unresponsive(&tcp_info, unacked_millis, connection.is_paused)
             }
             _ if !tcp_info.has_unacked => {
                 connection.is_watched = false;
@@ -141,10 +136,18 @@ impl EventLoop<'_> {
             return true;
         }
         let seconds = tcp_info.idle_millis as f64 / 1e3;
-        self.forwarder
-            .connections
+        connections
             .schedule_close(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
         false
+    }
+}
+
+/// How long a rank may confirm nothing. A recorded rank ends when it is declared unreachable, and
+/// must repeat all that it did, so it has as long as a peer that no path reaches.
+fn rank_timeout_millis(relay: &Relay) -> u64 {
+    match relay.is_recovery_enabled() {
+        true => relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),
+        false => RANK_TIMEOUT_MILLIS,
     }
 }
 

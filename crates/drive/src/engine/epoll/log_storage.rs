@@ -66,87 +66,104 @@ impl LogStorage {
     pub fn keeps_nondeterminism(&self) -> bool {
         self.nondeterminism_file.is_some()
     }
-}
 
-impl EventLoop<'_> {
     /// Processes what the disk has completed.
-    pub(super) fn handle_disk(&mut self) {
-        let Some(disk) = &self.log_storage.disk else { return };
+    pub fn handle_disk(&mut self, relay: &mut Relay, host: &mut dyn EngineHost) {
+        let Some(disk) = &self.disk else { return };
         for done in disk.take_completions() {
             match done {
                 DiskCompletion::Written(id, result) => {
-                    if let (Err(error), false) = (&result, self.log_storage.has_failed) {
-                        self.log_storage.has_failed = true;
-                        self.host.warn(format_args!(
+                    if let (Err(error), false) = (&result, self.has_failed) {
+                        self.has_failed = true;
+                        host.warn(format_args!(
                             "recover_dir cannot be written: {error}; what is kept for --recover has only memory from now on \
                              (recover_memory), and a process for which that is not enough can come back no longer"
                         ));
                     }
-                    self.forwarder.relay.handle_written(id, result.is_ok());
+                    relay.handle_written(id, result.is_ok());
                 }
                 DiskCompletion::Read(id, result) => {
                     if let Err(error) = &result {
-                        self.host.warn(format_args!("recover_dir cannot be read: {error}"));
+                        host.warn(format_args!("recover_dir cannot be read: {error}"));
                     }
-                    self.forwarder.relay.handle_read(id, result.ok());
+                    relay.handle_read(id, result.ok());
                 }
             }
         }
-        self.log_storage.stalled_since_millis = None;
-        if std::mem::take(&mut self.log_storage.is_stalled) {
-            self.host.warn(format_args!("recover_dir can be written again: the job goes on"));
+        self.stalled_since_millis = None;
+        if std::mem::take(&mut self.is_stalled) {
+            host.warn(format_args!("recover_dir can be written again: the job goes on"));
         }
     }
 
     /// Hands orders to the disk and memory to the relay, and reports the log events that the user
     /// or the launcher must know.
-    pub(super) fn service_log(&mut self) {
-        for _ in 0..self.forwarder.relay.recovery().wanted_segment_buffers() {
-            if !std::mem::replace(&mut self.log_storage.has_pool, true) {
-                self.log_storage.segment_pool = SegmentPool::open().ok();
+    pub fn service(&mut self, forwarder: &mut Forwarder, host: &mut dyn EngineHost) {
+        let Forwarder { relay, connections, .. } = forwarder;
+        for _ in 0..relay.recovery().wanted_segment_buffers() {
+            if !std::mem::replace(&mut self.has_pool, true) {
+                self.segment_pool = SegmentPool::open().ok();
             }
-            let Some(segment) = self.log_storage.segment_pool.as_mut().and_then(SegmentPool::take)
-            else {
+            let Some(segment) = self.segment_pool.as_mut().and_then(SegmentPool::take) else {
                 break;
             };
-            self.forwarder.relay.recovery_mut().add_segment_buffer(segment);
+            relay.recovery_mut().add_segment_buffer(segment);
         }
-        let pool = &mut self.log_storage.segment_pool;
-        while let Some(segment) = self.forwarder.relay.recovery_mut().poll_surplus_buffer() {
+        let pool = &mut self.segment_pool;
+        while let Some(segment) = relay.recovery_mut().poll_surplus_buffer() {
             if let Some(pool) = pool {
                 pool.put(segment);
             }
         }
         if let Some(pool) = pool {
-            pool.shrink_to(self.forwarder.relay.recovery().unused_bytes());
+            pool.shrink_to(relay.recovery().unused_bytes());
         }
-        while let (Some(disk), Some(order)) =
-            (&self.log_storage.disk, self.forwarder.relay.recovery_mut().poll_disk_request())
+        while let (Some(disk), Some(order)) = (&self.disk, relay.recovery_mut().poll_disk_request())
         {
             disk.submit(order);
         }
-        while let Some(remark) = self.forwarder.relay.recovery_mut().poll_log_event() {
+        while let Some(remark) = relay.recovery_mut().poll_log_event() {
             match remark {
                 LogEvent::Unrecoverable(who, why) => {
-                    self.host.warn(format_args!("of {who} {why}"));
-                    self.host.handle_log_abandoned(who);
+                    host.warn(format_args!("of {who} {why}"));
+                    host.handle_log_abandoned(who);
                 }
-                LogEvent::Diverged(apart) => self.host.warn(format_args!("{apart}")),
-                LogEvent::CheckpointDue(who) => self.host.handle_checkpoint_due(who),
-                LogEvent::Recoverable(who) => self.host.handle_log_resumed(who),
-                LogEvent::DiskFull => self.host.warn(format_args!(
+                LogEvent::Diverged(apart) => host.warn(format_args!("{apart}")),
+                LogEvent::CheckpointDue(who) => host.handle_checkpoint_due(who),
+                LogEvent::Recoverable(who) => host.handle_log_resumed(who),
+                LogEvent::DiskFull => host.warn(format_args!(
                     "what is kept for --recover has filled recover_disk: what comes now stays in memory (recover_memory), and \
                      a process for which that is not enough can come back no longer"
                 )),
             }
         }
-        while let Some((link, why)) = self.forwarder.relay.recovery_mut().poll_failed_replay() {
-            if let Some(slot) = self.forwarder.connections.slot_of(link) {
-                self.forwarder.connections.schedule_close(slot, why.into());
+        while let Some((link, why)) = relay.recovery_mut().poll_failed_replay() {
+            if let Some(slot) = connections.slot_of(link) {
+                connections.schedule_close(slot, why.into());
             }
         }
     }
 
+    /// Warns the user if inputs have been waiting for the disk for long.
+    pub fn check_disk(&mut self, relay: &Relay, host: &mut dyn EngineHost, now_millis: u64) {
+        if !relay.recovery().waits_for_disk() {
+            self.stalled_since_millis = None;
+            return;
+        }
+        let since = *self.stalled_since_millis.get_or_insert(now_millis);
+        if now_millis.saturating_sub(since) > DISK_STALL_MILLIS
+            && !std::mem::replace(&mut self.is_stalled, true)
+        {
+            host.warn(format_args!(
+                "recover_dir has taken nothing for {} s, and the memory for what is kept for --recover is full: the job waits for \
+                 it",
+                DISK_STALL_MILLIS / 1_000
+            ));
+        }
+    }
+}
+
+impl EventLoop<'_> {
     /// Fences `who`: processes what an attached incarnation up to `incarnation` has sent, ends its
     /// connection, and accepts nothing more of incarnations before `incarnation`. The host receives
     /// the endpoint's recorded nondeterminism.
@@ -192,23 +209,5 @@ impl EventLoop<'_> {
         };
         self.host.handle_log_reply(&reply);
         ControlAction::Continue
-    }
-
-    /// Warns the user if inputs have been waiting for the disk for long.
-    pub(super) fn check_disk(&mut self, now_millis: u64) {
-        if !self.forwarder.relay.recovery().waits_for_disk() {
-            self.log_storage.stalled_since_millis = None;
-            return;
-        }
-        let since = *self.log_storage.stalled_since_millis.get_or_insert(now_millis);
-        if now_millis.saturating_sub(since) > DISK_STALL_MILLIS
-            && !std::mem::replace(&mut self.log_storage.is_stalled, true)
-        {
-            self.host.warn(format_args!(
-                "recover_dir has taken nothing for {} s, and the memory for what is kept for --recover is full: the job waits for \
-                 it",
-                DISK_STALL_MILLIS / 1_000
-            ));
-        }
     }
 }

@@ -43,7 +43,7 @@ use super::{ControlAction, Engine, EngineHost, EngineReport, LinkState, Setup};
 use crate::link::tls::Identity;
 use crate::refusals::Refusals;
 use crate::sys;
-use connection::{ConnectionKey, Phase, Remote};
+use connection::{ConnectionKey, ConnectionTable, Phase, Remote};
 use dials::{Dial, Dials};
 use forwarder::Forwarder;
 use listeners::Listeners;
@@ -106,6 +106,43 @@ struct LocalRelay {
 struct PendingConnections {
     keys: VecDeque<ConnectionKey>,
     count: usize,
+}
+
+impl PendingConnections {
+    /// Closes the connections whose hello has taken too long.
+    fn close_late(&mut self, connections: &mut ConnectionTable, now_millis: u64) {
+        while let Some(key) = self.keys.front().copied() {
+            match pending_connection(connections, key) {
+                None => drop(self.keys.pop_front()),
+                Some(pending) if pending.deadline_millis <= now_millis => {
+                    let why = pending.timeout_reason();
+                    self.keys.pop_front();
+                    connections.schedule_close(key.slot, why);
+                }
+                Some(_) => return,
+            }
+        }
+    }
+
+    /// The slot of the connection that has waited for its hello for the longest time.
+    fn take_oldest(&mut self, connections: &mut ConnectionTable) -> Option<usize> {
+        while let Some(key) = self.keys.pop_front() {
+            if pending_connection(connections, key).is_some() {
+                return Some(key.slot);
+            }
+        }
+        None
+    }
+}
+
+fn pending_connection(
+    connections: &mut ConnectionTable,
+    key: ConnectionKey,
+) -> Option<&mut PendingConnection> {
+    match &mut connections.find(key)?.phase {
+        Phase::Pending(pending) => Some(pending),
+        _ => None,
+    }
 }
 
 impl<'w> EventLoop<'w> {
@@ -184,7 +221,7 @@ impl<'w> EventLoop<'w> {
             self.forwarder.send_replay();
             self.close_scheduled();
             self.tick();
-            self.service_log();
+            self.log_storage.service(&mut self.forwarder, self.host);
             self.udp.transmit(&self.epoll);
         }
     }
@@ -250,7 +287,7 @@ impl<'w> EventLoop<'w> {
             return ControlAction::Continue;
         }
         if token == log_storage::DISK_TOKEN {
-            self.handle_disk();
+            self.log_storage.handle_disk(&mut self.forwarder.relay, self.host);
             return ControlAction::Continue;
         }
         if token >= udp_hubs::HUB_BASE {
@@ -373,12 +410,14 @@ impl<'w> EventLoop<'w> {
         self.forwarder.relay.handle_time(now);
         self.forwarder.drain(&[]);
         self.forwarder.resume();
-        self.close_late_pending(now);
-        self.close_unresponsive(now);
-        self.check_disk(now);
+        if !self.liveness.is_after_stall(now) {
+            self.pending.close_late(&mut self.forwarder.connections, now);
+        }
+        self.liveness.close_unresponsive(&mut self.forwarder, now);
+        self.log_storage.check_disk(&self.forwarder.relay, self.host, now);
         self.dial_due(now);
         self.upgrade_to_udp(now);
-        self.close_retired(now);
+        self.forwarder.close_retired(now);
         self.listeners.resume(&self.epoll, now);
         self.close_scheduled();
         self.report_refusals(now);

@@ -108,7 +108,7 @@ impl EventLoop<'_> {
             self.host.handle_link(cluster, remote, LinkState::Down(why));
         }
         if stream.is_dialled {
-            self.note_break(cluster, stream.number, why == CLOSED);
+            self.dials.note_break(cluster, stream.number, why == CLOSED, self.host);
             self.dials.schedule(cluster, stream.number);
         }
     }

@@ -183,7 +183,8 @@ impl EventLoop<'_> {
         let link = match hub.and_then(|hub| hub.dial(cluster, to, Instant::now())) {
             Ok(link) => link,
             Err(why) => {
-                self.report_udp_failure(cluster, stream, to, &why);
+                let relay = &self.forwarder.relay;
+                self.dials.report_udp_failure((cluster, stream), to, &why, relay, self.host);
                 return false;
             }
         };

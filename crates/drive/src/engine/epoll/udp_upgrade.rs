@@ -90,36 +90,36 @@ impl EventLoop<'_> {
             }
         }
     }
+}
 
+impl Forwarder {
     /// Retires these streams in favour of another one.
-    pub(super) fn retire(&mut self, streams: Vec<LinkId>) {
+    pub fn retire(&mut self, streams: Vec<LinkId>) {
         let now = sys::now_millis();
         for stream in streams {
-            self.forwarder.relay.retire(stream);
-            let Some(slot) = self.forwarder.connections.slot_of(stream) else { continue };
-            self.forwarder.connections[slot].retired_millis = Some(now);
-            self.forwarder.connections.retired.push(self.forwarder.connections.key(slot));
+            self.relay.retire(stream);
+            let Some(slot) = self.connections.slot_of(stream) else { continue };
+            self.connections[slot].retired_millis = Some(now);
+            self.connections.retired.push(self.connections.key(slot));
             // The stream may have waited for space with the rest of a frame.
-            self.forwarder.flush(stream, &[]);
+            self.flush(stream, &[]);
         }
     }
 
     /// Closes the retired streams that have confirmed everything or have reached the longest time.
-    pub(super) fn close_retired(&mut self, now_millis: u64) {
-        for key in std::mem::take(&mut self.forwarder.connections.retired) {
-            let Some(connection) = self.forwarder.connections.find(key) else { continue };
+    pub fn close_retired(&mut self, now_millis: u64) {
+        for key in std::mem::take(&mut self.connections.retired) {
+            let Some(connection) = self.connections.find(key) else { continue };
             let (Some(since), Some(link)) = (connection.retired_millis, connection.link()) else {
                 continue;
             };
             let age = now_millis.saturating_sub(since);
-            let is_done =
-                age >= RETIRED_MILLIS_MIN && self.forwarder.relay.ports().is_acknowledged(link);
+            let is_done = age >= RETIRED_MILLIS_MIN && self.relay.ports().is_acknowledged(link);
             match is_done || age >= RETIRED_MILLIS_MAX {
-                true => self
-                    .forwarder
-                    .connections
-                    .schedule_close(key.slot, "another has taken its place".into()),
-                false => self.forwarder.connections.retired.push(key),
+                true => {
+                    self.connections.schedule_close(key.slot, "another has taken its place".into());
+                }
+                false => self.connections.retired.push(key),
             }
         }
     }
