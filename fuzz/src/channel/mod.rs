@@ -438,7 +438,7 @@ impl World {
     /// Both leave, each when the other has confirmed everything.
     fn say_goodbye(&mut self) {
         for side in 0..2 {
-            self.sides[side].endpoint.goodbye(PEER);
+            self.sides[side].endpoint.channel_mut(PEER).goodbye();
             self.drain(side);
         }
         self.run_until_idle();

@@ -386,7 +386,7 @@ impl Applications {
                 PathProperties { lossless: known.lossless, silent_loss: known.silent_loss, ..path };
             let path = with_datagrams(path, known.datagram);
             *known = path;
-            self.world.nodes[node].endpoint.set_path(peer, PathId(path_id as u8), path);
+            self.world.nodes[node].endpoint.channel_mut(peer).set_path(PathId(path_id as u8), path);
         }
         Ok(())
     }
@@ -560,7 +560,7 @@ impl Applications {
         for node in 0..self.world.nodes.len() {
             for other in 0..self.world.nodes.len() {
                 if let Some(peer) = self.world.nodes[node].peers[other] {
-                    self.world.nodes[node].endpoint.goodbye(peer);
+                    self.world.nodes[node].endpoint.channel_mut(peer).goodbye();
                     self.world.drain(node)?;
                 }
             }

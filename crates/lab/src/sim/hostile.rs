@@ -100,7 +100,7 @@ impl Victim {
         });
         let peers = [0, 1, 2].map(|index| endpoint.peer(Address::new(index, 0)));
         for peer in peers {
-            endpoint.open_path(peer, PATH, random_datagram_path(&mut random));
+            endpoint.channel_mut(peer).open_path(PATH, random_datagram_path(&mut random));
         }
         Self {
             endpoint,
@@ -278,7 +278,7 @@ impl Victim {
             self.endpoint.handle_time(self.now);
         }
         let peer = self.peers[self.random.index(PEERS)];
-        self.endpoint.end_batch(peer, PATH);
+        self.endpoint.channel_mut(peer).end_batch(PATH);
     }
 
     fn check_place(
@@ -311,7 +311,7 @@ impl Victim {
                 require!(fits, "{payload} bytes at {at} of store {store} of {size:?}");
             }
             PayloadDestination::Region { op, .. } if self.random.percent(50) => {
-                self.endpoint.refuse(self.peers[from], op, 13);
+                self.endpoint.channel_mut(self.peers[from]).refuse(op, 13);
             }
             _ => (),
         }
@@ -332,7 +332,7 @@ impl Victim {
         self.drain()?;
         self.peers[from] = self.endpoint.peer(Address::ANONYMOUS);
         let path = random_datagram_path(&mut self.random);
-        self.endpoint.open_path(self.peers[from], PATH, path);
+        self.endpoint.channel_mut(self.peers[from]).open_path(PATH, path);
         self.known[from] = KnownNumbers::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
         for (of, _) in self.stores.values_mut().filter(|(of, _)| *of == from) {
@@ -381,11 +381,13 @@ impl Victim {
         for deferred_action in deferred {
             match deferred_action {
                 Action::Serve { peer, op, length, .. } if length <= 10_000 => {
-                    self.endpoint.serve(peer, op, FakeMemory(length))
+                    self.endpoint.channel_mut(peer).serve(op, FakeMemory(length))
                 }
-                Action::Serve { peer, op, .. } => self.endpoint.refuse(peer, op, 13),
+                Action::Serve { peer, op, .. } => self.endpoint.channel_mut(peer).refuse(op, 13),
                 Action::Atomic { peer, request } if request.fetch => {
-                    self.endpoint.answer(peer, request.op, FakeMemory(request.length as u64));
+                    self.endpoint
+                        .channel_mut(peer)
+                        .answer(request.op, FakeMemory(request.length as u64));
                 }
                 _ => (),
             }
@@ -479,7 +481,7 @@ impl Victim {
             self.honest_pending
         );
         let honest = self.peers[HONEST];
-        require!(self.endpoint.failed(honest).is_none(), "the honest peer is given up");
+        require!(self.endpoint.channel(honest).failed().is_none(), "the honest peer is given up");
         Ok(())
     }
 }

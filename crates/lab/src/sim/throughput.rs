@@ -158,7 +158,7 @@ impl LinkModel {
                 operations_max: 100,
             });
             endpoint.peer(Address::new(1 - index, 0));
-            endpoint.open_path(PEER, PATH, path(case.kind));
+            endpoint.channel_mut(PEER).open_path(PATH, path(case.kind));
             SimulatedEnd {
                 endpoint,
                 arrived: VecDeque::new(),
@@ -268,7 +268,7 @@ impl LinkModel {
         while let Some(packet) = self.ends[at].arrived.pop_front() {
             self.handle_datagram(at, &packet);
         }
-        self.ends[at].endpoint.end_batch(PEER, PATH);
+        self.ends[at].endpoint.channel_mut(PEER).end_batch(PATH);
     }
 
     fn handle_datagram(&mut self, at: usize, packet: &[u8]) {
@@ -285,7 +285,7 @@ impl LinkModel {
         }
         self.ends[at].endpoint.handle_payload(PEER, PATH);
         self.drain(at);
-        while let Some(frame) = self.ends[at].endpoint.next_reassembled(PEER) {
+        while let Some(frame) = self.ends[at].endpoint.channel(PEER).next_reassembled() {
             let head = self.ends[at].early.remove(&frame).expect("a kept frame");
             // The endpoint reads only the head; the length of the payload is known.
             self.ends[at].endpoint.handle_reassembled(PEER, &head).expect("no fault");

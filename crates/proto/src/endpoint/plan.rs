@@ -4,10 +4,11 @@
 //! frames. Planning changes nothing that matters, so a driver whose path is full drops the plan and
 //! asks again. [`Plan::commit`] makes the plan effective.
 
-use super::channel::{Channel, Item};
+use super::channel::Channel;
 use super::control_frame::ControlFrame;
+use super::driver_interface::{CompletionLevel, Memory, Peer};
+use super::operation::{Item, Op, OpKind};
 use super::path_state::PathProperties;
-use super::{CompletionLevel, Memory, Op, OpKind, Peer};
 use crate::channel::{Origin, PathId, RetainedFrame, RetainedState};
 use crate::id::Address;
 use crate::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};

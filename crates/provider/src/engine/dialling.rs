@@ -438,7 +438,7 @@ impl Engine {
             self.recognise(peer, &introduction)?;
             // Jobs that connect later may differ in size, and so in the eager credit that they
             // give.
-            self.core.set_eager_window(peer, introduction.eager_window);
+            self.core.channel_mut(peer).set_eager_window(introduction.eager_window);
         }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer
@@ -583,7 +583,7 @@ impl Engine {
     pub(super) fn use_link(&mut self, peer: Peer, id: usize) {
         if self.add_path(peer, id) {
             self.peers[peer].send_state = SendState::Up(id);
-            self.core.mark_busy(peer);
+            self.core.channel_mut(peer).mark_busy();
         }
     }
 
@@ -610,7 +610,7 @@ impl Engine {
         let path = link.path;
         let traits = link.traits(peer_state.readable.is_some(), self.identity.copy_max);
         peer_state.open_paths.push(OpenPath { path, link: id });
-        self.core.open_path(peer, path, traits);
+        self.core.channel_mut(peer).open_path(path, traits);
         true
     }
 }

@@ -309,17 +309,17 @@ impl Engine {
         if integrity::was_corrupt(error) {
             self.count_corrupt(peer, link.path);
         }
-        self.finish_statistics(peer, link.path, &link, !self.core.has_left(peer));
+        self.finish_statistics(peer, link.path, &link, !self.core.channel(peer).has_left());
         drop(link);
         let address = self.core.address(peer);
         if error.kind() == io::ErrorKind::InvalidData {
-            self.core.revoke_goodbye(peer);
+            self.core.channel_mut(peer).revoke_goodbye();
         }
-        if !is_final && !self.core.has_left(peer) {
+        if !is_final && !self.core.channel(peer).has_left() {
             return self.lose_path(peer, id, ends, error);
         }
         self.drain_links_of(peer);
-        if self.core.has_left(peer) {
+        if self.core.channel(peer).has_left() {
             log!(Debug, "{address} has left");
         } else {
             log!(Warn, "the connection to {address} is lost: {error}");

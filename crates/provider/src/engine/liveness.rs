@@ -117,7 +117,7 @@ impl Engine {
             // The reconnect continues if another path has been lost meanwhile.
             self.peers[peer].reconnect.take_if(|reconnect| !reconnect.has_lost);
         }
-        self.core.suspect_path(peer, path, false);
+        self.core.channel_mut(peer).suspect_path(path, false);
     }
 
     fn judge_liveness(&mut self, id: usize, slack: Duration) {
@@ -184,7 +184,7 @@ impl Engine {
             link.blocked.push_back(peer);
             self.core.handle_flushed(peer, path);
         }
-        self.core.suspect_path(peer, path, true);
+        self.core.channel_mut(peer).suspect_path(path, true);
         self.drain_actions();
     }
 }

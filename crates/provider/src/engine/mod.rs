@@ -282,7 +282,7 @@ impl Engine {
         if !inject || has_path(self) {
             return Ok(());
         }
-        self.core.mark_busy(peer);
+        self.core.channel_mut(peer).mark_busy();
         self.poll();
         if has_path(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -293,12 +293,12 @@ impl Engine {
     #[inline]
     fn require_copy_space(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
         let has_room = |engine: &Self| {
-            copied_bytes() < engine.buffers.retain || !engine.core.retains_for(peer)
+            copied_bytes() < engine.buffers.retain || !engine.core.channel(peer).retains()
         };
         if !is_copied || has_room(self) {
             return Ok(());
         }
-        self.core.solicit_ack(peer);
+        self.core.channel_mut(peer).solicit_ack();
         self.poll();
         if has_room(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -424,7 +424,7 @@ impl Engine {
         self.log_paths();
         self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
         for peer in self.active_peers() {
-            self.core.goodbye(peer);
+            self.core.channel_mut(peer).goodbye();
         }
         // A relay may lose what it has accepted, and no process retransmits the data after this
         // process has ended.

@@ -179,7 +179,7 @@ impl Engine {
         link: &Link,
         is_lost: bool,
     ) {
-        let done = self.core.path_statistics(peer, path);
+        let done = self.core.channel(peer).path_statistics(path);
         let peer_state = &mut self.peers[peer];
         let corrupt = std::mem::take(&mut peer_state.corrupt[path.0 as usize]);
         let entry = entry_of(&mut peer_state.closed_paths, link.what(), link.ends);
@@ -209,7 +209,9 @@ impl Engine {
         let mut entries = peer_state.closed_paths.clone();
         for open_path in &peer_state.open_paths {
             let Some(link) = self.links[open_path.link].as_ref() else { continue };
-            let Some(done) = self.core.path_statistics(peer, open_path.path) else { continue };
+            let Some(done) = self.core.channel(peer).path_statistics(open_path.path) else {
+                continue;
+            };
             let entry = entry_of(&mut entries, link.what(), link.ends);
             entry.bytes += done.bytes;
             entry.retransmitted_bytes += done.retransmitted_bytes;

@@ -151,7 +151,7 @@ impl Engine {
         let is_in_touch = |&(peer, out): &(Peer, SendState)| match out {
             // A peer that has only sent so far must receive the Goodbye, too: it may have more
             // frames for this endpoint.
-            SendState::Unknown => self.core.has_been_heard(peer),
+            SendState::Unknown => self.core.channel(peer).has_been_heard(),
             SendState::Closed => false,
             _ => true,
         };
@@ -166,7 +166,7 @@ impl Engine {
             let peer = self.peer_named(&introduction.name)?;
             let known = self.peers[peer].instance;
             let is_another = known.is_some_and(|known| known != introduction.cookie);
-            if is_another || self.core.failed(peer).is_some() {
+            if is_another || self.core.channel(peer).failed().is_some() {
                 self.forget_name(peer, &introduction.name);
             }
             return self.peer_named(&introduction.name);

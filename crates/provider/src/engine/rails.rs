@@ -129,7 +129,7 @@ impl Engine {
             if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
                 continue;
             }
-            self.core.advertise_address(peer, advertisement_of(*ip, port, 0));
+            self.core.channel_mut(peer).advertise_address(advertisement_of(*ip, port, 0));
         }
     }
 
@@ -337,9 +337,9 @@ impl Engine {
             } else {
                 PathProperties { spare, ..traits }
             };
-            self.core.set_path(peer, open_path.path, path);
+            self.core.channel_mut(peer).set_path(open_path.path, path);
         }
-        self.core.mark_busy(peer);
+        self.core.channel_mut(peer).mark_busy();
     }
 }
 

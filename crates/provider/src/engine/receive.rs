@@ -134,7 +134,7 @@ impl Engine {
     fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
         log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
         self.count_corrupt(peer, path);
-        let is_bearable = self.core.handle_corrupt_frame(peer, header);
+        let is_bearable = self.core.channel_mut(peer).handle_corrupt_frame(header);
         if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
 
@@ -174,7 +174,7 @@ impl Engine {
     /// Delivers early frames whose turn has come.
     #[cold]
     fn take_early(&mut self, peer: Peer) {
-        while let Some(frame) = self.core.next_reassembled(peer) {
+        while let Some(frame) = self.core.channel(peer).next_reassembled() {
             let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
                 return;
             };
@@ -182,7 +182,7 @@ impl Engine {
                 Ok(taken) => taken,
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
-                    self.core.revoke_goodbye(peer);
+                    self.core.channel_mut(peer).revoke_goodbye();
                     return self.pending.failed.push((peer, libc::ECONNRESET));
                 }
             };
@@ -212,7 +212,7 @@ impl Engine {
         let peer = self.peer_addressed(header.source);
         match header.kind {
             FrameKind::Unreachable => self.handle_unreachable(peer),
-            FrameKind::Lost => self.core.presume_path_lost(peer, RELAY_PATH),
+            FrameKind::Lost => self.core.channel_mut(peer).presume_path_lost(RELAY_PATH),
             _ => return Ok(Some(peer)),
         }
         Ok(None)
@@ -224,12 +224,12 @@ impl Engine {
     fn handle_unreachable(&mut self, peer: Peer) {
         let peer_state = &self.peers[peer];
         let has_hope = peer_state.reconnect.is_some() || peer_state.open_paths.len() > 1;
-        if has_hope && !self.core.has_left(peer) {
+        if has_hope && !self.core.channel(peer).has_left() {
             // The peer may have lost its relay, or this process; direct paths are being dialled.
             log!(Info, "the relay cannot reach {}", self.core.address(peer));
             return self.pending.dropped.push(peer);
         }
-        if !self.core.has_left(peer) {
+        if !self.core.channel(peer).has_left() {
             log!(Warn, "the relay cannot reach {}", self.core.address(peer));
         }
         self.pending.failed.push((peer, libc::EHOSTUNREACH));
@@ -239,7 +239,7 @@ impl Engine {
     fn end_payload(&mut self, peer: Peer, path: PathId) {
         self.core.handle_payload(peer, path);
         self.drain_actions();
-        if self.core.next_reassembled(peer).is_some() {
+        if self.core.channel(peer).next_reassembled().is_some() {
             self.take_early(peer);
         }
     }
@@ -305,7 +305,7 @@ impl Engine {
         match self.application.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
             Ok(base) => Some(base),
             Err(errno) => {
-                self.core.refuse(peer, op, errno.0);
+                self.core.channel_mut(peer).refuse(op, errno.0);
                 None
             }
         }
@@ -414,7 +414,7 @@ impl Engine {
                 } else {
                     log!(Info, "{}: a payload arrived corrupt", self.core.address(peer));
                     self.count_corrupt(peer, link.path);
-                    if !self.core.handle_corrupt(peer, link.path) {
+                    if !self.core.channel_mut(peer).handle_corrupt(link.path) {
                         return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }
                 }

@@ -117,18 +117,22 @@ impl Engine {
     fn serve(&mut self, peer: Peer, op: u32, key: u64, offset: u64, length: u64) {
         match self.application.mr.resolve(key, offset, length as usize, abi::REMOTE_READ) {
             Ok(base) => {
-                self.core.serve(peer, op, Bytes::One(Piece { base, len: length as usize }));
+                self.core
+                    .channel_mut(peer)
+                    .serve(op, Bytes::One(Piece { base, len: length as usize }));
             }
-            Err(errno) => self.core.refuse(peer, op, errno.0),
+            Err(errno) => self.core.channel_mut(peer).refuse(op, errno.0),
         }
     }
 
     /// Executes a peer's atomic operation; its operands are in `scratch`.
     fn perform(&mut self, peer: Peer, request: &AtomicRequest) {
         match self.apply(request) {
-            Ok(old) if request.fetch => self.core.answer(peer, request.op, Bytes::own(old)),
+            Ok(old) if request.fetch => {
+                self.core.channel_mut(peer).answer(request.op, Bytes::own(old))
+            }
             Ok(_) => (),
-            Err(errno) => self.core.refuse(peer, request.op, errno.0),
+            Err(errno) => self.core.channel_mut(peer).refuse(request.op, errno.0),
         }
     }
 

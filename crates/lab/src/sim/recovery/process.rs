@@ -370,7 +370,7 @@ impl Process {
         let is_known = self.endpoint.is_known(address);
         let peer = self.endpoint.peer(address);
         if !is_known {
-            self.endpoint.open_path(peer, PATH, PathProperties::RELAY);
+            self.endpoint.channel_mut(peer).open_path(PATH, PathProperties::RELAY);
         }
         peer
     }
@@ -488,7 +488,7 @@ impl Process {
         let peer = self.peer(header.source.index());
         match header.kind {
             Kind::Lost => {
-                self.endpoint.presume_path_lost(peer, PATH);
+                self.endpoint.channel_mut(peer).presume_path_lost(PATH);
                 return Ok(());
             }
             Kind::Unreachable => return Err(Violation(format!("{header:?}"))),
@@ -511,7 +511,7 @@ impl Process {
         }
         self.endpoint.handle_payload(peer, PATH);
         self.handle_actions()?;
-        while let Some(frame) = self.endpoint.next_reassembled(peer) {
+        while let Some(frame) = self.endpoint.channel(peer).next_reassembled() {
             let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
                 return Err(Violation(format!("frame {frame} is not kept")));
             };

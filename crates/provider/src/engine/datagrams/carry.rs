@@ -163,7 +163,7 @@ impl Engine {
             Err(error) => return log!(Warn, "a UDP socket fails: {error}"),
         }
         for peer in std::mem::take(&mut entry.blocked) {
-            self.core.mark_busy(peer);
+            self.core.channel_mut(peer).mark_busy();
         }
         // If epoll cannot change the interest, it reports the free space again.
         let _ = self.watch_socket(socket, EventFlags::IN);
@@ -220,7 +220,7 @@ impl Engine {
             return;
         };
         let ends_doubt = has_sign && udp_path.monitor.handle_received();
-        self.core.end_batch(peer, path);
+        self.core.channel_mut(peer).end_batch(path);
         if ends_doubt {
             self.restripe(peer);
         }

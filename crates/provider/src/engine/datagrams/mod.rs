@@ -277,7 +277,8 @@ impl Engine {
         for (&token, advertised) in &mut datagrams.tokens {
             if advertised.is_due(now) {
                 let Socket { ip, port, .. } = datagrams.sockets[advertised.socket];
-                self.core.advertise_address(advertised.peer, advertisement_of(ip, port, token));
+                let advertisement = advertisement_of(ip, port, token);
+                self.core.channel_mut(advertised.peer).advertise_address(advertisement);
             }
         }
     }
@@ -574,7 +575,7 @@ impl Engine {
         let Some(path) = self.links[id].as_ref().map(|link| link.path) else {
             return;
         };
-        let lost = self.core.path_statistics(peer, path).map_or(0, |done| done.large_lost);
+        let lost = self.core.channel(peer).path_statistics(path).map_or(0, |done| done.large_lost);
         if let Some((_, udp_path)) = self.udp_path(id).filter(|_| lost >= BLACK_HOLE_LOSSES) {
             udp_path.monitor.recheck_size();
         }
