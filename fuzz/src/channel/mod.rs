@@ -388,7 +388,7 @@ impl World {
 
     /// Time goes on until somebody has something to do; false if nobody ever will.
     fn sleep(&mut self) -> bool {
-        let wakes = self.sides.iter().filter_map(|side| side.endpoint.next_wake());
+        let wakes = self.sides.iter().filter_map(|side| side.endpoint.schedule().next_wake());
         let Some(wake) = wakes.min() else { return false };
         self.now = self.now.max(wake);
         self.handle_time();

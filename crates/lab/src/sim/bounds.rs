@@ -40,7 +40,10 @@ impl World {
     pub fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].reap(&mut self.arena)?;
         let endpoint = &self.nodes[node].endpoint;
-        require!(endpoint.armed_timers() <= endpoint.peers(), "{node} wants to be woken too often");
+        require!(
+            endpoint.schedule().armed_timers() <= endpoint.peers(),
+            "{node} wants to be woken too often"
+        );
         for other in 0..self.nodes.len() {
             let Some(peer) = self.nodes[node].peers[other] else { continue };
             if self.model.failed[node][other] || self.model.failed[other][node] {

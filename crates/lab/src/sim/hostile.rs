@@ -273,7 +273,8 @@ impl Victim {
         let back = if self.random.percent(1) { self.now.0 } else { 0 };
         self.now = Time(self.now.0 + self.random.below(jump + 1) - self.random.below(back + 1));
         self.endpoint.handle_time(self.now);
-        if let Some(wake) = self.endpoint.next_wake().filter(|_| self.random.percent(30)) {
+        if let Some(wake) = self.endpoint.schedule().next_wake().filter(|_| self.random.percent(30))
+        {
             self.now = self.now.max(wake);
             self.endpoint.handle_time(self.now);
         }

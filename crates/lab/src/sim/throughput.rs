@@ -318,7 +318,7 @@ impl LinkModel {
         while self.ends[at].endpoint.next_busy().is_some() {
             while self.transmit(at) {}
         }
-        let Some(wake) = self.ends[at].endpoint.next_wake() else { return };
+        let Some(wake) = self.ends[at].endpoint.schedule().next_wake() else { return };
         let wake = self.late(at, wake.max(self.now));
         if self.ends[at].wakes_at.is_none_or(|other| wake < other || other < self.now) {
             self.ends[at].wakes_at = Some(wake);

@@ -17,11 +17,13 @@ impl<M> ActionQueue<M> {
         Self { queue: VecDeque::new() }
     }
 
+    #[inline]
     pub fn push(&mut self, action: Action<M>) {
         self.queue.push_back(action);
     }
 
     /// Queues the report of a completion.
+    #[inline]
     pub fn complete(&mut self, done: OperationCompletion) {
         self.push(Action::Complete(done));
     }

@@ -351,10 +351,12 @@ impl<M: Memory> IncomingMessages<M> {
             return;
         };
         on.return_credit(unexpected.stored);
-        let Some((memory, at, take)) = self.receives.room_for(recv, unexpected.stored) else {
+        let Some(take) = self.receives.room_for(recv, unexpected.stored) else {
             return;
         };
-        if unexpected.stored > 0 {
+        let memory = self.receives.memory(recv, 0).filter(|_| unexpected.stored > 0);
+        if let Some((memory, at)) = memory {
+            let memory = memory.clone();
             on.actions.push(Action::CopyUnexpected { store: id, memory, at, length: take });
         }
         self.receives.handle_eager_done(on, recv, take, unexpected.long);

@@ -105,6 +105,7 @@ pub use path_state::{PathProperties, PathStatistics};
 pub use plan::{InjectMessage, OutgoingFrame};
 pub use receive::REASSEMBLED;
 pub use remote::Remote;
+pub use schedule::PeerSchedule;
 
 /// One endpoint: see the module documentation.
 pub struct Endpoint<M> {
@@ -127,8 +128,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Sets the current time. The endpoint reads the time only if [`Self::needs_time`] is true, so
-    /// the driver need not call this function otherwise.
+    /// Sets the current time. The endpoint reads the time only if [`PeerSchedule::needs_time`] is
+    /// true, so the driver need not call this function otherwise.
     #[inline]
     pub fn set_time(&mut self, now: Time) {
         self.channels.schedule.set_time(now);
@@ -384,16 +385,10 @@ impl<M: Memory> Endpoint<M> {
         self.channels.next_busy()
     }
 
-    /// Whether the endpoint needs the time. If so, the driver must call [`Self::set_time`] before
-    /// it passes in or polls anything, and must not sleep beyond [`Self::next_wake`].
-    pub fn needs_time(&self) -> bool {
-        self.channels.schedule.needs_time()
-    }
-
-    /// The time at which [`Self::handle_time`] has something to do, if there is one.
+    /// When the endpoint must be driven.
     #[inline]
-    pub fn next_wake(&self) -> Option<Time> {
-        self.channels.schedule.next_wake()
+    pub fn schedule(&self) -> &PeerSchedule {
+        &self.channels.schedule
     }
 
     /// Sets the time to `now` and does what is due. Then the driver must drain [`Self::next_busy`]
@@ -401,14 +396,9 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub fn handle_time(&mut self, now: Time) {
         self.channels.schedule.set_time(now);
-        if self.next_wake().is_some_and(|wake| wake <= now) {
+        if self.schedule().next_wake().is_some_and(|wake| wake <= now) {
             self.channels.handle_wakes();
         }
-    }
-
-    /// The number of wake-ups that are scheduled: at most one for each peer.
-    pub fn armed_timers(&self) -> usize {
-        self.channels.schedule.armed_timers()
     }
 
     /// Peers that have sent Goodbye, once for each receive that accepts messages of that peer only.

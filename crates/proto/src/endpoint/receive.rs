@@ -7,7 +7,7 @@
 
 use super::Endpoint;
 use super::arrivals::{ArrivingFrame, Frame};
-use super::channel::QUEUE_MAX;
+use super::channel::{Channel, QUEUE_MAX};
 use super::channel_mut::ChannelMut;
 use super::driver_interface::{Action, Fault, Memory, PayloadDestination, Peer};
 use super::incoming::IncomingMessages;
@@ -80,7 +80,7 @@ impl<M: Memory> Endpoint<M> {
                     operations.end_refused(&mut on, op, error);
                 }
                 operations.handle_delivered(&mut on, header.delivered, header.sequence);
-                self.deliver_frame(peer, path, frame)
+                deliver_frame(&mut on, operations, &mut self.messages, path, frame)
             }
             ArrivalOrder::Duplicate => {
                 operations.handle_delivered(&mut on, header.delivered, header.sequence);
@@ -95,94 +95,6 @@ impl<M: Memory> Endpoint<M> {
                 on.buffer_frame(path, start, buffered, bytes, head_size as u32)
             }
         }
-    }
-
-    /// Starts the delivery of the frame whose turn it is: the frame gets its destination, or the
-    /// destination of its first transmission if this did not arrive whole.
-    #[inline(always)]
-    fn deliver_frame(
-        &mut self,
-        peer: Peer,
-        path: PathId,
-        frame: Frame,
-    ) -> Result<PayloadDestination, Fault> {
-        let Some(mut arriving) = self.channels[peer].arrivals.current.take() else {
-            let place = self.place(peer, &frame)?;
-            let arriving = ArrivingFrame { frame, place, path: Some(path) };
-            self.channels[peer].arrivals.current = Some(arriving);
-            return Ok(place);
-        };
-        let was = &arriving.frame;
-        let known = (was.kind, was.head, was.whole);
-        if known != (frame.kind, frame.head, frame.whole) {
-            return Err(Fault("a frame comes again as another"));
-        }
-        if let Some(other) = arriving.path.filter(|&other| other != path) {
-            self.actions.push(Action::DiscardPayload { peer, path: other });
-        }
-        arriving.path = Some(path);
-        let place = arriving.destination_again();
-        self.channels[peer].arrivals.current = Some(arriving);
-        Ok(place)
-    }
-
-    fn place(&mut self, peer: Peer, frame: &Frame) -> Result<PayloadDestination, Fault> {
-        let (head, payload) = (&frame.head, frame.payload);
-        let channel = &mut self.channels[peer];
-        let is_request = matches!(
-            head,
-            KindHeader::Write { .. } | KindHeader::Read { .. } | KindHeader::Atomic { .. }
-        );
-        if is_request && channel.queue.len() >= QUEUE_MAX {
-            return Err(Fault("more requests than anybody has in flight"));
-        }
-        Ok(match *head {
-            KindHeader::Message { tag, data, long } => {
-                let data = (frame.flags & flag::CQ_DATA != 0).then_some(data);
-                let tagged = frame.kind == Kind::Tagged;
-                let start = MessageStart::new((peer, tagged, tag), data, long, payload);
-                self.messages.place_message(channel, start, payload)?
-            }
-            KindHeader::Data { recv, offset } => {
-                self.messages.receives.place_data(peer, recv, offset, payload)?
-            }
-            KindHeader::Ahead { send, offset } => {
-                self.messages.receives.place_ahead(channel, send, offset, payload)?
-            }
-            KindHeader::Write { op, key, offset, .. } => {
-                PayloadDestination::Region { op, key, offset }
-            }
-            KindHeader::ReadData { op, offset } => {
-                self.operations.place_reply(peer, op, offset, payload)?
-            }
-            KindHeader::AtomicReply { op } => self.operations.place_reply(peer, op, 0, payload)?,
-            KindHeader::Atomic { wants, length, .. } => {
-                let parts = if wants & 2 != 0 { 2 } else { 1 };
-                if payload != 0 && payload != parts * length as u64 {
-                    return Err(Fault("an atomic operation has the wrong number of operands"));
-                }
-                PayloadDestination::Scratch
-            }
-            KindHeader::Grant { send, limit, .. } if payload == 0 => {
-                let op = self.operations.waiting_message(peer, send)?;
-                if limit <= op.limit || limit > op.total {
-                    return Err(Fault("a grant that grants nothing, or too much"));
-                }
-                PayloadDestination::Discard
-            }
-            KindHeader::Pulled { send } if payload == 0 => {
-                let op = self.operations.waiting_message(peer, send)?;
-                if op.sent < op.limit {
-                    return Err(Fault("a message is pulled and granted at once"));
-                }
-                PayloadDestination::Discard
-            }
-            KindHeader::Goodbye if channel.end.has_left => {
-                return Err(Fault("a peer says goodbye twice"));
-            }
-            _ if payload > 0 => return Err(Fault("a control frame has a payload")),
-            _ => PayloadDestination::Discard,
-        })
     }
 
     /// Records that the payload of the last frame by `path` is at its destination.
@@ -231,8 +143,100 @@ impl<M: Memory> Endpoint<M> {
             self.operations.end_refused(&mut on, op, error);
         }
         let frame = Frame { kind, flags, head, start, whole: whole as u64, payload };
-        Ok((self.deliver_frame(peer, REASSEMBLED, frame)?, head_size))
+        let (operations, messages) = (&self.operations, &mut self.messages);
+        let place = deliver_frame(&mut on, operations, messages, REASSEMBLED, frame)?;
+        Ok((place, head_size))
     }
+}
+
+/// Starts the delivery of the frame whose turn it is: the frame gets its destination, or the
+/// destination of its first transmission if this did not arrive whole.
+#[inline(always)]
+fn deliver_frame<M: Memory>(
+    on: &mut ChannelMut<'_, M>,
+    operations: &OperationTable<M>,
+    messages: &mut IncomingMessages<M>,
+    path: PathId,
+    frame: Frame,
+) -> Result<PayloadDestination, Fault> {
+    let Some(mut arriving) = on.channel.arrivals.current.take() else {
+        let place = place(on.channel, operations, messages, &frame)?;
+        on.channel.arrivals.current = Some(ArrivingFrame { frame, place, path: Some(path) });
+        return Ok(place);
+    };
+    let was = &arriving.frame;
+    let known = (was.kind, was.head, was.whole);
+    if known != (frame.kind, frame.head, frame.whole) {
+        return Err(Fault("a frame comes again as another"));
+    }
+    if let Some(other) = arriving.path.filter(|&other| other != path) {
+        on.actions.push(Action::DiscardPayload { peer: on.peer(), path: other });
+    }
+    arriving.path = Some(path);
+    let place = arriving.destination_again();
+    on.channel.arrivals.current = Some(arriving);
+    Ok(place)
+}
+
+/// Where the payload of a frame whose turn it is belongs: in the memory of an operation of this
+/// endpoint, in that of a message to this endpoint, or in registered memory.
+fn place<M: Memory>(
+    channel: &mut Channel<M>,
+    operations: &OperationTable<M>,
+    messages: &mut IncomingMessages<M>,
+    frame: &Frame,
+) -> Result<PayloadDestination, Fault> {
+    let (peer, head, payload) = (channel.entry.peer, &frame.head, frame.payload);
+    let is_request = matches!(
+        head,
+        KindHeader::Write { .. } | KindHeader::Read { .. } | KindHeader::Atomic { .. }
+    );
+    if is_request && channel.queue.len() >= QUEUE_MAX {
+        return Err(Fault("more requests than anybody has in flight"));
+    }
+    Ok(match *head {
+        KindHeader::Message { tag, data, long } => {
+            let data = (frame.flags & flag::CQ_DATA != 0).then_some(data);
+            let tagged = frame.kind == Kind::Tagged;
+            let start = MessageStart::new((peer, tagged, tag), data, long, payload);
+            messages.place_message(channel, start, payload)?
+        }
+        KindHeader::Data { recv, offset } => {
+            messages.receives.place_data(peer, recv, offset, payload)?
+        }
+        KindHeader::Ahead { send, offset } => {
+            messages.receives.place_ahead(channel, send, offset, payload)?
+        }
+        KindHeader::Write { op, key, offset, .. } => PayloadDestination::Region { op, key, offset },
+        KindHeader::ReadData { op, offset } => operations.place_reply(peer, op, offset, payload)?,
+        KindHeader::AtomicReply { op } => operations.place_reply(peer, op, 0, payload)?,
+        KindHeader::Atomic { wants, length, .. } => {
+            let parts = if wants & 2 != 0 { 2 } else { 1 };
+            if payload != 0 && payload != parts * length as u64 {
+                return Err(Fault("an atomic operation has the wrong number of operands"));
+            }
+            PayloadDestination::Scratch
+        }
+        KindHeader::Grant { send, limit, .. } if payload == 0 => {
+            let op = operations.waiting_message(peer, send)?;
+            if limit <= op.limit || limit > op.total {
+                return Err(Fault("a grant that grants nothing, or too much"));
+            }
+            PayloadDestination::Discard
+        }
+        KindHeader::Pulled { send } if payload == 0 => {
+            let op = operations.waiting_message(peer, send)?;
+            if op.sent < op.limit {
+                return Err(Fault("a message is pulled and granted at once"));
+            }
+            PayloadDestination::Discard
+        }
+        KindHeader::Goodbye if channel.end.has_left => {
+            return Err(Fault("a peer says goodbye twice"));
+        }
+        _ if payload > 0 => return Err(Fault("a control frame has a payload")),
+        _ => PayloadDestination::Discard,
+    })
 }
 
 /// Does what follows from a delivered frame whose payload is at `place`: the frame concerns an

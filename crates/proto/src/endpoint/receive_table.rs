@@ -297,11 +297,9 @@ impl<M: Memory> ReceiveTable<M> {
         }
     }
 
-    /// Where the first `stored` bytes of a message that was stored belong: the receive's memory,
-    /// the offset there, and the bytes that fit.
-    pub fn room_for(&self, recv: u32, stored: u64) -> Option<(M, u64, u64)> {
-        let receive = self.receives.at(recv)?;
-        Some((receive.memory.clone(), receive.base, stored.min(receive.capacity)))
+    /// How many of the `stored` bytes of a message fit into receive `recv`.
+    pub fn room_for(&self, recv: u32, stored: u64) -> Option<u64> {
+        Some(stored.min(self.receives.at(recv)?.capacity))
     }
 
     /// Ends the bytes that come without a grant: asks for the rest, or completes the receive.

@@ -15,8 +15,8 @@ use alloc::vec::Vec;
 use super::driver_interface::Peer;
 use crate::path::time::Time;
 
-/// The queues and times of all channels of one endpoint.
-pub(super) struct PeerSchedule {
+/// The queues and times of all channels of one endpoint: see the module documentation.
+pub struct PeerSchedule {
     now: Time,
     busy: VecDeque<Peer>,
     /// The peers whose acknowledgement waits for an answer of the application.
@@ -30,7 +30,7 @@ pub(super) struct PeerSchedule {
 
 /// What the schedule records about one channel. The channel holds its entry.
 pub(super) struct ScheduleEntry {
-    pub peer: Peer,
+    pub(super) peer: Peer,
     /// The peer is in the queue of busy peers.
     is_busy: bool,
     /// The time at which the endpoint handles the channel; never later than the earliest timer.
@@ -41,29 +41,29 @@ pub(super) struct ScheduleEntry {
 
 impl ScheduleEntry {
     /// The entry of a channel that has nothing to do.
-    pub fn new(peer: Peer) -> Self {
+    pub(super) fn new(peer: Peer) -> Self {
         Self { peer, is_busy: false, wake: None, is_timed: false }
     }
 
     /// Whether a time is recorded at which the channel is handled.
-    pub fn is_armed(&self) -> bool {
+    pub(super) fn is_armed(&self) -> bool {
         self.wake.is_some()
     }
 
     /// Records that [`PeerSchedule::next_busy`] has returned the peer.
     #[inline]
-    pub fn handle_taken(&mut self) {
+    pub(super) fn handle_taken(&mut self) {
         self.is_busy = false;
     }
 
     /// Records that [`PeerSchedule::take_due`] has returned the peer.
-    pub fn handle_wake(&mut self) {
+    pub(super) fn handle_wake(&mut self) {
         self.wake = None;
     }
 }
 
 impl PeerSchedule {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             now: Time(0),
             busy: VecDeque::new(),
@@ -74,18 +74,18 @@ impl PeerSchedule {
     }
 
     #[inline]
-    pub fn now(&self) -> Time {
+    pub(super) fn now(&self) -> Time {
         self.now
     }
 
     #[inline]
-    pub fn set_time(&mut self, now: Time) {
+    pub(super) fn set_time(&mut self, now: Time) {
         self.now = now;
     }
 
     /// Puts the peer into the queue of busy peers, unless it is there.
     #[inline]
-    pub fn mark_busy(&mut self, entry: &mut ScheduleEntry) {
+    pub(super) fn mark_busy(&mut self, entry: &mut ScheduleEntry) {
         if !entry.is_busy {
             entry.is_busy = true;
             self.busy.push_back(entry.peer);
@@ -94,53 +94,57 @@ impl PeerSchedule {
 
     /// The next peer of the queue of busy peers. [`ScheduleEntry::handle_taken`] must follow.
     #[inline]
-    pub fn next_busy(&mut self) -> Option<Peer> {
+    pub(super) fn next_busy(&mut self) -> Option<Peer> {
         self.busy.pop_front()
     }
 
     /// Lets the acknowledgement to `peer` wait for an answer of the application.
-    pub fn defer_ack(&mut self, peer: Peer) {
+    #[inline]
+    pub(super) fn defer_ack(&mut self, peer: Peer) {
         self.deferred.push(peer);
     }
 
     /// The next peer whose acknowledgement waits no longer.
     #[inline]
-    pub fn next_deferred(&mut self) -> Option<Peer> {
+    pub(super) fn next_deferred(&mut self) -> Option<Peer> {
         self.deferred.pop()
     }
 
     /// Records whether the channel needs the time.
-    pub fn set_timed(&mut self, entry: &mut ScheduleEntry, is_timed: bool) {
+    pub(super) fn set_timed(&mut self, entry: &mut ScheduleEntry, is_timed: bool) {
         self.timed -= entry.is_timed as usize;
         self.timed += is_timed as usize;
         entry.is_timed = is_timed;
     }
 
-    /// Whether any channel needs the time.
+    /// Whether the endpoint needs the time. If so, the driver must call
+    /// [`Endpoint::set_time`](super::Endpoint::set_time) before it passes in or polls anything, and
+    /// must not sleep beyond [`Self::next_wake`].
     pub fn needs_time(&self) -> bool {
         self.timed > 0
     }
 
-    /// The earliest time at which a channel must be handled.
+    /// The time at which [`Endpoint::handle_time`](super::Endpoint::handle_time) has something to
+    /// do, if there is one.
     #[inline]
     pub fn next_wake(&self) -> Option<Time> {
         self.wakes.first().map(|&(time, _)| time)
     }
 
-    /// The number of channels with a wake-up time.
+    /// The number of wake-ups that are scheduled: at most one for each peer.
     pub fn armed_timers(&self) -> usize {
         self.wakes.len()
     }
 
     /// Removes and returns the peers whose time has come. [`ScheduleEntry::handle_wake`] must
     /// follow for each peer.
-    pub fn take_due(&mut self) -> impl Iterator<Item = Peer> + use<> {
+    pub(super) fn take_due(&mut self) -> impl Iterator<Item = Peer> + use<> {
         let later = self.wakes.split_off(&(self.now.after(1), Peer(0)));
         core::mem::replace(&mut self.wakes, later).into_iter().map(|(_, peer)| peer)
     }
 
     /// Records that the channel's next action is at time `due`.
-    pub fn arm(&mut self, entry: &mut ScheduleEntry, due: Time) {
+    pub(super) fn arm(&mut self, entry: &mut ScheduleEntry, due: Time) {
         // Overdue actions happen in the next nanosecond.
         let due = due.max(self.now.after(1));
         if let Some(wake) = entry.wake {

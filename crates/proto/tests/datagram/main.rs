@@ -42,7 +42,7 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     a.next(ONE).unwrap();
     while a.next_busy().is_some() {}
     // Nobody reports the loss.
-    assert_eq!(a.next_wake(), Some(at(4_000)));
+    assert_eq!(a.schedule().next_wake(), Some(at(4_000)));
     a.handle_time(at(3_999));
     assert_eq!(a.next_busy(), None);
     a.handle_time(at(4_000));
@@ -59,8 +59,8 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     b.deliver(ONE, &again);
     settle(&mut a, &mut b);
     assert_eq!((a.done().len(), a.is_drained()), (1, true));
-    a.handle_time(a.next_wake().unwrap());
-    assert_eq!(a.next_wake(), None, "there is nothing more to wait for");
+    a.handle_time(a.schedule().next_wake().unwrap());
+    assert_eq!(a.schedule().next_wake(), None, "there is nothing more to wait for");
 }
 
 /// A relay has taken the frame, and nobody retransmits it once its source has ended.
@@ -111,7 +111,7 @@ fn who_computes_is_asked_less_and_less_often() {
     let mut waits = Vec::new();
     let mut before = 0;
     for _ in 0..7 {
-        let wake = a.next_wake().unwrap();
+        let wake = a.schedule().next_wake().unwrap();
         a.handle_time(wake);
         assert_eq!(a.next(ONE).unwrap().kind(), Kind::StatusRequest);
         assert!(a.next(ONE).is_none());
@@ -184,7 +184,7 @@ fn one_that_is_overtaken_has_nine_eighths_of_a_round_trip() {
     a.set_time(at(80));
     a.deliver(ONE, &b.next(ONE).unwrap());
     assert!(a.next(ONE).is_none(), "it may only be late");
-    assert_eq!(a.next_wake(), Some(at(90)));
+    assert_eq!(a.schedule().next_wake(), Some(at(90)));
     a.handle_time(at(90));
     assert_eq!(a.next(ONE).unwrap().header.sequence, frames[3].header.sequence);
 }
@@ -193,14 +193,14 @@ fn one_that_is_overtaken_has_nine_eighths_of_a_round_trip() {
 fn after_a_silence_a_question_goes_and_no_payload() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     // No round trip has been measured yet.
     assert_eq!(wake, at(201));
     a.handle_time(wake);
     assert_eq!(a.next_busy(), Some(PEER));
     let ask = a.next(ONE).unwrap();
     assert_eq!((ask.kind(), a.next(ONE).is_none()), (Kind::StatusRequest, true));
-    let second = a.next_wake().unwrap();
+    let second = a.schedule().next_wake().unwrap();
     assert_eq!(second.0 - wake.0, 402 * MILLISECOND, "twice as long");
     // All frames are lost, which the answer shows.
     a.set_time(at(300));
@@ -216,7 +216,7 @@ fn all_that_a_busy_peer_has_taken_in_does_not_go_again() {
     let frames = five(&mut a);
     let mut asks = Vec::new();
     for _ in 0..4 {
-        let wake = a.next_wake().unwrap();
+        let wake = a.schedule().next_wake().unwrap();
         a.handle_time(wake);
         asks.push(a.next(ONE).unwrap());
     }
@@ -237,7 +237,7 @@ fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
     b.deliver(ONE, &a.next(ONE).unwrap());
     b.channel_mut(PEER).end_batch(ONE);
     assert!(b.next(ONE).is_none());
-    assert_eq!(b.next_wake(), Some(at(11)));
+    assert_eq!(b.schedule().next_wake(), Some(at(11)));
     b.handle_time(at(11));
     assert_eq!((b.next_busy(), b.next(ONE).unwrap().kind()), (Some(PEER), Kind::Ack));
     for _ in 0..2 {
@@ -372,12 +372,12 @@ fn who_is_paced_is_named_again_when_more_may_leave() {
     a.handle_time(now);
     while a.next_busy().is_some() {}
     let burst = std::iter::from_fn(|| a.next(ONE)).count();
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     assert!(burst > 2 && wake.0 < now.0 + 10 * MILLISECOND, "{burst} at {now:?}, then {wake:?}");
     a.handle_time(wake);
     assert_eq!(a.next_busy(), Some(PEER));
     let next = a.next(ONE);
-    assert!(next.is_some(), "{burst} at {now:?}, then {wake:?}, {:?}", a.next_wake());
+    assert!(next.is_some(), "{burst} at {now:?}, then {wake:?}, {:?}", a.schedule().next_wake());
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn a_report_goes_by_the_path_of_the_ask() {
     a.send(message(5)).unwrap();
     let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
     a.next(path).unwrap();
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     a.handle_time(wake);
     let other = if path == ONE { TWO } else { ONE };
     assert!(a.next(other).is_none(), "the question is about the other path");
@@ -432,16 +432,16 @@ fn an_address_goes_by_no_datagram_while_there_is_another_path() {
 #[test]
 fn time_matters_only_where_something_is_lost_in_silence_or_chosen() {
     let (mut a, _) = pair(STREAM);
-    assert!(!a.needs_time());
+    assert!(!a.schedule().needs_time());
     a.channel_mut(PEER).open_path(TWO, STREAM);
-    assert!(a.needs_time());
+    assert!(a.schedule().needs_time());
     a.close_path(PEER, TWO);
-    assert!(!a.needs_time());
+    assert!(!a.schedule().needs_time());
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
-    assert_eq!(a.next_wake(), None);
+    assert_eq!(a.schedule().next_wake(), None);
     a.channel_mut(PEER).set_path(ONE, DATAGRAMS);
-    assert!(a.needs_time() && a.next_wake().is_some());
+    assert!(a.schedule().needs_time() && a.schedule().next_wake().is_some());
 }
 
 #[test]
@@ -454,7 +454,7 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
         a.send(message(size)).unwrap();
         a.next(ONE).unwrap();
     }
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     a.handle_time(wake);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.set_time(wake.after(100 * MICROSECOND));
@@ -475,7 +475,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         a.send(message(1_000)).unwrap();
         let mut frames = vec![a.next(ONE).unwrap()];
         // Status requests become less and less frequent.
-        while let Some(wake) = a.next_wake().filter(|wake| *wake < at(600_000)) {
+        while let Some(wake) = a.schedule().next_wake().filter(|wake| *wake < at(600_000)) {
             a.handle_time(wake);
             frames.extend(std::iter::from_fn(|| a.next(ONE)));
         }

@@ -69,7 +69,7 @@ fn nothing_too_long_leaves_whatever_else_is_to_be_done() {
     a.send(message(5)).unwrap();
     let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
     a.next(path).unwrap();
-    a.handle_time(a.next_wake().unwrap());
+    a.handle_time(a.schedule().next_wake().unwrap());
     // A status request is due by the one path; overlong frames are sent by the other.
     for _ in 0..3 {
         a.atomic(PEER, LONG_REQUEST, Room(2_500), None, TICKET).unwrap();
@@ -88,7 +88,7 @@ fn what_goes_again_is_cut_for_smaller_datagrams() {
         a.next(ONE).unwrap()
     };
     a.channel_mut(PEER).set_path(ONE, PathProperties { payload_max: 400, ..DATAGRAMS });
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     a.handle_time(wake);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.set_time(wake.after(MILLISECOND));

@@ -469,7 +469,7 @@ impl Engine {
         let is_due = |replay: &Replay| {
             let lag = replay.now.lag(real);
             let then = ProtocolClock { micros: replay.now.micros + lag, ..replay.now };
-            lag > 0 && self.core.next_wake().is_some_and(|wake| wake <= then.time())
+            lag > 0 && self.core.schedule().next_wake().is_some_and(|wake| wake <= then.time())
         };
         self.replay.as_ref().is_some_and(is_due) || self.has_frame(id)
     }
@@ -496,7 +496,7 @@ impl Engine {
 
     /// Nanoseconds until the next protocol timer is due; `None` without a timer.
     pub(super) fn nanos_to_wake(&self) -> Option<u64> {
-        let wake = self.core.next_wake()?;
+        let wake = self.core.schedule().next_wake()?;
         let real = self.poll_state.time();
         let now = self.replay.as_ref().map_or(real, |replay| {
             replay.now.time().after(replay.now.lag(real).saturating_mul(MICROSECOND))

@@ -148,7 +148,7 @@ impl Engine {
             return self.progress_recorded();
         }
         self.core.flush_deferred_acks();
-        if self.peers.has_several || self.core.needs_time() {
+        if self.peers.has_several || self.core.schedule().needs_time() {
             self.core.set_time(self.poll_state.time());
         }
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
@@ -205,7 +205,7 @@ impl Engine {
         if self.is_recorded() {
             self.poll_recorded();
         } else {
-            if self.peers.has_several || self.core.needs_time() {
+            if self.peers.has_several || self.core.schedule().needs_time() {
                 self.core.set_time(self.poll_state.time());
             }
             self.poll();
@@ -304,7 +304,7 @@ impl Engine {
             return 0;
         }
         let mut events = 0;
-        if self.core.needs_time() {
+        if self.core.schedule().needs_time() {
             self.handle_time();
         }
         for index in 0..self.links.rings.len() {

@@ -422,7 +422,8 @@ impl Process {
     fn poll_live(&mut self, real: u64) -> Result<(), Violation> {
         let lag = real.saturating_sub(self.clock.real);
         let then = Time((self.clock.micros + lag) * MICROSECOND);
-        let is_due = lag > 0 && self.endpoint.next_wake().is_some_and(|wake| wake <= then);
+        let is_due =
+            lag > 0 && self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= then);
         let mut waiting = Vec::new();
         // A poll delivers 32 frames at most.
         while waiting.len() < 32
@@ -464,7 +465,7 @@ impl Process {
 
     fn finish_poll(&mut self) -> Result<(), Violation> {
         let now = self.now();
-        if self.endpoint.next_wake().is_some_and(|wake| wake <= now) {
+        if self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= now) {
             self.endpoint.handle_time(now);
         }
         self.drain()

@@ -446,7 +446,7 @@ impl Engine {
     /// Runs protocol timers that are due at `now`.
     #[inline]
     pub(super) fn do_what_is_due(&mut self, now: Time) {
-        if self.core.next_wake().is_some_and(|at| at <= now) {
+        if self.core.schedule().next_wake().is_some_and(|at| at <= now) {
             self.core.handle_time(now);
             self.drain_actions();
         }
