@@ -213,7 +213,7 @@ fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
 #[test]
 fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
     let (mut a, mut b) = pair();
-    b.recv(posting(5));
+    b.messages_mut().recv(posting(5));
     a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     let frame = a.next(ONE).unwrap();
     let place = b.hear(ONE, &frame);

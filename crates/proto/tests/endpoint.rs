@@ -63,7 +63,7 @@ fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     a.handle_payload(PEER, PATH);
     let mut posting = posting(7);
     posting.tag = Some((1, 0));
-    a.recv(posting);
+    a.messages_mut().recv(posting);
     let done = a.done();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(done.iter().all(|done| done.error.is_none()));
@@ -83,7 +83,7 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
         };
         a.channel_mut(PEER).set_path(PATH, path);
         if is_posted {
-            b.recv(posting(size));
+            b.messages_mut().recv(posting(size));
         }
         a.send(message(size, CompletionLevel::DeliveryComplete)).unwrap();
         // Nothing comes back meanwhile.
@@ -96,7 +96,7 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
         let ahead = (WINDOW as u64 - 100) / 2;
         assert_eq!(unasked, size.min(100 + ahead));
         if !is_posted {
-            b.recv(posting(size));
+            b.messages_mut().recv(posting(size));
         }
         while let Some(frame) = b.transmit() {
             a.deliver(frame);
@@ -225,10 +225,10 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
 fn what_waits_for_one_peer_fails_with_it_multi_receives_too() {
     let (mut a, _) = pair();
     let posting = Posting { multi: true, tag: None, source: Some(PEER), ..posting(100) };
-    a.recv(posting);
+    a.messages_mut().recv(posting);
     a.fail(PEER, 103);
     let posting = Posting { multi: true, tag: None, source: Some(PEER), ..self::posting(100) };
-    a.recv(posting);
+    a.messages_mut().recv(posting);
     let done = a.done();
     let failed =
         |done: &OperationCompletion| done.released && done.error == Some(Failure::Errno(103));
@@ -246,13 +246,20 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
         if context == 1 {
             b.handle_payload(PEER, PATH);
         }
-        b.peek(Peek { source: None, tag: 1, ignore: 0, context, claim: true, discard: false });
+        b.messages_mut().peek(Peek {
+            source: None,
+            tag: 1,
+            ignore: 0,
+            context,
+            claim: true,
+            discard: false,
+        });
     }
     assert_eq!(b.done().len(), 2);
     b.fail(PEER, 103);
     for context in [1, 2] {
         let ticket = Ticket { context, notify: true };
-        assert!(b.claim(Posting { ticket, ..posting(10) }));
+        assert!(b.messages_mut().claim(Posting { ticket, ..posting(10) }));
     }
     let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
     assert_eq!(errors, [None, Some(Failure::Errno(103))]);
@@ -277,7 +284,7 @@ fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
     a.channel_mut(PEER).goodbye();
     b.deliver(a.transmit().unwrap());
     assert!(b.channel(PEER).has_left() && !a.is_flushed(), "40 bytes wait for a receive");
-    b.recv(posting(50));
+    b.messages_mut().recv(posting(50));
     while !a.is_flushed() {
         while let Some(frame) = b.transmit() {
             a.deliver(frame);
@@ -330,7 +337,7 @@ fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
 #[test]
 fn who_breaks_the_protocol_has_not_left_in_good_order() {
     let (mut a, mut b) = pair();
-    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });
     a.channel_mut(PEER).goodbye();
     b.deliver(a.transmit().unwrap());
     assert_eq!(b.awaited_departed_peers().collect::<Vec<_>>(), [PEER]);
@@ -338,7 +345,7 @@ fn who_breaks_the_protocol_has_not_left_in_good_order() {
     b.channel_mut(PEER).revoke_goodbye();
     b.fail(PEER, 104);
     b.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });
     let lost = Some(Failure::Errno(104));
     let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
     assert_eq!(errors, [lost, lost, lost]);
@@ -420,7 +427,7 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let pull = state == State::Pulling;
     b.channel_mut(PEER).set_path(PATH, PathProperties { pull, ..PIECES });
     if state != State::Unknown {
-        b.recv(posting(500));
+        b.messages_mut().recv(posting(500));
     }
     if matches!(state, State::Unknown | State::Posted) {
         return (b, 0);

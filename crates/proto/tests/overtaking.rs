@@ -31,7 +31,7 @@ fn all_messages_arrive(fate: Fate) {
                 end.endpoint.channel_mut(PEER).open_path(PATH, PathProperties::RELAY)
             });
             for _ in 0..messages {
-                world.ends[1].endpoint.recv(posting(bytes));
+                world.ends[1].endpoint.messages_mut().recv(posting(bytes));
                 world.ends[0].endpoint.send(message(bytes)).unwrap();
             }
             world.settle();

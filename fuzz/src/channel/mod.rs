@@ -223,7 +223,7 @@ impl World {
         self.received[side][tag].push(ticket.context);
         let tag = Some((tag as u64, 0));
         let posting = Posting { source: Some(PEER), memory, tag, ticket, multi: false };
-        self.sides[side].endpoint.recv(posting);
+        self.sides[side].endpoint.messages_mut().recv(posting);
         self.drain(side);
     }
 

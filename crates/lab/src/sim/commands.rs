@@ -265,7 +265,7 @@ impl Applications {
         self.world.model.post(node, wanted, ticket.context);
         let source = wanted.source.map(|other| self.world.peer(node, other));
         let posting = Posting { source, memory, tag: wanted.tag, ticket, multi: false };
-        self.world.nodes[node].endpoint.recv(posting);
+        self.world.nodes[node].endpoint.messages_mut().recv(posting);
         self.world.drain(node)
     }
 
@@ -284,7 +284,7 @@ impl Applications {
         self.world.model.post(node, wanted, ticket.context);
         let source = wanted.source.map(|other| self.world.peer(node, other));
         let posting = Posting { source, memory, tag: None, ticket, multi: true };
-        self.world.nodes[node].endpoint.recv(posting);
+        self.world.nodes[node].endpoint.messages_mut().recv(posting);
         self.world.drain(node)
     }
 
@@ -310,7 +310,7 @@ impl Applications {
     fn cancel_one(&mut self, node: usize, context: usize) -> Result<(), Violation> {
         self.world.log_step(|| format!("{node}: cancel {context}"));
         let waits = self.world.model.cancel(node, context);
-        let cancelled = self.world.nodes[node].endpoint.cancel(context);
+        let cancelled = self.world.nodes[node].endpoint.messages_mut().cancel(context);
         require!(waits == cancelled, "cancel of {context}: {cancelled} instead of {waits}");
         self.world.drain(node)
     }
@@ -334,7 +334,7 @@ impl Applications {
         let source = wanted.source.map(|other| self.world.peer(node, other));
         let (tag, ignore) = wanted.tag.unwrap_or((0, 0));
         let look = Peek { source, tag, ignore, context, claim, discard };
-        self.world.nodes[node].endpoint.peek(look);
+        self.world.nodes[node].endpoint.messages_mut().peek(look);
         self.world.drain(node)?;
         require!(
             !self.world.model.operations.contains_key(&context),
@@ -355,7 +355,7 @@ impl Applications {
                 .model
                 .operations
                 .insert(context, PendingOperation::Discard { node, message, is_lost });
-            let was_there = self.world.nodes[node].endpoint.claim_discard(ticket);
+            let was_there = self.world.nodes[node].endpoint.messages_mut().claim_discard(ticket);
             require!(was_there, "claim {context} finds nothing");
             return self.world.drain(node);
         }
@@ -372,7 +372,7 @@ impl Applications {
         }
         self.world.model.operations.insert(context, operation);
         let posting = Posting { source: None, memory, tag: Some((0, 0)), ticket, multi: false };
-        let was_there = self.world.nodes[node].endpoint.claim(posting);
+        let was_there = self.world.nodes[node].endpoint.messages_mut().claim(posting);
         require!(was_there, "claim {context} finds nothing");
         self.world.drain(node)
     }

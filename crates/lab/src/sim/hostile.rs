@@ -144,7 +144,7 @@ impl Victim {
                 let tag = (!multi && random.percent(70)).then_some((tag, 0));
                 // The source is not a wildcard, because attackers must not match the receives for
                 // the honest peer.
-                endpoint.recv(Posting {
+                endpoint.messages_mut().recv(Posting {
                     source: Some(peer),
                     memory: FakeMemory(size),
                     tag,
@@ -164,7 +164,14 @@ impl Victim {
             _ => {
                 let (claim, discard) = random.pick(&[(true, false), (false, true), (false, false)]);
                 let context = ticket.context + 1_000_000 + random.next() as usize % 1_000_000_000;
-                endpoint.peek(Peek { source: Some(peer), tag, ignore: 0, context, claim, discard });
+                endpoint.messages_mut().peek(Peek {
+                    source: Some(peer),
+                    tag,
+                    ignore: 0,
+                    context,
+                    claim,
+                    discard,
+                });
             }
         }
     }
@@ -397,7 +404,7 @@ impl Victim {
             && let Some(recv) = self.pulls.pop()
         {
             let outcome = if self.random.percent(50) { Ok(()) } else { Err(()) };
-            self.endpoint.handle_pulled(recv, outcome);
+            self.endpoint.messages_mut().handle_pulled(recv, outcome);
             return self.drain();
         }
         Ok(())
@@ -442,7 +449,7 @@ impl Victim {
                 ticket,
                 multi: false,
             };
-            self.endpoint.recv(posting);
+            self.endpoint.messages_mut().recv(posting);
             self.honest_pending += 1;
             self.drain()?;
             let head = KindHeader::Message { tag, data: 0, long: None };

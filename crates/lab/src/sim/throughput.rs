@@ -210,7 +210,7 @@ impl LinkModel {
             ticket: ticket(RECEIVED),
             multi: false,
         };
-        self.ends[1 - from].endpoint.recv(posting);
+        self.ends[1 - from].endpoint.messages_mut().recv(posting);
         let message = Message {
             peer: PEER,
             memory: SizedMemory(self.case.size),

@@ -316,7 +316,7 @@ impl World {
             self.arena.write(pull.memory, pull.at, &bytes)?;
             Ok(())
         };
-        self.nodes[index].endpoint.handle_pulled(pull.recv, outcome);
+        self.nodes[index].endpoint.messages_mut().handle_pulled(pull.recv, outcome);
         self.drain(index)?;
         Ok(true)
     }

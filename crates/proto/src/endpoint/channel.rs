@@ -2,6 +2,14 @@
 //! items to send, buffers and credit here, and joins parts from other files: paths (`path_set`),
 //! acknowledgements (`acknowledgements`), control frames and repairs (`control_frame`), arriving
 //! frames (`arrivals`) and timers (`timers`).
+//!
+//! What enters: items to send, what the peer confirms or reports, the time. What leaves: whether an
+//! acknowledgement is owed, what must be retransmitted, when to act next, and for the driver what
+//! is known of the peer. The methods here change the channel alone;
+//! [`ChannelMut`](super::ChannelMut) holds those that also change what the endpoint has to do.
+//!
+//! What may never happen: payload is retransmitted because the peer is silent; bytes are confirmed
+//! whose refusal waits to be sent.
 
 use alloc::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! The driver's commands that concern one channel and no operation of this endpoint.
 //!
 //! What enters: settings of the channel, and requests to the peer. What leaves: a Goodbye in the
-//! channel's queue, and acknowledgements that are owed. What may never happen: a peer that has
-//! failed is marked busy for a command.
+//! channel's queue, and acknowledgements that are owed. What may never happen: the peer gets
+//! two Goodbyes.
 
 use super::channel_mut::ChannelMut;
 use super::driver_interface::Memory;

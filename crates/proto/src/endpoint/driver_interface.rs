@@ -201,11 +201,11 @@ pub enum Action<M> {
         store: u32,
     },
     /// Read `length` bytes at `address` of the peer's process into `memory` at offset `at`, then
-    /// call [`Endpoint::handle_pulled`].
+    /// call [`MessagesMut::handle_pulled`].
     Pull {
         /// The peer whose memory is read.
         peer: Peer,
-        /// The number of the receive, an argument of [`Endpoint::handle_pulled`].
+        /// The number of the receive, an argument of [`MessagesMut::handle_pulled`].
         recv: u32,
         /// The address in the peer's process.
         address: u64,

@@ -87,114 +87,6 @@ impl<M: Memory> IncomingMessages<M> {
         self.receives.is_empty() && self.unexpected_messages.is_empty()
     }
 
-    /// Matches a receive with the oldest message that it accepts, or queues the receive.
-    #[inline]
-    pub fn recv(
-        &mut self,
-        channels: &mut ChannelTable<M>,
-        actions: &mut ActionQueue<M>,
-        posting: Posting<M>,
-    ) {
-        let tagged = posting.tag.is_some();
-        let (tag, ignore) = posting.tag.unwrap_or((0, 0));
-        let source = posting.source.map_or(ANY, |peer| peer.0);
-        let sender = posting.source.map(|peer| &channels[peer]);
-        let failed =
-            sender.filter(|channel| !channel.end.has_left).and_then(|channel| channel.end.failed);
-        let multi = posting.multi;
-        let id = self.receives.insert(posting);
-        let want = MatchCriteria { tag, ignore, source, id };
-        while let Some(unexpected) = self.unexpected_queue.of(tagged).take(&want) {
-            let matched_receive = if multi { self.receives.split_multi(id) } else { id };
-            self.match_unexpected(channels, actions, unexpected, matched_receive);
-            if !multi || !self.receives.has_room(id) {
-                return;
-            }
-        }
-        match failed {
-            Some(errno) => self.receives.finish(actions, id, Some(Failure::Errno(errno))),
-            _ => self.receives.post(tagged, want),
-        }
-    }
-
-    /// Whether [`Self::peek`] would find a message.
-    pub fn would_match(&self, peek: &Peek) -> bool {
-        self.unexpected_queue.tagged.find(&peek.criteria()).is_some()
-    }
-
-    /// Looks for a tagged message without receiving it. Every peek is answered by one
-    /// [`OperationCompletion`].
-    pub fn peek(
-        &mut self,
-        channels: &mut ChannelTable<M>,
-        actions: &mut ActionQueue<M>,
-        peek: Peek,
-    ) {
-        let ticket = Ticket { context: peek.context, notify: true };
-        let Some(id) = self.unexpected_queue.tagged.find(&peek.criteria()) else {
-            return actions.complete(peek.found_nothing());
-        };
-        // `find` returns only numbers of messages that are in the slab.
-        let unexpected = self.unexpected_messages.at(id).expect("a queued message");
-        let done =
-            unexpected.describe(OperationCompletion::new(CompletionKind::TaggedRecv, ticket));
-        if peek.claim || peek.discard {
-            self.unexpected_queue.tagged.remove(id);
-        }
-        if peek.claim {
-            self.claimed.insert(peek.context, Ok(id));
-        } else if peek.discard {
-            self.drop_message(channels, actions, id);
-        }
-        actions.complete(done);
-    }
-
-    /// Receives the message that a peek claimed for `posting.ticket.context`. Returns false if
-    /// there is none.
-    pub fn claim(
-        &mut self,
-        channels: &mut ChannelTable<M>,
-        actions: &mut ActionQueue<M>,
-        posting: Posting<M>,
-    ) -> bool {
-        let Some(claimed) = self.claimed.remove(&posting.ticket.context) else {
-            return false;
-        };
-        let id = self.receives.insert(posting);
-        match claimed {
-            Ok(unexpected) => self.match_unexpected(channels, actions, unexpected, id),
-            Err(failure) => self.receives.finish(actions, id, Some(failure)),
-        }
-        true
-    }
-
-    /// Drops the message that a peek claimed for `ticket.context`. Returns false if there is none.
-    pub fn claim_discard(
-        &mut self,
-        channels: &mut ChannelTable<M>,
-        actions: &mut ActionQueue<M>,
-        ticket: Ticket,
-    ) -> bool {
-        let Some(claimed) = self.claimed.remove(&ticket.context) else {
-            return false;
-        };
-        let done = OperationCompletion::new(CompletionKind::TaggedRecv, ticket);
-        let (done, id) = match claimed {
-            Ok(id) => (
-                self.unexpected_messages
-                    .at(id)
-                    .map_or(done, |unexpected| unexpected.describe(done)),
-                Some(id),
-            ),
-            Err(failure) => (done.failed(failure), None),
-        };
-        actions.complete(OperationCompletion { length: 0, ..done });
-        if let Some(id) = id {
-            self.drop_message(channels, actions, id);
-        }
-        true
-    }
-
     /// Where the first piece of a message belongs: in the receive that it matches, or in the store.
     #[inline]
     pub fn place_message(
@@ -315,37 +207,6 @@ impl<M: Memory> IncomingMessages<M> {
         }
     }
 
-    /// Gives the unexpected message `id` to receive `recv`.
-    fn match_unexpected(
-        &mut self,
-        channels: &mut ChannelTable<M>,
-        actions: &mut ActionQueue<M>,
-        id: u32,
-        recv: u32,
-    ) {
-        let Some(&UnexpectedMessage {
-            peer,
-            tag,
-            data,
-            tagged,
-            total,
-            stored,
-            is_filled,
-            long,
-            ..
-        }) = self.unexpected_messages.at(id)
-        else {
-            return;
-        };
-        self.receives
-            .bind(recv, MessageStart { peer, tagged, tag, data, long, total, eager_bytes: stored });
-        if is_filled {
-            self.finish_unexpected(&mut channels.on(peer, actions), id, recv);
-        } else if let Some(unexpected) = self.unexpected_messages.at_mut(id) {
-            unexpected.matched_receive = Some(recv);
-        }
-    }
-
     fn finish_unexpected(&mut self, on: &mut ChannelMut<'_, M>, id: u32, recv: u32) {
         let Some(unexpected) = self.unexpected_messages.remove(id) else {
             return;
@@ -371,18 +232,6 @@ impl<M: Memory> IncomingMessages<M> {
             self.discard(on, id);
         } else if let Some(recv) = unexpected.matched_receive {
             self.finish_unexpected(on, id, recv);
-        }
-    }
-
-    /// Drops message `id`, now or when its store is filled.
-    fn drop_message(
-        &mut self,
-        channels: &mut ChannelTable<M>,
-        actions: &mut ActionQueue<M>,
-        id: u32,
-    ) {
-        if let Some(unexpected) = self.unexpected_messages.at(id) {
-            self.discard(&mut channels.on(unexpected.peer, actions), id);
         }
     }
 
@@ -434,6 +283,159 @@ impl<M: Memory> IncomingMessages<M> {
         }
         if unexpected.stored > 0 {
             actions.push(Action::DropUnexpected { store: id });
+        }
+    }
+}
+
+/// The messages of one endpoint, borrowed with the channels to their senders: see
+/// [`Endpoint::messages_mut`](super::Endpoint::messages_mut).
+pub struct MessagesMut<'a, M> {
+    pub(super) messages: &'a mut IncomingMessages<M>,
+    pub(super) channels: &'a mut ChannelTable<M>,
+    pub(super) actions: &'a mut ActionQueue<M>,
+}
+
+impl<M: Memory> MessagesMut<'_, M> {
+    /// Matches a receive with the oldest message that it accepts, or queues the receive.
+    #[inline]
+    pub fn recv(&mut self, posting: Posting<M>) {
+        let tagged = posting.tag.is_some();
+        let (tag, ignore) = posting.tag.unwrap_or((0, 0));
+        let source = posting.source.map_or(ANY, |peer| peer.0);
+        let sender = posting.source.map(|peer| &self.channels[peer]);
+        let failed =
+            sender.filter(|channel| !channel.end.has_left).and_then(|channel| channel.end.failed);
+        let multi = posting.multi;
+        let id = self.messages.receives.insert(posting);
+        let want = MatchCriteria { tag, ignore, source, id };
+        while let Some(unexpected) = self.messages.unexpected_queue.of(tagged).take(&want) {
+            let matched_receive = if multi { self.messages.receives.split_multi(id) } else { id };
+            self.match_unexpected(unexpected, matched_receive);
+            if !multi || !self.messages.receives.has_room(id) {
+                return;
+            }
+        }
+        match failed {
+            Some(errno) => {
+                self.messages.receives.finish(self.actions, id, Some(Failure::Errno(errno)))
+            }
+            _ => self.messages.receives.post(tagged, want),
+        }
+    }
+
+    /// Whether [`Self::peek`] would find a message.
+    pub fn would_match(&self, peek: &Peek) -> bool {
+        self.messages.unexpected_queue.tagged.find(&peek.criteria()).is_some()
+    }
+
+    /// Completes a peek with "no message", whatever has arrived.
+    pub fn complete_empty_peek(&mut self, peek: &Peek) {
+        self.actions.complete(peek.found_nothing());
+    }
+
+    /// Looks for a tagged message without receiving it. Every peek is answered by one
+    /// [`OperationCompletion`].
+    pub fn peek(&mut self, peek: Peek) {
+        let ticket = Ticket { context: peek.context, notify: true };
+        let Some(id) = self.messages.unexpected_queue.tagged.find(&peek.criteria()) else {
+            return self.complete_empty_peek(&peek);
+        };
+        // `find` returns only numbers of messages that are in the slab.
+        let unexpected = self.messages.unexpected_messages.at(id).expect("a queued message");
+        let done =
+            unexpected.describe(OperationCompletion::new(CompletionKind::TaggedRecv, ticket));
+        if peek.claim || peek.discard {
+            self.messages.unexpected_queue.tagged.remove(id);
+        }
+        if peek.claim {
+            self.messages.claimed.insert(peek.context, Ok(id));
+        } else if peek.discard {
+            self.drop_message(id);
+        }
+        self.actions.complete(done);
+    }
+
+    /// Receives the message that a peek claimed for `posting.ticket.context`. Returns false if
+    /// there is none.
+    pub fn claim(&mut self, posting: Posting<M>) -> bool {
+        let Some(claimed) = self.messages.claimed.remove(&posting.ticket.context) else {
+            return false;
+        };
+        let id = self.messages.receives.insert(posting);
+        match claimed {
+            Ok(unexpected) => self.match_unexpected(unexpected, id),
+            Err(failure) => self.messages.receives.finish(self.actions, id, Some(failure)),
+        }
+        true
+    }
+
+    /// Drops the message that a peek claimed for `ticket.context`. Returns false if there is none.
+    pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
+        let Some(claimed) = self.messages.claimed.remove(&ticket.context) else {
+            return false;
+        };
+        let done = OperationCompletion::new(CompletionKind::TaggedRecv, ticket);
+        let (done, id) = match claimed {
+            Ok(id) => (
+                self.messages
+                    .unexpected_messages
+                    .at(id)
+                    .map_or(done, |unexpected| unexpected.describe(done)),
+                Some(id),
+            ),
+            Err(failure) => (done.failed(failure), None),
+        };
+        self.actions.complete(OperationCompletion { length: 0, ..done });
+        if let Some(id) = id {
+            self.drop_message(id);
+        }
+        true
+    }
+
+    /// Cancels the oldest waiting receive of `context`. Returns false if no receive of `context`
+    /// waits.
+    pub fn cancel(&mut self, context: usize) -> bool {
+        self.messages.receives.cancel(self.actions, context)
+    }
+
+    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or grants them (`Err`).
+    pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
+        if let Some(peer) = self.messages.receives.sender(recv) {
+            let mut on = self.channels.on(peer, self.actions);
+            self.messages.receives.handle_pulled(&mut on, recv, pulled);
+        }
+    }
+
+    /// Gives the unexpected message `id` to receive `recv`.
+    fn match_unexpected(&mut self, id: u32, recv: u32) {
+        let Some(&UnexpectedMessage {
+            peer,
+            tag,
+            data,
+            tagged,
+            total,
+            stored,
+            is_filled,
+            long,
+            ..
+        }) = self.messages.unexpected_messages.at(id)
+        else {
+            return;
+        };
+        self.messages
+            .receives
+            .bind(recv, MessageStart { peer, tagged, tag, data, long, total, eager_bytes: stored });
+        if is_filled {
+            self.messages.finish_unexpected(&mut self.channels.on(peer, self.actions), id, recv);
+        } else if let Some(unexpected) = self.messages.unexpected_messages.at_mut(id) {
+            unexpected.matched_receive = Some(recv);
+        }
+    }
+
+    /// Drops message `id`, now or when its store is filled.
+    fn drop_message(&mut self, id: u32) {
+        if let Some(unexpected) = self.messages.unexpected_messages.at(id) {
+            self.messages.discard(&mut self.channels.on(unexpected.peer, self.actions), id);
         }
     }
 }

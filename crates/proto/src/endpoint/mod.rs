@@ -1,6 +1,6 @@
 //! One endpoint of one process: messages, matching and remote memory over channels to its peers.
 //!
-//! What enters: the application's commands ([`Endpoint::send`], [`Endpoint::recv`], …), frames
+//! What enters: the application's commands ([`Endpoint::send`], [`MessagesMut::recv`], …), frames
 //! ([`Endpoint::handle_frame`], then [`Endpoint::handle_payload`]), and the driver's reports on
 //! frames that it was given to send. What leaves: frames ([`Endpoint::poll_transmit`]) and actions
 //! ([`Endpoint::poll_action`]), which are bytes to move, memory of the application to access, and
@@ -99,6 +99,7 @@ pub use driver_interface::{
     Message, OperationCompletion, PayloadDestination, Peek, Peer, Posting, Ticket,
 };
 use incoming::IncomingMessages;
+pub use incoming::MessagesMut;
 use operation::Op;
 use operation_table::OperationTable;
 pub use path_state::{PathProperties, PathStatistics};
@@ -107,7 +108,9 @@ pub use receive::REASSEMBLED;
 pub use remote::Remote;
 pub use schedule::PeerSchedule;
 
-/// One endpoint: see the module documentation.
+/// One endpoint: see the module documentation. Commands to one peer are methods of
+/// [`Self::channel_mut`], commands about messages to this endpoint are methods of
+/// [`Self::messages_mut`]. The methods here concern several of the parts.
 pub struct Endpoint<M> {
     config: Config,
     channels: ChannelTable<M>,
@@ -238,43 +241,11 @@ impl<M: Memory> Endpoint<M> {
         self.operations.memory_mut(op)
     }
 
-    /// Matches a receive with the oldest message that it accepts, or queues the receive.
+    /// The messages to this endpoint and its receives, for the application's commands.
     #[inline]
-    pub fn recv(&mut self, posting: Posting<M>) {
-        self.messages.recv(&mut self.channels, &mut self.actions, posting);
-    }
-
-    /// Whether [`Self::peek`] would find a message.
-    pub fn would_match(&self, peek: &Peek) -> bool {
-        self.messages.would_match(peek)
-    }
-
-    /// Completes a peek with "no message", whatever has arrived.
-    pub fn complete_empty_peek(&mut self, peek: &Peek) {
-        self.actions.complete(peek.found_nothing());
-    }
-
-    /// Looks for a tagged message without receiving it. Every peek is answered by one
-    /// [`OperationCompletion`].
-    pub fn peek(&mut self, peek: Peek) {
-        self.messages.peek(&mut self.channels, &mut self.actions, peek);
-    }
-
-    /// Receives the message that a peek claimed for `posting.ticket.context`. Returns false if
-    /// there is none.
-    pub fn claim(&mut self, posting: Posting<M>) -> bool {
-        self.messages.claim(&mut self.channels, &mut self.actions, posting)
-    }
-
-    /// Drops the message that a peek claimed for `ticket.context`. Returns false if there is none.
-    pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
-        self.messages.claim_discard(&mut self.channels, &mut self.actions, ticket)
-    }
-
-    /// Cancels the oldest waiting receive of `context`. Returns false if no receive of `context`
-    /// waits.
-    pub fn cancel(&mut self, context: usize) -> bool {
-        self.messages.receives.cancel(&mut self.actions, context)
+    pub fn messages_mut(&mut self) -> MessagesMut<'_, M> {
+        let Self { messages, channels, actions, .. } = self;
+        MessagesMut { messages, channels, actions }
     }
 
     /// The oldest action that the driver has not yet performed.
@@ -295,14 +266,6 @@ impl<M: Memory> Endpoint<M> {
                 Some((self.operations.reply_memory(op)?, at, u64::MAX))
             }
             _ => None,
-        }
-    }
-
-    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or grants them (`Err`).
-    pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
-        if let Some(peer) = self.messages.receives.sender(recv) {
-            let mut on = self.channels.on(peer, &mut self.actions);
-            self.messages.receives.handle_pulled(&mut on, recv, pulled);
         }
     }
 

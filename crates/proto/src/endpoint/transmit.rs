@@ -2,7 +2,8 @@
 //!
 //! Sending takes two steps. [`OperationTable::poll_transmit`] changes nothing that matters, so a
 //! driver whose path is full drops the frame and polls again later. [`OperationTable::transmitted`]
-//! makes the frame count as sent.
+//! makes the frame count as sent. What may never happen: a frame counts as sent that no path has
+//! taken, or the memory of an operation is given back while a path reads it.
 
 use super::channel::Channel;
 use super::channel_mut::ChannelMut;

@@ -352,7 +352,7 @@ fn no_more_leaves_than_the_window_has_room_for() {
 #[test]
 fn who_is_paced_is_named_again_when_more_may_leave() {
     let (mut a, mut b) = pair(DATAGRAMS);
-    b.recv(posting(1 << 19));
+    b.messages_mut().recv(posting(1 << 19));
     a.send(message(1 << 19)).unwrap();
     let mut now = at(0);
     for _ in 0..10 {

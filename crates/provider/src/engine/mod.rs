@@ -332,7 +332,7 @@ impl Engine {
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
         let source = self.source_of(request.source)?;
-        self.core.recv(Posting {
+        self.core.messages_mut().recv(Posting {
             source,
             memory: Bytes::borrow(request.payload),
             tag: request.tag,
@@ -346,10 +346,10 @@ impl Engine {
     pub fn claim(&mut self, request: &ClaimRequest) -> Result<(), Errno> {
         let ticket = Ticket { context: request.context, notify: request.notify };
         let found = if request.discard {
-            self.core.claim_discard(ticket)
+            self.core.messages_mut().claim_discard(ticket)
         } else {
             let memory = Bytes::borrow(request.payload);
-            self.core.claim(Posting {
+            self.core.messages_mut().claim(Posting {
                 source: None,
                 memory,
                 tag: Some((0, 0)),
@@ -410,7 +410,7 @@ impl Engine {
     }
 
     pub fn cancel(&mut self, context: usize) -> Result<(), Errno> {
-        let found = self.core.cancel(context);
+        let found = self.core.messages_mut().cancel(context);
         self.drain_actions();
         if found { Ok(()) } else { Err(Errno::ENOENT) }
     }

@@ -28,7 +28,7 @@ impl Engine {
                 Action::DropUnexpected { store } => drop(self.buffers.take_store(store)),
                 Action::Pull { peer, recv, address, memory, at, length } => {
                     let pulled = self.pull(peer, address, &memory, at, length);
-                    self.core.handle_pulled(recv, pulled);
+                    self.core.messages_mut().handle_pulled(recv, pulled);
                 }
                 Action::Serve { peer, op, key, offset, length } => {
                     self.serve(peer, op, key, offset, length);

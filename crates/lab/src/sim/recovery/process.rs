@@ -355,7 +355,13 @@ impl Process {
             let ticket = self.ticket();
             self.program.posted.insert(ticket.context, memory.clone());
             let tag = Some((1, 0));
-            self.endpoint.recv(Posting { source: None, memory, tag, ticket, multi: false });
+            self.endpoint.messages_mut().recv(Posting {
+                source: None,
+                memory,
+                tag,
+                ticket,
+                multi: false,
+            });
         }
         self.drain()
     }
