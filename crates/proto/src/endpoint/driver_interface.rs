@@ -201,11 +201,12 @@ pub enum Action<M> {
         store: u32,
     },
     /// Read `length` bytes at `address` of the peer's process into `memory` at offset `at`, then
-    /// call [`MessagesMut::handle_pulled`].
+    /// call [`MessagesMut::handle_pulled`](super::MessagesMut::handle_pulled).
     Pull {
         /// The peer whose memory is read.
         peer: Peer,
-        /// The number of the receive, an argument of [`MessagesMut::handle_pulled`].
+        /// The number of the receive, an argument of
+        /// [`MessagesMut::handle_pulled`](super::MessagesMut::handle_pulled).
         recv: u32,
         /// The address in the peer's process.
         address: u64,
@@ -216,8 +217,9 @@ pub enum Action<M> {
         /// The number of bytes.
         length: u64,
     },
-    /// A peer wants to read registered memory. Answer with [`ChannelMut::serve`] or
-    /// [`ChannelMut::refuse`].
+    /// A peer wants to read registered memory. Answer with
+    /// [`ChannelMut::serve`](super::ChannelMut::serve) or
+    /// [`ChannelMut::refuse`](super::ChannelMut::refuse).
     Serve {
         /// The peer that reads.
         peer: Peer,
@@ -254,8 +256,8 @@ pub enum Action<M> {
         frame: u64,
     },
     /// Perform a peer's atomic operation, whose operands have just been placed in the scratch
-    /// memory. Then call [`ChannelMut::answer`] or [`ChannelMut::refuse`], or neither if the peer
-    /// wants no answer.
+    /// memory. Then call [`ChannelMut::answer`](super::ChannelMut::answer) or
+    /// [`ChannelMut::refuse`](super::ChannelMut::refuse), or neither if the peer wants no answer.
     Atomic {
         /// The peer that asks.
         peer: Peer,
@@ -317,8 +319,8 @@ pub enum PayloadDestination {
         /// The offset in the stored message.
         at: u64,
     },
-    /// Registered memory. If the driver cannot write there, it calls [`ChannelMut::refuse`] and
-    /// skips the payload.
+    /// Registered memory. If the driver cannot write there, it calls
+    /// [`ChannelMut::refuse`](super::ChannelMut::refuse) and skips the payload.
     Region {
         /// The peer's operation number.
         op: u32,
@@ -338,7 +340,8 @@ pub enum PayloadDestination {
     Scratch,
     /// A reorder buffer of `whole` bytes, one for each peer and `frame`, because bytes before the
     /// frame are missing. The payload belongs at `at`. The buffer's bytes before `at` are the head,
-    /// if the frame is no fragment. See [`Channel::next_reassembled`].
+    /// if the frame is no fragment. See
+    /// [`Channel::next_reassembled`](super::Channel::next_reassembled).
     OutOfOrder {
         /// The number of the frame's first byte.
         frame: u64,
@@ -349,7 +352,8 @@ pub enum PayloadDestination {
     },
 }
 
-/// The peer broke the protocol: the driver must close the peer's link and call [`Endpoint::fail`].
+/// The peer broke the protocol: the driver must close the peer's link and call
+/// [`Endpoint::fail`](super::Endpoint::fail).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault(pub &'static str);
 

@@ -257,7 +257,7 @@ impl<M: Memory> IncomingMessages<M> {
     }
 
     /// Ends what can no longer arrive from the peer of `on`.
-    pub fn fail(&mut self, on: &mut ChannelMut<'_, M>, failure: Option<Failure>) {
+    pub fn fail(&mut self, on: &mut ChannelMut<'_, M>, failure: Failure) {
         let (peer, has_left) = (on.peer(), on.channel.end.has_left);
         let cut: Vec<u32> = self
             .unexpected_messages
@@ -272,15 +272,13 @@ impl<M: Memory> IncomingMessages<M> {
         self.receives.fail(on.actions, (peer, has_left), failure);
     }
 
-    fn forget_unfilled(&mut self, actions: &mut ActionQueue<M>, id: u32, failure: Option<Failure>) {
+    fn forget_unfilled(&mut self, actions: &mut ActionQueue<M>, id: u32, failure: Failure) {
         let Some(unexpected) = self.unexpected_messages.remove(id) else {
             return;
         };
         self.unexpected_queue.of(unexpected.tagged).remove(id);
-        if let Some(failure) = failure {
-            let claims = self.claimed.values_mut().filter(|claim| **claim == Ok(id));
-            claims.for_each(|claim| *claim = Err(failure));
-        }
+        let claims = self.claimed.values_mut().filter(|claim| **claim == Ok(id));
+        claims.for_each(|claim| *claim = Err(failure));
         if unexpected.stored > 0 {
             actions.push(Action::DropUnexpected { store: id });
         }

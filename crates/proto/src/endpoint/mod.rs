@@ -275,7 +275,7 @@ impl<M: Memory> Endpoint<M> {
         if on.channel.end.failed.is_none() {
             on.channel.fail(errno);
             self.operations.fail(&mut on, errno);
-            self.messages.fail(&mut on, Some(Failure::Errno(errno)));
+            self.messages.fail(&mut on, Failure::Errno(errno));
         }
     }
 

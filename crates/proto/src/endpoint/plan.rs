@@ -22,7 +22,8 @@ pub struct OutgoingFrame<'a, M> {
     pub(super) front: Front,
     /// The payload: its memory, its offset there, its length in bytes.
     pub payload: Option<(&'a M, u64, u64)>,
-    /// The driver must copy the payload: see [`Endpoint::transmitted`].
+    /// The driver must copy the payload: see
+    /// [`Endpoint::transmitted`](super::Endpoint::transmitted).
     pub wants_copy: bool,
     /// The endpoint may give back the payload's memory at any moment, because the payload has been
     /// sent before, or because the path is suspected and another path may deliver the payload
@@ -324,7 +325,7 @@ impl Plan {
     }
 }
 
-/// A message for [`Endpoint::inject`].
+/// A message for [`Endpoint::inject`](super::Endpoint::inject).
 #[derive(Clone, Copy, Debug)]
 pub struct InjectMessage {
     /// The receiver.

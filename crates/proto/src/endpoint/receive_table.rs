@@ -505,7 +505,7 @@ impl<M: Memory> ReceiveTable<M> {
         &mut self,
         actions: &mut ActionQueue<M>,
         (peer, has_left): (Peer, bool),
-        failure: Option<Failure>,
+        failure: Failure,
     ) {
         let mut hit: Vec<u32> = self
             .receives
@@ -518,7 +518,7 @@ impl<M: Memory> ReceiveTable<M> {
         for id in hit {
             self.posted_queue.tagged.remove(id);
             self.posted_queue.untagged.remove(id);
-            self.finish(actions, id, failure);
+            self.finish(actions, id, Some(failure));
         }
     }
 }
