@@ -134,7 +134,7 @@ REASONS = {
     "grandchild": r"a program that it has started opens FOLDER/grandchild\.of\S+ for writing",
     "child-look": r"a program that it has started looks for FOLDER/child-look\.flag",
     "socket": r"it binds a socket, which is not recorded",
-    "shmat": r"it uses shared memory \(shmget\)",
+    "shmat": r"it (?:uses|attaches) shared memory \(shm(?:get|at)\)",
     "signal": r"another process has sent it signal 10|it sends a signal to another process",
     "inotify": r"it watches files for changes \(inotify\)",
     "ioctl": r"it uses ioctl\(2\) 0x541b on FOLDER/ioctl\.of",

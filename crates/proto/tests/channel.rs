@@ -42,7 +42,7 @@ fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
     a.close_path(PEER, ONE);
     let older = a.next(TWO).unwrap();
     // The older status request is still in flight when its path breaks for the sender.
-    a.open_path(PEER, ONE, PIECES);
+    a.channel_mut(PEER).open_path(ONE, PIECES);
     a.close_path(PEER, TWO);
     let newer = a.next(ONE).unwrap();
     assert_eq!((ask(&older), ask(&newer)), (Some(1), Some(2)));
@@ -78,7 +78,7 @@ fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answer
         let (mut a, mut b) = pair();
         a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
         b.deliver(ONE, a.next(ONE).unwrap());
-        b.suspect_path(PEER, ONE, true);
+        b.channel_mut(PEER).suspect_path(ONE, true);
         let ack = b.next(TWO).unwrap();
         a.close_path(PEER, ONE);
         if is_asked {
@@ -121,7 +121,7 @@ fn a_write_that_is_refused_while_its_path_holds_it_waits_once() {
     b.refuse_write(Frame { header, head: front[HEADER_BYTES..].to_vec() });
     a.deliver(TWO, b.next(TWO).unwrap());
     a.handle_flushed(PEER, ONE);
-    assert_eq!((a.channel_usage(PEER).awaiting, a.errors()), (1, vec![]));
+    assert_eq!((a.channel(PEER).usage().awaiting, a.errors()), (1, vec![]));
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
 }
@@ -136,7 +136,7 @@ fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
     b.refuse_write(a.next(ONE).unwrap());
     assert_eq!(b.next(ONE).unwrap().kind(), Kind::Refused);
     // Both frames are lost; the first retransmission has a number from before the refusal.
-    b.open_path(PEER, TWO, PIECES);
+    b.channel_mut(PEER).open_path(TWO, PIECES);
     b.close_path(PEER, ONE);
     a.close_path(PEER, ONE);
     let again = loop {
@@ -213,7 +213,7 @@ fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
 #[test]
 fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
     let (mut a, mut b) = pair();
-    b.recv(posting(5));
+    b.messages_mut().recv(posting(5));
     a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     let frame = a.next(ONE).unwrap();
     let place = b.hear(ONE, &frame);
@@ -221,7 +221,7 @@ fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
     assert_eq!(b.hear(TWO, &frame), place);
     assert_eq!(discarded(&mut b), [ONE]);
     // The first copy turns out to be corrupt, which has no effect: nothing need be retransmitted.
-    assert!(b.handle_corrupt(PEER, ONE));
+    assert!(b.channel_mut(PEER).handle_corrupt(ONE));
     assert!(b.next(ONE).is_none());
     b.handle_payload(PEER, TWO);
     assert_eq!(b.done().len(), 1);
@@ -234,11 +234,11 @@ fn what_is_kept_comes_by_one_path_at_a_time() {
     assert!(matches!(b.hear(ONE, &second), PayloadDestination::OutOfOrder { .. }));
     assert!(matches!(b.hear(TWO, &second), PayloadDestination::OutOfOrder { .. }));
     assert_eq!(discarded(&mut b), [ONE]);
-    assert!(b.handle_corrupt(PEER, ONE));
+    assert!(b.channel_mut(PEER).handle_corrupt(ONE));
     b.handle_payload(PEER, TWO);
-    assert_eq!(b.next_reassembled(PEER), None);
+    assert_eq!(b.channel(PEER).next_reassembled(), None);
     b.deliver(ONE, first);
-    assert_eq!(b.next_reassembled(PEER), Some(second.header.sequence));
+    assert_eq!(b.channel(PEER).next_reassembled(), Some(second.header.sequence));
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn what_is_taken_in_is_not_kept_any_more_though_it_is_still_arriving() {
     let release = place(|action| matches!(action, Action::Release { .. }));
     assert!(divert.is_some() && divert < release, "{actions:?}");
     b.handle_payload(PEER, ONE);
-    assert_eq!(b.next_reassembled(PEER), None);
+    assert_eq!(b.channel(PEER).next_reassembled(), None);
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_confirmation_that_is_lost_with_a_corrupt_frame_is_said_again() {
     let corrupt = b.next(ONE).unwrap();
     assert!(corrupt.header.delivered > 0);
     assert!(b.next(ONE).is_none(), "the message has confirmed what there was to confirm");
-    assert!(a.handle_corrupt_frame(PEER, &corrupt.header));
+    assert!(a.channel_mut(PEER).handle_corrupt_frame(&corrupt.header));
     settle_by(ONE, &mut a, &mut b);
     let sent = |done: &&OperationCompletion| done.kind == CompletionKind::TaggedSend;
     assert_eq!(a.done().iter().filter(sent).count(), 1);
@@ -310,15 +310,15 @@ fn a_confirmation_that_is_lost_with_a_corrupt_frame_is_said_again() {
 #[test]
 fn an_answer_that_is_lost_with_a_path_the_asker_has_given_up_is_said_again() {
     let (mut a, mut b) = pair();
-    a.open_path(PEER, THREE, PIECES);
-    b.open_path(PEER, THREE, PIECES);
+    a.channel_mut(PEER).open_path(THREE, PIECES);
+    b.channel_mut(PEER).open_path(THREE, PIECES);
     a.close_path(PEER, TWO);
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
     b.deliver(THREE, a.next(THREE).unwrap());
     // The endpoint does not know yet that path two is broken, and suspects the path that is left.
-    b.suspect_path(PEER, THREE, true);
+    b.channel_mut(PEER).suspect_path(THREE, true);
     assert_eq!(b.next(TWO).unwrap().kind(), Kind::Sack);
     b.close_path(PEER, ONE);
     b.close_path(PEER, TWO);
@@ -350,7 +350,7 @@ fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
     let (mut a, mut b) = pair();
     a.close_path(PEER, TWO);
     let [first, older] = two_messages(&mut a);
-    a.open_path(PEER, TWO, PIECES);
+    a.channel_mut(PEER).open_path(TWO, PIECES);
     a.close_path(PEER, ONE);
     b.deliver(TWO, a.next(TWO).unwrap());
     a.deliver(TWO, b.next(TWO).unwrap());
@@ -362,8 +362,8 @@ fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
     b.close_path(PEER, ONE);
     b.deliver(TWO, first);
     settle(&mut a, &mut b);
-    b.goodbye(PEER);
-    a.goodbye(PEER);
+    b.channel_mut(PEER).goodbye();
+    a.channel_mut(PEER).goodbye();
     settle(&mut a, &mut b);
     assert!(a.is_drained());
 }
@@ -372,9 +372,9 @@ fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
 fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     let (mut a, mut b) = pair();
     let [first, whole] = two_messages(&mut a);
-    assert!(b.handle_corrupt_frame(PEER, &whole.header));
+    assert!(b.channel_mut(PEER).handle_corrupt_frame(&whole.header));
     a.deliver(ONE, b.next(ONE).unwrap());
-    a.set_path(PEER, TWO, PathProperties { payload_max: 4, ..PIECES });
+    a.channel_mut(PEER).set_path(TWO, PathProperties { payload_max: 4, ..PIECES });
     let [piece, next] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
     b.hear(TWO, &piece);
     // An old copy of the whole frame arrives between two pieces of it.
@@ -387,7 +387,7 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     b.handle_payload(PEER, TWO);
     b.deliver(TWO, first);
     settle(&mut a, &mut b);
-    assert_eq!(b.next_reassembled(PEER), Some(whole.header.sequence));
+    assert_eq!(b.channel(PEER).next_reassembled(), Some(whole.header.sequence));
 }
 
 /// The driver had polled this path before, and the other path leaves the message to it: nobody
@@ -395,13 +395,13 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
 #[test]
 fn a_path_that_is_spare_no_longer_is_asked_for_what_waits() {
     let (mut a, _) = pair();
-    a.set_path(PEER, TWO, PathProperties { spare: true, ..PIECES });
+    a.channel_mut(PEER).set_path(TWO, PathProperties { spare: true, ..PIECES });
     a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     a.next(ONE).unwrap();
     a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     while a.next_busy().is_some() {}
     assert!(a.next(TWO).is_none(), "it is spare");
-    a.set_path(PEER, TWO, PIECES);
+    a.channel_mut(PEER).set_path(TWO, PIECES);
     assert!(a.next(ONE).is_none(), "the other would have it there sooner");
     assert_eq!(a.next_busy(), Some(PEER));
     assert_eq!(a.next(TWO).unwrap().kind(), Kind::Tagged);
@@ -414,7 +414,7 @@ fn an_answer_takes_the_way_of_the_question() {
         a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
         // The message was given to a path that is dead, and only this side has noticed.
         assert!(a.next(dead).is_some());
-        a.suspect_path(PEER, dead, true);
+        a.channel_mut(PEER).suspect_path(dead, true);
         assert!(a.next(dead).is_none());
         b.deliver(alive, a.next(alive).expect("a question"));
         assert!(b.next(dead).is_none(), "the answer would be lost");
@@ -430,11 +430,11 @@ fn an_answer_takes_the_way_of_the_question() {
 #[test]
 fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
     let (mut a, mut b) = pair();
-    a.suspect_path(PEER, ONE, true);
+    a.channel_mut(PEER).suspect_path(ONE, true);
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     assert!(a.next(ONE).is_none());
     settle(&mut a, &mut b);
-    a.suspect_path(PEER, ONE, false);
+    a.channel_mut(PEER).suspect_path(ONE, false);
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     b.deliver(ONE, a.next(ONE).expect("a message"));
     settle_by(ONE, &mut a, &mut b);
@@ -444,7 +444,7 @@ fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
 #[test]
 fn the_last_path_is_used_though_it_is_doubted() {
     let (mut a, mut b) = pair();
-    a.suspect_path(PEER, ONE, true);
+    a.channel_mut(PEER).suspect_path(ONE, true);
     a.close_path(PEER, TWO);
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     b.deliver(ONE, a.next(ONE).expect("something goes out"));
@@ -453,12 +453,12 @@ fn the_last_path_is_used_though_it_is_doubted() {
 #[test]
 fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
     let (mut a, mut b) = pair();
-    a.suspect_path(PEER, ONE, true);
+    a.channel_mut(PEER).suspect_path(ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     // This frame never arrives.
     a.next(ONE).expect("something goes out");
-    [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
+    [&mut a, &mut b].into_iter().for_each(|it| it.channel_mut(PEER).open_path(TWO, PIECES));
     settle_by(TWO, &mut a, &mut b);
     assert_eq!(a.errors(), [None]);
 }
@@ -466,13 +466,13 @@ fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
 #[test]
 fn what_a_doubted_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
     let (mut a, mut b) = pair();
-    a.suspect_path(PEER, ONE, true);
+    a.channel_mut(PEER).suspect_path(ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     // The rest of the frame never leaves, and nobody reports this.
     let lets_go = a.poll_transmit(PEER, ONE).expect("something goes out").must_release_memory;
     a.transmitted(PEER, ONE, lets_go, None);
-    [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
+    [&mut a, &mut b].into_iter().for_each(|it| it.channel_mut(PEER).open_path(TWO, PIECES));
     settle_by(TWO, &mut a, &mut b);
     assert_eq!(a.errors(), [None]);
 }
@@ -495,18 +495,18 @@ fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
         a.done();
     }
     // The path loses nothing, but the first frame arrives corrupt: all frames behind it are early.
-    assert!(b.handle_corrupt_frame(PEER, &frames[0].header));
+    assert!(b.channel_mut(PEER).handle_corrupt_frame(&frames[0].header));
     frames.drain(..).skip(1).for_each(|frame| b.deliver(ONE, frame));
     for _ in 0..MANY {
         b.next(ONE).into_iter().for_each(|frame| a.deliver(ONE, frame));
         a.next(ONE).into_iter().for_each(|frame| b.deliver(ONE, frame));
-        while let Some(kept) = b.next_reassembled(PEER) {
+        while let Some(kept) = b.channel(PEER).next_reassembled() {
             b.handle_reassembled(PEER, &heads[&kept]).unwrap();
             b.handle_payload(PEER, REASSEMBLED);
         }
         b.done();
     }
-    a.goodbye(PEER);
+    a.channel_mut(PEER).goodbye();
     settle_by(ONE, &mut a, &mut b);
     assert!(a.is_drained());
 }
@@ -517,14 +517,14 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
     let (mut a, mut b) = pair();
     for end in [&mut a, &mut b] {
         end.close_path(PEER, TWO);
-        end.set_path(PEER, ONE, MEBI);
+        end.channel_mut(PEER).set_path(ONE, MEBI);
     }
     a.write(REMOTE, Room(3 * REORDER_WINDOW_BYTES_MAX / 2), None, TICKET).unwrap();
     while a.next(ONE).is_some() {}
     for end in [&mut a, &mut b] {
         end.close_path(PEER, ONE);
-        end.open_path(PEER, TWO, MEBI);
-        end.open_path(PEER, THREE, MEBI);
+        end.channel_mut(PEER).open_path(TWO, MEBI);
+        end.channel_mut(PEER).open_path(THREE, MEBI);
     }
     b.deliver(TWO, a.next(TWO).unwrap());
     a.deliver(TWO, b.next(TWO).unwrap());
@@ -537,7 +537,7 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
     }
     b.deliver(TWO, first);
     for _ in 0..100 {
-        while let Some(kept) = b.next_reassembled(PEER) {
+        while let Some(kept) = b.channel(PEER).next_reassembled() {
             b.handle_reassembled(PEER, &heads[&kept]).unwrap();
             b.handle_payload(PEER, REASSEMBLED);
         }
@@ -564,8 +564,8 @@ fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
             operations_max: 100,
         });
         assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
-        endpoint.open_path(PEER, ONE, PIECES);
-        endpoint.open_path(PEER, TWO, PIECES);
+        endpoint.channel_mut(PEER).open_path(ONE, PIECES);
+        endpoint.channel_mut(PEER).open_path(TWO, PIECES);
         endpoint
     };
     (endpoint(0), endpoint(1))
@@ -675,7 +675,7 @@ impl Drive for Endpoint<Room> {
     fn refuse_write(&mut self, frame: Frame) {
         let place = self.hear(ONE, &frame);
         let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
-        self.refuse(PEER, op, 13);
+        self.channel_mut(PEER).refuse(op, 13);
         self.handle_payload(PEER, ONE);
     }
 

@@ -63,7 +63,7 @@ fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     a.handle_payload(PEER, PATH);
     let mut posting = posting(7);
     posting.tag = Some((1, 0));
-    a.recv(posting);
+    a.messages_mut().recv(posting);
     let done = a.done();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(done.iter().all(|done| done.error.is_none()));
@@ -81,9 +81,9 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
             ahead: true,
             ..PIECES
         };
-        a.set_path(PEER, PATH, path);
+        a.channel_mut(PEER).set_path(PATH, path);
         if is_posted {
-            b.recv(posting(size));
+            b.messages_mut().recv(posting(size));
         }
         a.send(message(size, CompletionLevel::DeliveryComplete)).unwrap();
         // Nothing comes back meanwhile.
@@ -96,7 +96,7 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
         let ahead = (WINDOW as u64 - 100) / 2;
         assert_eq!(unasked, size.min(100 + ahead));
         if !is_posted {
-            b.recv(posting(size));
+            b.messages_mut().recv(posting(size));
         }
         while let Some(frame) = b.transmit() {
             a.deliver(frame);
@@ -120,7 +120,7 @@ fn a_peer_that_only_asks_is_given_up() {
         let heard = b.hear(count * size, Kind::Read, 0, head, 0);
         if heard.is_ok() {
             b.handle_payload(PEER, PATH);
-            b.serve(PEER, 0, Room(8));
+            b.channel_mut(PEER).serve(0, Room(8));
             while b.poll_action().is_some() {}
         }
         heard.is_err()
@@ -144,7 +144,7 @@ fn the_answer_to_an_atomic_is_one_frame_whatever_the_path_likes() {
     a.atomic(PEER, request, Room(64), Some(Room(64)), TICKET).unwrap();
     b.deliver(a.transmit().unwrap());
     let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
-    b.answer(PEER, request.op, Room(64));
+    b.channel_mut(PEER).answer(request.op, Room(64));
     let (header, _) = b.transmit().unwrap();
     assert_eq!((header.kind, header.length), (Kind::AtomicReply, 8 + 64));
 }
@@ -158,7 +158,7 @@ fn a_refused_write_is_announced_to_nobody() {
     else {
         panic!()
     };
-    b.refuse(PEER, op, 13);
+    b.channel_mut(PEER).refuse(op, 13);
     b.handle_payload(PEER, PATH);
     assert_eq!(b.done(), []);
 }
@@ -171,7 +171,7 @@ fn no_refusal_confirms_the_bytes_of_another() {
         let (header, head) = a.transmit().unwrap();
         let place = b.handle_frame(PEER, PATH, &header, &head).unwrap();
         let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
-        b.refuse(PEER, op, 13);
+        b.channel_mut(PEER).refuse(op, 13);
         b.handle_payload(PEER, PATH);
     }
     while let Some(frame) = b.transmit() {
@@ -190,10 +190,10 @@ fn one_refusal_that_waits_is_for_all_pieces_of_a_write() {
     for (header, head) in &pieces {
         let place = b.handle_frame(PEER, PATH, header, head).unwrap();
         let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
-        b.refuse(PEER, op, 13);
+        b.channel_mut(PEER).refuse(op, 13);
         b.handle_payload(PEER, PATH);
     }
-    assert_eq!(b.channel_usage(PEER).queue, 1);
+    assert_eq!(b.channel(PEER).usage().queue, 1);
     a.deliver(b.transmit().unwrap());
     assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
     let rest = b.transmit().map(|(header, _)| (header.kind, header.delivered));
@@ -209,7 +209,7 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     else {
         panic!()
     };
-    b.refuse(PEER, op, 13);
+    b.channel_mut(PEER).refuse(op, 13);
     b.handle_payload(PEER, PATH);
     // The second piece is half sent when the refusal of the first arrives.
     assert!(a.poll_transmit(PEER, PATH).is_some());
@@ -225,10 +225,10 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
 fn what_waits_for_one_peer_fails_with_it_multi_receives_too() {
     let (mut a, _) = pair();
     let posting = Posting { multi: true, tag: None, source: Some(PEER), ..posting(100) };
-    a.recv(posting);
+    a.messages_mut().recv(posting);
     a.fail(PEER, 103);
     let posting = Posting { multi: true, tag: None, source: Some(PEER), ..self::posting(100) };
-    a.recv(posting);
+    a.messages_mut().recv(posting);
     let done = a.done();
     let failed =
         |done: &OperationCompletion| done.released && done.error == Some(Failure::Errno(103));
@@ -246,13 +246,20 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
         if context == 1 {
             b.handle_payload(PEER, PATH);
         }
-        b.peek(Peek { source: None, tag: 1, ignore: 0, context, claim: true, discard: false });
+        b.messages_mut().peek(Peek {
+            source: None,
+            tag: 1,
+            ignore: 0,
+            context,
+            claim: true,
+            discard: false,
+        });
     }
     assert_eq!(b.done().len(), 2);
     b.fail(PEER, 103);
     for context in [1, 2] {
         let ticket = Ticket { context, notify: true };
-        assert!(b.claim(Posting { ticket, ..posting(10) }));
+        assert!(b.messages_mut().claim(Posting { ticket, ..posting(10) }));
     }
     let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
     assert_eq!(errors, [None, Some(Failure::Errno(103))]);
@@ -263,9 +270,9 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
 fn a_lost_peer_gets_nothing() {
     let (mut a, _) = pair();
     a.fail(PEER, 103);
-    a.serve(PEER, 1, Room(5));
-    a.refuse(PEER, 1, 13);
-    a.goodbye(PEER);
+    a.channel_mut(PEER).serve(1, Room(5));
+    a.channel_mut(PEER).refuse(1, 13);
+    a.channel_mut(PEER).goodbye();
     assert!(a.transmit().is_none() && a.is_drained());
 }
 
@@ -274,10 +281,10 @@ fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
     let (mut a, mut b) = pair();
     a.send(message(50, CompletionLevel::TransmitComplete)).unwrap();
     b.deliver(a.transmit().unwrap());
-    a.goodbye(PEER);
+    a.channel_mut(PEER).goodbye();
     b.deliver(a.transmit().unwrap());
-    assert!(b.has_left(PEER) && !a.is_flushed(), "40 bytes wait for a receive");
-    b.recv(posting(50));
+    assert!(b.channel(PEER).has_left() && !a.is_flushed(), "40 bytes wait for a receive");
+    b.messages_mut().recv(posting(50));
     while !a.is_flushed() {
         while let Some(frame) = b.transmit() {
             a.deliver(frame);
@@ -292,7 +299,7 @@ fn nobody_waits_for_a_peer_that_has_left_to_ask_for_a_message() {
     let (mut a, mut b) = pair();
     a.send(message(50, CompletionLevel::TransmitComplete)).unwrap();
     a.transmit().unwrap();
-    b.goodbye(PEER);
+    b.channel_mut(PEER).goodbye();
     a.deliver(b.transmit().unwrap());
     assert!(a.transmit().is_some() && a.is_flushed());
 }
@@ -302,7 +309,7 @@ fn a_message_to_a_peer_that_has_left_counts_as_sent() {
     let (mut a, mut b) = pair();
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     a.transmit().unwrap();
-    b.goodbye(PEER);
+    b.channel_mut(PEER).goodbye();
     a.deliver(b.transmit().unwrap());
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     a.fail(PEER, 104);
@@ -320,25 +327,25 @@ fn a_message_to_a_peer_that_has_left_counts_as_sent() {
 #[test]
 fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
     let (mut a, mut b) = pair();
-    a.goodbye(PEER);
-    a.goodbye(PEER);
+    a.channel_mut(PEER).goodbye();
+    a.channel_mut(PEER).goodbye();
     b.deliver(a.transmit().unwrap());
-    assert!(a.transmit().is_none() && b.has_left(PEER));
+    assert!(a.transmit().is_none() && b.channel(PEER).has_left());
     assert!(b.hear(8, Kind::Goodbye, 0, KindHeader::Goodbye, 0).is_err());
 }
 
 #[test]
 fn who_breaks_the_protocol_has_not_left_in_good_order() {
     let (mut a, mut b) = pair();
-    b.recv(Posting { source: Some(PEER), ..posting(5) });
-    a.goodbye(PEER);
+    b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });
+    a.channel_mut(PEER).goodbye();
     b.deliver(a.transmit().unwrap());
     assert_eq!(b.awaited_departed_peers().collect::<Vec<_>>(), [PEER]);
     assert!(b.hear(8, Kind::Goodbye, 0, KindHeader::Goodbye, 0).is_err());
-    b.revoke_goodbye(PEER);
+    b.channel_mut(PEER).revoke_goodbye();
     b.fail(PEER, 104);
     b.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });
     let lost = Some(Failure::Errno(104));
     let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
     assert_eq!(errors, [lost, lost, lost]);
@@ -358,12 +365,12 @@ fn eager_bytes_beyond_the_window_are_a_fault() {
 fn traits_no_frame_can_have_are_cut() {
     let (mut a, _) = pair();
     let huge = PathProperties { payload_max: u32::MAX, eager_max: u32::MAX, window: 0, ..PIECES };
-    a.set_path(PEER, PATH, huge);
+    a.channel_mut(PEER).set_path(PATH, huge);
     a.send(message(2 << 20, CompletionLevel::TransmitComplete)).unwrap();
     let (header, _) = a.transmit().unwrap();
     assert!(header.flags & flag::LONG != 0);
     let bound = landbridge_proto::limit::FRAME_BODY_BYTES_MAX as u32;
-    assert!(a.path(PEER).payload_max < bound && a.path(PEER).window > 0);
+    assert!(a.channel(PEER).path().payload_max < bound && a.channel(PEER).path().window > 0);
 }
 
 /// The states of a receive that a peer's frames may meet.
@@ -418,9 +425,9 @@ fn data_is_taken_only_where_it_was_granted() {
 fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let (_, mut b) = pair();
     let pull = state == State::Pulling;
-    b.set_path(PEER, PATH, PathProperties { pull, ..PIECES });
+    b.channel_mut(PEER).set_path(PATH, PathProperties { pull, ..PIECES });
     if state != State::Unknown {
-        b.recv(posting(500));
+        b.messages_mut().recv(posting(500));
     }
     if matches!(state, State::Unknown | State::Posted) {
         return (b, 0);
@@ -455,7 +462,7 @@ fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
             operations_max: 100,
         });
         assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
-        endpoint.open_path(PEER, PATH, PIECES);
+        endpoint.channel_mut(PEER).open_path(PATH, PIECES);
         endpoint
     };
     (endpoint(0), endpoint(1))

@@ -27,12 +27,11 @@ fn all_messages_arrive(fate: Fate) {
     for (bytes, messages) in [(1 << 20, 64), (8, 2 * REORDER_WINDOW_FRAMES_MAX)] {
         for held_every in [1, 7, 100, 1_000] {
             let mut world = World::new(fate, held_every);
-            world
-                .ends
-                .iter_mut()
-                .for_each(|end| end.endpoint.open_path(PEER, PATH, PathProperties::RELAY));
+            world.ends.iter_mut().for_each(|end| {
+                end.endpoint.channel_mut(PEER).open_path(PATH, PathProperties::RELAY)
+            });
             for _ in 0..messages {
-                world.ends[1].endpoint.recv(posting(bytes));
+                world.ends[1].endpoint.messages_mut().recv(posting(bytes));
                 world.ends[0].endpoint.send(message(bytes)).unwrap();
             }
             world.settle();
@@ -116,7 +115,7 @@ impl World {
                 Fate::Lost => {
                     // The next stream stands still later.
                     self.held_every *= 2;
-                    self.ends[1 - to].endpoint.presume_path_lost(PEER, PATH);
+                    self.ends[1 - to].endpoint.channel_mut(PEER).presume_path_lost(PATH);
                 }
             }
             self.ends[to].deliver_all();
@@ -190,7 +189,7 @@ impl End {
             }
             self.endpoint.handle_payload(PEER, PATH);
             self.act();
-            while let Some(frame) = self.endpoint.next_reassembled(PEER) {
+            while let Some(frame) = self.endpoint.channel(PEER).next_reassembled() {
                 let (head, _) = self.early[&frame].clone();
                 // Only the head is read.
                 self.endpoint.handle_reassembled(PEER, &head).unwrap();

@@ -138,10 +138,10 @@ impl World {
     fn serve(&mut self, at: usize, op: u32, key: u64, offset: u64, length: u64) {
         let side = &mut self.sides[at];
         if key != KEY {
-            return side.endpoint.refuse(PEER, op, REFUSED);
+            return side.endpoint.channel_mut(PEER).refuse(op, REFUSED);
         }
         let bytes = self.arena.read(&side.region, offset, length).to_vec();
-        side.endpoint.serve(PEER, op, self.arena.copy(&bytes));
+        side.endpoint.channel_mut(PEER).serve(op, self.arena.copy(&bytes));
     }
 
     /// Adds to one 64-bit number.
@@ -149,14 +149,14 @@ impl World {
         let side = &mut self.sides[at];
         let operands = std::mem::take(&mut side.scratch);
         if request.key != KEY {
-            return side.endpoint.refuse(PEER, request.op, REFUSED);
+            return side.endpoint.channel_mut(PEER).refuse(request.op, REFUSED);
         }
         let old = self.arena.read(&side.region, request.offset, 8).to_vec();
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         let sum = number(&old).wrapping_add(number(&operands));
         self.arena.write(&side.region, request.offset, &sum.to_le_bytes());
         if request.fetch {
-            side.endpoint.answer(PEER, request.op, self.arena.copy(&old));
+            side.endpoint.channel_mut(PEER).answer(request.op, self.arena.copy(&old));
         }
     }
 
@@ -166,7 +166,7 @@ impl World {
             return;
         }
         self.sides[at].up[path_id] = true;
-        self.sides[at].endpoint.open_path(PEER, PathId(path_id as u8), self.traits[path_id]);
+        self.sides[at].endpoint.channel_mut(PEER).open_path(PathId(path_id as u8), self.traits[path_id]);
         self.drain(at);
     }
 
@@ -253,7 +253,7 @@ impl World {
         }
         let endpoint = &mut self.sides[from].endpoint;
         endpoint.handle_flushed(PEER, PathId(path_id as u8));
-        endpoint.mark_busy(PEER);
+        endpoint.channel_mut(PEER).mark_busy();
         self.drain(from);
         true
     }
@@ -332,7 +332,7 @@ impl World {
                 if key == KEY {
                     return PayloadTarget::Piece { piece: side.region.clone(), at: offset, take: size };
                 }
-                side.endpoint.refuse(PEER, op, REFUSED);
+                side.endpoint.channel_mut(PEER).refuse(op, REFUSED);
                 self.drain(to);
                 PayloadTarget::Skip
             }
@@ -382,10 +382,10 @@ impl World {
         }
         self.sides[to].endpoint.handle_payload(PEER, PathId(path_id as u8));
         if self.traits[path_id].datagram.is_some() && self.sides[to].up[path_id] {
-            self.sides[to].endpoint.end_batch(PEER, PathId(path_id as u8));
+            self.sides[to].endpoint.channel_mut(PEER).end_batch(PathId(path_id as u8));
         }
         self.drain(to);
-        while let Some(frame) = self.sides[to].endpoint.next_reassembled(PEER) {
+        while let Some(frame) = self.sides[to].endpoint.channel(PEER).next_reassembled() {
             self.deliver_early_frame(to, frame);
         }
     }
@@ -421,9 +421,9 @@ impl World {
                 scratch.clear();
             }
             self.put(from, path_id, 0, &vec![0xee; size as usize]);
-            self.sides[to].endpoint.handle_corrupt(PEER, PathId(path_id as u8))
+            self.sides[to].endpoint.channel_mut(PEER).handle_corrupt(PathId(path_id as u8))
         } else {
-            self.sides[to].endpoint.handle_corrupt_frame(PEER, &header)
+            self.sides[to].endpoint.channel_mut(PEER).handle_corrupt_frame(&header)
         };
         let queue = &mut self.queues[from][path_id];
         queue.incoming = None;

@@ -223,7 +223,7 @@ impl World {
         self.received[side][tag].push(ticket.context);
         let tag = Some((tag as u64, 0));
         let posting = Posting { source: Some(PEER), memory, tag, ticket, multi: false };
-        self.sides[side].endpoint.recv(posting);
+        self.sides[side].endpoint.messages_mut().recv(posting);
         self.drain(side);
     }
 
@@ -388,7 +388,7 @@ impl World {
 
     /// Time goes on until somebody has something to do; false if nobody ever will.
     fn sleep(&mut self) -> bool {
-        let wakes = self.sides.iter().filter_map(|side| side.endpoint.next_wake());
+        let wakes = self.sides.iter().filter_map(|side| side.endpoint.schedule().next_wake());
         let Some(wake) = wakes.min() else { return false };
         self.now = self.now.max(wake);
         self.handle_time();
@@ -438,7 +438,7 @@ impl World {
     /// Both leave, each when the other has confirmed everything.
     fn say_goodbye(&mut self) {
         for side in 0..2 {
-            self.sides[side].endpoint.goodbye(PEER);
+            self.sides[side].endpoint.channel_mut(PEER).goodbye();
             self.drain(side);
         }
         self.run_until_idle();

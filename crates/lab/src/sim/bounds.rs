@@ -40,15 +40,19 @@ impl World {
     pub fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].reap(&mut self.arena)?;
         let endpoint = &self.nodes[node].endpoint;
-        require!(endpoint.armed_timers() <= endpoint.peers(), "{node} wants to be woken too often");
+        require!(
+            endpoint.schedule().armed_timers() <= endpoint.peers(),
+            "{node} wants to be woken too often"
+        );
         for other in 0..self.nodes.len() {
             let Some(peer) = self.nodes[node].peers[other] else { continue };
             if self.model.failed[node][other] || self.model.failed[other][node] {
                 continue;
             }
-            self.check_held(node, other, &self.nodes[node].endpoint.channel_usage(peer))?;
+            self.check_held(node, other, &self.nodes[node].endpoint.channel(peer).usage())?;
             for path_id in 0..self.pipes[node][other].len() {
-                let flying = self.nodes[node].endpoint.in_flight_usage(peer, PathId(path_id as u8));
+                let flying =
+                    self.nodes[node].endpoint.channel(peer).in_flight_usage(PathId(path_id as u8));
                 flying.map_or(Ok(()), |flying| check_in_flight((node, other, path_id), &flying))?;
             }
         }
@@ -101,7 +105,7 @@ impl World {
             if self.model.failed[from][to] || self.model.failed[to][from] {
                 return false;
             }
-            let held = self.nodes[from].endpoint.channel_usage(peer);
+            let held = self.nodes[from].endpoint.channel(peer).usage();
             let is_delivered = held.sent == self.channels[from][to].delivered_up_to;
             let is_quiet = held.queue == 0 && held.awaiting == 0;
             !is_delivered || !is_quiet || !self.model.flight[from][to].is_empty()

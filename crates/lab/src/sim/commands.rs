@@ -265,7 +265,7 @@ impl Applications {
         self.world.model.post(node, wanted, ticket.context);
         let source = wanted.source.map(|other| self.world.peer(node, other));
         let posting = Posting { source, memory, tag: wanted.tag, ticket, multi: false };
-        self.world.nodes[node].endpoint.recv(posting);
+        self.world.nodes[node].endpoint.messages_mut().recv(posting);
         self.world.drain(node)
     }
 
@@ -284,7 +284,7 @@ impl Applications {
         self.world.model.post(node, wanted, ticket.context);
         let source = wanted.source.map(|other| self.world.peer(node, other));
         let posting = Posting { source, memory, tag: None, ticket, multi: true };
-        self.world.nodes[node].endpoint.recv(posting);
+        self.world.nodes[node].endpoint.messages_mut().recv(posting);
         self.world.drain(node)
     }
 
@@ -310,7 +310,7 @@ impl Applications {
     fn cancel_one(&mut self, node: usize, context: usize) -> Result<(), Violation> {
         self.world.log_step(|| format!("{node}: cancel {context}"));
         let waits = self.world.model.cancel(node, context);
-        let cancelled = self.world.nodes[node].endpoint.cancel(context);
+        let cancelled = self.world.nodes[node].endpoint.messages_mut().cancel(context);
         require!(waits == cancelled, "cancel of {context}: {cancelled} instead of {waits}");
         self.world.drain(node)
     }
@@ -334,7 +334,7 @@ impl Applications {
         let source = wanted.source.map(|other| self.world.peer(node, other));
         let (tag, ignore) = wanted.tag.unwrap_or((0, 0));
         let look = Peek { source, tag, ignore, context, claim, discard };
-        self.world.nodes[node].endpoint.peek(look);
+        self.world.nodes[node].endpoint.messages_mut().peek(look);
         self.world.drain(node)?;
         require!(
             !self.world.model.operations.contains_key(&context),
@@ -355,7 +355,7 @@ impl Applications {
                 .model
                 .operations
                 .insert(context, PendingOperation::Discard { node, message, is_lost });
-            let was_there = self.world.nodes[node].endpoint.claim_discard(ticket);
+            let was_there = self.world.nodes[node].endpoint.messages_mut().claim_discard(ticket);
             require!(was_there, "claim {context} finds nothing");
             return self.world.drain(node);
         }
@@ -372,7 +372,7 @@ impl Applications {
         }
         self.world.model.operations.insert(context, operation);
         let posting = Posting { source: None, memory, tag: Some((0, 0)), ticket, multi: false };
-        let was_there = self.world.nodes[node].endpoint.claim(posting);
+        let was_there = self.world.nodes[node].endpoint.messages_mut().claim(posting);
         require!(was_there, "claim {context} finds nothing");
         self.world.drain(node)
     }
@@ -386,7 +386,7 @@ impl Applications {
                 PathProperties { lossless: known.lossless, silent_loss: known.silent_loss, ..path };
             let path = with_datagrams(path, known.datagram);
             *known = path;
-            self.world.nodes[node].endpoint.set_path(peer, PathId(path_id as u8), path);
+            self.world.nodes[node].endpoint.channel_mut(peer).set_path(PathId(path_id as u8), path);
         }
         Ok(())
     }
@@ -560,7 +560,7 @@ impl Applications {
         for node in 0..self.world.nodes.len() {
             for other in 0..self.world.nodes.len() {
                 if let Some(peer) = self.world.nodes[node].peers[other] {
-                    self.world.nodes[node].endpoint.goodbye(peer);
+                    self.world.nodes[node].endpoint.channel_mut(peer).goodbye();
                     self.world.drain(node)?;
                 }
             }

@@ -166,7 +166,7 @@ impl World {
         }
         if moved && self.pipes[from][to][path_id].network.is_some() {
             let peer = self.peer(to, from);
-            self.nodes[to].endpoint.end_batch(peer, PathId(path_id as u8));
+            self.nodes[to].endpoint.channel_mut(peer).end_batch(PathId(path_id as u8));
             self.drain(to)?;
         }
         Ok(moved)

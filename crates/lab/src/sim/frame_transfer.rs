@@ -69,7 +69,7 @@ impl World {
             let is_whole = pipe.resume(&self.arena)?;
             if let (true, Some(peer)) = (is_whole, node.peers[to]) {
                 node.endpoint.handle_flushed(peer, path);
-                node.endpoint.mark_busy(peer);
+                node.endpoint.channel_mut(peer).mark_busy();
                 self.drain(from)?;
             }
             return Ok(true);
@@ -133,9 +133,9 @@ impl World {
         }
         let node = &mut self.nodes[from];
         let has_room = !is_full(node);
-        node.endpoint.set_copying(peer, has_room);
+        node.endpoint.channel_mut(peer).set_copying(has_room);
         if !has_room && self.random.percent(10) {
-            node.endpoint.solicit_ack(peer);
+            node.endpoint.channel_mut(peer).solicit_ack();
             self.counts.count("times without room for copies");
         }
         Ok(())
@@ -144,7 +144,9 @@ impl World {
     /// The usage of a path of datagrams; `None` for other paths, and in three of four steps.
     fn flying(&self, from: usize, peer: Peer, path_id: usize) -> Option<InFlightUsage> {
         let is_time = self.steps.is_multiple_of(4);
-        is_time.then(|| self.nodes[from].endpoint.in_flight_usage(peer, PathId(path_id as u8)))?
+        is_time.then(|| {
+            self.nodes[from].endpoint.channel(peer).in_flight_usage(PathId(path_id as u8))
+        })?
     }
 
     /// Writes a frame to a path, as far as the pipe has capacity.
@@ -231,7 +233,7 @@ impl World {
         };
         let is_emptier = self.pipes[from][to][path_id].bytes.len() < had;
         if let (true, Some(peer)) = (is_emptier, self.nodes[from].peers[to]) {
-            self.nodes[from].endpoint.mark_busy(peer);
+            self.nodes[from].endpoint.channel_mut(peer).mark_busy();
             self.drain(from)?;
         }
         Ok(moved)
@@ -263,7 +265,8 @@ impl World {
             pipe.take(payload as usize);
             self.counts.count("frames corrupted");
             self.log_step(|| format!("{to} <- {from} by {path_id} corrupt {header:?}"));
-            let is_bearable = self.nodes[to].endpoint.handle_corrupt_frame(peer, &header);
+            let is_bearable =
+                self.nodes[to].endpoint.channel_mut(peer).handle_corrupt_frame(&header);
             self.drain(to)?;
             if !is_bearable {
                 self.break_path(from, to, path_id)?;
@@ -341,7 +344,7 @@ impl World {
                     Some(at) => Target::Piece { piece: region.piece, at, take: payload },
                     None => {
                         let peer = self.peer(to, from);
-                        self.nodes[to].endpoint.refuse(peer, op, REFUSED);
+                        self.nodes[to].endpoint.channel_mut(peer).refuse(op, REFUSED);
                         self.drain(to)?;
                         Target::Skip
                     }
@@ -429,7 +432,8 @@ impl World {
         incoming.done = 0;
         self.nodes[to].put((from, to), &mut incoming, &junk, &mut self.arena)?;
         let peer = self.peer(to, from);
-        let is_bearable = self.nodes[to].endpoint.handle_corrupt(peer, PathId(path_id as u8));
+        let is_bearable =
+            self.nodes[to].endpoint.channel_mut(peer).handle_corrupt(PathId(path_id as u8));
         self.drain(to)?;
         if !is_bearable {
             self.break_path(from, to, path_id)?;
@@ -440,7 +444,7 @@ impl World {
     /// Delivers frames that arrived out of order and are next now.
     fn deliver_early_frames(&mut self, from: usize, to: usize) -> Result<(), Violation> {
         let peer = self.peer(to, from);
-        while let Some(frame) = self.nodes[to].endpoint.next_reassembled(peer) {
+        while let Some(frame) = self.nodes[to].endpoint.channel(peer).next_reassembled() {
             let Some(EarlyFrame { header, bytes: body }) =
                 self.nodes[to].early.remove(&(from, frame))
             else {

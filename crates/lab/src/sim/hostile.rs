@@ -100,7 +100,7 @@ impl Victim {
         });
         let peers = [0, 1, 2].map(|index| endpoint.peer(Address::new(index, 0)));
         for peer in peers {
-            endpoint.open_path(peer, PATH, random_datagram_path(&mut random));
+            endpoint.channel_mut(peer).open_path(PATH, random_datagram_path(&mut random));
         }
         Self {
             endpoint,
@@ -144,7 +144,7 @@ impl Victim {
                 let tag = (!multi && random.percent(70)).then_some((tag, 0));
                 // The source is not a wildcard, because attackers must not match the receives for
                 // the honest peer.
-                endpoint.recv(Posting {
+                endpoint.messages_mut().recv(Posting {
                     source: Some(peer),
                     memory: FakeMemory(size),
                     tag,
@@ -164,7 +164,14 @@ impl Victim {
             _ => {
                 let (claim, discard) = random.pick(&[(true, false), (false, true), (false, false)]);
                 let context = ticket.context + 1_000_000 + random.next() as usize % 1_000_000_000;
-                endpoint.peek(Peek { source: Some(peer), tag, ignore: 0, context, claim, discard });
+                endpoint.messages_mut().peek(Peek {
+                    source: Some(peer),
+                    tag,
+                    ignore: 0,
+                    context,
+                    claim,
+                    discard,
+                });
             }
         }
     }
@@ -273,12 +280,13 @@ impl Victim {
         let back = if self.random.percent(1) { self.now.0 } else { 0 };
         self.now = Time(self.now.0 + self.random.below(jump + 1) - self.random.below(back + 1));
         self.endpoint.handle_time(self.now);
-        if let Some(wake) = self.endpoint.next_wake().filter(|_| self.random.percent(30)) {
+        if let Some(wake) = self.endpoint.schedule().next_wake().filter(|_| self.random.percent(30))
+        {
             self.now = self.now.max(wake);
             self.endpoint.handle_time(self.now);
         }
         let peer = self.peers[self.random.index(PEERS)];
-        self.endpoint.end_batch(peer, PATH);
+        self.endpoint.channel_mut(peer).end_batch(PATH);
     }
 
     fn check_place(
@@ -311,7 +319,7 @@ impl Victim {
                 require!(fits, "{payload} bytes at {at} of store {store} of {size:?}");
             }
             PayloadDestination::Region { op, .. } if self.random.percent(50) => {
-                self.endpoint.refuse(self.peers[from], op, 13);
+                self.endpoint.channel_mut(self.peers[from]).refuse(op, 13);
             }
             _ => (),
         }
@@ -332,7 +340,7 @@ impl Victim {
         self.drain()?;
         self.peers[from] = self.endpoint.peer(Address::ANONYMOUS);
         let path = random_datagram_path(&mut self.random);
-        self.endpoint.open_path(self.peers[from], PATH, path);
+        self.endpoint.channel_mut(self.peers[from]).open_path(PATH, path);
         self.known[from] = KnownNumbers::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
         for (of, _) in self.stores.values_mut().filter(|(of, _)| *of == from) {
@@ -381,11 +389,13 @@ impl Victim {
         for deferred_action in deferred {
             match deferred_action {
                 Action::Serve { peer, op, length, .. } if length <= 10_000 => {
-                    self.endpoint.serve(peer, op, FakeMemory(length))
+                    self.endpoint.channel_mut(peer).serve(op, FakeMemory(length))
                 }
-                Action::Serve { peer, op, .. } => self.endpoint.refuse(peer, op, 13),
+                Action::Serve { peer, op, .. } => self.endpoint.channel_mut(peer).refuse(op, 13),
                 Action::Atomic { peer, request } if request.fetch => {
-                    self.endpoint.answer(peer, request.op, FakeMemory(request.length as u64));
+                    self.endpoint
+                        .channel_mut(peer)
+                        .answer(request.op, FakeMemory(request.length as u64));
                 }
                 _ => (),
             }
@@ -394,7 +404,7 @@ impl Victim {
             && let Some(recv) = self.pulls.pop()
         {
             let outcome = if self.random.percent(50) { Ok(()) } else { Err(()) };
-            self.endpoint.handle_pulled(recv, outcome);
+            self.endpoint.messages_mut().handle_pulled(recv, outcome);
             return self.drain();
         }
         Ok(())
@@ -439,7 +449,7 @@ impl Victim {
                 ticket,
                 multi: false,
             };
-            self.endpoint.recv(posting);
+            self.endpoint.messages_mut().recv(posting);
             self.honest_pending += 1;
             self.drain()?;
             let head = KindHeader::Message { tag, data: 0, long: None };
@@ -479,7 +489,7 @@ impl Victim {
             self.honest_pending
         );
         let honest = self.peers[HONEST];
-        require!(self.endpoint.failed(honest).is_none(), "the honest peer is given up");
+        require!(self.endpoint.channel(honest).failed().is_none(), "the honest peer is given up");
         Ok(())
     }
 }

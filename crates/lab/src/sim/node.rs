@@ -125,7 +125,7 @@ impl Node {
         }
         let peers = self.peers.iter().flatten();
         let kept: BTreeSet<u32> = peers
-            .flat_map(|&peer| self.endpoint.retained_memory(peer))
+            .flat_map(|&peer| self.endpoint.channel(peer).retained_memory())
             .map(|piece| piece.slot())
             .collect();
         let (kept, free) =

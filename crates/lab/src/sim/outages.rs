@@ -201,7 +201,7 @@ impl Outages {
             }
             let peer = world.peer(node, other);
             let path = world.nodes[node].paths[other][path_id];
-            world.nodes[node].endpoint.open_path(peer, PathId(path_id as u8), path);
+            world.nodes[node].endpoint.channel_mut(peer).open_path(PathId(path_id as u8), path);
             world.drain(node)?;
         }
         Ok(true)

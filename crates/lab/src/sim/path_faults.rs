@@ -54,7 +54,7 @@ impl World {
             self.pipes[from][to][path_id].own_pending_write(&mut self.arena)?;
             self.nodes[from].endpoint.handle_flushed(peer, path);
         }
-        self.nodes[from].endpoint.suspect_path(peer, path, is_suspected);
+        self.nodes[from].endpoint.channel_mut(peer).suspect_path(path, is_suspected);
         self.counts.count("paths suspected");
         self.drain(from)
     }
@@ -130,7 +130,7 @@ impl World {
         *path = PathProperties { spare, ..*path };
         let path = *path;
         let peer = self.peer(from, to);
-        self.nodes[from].endpoint.set_path(peer, PathId(path_id as u8), path);
+        self.nodes[from].endpoint.channel_mut(peer).set_path(PathId(path_id as u8), path);
         self.drain(from)
     }
 }

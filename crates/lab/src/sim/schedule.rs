@@ -80,7 +80,7 @@ impl Schedule {
     /// Advances the clock to the next time at which an endpoint or a network has something to do,
     /// when nothing can move; returns false if there is no such time.
     fn sleep(&mut self, world: &mut World) -> Result<bool, Violation> {
-        let wakes = world.nodes.iter().filter_map(|node| node.endpoint.next_wake());
+        let wakes = world.nodes.iter().filter_map(|node| node.endpoint.schedule().next_wake());
         let networks =
             world.pipes.iter().flatten().flatten().filter_map(|pipe| pipe.network.as_ref());
         let times = wakes.chain(networks.filter_map(|network| network.next()));

@@ -158,7 +158,7 @@ impl LinkModel {
                 operations_max: 100,
             });
             endpoint.peer(Address::new(1 - index, 0));
-            endpoint.open_path(PEER, PATH, path(case.kind));
+            endpoint.channel_mut(PEER).open_path(PATH, path(case.kind));
             SimulatedEnd {
                 endpoint,
                 arrived: VecDeque::new(),
@@ -210,7 +210,7 @@ impl LinkModel {
             ticket: ticket(RECEIVED),
             multi: false,
         };
-        self.ends[1 - from].endpoint.recv(posting);
+        self.ends[1 - from].endpoint.messages_mut().recv(posting);
         let message = Message {
             peer: PEER,
             memory: SizedMemory(self.case.size),
@@ -268,7 +268,7 @@ impl LinkModel {
         while let Some(packet) = self.ends[at].arrived.pop_front() {
             self.handle_datagram(at, &packet);
         }
-        self.ends[at].endpoint.end_batch(PEER, PATH);
+        self.ends[at].endpoint.channel_mut(PEER).end_batch(PATH);
     }
 
     fn handle_datagram(&mut self, at: usize, packet: &[u8]) {
@@ -285,7 +285,7 @@ impl LinkModel {
         }
         self.ends[at].endpoint.handle_payload(PEER, PATH);
         self.drain(at);
-        while let Some(frame) = self.ends[at].endpoint.next_reassembled(PEER) {
+        while let Some(frame) = self.ends[at].endpoint.channel(PEER).next_reassembled() {
             let head = self.ends[at].early.remove(&frame).expect("a kept frame");
             // The endpoint reads only the head; the length of the payload is known.
             self.ends[at].endpoint.handle_reassembled(PEER, &head).expect("no fault");
@@ -318,7 +318,7 @@ impl LinkModel {
         while self.ends[at].endpoint.next_busy().is_some() {
             while self.transmit(at) {}
         }
-        let Some(wake) = self.ends[at].endpoint.next_wake() else { return };
+        let Some(wake) = self.ends[at].endpoint.schedule().next_wake() else { return };
         let wake = self.late(at, wake.max(self.now));
         if self.ends[at].wakes_at.is_none_or(|other| wake < other || other < self.now) {
             self.ends[at].wakes_at = Some(wake);

@@ -139,7 +139,7 @@ impl World {
             };
             if !self.broken.iter().any(is_broken) {
                 let path = node.paths[other][path_id];
-                node.endpoint.open_path(peer, PathId(path_id as u8), path);
+                node.endpoint.channel_mut(peer).open_path(PathId(path_id as u8), path);
             }
         }
         peer
@@ -265,13 +265,13 @@ impl World {
         let node = &mut self.nodes[index];
         let operands = std::mem::take(&mut node.scratch[from]);
         match node.region.resolve(request.key, request.offset, request.length as u64) {
-            None => node.endpoint.refuse(peer, request.op, REFUSED),
+            None => node.endpoint.channel_mut(peer).refuse(request.op, REFUSED),
             Some(at) => {
                 let piece = node.region.piece;
                 let old = remote::perform(&request, &operands, piece, at, &mut self.arena)?;
                 if request.fetch {
                     let memory = self.arena.keep(old, false);
-                    node.endpoint.answer(peer, request.op, memory);
+                    node.endpoint.channel_mut(peer).answer(request.op, memory);
                 }
             }
         }
@@ -288,11 +288,11 @@ impl World {
         let peer = self.peer(index, to);
         let region = &self.nodes[index].region;
         match region.resolve(key, offset, length) {
-            None => self.nodes[index].endpoint.refuse(peer, op, REFUSED),
+            None => self.nodes[index].endpoint.channel_mut(peer).refuse(op, REFUSED),
             Some(at) => {
                 let bytes = self.arena.read(region.piece, at, length)?.to_vec();
                 let memory = self.arena.keep(bytes, false);
-                self.nodes[index].endpoint.serve(peer, op, memory);
+                self.nodes[index].endpoint.channel_mut(peer).serve(op, memory);
             }
         }
         self.drain(index)?;
@@ -316,7 +316,7 @@ impl World {
             self.arena.write(pull.memory, pull.at, &bytes)?;
             Ok(())
         };
-        self.nodes[index].endpoint.handle_pulled(pull.recv, outcome);
+        self.nodes[index].endpoint.messages_mut().handle_pulled(pull.recv, outcome);
         self.drain(index)?;
         Ok(true)
     }

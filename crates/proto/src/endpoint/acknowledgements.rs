@@ -67,8 +67,8 @@ pub(super) struct Confirmations {
     pub awaiting: VecDeque<(u64, u32)>,
     /// This endpoint waits for an acknowledgement, and no frame that it has sent asks for one.
     pub is_solicited: bool,
-    /// [`Endpoint::solicit_ack`](super::Endpoint::solicit_ack) has asked for an acknowledgement of
-    /// all bytes below this number.
+    /// [`ChannelMut::solicit_ack`](super::ChannelMut::solicit_ack) has asked for an acknowledgement
+    /// of all bytes below this number.
     pub solicited_end: u64,
     /// Bytes of frames sent since a frame last asked for an acknowledgement.
     pub bytes_since_request: u64,

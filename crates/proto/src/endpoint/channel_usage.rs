@@ -4,8 +4,10 @@
 //! long the counting takes. What leaves: numbers. The bounds in `docs/LIMITS.md` say
 //! which values are allowed; the simulator checks them continually.
 
+use super::channel::Channel;
+use super::datagram_flow::InFlightUsage;
+use super::driver_interface::Memory;
 use super::path_state::PathState;
-use super::{Endpoint, Memory, Peer};
 use crate::channel::{PathId, RetainedFrame, RetainedState};
 use crate::wire::frame::{HEADER_BYTES, Kind};
 use crate::wire::kind_header::KindHeader;
@@ -38,71 +40,45 @@ pub struct ChannelUsage {
     pub may_reorder: bool,
 }
 
-/// What is in flight on one path of datagrams.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InFlightUsage {
-    /// Bytes in flight by the count of the congestion control.
-    pub counted: u64,
-    /// Bytes in flight by the count of the retransmit buffer.
-    pub kept: u64,
-    /// Datagrams that the flow tracks.
-    pub tracked_datagrams: usize,
-    /// Status requests of the flow that are not answered.
-    pub status_requests: usize,
-    /// The congestion window in bytes.
-    pub window: u64,
-    /// The size of the path's largest datagram in bytes.
-    pub datagram: u64,
-}
-
-impl<M: Memory> Endpoint<M> {
+impl<M: Memory> Channel<M> {
     /// What the endpoint holds for `peer`; nothing for a failed peer.
-    pub fn channel_usage(&self, peer: Peer) -> ChannelUsage {
-        let channel = &self.channels[peer.0 as usize];
-        if channel.end.failed.is_some() {
+    pub fn usage(&self) -> ChannelUsage {
+        if self.end.failed.is_some() {
             return ChannelUsage::default();
         }
         ChannelUsage {
-            sent: channel.out.next(),
-            unconfirmed: channel.out.unconfirmed(),
-            kept: channel.out.retained(),
-            lost: channel
+            sent: self.out.next(),
+            unconfirmed: self.out.unconfirmed(),
+            kept: self.out.retained(),
+            lost: self
                 .out
                 .retained_frames()
                 .filter(|frame| frame.state == RetainedState::Lost)
                 .count(),
-            queue: channel.queue.len(),
-            awaiting: channel.confirmations.awaiting.len(),
-            control_frames: channel.repairs.control_frames.len(),
-            corrupt: channel.repairs.corrupt.len(),
-            out_of_order: channel.arrivals.out_of_order.len(),
-            announced: channel.arrivals.announced.len(),
-            may_reorder: channel.paths.may_reorder(),
+            queue: self.queue.len(),
+            awaiting: self.confirmations.awaiting.len(),
+            control_frames: self.repairs.control_frames.len(),
+            corrupt: self.repairs.corrupt.len(),
+            out_of_order: self.arrivals.out_of_order.len(),
+            announced: self.arrivals.announced.len(),
+            may_reorder: self.paths.may_reorder(),
         }
     }
 
     /// The memory of each retained frame or piece from which a retransmission to `peer` may be
     /// sent.
-    pub fn retained_memory(&self, peer: Peer) -> impl Iterator<Item = &M> {
-        let channel = &self.channels[peer.0 as usize];
-        channel.out.retained_frames().filter_map(|frame| frame.memory.as_ref())
+    pub fn retained_memory(&self) -> impl Iterator<Item = &M> {
+        self.out.retained_frames().filter_map(|frame| frame.memory.as_ref())
     }
 
     /// What is in flight on `path` of `peer`, if the path is up and carries datagrams.
-    pub fn in_flight_usage(&self, peer: Peer, path: PathId) -> Option<InFlightUsage> {
-        let channel = &self.channels[peer.0 as usize];
-        let flow =
-            channel.paths.path_state(path).and_then(|state: &PathState| state.flow.as_ref())?;
+    pub fn in_flight_usage(&self, path: PathId) -> Option<InFlightUsage> {
+        let flow = self.paths.path_state(path).and_then(|state: &PathState| state.flow.as_ref())?;
         let is_there = |frame: &&RetainedFrame<M>| {
             frame.path == path && frame.state == RetainedState::InFlight
         };
-        let kept = channel.out.retained_frames().filter(is_there).map(datagram_bytes).sum();
+        let kept = self.out.retained_frames().filter(is_there).map(datagram_bytes).sum();
         Some(InFlightUsage { kept, ..flow.in_flight_usage() })
-    }
-
-    /// The number of wake-ups that are scheduled: at most one for each peer.
-    pub fn armed_timers(&self) -> usize {
-        self.wakes.len()
     }
 }
 

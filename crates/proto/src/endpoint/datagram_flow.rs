@@ -11,7 +11,6 @@
 
 use alloc::collections::VecDeque;
 
-use super::channel_usage::InFlightUsage;
 use crate::channel::flight::{Flight, SentDatagram};
 use crate::channel::probe_timeout::ProbeTimeout;
 use crate::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
@@ -58,6 +57,23 @@ pub(super) struct DatagramFlow {
     is_behind: bool,
     /// The number of large datagrams lost since one arrived.
     large_lost: u32,
+}
+
+/// What is in flight on one path of datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InFlightUsage {
+    /// Bytes in flight by the count of the congestion control.
+    pub counted: u64,
+    /// Bytes in flight by the count of the retransmit buffer.
+    pub kept: u64,
+    /// Datagrams that the flow tracks.
+    pub tracked_datagrams: usize,
+    /// Status requests of the flow that are not answered.
+    pub status_requests: usize,
+    /// The congestion window in bytes.
+    pub window: u64,
+    /// The size of the path's largest datagram in bytes.
+    pub datagram: u64,
 }
 
 impl DatagramFlow {

@@ -114,6 +114,12 @@ impl Peek {
         let source = self.source.map_or(ANY, |peer| peer.0);
         MatchCriteria { tag: self.tag, ignore: self.ignore, source, id: 0 }
     }
+
+    /// The completion of the peek if no message is found.
+    pub(super) fn found_nothing(&self) -> OperationCompletion {
+        let ticket = Ticket { context: self.context, notify: true };
+        OperationCompletion::new(CompletionKind::TaggedRecv, ticket).failed(Failure::NoMessage)
+    }
 }
 
 /// The completion of an operation.
@@ -137,6 +143,26 @@ pub struct OperationCompletion {
     pub released: bool,
     /// The failure; `None` for success.
     pub error: Option<Failure>,
+}
+
+impl OperationCompletion {
+    pub(super) fn new(kind: CompletionKind, ticket: Ticket) -> Self {
+        Self {
+            kind,
+            ticket,
+            length: 0,
+            buffer_address: 0,
+            tag: 0,
+            data: None,
+            source: None,
+            released: false,
+            error: None,
+        }
+    }
+
+    pub(super) fn failed(self, failure: Failure) -> Self {
+        Self { error: Some(failure), ..self }
+    }
 }
 
 /// Why an operation did not succeed.
@@ -175,11 +201,12 @@ pub enum Action<M> {
         store: u32,
     },
     /// Read `length` bytes at `address` of the peer's process into `memory` at offset `at`, then
-    /// call [`Endpoint::handle_pulled`].
+    /// call [`MessagesMut::handle_pulled`](super::MessagesMut::handle_pulled).
     Pull {
         /// The peer whose memory is read.
         peer: Peer,
-        /// The number of the receive, an argument of [`Endpoint::handle_pulled`].
+        /// The number of the receive, an argument of
+        /// [`MessagesMut::handle_pulled`](super::MessagesMut::handle_pulled).
         recv: u32,
         /// The address in the peer's process.
         address: u64,
@@ -190,8 +217,9 @@ pub enum Action<M> {
         /// The number of bytes.
         length: u64,
     },
-    /// A peer wants to read registered memory. Answer with [`Endpoint::serve`] or
-    /// [`Endpoint::refuse`].
+    /// A peer wants to read registered memory. Answer with
+    /// [`ChannelMut::serve`](super::ChannelMut::serve) or
+    /// [`ChannelMut::refuse`](super::ChannelMut::refuse).
     Serve {
         /// The peer that reads.
         peer: Peer,
@@ -228,8 +256,8 @@ pub enum Action<M> {
         frame: u64,
     },
     /// Perform a peer's atomic operation, whose operands have just been placed in the scratch
-    /// memory. Then call [`Endpoint::answer`] or [`Endpoint::refuse`], or neither if the peer wants
-    /// no answer.
+    /// memory. Then call [`ChannelMut::answer`](super::ChannelMut::answer) or
+    /// [`ChannelMut::refuse`](super::ChannelMut::refuse), or neither if the peer wants no answer.
     Atomic {
         /// The peer that asks.
         peer: Peer,
@@ -291,8 +319,8 @@ pub enum PayloadDestination {
         /// The offset in the stored message.
         at: u64,
     },
-    /// Registered memory. If the driver cannot write there, it calls [`Endpoint::refuse`] and skips
-    /// the payload.
+    /// Registered memory. If the driver cannot write there, it calls
+    /// [`ChannelMut::refuse`](super::ChannelMut::refuse) and skips the payload.
     Region {
         /// The peer's operation number.
         op: u32,
@@ -312,7 +340,8 @@ pub enum PayloadDestination {
     Scratch,
     /// A reorder buffer of `whole` bytes, one for each peer and `frame`, because bytes before the
     /// frame are missing. The payload belongs at `at`. The buffer's bytes before `at` are the head,
-    /// if the frame is no fragment. See [`Endpoint::next_reassembled`].
+    /// if the frame is no fragment. See
+    /// [`Channel::next_reassembled`](super::Channel::next_reassembled).
     OutOfOrder {
         /// The number of the frame's first byte.
         frame: u64,
@@ -323,7 +352,8 @@ pub enum PayloadDestination {
     },
 }
 
-/// The peer broke the protocol: the driver must close the peer's link and call [`Endpoint::fail`].
+/// The peer broke the protocol: the driver must close the peer's link and call
+/// [`Endpoint::fail`](super::Endpoint::fail).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault(pub &'static str);
 

@@ -1,63 +1,48 @@
-//! A message at its receiver: first piece, announced pieces (an [`AnnouncedPieces`]), then granted
-//! pieces or one pull, and the completion. Unmatched, it waits as an [`UnexpectedMessage`].
+//! Messages that arrive at this endpoint: first piece, announced pieces (an
+//! [`AnnouncedPieces`](super::arrivals::AnnouncedPieces)), then granted pieces or one pull. A
+//! message without a receive waits as an [`UnexpectedMessage`].
+//!
+//! What enters: pieces of messages, postings and peeks. What leaves: where payload belongs, and
+//! stored messages that the driver must copy or drop.
+//!
+//! What may never happen: messages of one sender match receives in another order than that in which
+//! they were sent; unexpected payload exceeds the granted credit.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::channel::Item;
-use super::{
-    Action, CompletionKind, Endpoint, Failure, Fault, Memory, OperationCompletion,
-    PayloadDestination, Peer, Posting, Ticket,
+use super::action_queue::ActionQueue;
+use super::arrivals::{AnnouncedPieces, EagerDestination};
+use super::channel::Channel;
+use super::channel_mut::ChannelMut;
+use super::channel_table::ChannelTable;
+use super::driver_interface::{
+    Action, CompletionKind, Failure, Fault, Memory, OperationCompletion, PayloadDestination, Peek,
+    Peer, Posting, Ticket,
 };
-use crate::matching;
-use crate::wire::frame::{Kind, flag};
+use super::operation::Item;
+use super::receive_table::{ByClass, MessageStart, ReceiveTable};
+use crate::matching::{ANY, Envelope, MatchCriteria, UnexpectedQueue};
+use crate::slab::Slab;
+use crate::wire::frame::Kind;
 use crate::wire::kind_header::{KindHeader, Long};
 
 /// The most messages that may wait for a receive, over all peers. Empty messages need no credit, so
 /// without a bound a peer could take all memory. 2^20 headers are 100 MB, more than sane use.
 const UNEXPECTED_MESSAGES_MAX: usize = 1 << 20;
 
-/// A receive, posted or matched.
-pub(super) struct Receive<M> {
-    pub ticket: Ticket,
-    memory: M,
-    /// The offset in `memory` of a part of a multi-receive; otherwise 0.
-    base: u64,
-    capacity: u64,
-    tagged: bool,
-    /// The multi-receive of which this receive is a part.
-    parent: Option<u32>,
-    /// The state of a multi-receive, if this is one.
-    multi: Option<MultiReceive>,
-    posted_source: Option<Peer>,
-    from: Option<MatchedMessage>,
-}
-
-/// What a multi-receive has given to its parts.
-struct MultiReceive {
-    used: u64,
-    parts: u32,
-    closed: bool,
-}
-
-/// The message that a receive has matched.
-struct MatchedMessage {
-    peer: Peer,
-    tag: u64,
-    data: Option<u64>,
-    /// The bytes that are to arrive: all of the message, or as many as fit.
-    expected: u64,
-    /// The bytes that do not fit.
-    excess: u64,
-    got: u64,
-    granted: u64,
-    /// The sender's operation number, while the sender has more to send.
-    send: Option<u32>,
-    /// The end of the bytes that arrive without a grant.
-    ahead: u64,
+/// The messages that arrive, the messages that wait for a receive, and the receives.
+pub(super) struct IncomingMessages<M> {
+    pub receives: ReceiveTable<M>,
+    unexpected_messages: Slab<UnexpectedMessage>,
+    unexpected_queue: ByClass<UnexpectedQueue>,
+    /// The messages that a peek claimed, by context, or the reason why such a message never
+    /// completes.
+    claimed: BTreeMap<usize, Result<u32, Failure>>,
 }
 
 /// A message that arrived before its receive was posted.
-pub(super) struct UnexpectedMessage {
+struct UnexpectedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
@@ -74,82 +59,9 @@ pub(super) struct UnexpectedMessage {
     is_dropped: bool,
 }
 
-/// The contents of a message's first frame.
-#[derive(Clone, Copy)]
-struct MessageStart {
-    peer: Peer,
-    tagged: bool,
-    tag: u64,
-    data: Option<u64>,
-    long: Option<Long>,
-    total: u64,
-    /// The bytes that arrive without a grant: in the first frame, or announced by it.
-    eager_bytes: u64,
-}
-
-/// The announced pieces of a message: which have arrived, and which will arrive.
-#[derive(Clone, Copy)]
-pub(super) struct AnnouncedPieces {
-    /// The offset in the message of the next byte.
-    next: u64,
-    /// The end of the announced bytes.
-    end: u64,
-    long: Long,
-    into: EagerDestination,
-}
-
-/// The destination of announced pieces.
-#[derive(Clone, Copy)]
-enum EagerDestination {
-    Receive(u32),
-    Store(u32),
-}
-
-impl<M: Memory> Receive<M> {
-    pub fn new(posting: Posting<M>) -> Self {
-        let multi = posting.multi.then_some(MultiReceive { used: 0, parts: 0, closed: false });
-        Self {
-            ticket: posting.ticket,
-            capacity: posting.memory.size(),
-            memory: posting.memory,
-            base: 0,
-            tagged: posting.tag.is_some(),
-            parent: None,
-            multi,
-            posted_source: posting.source,
-            from: None,
-        }
-    }
-
-    pub fn is_from(&self, peer: Peer) -> bool {
-        self.from.as_ref().is_some_and(|from| from.peer == peer) || self.posted_source == Some(peer)
-    }
-
-    /// Whether the receive has matched a message.
-    pub fn is_taken(&self) -> bool {
-        self.from.is_some()
-    }
-
-    fn completion_kind(&self) -> CompletionKind {
-        if self.tagged { CompletionKind::TaggedRecv } else { CompletionKind::Recv }
-    }
-}
-
-impl AnnouncedPieces {
-    /// The announced pieces of a message whose first piece of `payload` bytes went to `place`.
-    fn new(payload: u64, end: u64, long: Long, place: PayloadDestination) -> Self {
-        let into = match place {
-            PayloadDestination::NewUnexpected { store, .. } => EagerDestination::Store(store),
-            PayloadDestination::Receive { recv, .. } => EagerDestination::Receive(recv),
-            _ => unreachable!("messages go to receives and stores"),
-        };
-        Self { next: payload, end, long, into }
-    }
-}
-
 impl UnexpectedMessage {
     /// Adds the sender, the size, the tag and the data of the message to `done`.
-    pub fn describe(&self, done: OperationCompletion) -> OperationCompletion {
+    fn describe(&self, done: OperationCompletion) -> OperationCompletion {
         OperationCompletion {
             length: self.total,
             tag: self.tag,
@@ -160,73 +72,45 @@ impl UnexpectedMessage {
     }
 }
 
-impl<M: Memory> Endpoint<M> {
-    /// The memory of a payload destination, the offset in it, and the payload bytes that it takes.
-    #[inline]
-    pub fn place_memory(&self, place: PayloadDestination) -> Option<(&M, u64, u64)> {
-        match place {
-            PayloadDestination::Receive { recv, at, take } => {
-                let receive = self.receives.at(recv)?;
-                Some((&receive.memory, receive.base + at, take))
-            }
-            PayloadDestination::Reply { op, at } => {
-                let op = self.ops.at(op)?;
-                Some((op.reply_memory(), at, u64::MAX))
-            }
-            _ => None,
+impl<M: Memory> IncomingMessages<M> {
+    pub fn new(min_multi_recv: u64) -> Self {
+        Self {
+            receives: ReceiveTable::new(min_multi_recv),
+            unexpected_messages: Slab::default(),
+            unexpected_queue: ByClass::default(),
+            claimed: BTreeMap::new(),
         }
     }
 
-    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or grants them (`Err`).
-    pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
-        let Some(receive) = self.receives.at_mut(recv) else {
-            return;
-        };
-        let Some(from) = receive.from.as_mut() else {
-            return;
-        };
-        let (peer, send) = (from.peer, from.send.take());
-        let Some(send) = send else {
-            return;
-        };
-        if pulled.is_ok() {
-            from.got = from.expected;
-            self.enqueue(peer, Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send }));
-            self.finish_receive(recv, None);
-        } else {
-            from.send = Some(send);
-            self.grant(recv);
-        }
+    /// Whether no receive and no unexpected message is held.
+    pub fn is_empty(&self) -> bool {
+        self.receives.is_empty() && self.unexpected_messages.is_empty()
     }
 
+    /// Where the first piece of a message belongs: in the receive that it matches, or in the store.
     #[inline]
-    pub(super) fn place_message(
+    pub fn place_message(
         &mut self,
-        peer: Peer,
-        tagged: bool,
-        tag: u64,
-        data: Option<u64>,
-        long: Option<Long>,
+        channel: &mut Channel<M>,
+        start: MessageStart,
         payload: u64,
     ) -> Result<PayloadDestination, Fault> {
-        let total = long.map_or(payload, |long| long.total);
-        let eager_bytes = payload + long.map_or(0, |long| long.ahead as u64);
+        let MessageStart { long, total, eager_bytes, .. } = start;
         if total < eager_bytes {
             return Err(Fault("a message is shorter than its first piece"));
         }
-        if !self.channels[peer.0 as usize].granted_credit.take(eager_bytes) {
+        if !channel.granted_credit.take(eager_bytes) {
             return Err(Fault("eager bytes without credit"));
         }
         let long_ahead = long.filter(|long| long.ahead > 0);
-        let announced = &self.channels[peer.0 as usize].arrivals.announced;
+        let announced = &channel.arrivals.announced;
         if long_ahead.is_some_and(|long| announced.contains_key(&long.send)) {
             return Err(Fault("two messages under one number"));
         }
-        let start = MessageStart { peer, tagged, tag, data, long, total, eager_bytes };
         let place = self.match_message(start, payload)?;
         if let Some(long) = long_ahead {
             let pieces = AnnouncedPieces::new(payload, eager_bytes, long, place);
-            self.channels[peer.0 as usize].arrivals.announced.insert(long.send, pieces);
+            channel.arrivals.announced.insert(long.send, pieces);
         }
         Ok(place)
     }
@@ -238,139 +122,66 @@ impl<M: Memory> Endpoint<M> {
         start: MessageStart,
         payload: u64,
     ) -> Result<PayloadDestination, Fault> {
-        let MessageStart { peer, tagged, tag, data, long, total, eager_bytes } = start;
-        let posted_queue = self.posted_queue.of(tagged);
-        let Some(found) = posted_queue.find(tag, peer.0) else {
-            if self.unexpected_messages.len() >= UNEXPECTED_MESSAGES_MAX {
-                return Err(Fault("too many messages wait for a receive"));
-            }
-            let unexpected = UnexpectedMessage {
-                peer,
-                tag,
-                data,
-                tagged,
-                total,
-                stored: eager_bytes,
-                is_filled: false,
-                long,
-                matched_receive: None,
-                is_dropped: false,
-            };
-            let store = self.unexpected_messages.insert(unexpected);
-            self.unexpected_queue.of(tagged).push(matching::Envelope {
-                tag,
-                source: peer.0,
-                id: store,
-            });
-            return Ok(PayloadDestination::NewUnexpected { store, size: eager_bytes });
-        };
-        let posted = posted_queue.id(found);
-        let recv = if self.receives.at(posted).is_some_and(|receive| receive.multi.is_some()) {
-            let part = self.split_multi(posted);
-            self.bind(part, start);
-            if !self.has_room(posted) {
-                self.posted_queue.of(tagged).take(found);
-            }
-            part
-        } else {
-            posted_queue.take(found);
-            self.bind(posted, start);
-            posted
-        };
-        let expected =
-            self.receives.at(recv).and_then(|r| r.from.as_ref()).map_or(0, |f| f.expected);
-        Ok(PayloadDestination::Receive { recv, at: 0, take: payload.min(expected) })
-    }
-
-    /// Makes receive `id` the receiver of a message.
-    #[inline]
-    fn bind(&mut self, id: u32, start: MessageStart) {
-        let MessageStart { peer, tag, data, long, total, eager_bytes: ahead, .. } = start;
-        let Some(receive) = self.receives.at_mut(id) else {
-            return;
-        };
-        let expected = total.min(receive.capacity);
-        receive.capacity = expected;
-        let send = long.map(|long| long.send);
-        let excess = total - expected;
-        let from =
-            MatchedMessage { peer, tag, data, expected, excess, got: 0, granted: 0, send, ahead };
-        receive.from = Some(from);
-        if let Some(parent) = receive.parent {
-            self.use_multi(parent, expected);
+        if let Some((recv, expected)) = self.receives.match_posted(start) {
+            return Ok(PayloadDestination::Receive { recv, at: 0, take: payload.min(expected) });
         }
+        let MessageStart { peer, tagged, tag, data, long, total, eager_bytes } = start;
+        if self.unexpected_messages.len() >= UNEXPECTED_MESSAGES_MAX {
+            return Err(Fault("too many messages wait for a receive"));
+        }
+        let unexpected = UnexpectedMessage {
+            peer,
+            tag,
+            data,
+            tagged,
+            total,
+            stored: eager_bytes,
+            is_filled: false,
+            long,
+            matched_receive: None,
+            is_dropped: false,
+        };
+        let store = self.unexpected_messages.insert(unexpected);
+        let envelope = Envelope { tag, source: peer.0, id: store };
+        self.unexpected_queue.of(tagged).push(envelope);
+        Ok(PayloadDestination::NewUnexpected { store, size: eager_bytes })
     }
 
+    /// Records that the payload of a first piece is in place.
     #[inline]
-    pub(super) fn end_message(
+    pub fn end_message(
         &mut self,
-        peer: Peer,
+        on: &mut ChannelMut<'_, M>,
         place: PayloadDestination,
         payload: u64,
         long: Option<Long>,
     ) {
         match place {
             PayloadDestination::Receive { recv, take, .. } => {
-                self.channels[peer.0 as usize].granted_credit.release(payload as u32);
+                on.channel.granted_credit.release(payload as u32);
                 match long.filter(|long| long.ahead > 0) {
-                    None => self.handle_eager_done(recv, take, long),
-                    Some(_) => self.handle_first_piece(recv, take),
+                    None => self.receives.handle_eager_done(on, recv, take, long),
+                    Some(_) => self.receives.handle_first_piece(on, recv, take),
                 }
             }
             PayloadDestination::NewUnexpected { store, .. }
                 if long.is_none_or(|long| long.ahead == 0) =>
             {
-                self.end_store(store);
+                self.end_store(on, store);
             }
             _ => (),
         }
     }
 
-    /// Records that the first piece has arrived, and grants the bytes after the announced pieces.
-    fn handle_first_piece(&mut self, recv: u32, take: u64) {
-        let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
-        else {
-            return;
-        };
-        from.got += take;
-        if from.expected > from.ahead {
-            self.grant(recv);
-        }
-    }
-
-    pub(super) fn place_ahead(
+    /// Records that the payload of an announced piece is in place.
+    pub fn end_ahead(
         &mut self,
-        peer: Peer,
-        send: u32,
-        offset: u64,
-        payload: u64,
-    ) -> Result<PayloadDestination, Fault> {
-        let announced = self.channels[peer.0 as usize].arrivals.announced.get(&send).copied();
-        let announced = announced.ok_or(Fault("a piece of no message"))?;
-        if payload == 0 || offset != announced.next || payload > announced.end - offset {
-            return Err(Fault("a piece that was not announced"));
-        }
-        Ok(match announced.into {
-            EagerDestination::Store(store) => PayloadDestination::Unexpected { store, at: offset },
-            EagerDestination::Receive(recv) => {
-                let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
-                let room = from.map_or(0, |from| from.expected.saturating_sub(offset));
-                match payload.min(room) {
-                    0 => PayloadDestination::Discard,
-                    take => PayloadDestination::Receive { recv, at: offset, take },
-                }
-            }
-        })
-    }
-
-    pub(super) fn end_ahead(
-        &mut self,
-        peer: Peer,
+        on: &mut ChannelMut<'_, M>,
         send: u32,
         place: PayloadDestination,
         payload: u64,
     ) {
-        let channel = &mut self.channels[peer.0 as usize];
+        let channel = &mut *on.channel;
         let Some(announced) = channel.arrivals.announced.get_mut(&send) else {
             return;
         };
@@ -386,106 +197,215 @@ impl<M: Memory> Endpoint<M> {
                 let take =
                     if let PayloadDestination::Receive { take, .. } = place { take } else { 0 };
                 if is_last {
-                    self.handle_eager_done(recv, take, Some(announced.long));
-                } else if let Some(from) =
-                    self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
-                {
-                    from.got += take;
+                    self.receives.handle_eager_done(on, recv, take, Some(announced.long));
+                } else {
+                    self.receives.handle_piece(recv, take);
                 }
             }
-            EagerDestination::Store(store) if is_last => self.end_store(store),
+            EagerDestination::Store(store) if is_last => self.end_store(on, store),
             EagerDestination::Store(_) => (),
         }
     }
 
-    /// Ends the bytes that come without a grant: asks for the rest, or completes the receive.
+    fn finish_unexpected(&mut self, on: &mut ChannelMut<'_, M>, id: u32, recv: u32) {
+        let Some(unexpected) = self.unexpected_messages.remove(id) else {
+            return;
+        };
+        on.return_credit(unexpected.stored);
+        let Some(take) = self.receives.room_for(recv, unexpected.stored) else {
+            return;
+        };
+        let memory = self.receives.memory(recv, 0).filter(|_| unexpected.stored > 0);
+        if let Some((memory, at)) = memory {
+            let memory = memory.clone();
+            on.actions.push(Action::CopyUnexpected { store: id, memory, at, length: take });
+        }
+        self.receives.handle_eager_done(on, recv, take, unexpected.long);
+    }
+
+    fn end_store(&mut self, on: &mut ChannelMut<'_, M>, id: u32) {
+        let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
+            return;
+        };
+        unexpected.is_filled = true;
+        if unexpected.is_dropped {
+            self.discard(on, id);
+        } else if let Some(recv) = unexpected.matched_receive {
+            self.finish_unexpected(on, id, recv);
+        }
+    }
+
+    /// Drops message `id` of the peer of `on`, now or when its store is filled.
+    fn discard(&mut self, on: &mut ChannelMut<'_, M>, id: u32) {
+        let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
+            return;
+        };
+        unexpected.is_dropped = true;
+        if !unexpected.is_filled {
+            return;
+        }
+        let (stored, long) = (unexpected.stored, unexpected.long);
+        self.unexpected_messages.remove(id);
+        on.return_credit(stored);
+        if stored > 0 {
+            on.actions.push(Action::DropUnexpected { store: id });
+        }
+        let waiting = long.filter(|long| long.total > stored);
+        if let (Some(long), None) = (waiting, on.channel.end.failed) {
+            on.enqueue(Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send: long.send }));
+        }
+    }
+
+    /// Ends what can no longer arrive from the peer of `on`.
+    pub fn fail(&mut self, on: &mut ChannelMut<'_, M>, failure: Failure) {
+        let (peer, has_left) = (on.peer(), on.channel.end.has_left);
+        let cut: Vec<u32> = self
+            .unexpected_messages
+            .ids()
+            .filter(|&id| {
+                self.unexpected_messages.at(id).is_some_and(|a| a.peer == peer && !a.is_filled)
+            })
+            .collect();
+        for id in cut {
+            self.forget_unfilled(on.actions, id, failure);
+        }
+        self.receives.fail(on.actions, (peer, has_left), failure);
+    }
+
+    fn forget_unfilled(&mut self, actions: &mut ActionQueue<M>, id: u32, failure: Failure) {
+        let Some(unexpected) = self.unexpected_messages.remove(id) else {
+            return;
+        };
+        self.unexpected_queue.of(unexpected.tagged).remove(id);
+        let claims = self.claimed.values_mut().filter(|claim| **claim == Ok(id));
+        claims.for_each(|claim| *claim = Err(failure));
+        if unexpected.stored > 0 {
+            actions.push(Action::DropUnexpected { store: id });
+        }
+    }
+}
+
+/// The messages of one endpoint, borrowed with the channels to their senders: see
+/// [`Endpoint::messages_mut`](super::Endpoint::messages_mut).
+pub struct MessagesMut<'a, M> {
+    pub(super) messages: &'a mut IncomingMessages<M>,
+    pub(super) channels: &'a mut ChannelTable<M>,
+    pub(super) actions: &'a mut ActionQueue<M>,
+}
+
+impl<M: Memory> MessagesMut<'_, M> {
+    /// Matches a receive with the oldest message that it accepts, or queues the receive.
     #[inline]
-    fn handle_eager_done(&mut self, recv: u32, take: u64, long: Option<Long>) {
-        let Some(receive) = self.receives.at_mut(recv) else {
-            return;
-        };
-        let Some(from) = receive.from.as_mut() else {
-            return;
-        };
-        from.got += take;
-        let (peer, got, left) = (from.peer, from.got, from.expected - from.got);
-        let Some(long) = long.filter(|long| long.total > from.ahead) else {
-            return self.finish_receive(recv, None);
-        };
-        let channel = &self.channels[peer.0 as usize];
-        if let (Some(errno), true) = (channel.end.failed, left > 0) {
-            self.finish_receive(recv, Some(Failure::Errno(errno)));
-        } else if left == 0 {
-            self.enqueue(
-                peer,
-                Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send: long.send }),
-            );
-            self.finish_receive(recv, None);
-        } else if channel.paths.properties.pull && long.memory != 0 {
-            let (memory, at) = (receive.memory.clone(), receive.base + got);
-            let address = long.memory.wrapping_add(got);
-            self.push_action(Action::Pull { peer, recv, address, memory, at, length: left });
-        } else if from.granted == 0 {
-            self.grant(recv);
+    pub fn recv(&mut self, posting: Posting<M>) {
+        let tagged = posting.tag.is_some();
+        let (tag, ignore) = posting.tag.unwrap_or((0, 0));
+        let source = posting.source.map_or(ANY, |peer| peer.0);
+        let sender = posting.source.map(|peer| &self.channels[peer]);
+        let failed =
+            sender.filter(|channel| !channel.end.has_left).and_then(|channel| channel.end.failed);
+        let multi = posting.multi;
+        let id = self.messages.receives.insert(posting);
+        let want = MatchCriteria { tag, ignore, source, id };
+        while let Some(unexpected) = self.messages.unexpected_queue.of(tagged).take(&want) {
+            let matched_receive = if multi { self.messages.receives.split_multi(id) } else { id };
+            self.match_unexpected(unexpected, matched_receive);
+            if !multi || !self.messages.receives.has_room(id) {
+                return;
+            }
+        }
+        match failed {
+            Some(errno) => {
+                self.messages.receives.finish(self.actions, id, Some(Failure::Errno(errno)))
+            }
+            _ => self.messages.receives.post(tagged, want),
         }
     }
 
-    /// Grants the sender of `recv`'s message one window beyond what has arrived or was announced.
-    fn grant(&mut self, recv: u32) {
-        let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
-        else {
-            return;
-        };
-        let (peer, Some(send)) = (from.peer, from.send) else {
-            return;
-        };
-        let window = self.channels[peer.0 as usize].paths.properties.window;
-        let limit = from.expected.min(from.got.max(from.ahead).saturating_add(window));
-        from.granted = limit;
-        let is_cut = from.excess > 0 && limit == from.expected;
-        let flags = if is_cut { flag::TRUNCATED } else { 0 };
-        self.enqueue(
-            peer,
-            Item::Control(Kind::Grant, flags, KindHeader::Grant { send, recv, limit }),
-        );
+    /// Whether [`Self::peek`] would find a message.
+    pub fn would_match(&self, peek: &Peek) -> bool {
+        self.messages.unexpected_queue.tagged.find(&peek.criteria()).is_some()
     }
 
-    pub(super) fn place_data(
-        &mut self,
-        peer: Peer,
-        recv: u32,
-        offset: u64,
-        payload: u64,
-    ) -> Result<PayloadDestination, Fault> {
-        let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
-        let from = from.filter(|from| from.peer == peer).ok_or(Fault("data for no receive"))?;
-        let end = offset.checked_add(payload).ok_or(Fault("data beyond all bounds"))?;
-        let was_asked = offset >= from.ahead && end <= from.granted;
-        if payload == 0 || offset != from.got || !was_asked {
-            return Err(Fault("data that was not granted"));
+    /// Completes a peek with "no message", whatever has arrived.
+    pub fn complete_empty_peek(&mut self, peek: &Peek) {
+        self.actions.complete(peek.found_nothing());
+    }
+
+    /// Looks for a tagged message without receiving it. Every peek is answered by one
+    /// [`OperationCompletion`].
+    pub fn peek(&mut self, peek: Peek) {
+        let ticket = Ticket { context: peek.context, notify: true };
+        let Some(id) = self.messages.unexpected_queue.tagged.find(&peek.criteria()) else {
+            return self.complete_empty_peek(&peek);
+        };
+        // `find` returns only numbers of messages that are in the slab.
+        let unexpected = self.messages.unexpected_messages.at(id).expect("a queued message");
+        let done =
+            unexpected.describe(OperationCompletion::new(CompletionKind::TaggedRecv, ticket));
+        if peek.claim || peek.discard {
+            self.messages.unexpected_queue.tagged.remove(id);
         }
-        Ok(PayloadDestination::Receive { recv, at: offset, take: payload })
+        if peek.claim {
+            self.messages.claimed.insert(peek.context, Ok(id));
+        } else if peek.discard {
+            self.drop_message(id);
+        }
+        self.actions.complete(done);
     }
 
-    pub(super) fn end_data(&mut self, recv: u32, place: PayloadDestination) {
-        let PayloadDestination::Receive { take, .. } = place else {
-            return;
+    /// Receives the message that a peek claimed for `posting.ticket.context`. Returns false if
+    /// there is none.
+    pub fn claim(&mut self, posting: Posting<M>) -> bool {
+        let Some(claimed) = self.messages.claimed.remove(&posting.ticket.context) else {
+            return false;
         };
-        let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
-        else {
-            return;
+        let id = self.messages.receives.insert(posting);
+        match claimed {
+            Ok(unexpected) => self.match_unexpected(unexpected, id),
+            Err(failure) => self.messages.receives.finish(self.actions, id, Some(failure)),
+        }
+        true
+    }
+
+    /// Drops the message that a peek claimed for `ticket.context`. Returns false if there is none.
+    pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
+        let Some(claimed) = self.messages.claimed.remove(&ticket.context) else {
+            return false;
         };
-        from.got += take;
-        let window = self.channels[from.peer.0 as usize].paths.properties.window;
-        if from.got == from.expected {
-            self.finish_receive(recv, None);
-        } else if from.granted < from.expected && from.granted - from.got <= window / 2 {
-            self.grant(recv);
+        let done = OperationCompletion::new(CompletionKind::TaggedRecv, ticket);
+        let (done, id) = match claimed {
+            Ok(id) => (
+                self.messages
+                    .unexpected_messages
+                    .at(id)
+                    .map_or(done, |unexpected| unexpected.describe(done)),
+                Some(id),
+            ),
+            Err(failure) => (done.failed(failure), None),
+        };
+        self.actions.complete(OperationCompletion { length: 0, ..done });
+        if let Some(id) = id {
+            self.drop_message(id);
+        }
+        true
+    }
+
+    /// Cancels the oldest waiting receive of `context`. Returns false if no receive of `context`
+    /// waits.
+    pub fn cancel(&mut self, context: usize) -> bool {
+        self.messages.receives.cancel(self.actions, context)
+    }
+
+    /// Records that the bytes of an [`Action::Pull`] are in place (`Ok`), or grants them (`Err`).
+    pub fn handle_pulled(&mut self, recv: u32, pulled: Result<(), ()>) {
+        if let Some(peer) = self.messages.receives.sender(recv) {
+            let mut on = self.channels.on(peer, self.actions);
+            self.messages.receives.handle_pulled(&mut on, recv, pulled);
         }
     }
 
     /// Gives the unexpected message `id` to receive `recv`.
-    pub(super) fn match_unexpected(&mut self, id: u32, recv: u32) {
+    fn match_unexpected(&mut self, id: u32, recv: u32) {
         let Some(&UnexpectedMessage {
             peer,
             tag,
@@ -496,203 +416,24 @@ impl<M: Memory> Endpoint<M> {
             is_filled,
             long,
             ..
-        }) = self.unexpected_messages.at(id)
+        }) = self.messages.unexpected_messages.at(id)
         else {
             return;
         };
-        self.bind(recv, MessageStart { peer, tagged, tag, data, long, total, eager_bytes: stored });
+        self.messages
+            .receives
+            .bind(recv, MessageStart { peer, tagged, tag, data, long, total, eager_bytes: stored });
         if is_filled {
-            self.finish_unexpected(id, recv);
-        } else if let Some(unexpected) = self.unexpected_messages.at_mut(id) {
+            self.messages.finish_unexpected(&mut self.channels.on(peer, self.actions), id, recv);
+        } else if let Some(unexpected) = self.messages.unexpected_messages.at_mut(id) {
             unexpected.matched_receive = Some(recv);
         }
     }
 
-    fn finish_unexpected(&mut self, id: u32, recv: u32) {
-        let Some(unexpected) = self.unexpected_messages.remove(id) else {
-            return;
-        };
-        self.return_credit(unexpected.peer, unexpected.stored);
-        let Some(receive) = self.receives.at(recv) else {
-            return;
-        };
-        let take = unexpected.stored.min(receive.capacity);
-        if unexpected.stored > 0 {
-            let (memory, at) = (receive.memory.clone(), receive.base);
-            self.push_action(Action::CopyUnexpected { store: id, memory, at, length: take });
-        }
-        self.handle_eager_done(recv, take, unexpected.long);
-    }
-
-    fn end_store(&mut self, id: u32) {
-        let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
-            return;
-        };
-        unexpected.is_filled = true;
-        if unexpected.is_dropped {
-            self.discard(id);
-        } else if let Some(recv) = unexpected.matched_receive {
-            self.finish_unexpected(id, recv);
-        }
-    }
-
     /// Drops message `id`, now or when its store is filled.
-    pub(super) fn discard(&mut self, id: u32) {
-        let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
-            return;
-        };
-        unexpected.is_dropped = true;
-        if !unexpected.is_filled {
-            return;
-        }
-        let (peer, stored, long) = (unexpected.peer, unexpected.stored, unexpected.long);
-        self.unexpected_messages.remove(id);
-        self.return_credit(peer, stored);
-        if stored > 0 {
-            self.push_action(Action::DropUnexpected { store: id });
-        }
-        let waiting = long.filter(|long| long.total > stored);
-        if let (Some(long), None) = (waiting, self.failed(peer)) {
-            self.enqueue(
-                peer,
-                Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send: long.send }),
-            );
-        }
-    }
-
-    fn return_credit(&mut self, peer: Peer, bytes: u64) {
-        let channel = &mut self.channels[peer.0 as usize];
-        channel.granted_credit.release(bytes as u32);
-        if channel.owes_ack() && channel.end.failed.is_none() {
-            self.mark_busy(peer);
-        }
-    }
-
-    /// Creates a receive for the next message of multi-receive `id`.
-    pub(super) fn split_multi(&mut self, id: u32) -> u32 {
-        let Some(Receive { ticket, memory, capacity, multi: Some(multi), posted_source, .. }) =
-            self.receives.at(id)
-        else {
-            unreachable!("only multi-receives are split")
-        };
-        let part = Receive {
-            ticket: *ticket,
-            memory: memory.clone(),
-            base: multi.used,
-            capacity: capacity - multi.used,
-            tagged: false,
-            parent: Some(id),
-            multi: None,
-            posted_source: *posted_source,
-            from: None,
-        };
-        self.receives.insert(part)
-    }
-
-    fn use_multi(&mut self, id: u32, bytes: u64) {
-        let least = self.config.min_multi_recv.max(1);
-        let Some(Receive { capacity, multi: Some(multi), .. }) = self.receives.at_mut(id) else {
-            return;
-        };
-        multi.used += bytes;
-        multi.parts += 1;
-        multi.closed |= *capacity - multi.used < least;
-    }
-
-    /// Whether multi-receive `id` accepts more messages.
-    pub(super) fn has_room(&self, id: u32) -> bool {
-        let multi = self.receives.at(id).and_then(|receive| receive.multi.as_ref());
-        multi.is_some_and(|multi| !multi.closed)
-    }
-
-    /// Ends a receive and reports its completion.
-    #[inline]
-    pub(super) fn finish_receive(&mut self, id: u32, failure: Option<Failure>) {
-        if let Some(MultiReceive { parts, closed, .. }) =
-            self.receives.at_mut(id).and_then(|receive| receive.multi.as_mut())
-            && *parts > 0
-        {
-            // The last part of the multi-receive releases the memory.
-            *closed = true;
-            return;
-        }
-        let Some(receive) = self.receives.at(id) else {
-            return;
-        };
-        let mut done = OperationCompletion::new(receive.completion_kind(), receive.ticket);
-        done.buffer_address = receive.memory.address().wrapping_add(receive.base);
-        done.error = failure;
-        done.released = receive.multi.is_some();
-        if let Some(from) = &receive.from {
-            done.length = from.got;
-            done.tag = from.tag;
-            done.data = from.data;
-            done.source = Some(from.peer);
-            if done.error.is_none() && from.excess > 0 {
-                done.error = Some(Failure::Truncated(from.excess));
-            }
-        }
-        let parent = receive.parent;
-        self.receives.discard(id);
-        if let Some(parent) = parent {
-            done.released = self.end_part(parent);
-        }
-        self.push_action(Action::Complete(done));
-    }
-
-    /// Ends one part of multi-receive `id`. Returns true if the caller owns the memory again.
-    fn end_part(&mut self, id: u32) -> bool {
-        let Some(Receive { multi: Some(multi), .. }) = self.receives.at_mut(id) else {
-            return false;
-        };
-        multi.parts -= 1;
-        let is_last = multi.closed && multi.parts == 0;
-        if is_last {
-            self.receives.discard(id);
-        }
-        is_last
-    }
-
-    /// Ends what can no longer arrive from `peer`. After a Goodbye, unmatched receives of its
-    /// messages wait on, as those of any silent peer: the application may mean to cancel them.
-    pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
-        let has_left = self.channels[peer.0 as usize].end.has_left;
-        let cut: Vec<u32> = self
-            .unexpected_messages
-            .ids()
-            .filter(|&id| {
-                self.unexpected_messages.at(id).is_some_and(|a| a.peer == peer && !a.is_filled)
-            })
-            .collect();
-        for id in cut {
-            self.forget_unfilled(id, failure);
-        }
-        let mut hit: Vec<u32> = self
-            .receives
-            .ids()
-            .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
-            .filter(|&id| !has_left || self.receives.at(id).is_some_and(Receive::is_taken))
-            .collect();
-        // The multi-receives come first, so that their last part releases the memory.
-        hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));
-        for id in hit {
-            self.posted_queue.tagged.remove(id);
-            self.posted_queue.untagged.remove(id);
-            self.finish_receive(id, failure);
-        }
-    }
-
-    fn forget_unfilled(&mut self, id: u32, failure: Option<Failure>) {
-        let Some(unexpected) = self.unexpected_messages.remove(id) else {
-            return;
-        };
-        self.unexpected_queue.of(unexpected.tagged).remove(id);
-        if let Some(failure) = failure {
-            let claims = self.claimed.values_mut().filter(|claim| **claim == Ok(id));
-            claims.for_each(|claim| *claim = Err(failure));
-        }
-        if unexpected.stored > 0 {
-            self.push_action(Action::DropUnexpected { store: id });
+    fn drop_message(&mut self, id: u32) {
+        if let Some(unexpected) = self.messages.unexpected_messages.at(id) {
+            self.messages.discard(&mut self.channels.on(unexpected.peer, self.actions), id);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One endpoint of one process: messages, matching and remote memory over channels to its peers.
 //!
-//! What enters: the application's commands ([`Endpoint::send`], [`Endpoint::recv`], …), frames
+//! What enters: the application's commands ([`Endpoint::send`], [`MessagesMut::recv`], …), frames
 //! ([`Endpoint::handle_frame`], then [`Endpoint::handle_payload`]), and the driver's reports on
 //! frames that it was given to send. What leaves: frames ([`Endpoint::poll_transmit`]) and actions
 //! ([`Endpoint::poll_action`]), which are bytes to move, memory of the application to access, and
@@ -23,126 +23,100 @@
 //!
 //! Rule for drivers: after any call that takes `&mut self`, drain [`Endpoint::poll_action`] until
 //! it returns `None` before the next such call.
+//!
+//! The modules, each of which uses only modules before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `driver_interface` | what driver and endpoint exchange |
+//! | `action_queue` | actions that the driver has not yet performed |
+//! | `operation` | one operation of this endpoint, and its items in a queue |
+//! | `datagram_flow` | datagrams in flight on one path, and how many may be |
+//! | `path_state` | one path of a channel |
+//! | `path_set` | paths of a channel, and which of them send |
+//! | `control_frame` | control frames and repairs that a channel owes its peer |
+//! | `acknowledgements` | acknowledgements of a channel, in both directions |
+//! | `arrivals` | what is arriving from one peer |
+//! | `timers` | timers of a channel |
+//! | `schedule` | when the driver must look at which peer |
+//! | `channel` | both directions between this endpoint and one peer |
+//! | `channel_usage` | what a channel holds, for comparison with the bounds |
+//! | `channel_mut` | a channel with the queues in which its changes appear |
+//! | `repair` | losses and corrupt bytes of a channel |
+//! | `reorder` | frames of a channel that arrive early, twice or in fragments |
+//! | `paths` | paths of a channel that open, change, break and close |
+//! | `remote` | remote memory, on both sides |
+//! | `commands` | the driver's other commands to a channel |
+//! | `plan` | the next frame for a path |
+//! | `operation_table` | operations in flight |
+//! | `transmit` | frames that leave |
+//! | `channel_table` | channels to all peers |
+//! | `receive_table` | receives of the application |
+//! | `incoming` | messages that arrive, and messages that wait for a receive |
+//! | `receive` | frames that arrive |
 
 mod acknowledgements;
+mod action_queue;
+mod arrivals;
 mod channel;
+mod channel_mut;
+mod channel_table;
 mod channel_usage;
+mod commands;
 mod control_frame;
 mod datagram_flow;
 mod driver_interface;
 mod incoming;
+mod operation;
+mod operation_table;
 #[cfg(test)]
 mod path_selection;
 mod path_set;
 mod path_state;
-mod path_suspicion;
 mod paths;
 mod plan;
 mod receive;
+mod receive_table;
 mod remote;
+mod reorder;
+mod repair;
+mod schedule;
 mod timers;
 mod transmit;
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::vec::Vec;
-
+use crate::channel::PathId;
 use crate::id::Address;
-use crate::matching::{ANY, MatchCriteria, PostedQueue, UnexpectedQueue};
 use crate::path::time::Time;
-use crate::slab::Slab;
 
-use channel::{Channel, Item};
-pub use channel_usage::{ChannelUsage, InFlightUsage};
+use action_queue::ActionQueue;
+pub use channel::Channel;
+pub use channel_mut::ChannelMut;
+use channel_table::ChannelTable;
+pub use channel_usage::ChannelUsage;
+pub use datagram_flow::InFlightUsage;
 pub use driver_interface::{
     Action, AtomicRequest, CompletionKind, CompletionLevel, Config, Failure, Fault, Full, Memory,
     Message, OperationCompletion, PayloadDestination, Peek, Peer, Posting, Ticket,
 };
-use incoming::{Receive, UnexpectedMessage};
+use incoming::IncomingMessages;
+pub use incoming::MessagesMut;
+use operation::Op;
+use operation_table::OperationTable;
 pub use path_state::{PathProperties, PathStatistics};
 pub use plan::{InjectMessage, OutgoingFrame};
 pub use receive::REASSEMBLED;
 pub use remote::Remote;
+pub use schedule::PeerSchedule;
 
-/// One endpoint: see the module documentation.
+/// One endpoint: see the module documentation. Commands to one peer are methods of
+/// [`Self::channel_mut`], commands about messages to this endpoint are methods of
+/// [`Self::messages_mut`]. The methods here concern several of the parts.
 pub struct Endpoint<M> {
     config: Config,
-    channels: Vec<Channel<M>>,
-    by_address: BTreeMap<Address, Peer>,
-    ops: Slab<Op<M>>,
-    receives: Slab<Receive<M>>,
-    unexpected_messages: Slab<UnexpectedMessage>,
-    posted_queue: ByClass<PostedQueue>,
-    unexpected_queue: ByClass<UnexpectedQueue>,
-    /// The messages that a peek claimed, by context, or the reason why such a message never
-    /// completes.
-    claimed: BTreeMap<usize, Result<u32, Failure>>,
-    actions: VecDeque<Action<M>>,
-    now: Time,
-    busy: VecDeque<Peer>,
-    /// The peers whose acknowledgement waits for an answer of the application.
-    deferred: Vec<Peer>,
-    /// The time at which each channel must be handled: the time that the channel recorded, or an
-    /// earlier one.
-    wakes: BTreeSet<(Time, Peer)>,
-    /// The number of channels that need the time.
-    timed: usize,
-}
-
-/// An operation that this endpoint started towards a peer.
-struct Op<M> {
-    peer: Peer,
-    ticket: Ticket,
-    level: CompletionLevel,
-    /// The bytes to send, for messages, writes and atomic operations.
-    memory: M,
-    /// A path has taken the operation's first frame.
-    is_begun: bool,
-    /// Bytes that paths have taken.
-    sent: u64,
-    /// Bytes that paths may take: beyond the bytes sent ahead, only what the receiver has granted.
-    limit: u64,
-    /// The end of the bytes that are sent ahead of any grant.
-    ahead: u64,
-    total: u64,
-    /// Some of the operation's bytes may have to be retransmitted from the operation's memory.
-    is_borrowed: bool,
-    /// The errno with which the peer has refused the operation.
-    refused: Option<i32>,
-    kind: OpKind<M>,
-}
-
-enum OpKind<M> {
-    Message { tag: Option<u64>, data: Option<u64>, recv: u32 },
-    Write { key: u64, offset: u64, data: Option<u64> },
-    Read { key: u64, offset: u64, got: u64 },
-    Atomic { request: AtomicRequest, result: Option<M> },
-}
-
-/// One value for tagged and one for untagged messages, which never match each other.
-#[derive(Default)]
-struct ByClass<T> {
-    tagged: T,
-    untagged: T,
-}
-
-impl<T> ByClass<T> {
-    #[inline]
-    fn of(&mut self, tagged: bool) -> &mut T {
-        if tagged { &mut self.tagged } else { &mut self.untagged }
-    }
-}
-
-impl<M> OpKind<M> {
-    fn completion_kind(&self) -> CompletionKind {
-        match self {
-            OpKind::Message { tag: Some(_), .. } => CompletionKind::TaggedSend,
-            OpKind::Message { tag: None, .. } => CompletionKind::Send,
-            OpKind::Write { .. } => CompletionKind::Write,
-            OpKind::Read { .. } => CompletionKind::Read,
-            OpKind::Atomic { request, .. } if request.fetch => CompletionKind::FetchAtomic,
-            OpKind::Atomic { .. } => CompletionKind::Atomic,
-        }
-    }
+    channels: ChannelTable<M>,
+    operations: OperationTable<M>,
+    messages: IncomingMessages<M>,
+    actions: ActionQueue<M>,
 }
 
 impl<M: Memory> Endpoint<M> {
@@ -150,54 +124,53 @@ impl<M: Memory> Endpoint<M> {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            channels: Vec::new(),
-            by_address: BTreeMap::new(),
-            ops: Slab::default(),
-            receives: Slab::default(),
-            unexpected_messages: Slab::default(),
-            posted_queue: ByClass::default(),
-            unexpected_queue: ByClass::default(),
-            claimed: BTreeMap::new(),
-            actions: VecDeque::new(),
-            now: Time(0),
-            busy: VecDeque::new(),
-            deferred: Vec::new(),
-            wakes: BTreeSet::new(),
-            timed: 0,
+            channels: ChannelTable::new(),
+            operations: OperationTable::new(config.operations_max),
+            messages: IncomingMessages::new(config.min_multi_recv),
+            actions: ActionQueue::new(),
         }
     }
 
-    /// Sets the current time. The endpoint reads the time only if [`Self::needs_time`] is true, so
-    /// the driver need not call this function otherwise.
+    /// Sets the current time. The endpoint reads the time only if [`PeerSchedule::needs_time`] is
+    /// true, so the driver need not call this function otherwise.
     #[inline]
     pub fn set_time(&mut self, now: Time) {
-        self.now = now;
+        self.channels.schedule.set_time(now);
     }
 
     /// Sets the bytes below which the remaining memory of a multi-receive is released to the
     /// application.
     pub fn set_min_multi_recv(&mut self, bytes: u64) {
-        self.config.min_multi_recv = bytes;
+        self.messages.receives.min_multi_recv = bytes;
     }
 
     /// Whether this endpoint has a channel to `address`.
     pub fn is_known(&self, address: Address) -> bool {
-        self.by_address.contains_key(&address)
+        self.channels.has(address)
     }
 
     /// Returns the number of the peer at `address`, and creates its channel if there is none. A
     /// peer with an index is found again by its address. The caller must remember the number of an
     /// anonymous peer.
     pub fn peer(&mut self, address: Address) -> Peer {
-        if let Some(&peer) = self.by_address.get(&address) {
-            return peer;
-        }
-        let peer = Peer(self.channels.len() as u32);
-        self.channels.push(Channel::new(address, self.config.eager_window));
-        if address != Address::ANONYMOUS {
-            self.by_address.insert(address, peer);
-        }
-        peer
+        self.channels.peer(address, self.config.eager_window)
+    }
+
+    /// The address of `peer`.
+    pub fn address(&self, peer: Peer) -> Address {
+        self.channels[peer].address
+    }
+
+    /// The channel to `peer`, to look at.
+    #[inline]
+    pub fn channel(&self, peer: Peer) -> &Channel<M> {
+        &self.channels[peer]
+    }
+
+    /// The channel to `peer`, for the commands that concern no other peer and no operation.
+    #[inline]
+    pub fn channel_mut(&mut self, peer: Peer) -> ChannelMut<'_, M> {
+        self.channels.on(peer, &mut self.actions)
     }
 
     /// The number of peers so far.
@@ -212,37 +185,52 @@ impl<M: Memory> Endpoint<M> {
     /// [`Full`] if too many operations are in flight: make progress and try again.
     #[inline]
     pub fn send(&mut self, message: Message<M>) -> Result<u32, Full> {
-        let total = message.memory.size();
-        let kind = OpKind::Message { tag: message.tag, data: message.data, recv: 0 };
-        self.start(Op {
-            peer: message.peer,
-            ticket: message.ticket,
-            level: message.level,
-            memory: message.memory,
-            is_begun: false,
-            sent: 0,
-            limit: 0,
-            ahead: 0,
-            total,
-            is_borrowed: false,
-            refused: None,
-            kind,
-        })
+        self.start(Op::message(message))
     }
 
+    /// Writes `memory` to a peer's region. With `data`, the peer's application gets a completion
+    /// that carries the data.
+    ///
+    /// # Errors
+    /// [`Full`] if too many operations are in flight: make progress and try again.
+    pub fn write(
+        &mut self,
+        remote: Remote,
+        memory: M,
+        data: Option<u64>,
+        ticket: Ticket,
+    ) -> Result<u32, Full> {
+        self.start(Op::write(remote, memory, data, ticket))
+    }
+
+    /// Reads a peer's region into `memory`.
+    ///
+    /// # Errors
+    /// [`Full`] if too many operations are in flight: make progress and try again.
+    pub fn read(&mut self, remote: Remote, memory: M, ticket: Ticket) -> Result<u32, Full> {
+        self.start(Op::read(remote, memory, ticket))
+    }
+
+    /// Performs an atomic operation on a peer's region. `operands` holds the operand bytes, then
+    /// the bytes to compare with.
+    ///
+    /// # Errors
+    /// [`Full`] if too many operations are in flight: make progress and try again.
+    pub fn atomic(
+        &mut self,
+        peer: Peer,
+        request: AtomicRequest,
+        operands: M,
+        result: Option<M>,
+        ticket: Ticket,
+    ) -> Result<u32, Full> {
+        self.start(Op::atomic((peer, request), operands, result, ticket))
+    }
+
+    #[inline]
     fn start(&mut self, op: Op<M>) -> Result<u32, Full> {
-        if self.ops.len() >= self.config.operations_max {
-            return Err(Full);
-        }
-        let peer = op.peer;
-        if let Some(errno) = self.channels[peer.0 as usize].end.failed {
-            self.end_unreachable(op, errno);
-            return Ok(u32::MAX);
-        }
-        let first = Item::first(&op.kind);
-        let id = self.ops.insert(op);
-        self.enqueue(peer, first(id));
-        Ok(id)
+        let mut on = self.channels.on(op.peer, &mut self.actions);
+        self.operations.start(&mut on, op)
     }
 
     /// The memory of operation `op`, if some of its bytes have not been sent. The caller may
@@ -250,205 +238,160 @@ impl<M: Memory> Endpoint<M> {
     /// peer may already have permission to read the memory there. The replacement does not affect a
     /// frame that a path still holds.
     pub fn memory_mut(&mut self, op: u32) -> Option<&mut M> {
-        let op = self.ops.at_mut(op)?;
-        let unsent = op.sent < op.total && !matches!(op.kind, OpKind::Read { .. });
-        unsent.then_some(&mut op.memory)
+        self.operations.memory_mut(op)
     }
 
-    /// Whether operation `op` is still in flight.
-    pub fn is_in_flight(&self, op: u32) -> bool {
-        self.ops.at(op).is_some()
-    }
-
-    /// Matches a receive with the oldest message that it accepts, or queues the receive.
+    /// The messages to this endpoint and its receives, for the application's commands.
     #[inline]
-    pub fn recv(&mut self, posting: Posting<M>) {
-        let tagged = posting.tag.is_some();
-        let (tag, ignore) = posting.tag.unwrap_or((0, 0));
-        let source = posting.source.map_or(ANY, |peer| peer.0);
-        let sender = posting.source.map(|peer| &self.channels[peer.0 as usize]);
-        let failed =
-            sender.filter(|channel| !channel.end.has_left).and_then(|channel| channel.end.failed);
-        let multi = posting.multi;
-        let id = self.receives.insert(Receive::new(posting));
-        let want = MatchCriteria { tag, ignore, source, id };
-        while let Some(unexpected) = self.unexpected_queue.of(tagged).take(&want) {
-            let matched_receive = if multi { self.split_multi(id) } else { id };
-            self.match_unexpected(unexpected, matched_receive);
-            if !multi || !self.has_room(id) {
-                return;
-            }
-        }
-        match failed {
-            Some(errno) => self.finish_receive(id, Some(Failure::Errno(errno))),
-            _ => self.posted_queue.of(tagged).push(want),
-        }
-    }
-
-    /// Whether [`Self::peek`] would find a message.
-    pub fn would_match(&self, peek: &Peek) -> bool {
-        self.unexpected_queue.tagged.find(&peek.criteria()).is_some()
-    }
-
-    /// Completes a peek with "no message", whatever has arrived.
-    pub fn complete_empty_peek(&mut self, peek: &Peek) {
-        let none = OperationCompletion::new(
-            CompletionKind::TaggedRecv,
-            Ticket { context: peek.context, notify: true },
-        );
-        self.actions.push_back(Action::Complete(none.failed(Failure::NoMessage)));
-    }
-
-    /// Looks for a tagged message without receiving it. Every peek is answered by one
-    /// [`OperationCompletion`].
-    pub fn peek(&mut self, peek: Peek) {
-        let ticket = Ticket { context: peek.context, notify: true };
-        let Some(id) = self.unexpected_queue.tagged.find(&peek.criteria()) else {
-            return self.complete_empty_peek(&peek);
-        };
-        // `find` returns only numbers of messages that are in the slab.
-        let unexpected = self.unexpected_messages.at(id).expect("a queued message");
-        let done =
-            unexpected.describe(OperationCompletion::new(CompletionKind::TaggedRecv, ticket));
-        if peek.claim || peek.discard {
-            self.unexpected_queue.tagged.remove(id);
-        }
-        if peek.claim {
-            self.claimed.insert(peek.context, Ok(id));
-        } else if peek.discard {
-            self.discard(id);
-        }
-        self.actions.push_back(Action::Complete(done));
-    }
-
-    /// Receives the message that a peek claimed for `posting.ticket.context`. Returns false if
-    /// there is none.
-    pub fn claim(&mut self, posting: Posting<M>) -> bool {
-        let Some(claimed) = self.claimed.remove(&posting.ticket.context) else {
-            return false;
-        };
-        let id = self.receives.insert(Receive::new(posting));
-        match claimed {
-            Ok(unexpected) => self.match_unexpected(unexpected, id),
-            Err(failure) => self.finish_receive(id, Some(failure)),
-        }
-        true
-    }
-
-    /// Drops the message that a peek claimed for `ticket.context`. Returns false if there is none.
-    pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
-        let Some(claimed) = self.claimed.remove(&ticket.context) else {
-            return false;
-        };
-        let done = OperationCompletion::new(CompletionKind::TaggedRecv, ticket);
-        let (done, id) = match claimed {
-            Ok(id) => (
-                self.unexpected_messages
-                    .at(id)
-                    .map_or(done, |unexpected| unexpected.describe(done)),
-                Some(id),
-            ),
-            Err(failure) => (done.failed(failure), None),
-        };
-        self.actions.push_back(Action::Complete(OperationCompletion { length: 0, ..done }));
-        if let Some(id) = id {
-            self.discard(id);
-        }
-        true
-    }
-
-    /// Cancels the oldest waiting receive of `context`. Returns false if no receive of `context`
-    /// waits.
-    pub fn cancel(&mut self, context: usize) -> bool {
-        let Self { posted_queue, receives, .. } = self;
-        let is_it = |id: u32| receives.at(id).is_some_and(|r| r.ticket.context == context);
-        let lists = [&mut posted_queue.tagged, &mut posted_queue.untagged];
-        let found = lists.into_iter().find_map(|list| {
-            let id = list.iter().map(|want| want.id).find(|&id| is_it(id))?;
-            list.remove(id).then_some(id)
-        });
-        let Some(id) = found else {
-            return false;
-        };
-        self.finish_receive(id, Some(Failure::Cancelled));
-        true
+    pub fn messages_mut(&mut self) -> MessagesMut<'_, M> {
+        let Self { messages, channels, actions, .. } = self;
+        MessagesMut { messages, channels, actions }
     }
 
     /// The oldest action that the driver has not yet performed.
     #[inline]
     pub fn poll_action(&mut self) -> Option<Action<M>> {
-        self.actions.pop_front()
+        self.actions.pop()
+    }
+
+    /// The memory of a payload destination, the offset in it, and the payload bytes that it takes.
+    #[inline]
+    pub fn place_memory(&self, place: PayloadDestination) -> Option<(&M, u64, u64)> {
+        match place {
+            PayloadDestination::Receive { recv, at, take } => {
+                let (memory, at) = self.messages.receives.memory(recv, at)?;
+                Some((memory, at, take))
+            }
+            PayloadDestination::Reply { op, at } => {
+                Some((self.operations.reply_memory(op)?, at, u64::MAX))
+            }
+            _ => None,
+        }
     }
 
     /// Declares `peer` unreachable: every operation that waits for the peer fails with `errno`.
     pub fn fail(&mut self, peer: Peer, errno: i32) {
-        let channel = &mut self.channels[peer.0 as usize];
-        if channel.end.failed.is_some() {
-            return;
+        let mut on = self.channels.on(peer, &mut self.actions);
+        if on.channel.end.failed.is_none() {
+            on.channel.fail(errno);
+            self.operations.fail(&mut on, errno);
+            self.messages.fail(&mut on, Failure::Errno(errno));
         }
-        channel.fail(errno);
-        let ops: Vec<u32> = self.ops.ids().filter(|&id| self.op_is_for(id, peer)).collect();
-        for id in ops {
-            if let Some(op) = self.ops.remove(id) {
-                self.end_unreachable(op, errno);
-            }
+    }
+
+    /// Closes the broken path `number` to `peer`. What the path may have lost is sent by another
+    /// path, if there is one, or by the next path that opens. The driver accesses no memory for the
+    /// closed path any more.
+    pub fn close_path(&mut self, peer: Peer, number: PathId) {
+        let mut on = self.channels.on(peer, &mut self.actions);
+        let sent = on.close_path(number);
+        self.operations.apply(&mut on, sent);
+    }
+
+    /// The next frame for `path` of `peer`, if there is one.
+    #[inline]
+    pub fn poll_transmit(&mut self, peer: Peer, path: PathId) -> Option<OutgoingFrame<'_, M>> {
+        let on = self.channels.on(peer, &mut self.actions);
+        self.operations.poll_transmit(on, path, self.config.address)
+    }
+
+    /// Records that `path` has taken the frame that [`Self::poll_transmit`] returned last for this
+    /// path. `flushed` says that the frame's bytes have left the caller's memory; otherwise the
+    /// driver reports this later with [`Self::handle_flushed`]. `copy` is a copy of the payload, if
+    /// one was wanted and memory for it was available. Without a copy, the payload stays with the
+    /// application until the peer has it.
+    #[inline]
+    pub fn transmitted(&mut self, peer: Peer, path: PathId, flushed: bool, copy: Option<M>) {
+        let mut on = self.channels.on(peer, &mut self.actions);
+        self.operations.transmitted(&mut on, path, flushed, copy);
+    }
+
+    /// Records that the frame that `path` of `peer` held has left completely.
+    pub fn handle_flushed(&mut self, peer: Peer, path: PathId) {
+        let mut on = self.channels.on(peer, &mut self.actions);
+        self.operations.handle_flushed(&mut on, path);
+    }
+
+    /// Prepares a message for immediate sending: the path takes the message's bytes during this
+    /// call, and nobody waits for its completion. Returns the message's frame without its payload
+    /// of `size` bytes. `None` means that the message must take the queue ([`Self::send`]).
+    /// [`Self::injected`] makes the frame count as sent.
+    #[inline(always)]
+    pub fn inject(
+        &mut self,
+        passing: &InjectMessage,
+        path: PathId,
+    ) -> Option<OutgoingFrame<'static, M>> {
+        self.channels[passing.peer].inject(passing, path, self.config.address)
+    }
+
+    /// Records that the path has taken the message whose frame [`Self::inject`] returned. `copy` is
+    /// a copy of the message's bytes, if one was wanted.
+    #[inline(always)]
+    pub fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
+        self.channel_mut(passing.peer).injected(passing, path, copy);
+    }
+
+    /// Schedules the acknowledgements that waited for an answer of the application, which has had
+    /// its chance to answer. The driver must call this function whenever it is asked for progress,
+    /// before it polls for frames.
+    #[inline]
+    pub fn flush_deferred_acks(&mut self) {
+        self.channels.flush_deferred_acks();
+    }
+
+    /// The next peer with frames to send. The queue names each peer once until
+    /// [`ChannelMut::mark_busy`] names the peer again, so a driver whose path is full may drop the
+    /// peer and call [`ChannelMut::mark_busy`] when the path accepts frames again.
+    #[inline]
+    pub fn next_busy(&mut self) -> Option<Peer> {
+        self.channels.next_busy()
+    }
+
+    /// When the endpoint must be driven.
+    #[inline]
+    pub fn schedule(&self) -> &PeerSchedule {
+        &self.channels.schedule
+    }
+
+    /// Sets the time to `now` and does what is due. Then the driver must drain [`Self::next_busy`]
+    /// and [`Self::poll_action`], as after any call.
+    #[inline]
+    pub fn handle_time(&mut self, now: Time) {
+        self.channels.schedule.set_time(now);
+        if self.schedule().next_wake().is_some_and(|wake| wake <= now) {
+            self.channels.handle_wakes();
         }
-        self.fail_receives(peer, Some(Failure::Errno(errno)));
     }
 
-    /// Ends an operation that cannot reach its peer. A message to a peer that has sent Goodbye
-    /// counts as sent: a moment earlier, the peer would have delivered the message and dropped it.
-    fn end_unreachable(&mut self, op: Op<M>, errno: i32) {
-        let is_message = matches!(op.kind, OpKind::Message { .. });
-        let is_forgotten = is_message && self.channels[op.peer.0 as usize].end.has_left;
-        self.finish_op(op, (!is_forgotten).then_some(Failure::Errno(errno)));
-    }
-
-    fn op_is_for(&self, id: u32, peer: Peer) -> bool {
-        self.ops.at(id).is_some_and(|op| op.peer == peer)
-    }
-
-    /// The errno with which `peer` failed, if it failed.
-    pub fn failed(&self, peer: Peer) -> Option<i32> {
-        self.channels[peer.0 as usize].end.failed
-    }
-
-    fn finish_op(&mut self, op: Op<M>, failure: Option<Failure>) {
-        let done = OperationCompletion {
-            error: failure,
-            ..OperationCompletion::new(op.kind.completion_kind(), op.ticket)
-        };
-        self.actions.push_back(Action::Complete(done));
+    /// Peers that have sent Goodbye, once for each receive that accepts messages of that peer only.
+    pub fn awaited_departed_peers(&self) -> impl Iterator<Item = Peer> {
+        let sources = self.messages.receives.awaited_sources();
+        sources.filter(|&peer| self.channels[peer].end.has_left)
     }
 
     /// Whether operations wait for `peer`. A receive that only a peer that has left could satisfy
     /// waits for nobody.
     pub fn has_work_for(&self, peer: Peer) -> bool {
-        let has_left = self.channels[peer.0 as usize].end.has_left;
-        let waits = |r: &Receive<M>| r.is_from(peer) && (r.is_taken() || !has_left);
-        self.ops.ids().any(|id| self.op_is_for(id, peer))
-            || self.receives.ids().any(|id| self.receives.at(id).is_some_and(waits))
+        let has_left = self.channels[peer].end.has_left;
+        self.operations.has_work_for(peer) || self.messages.receives.has_work_for(peer, has_left)
     }
 
     /// Whether the endpoint holds no operation, no receive and no unexpected message.
     pub fn is_idle(&self) -> bool {
-        self.ops.is_empty() && self.receives.is_empty() && self.unexpected_messages.is_empty()
+        self.operations.is_empty() && self.messages.is_empty()
     }
 
     /// Whether paths have taken everything. The parts of a message that wait for a grant count too,
     /// unless the receiver has left and will never send the grant.
     pub fn is_flushed(&self) -> bool {
-        let rests = |op: &Op<M>| {
-            let is_message = matches!(op.kind, OpKind::Message { .. });
-            is_message && op.sent < op.total && !self.channels[op.peer.0 as usize].end.has_left
-        };
         self.channels.iter().all(Channel::is_flushed)
-            && !self.ops.ids().filter_map(|id| self.ops.at(id)).any(rests)
+            && self.operations.has_no_rest(|peer| self.channels[peer].end.has_left)
     }
 
     /// Whether paths have taken everything and whatever silent loss could affect has arrived.
-    /// Nobody retransmits after this endpoint has closed. Goodbye frames ([`Self::goodbye`]) do not
-    /// count.
+    /// Nobody retransmits after this endpoint has closed. Goodbye frames ([`ChannelMut::goodbye`])
+    /// do not count.
     pub fn is_safe(&self) -> bool {
         self.is_flushed() && self.channels.iter().all(Channel::is_safe)
     }
@@ -462,25 +405,5 @@ impl<M: Memory> Endpoint<M> {
     /// Whether every peer that still lives has delivered every byte sent to it.
     pub fn is_drained(&self) -> bool {
         self.channels.iter().all(|channel| channel.is_drained())
-    }
-}
-
-impl OperationCompletion {
-    fn new(kind: CompletionKind, ticket: Ticket) -> Self {
-        Self {
-            kind,
-            ticket,
-            length: 0,
-            buffer_address: 0,
-            tag: 0,
-            data: None,
-            source: None,
-            released: false,
-            error: None,
-        }
-    }
-
-    fn failed(self, failure: Failure) -> Self {
-        Self { error: Some(failure), ..self }
     }
 }

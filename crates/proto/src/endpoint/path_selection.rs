@@ -4,6 +4,7 @@
 use std::vec::Vec;
 
 use super::channel::Channel;
+use super::driver_interface::Peer;
 use super::path_state::{PathProperties, PathState};
 use crate::channel::PathId;
 use crate::id::Address;
@@ -158,7 +159,7 @@ fn load(channel: &mut Channel<()>, path: usize, bytes: u64) {
 
 /// A channel over rails that have been measured and are idle.
 fn channel(rails: &[Rail]) -> Channel<()> {
-    let mut channel = Channel::new(Address::new(1, 0), 1 << 20);
+    let mut channel = Channel::new(Peer(0), Address::new(1, 0), 1 << 20);
     for &rail in rails {
         let (number, state) = (channel.paths.len(), measured(rail));
         channel.paths.open(PathId(number as u8), state.path);

@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
-use super::channel::SentPiece;
+use super::operation::SentPiece;
 use super::path_state::{PathProperties, PathState};
 use crate::channel::PathId;
 

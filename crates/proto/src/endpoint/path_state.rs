@@ -3,8 +3,8 @@
 
 use alloc::boxed::Box;
 
-use super::channel::SentPiece;
 use super::datagram_flow::DatagramFlow;
+use super::operation::SentPiece;
 use crate::channel::{RetainedFrame, RetainedState};
 use crate::limit;
 use crate::path::congestion;
@@ -116,7 +116,7 @@ pub(super) struct PathState {
     pub path: PathProperties,
     pub is_up: bool,
     /// The driver suspects that the path has died: see
-    /// [`Endpoint::suspect_path`](super::Endpoint::suspect_path).
+    /// [`ChannelMut::suspect_path`](super::ChannelMut::suspect_path).
     pub is_suspected: bool,
     /// The frame of which the path has taken a part and still holds the rest.
     pub held: Option<SentPiece>,

@@ -8,105 +8,86 @@
 
 use alloc::vec::Vec;
 
+use super::channel_mut::ChannelMut;
 use super::control_frame::ControlFrame;
-use super::path_state::{PathProperties, PathStatistics};
-use super::{Endpoint, Memory, Peer};
+use super::driver_interface::Memory;
+use super::operation::SentPiece;
+use super::path_state::PathProperties;
 use crate::channel::{PATHS_MAX, PathId};
+use crate::path::rate::DeliveryRate;
 use crate::wire::kind_header::AdvertisedAddress;
 
 // `PathSet::count_senders` uses one bit of a `u8` for each path.
 const _: () = assert!(PATHS_MAX <= 8);
 
-impl<M: Memory> Endpoint<M> {
-    /// Opens a path to `peer` under the driver's number `number`. Sizes that no frame can have are
-    /// reduced to allowed ones. If an earlier path was lost, the peer is first asked what has
+impl<M: Memory> ChannelMut<'_, M> {
+    /// Opens a path to the peer under the driver's number `number`. Sizes that no frame can have
+    /// are reduced to allowed ones. If an earlier path was lost, the peer is first asked what has
     /// arrived.
     ///
     /// # Panics
     /// If the number is not below [`PATHS_MAX`].
-    pub fn open_path(&mut self, peer: Peer, number: PathId, path: PathProperties) {
+    pub fn open_path(&mut self, number: PathId, path: PathProperties) {
         assert!((number.0 as usize) < PATHS_MAX, "more paths than a channel can have");
-        let channel = &mut self.channels[peer.0 as usize];
+        let channel = &mut *self.channel;
         let path = path.within_limits();
         let was_cut_off = channel.paths.open(number, path);
-        self.count_senders(peer);
-        let channel = &mut self.channels[peer.0 as usize];
+        self.count_senders();
+        let channel = &mut *self.channel;
         if was_cut_off {
             channel.repeat_control_frames();
         }
-        self.mark_busy(peer);
+        self.mark_busy();
     }
 
-    /// The statistics of path `number` to `peer`, if the path is up.
-    pub fn path_statistics(&self, peer: Peer, number: PathId) -> Option<PathStatistics> {
-        let channel = &self.channels[peer.0 as usize];
-        let state = channel.paths.path_state(number)?;
-        let by_others =
-            || channel.paths.iter().map(|state| state.carried - state.retransmitted).sum();
-        Some(PathStatistics {
-            bytes: match state.path.lossless {
-                true => channel.out.next().saturating_sub(by_others()),
-                false => state.carried,
-            },
-            retransmitted_bytes: state.retransmitted,
-            is_spare: state.path.spare,
-            bytes_per_second: state.rate.measured(),
-            round_trip_nanos: state.round_trip.smoothed_nanos(),
-            large_lost: state.flow.as_ref().map_or(0, |flow| flow.large_lost()),
-        })
-    }
-
-    /// Sets the properties of path `number` to `peer`, if the path is up.
-    pub fn set_path(&mut self, peer: Peer, number: PathId, path: PathProperties) {
-        let channel = &mut self.channels[peer.0 as usize];
+    /// Sets the properties of path `number`, if the path is up.
+    pub fn set_path(&mut self, number: PathId, path: PathProperties) {
+        let channel = &mut *self.channel;
         let state = channel.paths.get_mut(number.0 as usize);
         if let Some(state) = state.filter(|state| state.is_up) {
             let is_other = state.set_path(path.within_limits());
             channel.paths.properties = state.path;
             let ends = channel.paths.sends_by(number);
-            self.count_senders(peer);
-            let channel = &mut self.channels[peer.0 as usize];
+            self.count_senders();
+            let channel = &mut *self.channel;
             if is_other {
-                self.presume_path_lost(peer, number);
+                self.presume_path_lost(number);
             } else if ends && channel.paths.has_datagrams && !channel.paths.sends_by(number) {
                 // Control frames that this path carried may not have arrived.
                 channel.repeat_control_frames();
             }
             // A path that had nothing to carry may be the best one for the items that wait, and the
             // other paths leave them to it.
-            self.mark_busy(peer);
+            self.mark_busy();
         }
     }
 
-    /// Recomputes which paths send, after the paths to `peer` have changed.
-    pub(super) fn count_senders(&mut self, peer: Peer) {
-        let channel = &mut self.channels[peer.0 as usize];
-        let was_timed = channel.paths.is_timed();
+    /// Recomputes which paths send, after the paths have changed.
+    fn count_senders(&mut self) {
+        let channel = &mut *self.channel;
         let left = channel.paths.count_senders();
-        self.timed -= was_timed as usize;
-        self.timed += channel.paths.is_timed() as usize;
+        self.schedule.set_timed(&mut channel.entry, channel.paths.is_timed());
         if channel.paths.has_silent_loss {
-            self.arm_probe_timeout(peer);
+            self.arm_probe_timeout();
         }
         // Frames that these paths carried since they were suspected may be lost too.
         for number in (0..PATHS_MAX as u8).filter(|number| left & 1 << number != 0) {
-            self.presume_path_lost(peer, PathId(number));
+            self.presume_path_lost(PathId(number));
         }
     }
 
-    /// Closes the broken path `number` to `peer`. What the path may have lost is sent by another
-    /// path, if there is one, or by the next path that opens. The driver accesses no memory for the
-    /// closed path any more.
-    pub fn close_path(&mut self, peer: Peer, number: PathId) {
-        let channel = &mut self.channels[peer.0 as usize];
+    /// Closes the broken path `number`: see [`Endpoint::close_path`](super::Endpoint::close_path).
+    /// Returns what it means for an operation that the path holds no part of a frame any more.
+    pub(super) fn close_path(&mut self, number: PathId) -> SentPiece {
+        let channel = &mut *self.channel;
         let Some(state) = channel.paths.get_mut(number.0 as usize).filter(|state| state.is_up)
         else {
-            return;
+            return SentPiece::Nothing;
         };
         state.is_up = false;
         let held = state.held.take();
-        self.count_senders(peer);
-        let channel = &mut self.channels[peer.0 as usize];
+        self.count_senders();
+        let channel = &mut *self.channel;
         channel.out.handle_break(number);
         // The sender may believe that these bytes arrived by another path, whose payload was
         // discarded for the sake of this path.
@@ -123,38 +104,53 @@ impl<M: Memory> Endpoint<M> {
             channel.paths.properties = state.path;
             channel.repeat_control_frames();
         }
-        if let Some(sent) = held {
-            self.apply(peer, sent);
-        }
         for (start, end) in cut {
-            self.must_request_retransmission(peer, start, end);
+            self.must_request_retransmission(start, end);
         }
-        self.mark_busy(peer);
+        self.mark_busy();
+        held.unwrap_or(SentPiece::Nothing)
     }
 
     /// Treats everything in flight on `path` as possibly lost, although the path is still up.
-    pub fn presume_path_lost(&mut self, peer: Peer, path: PathId) {
-        let channel = &mut self.channels[peer.0 as usize];
+    pub fn presume_path_lost(&mut self, path: PathId) {
+        let channel = &mut *self.channel;
         if channel.end.failed.is_none() {
-            channel.lose_in_flight(path, self.now);
+            channel.lose_in_flight(path, self.schedule.now());
             channel.repeat_control_frames();
-            self.mark_busy(peer);
+            self.mark_busy();
         }
     }
 
-    /// Advertises to `peer` another address at which this endpoint can be reached. The driver must
-    /// repeat the advertisement on a new path if a path was lost.
-    pub fn advertise_address(&mut self, peer: Peer, address: AdvertisedAddress) {
-        let channel = &mut self.channels[peer.0 as usize];
+    /// Advertises to the peer another address at which this endpoint can be reached. The driver
+    /// must repeat the advertisement on a new path if a path was lost.
+    pub fn advertise_address(&mut self, address: AdvertisedAddress) {
+        let channel = &mut *self.channel;
         let address = ControlFrame::AddressAdvertisement(address);
         if channel.end.failed.is_none() && !channel.repairs.control_frames.contains(&address) {
             channel.repairs.control_frames.push(address);
-            self.mark_busy(peer);
+            self.mark_busy();
         }
     }
 
-    /// Whether any path to `peer` is up.
-    pub fn has_path(&self, peer: Peer) -> bool {
-        self.channels[peer.0 as usize].paths.iter().any(|state| state.is_up)
+    /// Sets whether `path` is suspected. The driver suspects a path on which nothing is confirmed
+    /// although other paths go on. What a suspected path carried may be lost, and nothing is sent
+    /// by it while there is another path, until the driver reports that it works again
+    /// (`is_suspected` is false).
+    pub fn suspect_path(&mut self, path: PathId, is_suspected: bool) {
+        let channel = &mut *self.channel;
+        let state = channel.paths.get_mut(path.0 as usize);
+        let Some(state) = state.filter(|state| state.is_up && state.is_suspected != is_suspected)
+        else {
+            return;
+        };
+        state.is_suspected = is_suspected;
+        // Earlier measurements of the rate no longer hold, and what was in flight on this path is
+        // sent by others.
+        state.rate = DeliveryRate::new();
+        self.count_senders();
+        if is_suspected {
+            self.presume_path_lost(path);
+        }
+        self.mark_busy();
     }
 }

@@ -4,10 +4,11 @@
 //! frames. Planning changes nothing that matters, so a driver whose path is full drops the plan and
 //! asks again. [`Plan::commit`] makes the plan effective.
 
-use super::channel::{Channel, Item};
+use super::channel::Channel;
 use super::control_frame::ControlFrame;
+use super::driver_interface::{CompletionLevel, Memory, Peer};
+use super::operation::{Item, Op, OpKind};
 use super::path_state::PathProperties;
-use super::{CompletionLevel, Memory, Op, OpKind, Peer};
 use crate::channel::{Origin, PathId, RetainedFrame, RetainedState};
 use crate::id::Address;
 use crate::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
@@ -21,7 +22,8 @@ pub struct OutgoingFrame<'a, M> {
     pub(super) front: Front,
     /// The payload: its memory, its offset there, its length in bytes.
     pub payload: Option<(&'a M, u64, u64)>,
-    /// The driver must copy the payload: see [`Endpoint::transmitted`].
+    /// The driver must copy the payload: see
+    /// [`Endpoint::transmitted`](super::Endpoint::transmitted).
     pub wants_copy: bool,
     /// The endpoint may give back the payload's memory at any moment, because the payload has been
     /// sent before, or because the path is suspected and another path may deliver the payload
@@ -323,7 +325,7 @@ impl Plan {
     }
 }
 
-/// A message for [`Endpoint::inject`].
+/// A message for [`Endpoint::inject`](super::Endpoint::inject).
 #[derive(Clone, Copy, Debug)]
 pub struct InjectMessage {
     /// The receiver.

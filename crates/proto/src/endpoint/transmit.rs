@@ -1,28 +1,36 @@
 //! Sends frames: what the driver polls for, and what becomes true once a frame has left.
 //!
-//! Sending takes two steps. [`Endpoint::poll_transmit`] changes nothing that matters, so a driver
-//! whose path is full drops the frame and polls again later. [`Endpoint::transmitted`] makes the
-//! frame count as sent.
+//! Sending takes two steps. [`OperationTable::poll_transmit`] changes nothing that matters, so a
+//! driver whose path is full drops the frame and polls again later. [`OperationTable::transmitted`]
+//! makes the frame count as sent. What may never happen: a frame counts as sent that no path has
+//! taken, or the memory of an operation is given back while a path reads it.
 
-use super::channel::{Channel, Item, SentPiece};
+use super::channel::Channel;
+use super::channel_mut::ChannelMut;
+use super::driver_interface::Memory;
+use super::operation::{Item, Op, OpKind, SentPiece};
+use super::operation_table::OperationTable;
+use super::path_state::PathProperties;
 use super::plan::{
     InjectMessage, OutgoingFrame, Plan, item_memory, numbered, plan, plan_too_long, planned_memory,
 };
-use super::{Action, CompletionLevel, Endpoint, Failure, Memory, Op, OpKind, PathProperties, Peer};
 use crate::channel::{Origin, PathId};
+use crate::id::Address;
 use crate::slab::Slab;
-use crate::wire::frame::{Kind, flag};
-use crate::wire::kind_header::KindHeader;
 
-impl<M: Memory> Endpoint<M> {
-    /// The next frame for `path` of `peer`, if there is one.
+impl<M: Memory> OperationTable<M> {
+    /// The next frame for `path` of the channel, from the endpoint `source`, if there is one.
     #[inline]
-    pub fn poll_transmit(&mut self, peer: Peer, path: PathId) -> Option<OutgoingFrame<'_, M>> {
-        let channel = &self.channels[peer.0 as usize];
-        if channel.paths.has_silent_loss {
-            self.prepare(peer, path);
+    pub fn poll_transmit<'a>(
+        &'a mut self,
+        mut on: ChannelMut<'a, M>,
+        path: PathId,
+        source: Address,
+    ) -> Option<OutgoingFrame<'a, M>> {
+        if on.channel.paths.has_silent_loss {
+            self.prepare(&mut on, path);
         }
-        let channel = &mut self.channels[peer.0 as usize];
+        let channel = on.channel;
         let Some(plan) = plan(channel, &self.ops, path) else {
             if channel.paths.has_silent_loss {
                 channel.handle_app_limited(path);
@@ -32,7 +40,7 @@ impl<M: Memory> Endpoint<M> {
         let state = channel.paths.path_state(path)?;
         let PathProperties { checked, lossless, copy_max, .. } = state.path;
         let must_release_memory = plan.origin == Origin::Retransmission || state.is_suspected;
-        let front = plan.front(self.config.address, channel, checked);
+        let front = plan.front(source, channel, checked);
         let payload = if plan.payload == 0 {
             None
         } else {
@@ -44,93 +52,17 @@ impl<M: Memory> Endpoint<M> {
         Some(OutgoingFrame { front, payload, wants_copy, must_release_memory })
     }
 
-    /// Sets whether payload to `peer` that may have to be retransmitted may be copied. If not, the
-    /// payload stays with the application until the peer has it, and only then is its operation
-    /// done. (The answers to remote reads are copied in any case, because no operation holds their
-    /// memory.) The driver must call this function before [`Self::poll_transmit`] and
-    /// [`Self::inject`].
-    #[inline]
-    pub fn set_copying(&mut self, peer: Peer, may_copy: bool) {
-        self.channels[peer.0 as usize].may_copy = may_copy;
-    }
-
-    /// Whether the retransmit buffer of `peer` holds anything.
-    #[inline]
-    pub fn retains_for(&self, peer: Peer) -> bool {
-        self.channels[peer.0 as usize].out.retained() > 0
-    }
-
-    /// Asks `peer` to confirm what its retransmit buffer holds, once for each byte. The driver
-    /// calls this function when memory is short and no other frame may ever ask for an
-    /// acknowledgement.
-    pub fn solicit_ack(&mut self, peer: Peer) {
-        let channel = &mut self.channels[peer.0 as usize];
-        let sent = channel.out.next();
-        if channel.out.retained() > 0 && channel.confirmations.solicited_end < sent {
-            (channel.confirmations.solicited_end, channel.confirmations.is_solicited) =
-                (sent, true);
-            self.mark_busy(peer);
-        }
-    }
-
-    /// Prepares a message for immediate sending: the path takes the message's bytes during this
-    /// call, and nobody waits for its completion. Returns the message's frame without its payload
-    /// of `size` bytes. `None` means that the message must take the queue ([`Self::send`]).
-    /// [`Self::injected`] makes the frame count as sent.
-    #[inline(always)]
-    pub fn inject(
-        &mut self,
-        passing: &InjectMessage,
-        path: PathId,
-    ) -> Option<OutgoingFrame<'static, M>> {
-        let channel = &mut self.channels[passing.peer.0 as usize];
-        let state = channel.paths.path_state(path)?;
-        let is_clear = channel.queue.is_empty()
-            && state.held.is_none()
-            && channel.has_nothing_to_repair()
-            && !channel.paths.is_measured()
-            && channel.is_within_reorder_window()
-            && channel.paths.sends_by(path);
-        let room = channel.credit.available().min(state.path.eager_max) as u64;
-        if !is_clear || channel.end.failed.is_some() || passing.size > room {
-            return None;
-        }
-        let (checked, lossless) = (state.path.checked, state.path.lossless);
-        if !lossless && !channel.may_copy {
-            return None;
-        }
-        let plan = numbered(passing.plan(), channel, lossless);
-        let front = plan.front(self.config.address, channel, checked);
-        let wants_copy = !lossless;
-        Some(OutgoingFrame { front, payload: None, wants_copy, must_release_memory: false })
-    }
-
-    /// Records that the path has taken the message whose frame [`Self::inject`] returned. `copy` is
-    /// a copy of the message's bytes, if one was wanted.
-    #[inline(always)]
-    pub fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
-        let channel = &mut self.channels[passing.peer.0 as usize];
-        channel.credit.spend(passing.size as u32);
-        if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
-            channel.out.advance_lossless(passing.body());
-            channel.handle_ack_sent(channel.confirmed_now(), true);
-        } else {
-            let plan = numbered(passing.plan(), channel, false);
-            plan.commit(channel, (path, self.now), copy.map(|copy| (copy, 0)));
-        }
-        if channel.paths.has_silent_loss {
-            self.arm_probe_timeout(passing.peer);
-        }
-    }
-
     /// Records that `path` has taken the frame that [`Self::poll_transmit`] returned last for this
-    /// path. `flushed` says that the frame's bytes have left the caller's memory; otherwise the
-    /// driver reports this later with [`Self::handle_flushed`]. `copy` is a copy of the payload, if
-    /// one was wanted and memory for it was available. Without a copy, the payload stays with the
-    /// application until the peer has it.
+    /// path: see [`Endpoint::transmitted`](super::Endpoint::transmitted).
     #[inline]
-    pub fn transmitted(&mut self, peer: Peer, path: PathId, flushed: bool, copy: Option<M>) {
-        let channel = &mut self.channels[peer.0 as usize];
+    pub fn transmitted(
+        &mut self,
+        on: &mut ChannelMut<'_, M>,
+        path: PathId,
+        flushed: bool,
+        copy: Option<M>,
+    ) {
+        let channel = &mut *on.channel;
         let Some(plan) = plan(channel, &self.ops, path) else {
             return;
         };
@@ -143,34 +75,51 @@ impl<M: Memory> Endpoint<M> {
                 Some(copy) => Some((copy, 0)),
                 None => item_memory(channel, &self.ops).map(|memory| (memory.clone(), plan.at)),
             };
-            plan.commit(channel, (path, self.now), memory);
+            plan.commit(channel, (path, on.schedule.now()), memory);
             sent = advance(channel, &mut self.ops, &plan);
             if let (true, Some(op)) = (is_borrowed, sent.op().and_then(|id| self.ops.at_mut(id))) {
                 op.is_borrowed = true;
             }
         } else {
-            plan.commit(channel, (path, self.now), None);
+            plan.commit(channel, (path, on.schedule.now()), None);
         }
         // The items that this path leaves to another path may suit a path that was polled before
         // and declined.
         let leaves_rest = channel.paths.has_choice() && !channel.queue.is_empty();
         if channel.paths.has_silent_loss {
-            self.arm_probe_timeout(peer);
+            on.arm_probe_timeout();
         }
         if leaves_rest {
-            self.mark_busy(peer);
+            on.mark_busy();
         }
         if flushed {
-            self.apply(peer, sent);
-        } else if let Some(state) = self.channels[peer.0 as usize].paths.get_mut(path.0 as usize) {
+            self.apply(on, sent);
+        } else if let Some(state) = on.channel.paths.get_mut(path.0 as usize) {
             state.held = Some(sent);
+        }
+    }
+
+    /// Computes, before `path` is polled for a frame, whether its datagrams may be sent now.
+    #[cold]
+    fn prepare(&mut self, on: &mut ChannelMut<'_, M>, path: PathId) {
+        let now = on.schedule.now();
+        let channel = &mut *on.channel;
+        let wants = !channel.queue.is_empty() || channel.out.has_lost();
+        let flow = channel.paths.get_mut(path.0 as usize).and_then(|state| state.flow.as_mut());
+        let Some(flow) = flow else { return };
+        flow.update_openness(now, wants);
+        if flow.is_open() {
+            // No overlong frame may be left when the next frame is chosen.
+            while self.cut_up(on, path) {}
+        } else {
+            on.arm();
         }
     }
 
     /// Numbers the next frame for `path` and queues it in pieces, if the frame is new and longer
     /// than any datagram of the path. Returns false otherwise.
-    pub(super) fn cut_up(&mut self, peer: Peer, path: PathId) -> bool {
-        let channel = &mut self.channels[peer.0 as usize];
+    fn cut_up(&mut self, on: &mut ChannelMut<'_, M>, path: PathId) -> bool {
+        let channel = &mut *on.channel;
         let Some(plan) = plan_too_long(channel, &self.ops, path) else { return false };
         let memory = item_memory(channel, &self.ops).map(|memory| (memory.clone(), plan.at));
         plan.commit_lost(channel, path, memory);
@@ -178,143 +127,68 @@ impl<M: Memory> Endpoint<M> {
         if let Some(op) = sent.op().and_then(|id| self.ops.at_mut(id)) {
             op.is_borrowed = true;
         }
-        self.apply(peer, sent);
+        self.apply(on, sent);
         true
     }
 
     /// Records that the frame that `path` of `peer` held has left completely.
-    pub fn handle_flushed(&mut self, peer: Peer, path: PathId) {
-        let state = self.channels[peer.0 as usize].paths.get_mut(path.0 as usize);
+    pub fn handle_flushed(&mut self, on: &mut ChannelMut<'_, M>, path: PathId) {
+        let state = on.channel.paths.get_mut(path.0 as usize);
         if let Some(sent) = state.and_then(|state| state.held.take()) {
-            self.apply(peer, sent);
+            self.apply(on, sent);
         }
     }
+}
 
-    /// Sends Goodbye to `peer`: this endpoint delivers nothing new, and asks the peer to confirm
-    /// everything. Operations that were started before are still sent behind the Goodbye. Only the
-    /// first call has an effect.
-    pub fn goodbye(&mut self, peer: Peer) {
-        let channel = &mut self.channels[peer.0 as usize];
-        let is_new = !core::mem::replace(&mut channel.end.has_said_goodbye, true);
-        if is_new && channel.end.failed.is_none() {
-            self.enqueue(peer, Item::Control(Kind::Goodbye, flag::WANT_ACK, KindHeader::Empty));
-        }
-    }
-
-    #[inline]
-    pub(super) fn apply(&mut self, peer: Peer, sent: SentPiece) {
-        let (id, end) = match sent {
-            SentPiece::Nothing | SentPiece::PieceOf(_) => return,
-            SentPiece::LastOf(id, end) => (id, end),
-        };
-        let channel = &mut self.channels[peer.0 as usize];
-        let Some(op) = self.ops.at(id) else {
-            return;
-        };
-        let awaits = op.level == CompletionLevel::DeliveryComplete || op.is_borrowed;
-        if awaits && channel.confirmations.confirmed < end {
-            // An operation that was refused while a path held its frame waits for delivery already.
-            if op.refused.is_none() {
-                channel.confirmations.await_delivery(end, id);
-            }
-        } else {
-            // Another path may still hold a piece of the operation.
-            self.complete_flushed(peer, id);
-        }
-    }
-
-    #[inline]
-    pub(super) fn complete_op(&mut self, id: u32) {
-        if let Some(op) = self.ops.remove(id) {
-            let failure = op.refused.map(Failure::Errno);
-            self.finish_op(op, failure);
-        }
-    }
-
-    /// Completes operation `id`, or, if a path still reads the operation's memory, completes it
-    /// when the path has sent its frame.
-    #[inline]
-    pub(super) fn complete_flushed(&mut self, peer: Peer, id: u32) {
-        let channel = &mut self.channels[peer.0 as usize];
-        if channel.paths.holds(id) {
-            channel.paths.after_flush(id, SentPiece::LastOf(id, 0));
-        } else {
-            self.complete_op(id);
-        }
-    }
-
-    /// Processes the `delivered` field of a frame that was sent when the number of the peer's next
-    /// byte was `sequence`: the peer has delivered all bytes below `delivered`.
+impl<M: Memory> Channel<M> {
+    /// Prepares a message for immediate sending: see
+    /// [`Endpoint::inject`](super::Endpoint::inject).
     #[inline(always)]
-    pub(super) fn handle_delivered(&mut self, peer: Peer, delivered: u64, sequence: u64) {
-        let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
-        let may_wait = channel.paths.may_reorder();
-        let Channel { out, paths, .. } = channel;
-        let is_new = out.handle_delivered(delivered, |frame| {
-            if let Some(state) = paths.get_mut(frame.path.0 as usize) {
-                state.handle_confirmed(now, frame);
-            }
-        });
-        if is_new && may_wait {
-            self.process_flow_acks(peer);
-            let channel = &self.channels[peer.0 as usize];
-            if !channel.queue.is_empty() || channel.out.has_lost() {
-                // The peer's frames may have waited for the reorder window, or for a better path.
-                self.mark_busy(peer);
-            }
+    pub(super) fn inject(
+        &self,
+        passing: &InjectMessage,
+        path: PathId,
+        source: Address,
+    ) -> Option<OutgoingFrame<'static, M>> {
+        let state = self.paths.path_state(path)?;
+        let is_clear = self.queue.is_empty()
+            && state.held.is_none()
+            && self.has_nothing_to_repair()
+            && !self.paths.is_measured()
+            && self.is_within_reorder_window()
+            && self.paths.sends_by(path);
+        let room = self.credit.available().min(state.path.eager_max) as u64;
+        if !is_clear || self.end.failed.is_some() || passing.size > room {
+            return None;
         }
-        let channel = &mut self.channels[peer.0 as usize];
-        if delivered <= channel.confirmations.confirmed {
-            return;
+        let (checked, lossless) = (state.path.checked, state.path.lossless);
+        if !lossless && !self.may_copy {
+            return None;
         }
-        if sequence > channel.into.delivered() {
-            channel.confirmations.early = channel.confirmations.early.max((sequence, delivered));
-            return;
-        }
-        channel.confirmations.confirmed = delivered;
-        loop {
-            let channel = &mut self.channels[peer.0 as usize];
-            match channel.confirmations.awaiting.front() {
-                Some(&(end, id)) if end <= delivered => {
-                    channel.confirmations.awaiting.pop_front();
-                    self.complete_flushed(peer, id);
-                }
-                _ => return,
-            }
-        }
+        let plan = numbered(passing.plan(), self, lossless);
+        let front = plan.front(source, self, checked);
+        let wants_copy = !lossless;
+        Some(OutgoingFrame { front, payload: None, wants_copy, must_release_memory: false })
     }
+}
 
-    /// Applies an early acknowledgement, if the bytes that it overtook have been delivered.
-    #[inline]
-    pub(super) fn handle_early_ack(&mut self, peer: Peer) {
-        let channel = &self.channels[peer.0 as usize];
-        let (sequence, delivered) = channel.confirmations.early;
-        if delivered > channel.confirmations.confirmed && sequence <= channel.into.delivered() {
-            self.handle_delivered(peer, delivered, sequence);
+impl<M: Memory> ChannelMut<'_, M> {
+    /// Records that the path has taken the message whose frame [`Channel::inject`] returned: see
+    /// [`Endpoint::injected`](super::Endpoint::injected).
+    #[inline(always)]
+    pub(super) fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
+        let channel = &mut *self.channel;
+        channel.credit.spend(passing.size as u32);
+        if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
+            channel.out.advance_lossless(passing.body());
+            channel.handle_ack_sent(channel.confirmed_now(), true);
+        } else {
+            let plan = numbered(passing.plan(), channel, false);
+            plan.commit(channel, (path, self.schedule.now()), copy.map(|copy| (copy, 0)));
         }
-    }
-
-    /// Lets message `id` go on up to byte `limit`. `cut` says that the message ends there.
-    pub(super) fn handle_grant(&mut self, peer: Peer, id: u32, recv: u32, limit: u64, cut: bool) {
-        let Some(op) = self.ops.at_mut(id).filter(|op| op.peer == peer) else {
-            return;
-        };
-        let OpKind::Message { recv: number, .. } = &mut op.kind else {
-            return;
-        };
-        *number = recv;
-        let was_resting = op.sent >= op.limit;
-        if cut {
-            op.total = limit.clamp(op.limit, op.total);
+        if channel.paths.has_silent_loss {
+            self.arm_probe_timeout();
         }
-        op.limit = limit.clamp(op.limit, op.total);
-        if was_resting && op.sent < op.limit {
-            self.enqueue(peer, Item::Rest(id));
-        }
-    }
-
-    pub(super) fn push_action(&mut self, action: Action<M>) {
-        self.actions.push_back(action);
     }
 }
 

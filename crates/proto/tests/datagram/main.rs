@@ -42,7 +42,7 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     a.next(ONE).unwrap();
     while a.next_busy().is_some() {}
     // Nobody reports the loss.
-    assert_eq!(a.next_wake(), Some(at(4_000)));
+    assert_eq!(a.schedule().next_wake(), Some(at(4_000)));
     a.handle_time(at(3_999));
     assert_eq!(a.next_busy(), None);
     a.handle_time(at(4_000));
@@ -59,8 +59,8 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     b.deliver(ONE, &again);
     settle(&mut a, &mut b);
     assert_eq!((a.done().len(), a.is_drained()), (1, true));
-    a.handle_time(a.next_wake().unwrap());
-    assert_eq!(a.next_wake(), None, "there is nothing more to wait for");
+    a.handle_time(a.schedule().next_wake().unwrap());
+    assert_eq!(a.schedule().next_wake(), None, "there is nothing more to wait for");
 }
 
 /// A relay has taken the frame, and nobody retransmits it once its source has ended.
@@ -69,11 +69,11 @@ fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
     let (mut a, mut b) = pair(PathProperties::RELAY);
     a.send(message(5)).unwrap();
     let lost = a.next(ONE).unwrap();
-    a.goodbye(PEER);
+    a.channel_mut(PEER).goodbye();
     let goodbye = a.next(ONE).unwrap();
     assert_eq!((a.is_flushed(), a.is_safe(), a.is_goodbye_acknowledged()), (true, false, false));
     // The relay reports a loss: the message was lost.
-    a.presume_path_lost(PEER, ONE);
+    a.channel_mut(PEER).presume_path_lost(ONE);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.deliver(ONE, &b.next(ONE).unwrap());
     let again: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
@@ -88,17 +88,17 @@ fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
 #[test]
 fn last_words_are_waited_for_only_while_somebody_listens() {
     let (mut a, mut b) = pair(PathProperties::RELAY);
-    a.goodbye(PEER);
+    a.channel_mut(PEER).goodbye();
     a.next(ONE).unwrap();
     assert_eq!((a.is_safe(), a.is_goodbye_acknowledged()), (true, false));
-    b.goodbye(PEER);
+    b.channel_mut(PEER).goodbye();
     a.deliver(ONE, &b.next(ONE).unwrap());
     assert!(a.is_goodbye_acknowledged(), "it has left, too");
     // Bytes in a socket outlive their sender.
     let (mut a, _) = pair(STREAM);
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
-    a.goodbye(PEER);
+    a.channel_mut(PEER).goodbye();
     a.next(ONE).unwrap();
     assert!(a.is_goodbye_acknowledged() && !a.is_drained());
 }
@@ -111,7 +111,7 @@ fn who_computes_is_asked_less_and_less_often() {
     let mut waits = Vec::new();
     let mut before = 0;
     for _ in 0..7 {
-        let wake = a.next_wake().unwrap();
+        let wake = a.schedule().next_wake().unwrap();
         a.handle_time(wake);
         assert_eq!(a.next(ONE).unwrap().kind(), Kind::StatusRequest);
         assert!(a.next(ONE).is_none());
@@ -140,13 +140,13 @@ fn a_relay_that_delivers_is_not_asked() {
 #[test]
 fn a_corrupt_range_is_named_again_to_who_asks() {
     let (mut a, mut b) = pair(STREAM);
-    a.open_path(PEER, TWO, PathProperties::RELAY);
-    b.open_path(PEER, TWO, PathProperties::RELAY);
+    a.channel_mut(PEER).open_path(TWO, PathProperties::RELAY);
+    b.channel_mut(PEER).open_path(TWO, PathProperties::RELAY);
     a.send(message(5)).unwrap();
     b.deliver(TWO, &a.next(TWO).unwrap());
     a.send(message(5)).unwrap();
     let corrupt = a.next(ONE).or_else(|| a.next(TWO)).unwrap();
-    assert!(b.handle_corrupt_frame(PEER, &corrupt.header));
+    assert!(b.channel_mut(PEER).handle_corrupt_frame(&corrupt.header));
     // The relay loses the Nack.
     assert_eq!(b.next(TWO).unwrap().kind(), Kind::Nack);
     a.handle_time(at(4_000));
@@ -162,7 +162,7 @@ fn a_datagram_goes_again_when_three_later_ones_have_come() {
     for frame in &frames[2..] {
         b.deliver(ONE, frame);
     }
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     a.set_time(at(1));
     let report = b.next(ONE).unwrap();
     assert_eq!(report.kind(), Kind::Sack);
@@ -184,7 +184,7 @@ fn one_that_is_overtaken_has_nine_eighths_of_a_round_trip() {
     a.set_time(at(80));
     a.deliver(ONE, &b.next(ONE).unwrap());
     assert!(a.next(ONE).is_none(), "it may only be late");
-    assert_eq!(a.next_wake(), Some(at(90)));
+    assert_eq!(a.schedule().next_wake(), Some(at(90)));
     a.handle_time(at(90));
     assert_eq!(a.next(ONE).unwrap().header.sequence, frames[3].header.sequence);
 }
@@ -193,14 +193,14 @@ fn one_that_is_overtaken_has_nine_eighths_of_a_round_trip() {
 fn after_a_silence_a_question_goes_and_no_payload() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     // No round trip has been measured yet.
     assert_eq!(wake, at(201));
     a.handle_time(wake);
     assert_eq!(a.next_busy(), Some(PEER));
     let ask = a.next(ONE).unwrap();
     assert_eq!((ask.kind(), a.next(ONE).is_none()), (Kind::StatusRequest, true));
-    let second = a.next_wake().unwrap();
+    let second = a.schedule().next_wake().unwrap();
     assert_eq!(second.0 - wake.0, 402 * MILLISECOND, "twice as long");
     // All frames are lost, which the answer shows.
     a.set_time(at(300));
@@ -216,12 +216,12 @@ fn all_that_a_busy_peer_has_taken_in_does_not_go_again() {
     let frames = five(&mut a);
     let mut asks = Vec::new();
     for _ in 0..4 {
-        let wake = a.next_wake().unwrap();
+        let wake = a.schedule().next_wake().unwrap();
         a.handle_time(wake);
         asks.push(a.next(ONE).unwrap());
     }
     frames.iter().chain(&asks).for_each(|frame| b.deliver(ONE, frame));
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     a.set_time(at(10_000));
     while let Some(frame) = b.next(ONE) {
         a.deliver(ONE, &frame);
@@ -235,16 +235,16 @@ fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
     a.send(Message { level: CompletionLevel::TransmitComplete, ..message(5) }).unwrap();
     b.set_time(at(10));
     b.deliver(ONE, &a.next(ONE).unwrap());
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     assert!(b.next(ONE).is_none());
-    assert_eq!(b.next_wake(), Some(at(11)));
+    assert_eq!(b.schedule().next_wake(), Some(at(11)));
     b.handle_time(at(11));
     assert_eq!((b.next_busy(), b.next(ONE).unwrap().kind()), (Some(PEER), Kind::Ack));
     for _ in 0..2 {
         a.send(Message { level: CompletionLevel::TransmitComplete, ..message(1_000) }).unwrap();
         b.deliver(ONE, &a.next(ONE).unwrap());
     }
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     assert_eq!(b.next(ONE).unwrap().kind(), Kind::Ack);
 }
 
@@ -255,17 +255,17 @@ fn without_room_for_copies_a_message_is_done_when_it_has_arrived() {
     a.send(short()).unwrap();
     let copied = a.next(ONE).unwrap();
     assert_eq!(a.done().len(), 1, "its copy stands in for it");
-    a.set_copying(PEER, false);
+    a.channel_mut(PEER).set_copying(false);
     a.send(short()).unwrap();
     let frame = a.poll_transmit(PEER, ONE).unwrap();
     assert!(!frame.wants_copy);
     let kept = a.next(ONE).unwrap();
-    assert!(a.done().is_empty() && a.retains_for(PEER));
+    assert!(a.done().is_empty() && a.channel(PEER).retains());
     assert!(kept.header.flags & flag::WANT_ACK != 0, "nobody else would ask");
     b.deliver(ONE, &copied);
     b.deliver(ONE, &kept);
     a.deliver(ONE, &b.next(ONE).unwrap());
-    assert_eq!((a.done().len(), a.retains_for(PEER)), (1, false));
+    assert_eq!((a.done().len(), a.channel(PEER).retains()), (1, false));
 }
 
 #[test]
@@ -273,13 +273,13 @@ fn copies_that_are_wanted_back_are_asked_about_once() {
     let (mut a, mut b) = pair(STREAM);
     a.send(Message { level: CompletionLevel::TransmitComplete, ..message(500) }).unwrap();
     b.deliver(ONE, &a.next(ONE).unwrap());
-    assert!(b.next(ONE).is_none() && a.retains_for(PEER), "nobody asks");
-    a.solicit_ack(PEER);
+    assert!(b.next(ONE).is_none() && a.channel(PEER).retains(), "nobody asks");
+    a.channel_mut(PEER).solicit_ack();
     b.deliver(ONE, &a.next(ONE).unwrap());
-    a.solicit_ack(PEER);
+    a.channel_mut(PEER).solicit_ack();
     assert!(a.next(ONE).is_none(), "once");
     a.deliver(ONE, &b.next(ONE).unwrap());
-    assert!(!a.retains_for(PEER));
+    assert!(!a.channel(PEER).retains());
 }
 
 /// A reader need not wait for the acknowledgement of its answer before the region is closed.
@@ -289,8 +289,8 @@ fn what_is_read_here_is_copied_in_any_case() {
     a.read(Remote { peer: PEER, key: 1, offset: 0 }, Room(10), TICKET).unwrap();
     b.deliver(ONE, &a.next(ONE).unwrap());
     let Some(Action::Serve { op, length, .. }) = b.poll_action() else { panic!("a read") };
-    b.set_copying(PEER, false);
-    b.serve(PEER, op, Room(length));
+    b.channel_mut(PEER).set_copying(false);
+    b.channel_mut(PEER).serve(op, Room(length));
     assert!(b.poll_transmit(PEER, ONE).unwrap().wants_copy);
 }
 
@@ -299,11 +299,11 @@ fn what_is_read_here_is_copied_in_any_case() {
 #[test]
 fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
     let (mut a, mut b) = pair(PathProperties { spare: true, ..STREAM });
-    a.open_path(PEER, TWO, DATAGRAMS);
+    a.channel_mut(PEER).open_path(TWO, DATAGRAMS);
     a.send(Message { level: CompletionLevel::TransmitComplete, ..message(5) }).unwrap();
     b.deliver(TWO, &a.next(TWO).unwrap());
     while b.next_busy().is_some() {}
-    b.end_batch(PEER, TWO);
+    b.channel_mut(PEER).end_batch(TWO);
     assert_eq!(b.next_busy(), Some(PEER), "nothing waits where nobody tells the time");
     a.deliver(ONE, &b.next(ONE).unwrap());
     settle(&mut a, &mut b);
@@ -313,7 +313,7 @@ fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
 #[test]
 fn one_report_after_another_tells_of_every_gap() {
     let (mut a, mut b) = pair(DATAGRAMS);
-    a.set_path(PEER, ONE, PathProperties { payload_max: 5, eager_max: 5, ..DATAGRAMS });
+    a.channel_mut(PEER).set_path(ONE, PathProperties { payload_max: 5, eager_max: 5, ..DATAGRAMS });
     for _ in 0..20 {
         a.send(message(5)).unwrap();
     }
@@ -321,7 +321,7 @@ fn one_report_after_another_tells_of_every_gap() {
     let odd: Vec<&Frame> = frames.iter().skip(1).step_by(2).collect();
     assert!(odd.len() >= 5, "{}", frames.len());
     odd.iter().for_each(|frame| b.deliver(ONE, frame));
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     let mut named = Vec::new();
     while let Some(report) = b.next(ONE) {
         let KindHeader::Sack { ranges, .. } = report.head() else { panic!("{:?}", report.header) };
@@ -343,7 +343,7 @@ fn no_more_leaves_than_the_window_has_room_for() {
     a.set_time(at(5));
     while a.next_busy().is_some() {}
     frames.iter().for_each(|frame| b.deliver(ONE, frame));
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     a.deliver(ONE, &b.next(ONE).unwrap());
     assert_eq!(a.next_busy(), Some(PEER));
     assert!(a.next(ONE).is_some());
@@ -352,13 +352,13 @@ fn no_more_leaves_than_the_window_has_room_for() {
 #[test]
 fn who_is_paced_is_named_again_when_more_may_leave() {
     let (mut a, mut b) = pair(DATAGRAMS);
-    b.recv(posting(1 << 19));
+    b.messages_mut().recv(posting(1 << 19));
     a.send(message(1 << 19)).unwrap();
     let mut now = at(0);
     for _ in 0..10 {
         while let Some(frame) = a.next(ONE) {
             b.deliver(ONE, &frame);
-            b.end_batch(PEER, ONE);
+            b.channel_mut(PEER).end_batch(ONE);
         }
         now = now.after(10 * MILLISECOND);
         a.set_time(now);
@@ -372,24 +372,24 @@ fn who_is_paced_is_named_again_when_more_may_leave() {
     a.handle_time(now);
     while a.next_busy().is_some() {}
     let burst = std::iter::from_fn(|| a.next(ONE)).count();
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     assert!(burst > 2 && wake.0 < now.0 + 10 * MILLISECOND, "{burst} at {now:?}, then {wake:?}");
     a.handle_time(wake);
     assert_eq!(a.next_busy(), Some(PEER));
     let next = a.next(ONE);
-    assert!(next.is_some(), "{burst} at {now:?}, then {wake:?}, {:?}", a.next_wake());
+    assert!(next.is_some(), "{burst} at {now:?}, then {wake:?}, {:?}", a.schedule().next_wake());
 }
 
 #[test]
 fn a_report_goes_by_the_path_of_the_ask() {
     let (mut a, mut b) = pair(DATAGRAMS);
     for end in [&mut a, &mut b] {
-        end.open_path(PEER, TWO, DATAGRAMS);
+        end.channel_mut(PEER).open_path(TWO, DATAGRAMS);
     }
     a.send(message(5)).unwrap();
     let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
     a.next(path).unwrap();
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     a.handle_time(wake);
     let other = if path == ONE { TWO } else { ONE };
     assert!(a.next(other).is_none(), "the question is about the other path");
@@ -402,14 +402,14 @@ fn a_report_goes_by_the_path_of_the_ask() {
 fn a_report_goes_by_no_path_that_is_doubted() {
     for path in [DATAGRAMS, STREAM, PathProperties { reorders: true, ..PathProperties::RELAY }] {
         let (mut a, mut b) = pair(path);
-        [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, path));
+        [&mut a, &mut b].into_iter().for_each(|it| it.channel_mut(PEER).open_path(TWO, path));
         a.send(message(5)).unwrap();
         a.next(ONE).or_else(|| a.next(TWO)).unwrap();
-        a.presume_path_lost(PEER, ONE);
+        a.channel_mut(PEER).presume_path_lost(ONE);
         let ask = a.next(ONE).unwrap();
         assert_eq!(ask.kind(), Kind::StatusRequest);
         // The other side receives by this path, and knows that it is not heard by it.
-        b.suspect_path(PEER, ONE, true);
+        b.channel_mut(PEER).suspect_path(ONE, true);
         b.deliver(ONE, &ask);
         assert!(b.next(ONE).is_none(), "{path:?}");
         assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Sack), "{path:?}");
@@ -419,29 +419,29 @@ fn a_report_goes_by_no_path_that_is_doubted() {
 #[test]
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
-    a.open_path(PEER, TWO, PathProperties { spare: true, ..STREAM });
-    a.advertise_address(PEER, AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
+    a.channel_mut(PEER).open_path(TWO, PathProperties { spare: true, ..STREAM });
+    a.channel_mut(PEER).advertise_address(AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
     assert!(a.next(ONE).is_none());
     assert_eq!(a.next(TWO).unwrap().kind(), Kind::AddressAdvertisement);
     assert!(a.next(TWO).is_none());
     a.close_path(PEER, TWO);
-    a.advertise_address(PEER, AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
+    a.channel_mut(PEER).advertise_address(AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
     assert_eq!(a.next(ONE).unwrap().kind(), Kind::AddressAdvertisement);
 }
 
 #[test]
 fn time_matters_only_where_something_is_lost_in_silence_or_chosen() {
     let (mut a, _) = pair(STREAM);
-    assert!(!a.needs_time());
-    a.open_path(PEER, TWO, STREAM);
-    assert!(a.needs_time());
+    assert!(!a.schedule().needs_time());
+    a.channel_mut(PEER).open_path(TWO, STREAM);
+    assert!(a.schedule().needs_time());
     a.close_path(PEER, TWO);
-    assert!(!a.needs_time());
+    assert!(!a.schedule().needs_time());
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
-    assert_eq!(a.next_wake(), None);
-    a.set_path(PEER, ONE, DATAGRAMS);
-    assert!(a.needs_time() && a.next_wake().is_some());
+    assert_eq!(a.schedule().next_wake(), None);
+    a.channel_mut(PEER).set_path(ONE, DATAGRAMS);
+    assert!(a.schedule().needs_time() && a.schedule().next_wake().is_some());
 }
 
 #[test]
@@ -449,12 +449,12 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
     let large =
         PathProperties { payload_max: 2_000, eager_max: 2_000, copy_max: 2_000, ..DATAGRAMS };
     let (mut a, mut b) = pair(large);
-    let lost = |a: &Endpoint<Room>| a.path_statistics(PEER, ONE).unwrap().large_lost;
+    let lost = |a: &Endpoint<Room>| a.channel(PEER).path_statistics(ONE).unwrap().large_lost;
     for size in [2_000, 2_000, 5] {
         a.send(message(size)).unwrap();
         a.next(ONE).unwrap();
     }
-    let wake = a.next_wake().unwrap();
+    let wake = a.schedule().next_wake().unwrap();
     a.handle_time(wake);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.set_time(wake.after(100 * MICROSECOND));
@@ -463,7 +463,7 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
     while let Some(again) = a.next(ONE) {
         b.deliver(ONE, &again);
     }
-    b.end_batch(PEER, ONE);
+    b.channel_mut(PEER).end_batch(ONE);
     settle(&mut a, &mut b);
     assert_eq!((lost(&a), a.is_drained()), (0, true));
 }
@@ -475,7 +475,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         a.send(message(1_000)).unwrap();
         let mut frames = vec![a.next(ONE).unwrap()];
         // Status requests become less and less frequent.
-        while let Some(wake) = a.next_wake().filter(|wake| *wake < at(600_000)) {
+        while let Some(wake) = a.schedule().next_wake().filter(|wake| *wake < at(600_000)) {
             a.handle_time(wake);
             frames.extend(std::iter::from_fn(|| a.next(ONE)));
         }
@@ -486,7 +486,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         let (mut done, mut millis) = (0, 0);
         while done < 21 {
             frames.drain(..).for_each(|frame| b.deliver(ONE, &frame));
-            b.end_batch(PEER, ONE);
+            b.channel_mut(PEER).end_batch(ONE);
             b.handle_time(now);
             a.set_time(now);
             while let Some(back) = b.next(ONE) {
@@ -520,7 +520,7 @@ fn pair(path: PathProperties) -> (Endpoint<Room>, Endpoint<Room>) {
             operations_max: 100,
         });
         assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
-        endpoint.open_path(PEER, ONE, path);
+        endpoint.channel_mut(PEER).open_path(ONE, path);
         while endpoint.next_busy().is_some() {}
         endpoint
     };
@@ -611,7 +611,7 @@ impl Drive for Endpoint<Room> {
         let place = self.handle_frame(PEER, path, &frame.header, &frame.head).unwrap();
         let _: PayloadDestination = place;
         self.handle_payload(PEER, path);
-        while let Some(kept) = self.next_reassembled(PEER) {
+        while let Some(kept) = self.channel(PEER).next_reassembled() {
             // All frames that arrive early are short messages of one kind.
             if frame.kind() == Kind::Fragment || self.handle_reassembled(PEER, &[0; 48]).is_err() {
                 return;

@@ -24,7 +24,7 @@ fn what_fits_into_no_datagram_goes_in_pieces_from_the_start() {
     let pieces: u64 = frames.iter().map(|frame| frame.payload).sum();
     assert_eq!(pieces, 32 + 2_500);
     frames.iter().for_each(|frame| b.deliver(ONE, frame));
-    assert_eq!(b.next_reassembled(PEER), Some(0));
+    assert_eq!(b.channel(PEER).next_reassembled(), Some(0));
 }
 
 #[test]
@@ -44,8 +44,9 @@ fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
     b.deliver(ONE, &a.next(ONE).unwrap());
     let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
     // By now no datagram can hold the answer: it is sent in pieces, which confirm nothing.
-    b.set_path(PEER, ONE, PathProperties { payload_max: 500, eager_max: 500, ..DATAGRAMS });
-    b.answer(PEER, request.op, Room(900));
+    b.channel_mut(PEER)
+        .set_path(ONE, PathProperties { payload_max: 500, eager_max: 500, ..DATAGRAMS });
+    b.channel_mut(PEER).answer(request.op, Room(900));
     let pieces: Vec<Frame> = std::iter::from_fn(|| b.next(ONE)).collect();
     let kinds: Vec<Kind> = pieces.iter().map(Frame::kind).collect();
     assert_eq!(kinds, [Kind::Fragment; 2]);
@@ -63,12 +64,12 @@ fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
 fn nothing_too_long_leaves_whatever_else_is_to_be_done() {
     let (mut a, _) = pair(DATAGRAMS);
     for end in [ONE, TWO] {
-        a.open_path(PEER, end, DATAGRAMS);
+        a.channel_mut(PEER).open_path(end, DATAGRAMS);
     }
     a.send(message(5)).unwrap();
     let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
     a.next(path).unwrap();
-    a.handle_time(a.next_wake().unwrap());
+    a.handle_time(a.schedule().next_wake().unwrap());
     // A status request is due by the one path; overlong frames are sent by the other.
     for _ in 0..3 {
         a.atomic(PEER, LONG_REQUEST, Room(2_500), None, TICKET).unwrap();
@@ -86,8 +87,8 @@ fn what_goes_again_is_cut_for_smaller_datagrams() {
         a.send(message(1_000)).unwrap();
         a.next(ONE).unwrap()
     };
-    a.set_path(PEER, ONE, PathProperties { payload_max: 400, ..DATAGRAMS });
-    let wake = a.next_wake().unwrap();
+    a.channel_mut(PEER).set_path(ONE, PathProperties { payload_max: 400, ..DATAGRAMS });
+    let wake = a.schedule().next_wake().unwrap();
     a.handle_time(wake);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.set_time(wake.after(MILLISECOND));

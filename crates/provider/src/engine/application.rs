@@ -81,7 +81,7 @@ impl Application {
         match self.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
             Ok(base) => Some(base),
             Err(errno) => {
-                core.refuse(peer, op, errno.0);
+                core.channel_mut(peer).refuse(op, errno.0);
                 None
             }
         }
@@ -99,9 +99,9 @@ impl Application {
     ) {
         match self.mr.resolve(key, offset, length as usize, abi::REMOTE_READ) {
             Ok(base) => {
-                core.serve(peer, op, Bytes::One(Piece { base, len: length as usize }));
+                core.channel_mut(peer).serve(op, Bytes::One(Piece { base, len: length as usize }));
             }
-            Err(errno) => core.refuse(peer, op, errno.0),
+            Err(errno) => core.channel_mut(peer).refuse(op, errno.0),
         }
     }
 
@@ -114,9 +114,9 @@ impl Application {
         request: &AtomicRequest,
     ) {
         match self.apply(operands, request) {
-            Ok(old) if request.fetch => core.answer(peer, request.op, Bytes::own(old)),
+            Ok(old) if request.fetch => core.channel_mut(peer).answer(request.op, Bytes::own(old)),
             Ok(_) => (),
-            Err(errno) => core.refuse(peer, request.op, errno.0),
+            Err(errno) => core.channel_mut(peer).refuse(request.op, errno.0),
         }
     }
 

@@ -183,7 +183,7 @@ impl Engine {
         if introduction.address == Address::ANONYMOUS {
             let peer = self.peers.named(&mut self.core, &introduction.name)?;
             let is_another = self.peers[peer].is_another(introduction);
-            if is_another || self.core.failed(peer).is_some() {
+            if is_another || self.core.channel(peer).failed().is_some() {
                 // The endpoint with this name has ended (an IP address and port can be reused).
                 // From now on the name means the new endpoint.
                 self.fail_peer(peer, libc::ECONNRESET);
@@ -218,7 +218,7 @@ impl Engine {
             self.peers[peer].recognise(&introduction)?;
             // Jobs that connect later may differ in size, and so in the eager credit that they
             // give.
-            self.core.set_eager_window(peer, introduction.eager_window);
+            self.core.channel_mut(peer).set_eager_window(introduction.eager_window);
         }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer

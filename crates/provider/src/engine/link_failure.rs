@@ -100,18 +100,18 @@ impl Engine {
         if integrity::was_corrupt(error) {
             self.peers[peer].count_corrupt(link.path);
         }
-        let is_lost = !self.core.has_left(peer);
+        let is_lost = !self.core.channel(peer).has_left();
         self.paths().finish_statistics(peer, link.path, &link, is_lost);
         drop(link);
         let address = self.core.address(peer);
         if error.kind() == io::ErrorKind::InvalidData {
-            self.core.revoke_goodbye(peer);
+            self.core.channel_mut(peer).revoke_goodbye();
         }
-        if !is_final && !self.core.has_left(peer) {
+        if !is_final && !self.core.channel(peer).has_left() {
             return self.lose_path(peer, id, ends, error);
         }
         self.drain_links_of(peer);
-        if self.core.has_left(peer) {
+        if self.core.channel(peer).has_left() {
             log!(Debug, "{address} has left");
         } else {
             log!(Warn, "the connection to {address} is lost: {error}");

@@ -175,7 +175,7 @@ impl LinkTable {
                 continue;
             };
             for peer in std::mem::take(&mut link.blocked) {
-                core.mark_busy(peer);
+                core.channel_mut(peer).mark_busy();
             }
         }
     }

@@ -318,7 +318,7 @@ impl Engine {
         if !inject || has_path(self) {
             return Ok(());
         }
-        self.core.mark_busy(peer);
+        self.core.channel_mut(peer).mark_busy();
         self.poll();
         if has_path(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -329,12 +329,12 @@ impl Engine {
     #[inline]
     fn require_copy_space(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
         let has_room = |engine: &Self| {
-            copied_bytes() < engine.buffers.retain || !engine.core.retains_for(peer)
+            copied_bytes() < engine.buffers.retain || !engine.core.channel(peer).retains()
         };
         if !is_copied || has_room(self) {
             return Ok(());
         }
-        self.core.solicit_ack(peer);
+        self.core.channel_mut(peer).solicit_ack();
         self.poll();
         if has_room(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -355,7 +355,7 @@ impl Engine {
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
         let source = self.source_of(request.source)?;
-        self.core.recv(Posting {
+        self.core.messages_mut().recv(Posting {
             source,
             memory: Bytes::borrow(request.payload),
             tag: request.tag,
@@ -369,10 +369,10 @@ impl Engine {
     pub fn claim(&mut self, request: &ClaimRequest) -> Result<(), Errno> {
         let ticket = Ticket { context: request.context, notify: request.notify };
         let found = if request.discard {
-            self.core.claim_discard(ticket)
+            self.core.messages_mut().claim_discard(ticket)
         } else {
             let memory = Bytes::borrow(request.payload);
-            self.core.claim(Posting {
+            self.core.messages_mut().claim(Posting {
                 source: None,
                 memory,
                 tag: Some((0, 0)),
@@ -433,7 +433,7 @@ impl Engine {
     }
 
     pub fn cancel(&mut self, context: usize) -> Result<(), Errno> {
-        let found = self.core.cancel(context);
+        let found = self.core.messages_mut().cancel(context);
         self.drain_actions();
         if found { Ok(()) } else { Err(Errno::ENOENT) }
     }
@@ -451,7 +451,7 @@ impl Engine {
         self.path_report().log_paths();
         self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
         for peer in self.peers.active(&self.core) {
-            self.core.goodbye(peer);
+            self.core.channel_mut(peer).goodbye();
         }
         // A relay may lose what it has accepted, and no process retransmits the data after this
         // process has ended.

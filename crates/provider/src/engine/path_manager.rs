@@ -52,7 +52,7 @@ impl PathManager<'_> {
     pub fn use_link(&mut self, peer: Peer, id: usize) {
         if self.add_path(peer, id) {
             self.peers[peer].send_state = SendState::Up(id);
-            self.core.mark_busy(peer);
+            self.core.channel_mut(peer).mark_busy();
         }
     }
 
@@ -79,7 +79,7 @@ impl PathManager<'_> {
         let path = link.path;
         let traits = link.traits(peer_state.readable.is_some(), self.identity.settings.copy_max);
         peer_state.open_paths.push(OpenPath { path, link: id });
-        self.core.open_path(peer, path, traits);
+        self.core.channel_mut(peer).open_path(path, traits);
         true
     }
 
@@ -140,7 +140,7 @@ impl PathManager<'_> {
     /// `is_lost`: the path failed, and was still wanted. The protocol must still know the path.
     #[cold]
     pub fn finish_statistics(&mut self, peer: Peer, path: PathId, link: &Link, is_lost: bool) {
-        let done = self.core.path_statistics(peer, path);
+        let done = self.core.channel(peer).path_statistics(path);
         self.peers[peer].finish_path(path, link, done, is_lost);
     }
 
@@ -216,9 +216,9 @@ impl PathManager<'_> {
             } else {
                 PathProperties { spare, ..traits }
             };
-            self.core.set_path(peer, open_path.path, path);
+            self.core.channel_mut(peer).set_path(open_path.path, path);
         }
-        self.core.mark_busy(peer);
+        self.core.channel_mut(peer).mark_busy();
     }
 
     /// The link of another direct path of `peer` between the same two addresses `ends`, if there is
@@ -300,7 +300,7 @@ impl PathManager<'_> {
             link.blocked.push_back(peer);
             self.core.handle_flushed(peer, path);
         }
-        self.core.suspect_path(peer, path, true);
+        self.core.channel_mut(peer).suspect_path(path, true);
     }
 
     /// Ends the suspicion of link `id`, which works again.
@@ -318,7 +318,7 @@ impl PathManager<'_> {
             // The reconnect continues if another path has been lost meanwhile.
             self.peers[peer].reconnect.take_if(|reconnect| !reconnect.has_lost);
         }
-        self.core.suspect_path(peer, path, false);
+        self.core.channel_mut(peer).suspect_path(path, false);
     }
 
     /// Handles a corrupt payload, which the sender retransmits.
@@ -326,7 +326,7 @@ impl PathManager<'_> {
     pub fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
         log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
         self.peers[peer].count_corrupt(path);
-        let is_bearable = self.core.handle_corrupt_frame(peer, header);
+        let is_bearable = self.core.channel_mut(peer).handle_corrupt_frame(header);
         if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
 
@@ -381,7 +381,7 @@ impl PathManager<'_> {
             if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
                 continue;
             }
-            self.core.advertise_address(peer, advertisement_of(*ip, port, 0));
+            self.core.channel_mut(peer).advertise_address(advertisement_of(*ip, port, 0));
         }
     }
 }

@@ -40,7 +40,9 @@ impl PathReport<'_> {
         let mut entries = peer_state.closed_paths.clone();
         for open_path in &peer_state.open_paths {
             let Some(link) = self.links[open_path.link].as_ref() else { continue };
-            let Some(done) = self.core.path_statistics(peer, open_path.path) else { continue };
+            let Some(done) = self.core.channel(peer).path_statistics(open_path.path) else {
+                continue;
+            };
             let entry = entry_of(&mut entries, link.what(), link.ends);
             entry.bytes += done.bytes;
             entry.retransmitted_bytes += done.retransmitted_bytes;

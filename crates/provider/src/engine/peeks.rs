@@ -89,15 +89,15 @@ impl Engine {
         };
         let reads = self.application.sink.receive.as_ref().map_or(0, |queue| queue.reads());
         match self.receives.peeks.self_messages(request.context, reads) {
-            SelfMessages::UnderWay => self.core.complete_empty_peek(&look),
-            SelfMessages::Delivered => self.core.peek(look),
+            SelfMessages::UnderWay => self.core.messages_mut().complete_empty_peek(&look),
+            SelfMessages::Delivered => self.core.messages_mut().peek(look),
             SelfMessages::Unknown => {
                 self.poll_to_peek();
-                if request.repeats && self.core.would_match(&look) {
+                if request.repeats && self.core.messages_mut().would_match(&look) {
                     self.receives.peeks.pending = Some(Pending { context: request.context, reads });
                     return Err(Errno::EAGAIN);
                 }
-                self.core.peek(look);
+                self.core.messages_mut().peek(look);
             }
         }
         self.run_actions();

@@ -138,7 +138,7 @@ impl PeerTable {
         let is_in_touch = |peer: &Peer| match self[*peer].send_state {
             // A peer that has only sent so far must receive the Goodbye, too: it may have more
             // frames for this endpoint.
-            SendState::Unknown => core.has_been_heard(*peer),
+            SendState::Unknown => core.channel(*peer).has_been_heard(),
             SendState::Closed => false,
             _ => true,
         };

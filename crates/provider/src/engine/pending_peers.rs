@@ -45,12 +45,12 @@ impl PendingPeers {
     pub fn handle_unreachable(&mut self, core: &Endpoint<Bytes>, peers: &PeerTable, peer: Peer) {
         let peer_state = &peers[peer];
         let has_hope = peer_state.reconnect.is_some() || peer_state.open_paths.len() > 1;
-        if has_hope && !core.has_left(peer) {
+        if has_hope && !core.channel(peer).has_left() {
             // The peer may have lost its relay, or this process; direct paths are being dialled.
             log!(Info, "the relay cannot reach {}", core.address(peer));
             return self.dropped.push(peer);
         }
-        if !core.has_left(peer) {
+        if !core.channel(peer).has_left() {
             log!(Warn, "the relay cannot reach {}", core.address(peer));
         }
         self.failed.push((peer, libc::EHOSTUNREACH));

@@ -129,7 +129,7 @@ impl Engine {
     /// Delivers early frames whose turn has come.
     #[cold]
     fn take_early(&mut self, peer: Peer) {
-        while let Some(frame) = self.core.next_reassembled(peer) {
+        while let Some(frame) = self.core.channel(peer).next_reassembled() {
             let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
                 return;
             };
@@ -137,7 +137,7 @@ impl Engine {
                 Ok(taken) => taken,
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
-                    self.core.revoke_goodbye(peer);
+                    self.core.channel_mut(peer).revoke_goodbye();
                     return self.pending.fail(peer, libc::ECONNRESET);
                 }
             };
@@ -179,7 +179,7 @@ impl Engine {
             FrameKind::Unreachable => {
                 self.pending.handle_unreachable(&self.core, &self.peers, peer)
             }
-            FrameKind::Lost => self.core.presume_path_lost(peer, RELAY_PATH),
+            FrameKind::Lost => self.core.channel_mut(peer).presume_path_lost(RELAY_PATH),
             _ => return Ok(Some(peer)),
         }
         Ok(None)
@@ -189,7 +189,7 @@ impl Engine {
     fn end_payload(&mut self, peer: Peer, path: PathId) {
         self.core.handle_payload(peer, path);
         self.drain_actions();
-        if self.core.next_reassembled(peer).is_some() {
+        if self.core.channel(peer).next_reassembled().is_some() {
             self.take_early(peer);
         }
     }
@@ -246,7 +246,7 @@ impl Engine {
                 } else {
                     log!(Info, "{}: a payload arrived corrupt", self.core.address(peer));
                     self.peers[peer].count_corrupt(link.path);
-                    if !self.core.handle_corrupt(peer, link.path) {
+                    if !self.core.channel_mut(peer).handle_corrupt(link.path) {
                         return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }
                 }

@@ -69,7 +69,7 @@ impl Engine {
     /// Whether a frame has arrived, or a timer is due by the real clock.
     #[inline]
     fn has_cause(&mut self, id: usize, real: Time) -> bool {
-        let is_due = |replay: &Replay| replay.is_due(real, || self.core.next_wake());
+        let is_due = |replay: &Replay| replay.is_due(real, || self.core.schedule().next_wake());
         self.replay.as_ref().is_some_and(is_due) || self.links.has_frame(id)
     }
 

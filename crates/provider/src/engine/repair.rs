@@ -101,7 +101,7 @@ impl Engine {
             };
             let (address, peer_timeout) =
                 (self.core.address(peer), self.identity.settings.peer_timeout);
-            if unreachable_since.is_some() && self.core.has_left(peer) {
+            if unreachable_since.is_some() && self.core.channel(peer).has_left() {
                 // The peer's Goodbye arrived after the end of its connection.
                 log!(Debug, "{address} has left");
                 self.fail_peer(peer, libc::ECONNRESET);

@@ -21,7 +21,7 @@ impl Engine {
                 Action::DropUnexpected { store } => drop(self.buffers.take_store(store)),
                 Action::Pull { peer, recv, address, memory, at, length } => {
                     let pulled = pull(self.peers[peer].readable, address, &memory, at, length);
-                    self.core.handle_pulled(recv, pulled);
+                    self.core.messages_mut().handle_pulled(recv, pulled);
                 }
                 Action::Serve { peer, op, key, offset, length } => {
                     self.application.serve(&mut self.core, peer, op, key, offset, length);

@@ -275,11 +275,11 @@ fn a_peer_that_was_only_heard_receives_goodbye() {
     let message = other.message_to(number);
     other.engine.core.send(message).unwrap();
     let peer = other.engine.peer_of(number).unwrap();
-    other.engine.core.open_path(
-        peer,
-        links::RELAY_PATH,
-        landbridge_proto::endpoint::PathProperties::RELAY,
-    );
+    other
+        .engine
+        .core
+        .channel_mut(peer)
+        .open_path(links::RELAY_PATH, landbridge_proto::endpoint::PathProperties::RELAY);
     let frame = other.engine.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
     assert!(one.engine.peers.active(&one.engine.core).is_empty());
     far_end.write_all(&frame).unwrap();

@@ -90,7 +90,7 @@ impl Engine {
         let size = memory.size();
         let passing = InjectMessage { peer, tag: request.tag, data: request.data, size };
         let path = link.path;
-        self.core.set_copying(peer, copied_bytes() < self.buffers.retain);
+        self.core.channel_mut(peer).set_copying(copied_bytes() < self.buffers.retain);
         let Some(mut frame) = self.core.inject(&passing, path) else {
             return false;
         };
@@ -196,7 +196,7 @@ impl Engine {
         peer: Peer,
         path: PathId,
     ) -> Option<OutgoingFrame<'_, Bytes>> {
-        self.core.set_copying(peer, copied_bytes() < self.buffers.retain);
+        self.core.channel_mut(peer).set_copying(copied_bytes() < self.buffers.retain);
         self.core.poll_transmit(peer, path)
     }
 
@@ -237,10 +237,10 @@ impl Engine {
         let path = link.path;
         if let Some(peer) = link.holding.take() {
             self.core.handle_flushed(peer, path);
-            self.core.mark_busy(peer);
+            self.core.channel_mut(peer).mark_busy();
         }
         for peer in std::mem::take(&mut link.blocked) {
-            self.core.mark_busy(peer);
+            self.core.channel_mut(peer).mark_busy();
         }
         if let Err(error) = link.set_interest(&self.own.epoll, id, EventFlags::IN) {
             return self.link_down(id, &error);

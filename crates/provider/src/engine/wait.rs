@@ -180,7 +180,7 @@ impl Engine {
             return self.progress_recorded();
         }
         self.core.flush_deferred_acks();
-        if self.peers.has_several || self.core.needs_time() {
+        if self.peers.has_several || self.core.schedule().needs_time() {
             self.core.set_time(self.poll_state.time());
         }
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
@@ -222,7 +222,7 @@ impl Engine {
         if self.is_recorded() {
             self.poll_recorded();
         } else {
-            if self.peers.has_several || self.core.needs_time() {
+            if self.peers.has_several || self.core.schedule().needs_time() {
                 self.core.set_time(self.poll_state.time());
             }
             self.poll();
@@ -311,7 +311,7 @@ impl Engine {
             return 0;
         }
         let mut events = 0;
-        if self.core.needs_time() {
+        if self.core.schedule().needs_time() {
             self.handle_time();
         }
         for index in 0..self.links.rings.len() {
@@ -353,7 +353,7 @@ impl Engine {
     /// Runs protocol timers that are due at `now`.
     #[inline]
     pub(super) fn do_what_is_due(&mut self, now: Time) {
-        if self.core.next_wake().is_some_and(|at| at <= now) {
+        if self.core.schedule().next_wake().is_some_and(|at| at <= now) {
             self.core.handle_time(now);
             self.drain_actions();
         }
@@ -476,7 +476,7 @@ impl Engine {
     /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
-        let Some(wake) = self.core.next_wake() else { return most };
+        let Some(wake) = self.core.schedule().next_wake() else { return most };
         let real = self.poll_state.time();
         let now = self.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
         wake.nanos_since(now).min(most)

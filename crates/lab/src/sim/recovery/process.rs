@@ -355,7 +355,13 @@ impl Process {
             let ticket = self.ticket();
             self.program.posted.insert(ticket.context, memory.clone());
             let tag = Some((1, 0));
-            self.endpoint.recv(Posting { source: None, memory, tag, ticket, multi: false });
+            self.endpoint.messages_mut().recv(Posting {
+                source: None,
+                memory,
+                tag,
+                ticket,
+                multi: false,
+            });
         }
         self.drain()
     }
@@ -370,7 +376,7 @@ impl Process {
         let is_known = self.endpoint.is_known(address);
         let peer = self.endpoint.peer(address);
         if !is_known {
-            self.endpoint.open_path(peer, PATH, PathProperties::RELAY);
+            self.endpoint.channel_mut(peer).open_path(PATH, PathProperties::RELAY);
         }
         peer
     }
@@ -422,7 +428,8 @@ impl Process {
     fn poll_live(&mut self, real: u64) -> Result<(), Violation> {
         let lag = real.saturating_sub(self.clock.real);
         let then = Time((self.clock.micros + lag) * MICROSECOND);
-        let is_due = lag > 0 && self.endpoint.next_wake().is_some_and(|wake| wake <= then);
+        let is_due =
+            lag > 0 && self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= then);
         let mut waiting = Vec::new();
         // A poll delivers 32 frames at most.
         while waiting.len() < 32
@@ -464,7 +471,7 @@ impl Process {
 
     fn finish_poll(&mut self) -> Result<(), Violation> {
         let now = self.now();
-        if self.endpoint.next_wake().is_some_and(|wake| wake <= now) {
+        if self.endpoint.schedule().next_wake().is_some_and(|wake| wake <= now) {
             self.endpoint.handle_time(now);
         }
         self.drain()
@@ -488,7 +495,7 @@ impl Process {
         let peer = self.peer(header.source.index());
         match header.kind {
             Kind::Lost => {
-                self.endpoint.presume_path_lost(peer, PATH);
+                self.endpoint.channel_mut(peer).presume_path_lost(PATH);
                 return Ok(());
             }
             Kind::Unreachable => return Err(Violation(format!("{header:?}"))),
@@ -511,7 +518,7 @@ impl Process {
         }
         self.endpoint.handle_payload(peer, PATH);
         self.handle_actions()?;
-        while let Some(frame) = self.endpoint.next_reassembled(peer) {
+        while let Some(frame) = self.endpoint.channel(peer).next_reassembled() {
             let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
                 return Err(Violation(format!("frame {frame} is not kept")));
             };

@@ -71,7 +71,7 @@ impl Datagrams {
             }
         }
         for peer in std::mem::take(&mut entry.blocked) {
-            core.mark_busy(peer);
+            core.channel_mut(peer).mark_busy();
         }
         // If epoll cannot change the interest, it reports the free space again.
         let _ = self.watch_socket(epoll, socket, EventFlags::IN);
@@ -254,7 +254,7 @@ impl Engine {
             return;
         };
         let ends_doubt = has_sign && udp_path.monitor.handle_received();
-        self.core.end_batch(peer, path);
+        self.core.channel_mut(peer).end_batch(path);
         if ends_doubt {
             self.paths().restripe(peer);
         }

@@ -180,7 +180,8 @@ impl Datagrams {
         for (&token, advertised) in &mut self.tokens {
             if advertised.is_due(now) {
                 let Socket { ip, port, .. } = self.sockets[advertised.socket];
-                core.advertise_address(advertised.peer, advertisement_of(ip, port, token));
+                core.channel_mut(advertised.peer)
+                    .advertise_address(advertisement_of(ip, port, token));
             }
         }
     }
@@ -417,7 +418,7 @@ impl Engine {
             let change = udp_path.monitor.expire(now);
             self.handle_change(id, change);
             if let Some(path) = self.links[id].as_ref().map(|link| link.path) {
-                let statistics = self.core.path_statistics(peer, path);
+                let statistics = self.core.channel(peer).path_statistics(path);
                 let large_lost = statistics.map_or(0, |done| done.large_lost);
                 if let Some((_, udp_path)) = self.links.udp_path(id) {
                     udp_path.detect_black_hole(large_lost);

@@ -95,8 +95,8 @@ impl Pair {
         let lines = engine.peers[Peer(0)].open_paths.iter().filter(|open_path| {
             engine.links[open_path.link].as_ref().is_some_and(|link| link.socket().is_some())
         });
-        let done =
-            lines.filter_map(|open_path| engine.core.path_statistics(Peer(0), open_path.path));
+        let done = lines
+            .filter_map(|open_path| engine.core.channel(Peer(0)).path_statistics(open_path.path));
         done.map(|done| done.bytes).sum()
     }
 }

@@ -90,7 +90,8 @@ fn message_frame() -> Vec<u8> {
     let (peer, path) = (other.engine.peer_of(number).unwrap(), PathId(1));
     let core = &mut other.engine.core;
     core.send(message).unwrap();
-    core.open_path(peer, path, PathProperties { checked: true, ..PathProperties::RELAY });
+    core.channel_mut(peer)
+        .open_path(path, PathProperties { checked: true, ..PathProperties::RELAY });
     let mut frame = core.poll_transmit(peer, path).unwrap();
     let payload = frame.payload;
     // SAFETY: the memory is in this stack frame.
