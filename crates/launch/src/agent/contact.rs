@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::Agent;
 use super::rank::LocalRank;
 use super::statistics_page::StatisticsPage;
-use crate::control::{Ending, Message};
+use crate::control::Ending;
 use crate::mpi::ProgramPlan;
 use crate::mpi::detect::{self, Family};
 use crate::pmi::server::Stage;
@@ -167,12 +167,7 @@ impl Agent {
 
     fn report_bypass(&mut self, index: usize) {
         self.ranks[index].contact.is_reported = true;
-        self.advise(BYPASS.to_string());
-    }
-
-    fn advise(&mut self, text: String) {
-        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
-        self.parent.send(&Message::Advice { node, text });
+        self.parent.advise(BYPASS.to_string());
     }
 
     /// Checks the ranks whose contact is due.
@@ -187,7 +182,7 @@ impl Agent {
                 let unmanaged = self.programs.libraries.unmanaged(rank.pid);
                 rank.contact.handle_scan(unmanaged, now);
                 if let Some(unmanaged) = rank.contact.poll_unmanaged(now) {
-                    self.advise(unmanaged.advice());
+                    self.parent.advise(unmanaged.advice());
                 }
             } else if rank.contact.bypass_check_time().is_some_and(|at| now >= at) {
                 let (number, has_opened) = (rank.rank, rank.has_opened());
@@ -208,16 +203,16 @@ impl Agent {
         let rank = &mut self.ranks[index];
         let Some((unmanaged, _)) = rank.contact.unmanaged.take() else { return };
         let number = rank.rank;
-        let size = self.assignment.as_ref().map_or(0, |own| own.job.size);
+        let size = self.parent.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
-            Ending::Exited(0) if unmanaged.is_alone => self.fail(format!(
+            Ending::Exited(0) if unmanaged.is_alone => self.parent.fail(format!(
                 "rank {number} has ended without a word to its process manager: it has used {} and was alone, not one of \
                  {size}; {}",
                 unmanaged.name(),
                 unmanaged.why()
             )),
             Ending::Exited(0) | Ending::Killed(_) => {}
-            Ending::Exited(_) => self.advise(unmanaged.advice()),
+            Ending::Exited(_) => self.parent.advise(unmanaged.advice()),
         }
     }
 }

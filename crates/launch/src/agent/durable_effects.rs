@@ -57,7 +57,7 @@ impl Agent {
     /// no other node may take the rank over.
     pub(super) fn handle_effect_request(&mut self, index: usize) {
         let Some(recording) = self.ranks[index].recording.clone() else { return };
-        let is_replicated_above = self.is_replicated() && self.has_spares();
+        let is_replicated_above = self.parent.is_replicated_for_spare();
         // One thread of a rank makes these requests, and repeats a request after seconds.
         let Some(request) = recording.held_files().and_then(|held| held.next_effect_request())
         else {
@@ -67,7 +67,7 @@ impl Agent {
             return answer(&recording, &request);
         }
         let rank = self.ranks[index].rank;
-        self.send_recording_updates(index);
+        self.ranks[index].send_recording_updates(&mut self.parent);
         let serial = self.failover.effects.add(recording, request);
         self.parent.send(&Message::MakeDurable { rank, serial });
     }

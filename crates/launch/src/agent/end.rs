@@ -76,7 +76,7 @@ impl Agent {
             if !child.process.stream.has_answered() {
                 child.kill(libc::SIGTERM);
             }
-            if self.parent.at_end() {
+            if self.parent.stream.at_end() {
                 child.process.stream.flush();
                 child.process.stream.close_output();
             }
@@ -148,7 +148,7 @@ impl Agent {
         self.groups.keys().for_each(|&group| self.remove_files(group));
         // An agent that has taken over ranks of this node needs their images; images without a
         // valid lease are deleted anyway.
-        let may_be_needed = self.course.is_orphaned && self.may_move();
+        let may_be_needed = self.course.is_orphaned && self.parent.may_move_ranks();
         let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
         let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
             true => scheduler.leave_images(),
@@ -163,7 +163,7 @@ impl Agent {
         // Agents of lost nodes have left their lease files.
         let is_over = !self.course.is_orphaned;
         self.images.lease.take().into_iter().for_each(|lease| lease.end(is_over));
-        if self.assignment.is_some() {
+        if self.parent.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.times.started_at);
         }
         self.children.iter_mut().for_each(|child| child.process.stream.close_output());

@@ -207,20 +207,22 @@ impl Agent {
         outcome: Result<Option<u64>>,
     ) -> bool {
         let number = self.ranks[index].rank;
-        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
+        let node = self.parent.node_name().to_string();
         let text = match (&outcome, how) {
             (Ok(None), Some(how)) => format!("rank {number} {how}: restarted"),
             (Ok(Some(image)), Some(how)) => {
                 format!("rank {number} {how}: restarted from checkpoint {image}")
             }
-            (Err(error), how) if self.may_request_other_node(error) => {
+            (Err(error), how)
+                if error.is::<NodeSpecificError>() && self.parent.is_replicated_for_spare() =>
+            {
                 let why = match how {
                     Some(how) => {
                         format!("rank {number} {how} and cannot be restarted there: {error:#}")
                     }
                     None => format!("on node {node}: rank {number} cannot be started: {error:#}"),
                 };
-                self.request_other_node(number, why);
+                self.parent.request_other_node(number, why);
                 return true;
             }
             (Err(error), Some(how)) => {
@@ -234,7 +236,7 @@ impl Agent {
                 format!("rank {number} cannot be started on {node}: {error:#}")
             }
         };
-        self.parent.send(&Message::Note { text: limits::advise(text) });
+        self.parent.note(limits::advise(text));
         outcome.is_ok()
     }
 
@@ -247,9 +249,9 @@ impl Agent {
 
     /// Applies the restart rule; notes to the user why a rank is given up.
     fn decide_restart(&mut self, index: usize, ending: Ending) -> bool {
-        let is_replicated = self.is_replicated();
+        let is_replicated = self.parent.is_replicated();
         let limits =
-            self.assignment.as_ref().map_or(RestartLimits::default(), |own| own.job.limits);
+            self.parent.assignment.as_ref().map_or(RestartLimits::default(), |own| own.job.limits);
         let rank = &mut self.ranks[index];
         let polls = rank.poll_counts();
         let Some(replay) = rank.replay.as_mut().filter(|replay| !replay.has_aborted) else {
@@ -261,7 +263,7 @@ impl Agent {
                 if let (true, Some(incarnation)) = (is_replicated, incarnations.last()) {
                     let update =
                         RankUpdate::IncarnationEnded { rank: rank.rank, incarnation: *incarnation };
-                    self.parent.send(&Message::RankUpdate(Box::new(update)));
+                    self.parent.update_rank(update);
                 }
                 true
             }
@@ -274,7 +276,7 @@ impl Agent {
                 if matches!(why, GiveUpReason::Unrecoverable | GiveUpReason::RelayLost) {
                     rank.ending = Some(Ending::Exited(1));
                 }
-                self.parent.send(&Message::Note { text });
+                self.parent.note(text);
                 false
             }
         }
@@ -311,8 +313,8 @@ impl Agent {
         }
         // Files that an unusable image has put back are removed as well.
         self.remove_files_of(index);
-        let assignment = self.assignment.as_ref().context("there is no job")?;
-        let Assignment { job, node } = assignment;
+        let assignment = self.parent.assignment.clone().context("there is no job")?;
+        let Assignment { job, node } = &*assignment;
         let (_, task) = job.application(self.ranks[index].rank);
         let plan = mpi::prepare(task, job).map_err(NodeSpecificError::error)?;
         let old = &mut self.ranks[index];
@@ -380,28 +382,28 @@ impl Agent {
             let text = format!(
                 "rank {number} has come no further for {seconds} s on its way back: it is ended, and restarted"
             );
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
             sys::kill_group(rank.pid, libc::SIGKILL);
         }
     }
 
     /// Handles what a rank sends to its process manager: a line, or a block ([`block_text`]).
     fn handle_question(&mut self, index: usize, line: &str) {
-        let is_replicated = self.is_replicated();
+        let is_replicated = self.parent.is_replicated();
         let rank = &mut self.ranks[index];
         let number = rank.rank;
         let had_room = rank.replay.as_ref().is_some_and(|replay| !replay.has_asked_too_much());
         let asked = rank.replay.as_mut().map_or(RequestReplay::New, |replay| replay.ask(line));
         if had_room && rank.replay.as_ref().is_some_and(PmiReplay::has_asked_too_much) {
-            self.parent.send(&Message::Note { text: asked_too_much(number) });
+            self.parent.note(asked_too_much(number));
         }
         match asked {
             RequestReplay::New => {
                 if is_replicated && rank.replay.is_some() {
-                    self.send_recording_updates(index);
+                    self.ranks[index].send_recording_updates(&mut self.parent);
                     let update =
                         RankUpdate::PmiRequest { rank: number, question: line.to_string() };
-                    self.parent.send(&Message::RankUpdate(Box::new(update)));
+                    self.parent.update_rank(update);
                 }
                 if let Some(group) = self.groups.get_mut(&self.ranks[index].group) {
                     group.server.handle_question(number, line);
@@ -420,7 +422,7 @@ impl Agent {
                 let replay = rank.replay.as_ref();
                 let (incarnation, asked) =
                     replay.map_or((0, 0), |it| (it.restarts, it.position().0));
-                self.fail(format!(
+                self.parent.fail(format!(
                     "incarnation {incarnation} of rank {number} does not repeat what was done before: as question {asked} it asked its \
                      process manager {line:?}, before {before:?}"
                 ));
@@ -439,7 +441,7 @@ impl Agent {
     /// Starts the part of a new group that runs on this node, and forwards the order to the agents
     /// below.
     pub(super) fn handle_order(&mut self, order: SpawnOrder) {
-        let Some(assignment) = self.assignment.take() else { return };
+        let Some(assignment) = self.parent.assignment.clone() else { return };
         if self.course.phase == Phase::Working {
             self.refuse_for_lost_nodes(&order);
             let children = self.forward_order(&order);
@@ -453,7 +455,6 @@ impl Agent {
                 self.parent.send(&Message::Started { group: order.group, problem });
             }
         }
-        self.assignment = Some(assignment);
     }
 
     /// Answers for lost nodes: the launcher has ordered processes there before it knew of the loss.
@@ -598,7 +599,7 @@ impl Agent {
             }
             Err(error) => {
                 rank.pmi = None;
-                self.fail(format!(
+                self.parent.fail(format!(
                     "rank {number} spoke no PMI-1 to its process manager: {error:?}"
                 ));
                 return;
@@ -650,7 +651,7 @@ impl Agent {
             }
             ServerEvent::SpawnRefused { rank, problem } => {
                 let text = format!("rank {rank} cannot spawn: {problem}");
-                self.parent.send(&Message::Note { text });
+                self.parent.note(text);
             }
         }
     }
@@ -670,11 +671,11 @@ impl Agent {
     }
 
     pub(super) fn reply(&mut self, rank: u32, line: &str) {
-        let is_replicated = self.is_replicated();
+        let is_replicated = self.parent.is_replicated();
         let Some(local) = self.ranks.iter_mut().find(|local| local.rank == rank) else { return };
         if is_replicated && local.replay.is_some() {
             let update = RankUpdate::PmiReply { rank, answer: line.to_string() };
-            self.parent.send(&Message::RankUpdate(Box::new(update)));
+            self.parent.update_rank(update);
         }
         if local.replay.as_mut().is_some_and(|replay| !replay.answer(line)) {
             return;

@@ -23,6 +23,7 @@ mod groups;
 mod held_files;
 mod input;
 mod node_failover;
+mod parent_agent;
 mod pmi_replay;
 mod prepare;
 pub mod rank;
@@ -40,6 +41,7 @@ mod tagged_output;
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -48,9 +50,8 @@ use rustix::event::{PollFd, PollFlags};
 use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::checkpoint::lease::Lease;
 use crate::control::rank_state::RankUpdate;
-use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL, SILENCE_MAX};
-use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
-use crate::limits;
+use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL};
+use crate::control_stream::ControlStream;
 use crate::spawn;
 use crate::sys::{self, Signals};
 use checkpoint_scheduler::CheckpointRequester;
@@ -59,6 +60,7 @@ use end::Phase;
 use exits::Exits;
 use forwarded_input::ForwardedInput;
 use groups::AgentGroup;
+use parent_agent::ParentAgent;
 use rank::LocalRank;
 use relay::RelayProcess;
 use restore::Restore;
@@ -81,9 +83,8 @@ pub fn main() -> Result<()> {
 }
 
 struct Agent {
-    parent: ControlStream,
+    parent: ParentAgent,
     signals: Signals,
-    assignment: Option<Assignment>,
     /// The process groups that have ranks on this node or below, by group number.
     groups: BTreeMap<u32, AgentGroup>,
     children: Vec<ChildAgent>,
@@ -121,9 +122,8 @@ impl Agent {
         let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         close_standard_streams()?;
         Ok(Agent {
-            parent: ControlStream::to_parent(input, output)?,
+            parent: ParentAgent::new(ControlStream::to_parent(input, output)?),
             signals,
-            assignment: None,
             groups: BTreeMap::new(),
             children: Vec::new(),
             ranks: Vec::new(),
@@ -161,16 +161,18 @@ impl Agent {
             self.watch_contacts();
             self.retire_groups();
             self.check_parent();
-            self.send_keepalive();
+            self.parent.send_keepalive();
             self.check_lost_nodes();
             self.advance_transfers();
             self.check_unanswered();
             self.advance_path_query();
             self.advance_end();
-            self.parent.flush();
+            self.parent.stream.flush();
             self.relay.process.iter_mut().for_each(RelayProcess::flush);
             self.children.iter_mut().for_each(|child| child.process.stream.flush());
-            if self.course.done && (self.parent.output().is_none() || self.parent.at_end()) {
+            if self.course.done
+                && (self.parent.stream.output().is_none() || self.parent.stream.at_end())
+            {
                 return;
             }
         }
@@ -196,9 +198,9 @@ impl Agent {
     fn each_descriptor<'a>(&'a self, add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags)) {
         use std::os::fd::AsFd;
         let (read, write) = (PollFlags::IN, PollFlags::OUT);
-        let room = self.has_room();
+        let room = self.parent.has_room();
         add(Source::Wake, self.signals.as_fd(), read);
-        add_stream(&self.parent, Source::Parent, true, add);
+        add_stream(&self.parent.stream, Source::Parent, true, add);
         for (index, child) in self.children.iter().enumerate() {
             add_stream(&child.process.stream, Source::Child(index), room, add);
         }
@@ -228,12 +230,6 @@ impl Agent {
         }
     }
 
-    /// Whether the agent reads more output of ranks: not while the parent's backlog is at
-    /// [`BACKLOG_BYTES_MAX`] or above.
-    fn has_room(&self) -> bool {
-        self.parent.backlog_bytes() < BACKLOG_BYTES_MAX
-    }
-
     fn timeout(&self) -> Option<Duration> {
         match self.course.phase {
             Phase::Working => {
@@ -249,7 +245,8 @@ impl Agent {
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_replaying = self.ranks.iter().any(LocalRank::is_replaying);
                 let most = if is_replaying { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
-                let most = if self.may_move() { most.min(ALIVE_INTERVAL) } else { most };
+                let most =
+                    if self.parent.may_move_ranks() { most.min(ALIVE_INTERVAL) } else { most };
                 Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
             // No signal reports that an orphan has become a child of this process: look again every
@@ -291,7 +288,7 @@ impl Agent {
                 relay.ended = true;
                 if self.course.phase == Phase::Working {
                     let text = relay.failure(ending);
-                    self.fail(text);
+                    self.parent.fail(text);
                 }
             }
         }
@@ -326,38 +323,35 @@ impl Agent {
 
     /// Notes to the user which limits of this node may have caused this ending.
     fn explain_ending(&mut self, ending: Ending) {
-        let Some(own) = self.assignment.as_ref().filter(|_| self.course.phase == Phase::Working)
+        let Some(own) =
+            self.parent.assignment.as_ref().filter(|_| self.course.phase == Phase::Working)
         else {
             return;
         };
         for text in self.programs.limits.explain(&own.node.name, ending) {
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
-    }
-
-    fn fail(&mut self, text: String) {
-        self.parent.send(&Message::Failed { text: limits::advise(text) });
     }
 
     // --- the agent above
 
     fn handle_parent(&mut self) {
-        if !self.parent.at_end() {
-            if self.parent.fill().is_err() {
-                self.parent.close_output();
+        if !self.parent.stream.at_end() {
+            if self.parent.stream.fill().is_err() {
+                self.parent.stream.close_output();
             }
             loop {
-                match self.parent.poll_message() {
+                match self.parent.stream.poll_message() {
                     Ok(Some(message)) => self.handle_parent_message(message),
                     Ok(None) => break,
                     Err(error) => {
-                        self.fail(error.to_string());
+                        self.parent.fail(error.to_string());
                         break;
                     }
                 }
             }
         }
-        if self.parent.at_end() {
+        if self.parent.stream.at_end() {
             self.end_orphaned();
         }
     }
@@ -366,9 +360,8 @@ impl Agent {
     /// [`SILENCE_MAX`].
     fn check_parent(&mut self) {
         self.ping_children();
-        let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
-        if remote && self.parent.last_received_at().elapsed() > SILENCE_MAX {
-            self.parent.close_output();
+        if self.parent.is_silent() {
+            self.parent.stream.close_output();
             self.end_orphaned();
         }
     }
@@ -390,8 +383,8 @@ impl Agent {
         let unanswered: Vec<_> =
             links.filter_map(|(node, stream)| agent_startup::unanswered(node, stream)).collect();
         match startup.poll(Instant::now(), &unanswered) {
-            Some(StartupNotice::Notice(text)) => self.parent.send(&Message::Note { text }),
-            Some(StartupNotice::GiveUp(text)) => self.fail(text),
+            Some(StartupNotice::Notice(text)) => self.parent.note(text),
+            Some(StartupNotice::GiveUp(text)) => self.parent.fail(text),
             None => {}
         }
     }
@@ -418,7 +411,7 @@ impl Agent {
             Message::TakeCheckpoints { rank } => {
                 self.request_checkpoints(rank, CheckpointRequester::User)
             }
-            other => self.fail(format!("the agent was sent {other:?}")),
+            other => self.parent.fail(format!("the agent was sent {other:?}")),
         }
     }
 
@@ -436,12 +429,12 @@ impl Agent {
                 }
             }
         }
-        self.assignment = Some(assignment);
+        self.parent.assignment = Some(Rc::new(assignment));
         self.check_ready();
     }
 
     fn check_ready(&mut self) {
-        if self.assignment.is_some()
+        if self.parent.assignment.is_some()
             && !self.course.ready_sent
             && self.children.iter().all(|c| c.ready)
         {
@@ -452,13 +445,15 @@ impl Agent {
     }
 
     fn start_relay(&mut self, config: &str) {
-        let assignment = self.assignment.as_ref();
+        let assignment = self.parent.assignment.as_ref();
         let cluster = assignment.map_or("?", |a| a.node.cluster_name.as_str());
         let variables = assignment.map_or(&[][..], |a| &a.job.environment);
-        let may_move_ranks = self.may_move() && self.has_spares();
+        let may_move_ranks = self.parent.may_move_ranks() && self.parent.has_spares();
         match RelayProcess::start(config, cluster, variables, may_move_ranks) {
             Ok(relay) => self.relay.process = Some(relay),
-            Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
+            Err(error) => {
+                self.parent.fail(format!("cannot start the relay of {cluster}: {error:#}"))
+            }
         }
     }
 
@@ -467,17 +462,16 @@ impl Agent {
         for child in &mut self.children {
             child.process.stream.send(&Message::Start { relay: relay.to_string() });
         }
-        let Some(assignment) = self.assignment.take() else { return };
+        let Some(assignment) = self.parent.assignment.clone() else { return };
         if let Err(error) = self.start_own_ranks(&assignment) {
-            self.fail(format!("on node {}: {error:#}", assignment.node.name));
+            self.parent.fail(format!("on node {}: {error:#}", assignment.node.name));
         }
-        self.assignment = Some(assignment);
     }
 
     // --- agents below
 
     fn handle_children(&mut self) {
-        let room = self.has_room() || self.course.phase != Phase::Working;
+        let room = self.parent.has_room() || self.course.phase != Phase::Working;
         for index in 0..self.children.len() {
             let stream = &mut self.children[index].process.stream;
             if stream.at_end() || !room {
@@ -504,10 +498,10 @@ impl Agent {
             let child = &mut self.children[index];
             child.done = true;
             if self.course.phase == Phase::Working {
-                let here = self.assignment.as_ref().map(|own| own.node.name.as_str());
+                let here = self.parent.assignment.as_ref().map(|own| own.node.name.as_str());
                 let child = &self.children[index];
                 let text = spawn::agent_failure::text(&child.node, &child.process, problem, here);
-                self.fail(text);
+                self.parent.fail(text);
             }
         }
     }
@@ -575,7 +569,7 @@ impl Agent {
     }
 
     fn handle_relay(&mut self) {
-        let room = self.has_room();
+        let room = self.parent.has_room();
         let Some(relay) = &mut self.relay.process else { return };
         for message in relay.read(room) {
             match message {

@@ -8,10 +8,9 @@
 
 use std::fmt;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Error, Result, bail};
-use landbridge_proto::setting::{PEER_TIMEOUT, Value};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
 use super::groups::{AgentGroup, new_statistics_page};
@@ -22,9 +21,8 @@ use super::rank_recording::RankRecording;
 use super::restore::Restore;
 use super::state_transfer::StateTransfer;
 use super::{Agent, Phase};
-use crate::control::rank_state::{Adoption, Exchange, Moved, RankUpdate, RecordingUpdate};
-use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message, Node};
-use crate::mpi;
+use crate::control::rank_state::{Adoption, Exchange, Moved, RecordingUpdate};
+use crate::control::{Assignment, Message, Node};
 use crate::pmi::server::{Server, ServerConfig};
 use crate::pmi::wire::is_answered_later;
 use crate::spare::{self, Spare};
@@ -65,63 +63,14 @@ impl fmt::Display for NodeSpecificError {
 }
 
 impl Agent {
-    /// Asks the agent above to move a rank that cannot be started here.
-    pub(super) fn request_other_node(&mut self, rank: u32, why: String) {
-        self.parent.send(&Message::RankUpdate(Box::new(RankUpdate::Unstartable { rank, why })));
-    }
-
-    /// Whether a rank that has failed with this error may be started on another node.
-    pub(super) fn may_request_other_node(&self, error: &Error) -> bool {
-        error.is::<NodeSpecificError>() && self.is_replicated() && self.has_spares()
-    }
-
-    /// Whether ranks may be started on another node.
-    pub(super) fn may_move(&self) -> bool {
-        self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
-    }
-
-    /// Whether the agent above keeps the state with which the ranks of this node can be restarted
-    /// on another node.
-    pub(super) fn is_replicated(&self) -> bool {
-        let is_below = |own: &Assignment| own.node.relay_unix.is_none();
-        self.may_move() && self.assignment.as_ref().is_some_and(is_below)
-    }
-
-    /// Whether the job has spare nodes.
-    pub(super) fn has_spares(&self) -> bool {
-        self.assignment.as_ref().is_some_and(|own| own.job.has_spares)
-    }
-
-    /// Sends the new part of a rank's record to the agent above, ahead of everything that follows
-    /// from it. The caller has read the rank's pipes and PMI requests before.
-    pub(super) fn send_recording_updates(&mut self, index: usize) {
-        if !self.is_replicated() || !self.has_spares() {
-            return;
-        }
-        let rank = &self.ranks[index];
-        let recording = rank.recording.as_ref().filter(|_| rank.replay.is_some());
-        let updates = recording.map_or(Vec::new(), |recording| recording.updates(rank.rank));
-        for update in updates {
-            self.parent.send(&Message::RecordingUpdate(Box::new(update)));
-        }
-    }
-
-    /// Sends a keepalive to the agent above every [`ALIVE_INTERVAL`].
-    pub(super) fn send_keepalive(&mut self) {
-        if self.is_replicated() && self.times.keepalive_sent_at.elapsed() >= ALIVE_INTERVAL {
-            self.times.keepalive_sent_at = Instant::now();
-            self.parent.send(&Message::Ping);
-        }
-    }
-
     /// Treats agents below as lost that have been silent for too long, if there is a spare node for
     /// their ranks; otherwise the agent waits for them. While this agent itself does not read
     /// (backlog), silence does not count.
     pub(super) fn check_lost_nodes(&mut self) {
-        if !self.is_running() || !self.has_room() {
+        if !self.is_running() || !self.parent.has_room() {
             return;
         }
-        let patience = self.node_patience();
+        let patience = self.parent.node_patience();
         for index in 0..self.children.len() {
             let child = &self.children[index];
             let is_unresponsive =
@@ -136,22 +85,11 @@ impl Agent {
         }
     }
 
-    /// How long an agent below may be silent: as long as any path may be, because ranks that move
-    /// restart from an image or from the program.
-    fn node_patience(&self) -> Duration {
-        let variable = PEER_TIMEOUT.variable();
-        let environment = self.assignment.as_ref().map(|own| &own.job.environment);
-        let said = environment.into_iter().flatten().find(|(name, _)| *name == variable);
-        let text = said.map_or(PEER_TIMEOUT.default, |(_, text)| text);
-        match PEER_TIMEOUT.parse(text) {
-            Ok(Value::Time(time)) => time.max(LOST_AFTER),
-            _ => LOST_AFTER,
-        }
-    }
-
     /// Whether ranks have been started, and ranks of a lost node may be restarted.
     pub(super) fn is_running(&self) -> bool {
-        self.course.phase == Phase::Working && !self.relay.address.is_empty() && self.may_move()
+        self.course.phase == Phase::Working
+            && !self.relay.address.is_empty()
+            && self.parent.may_move_ranks()
     }
 
     /// Handles the loss of a node below: moves its ranks to a spare node.
@@ -176,7 +114,7 @@ impl Agent {
         let mut spawned =
             spawned.flat_map(|(_, indices)| self.failover.replicas.living(indices.clone()));
         if spawned.next().is_some() {
-            return self.fail(format!(
+            return self.parent.fail(format!(
                 "node {} is lost ({why}), with processes that ranks have spawned: these do not come back",
                 lost.name
             ));
@@ -186,21 +124,21 @@ impl Agent {
         if ranks.is_empty() {
             let what = if lost.is_spare { "spare node" } else { "node" };
             let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
-            return self.parent.send(&Message::Note { text });
+            return self.parent.note(text);
         }
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
-            return self.fail(no_spare_left(&lost.name, why));
+            return self.parent.fail(no_spare_left(&lost.name, why));
         };
         let name = &self.children[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
-        self.parent.send(&Message::Note { text });
+        self.parent.note(text);
         self.failover.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost
     /// node.
     pub(super) fn is_repeated_request(&mut self, index: usize, rank: u32) -> bool {
-        let is_kept = self.may_move() && self.children[index].node.holds(rank);
+        let is_kept = self.parent.may_move_ranks() && self.children[index].node.holds(rank);
         is_kept && !self.failover.replicas.admit(rank)
     }
 
@@ -210,7 +148,9 @@ impl Agent {
         let is_spare_free = self.choose_spare(self.children[index].node.rank_count).is_some();
         match spare::after_failed_start(has_moved_before, is_spare_free && self.is_running()) {
             spare::FailedStartAction::Elsewhere => self.handle_lost_node(index, why),
-            spare::FailedStartAction::GiveUp(reason) => self.fail(format!("{why}; {reason}")),
+            spare::FailedStartAction::GiveUp(reason) => {
+                self.parent.fail(format!("{why}; {reason}"))
+            }
         }
     }
 
@@ -218,11 +158,11 @@ impl Agent {
     fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
         let ranks = self.failover.transfers[place].ranks.clone();
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
-            return self.fail(no_spare_left(&lost.name, why));
+            return self.parent.fail(no_spare_left(&lost.name, why));
         };
         self.failover.transfers[place].redirect(to);
         let text = node_lost_text(&lost.name, why, &ranks, &self.children[to].node.name);
-        self.parent.send(&Message::Note { text });
+        self.parent.note(text);
     }
 
     /// Starts the ranks on their new node, which has received their records.
@@ -232,13 +172,13 @@ impl Agent {
         if let Some(rank) =
             ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
         {
-            return self.fail(format!(
+            return self.parent.fail(format!(
                 "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
                 EXCHANGED_BYTES_MAX >> 20
             ));
         }
         if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
-            return self.fail(format!(
+            return self.parent.fail(format!(
                 "ranks of node {} cannot go on on another node: together they have asked their process manager more than {} MiB, with \
                  the answers",
                 lost.name,
@@ -264,7 +204,7 @@ impl Agent {
         if has_first {
             match self.forwarded_input.replay() {
                 Some(replay) => replay.iter().for_each(|message| stream.send(message)),
-                None => self.fail(format!(
+                None => self.parent.fail(format!(
                     "rank 0 cannot go on on another node: it was given more than {} MiB of standard input, and no more of it is kept",
                     STDIN_RETAINED_BYTES_MAX >> 20
                 )),
@@ -289,7 +229,7 @@ impl Agent {
     /// Takes a part of the record of a rank that is to be started here; all parts arrive before the
     /// rank.
     pub(super) fn apply_update(&mut self, update: &RecordingUpdate) {
-        let Some(assignment) = &self.assignment else { return };
+        let Some(assignment) = self.parent.assignment.clone() else { return };
         let outcome = match self.failover.received_recordings.get(&update.rank) {
             Some(recording) => Ok(Some(recording.clone())),
             None => {
@@ -304,22 +244,22 @@ impl Agent {
             Ok(())
         });
         if let Err(error) = laid {
-            self.fail(format!("rank {} cannot go on on another node: {error:#}", update.rank));
+            self.parent
+                .fail(format!("rank {} cannot go on on another node: {error:#}", update.rank));
         }
     }
 
     pub(super) fn handle_adoption(&mut self, adoption: &Adoption) {
-        let Some(assignment) = self.assignment.take() else { return };
+        let Some(assignment) = self.parent.assignment.clone() else { return };
         if self.course.phase == Phase::Working
             && let Err(error) = self.adopt(&assignment, adoption)
         {
             let why = format!("on node {}: {error:#}", assignment.node.name);
             match adoption.ranks.first().filter(|_| error.is::<NodeSpecificError>()) {
-                Some(one) => self.request_other_node(one.rank, why),
-                None => self.fail(why),
+                Some(one) => self.parent.request_other_node(one.rank, why),
+                None => self.parent.fail(why),
             }
         }
-        self.assignment = Some(assignment);
         // The requests that the ranks wait for are sent to the server once all ranks are there to
         // receive the answers.
         for one in &adoption.ranks {

@@ -23,7 +23,7 @@ impl Agent {
             // Only the node with the first rank of a program reports its notes.
             if rank == 0 || job.application(rank - 1).0 != appnum {
                 let lines = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
-                lines.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
+                lines.for_each(|text| self.parent.note(text.clone()));
             }
             plans.insert(appnum, plan);
         }

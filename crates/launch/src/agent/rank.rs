@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use super::checkpoint_scheduler::{CheckpointScheduler, QuiesceSocket};
 use super::contact::Contact;
 use super::input::Stdin;
+use super::parent_agent::ParentAgent;
 use super::pmi_replay::{PmiReplay, PollCounts};
 use super::rank_recording::RankRecording;
 use super::restore::Restore;
@@ -26,7 +27,7 @@ use super::statistics_page::StatisticsPage;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, ReplayPosition, UnpackedImage};
 use crate::checkpoint::criu::{self, ExternalInodes, InheritedFds};
 use crate::control::spawn_order::Task;
-use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
+use crate::control::{Ending, Job, Message, Node, PIECE_BYTES_MAX, Stream};
 use crate::control_stream::set_nonblocking;
 use crate::mpi;
 use crate::pmi::wire::{Input, LineReader, WireError};
@@ -278,6 +279,19 @@ impl LocalRank {
     /// Whether the rank runs and replays.
     pub fn is_replaying(&self) -> bool {
         self.ending.is_none() && self.replay.as_ref().is_some_and(PmiReplay::is_replaying)
+    }
+
+    /// Sends the new part of the rank's record to the agent above, ahead of everything that follows
+    /// from it. The caller has read the rank's pipes and PMI requests before.
+    pub fn send_recording_updates(&self, parent: &mut ParentAgent) {
+        if !parent.is_replicated_for_spare() {
+            return;
+        }
+        let recording = self.recording.as_ref().filter(|_| self.replay.is_some());
+        let updates = recording.map_or(Vec::new(), |recording| recording.updates(self.rank));
+        for update in updates {
+            parent.send(&Message::RecordingUpdate(Box::new(update)));
+        }
     }
 
     pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

@@ -9,7 +9,6 @@ use super::Agent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::rank::LocalRank;
 use super::rank_recording::RankRecording;
-use crate::control::Message;
 use crate::limits;
 use crate::mpi::ProgramPlan;
 
@@ -79,7 +78,7 @@ impl Agent {
         let is_new = self.forbid_restart(number, &recording, reason);
         if is_new && restarts > 0 {
             // The incarnation has not replayed, so it has repeated effects.
-            self.fail(format!("rank {number}, incarnation {restarts}: {reason}"));
+            self.parent.fail(format!("rank {number}, incarnation {restarts}: {reason}"));
         }
     }
 
@@ -88,7 +87,7 @@ impl Agent {
         if is_new {
             let text =
                 format!("rank {rank}: {reason}: if this process is killed it cannot be restarted");
-            self.parent.send(&Message::Note { text: limits::advise(text) });
+            self.parent.note(limits::advise(text));
         }
         is_new
     }

@@ -35,8 +35,8 @@ use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
 use crate::checkpoint::criu;
 use crate::checkpoint::object_store::ObjectStore;
+use crate::control::Ending;
 use crate::control::rank_state::CheckpointLocation;
-use crate::control::{Ending, Message};
 use crate::sys;
 
 /// Attempts to restore from one image.
@@ -461,7 +461,7 @@ impl Agent {
             }
             let unrelated = self.unrelated();
             let (old, parent) = (&mut self.ranks[index], &mut self.parent);
-            let mut report = |text| parent.send(&Message::Note { text });
+            let mut report = |text| parent.note(text);
             let mut context = RestoreContext { unrelated: &unrelated, report: &mut report };
             match restore.advance(old, &mut context) {
                 RestoreOutcome::Busy => self.ranks[index].restore = Some(restore),

@@ -38,7 +38,7 @@ impl Agent {
                     node.name
                 ),
             };
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
         self.images.lease = outcome.ok();
         self.failover.spares.clone_from(&node.spares);
@@ -63,16 +63,16 @@ impl Agent {
             return;
         };
         let announced = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        if let (Err(error), Some(own)) = (announced, &self.assignment) {
+        if let (Err(error), Some(own)) = (announced, &self.parent.assignment) {
             let text = cannot_use(&own.node.name, &error.context("the store"));
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
     }
 
     /// Withdraws the announcement, as the job ends. The caller may stop waiting for the returned
     /// thread after a while.
     pub(super) fn end_announcing(&mut self) -> Option<JoinHandle<()>> {
-        let (config, own) = self.images.spare_config.take().zip(self.assignment.as_ref())?;
+        let (config, own) = self.images.spare_config.take().zip(self.parent.assignment.as_ref())?;
         let object_store = config.object_store?.fresh();
         let (job, name, announcing) =
             (own.job.id.clone(), own_lease(&own.node), self.images.announcing.take());
@@ -98,7 +98,7 @@ impl Agent {
     }
 
     pub(super) fn handle_spares(&mut self, mut names: Vec<String>) {
-        let Some(own) = &self.assignment else { return };
+        let Some(own) = &self.parent.assignment else { return };
         names.retain(|name| *name != own.node.name);
         let leases = leases(own.node.cluster, &names);
         let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
@@ -109,7 +109,8 @@ impl Agent {
 
     /// Notifies the user once that these nodes cannot use the images of this node.
     pub(super) fn report_unreachable(&mut self, unreachable: &[u32]) {
-        let Some(own) = self.assignment.as_ref().filter(|_| !self.images.is_reachability_reported)
+        let Some(own) =
+            self.parent.assignment.as_ref().filter(|_| !self.images.is_reachability_reported)
         else {
             return;
         };
@@ -135,7 +136,7 @@ impl Agent {
             own.node.name,
             names.join(", ")
         );
-        self.parent.send(&Message::Note { text });
+        self.parent.note(text);
     }
 }
 

@@ -84,8 +84,6 @@ pub(super) struct Course {
 pub(super) struct ReportTimes {
     pub started_at: std::time::SystemTime,
     pub pinged_at: Instant,
-    /// When the agent has sent its last keepalive to the agent above.
-    pub keepalive_sent_at: Instant,
     /// When the agent has reported the replay progress of its ranks last.
     pub progress_reported_at: Instant,
 }
@@ -110,7 +108,6 @@ impl ReportTimes {
         ReportTimes {
             started_at: std::time::SystemTime::now(),
             pinged_at: now,
-            keepalive_sent_at: now,
             progress_reported_at: now,
         }
     }

@@ -149,7 +149,9 @@ impl Agent {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    return self.fail(format!("ranks cannot go on on another node: {error:#}"));
+                    return self
+                        .parent
+                        .fail(format!("ranks cannot go on on another node: {error:#}"));
                 }
             }
         }

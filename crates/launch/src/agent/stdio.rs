@@ -47,7 +47,7 @@ impl Agent {
         }
         rank.replay = Some(replay);
         if !prints.is_empty() {
-            self.send_recording_updates(index);
+            self.ranks[index].send_recording_updates(&mut self.parent);
         }
         prints.into_iter().for_each(|(stream, print)| self.forward_print(index, stream, print));
     }
@@ -69,7 +69,7 @@ impl Agent {
                     sys::kill_group(rank.pid, libc::SIGKILL);
                 }
                 let text = format!("rank {} {text}", rank.rank);
-                return self.fail(text);
+                return self.parent.fail(text);
             }
         };
         let own = if is_own { 0 } else { bytes.len() as u32 };
@@ -77,19 +77,19 @@ impl Agent {
     }
 
     fn report_last_words(&mut self, rank: u32, from: u64, gone: u64) {
-        if self.is_replicated() {
-            self.parent.send(&Message::RankUpdate(Box::new(RankUpdate::LastWords { rank, from })));
+        if self.parent.is_replicated() {
+            self.parent.update_rank(RankUpdate::LastWords { rank, from });
         }
         let text = format!(
             "rank {rank} does not print again the last {gone} bytes that it printed on standard error before it ended by an \
              error: they count as its last words"
         );
-        self.parent.send(&Message::Note { text });
+        self.parent.note(text);
     }
 
     /// Records output of a rank of an agent below, if the rank may move to another node.
     pub(super) fn record_output(&mut self, rank: u32, stream: Stream, bytes: &[u8], own: u32) {
-        if own > 0 && self.may_move() && self.has_spares() {
+        if own > 0 && self.parent.may_move_ranks() && self.parent.has_spares() {
             self.failover.replicas.handle_print(rank, stream, bytes);
         }
     }
@@ -99,7 +99,7 @@ impl Agent {
     pub(super) fn check_output(&mut self, index: usize) {
         let rank = &self.ranks[index];
         if let Some(text) = rank.replay.as_ref().and_then(PmiReplay::missing_output) {
-            self.fail(format!("rank {} {text}", rank.rank));
+            self.parent.fail(format!("rank {} {text}", rank.rank));
         }
     }
 
@@ -143,7 +143,7 @@ impl Agent {
                 rank.rank,
                 STDIN_RETAINED_BYTES_MAX >> 20
             );
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
     }
 }

@@ -55,13 +55,13 @@ impl Agent {
                     scheduler.schedule_next();
                     scheduler.state = CheckpointState::Idle;
                 }
-                self.parent.send(&Message::Note { text });
+                self.parent.note(text);
             }
         }
     }
 
     fn report_checkpoint(&mut self, index: usize) {
-        let is_replicated = self.is_replicated();
+        let is_replicated = self.parent.is_replicated();
         let rank = &mut self.ranks[index];
         let images = rank
             .scheduler
@@ -70,7 +70,7 @@ impl Agent {
             .and_then(CheckpointScheduler::new_locations);
         if let Some(images) = images {
             let update = RankUpdate::Checkpoints { rank: rank.rank, images };
-            self.parent.send(&Message::RankUpdate(Box::new(update)));
+            self.parent.update_rank(update);
         }
         if let Some((number, bytes)) =
             rank.scheduler.as_mut().and_then(CheckpointScheduler::unreported_image)
@@ -105,7 +105,7 @@ impl Agent {
             let text = format!(
                 "of rank {rank} everything is kept from its last checkpoint on: it can come back again"
             );
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
     }
 
@@ -114,7 +114,7 @@ impl Agent {
         let said =
             rank.scheduler.as_mut().and_then(|scheduler| scheduler.overdue_notice(Instant::now()));
         if let Some(said) = said {
-            self.parent.send(&Message::Note { text: format!("rank {} {said}", rank.rank) });
+            self.parent.note(format!("rank {} {said}", rank.rank));
         }
     }
 
@@ -162,7 +162,7 @@ impl Agent {
     fn report_skipped(&mut self, index: usize, notice: Option<String>) {
         if let Some(notice) = notice {
             let text = format!("rank {} {notice}", self.ranks[index].rank);
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
     }
 
@@ -203,7 +203,7 @@ impl Agent {
                     let (number, bytes) = (image.header.number, paths::bytes(image.bytes()));
                     let text =
                         format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
-                    self.parent.send(&Message::Note { text });
+                    self.parent.note(text);
                 }
                 self.report_unreachable(&unreachable);
                 Ok(())
@@ -283,7 +283,7 @@ impl Agent {
             Ok(()) if was_gone => format!("the store takes checkpoints again: {name} is there"),
             _ => return,
         };
-        self.parent.send(&Message::Note { text });
+        self.parent.note(text);
     }
 
     /// Requests images of this rank, or of all ranks here and below, before the next images are
@@ -329,7 +329,7 @@ impl Agent {
                 paths::bytes(taken),
                 paths::bytes(scheduler.config.space)
             );
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
         scheduler.notices.is_full_reported = !has_room;
         has_room
@@ -448,8 +448,8 @@ impl Agent {
         let thread =
             disk_tasks::start("seal", move || SealedImage::seal(&folder, header, &config))?;
         scheduler.state = CheckpointState::Sealing { thread };
-        if self.assignment.as_ref().is_some_and(|own| own.job.verbose) {
-            self.parent.send(&Message::Note { text });
+        if self.parent.assignment.as_ref().is_some_and(|own| own.job.verbose) {
+            self.parent.note(text);
         }
         Ok(())
     }
