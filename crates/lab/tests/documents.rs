@@ -137,6 +137,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/launch/src/agent/pmi_replay.rs".into());
     files.push("crates/launch/src/agent/groups.rs".into());
     files.push("crates/launch/src/agent/refusals.rs".into());
+    files.push("crates/launch/src/agent/relay.rs".into());
     files.push("crates/launch/src/agent/state_transfer.rs".into());
     files.push("crates/launch/src/agent/checkpoint_scheduler.rs".into());
     files.push("crates/launch/src/agent/checkpoint_scheduler/checkpoint_actions.rs".into());

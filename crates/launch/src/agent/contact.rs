@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::Agent;
+use super::parent_agent::ParentAgent;
 use super::rank::LocalRank;
 use super::statistics_page::StatisticsPage;
 use crate::control::Ending;
@@ -153,66 +153,64 @@ impl UnmanagedProcess {
     }
 }
 
-impl Agent {
-    /// Notes a line that a rank has sent to its process manager. A rank that finalizes without
+impl LocalRank {
+    /// Notes a line that the rank has sent to its process manager. A rank that finalizes without
     /// having opened the provider is reported.
-    pub(super) fn handle_contact(&mut self, index: usize, line: &str) {
-        let rank = &mut self.ranks[index];
-        rank.contact.handle_pmi_line(Instant::now());
+    pub fn handle_contact(&mut self, line: &str, parent: &mut ParentAgent) {
+        self.contact.handle_pmi_line(Instant::now());
         let is_last = Stage::Silent.after(line) == Stage::Finalized;
-        if is_last && rank.contact.bypass_check_time().is_some() && !rank.has_opened() {
-            self.report_bypass(index);
+        if is_last && self.contact.bypass_check_time().is_some() && !self.has_opened() {
+            self.report_bypass(parent);
         }
     }
 
-    fn report_bypass(&mut self, index: usize) {
-        self.ranks[index].contact.is_reported = true;
-        self.parent.advise(BYPASS.to_string());
+    fn report_bypass(&mut self, parent: &mut ParentAgent) {
+        self.contact.is_reported = true;
+        parent.advise(BYPASS.to_string());
     }
 
-    /// Checks the ranks whose contact is due.
-    pub(super) fn watch_contacts(&mut self) {
-        let now = Instant::now();
-        for index in 0..self.ranks.len() {
-            let rank = &mut self.ranks[index];
-            if rank.ending.is_some() || rank.contact_time().is_none_or(|at| now < at) {
-                continue;
+    /// Checks the rank's contact, if that is due. `is_waiting`: whether the rank waits in a barrier
+    /// of its process manager.
+    pub fn watch_contact(
+        &mut self,
+        now: Instant,
+        libraries: &mut Libraries,
+        is_waiting: impl FnOnce(&LocalRank) -> bool,
+        parent: &mut ParentAgent,
+    ) {
+        if self.ending.is_some() || self.contact_time().is_none_or(|at| now < at) {
+            return;
+        }
+        if self.contact.is_due(now) {
+            let unmanaged = libraries.unmanaged(self.pid);
+            self.contact.handle_scan(unmanaged, now);
+            if let Some(unmanaged) = self.contact.poll_unmanaged(now) {
+                parent.advise(unmanaged.advice());
             }
-            if rank.contact.is_due(now) {
-                let unmanaged = self.programs.libraries.unmanaged(rank.pid);
-                rank.contact.handle_scan(unmanaged, now);
-                if let Some(unmanaged) = rank.contact.poll_unmanaged(now) {
-                    self.parent.advise(unmanaged.advice());
-                }
-            } else if rank.contact.bypass_check_time().is_some_and(|at| now >= at) {
-                let (number, has_opened) = (rank.rank, rank.has_opened());
-                let group = self.groups.get(&rank.group);
-                let waits = group.is_none_or(|group| group.server.is_waiting(number));
-                match (has_opened, waits) {
-                    // The rank needs no further check, or only after its next PMI line.
-                    (true, _) | (false, true) => self.ranks[index].contact.last_pmi_line = None,
-                    (false, false) => self.report_bypass(index),
-                }
+        } else if self.contact.bypass_check_time().is_some_and(|at| now >= at) {
+            match (self.has_opened(), is_waiting(self)) {
+                // The rank needs no further check, or only after its next PMI line.
+                (true, _) | (false, true) => self.contact.last_pmi_line = None,
+                (false, false) => self.report_bypass(parent),
             }
         }
     }
 
     /// Checks a rank that has ended. A rank that was an MPI process and has never sent a PMI line
     /// has computed as another job than the one of the user.
-    pub(super) fn check_contact(&mut self, index: usize, ending: Ending) {
-        let rank = &mut self.ranks[index];
-        let Some((unmanaged, _)) = rank.contact.unmanaged.take() else { return };
-        let number = rank.rank;
-        let size = self.parent.assignment.as_ref().map_or(0, |own| own.job.size);
+    pub fn check_contact(&mut self, ending: Ending, parent: &mut ParentAgent) {
+        let Some((unmanaged, _)) = self.contact.unmanaged.take() else { return };
+        let number = self.rank;
+        let size = parent.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
-            Ending::Exited(0) if unmanaged.is_alone => self.parent.fail(format!(
+            Ending::Exited(0) if unmanaged.is_alone => parent.fail(format!(
                 "rank {number} has ended without a word to its process manager: it has used {} and was alone, not one of \
                  {size}; {}",
                 unmanaged.name(),
                 unmanaged.why()
             )),
             Ending::Exited(0) | Ending::Killed(_) => {}
-            Ending::Exited(_) => self.parent.advise(unmanaged.advice()),
+            Ending::Exited(_) => parent.advise(unmanaged.advice()),
         }
     }
 }

@@ -155,7 +155,7 @@ impl Agent {
             false => scheduler.remove_all(),
         };
         let mut removals: Vec<_> = schedulers.filter_map(end).collect();
-        removals.extend(self.end_announcing());
+        removals.extend(self.images.end_announcing(self.parent.assignment.as_deref()));
         let deadline = Instant::now() + REMOVAL_MAX;
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));

@@ -12,7 +12,7 @@ use super::node_failover::NodeSpecificError;
 use super::pmi_replay::{PmiReplay, RequestReplay};
 use super::rank::{LaunchSpec, LocalRank};
 use super::rank_recording::RankRecording;
-use super::refusals::{asked_too_much, check_program, check_replayable};
+use super::refusals::{asked_too_much, check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
 use super::statistics_page::StatisticsPage;
 use super::{Agent, Phase};
@@ -117,20 +117,22 @@ impl Agent {
         let Assignment { job, node } = assignment;
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
-            self.images.spare_config = if node.is_spare { self.config(job, node) } else { None };
-            self.begin_announcing(job, node);
+            if node.is_spare {
+                self.images.spare_config = self.images.config(job, node, &mut self.parent);
+            }
+            self.images.begin_announcing(job, node);
             return Ok(());
         }
         cleanup::remove_orphaned_mpich_files();
         let plans = self.plans(job, node)?;
-        let config = self.config(job, node);
+        let config = self.images.config(job, node, &mut self.parent);
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let recording =
                 if recovers(job) { RankRecording::new(job, waits_for_replica)? } else { None };
             let recording = recording.map(Rc::new);
             let (appnum, task) = job.application(rank);
-            self.forbid_unseen(rank, recording.as_deref(), &plans[&appnum]);
+            forbid_unseen(rank, recording.as_deref(), &plans[&appnum], &mut self.parent);
             let start = LaunchSpec {
                 recording,
                 statistics_page: new_statistics_page(),
@@ -168,7 +170,7 @@ impl Agent {
         // first.
         self.handle_pmi(index);
         self.drain_servers();
-        self.handle_output(index);
+        self.ranks[index].handle_output(&mut self.parent);
         if !self.decide_restart(index, ending) {
             return false;
         }
@@ -268,7 +270,7 @@ impl Agent {
                 true
             }
             Decision::Ended => {
-                self.check_output(index);
+                rank.check_output(&mut self.parent);
                 false
             }
             Decision::GiveUp(why) => {
@@ -286,7 +288,7 @@ impl Agent {
     /// rank cannot be replayed.
     fn prepare_restart(&mut self, index: usize) -> Result<()> {
         if self.ranks[index].replay.as_ref().is_some_and(PmiReplay::has_printed) {
-            self.check_attached(index);
+            self.ranks[index].check_attached(&mut self.parent);
         }
         let old = &mut self.ranks[index];
         check_replayable(old)?;
@@ -348,7 +350,7 @@ impl Agent {
         self.exits.watch(rank.pid);
         self.parent.send(&alive_message(&rank, false));
         self.ranks[index] = rank;
-        self.write_rank_input(index);
+        self.ranks[index].write_input(&mut self.parent);
     }
 
     /// Reports the replay progress of restarted ranks every [`PROGRESS_INTERVAL`], and once that a
@@ -606,8 +608,8 @@ impl Agent {
             }
         }
         for line in lines_of {
-            self.check_attached(index);
-            self.handle_contact(index, &line);
+            self.ranks[index].check_attached(&mut self.parent);
+            self.ranks[index].handle_contact(&line, &mut self.parent);
             self.handle_question(index, &line);
         }
         if let Some(pmi) = &mut self.ranks[index].pmi {

@@ -25,6 +25,7 @@ mod input;
 mod node_failover;
 mod parent_agent;
 mod pmi_replay;
+mod poll_set;
 mod prepare;
 pub mod rank;
 mod rank_recording;
@@ -40,31 +41,35 @@ mod stdio;
 mod tagged_output;
 
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 
 use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::checkpoint::lease::Lease;
 use crate::control::rank_state::RankUpdate;
-use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL};
+use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL, Stream};
 use crate::control_stream::ControlStream;
 use crate::spawn;
 use crate::sys::{self, Signals};
-use checkpoint_scheduler::CheckpointRequester;
+use checkpoint_scheduler::{
+    CheckpointRequester, CheckpointRound, CheckpointScheduler, CheckpointStep,
+};
 use child_agent::{ChildAgent, start_child};
 use end::Phase;
 use exits::Exits;
 use forwarded_input::ForwardedInput;
 use groups::AgentGroup;
 use parent_agent::ParentAgent;
+use poll_set::{PollSet, Source};
 use rank::LocalRank;
 use relay::RelayProcess;
+use relay::RelayService;
 use restore::Restore;
-use state::{Course, ImageService, NodeFailover, Programs, RelayService, ReportTimes};
+use state::{Course, ImageService, NodeFailover, Programs, ReportTimes};
 use state_transfer::StateTransfer;
 use statistics_page::PathQuery;
 
@@ -100,20 +105,6 @@ struct Agent {
     forwarded_input: ForwardedInput,
     /// A query for the state of the ranks' paths that is not answered yet.
     path_query: Option<PathQuery>,
-}
-
-/// What a descriptor in the poll set belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Parent,
-    Child(usize),
-    Pmi(usize),
-    Output(usize),
-    RankInput(usize),
-    EffectRequest(usize),
-    Readiness,
-    Relay,
-    Wake,
 }
 
 impl Agent {
@@ -155,7 +146,7 @@ impl Agent {
             self.advance_restores();
             self.report_replayed();
             self.advance_checkpoints();
-            self.advance_announcing();
+            self.images.advance_announcing(&mut self.parent);
             self.images.lease.iter_mut().for_each(Lease::renew);
             self.report_stuck();
             self.watch_contacts();
@@ -179,55 +170,18 @@ impl Agent {
     }
 
     fn wait(&self) -> Vec<Source> {
-        let mut sources = Vec::new();
-        let mut fds = Vec::new();
-        self.each_descriptor(&mut |source, fd, flags| {
-            sources.push(source);
-            fds.push(PollFd::from_borrowed_fd(fd, flags));
-        });
-        sys::wait(&mut fds, self.timeout());
-        let ready = |fd: &PollFd| !fd.revents().is_empty();
-        sources
-            .into_iter()
-            .zip(&fds)
-            .filter(|(_, fd)| ready(fd))
-            .map(|(source, _)| source)
-            .collect()
-    }
-
-    fn each_descriptor<'a>(&'a self, add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags)) {
-        use std::os::fd::AsFd;
-        let (read, write) = (PollFlags::IN, PollFlags::OUT);
         let room = self.parent.has_room();
-        add(Source::Wake, self.signals.as_fd(), read);
-        add_stream(&self.parent.stream, Source::Parent, true, add);
+        let mut set = PollSet::default();
+        set.add(Source::Wake, self.signals.as_fd(), PollFlags::IN);
+        set.add_stream(Source::Parent, &self.parent.stream, true);
         for (index, child) in self.children.iter().enumerate() {
-            add_stream(&child.process.stream, Source::Child(index), room, add);
+            set.add_stream(Source::Child(index), &child.process.stream, room);
         }
         for (index, rank) in self.ranks.iter().enumerate() {
-            if let Some(pmi) = &rank.pmi {
-                add(Source::Pmi(index), pmi.fd(), pmi.interest());
-            }
-            for fd in rank.outputs().filter(|_| room) {
-                add(Source::Output(index), fd, read);
-            }
-            if let Some(held) = rank.recording.as_ref().and_then(|recording| recording.held_files())
-            {
-                add(Source::EffectRequest(index), held.effects(), read);
-            }
-            if let Some(fd) = rank.quiesce_fd() {
-                add(Source::Readiness, fd, read);
-            }
-            if let Some(fd) = rank.input.wants_write().filter(|_| rank.restore.is_none()) {
-                add(Source::RankInput(index), fd, write);
-            }
+            set.add_rank(index, rank, room);
         }
-        for fd in self.relay.process.iter().flat_map(RelayProcess::outputs) {
-            add(Source::Relay, fd, read);
-        }
-        if let Some(fd) = self.relay.process.as_ref().and_then(RelayProcess::wants_write) {
-            add(Source::Readiness, fd, write);
-        }
+        self.relay.process.iter().for_each(|relay| set.add_relay(relay));
+        set.wait(self.timeout())
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -258,8 +212,8 @@ impl Agent {
     fn handle_source(&mut self, source: Source) {
         match source {
             Source::Pmi(index) => self.handle_pmi(index),
-            Source::Output(index) => self.handle_output(index),
-            Source::RankInput(index) => self.write_rank_input(index),
+            Source::Output(index) => self.ranks[index].handle_output(&mut self.parent),
+            Source::RankInput(index) => self.ranks[index].write_input(&mut self.parent),
             Source::EffectRequest(index) => self.handle_effect_request(index),
             Source::Relay => self.handle_relay(),
             Source::Parent | Source::Child(_) | Source::Wake | Source::Readiness => {}
@@ -310,13 +264,13 @@ impl Agent {
             let Some(ending) = self.ranks[index].ending else { continue };
             self.handle_pmi(index);
             self.drain_servers();
-            self.handle_output(index);
+            self.ranks[index].handle_output(&mut self.parent);
             let rank = &mut self.ranks[index];
             rank.reported = true;
             rank.input.close();
             let (number, group) = (rank.rank, rank.group);
             self.release_rank(index);
-            self.check_contact(index, ending);
+            self.ranks[index].check_contact(ending, &mut self.parent);
             self.report_ending(group, number, ending);
         }
     }
@@ -392,7 +346,7 @@ impl Agent {
     fn handle_parent_message(&mut self, message: Message) {
         match message {
             Message::Assign(assignment) => self.handle_assignment(*assignment),
-            Message::StartRelay { config } => self.start_relay(&config),
+            Message::StartRelay { config } => self.relay.start(&config, &mut self.parent),
             Message::Start { relay } => self.start_ranks(&relay),
             Message::BarrierDown { group, delta } => self.handle_barrier_down(group, delta),
             Message::Answer { rank, line } => self.deliver_answer(rank, line),
@@ -400,14 +354,25 @@ impl Agent {
             Message::RecordingUpdate(update) => self.apply_update(&update),
             Message::Durable { serial, .. } => self.handle_durable(serial),
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
-            Message::Spares(spares) => self.handle_spares(spares.names),
+            Message::Spares(spares) => {
+                if let Some(own) = &self.parent.assignment {
+                    self.images.handle_spares(spares.names, own, &mut self.ranks);
+                }
+            }
             Message::Revoke { group } => self.revoke(group),
             Message::Stdin { bytes } => self.deliver_stdin(bytes),
             Message::StdinEnd => self.deliver_stdin_end(),
             Message::End { at_once } => self.begin_end(at_once),
             Message::Ping => {}
-            Message::QueryPaths { serial, rows_max } => self.begin_path_query(serial, rows_max),
-            Message::QueryLog { serial, question } => self.query_log(serial, &question),
+            Message::QueryPaths { serial, rows_max } => {
+                for child in &mut self.children {
+                    child.process.stream.send(&message);
+                }
+                self.path_query = Some(PathQuery::begin(serial, rows_max, &self.ranks));
+            }
+            Message::QueryLog { serial, question } => {
+                self.relay.query_log(serial, &question, &mut self.parent);
+            }
             Message::TakeCheckpoints { rank } => {
                 self.request_checkpoints(rank, CheckpointRequester::User)
             }
@@ -441,19 +406,6 @@ impl Agent {
             self.course.ready_sent = true;
             self.course.startup = None;
             self.parent.send(&Message::Ready);
-        }
-    }
-
-    fn start_relay(&mut self, config: &str) {
-        let assignment = self.parent.assignment.as_ref();
-        let cluster = assignment.map_or("?", |a| a.node.cluster_name.as_str());
-        let variables = assignment.map_or(&[][..], |a| &a.job.environment);
-        let may_move_ranks = self.parent.may_move_ranks() && self.parent.has_spares();
-        match RelayProcess::start(config, cluster, variables, may_move_ranks) {
-            Ok(relay) => self.relay.process = Some(relay),
-            Err(error) => {
-                self.parent.fail(format!("cannot start the relay of {cluster}: {error:#}"))
-            }
         }
     }
 
@@ -549,7 +501,7 @@ impl Agent {
             }
             Message::Checkpoint { rank, number, .. } => {
                 self.parent.send(&message);
-                self.report_recoverable_again(rank, number);
+                self.relay.report_recoverable_again(rank, number, &mut self.parent);
             }
             Message::Alive { group: 0, rank, incarnation, .. } => {
                 self.failover.replicas.handle_incarnation(rank, incarnation, Instant::now());
@@ -557,14 +509,6 @@ impl Agent {
             }
             // The launcher handles every other message.
             other => self.parent.send(&other),
-        }
-    }
-
-    /// Passes a log query to the relay of this host; without a relay, or if the relay takes no
-    /// query, the answer is empty.
-    fn query_log(&mut self, serial: u32, question: &str) {
-        if !self.relay.process.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
-            self.parent.send(&Message::LogStatus { serial, lines: String::new() });
         }
     }
 
@@ -581,21 +525,123 @@ impl Agent {
                 message => self.parent.send(&message),
             }
         }
-        self.check_recoverable_again();
+        let whole = |rank: u32| {
+            let local = self.ranks.iter().find(|local| local.rank == rank);
+            let scheduler = local.and_then(|local| local.scheduler.as_ref());
+            scheduler.map_or(0, CheckpointScheduler::whole_image)
+        };
+        self.relay.check_recoverable_again(whole, &mut self.parent);
     }
-}
 
-fn add_stream<'a>(
-    stream: &'a ControlStream,
-    source: Source,
-    read: bool,
-    add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags),
-) {
-    if let Some(fd) = stream.input().filter(|_| read) {
-        add(source, fd, PollFlags::IN);
+    fn deliver_stdin(&mut self, bytes: Vec<u8>) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
+            self.forwarded_input.forward(&bytes);
+            return child.process.stream.send(&Message::Stdin { bytes });
+        }
+        if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.rank == 0) {
+            rank.input.queue(&bytes);
+            rank.write_input(&mut self.parent);
+        }
     }
-    if let Some(fd) = stream.output() {
-        add(source, fd, PollFlags::OUT);
+
+    fn deliver_stdin_end(&mut self) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
+            self.forwarded_input.end();
+            return child.process.stream.send(&Message::StdinEnd);
+        }
+        if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.rank == 0) {
+            rank.input.end();
+            rank.write_input(&mut self.parent);
+        }
+    }
+
+    // --- checkpoints
+
+    fn note_criu(&mut self, pid: u32, ending: Ending) -> bool {
+        let mut schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        schedulers.any(|scheduler| scheduler.note_exit(pid, ending))
+    }
+
+    /// Advances the checkpoint scheduler of each rank.
+    fn advance_checkpoints(&mut self) {
+        for index in 0..self.ranks.len() {
+            if self.course.phase != Phase::Working {
+                return;
+            }
+            if self.ranks[index].scheduler.is_none() || self.ranks[index].ending.is_some() {
+                continue;
+            }
+            let outcome = self.advance_checkpoint(index);
+            self.checkpoint_round(index).end(outcome);
+        }
+    }
+
+    fn advance_checkpoint(&mut self, index: usize) -> Result<()> {
+        match self.checkpoint_round(index).advance()? {
+            CheckpointStep::Nothing => Ok(()),
+            CheckpointStep::Due => {
+                let schedulers = self.ranks.iter().filter_map(|rank| rank.scheduler.as_ref());
+                let taken = schedulers.map(CheckpointScheduler::bytes).sum();
+                self.checkpoint_round(index).request(taken);
+                Ok(())
+            }
+            CheckpointStep::Quiesced(position) => {
+                self.handle_pmi(index);
+                self.drain_servers();
+                self.ranks[index].forward_output(true, &mut self.parent);
+                self.checkpoint_round(index).prepare(position)
+            }
+        }
+    }
+
+    fn checkpoint_round(&mut self, index: usize) -> CheckpointRound<'_> {
+        CheckpointRound {
+            rank: &mut self.ranks[index],
+            images: &mut self.images,
+            relay: &mut self.relay,
+            parent: &mut self.parent,
+        }
+    }
+
+    /// Requests images of this rank, or of all ranks here and below, before the next images are
+    /// due.
+    fn request_checkpoints(&mut self, rank: Option<u32>, asker: CheckpointRequester) {
+        let is_it = |it: &&mut LocalRank| rank.is_none_or(|rank| rank == it.rank);
+        for it in self.ranks.iter_mut().filter(is_it) {
+            if let Some(scheduler) = it.scheduler.as_mut().filter(|_| it.ending.is_none()) {
+                scheduler.request(asker, Instant::now());
+            }
+        }
+        for child in &mut self.children {
+            child.process.stream.send(&Message::TakeCheckpoints { rank });
+        }
+    }
+
+    /// Checks the ranks whose contact with this process manager is due.
+    fn watch_contacts(&mut self) {
+        let now = Instant::now();
+        let groups = &self.groups;
+        let is_waiting = |rank: &LocalRank| {
+            groups.get(&rank.group).is_none_or(|group| group.server.is_waiting(rank.rank))
+        };
+        for rank in &mut self.ranks {
+            rank.watch_contact(now, &mut self.programs.libraries, is_waiting, &mut self.parent);
+        }
+    }
+
+    fn advance_path_query(&mut self) {
+        let query = self.path_query.as_ref();
+        if let Some(paths) = query.and_then(|query| query.poll(&self.ranks)) {
+            self.path_query = None;
+            self.parent.send(&paths);
+        }
+    }
+
+    /// Records output of a rank of an agent below, if the rank may move to another node.
+    fn record_output(&mut self, rank: u32, stream: Stream, bytes: &[u8], own: u32) {
+        if own > 0 && self.parent.may_move_ranks() && self.parent.has_spares() {
+            self.failover.replicas.handle_print(rank, stream, bytes);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use super::rank_recording::RankRecording;
 use super::restore::Restore;
 use super::state_transfer::StateTransfer;
 use super::{Agent, Phase};
-use crate::control::rank_state::{Adoption, Exchange, Moved, RecordingUpdate};
+use crate::control::rank_state::{Adoption, Exchange, Moved, RecordingUpdate, Spares};
 use crate::control::{Assignment, Message, Node};
 use crate::pmi::server::{Server, ServerConfig};
 use crate::pmi::wire::is_answered_later;
@@ -209,6 +209,20 @@ impl Agent {
                     STDIN_RETAINED_BYTES_MAX >> 20
                 )),
             }
+        }
+    }
+
+    /// Sends the agents below the names of the nodes that may still take over ranks, after a
+    /// change.
+    pub(super) fn send_spares(&mut self) {
+        let is_taken = |place: usize| self.failover.transfers.iter().any(|it| it.to == place);
+        let all = self.children.iter().enumerate();
+        let free = all.filter(|(place, child)| {
+            child.node.is_spare && child.node.rank_count == 0 && !child.done && !is_taken(*place)
+        });
+        let names: Vec<String> = free.map(|(_, child)| child.node.name.clone()).collect();
+        for child in self.children.iter_mut().filter(|child| !child.done) {
+            child.process.stream.send(&Message::Spares(Spares { names: names.clone() }));
         }
     }
 

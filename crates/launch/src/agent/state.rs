@@ -11,7 +11,6 @@ use super::contact::Libraries;
 use super::durable_effects::DurableEffects;
 use super::end::Phase;
 use super::rank_recording::RankRecording;
-use super::relay::RelayProcess;
 use super::replicated_rank_state::ReplicatedRankStates;
 use super::state_transfer::StateTransfer;
 use crate::agent_startup::AgentStartup;
@@ -30,13 +29,13 @@ pub(super) struct NodeFailover {
     pub effects: DurableEffects,
     /// Recorded nondeterminism of ranks that this node is to take over, by rank.
     pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
-    /// Names of the nodes that may take over ranks of this node.
-    pub spares: Vec<String>,
 }
 
 /// Where checkpoint images of ranks are kept, and which other nodes see them.
 #[derive(Default)]
 pub(super) struct ImageService {
+    /// Names of the nodes that may take over ranks of this node.
+    pub spares: Vec<String>,
     /// Lease on the folder of checkpoint images.
     pub lease: Option<Lease>,
     /// The checkpoint configuration for ranks that may move to this node.
@@ -47,15 +46,6 @@ pub(super) struct ImageService {
     pub is_store_gone: bool,
     /// The agent has reported that other nodes do not see the images of this node.
     pub is_reachability_reported: bool,
-}
-
-/// The cluster's relay.
-#[derive(Default)]
-pub(super) struct RelayService {
-    /// The relay, if it runs on this node.
-    pub process: Option<RelayProcess>,
-    /// `HOST:PORT` of the cluster's relay, empty without one.
-    pub address: String,
 }
 
 /// What the agent knows about the programs of its ranks.

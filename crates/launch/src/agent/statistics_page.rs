@@ -18,7 +18,7 @@ use landbridge_proto::statistics_page::{
 use rustix::fs::MemfdFlags;
 use rustix::io::{pread, pwrite};
 
-use super::Agent;
+use super::rank::LocalRank;
 use crate::control::Message;
 use crate::ps::paths::Paths;
 use crate::sys;
@@ -101,33 +101,22 @@ impl StatisticsPage {
 }
 
 impl PathQuery {
-    /// When to check the pages again.
-    pub fn next_time(&self) -> Instant {
-        self.until.min(Instant::now() + POLL_INTERVAL)
-    }
-}
-
-impl Agent {
-    /// Queries the ranks of this host, and the agents below.
-    pub(super) fn begin_path_query(&mut self, serial: u32, rows_max: u32) {
-        for child in &mut self.children {
-            child.process.stream.send(&Message::QueryPaths { serial, rows_max });
-        }
-        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+    /// Queries the ranks of this host.
+    pub fn begin(serial: u32, rows_max: u32, ranks: &[LocalRank]) -> PathQuery {
+        for rank in ranks.iter().filter(|rank| rank.ending.is_none()) {
             rank.statistics_page
                 .iter()
                 .for_each(|statistics_page| statistics_page.ask(u64::from(serial)));
         }
         let until = Instant::now() + ANSWER_WAIT_MAX;
-        self.path_query = Some(PathQuery { serial, rows_max: rows_max as usize, until });
+        PathQuery { serial, rows_max: rows_max as usize, until }
     }
 
-    /// Sends the paths to the launcher, once all ranks have answered or the time is over.
-    pub(super) fn advance_path_query(&mut self) {
-        let Some(path_query) = &self.path_query else { return };
-        let serial = u64::from(path_query.serial);
+    /// The message with the paths, once all ranks have answered or the time is over.
+    pub fn poll(&self, ranks: &[LocalRank]) -> Option<Message> {
+        let serial = u64::from(self.serial);
         let mut paths = Paths::default();
-        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+        for rank in ranks.iter().filter(|rank| rank.ending.is_none()) {
             let statistics = rank
                 .statistics_page
                 .as_ref()
@@ -147,13 +136,16 @@ impl Agent {
                 );
             }
         }
-        if paths.unanswered_count > 0 && Instant::now() < path_query.until {
-            return;
+        if paths.unanswered_count > 0 && Instant::now() < self.until {
+            return None;
         }
-        paths.cut(path_query.rows_max);
-        let (serial, paths) = (path_query.serial, Box::new(paths));
-        self.path_query = None;
-        self.parent.send(&Message::Paths { serial, paths });
+        paths.cut(self.rows_max);
+        Some(Message::Paths { serial: self.serial, paths: Box::new(paths) })
+    }
+
+    /// When to check the pages again.
+    pub fn next_time(&self) -> Instant {
+        self.until.min(Instant::now() + POLL_INTERVAL)
     }
 }
 
