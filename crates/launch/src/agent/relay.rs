@@ -22,7 +22,6 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use super::parent_agent::ParentAgent;
-use super::state_transfer::FencedRecording;
 
 use crate::control::{Ending, Message};
 use crate::control_stream::set_nonblocking;
@@ -68,6 +67,17 @@ pub struct RelayProcess {
     /// ranks may move.
     transfer_file: Option<File>,
     fenced: Option<FencedRecording>,
+}
+
+/// What the relay has of the record of a fenced rank: the entries lie in the file that the relay
+/// shares with this agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FencedRecording {
+    pub rank: u32,
+    pub first: u64,
+    pub bytes: u64,
+    pub polls: u64,
+    pub is_full: bool,
 }
 
 /// A query that the relay has received, and the lines of its answer so far.

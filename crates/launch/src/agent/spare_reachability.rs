@@ -28,8 +28,8 @@ impl ImageService {
         node: &Node,
         parent: &mut ParentAgent,
     ) -> Option<CheckpointConfig> {
-        let mut config =
-            CheckpointConfig::find(&job.environment).filter(|_| super::groups::recovers(job))?;
+        let mut config = CheckpointConfig::find(&job.environment)
+            .filter(|_| super::rank_supervisor::recovers(job))?;
         let name = own_lease(node);
         let spares = leases(node.cluster, &node.spares);
         config.tool = criu::find(&config.tool);

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use anyhow::Result;
 
-use super::contact::Libraries;
 use super::durable_effects::DurableEffects;
 use super::end::Phase;
 use super::rank_recording::RankRecording;
@@ -16,7 +14,6 @@ use super::state_transfer::StateTransfer;
 use crate::agent_startup::AgentStartup;
 use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::lease::Lease;
-use crate::limits::ResourceLimits;
 
 /// Ranks that move to another node when theirs is lost.
 #[derive(Default)]
@@ -48,57 +45,31 @@ pub(super) struct ImageService {
     pub is_reachability_reported: bool,
 }
 
-/// What the agent knows about the programs of its ranks.
-#[derive(Default)]
-pub(super) struct Programs {
-    /// MPI libraries that the agent has found in processes of its ranks.
-    pub libraries: Libraries,
-    pub limits: ResourceLimits,
-}
-
 /// How far the job is, as this agent sees it.
 pub(super) struct Course {
+    /// When the agent began.
+    pub started_at: std::time::SystemTime,
     pub phase: Phase,
     /// Indices in `ranks` of ranks that have ended in this pass, in the order of their ends.
     pub unreported: Vec<usize>,
     pub startup: Option<AgentStartup>,
     pub ready_sent: bool,
-    pub stuck_sent: bool,
     pub done: bool,
     /// The stream to the parent has ended or timed out before the end of the job: the ranks may
     /// go on on another node.
     pub is_orphaned: bool,
 }
 
-/// When the agent began, and when it has reported last.
-pub(super) struct ReportTimes {
-    pub started_at: std::time::SystemTime,
-    pub pinged_at: Instant,
-    /// When the agent has reported the replay progress of its ranks last.
-    pub progress_reported_at: Instant,
-}
-
 impl Course {
     pub fn new() -> Course {
         Course {
+            started_at: std::time::SystemTime::now(),
             phase: Phase::Working,
             unreported: Vec::new(),
             startup: None,
             ready_sent: false,
-            stuck_sent: false,
             done: false,
             is_orphaned: false,
-        }
-    }
-}
-
-impl ReportTimes {
-    pub fn new() -> ReportTimes {
-        let now = Instant::now();
-        ReportTimes {
-            started_at: std::time::SystemTime::now(),
-            pinged_at: now,
-            progress_reported_at: now,
         }
     }
 }
