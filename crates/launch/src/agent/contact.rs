@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::parent_agent::ParentAgent;
-use super::rank::LocalRank;
 use super::statistics_page::StatisticsPage;
 use crate::control::Ending;
 use crate::mpi::ProgramPlan;
@@ -110,19 +109,9 @@ impl Contact {
         last_pmi_line.map(|last_pmi_line| last_pmi_line + BYPASS_REPORT_AFTER)
     }
 
-    fn next_time(&self) -> Option<Instant> {
+    /// When to check the contact next.
+    pub fn next_time(&self) -> Option<Instant> {
         self.next_scan.or_else(|| self.bypass_check_time())
-    }
-}
-
-impl LocalRank {
-    /// When to check the rank's contact next.
-    pub fn contact_time(&self) -> Option<Instant> {
-        self.contact.next_time().filter(|_| self.ending.is_none())
-    }
-
-    fn has_opened(&self) -> bool {
-        self.statistics_page.as_ref().is_none_or(|statistics_page| statistics_page.is_opened())
     }
 }
 
@@ -153,44 +142,51 @@ impl UnmanagedProcess {
     }
 }
 
-impl LocalRank {
+impl Contact {
     /// Notes a line that the rank has sent to its process manager. A rank that finalizes without
     /// having opened the provider is reported.
-    pub fn handle_contact(&mut self, line: &str, parent: &mut ParentAgent) {
-        self.contact.handle_pmi_line(Instant::now());
+    pub fn handle_line(
+        &mut self,
+        line: &str,
+        page: Option<&StatisticsPage>,
+        parent: &mut ParentAgent,
+    ) {
+        self.handle_pmi_line(Instant::now());
         let is_last = Stage::Silent.after(line) == Stage::Finalized;
-        if is_last && self.contact.bypass_check_time().is_some() && !self.has_opened() {
+        if is_last && self.bypass_check_time().is_some() && !has_opened(page) {
             self.report_bypass(parent);
         }
     }
 
     fn report_bypass(&mut self, parent: &mut ParentAgent) {
-        self.contact.is_reported = true;
+        self.is_reported = true;
         parent.advise(BYPASS.to_string());
     }
 
-    /// Checks the rank's contact, if that is due. `is_waiting`: whether the rank waits in a barrier
-    /// of its process manager.
-    pub fn watch_contact(
+    /// Checks the contact of the rank that runs as `pid`, if that is due. `is_waiting`: whether the
+    /// rank waits in a barrier of its process manager.
+    pub fn watch(
         &mut self,
-        now: Instant,
+        pid: u32,
+        page: Option<&StatisticsPage>,
         libraries: &mut Libraries,
-        is_waiting: impl FnOnce(&LocalRank) -> bool,
+        is_waiting: impl FnOnce() -> bool,
         parent: &mut ParentAgent,
     ) {
-        if self.ending.is_some() || self.contact_time().is_none_or(|at| now < at) {
+        let now = Instant::now();
+        if self.next_time().is_none_or(|at| now < at) {
             return;
         }
-        if self.contact.is_due(now) {
-            let unmanaged = libraries.unmanaged(self.pid);
-            self.contact.handle_scan(unmanaged, now);
-            if let Some(unmanaged) = self.contact.poll_unmanaged(now) {
+        if self.is_due(now) {
+            let unmanaged = libraries.unmanaged(pid);
+            self.handle_scan(unmanaged, now);
+            if let Some(unmanaged) = self.poll_unmanaged(now) {
                 parent.advise(unmanaged.advice());
             }
-        } else if self.contact.bypass_check_time().is_some_and(|at| now >= at) {
-            match (self.has_opened(), is_waiting(self)) {
+        } else if self.bypass_check_time().is_some_and(|at| now >= at) {
+            match (has_opened(page), is_waiting()) {
                 // The rank needs no further check, or only after its next PMI line.
-                (true, _) | (false, true) => self.contact.last_pmi_line = None,
+                (true, _) | (false, true) => self.last_pmi_line = None,
                 (false, false) => self.report_bypass(parent),
             }
         }
@@ -198,13 +194,12 @@ impl LocalRank {
 
     /// Checks a rank that has ended. A rank that was an MPI process and has never sent a PMI line
     /// has computed as another job than the one of the user.
-    pub fn check_contact(&mut self, ending: Ending, parent: &mut ParentAgent) {
-        let Some((unmanaged, _)) = self.contact.unmanaged.take() else { return };
-        let number = self.rank;
+    pub fn handle_end(&mut self, rank: u32, ending: Ending, parent: &mut ParentAgent) {
+        let Some((unmanaged, _)) = self.unmanaged.take() else { return };
         let size = parent.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
             Ending::Exited(0) if unmanaged.is_alone => parent.fail(format!(
-                "rank {number} has ended without a word to its process manager: it has used {} and was alone, not one of \
+                "rank {rank} has ended without a word to its process manager: it has used {} and was alone, not one of \
                  {size}; {}",
                 unmanaged.name(),
                 unmanaged.why()
@@ -213,6 +208,12 @@ impl LocalRank {
             Ending::Exited(_) => parent.advise(unmanaged.advice()),
         }
     }
+}
+
+/// Whether the rank of this page has opened the provider; a rank without a page counts as one that
+/// has.
+fn has_opened(page: Option<&StatisticsPage>) -> bool {
+    page.is_none_or(StatisticsPage::is_opened)
 }
 
 /// MPI libraries that processes were found with, by path; each file is read once.
@@ -281,13 +282,6 @@ fn family_tree(pid: u32) -> Vec<u32> {
         }
     }
     found
-}
-
-impl StatisticsPage {
-    /// Whether the process has ever opened an endpoint of the provider.
-    fn is_opened(&self) -> bool {
-        self.word(landbridge_proto::statistics_page::OPENED_AT) != 0
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::checkpoint_scheduler::CheckpointScheduler;
+use super::course::Phase;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
@@ -21,16 +22,6 @@ const CHILD_GRACE: Duration = Duration::from_secs(6);
 const RELAY_GRACE: Duration = Duration::from_secs(1);
 /// An object store that has not deleted images within this time keeps them.
 const REMOVAL_MAX: Duration = Duration::from_secs(3);
-
-/// How far the end of the job has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    Working,
-    /// SIGTERM is sent; SIGKILL follows at this instant.
-    Ending(Instant),
-    /// SIGKILL is sent; agents below have until this instant.
-    Killing(Instant),
-}
 
 impl Agent {
     pub(super) fn begin_end(&mut self, at_once: bool) {

@@ -11,11 +11,11 @@ use std::time::Instant;
 use super::Agent;
 use super::checkpoint_scheduler::CheckpointRequester;
 use super::child_agent::start_child;
-use super::end::Phase;
-use super::node_failover::{FailoverRound, NodeSpecificError};
+use super::course::Phase;
+use super::node_failover::FailoverRound;
+use super::path_query::PathQuery;
 use super::process_manager::{self, AgentGroup};
-use super::statistics_page::PathQuery;
-use crate::agent_startup::{self, AgentStartup, StartupNotice};
+use super::rank::NodeSpecificError;
 use crate::control::rank_state::{Adoption, Exchange, RankUpdate};
 use crate::control::spawn_order::SpawnOrder;
 use crate::control::{Assignment, Message};
@@ -54,22 +54,6 @@ impl Agent {
         }
     }
 
-    pub(super) fn check_unanswered(&mut self) {
-        let Some(startup) =
-            self.course.startup.as_mut().filter(|_| self.course.phase == Phase::Working)
-        else {
-            return;
-        };
-        let links = self.children.all.iter().map(|child| (&child.node, &child.process.stream));
-        let unanswered: Vec<_> =
-            links.filter_map(|(node, stream)| agent_startup::unanswered(node, stream)).collect();
-        match startup.poll(Instant::now(), &unanswered) {
-            Some(StartupNotice::Notice(text)) => self.parent.note(text),
-            Some(StartupNotice::GiveUp(text)) => self.parent.fail(text),
-            None => {}
-        }
-    }
-
     fn handle_parent_message(&mut self, message: Message) {
         match message {
             Message::Assign(assignment) => self.handle_assignment(*assignment),
@@ -87,7 +71,8 @@ impl Agent {
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
             Message::Spares(spares) => {
                 if let Some(own) = &self.parent.assignment {
-                    self.images.handle_spares(spares.names, own, &mut self.supervisor.ranks);
+                    let leases = self.images.handle_spares(spares.names, own);
+                    self.supervisor.set_spares(&leases);
                 }
             }
             Message::Revoke { group } => {
@@ -114,7 +99,7 @@ impl Agent {
     fn handle_assignment(&mut self, assignment: Assignment) {
         let (job, node) = (&assignment.job, &assignment.node);
         self.processes.groups.insert(0, AgentGroup::first(job, node));
-        self.course.startup = Some(AgentStartup::new(Instant::now()));
+        self.course.begin_startup();
         for child in &node.children {
             match start_child(job, child) {
                 Ok(child) => self.children.all.push(child),
@@ -126,18 +111,7 @@ impl Agent {
             }
         }
         self.parent.assignment = Some(Rc::new(assignment));
-        self.check_ready();
-    }
-
-    fn check_ready(&mut self) {
-        if self.parent.assignment.is_some()
-            && !self.course.ready_sent
-            && self.children.all.iter().all(|c| c.ready)
-        {
-            self.course.ready_sent = true;
-            self.course.startup = None;
-            self.parent.send(&Message::Ready);
-        }
+        self.course.check_ready(&self.children, &mut self.parent);
     }
 
     fn start_ranks(&mut self, relay: &str) {
@@ -194,8 +168,8 @@ impl Agent {
         }
         if let Some(rank) = self.supervisor.ranks.iter_mut().find(|rank| rank.rank == 0) {
             match bytes {
-                Some(bytes) => rank.input.queue(bytes),
-                None => rank.input.end(),
+                Some(bytes) => rank.streams.input.queue(bytes),
+                None => rank.streams.input.end(),
             }
             rank.write_input(&mut self.parent);
         }
@@ -281,7 +255,7 @@ impl Agent {
             _ if self.children.all[index].is_lost => {}
             Message::Ready => {
                 self.children.all[index].ready = true;
-                self.check_ready();
+                self.course.check_ready(&self.children, &mut self.parent);
             }
             Message::BarrierUp { group, delta } => {
                 self.processes.handle_barrier_up(group, index, delta);

@@ -9,21 +9,44 @@
 //! messages, PMI lines and output, in this order. (`spawn/command_stderr.rs` handles the standard
 //! error of ssh and other start commands.)
 //!
+//! Each module uses only modules of its row and of the rows above:
+//!
+//! | module | is |
+//! |---|---|
+//! | `exits` | the order in which child processes end |
+//! | `parent_agent`, `relay` | the agent above, with the assignment; the relay daemon |
+//! | `input`, `forwarded_input`, `child_agent` | what rank 0 reads; the agents below |
+//! | `course` | how far the job is |
+//! | `tagged_output`, `pmi_replay` | what a rank has printed and asked |
+//! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
+//! | `replicated_rank_state`, `state_transfer` | what other nodes need of a rank |
+//! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
+//! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
+//! | `rank`, `checkpoint_scheduler`, `restore` | a rank, its images and its return: one whole |
+//! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
+//! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
+//! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
+//! | `path_query`, `poll_set` | a query for paths; what the loop waits for |
+//! | `messages`, `end` | parts of the loop: messages of other agents; the end |
+//!
 //! What may never happen: a process that the agent has started outlives the agent. When the stream
 //! to the parent ends, for whatever reason, the agent ends everything that it has started.
 
 mod checkpoint_scheduler;
 mod child_agent;
 mod contact;
+mod course;
 mod durable_effects;
 mod end;
 mod exits;
 mod forwarded_input;
 mod held_files;
+mod image_service;
 mod input;
 mod messages;
 mod node_failover;
 mod parent_agent;
+mod path_query;
 mod pmi_replay;
 mod poll_set;
 mod prepare;
@@ -35,8 +58,6 @@ mod refusals;
 pub mod relay;
 mod replicated_rank_state;
 mod restore;
-mod spare_reachability;
-mod state;
 mod state_transfer;
 mod statistics_page;
 mod stdio;
@@ -48,7 +69,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 
-use crate::agent_startup::AgentStartup;
 use crate::checkpoint::lease::Lease;
 use crate::control::{ALIVE_INTERVAL, Ending, Message, PING_INTERVAL};
 use crate::control_stream::ControlStream;
@@ -57,8 +77,11 @@ use checkpoint_scheduler::{
     CheckpointRequester, CheckpointRound, CheckpointScheduler, CheckpointStep,
 };
 use child_agent::ChildAgents;
-use end::Phase;
+use course::{Course, Phase};
+use image_service::ImageService;
+use node_failover::NodeFailover;
 use parent_agent::ParentAgent;
+use path_query::PathQuery;
 use poll_set::{PollSet, Source};
 use process_manager::ProcessManager;
 use rank::LocalRank;
@@ -66,9 +89,7 @@ use rank_supervisor::RankSupervisor;
 use relay::RelayProcess;
 use relay::RelayService;
 use restore::{Restore, RestoreContext, RestoreOutcome};
-use state::{Course, ImageService, NodeFailover};
 use state_transfer::StateTransfer;
-use statistics_page::PathQuery;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -142,7 +163,7 @@ impl Agent {
             self.parent.send_keepalive();
             self.failover_round().check_lost_nodes();
             self.failover_round().advance_transfers();
-            self.check_unanswered();
+            self.course.check_unanswered(&self.children, &mut self.parent);
             self.advance_path_query();
             self.advance_end();
             self.parent.stream.flush();
@@ -174,12 +195,13 @@ impl Agent {
     fn timeout(&self) -> Option<Duration> {
         match self.course.phase {
             Phase::Working => {
-                let notice = self.course.startup.as_ref().and_then(AgentStartup::next_time);
+                let notice = self.course.startup_time();
                 let path_query = self.path_query.as_ref().map(PathQuery::next_time);
                 let images = self.supervisor.ranks.iter().filter_map(LocalRank::checkpoint_time);
                 let returns = self.supervisor.ranks.iter().filter_map(|rank| rank.restore.as_ref());
                 let returns = returns.map(Restore::next_time);
-                let contacts = self.supervisor.ranks.iter().filter_map(LocalRank::contact_time);
+                let contacts =
+                    self.supervisor.running().filter_map(|rank| rank.contact.next_time());
                 let transfer = self.failover.transfers.first().and_then(StateTransfer::begins_at);
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).min();
@@ -279,9 +301,10 @@ impl Agent {
             self.read_rank(index);
             let rank = &mut self.supervisor.ranks[index];
             rank.reported = true;
-            rank.input.close();
+            rank.streams.input.close();
             self.failover.effects.release(&self.supervisor.ranks[index]);
-            self.supervisor.ranks[index].check_contact(ending, &mut self.parent);
+            let rank = &mut self.supervisor.ranks[index];
+            rank.contact.handle_end(rank.rank, ending, &mut self.parent);
             self.processes.report_ending(&self.supervisor.ranks[index], ending, &mut self.parent);
         }
     }

@@ -6,25 +6,27 @@
 //!
 //! What may never happen: ranks run on two nodes at once; a rank that has ended is started again.
 
-use std::fmt;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
 use super::child_agent::{ChildAgent, ChildAgents};
+use super::durable_effects::DurableEffects;
+use super::image_service::ImageService;
 use super::input::STDIN_RETAINED_BYTES_MAX;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::process_manager::{AgentGroup, ProcessManager};
 use super::rank::LocalRank;
 use super::rank_recording::RankRecording;
-use super::rank_supervisor::new_statistics_page;
 use super::relay::RelayService;
+use super::replicated_rank_state::ReplicatedRankStates;
 use super::restore::Restore;
-use super::state::{ImageService, NodeFailover};
 use super::state_transfer::{StateTransfer, TransferOutcome};
+use super::statistics_page::StatisticsPage;
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
 use crate::control::{Assignment, Message, Node};
 use crate::pmi::server::{Server, ServerConfig};
@@ -47,22 +49,17 @@ fn no_spare_left(lost: &str, why: &str) -> String {
     format!("node {lost} is lost ({why}), and there is no spare node left")
 }
 
-/// A rank cannot be started for a reason that lies with this node.
-#[derive(Debug)]
-pub(super) struct NodeSpecificError(String);
-
-impl NodeSpecificError {
-    pub fn error(why: Error) -> Error {
-        Error::new(NodeSpecificError(format!("{why:#}")))
-    }
-}
-
-impl std::error::Error for NodeSpecificError {}
-
-impl fmt::Display for NodeSpecificError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
+/// Ranks that move to another node when theirs is lost.
+#[derive(Default)]
+pub struct NodeFailover {
+    /// State of the ranks of agents below, if these ranks may move to another node.
+    pub replicas: ReplicatedRankStates,
+    /// Moves in progress of ranks of lost nodes below.
+    pub transfers: Vec<StateTransfer>,
+    /// Ranks whose effects on files wait until the agent above has their record.
+    pub effects: DurableEffects,
+    /// Recorded nondeterminism of ranks that this node is to take over, by rank.
+    pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
 }
 
 /// What the failover of nodes below touches in one round of the agent's loop.
@@ -340,7 +337,7 @@ impl NodeFailover {
             let replay = PmiReplay::adopted(one, polls, Instant::now());
             let config = images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
-            let mut rank = LocalRank::vacant(one.rank, recording, new_statistics_page());
+            let mut rank = LocalRank::vacant(one.rank, recording, StatisticsPage::shared());
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);

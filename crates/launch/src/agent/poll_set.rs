@@ -56,7 +56,7 @@ impl<'a> PollSet<'a> {
         if let Some(pmi) = &rank.pmi {
             self.add(Source::Pmi(index), pmi.fd(), pmi.interest());
         }
-        for fd in rank.outputs().filter(|_| room) {
+        for fd in rank.streams.outputs().filter(|_| room) {
             self.add(Source::Output(index), fd, PollFlags::IN);
         }
         if let Some(held) = rank.recording.as_ref().and_then(|recording| recording.held_files()) {
@@ -65,7 +65,7 @@ impl<'a> PollSet<'a> {
         if let Some(fd) = rank.quiesce_fd() {
             self.add(Source::Readiness, fd, PollFlags::IN);
         }
-        if let Some(fd) = rank.input.wants_write().filter(|_| rank.restore.is_none()) {
+        if let Some(fd) = rank.streams.input.wants_write().filter(|_| rank.restore.is_none()) {
             self.add(Source::RankInput(index), fd, PollFlags::OUT);
         }
     }

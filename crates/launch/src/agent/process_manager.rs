@@ -112,7 +112,7 @@ impl ProcessManager {
                 Input::Block(lines) => block_text(&lines),
             };
             rank.check_attached(parent);
-            rank.handle_contact(&line, parent);
+            rank.contact.handle_line(&line, rank.statistics_page.as_deref(), parent);
             self.handle_question(rank, &line, parent);
         }
         if let Some(pmi) = &mut rank.pmi {
@@ -221,9 +221,8 @@ impl ProcessManager {
     }
 
     /// Whether the rank waits in a barrier.
-    pub fn is_waiting(&self, rank: &LocalRank) -> bool {
-        let group = self.groups.get(&rank.group);
-        group.is_none_or(|group| group.server.is_waiting(rank.rank))
+    pub fn is_waiting(&self, group: u32, rank: u32) -> bool {
+        self.groups.get(&group).is_none_or(|group| group.server.is_waiting(rank))
     }
 
     /// Kills the processes of a group of which a part could not be started.

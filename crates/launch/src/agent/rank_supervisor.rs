@@ -15,16 +15,15 @@ use anyhow::{Context, Result, bail};
 use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
 use super::exits::Exits;
-use super::node_failover::NodeSpecificError;
+use super::image_service::ImageService;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::PmiReplay;
 use super::prepare::{plan, plans};
 use super::process_manager::ProcessManager;
-use super::rank::{LaunchSpec, LocalRank};
+use super::rank::{LaunchSpec, LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
-use super::state::ImageService;
 use super::statistics_page::StatisticsPage;
 use crate::cleanup;
 use crate::control::rank_state::RankUpdate;
@@ -38,11 +37,6 @@ use crate::sys;
 
 /// Interval of reports about the replay progress of ranks.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-
-/// A new statistics page; `None` on error, because a rank can run without its statistics page.
-pub fn new_statistics_page() -> Option<Rc<StatisticsPage>> {
-    StatisticsPage::new().ok().map(Rc::new)
-}
 
 /// Whether killed ranks of this job are to be restarted.
 pub fn recovers(job: &Job) -> bool {
@@ -117,10 +111,10 @@ impl RankSupervisor {
 
     /// Checks the ranks whose contact with this process manager is due.
     pub fn watch_contacts(&mut self, processes: &ProcessManager, parent: &mut ParentAgent) {
-        let now = Instant::now();
-        let is_waiting = |rank: &LocalRank| processes.is_waiting(rank);
-        for rank in &mut self.ranks {
-            rank.watch_contact(now, &mut self.libraries, is_waiting, parent);
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ending.is_none()) {
+            let is_waiting = || processes.is_waiting(rank.group, rank.rank);
+            let page = rank.statistics_page.as_deref();
+            rank.contact.watch(rank.pid, page, &mut self.libraries, is_waiting, parent);
         }
     }
 
@@ -132,6 +126,13 @@ impl RankSupervisor {
                 scheduler.request(asker, Instant::now());
             }
         }
+    }
+
+    /// Informs the checkpoint schedulers which nodes may take over the ranks, by the numbers of
+    /// their lease files.
+    pub fn set_spares(&mut self, leases: &[u32]) {
+        let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        schedulers.for_each(|scheduler| scheduler.set_spares(leases));
     }
 
     /// Bytes that all checkpoint images of this node take.
@@ -169,7 +170,7 @@ impl RankSupervisor {
             forbid_unseen(rank, recording.as_deref(), &plans[&appnum], parent);
             let start = LaunchSpec {
                 recording,
-                statistics_page: new_statistics_page(),
+                statistics_page: StatisticsPage::shared(),
                 group: 0,
                 index: rank,
                 rank,
@@ -225,7 +226,7 @@ impl RankSupervisor {
                     node_processes: own,
                     incarnation: None,
                     recording: None,
-                    statistics_page: new_statistics_page(),
+                    statistics_page: StatisticsPage::shared(),
                     has_images: false,
                     pid: None,
                 };
@@ -341,7 +342,7 @@ impl RankSupervisor {
                 "none of its checkpoints can be used, and what it did before them is not kept any more"
             );
         }
-        if !old.input.has(0) {
+        if !old.streams.input.has(0) {
             bail!("more of standard input had been given to it than is kept");
         }
         // Files that an unusable image has put back are removed as well.
@@ -487,7 +488,7 @@ impl LocalRank {
         }
         check_replayable(self)?;
         // Output of processes that the ended process has started belongs to no incarnation.
-        self.close_output();
+        self.streams.close_output();
         let polls = self.recording.as_ref().map(|recording| recording.end_incarnation());
         self.replay.iter_mut().for_each(|replay| replay.begin(polls, Instant::now()));
         Ok(())

@@ -25,14 +25,14 @@ impl LocalRank {
     pub fn forward_output(&mut self, everything: bool, parent: &mut ParentAgent) {
         let rank = self.rank;
         let Some(mut replay) = self.replay.take() else {
-            return self.read_output(everything, |stream, bytes| {
+            return self.streams.read_output(everything, |stream, bytes| {
                 parent.send(&Message::Output { rank, stream, bytes, own: 0 });
             });
         };
         let mut prints = Vec::new();
         let recording = self.recording.clone();
         let polls = || recording.as_ref().map(|recording| recording.poll_counts());
-        self.read_output(everything, |stream, bytes| {
+        self.streams.read_output(everything, |stream, bytes| {
             let came = replay.print(stream, &bytes, polls());
             prints.extend(came.into_iter().map(|print| (stream, print)));
         });
@@ -83,11 +83,11 @@ impl LocalRank {
             // The rank's next incarnation reads the input.
             return;
         }
-        let bytes = self.input.write();
+        let bytes = self.streams.input.write();
         if bytes > 0 {
             parent.send(&Message::StdinTaken { bytes });
         }
-        if self.input.take_loss() {
+        if self.streams.input.take_loss() {
             parent.note(format!(
                 "rank {} has been given more than {} MiB of standard input, and no more of it is kept: if this rank is killed it \
                  comes back only from a checkpoint that is young enough",

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use super::super::image_service::ImageService;
 use super::super::input;
 use super::super::parent_agent::ParentAgent;
 use super::super::pmi_replay::PmiReplay;
 use super::super::rank::LocalRank;
 use super::super::relay::RelayService;
-use super::super::state::ImageService;
 use super::disk_tasks::{self, ImageFolder, SealedImage};
 use super::quiesce_socket::{QuiesceReply, QuiesceSocket};
 use super::unrestorable::unrestorable;
@@ -302,7 +302,7 @@ impl CheckpointRound<'_> {
         let replay = rank.replay.as_ref().context("it does not come back")?;
         let (asked, stage, printed) = replay.position();
         let unread = quiesce_socket.inodes.stdin.map_or(0, |pipe| input::unread(rank.pid, pipe));
-        let read = rank.input.given().saturating_sub(unread);
+        let read = rank.streams.input.given().saturating_sub(unread);
         let recording_bytes = rank.recording.as_ref().map_or(0, |recording| recording.replayed());
         let replay_position = ReplayPosition {
             determinants,
@@ -408,7 +408,7 @@ impl CheckpointRound<'_> {
         let Some(scheduler) = &mut rank.scheduler else { return Ok(()) };
         let (number, kept) = (scheduler.number, scheduler.trim_position());
         if let Some(oldest) = scheduler.oldest() {
-            rank.input.trim(oldest.read);
+            rank.streams.input.trim(oldest.read);
             rank.recording.iter().for_each(|recording| recording.trim(oldest.recording_bytes));
         }
         rank.resume(number, incarnation, kept)

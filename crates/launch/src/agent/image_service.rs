@@ -14,10 +14,27 @@ use std::thread::JoinHandle;
 use anyhow::{Result, bail};
 
 use super::parent_agent::ParentAgent;
-use super::rank::LocalRank;
-use super::state::ImageService;
+use crate::checkpoint::lease::Lease;
 use crate::checkpoint::{CheckpointConfig, criu, lease};
 use crate::control::{Assignment, Job, Node};
+use crate::mpi;
+
+/// Where checkpoint images of ranks are kept, and which other nodes see them.
+#[derive(Default)]
+pub struct ImageService {
+    /// Names of the nodes that may take over ranks of this node.
+    pub spares: Vec<String>,
+    /// Lease on the folder of checkpoint images.
+    pub lease: Option<Lease>,
+    /// The checkpoint configuration for ranks that may move to this node.
+    pub spare_config: Option<CheckpointConfig>,
+    /// Thread in which a spare node announces in the object store that it reaches the object store.
+    pub announcing: Option<JoinHandle<Result<()>>>,
+    /// The object store has refused the last image.
+    pub is_store_gone: bool,
+    /// The agent has reported that other nodes do not see the images of this node.
+    pub is_reachability_reported: bool,
+}
 
 impl ImageService {
     /// The checkpoint configuration, if images of ranks are to be taken and can be taken; if they
@@ -28,8 +45,8 @@ impl ImageService {
         node: &Node,
         parent: &mut ParentAgent,
     ) -> Option<CheckpointConfig> {
-        let mut config = CheckpointConfig::find(&job.environment)
-            .filter(|_| super::rank_supervisor::recovers(job))?;
+        let mut config =
+            CheckpointConfig::find(&job.environment).filter(|_| mpi::recovers(&job.environment))?;
         let name = own_lease(node);
         let spares = leases(node.cluster, &node.spares);
         config.tool = criu::find(&config.tool);
@@ -88,18 +105,14 @@ impl ImageService {
         std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
     }
 
-    pub fn handle_spares(
-        &mut self,
-        mut names: Vec<String>,
-        own: &Assignment,
-        ranks: &mut [LocalRank],
-    ) {
+    /// Takes the names of the nodes that may still take over ranks of this node; returns the
+    /// numbers of their lease files.
+    pub fn handle_spares(&mut self, mut names: Vec<String>, own: &Assignment) -> Vec<u32> {
         names.retain(|name| *name != own.node.name);
         let leases = leases(own.node.cluster, &names);
-        let schedulers = ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
-        schedulers.for_each(|scheduler| scheduler.set_spares(&leases));
         self.spare_config.iter_mut().for_each(|config| config.spares.clone_from(&leases));
         self.spares = names;
+        leases
     }
 
     /// Notifies the user once that these nodes cannot use the images of this node.
