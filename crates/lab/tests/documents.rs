@@ -150,12 +150,14 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     let mut files =
         vec!["crates/launch/src/relay_links.rs".into(), "crates/launch/src/watch.rs".into()];
     files.push("crates/launch/src/agent/pmi_replay.rs".into());
-    files.push("crates/launch/src/agent/groups.rs".into());
+    files.push("crates/launch/src/agent/rank_supervisor.rs".into());
+    files.push("crates/launch/src/agent/process_manager.rs".into());
     files.push("crates/launch/src/agent/refusals.rs".into());
+    files.push("crates/launch/src/agent/relay.rs".into());
     files.push("crates/launch/src/agent/state_transfer.rs".into());
     files.push("crates/launch/src/agent/checkpoint_scheduler.rs".into());
     files.push("crates/launch/src/agent/checkpoint_scheduler/checkpoint_actions.rs".into());
-    files.push("crates/launch/src/agent/spare_reachability.rs".into());
+    files.push("crates/launch/src/agent/image_service.rs".into());
     files.push("crates/launch/src/agent/restore.rs".into());
     files.push("crates/launch/src/agent/node_failover.rs".into());
     files.push("crates/launch/src/agent/stdio.rs".into());

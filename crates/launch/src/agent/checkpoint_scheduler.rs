@@ -43,6 +43,7 @@ use crate::checkpoint::object_store::ObjectStore;
 use crate::control::Ending;
 use crate::control::rank_state::CheckpointLocation;
 use crate::sys;
+pub use checkpoint_actions::{CheckpointRound, CheckpointStep};
 use disk_tasks::{BackgroundRemovals, ImageFolder, SealedImage};
 pub use quiesce_socket::QuiesceSocket;
 
@@ -207,7 +208,7 @@ impl CheckpointScheduler {
 
     /// Requests an image before the next one is due. A requested image for which the rank has not
     /// resumed yet serves this request as well.
-    fn request(&mut self, asker: CheckpointRequester, now: Instant) {
+    pub fn request(&mut self, asker: CheckpointRequester, now: Instant) {
         self.notices.is_user_waiting |= asker == CheckpointRequester::User;
         // The user may know better why images have failed, so the next image is tried.
         self.failures = self.failures.min(FAILURES_MAX - 1);
@@ -232,7 +233,7 @@ impl CheckpointScheduler {
 
     /// Bytes that the rank's images take, including an image in progress and images that are being
     /// deleted.
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let sealed: u64 = self.kept.images.iter().map(CheckpointImage::bytes).sum();
         let being_taken = if self.is_busy() { self.expected } else { 0 };
         sealed + being_taken + self.kept.removals.bytes()
@@ -265,6 +266,12 @@ impl CheckpointScheduler {
                 | CheckpointState::Dumping(_)
                 | CheckpointState::Sealing { .. }
         )
+    }
+
+    /// Number of the newest image that was reported to the launcher, if no image is being taken or
+    /// written; otherwise 0.
+    pub fn whole_image(&self) -> u64 {
+        if self.is_busy() { 0 } else { self.notices.reported }
     }
 
     /// The usable images, oldest first.

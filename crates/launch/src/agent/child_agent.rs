@@ -1,4 +1,8 @@
-//! An agent below this one in the tree: its process, and the node whose ranks it starts.
+//! The agents below this one in the tree: their processes, and the nodes whose ranks they start.
+//!
+//! In: orders for all of them. Out: messages to them. The agent's loop reads their streams.
+//!
+//! What may never happen: standard input reaches an agent and is not kept for the next one.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -6,7 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use landbridge_proto::nondeterminism::DURABLE_ANSWER_SECONDS_MAX;
 
-use crate::control::{Assignment, Job, Message, Node};
+use super::forwarded_input::ForwardedInput;
+use super::parent_agent::ParentAgent;
+use crate::control::spawn_order::SpawnOrder;
+use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL};
 use crate::spawn::{self, AgentProcess};
 use crate::sys;
 
@@ -56,6 +63,121 @@ impl ChildAgent {
         if !self.is_reaped {
             sys::kill(self.process.pid, signal);
         }
+    }
+}
+
+/// The agents below this one, and what they are sent together.
+pub struct ChildAgents {
+    pub all: Vec<ChildAgent>,
+    /// Standard input on its way to rank 0 on a node below.
+    pub input: ForwardedInput,
+    pinged_at: Instant,
+}
+
+impl ChildAgents {
+    pub fn new() -> ChildAgents {
+        let (all, input) = (Vec::new(), ForwardedInput::default());
+        ChildAgents { all, input, pinged_at: Instant::now() }
+    }
+
+    pub fn send(&mut self, message: &Message) {
+        self.all.iter_mut().for_each(|child| child.process.stream.send(message));
+    }
+
+    pub fn flush(&mut self) {
+        self.all.iter_mut().for_each(|child| child.process.stream.flush());
+    }
+
+    /// Pings the agents every [`PING_INTERVAL`].
+    pub fn ping(&mut self) {
+        if self.pinged_at.elapsed() >= PING_INTERVAL {
+            self.pinged_at = Instant::now();
+            self.send(&Message::Ping);
+        }
+    }
+
+    /// The agent under which a process of the job runs.
+    pub fn holder(&mut self, rank: u32) -> Option<&mut ChildAgent> {
+        self.all.iter_mut().find(|child| child.holds(rank))
+    }
+
+    /// Forwards standard input, or its end (`None`); returns whether rank 0 runs on a node below.
+    pub fn forward_input(&mut self, bytes: Option<&[u8]>) -> bool {
+        let Some(child) = self.all.iter_mut().find(|child| child.holds(0)) else { return false };
+        match bytes {
+            Some(bytes) => {
+                self.input.forward(bytes);
+                child.process.stream.send(&Message::Stdin { bytes: bytes.to_vec() });
+            }
+            None => {
+                self.input.end();
+                child.process.stream.send(&Message::StdinEnd);
+            }
+        }
+        true
+    }
+
+    /// Answers for lost nodes: the launcher has ordered processes there before it knew of the loss.
+    pub fn refuse_for_lost_nodes(&self, order: &SpawnOrder, parent: &mut ParentAgent) {
+        let lost = self.all.iter().filter(|child| child.is_lost);
+        for child in lost.filter(|child| order.below(&child.node).next().is_some()) {
+            let problem = format!("node {} is lost", child.node.name);
+            parent.send(&Message::Started { group: order.group, problem });
+        }
+    }
+
+    /// Forwards the order to the agents below that take part; returns their indices.
+    pub fn forward_order(&mut self, order: &SpawnOrder) -> Vec<usize> {
+        let mut children = Vec::new();
+        let all = self.all.iter_mut().enumerate();
+        for (index, child) in all.filter(|(_, child)| !child.is_lost) {
+            let blocks = order.below(&child.node).map(|block| (order.group, block.indices()));
+            let before = child.spawned.len();
+            child.spawned.extend(blocks);
+            if child.spawned.len() > before {
+                child.process.stream.send(&Message::SpawnOrder(Box::new(order.clone())));
+                children.push(index);
+            }
+        }
+        children
+    }
+
+    pub fn forget_group(&mut self, number: u32) {
+        for child in &mut self.all {
+            child.spawned.retain(|&(group, _)| group != number);
+        }
+    }
+
+    /// Orders the agents to end. `is_orphaned`: the stream to the agent above this one has ended.
+    pub fn end(&mut self, at_once: bool, is_orphaned: bool) {
+        for child in &mut self.all {
+            child.process.stream.send(&Message::End { at_once });
+            // An agent that has not answered has started nothing yet, so its connection can be cut.
+            if !child.process.stream.has_answered() {
+                child.kill(libc::SIGTERM);
+            }
+            if is_orphaned {
+                child.process.stream.flush();
+                child.process.stream.close_output();
+            }
+        }
+    }
+
+    /// Kills the connections to agents that have not ended in time.
+    pub fn abandon(&mut self) {
+        for child in self.all.iter_mut().filter(|child| !child.done) {
+            child.kill(libc::SIGKILL);
+            child.done = true;
+        }
+    }
+
+    pub fn close_output(&mut self) {
+        self.all.iter_mut().for_each(|child| child.process.stream.close_output());
+    }
+
+    /// Process ids of the connections to the agents.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.all.iter().filter(|child| !child.is_reaped).map(|child| child.process.pid)
     }
 }
 

@@ -18,10 +18,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::Agent;
-use super::rank::LocalRank;
+use super::parent_agent::ParentAgent;
 use super::statistics_page::StatisticsPage;
-use crate::control::{Ending, Message};
+use crate::control::Ending;
 use crate::mpi::ProgramPlan;
 use crate::mpi::detect::{self, Family};
 use crate::pmi::server::Stage;
@@ -110,19 +109,9 @@ impl Contact {
         last_pmi_line.map(|last_pmi_line| last_pmi_line + BYPASS_REPORT_AFTER)
     }
 
-    fn next_time(&self) -> Option<Instant> {
+    /// When to check the contact next.
+    pub fn next_time(&self) -> Option<Instant> {
         self.next_scan.or_else(|| self.bypass_check_time())
-    }
-}
-
-impl LocalRank {
-    /// When to check the rank's contact next.
-    pub fn contact_time(&self) -> Option<Instant> {
-        self.contact.next_time().filter(|_| self.ending.is_none())
-    }
-
-    fn has_opened(&self) -> bool {
-        self.statistics_page.as_ref().is_none_or(|statistics_page| statistics_page.is_opened())
     }
 }
 
@@ -153,73 +142,78 @@ impl UnmanagedProcess {
     }
 }
 
-impl Agent {
-    /// Notes a line that a rank has sent to its process manager. A rank that finalizes without
+impl Contact {
+    /// Notes a line that the rank has sent to its process manager. A rank that finalizes without
     /// having opened the provider is reported.
-    pub(super) fn handle_contact(&mut self, index: usize, line: &str) {
-        let rank = &mut self.ranks[index];
-        rank.contact.handle_pmi_line(Instant::now());
+    pub fn handle_line(
+        &mut self,
+        line: &str,
+        page: Option<&StatisticsPage>,
+        parent: &mut ParentAgent,
+    ) {
+        self.handle_pmi_line(Instant::now());
         let is_last = Stage::Silent.after(line) == Stage::Finalized;
-        if is_last && rank.contact.bypass_check_time().is_some() && !rank.has_opened() {
-            self.report_bypass(index);
+        if is_last && self.bypass_check_time().is_some() && !has_opened(page) {
+            self.report_bypass(parent);
         }
     }
 
-    fn report_bypass(&mut self, index: usize) {
-        self.ranks[index].contact.is_reported = true;
-        self.advise(BYPASS.to_string());
+    fn report_bypass(&mut self, parent: &mut ParentAgent) {
+        self.is_reported = true;
+        parent.advise(BYPASS.to_string());
     }
 
-    fn advise(&mut self, text: String) {
-        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
-        self.parent.send(&Message::Advice { node, text });
-    }
-
-    /// Checks the ranks whose contact is due.
-    pub(super) fn watch_contacts(&mut self) {
+    /// Checks the contact of the rank that runs as `pid`, if that is due. `is_waiting`: whether the
+    /// rank waits in a barrier of its process manager.
+    pub fn watch(
+        &mut self,
+        pid: u32,
+        page: Option<&StatisticsPage>,
+        libraries: &mut Libraries,
+        is_waiting: impl FnOnce() -> bool,
+        parent: &mut ParentAgent,
+    ) {
         let now = Instant::now();
-        for index in 0..self.ranks.len() {
-            let rank = &mut self.ranks[index];
-            if rank.ending.is_some() || rank.contact_time().is_none_or(|at| now < at) {
-                continue;
+        if self.next_time().is_none_or(|at| now < at) {
+            return;
+        }
+        if self.is_due(now) {
+            let unmanaged = libraries.unmanaged(pid);
+            self.handle_scan(unmanaged, now);
+            if let Some(unmanaged) = self.poll_unmanaged(now) {
+                parent.advise(unmanaged.advice());
             }
-            if rank.contact.is_due(now) {
-                let unmanaged = self.programs.libraries.unmanaged(rank.pid);
-                rank.contact.handle_scan(unmanaged, now);
-                if let Some(unmanaged) = rank.contact.poll_unmanaged(now) {
-                    self.advise(unmanaged.advice());
-                }
-            } else if rank.contact.bypass_check_time().is_some_and(|at| now >= at) {
-                let (number, has_opened) = (rank.rank, rank.has_opened());
-                let group = self.groups.get(&rank.group);
-                let waits = group.is_none_or(|group| group.server.is_waiting(number));
-                match (has_opened, waits) {
-                    // The rank needs no further check, or only after its next PMI line.
-                    (true, _) | (false, true) => self.ranks[index].contact.last_pmi_line = None,
-                    (false, false) => self.report_bypass(index),
-                }
+        } else if self.bypass_check_time().is_some_and(|at| now >= at) {
+            match (has_opened(page), is_waiting()) {
+                // The rank needs no further check, or only after its next PMI line.
+                (true, _) | (false, true) => self.last_pmi_line = None,
+                (false, false) => self.report_bypass(parent),
             }
         }
     }
 
     /// Checks a rank that has ended. A rank that was an MPI process and has never sent a PMI line
     /// has computed as another job than the one of the user.
-    pub(super) fn check_contact(&mut self, index: usize, ending: Ending) {
-        let rank = &mut self.ranks[index];
-        let Some((unmanaged, _)) = rank.contact.unmanaged.take() else { return };
-        let number = rank.rank;
-        let size = self.assignment.as_ref().map_or(0, |own| own.job.size);
+    pub fn handle_end(&mut self, rank: u32, ending: Ending, parent: &mut ParentAgent) {
+        let Some((unmanaged, _)) = self.unmanaged.take() else { return };
+        let size = parent.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
-            Ending::Exited(0) if unmanaged.is_alone => self.fail(format!(
-                "rank {number} has ended without a word to its process manager: it has used {} and was alone, not one of \
+            Ending::Exited(0) if unmanaged.is_alone => parent.fail(format!(
+                "rank {rank} has ended without a word to its process manager: it has used {} and was alone, not one of \
                  {size}; {}",
                 unmanaged.name(),
                 unmanaged.why()
             )),
             Ending::Exited(0) | Ending::Killed(_) => {}
-            Ending::Exited(_) => self.advise(unmanaged.advice()),
+            Ending::Exited(_) => parent.advise(unmanaged.advice()),
         }
     }
+}
+
+/// Whether the rank of this page has opened the provider; a rank without a page counts as one that
+/// has.
+fn has_opened(page: Option<&StatisticsPage>) -> bool {
+    page.is_none_or(StatisticsPage::is_opened)
 }
 
 /// MPI libraries that processes were found with, by path; each file is read once.
@@ -288,13 +282,6 @@ fn family_tree(pid: u32) -> Vec<u32> {
         }
     }
     found
-}
-
-impl StatisticsPage {
-    /// Whether the process has ever opened an endpoint of the provider.
-    fn is_opened(&self) -> bool {
-        self.word(landbridge_proto::statistics_page::OPENED_AT) != 0
-    }
 }
 
 #[cfg(test)]

@@ -13,8 +13,9 @@
 
 use std::rc::Rc;
 
-use super::Agent;
 use super::held_files::{EffectRequest, HeldFiles};
+use super::parent_agent::ParentAgent;
+use super::rank::LocalRank;
 use super::rank_recording::RankRecording;
 use crate::control::Message;
 
@@ -33,6 +34,30 @@ impl DurableEffects {
         self.last
     }
 
+    /// Handles a rank's request that the agent above receive the rank's record; answers at once if
+    /// no other node may take the rank over.
+    pub fn handle_request(&mut self, rank: &LocalRank, parent: &mut ParentAgent) {
+        let Some(recording) = rank.recording.clone() else { return };
+        // One thread of a rank makes these requests, and repeats a request after seconds.
+        let Some(request) = recording.held_files().and_then(|held| held.next_effect_request())
+        else {
+            return;
+        };
+        if !parent.is_replicated_for_spare() {
+            return answer(&recording, &request);
+        }
+        rank.send_recording_updates(parent);
+        let serial = self.add(recording, request);
+        parent.send(&Message::MakeDurable { rank: rank.rank, serial });
+    }
+
+    /// Drops what is held for a rank that has ended and is not restarted.
+    pub fn release(&mut self, rank: &LocalRank) {
+        let Some(recording) = &rank.recording else { return };
+        recording.held_files().into_iter().for_each(HeldFiles::clear);
+        self.forget(recording);
+    }
+
     /// Drops the requests of a rank that has ended for good, because no process waits for the
     /// answers.
     fn forget(&mut self, recording: &Rc<RankRecording>) {
@@ -40,7 +65,7 @@ impl DurableEffects {
     }
 
     /// Answers the request of this serial, which the agent above has acknowledged.
-    fn end(&mut self, serial: u32) {
+    pub fn end(&mut self, serial: u32) {
         if let Some(place) = self.pending.iter().position(|(number, ..)| *number == serial) {
             let (_, recording, request) = self.pending.remove(place);
             answer(&recording, &request);
@@ -50,38 +75,6 @@ impl DurableEffects {
 
 fn answer(recording: &RankRecording, request: &EffectRequest) {
     recording.held_files().into_iter().for_each(|held| held.answer(request));
-}
-
-impl Agent {
-    /// Handles a rank's request that the agent above receive the rank's record; answers at once if
-    /// no other node may take the rank over.
-    pub(super) fn handle_effect_request(&mut self, index: usize) {
-        let Some(recording) = self.ranks[index].recording.clone() else { return };
-        let is_replicated_above = self.is_replicated() && self.has_spares();
-        // One thread of a rank makes these requests, and repeats a request after seconds.
-        let Some(request) = recording.held_files().and_then(|held| held.next_effect_request())
-        else {
-            return;
-        };
-        if !is_replicated_above {
-            return answer(&recording, &request);
-        }
-        let rank = self.ranks[index].rank;
-        self.send_recording_updates(index);
-        let serial = self.failover.effects.add(recording, request);
-        self.parent.send(&Message::MakeDurable { rank, serial });
-    }
-
-    /// Drops what is held for a rank that has ended and is not restarted.
-    pub(super) fn release_rank(&mut self, index: usize) {
-        let Some(recording) = &self.ranks[index].recording else { return };
-        recording.held_files().into_iter().for_each(HeldFiles::clear);
-        self.failover.effects.forget(recording);
-    }
-
-    pub(super) fn handle_durable(&mut self, serial: u32) {
-        self.failover.effects.end(serial);
-    }
 }
 
 #[cfg(test)]

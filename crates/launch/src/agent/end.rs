@@ -2,22 +2,16 @@
 //! ranks, and SIGKILL after a grace period to those that still run. When nothing of the job is
 //! left, the agent ends the relay, removes the shared memory of killed ranks, and ends itself.
 //! Agents below do the same at the same time.
-//!
-//! A rank that calls MPI_Abort is stopped (SIGSTOP) until the job ends: MPI libraries return from
-//! that call, and the launcher looks for a better cause for a while before it ends the job. The
-//! rank is not killed, because the launcher would take the end of a rank for the cause of other
-//! failures.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::checkpoint_scheduler::CheckpointScheduler;
-use super::rank::LocalRank;
+use super::course::Phase;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
-use crate::watch::is_library_code;
 
 /// Time for ranks to end by themselves after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
@@ -29,37 +23,16 @@ const RELAY_GRACE: Duration = Duration::from_secs(1);
 /// An object store that has not deleted images within this time keeps them.
 const REMOVAL_MAX: Duration = Duration::from_secs(3);
 
-/// How far the end of the job has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    Working,
-    /// SIGTERM is sent; SIGKILL follows at this instant.
-    Ending(Instant),
-    /// SIGKILL is sent; agents below have until this instant.
-    Killing(Instant),
-}
-
 impl Agent {
     pub(super) fn begin_end(&mut self, at_once: bool) {
         if self.course.phase == Phase::Working {
             self.course.phase = Phase::Ending(Instant::now() + TERM_GRACE);
             self.signal_ranks(libc::SIGTERM);
-            self.end_children(at_once);
+            self.children.end(at_once, self.parent.stream.at_end());
         }
         if at_once {
             self.kill_ranks();
-            self.end_children(true);
-        }
-    }
-
-    /// Stops a rank that has called MPI_Abort and, if the program itself has called it, all other
-    /// ranks of this node as well, so that they do and print nothing more. If the MPI library has
-    /// called it because of an error, another rank may be the cause and is yet to report its own
-    /// error, so the other ranks go on.
-    pub(super) fn stop_aborting(&self, aborting: u32, code: i32) {
-        let stands = |rank: &&LocalRank| rank.rank == aborting || !is_library_code(code);
-        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()).filter(stands) {
-            sys::kill_group(rank.pid, libc::SIGSTOP);
+            self.children.end(true, self.parent.stream.at_end());
         }
     }
 
@@ -69,22 +42,8 @@ impl Agent {
         self.begin_end(false);
     }
 
-    fn end_children(&mut self, at_once: bool) {
-        for child in &mut self.children {
-            child.process.stream.send(&Message::End { at_once });
-            // An agent that has not answered has started nothing yet, so its connection can be cut.
-            if !child.process.stream.has_answered() {
-                child.kill(libc::SIGTERM);
-            }
-            if self.parent.at_end() {
-                child.process.stream.flush();
-                child.process.stream.close_output();
-            }
-        }
-    }
-
     fn signal_ranks(&self, signal: i32) {
-        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+        for rank in self.supervisor.running() {
             sys::kill_group(rank.pid, signal);
             // A stopped process handles a signal only after SIGCONT.
             sys::kill_group(rank.pid, libc::SIGCONT);
@@ -104,8 +63,7 @@ impl Agent {
     /// Process ids of the relay and of the agents below, which end in their own way.
     pub(super) fn own_processes(&self) -> Vec<u32> {
         let relay = self.relay.process.iter().map(|relay| relay.pid);
-        let children = self.children.iter().filter(|child| !child.is_reaped);
-        relay.chain(children.map(|child| child.process.pid)).collect()
+        relay.chain(self.children.pids()).collect()
     }
 
     pub(super) fn advance_end(&mut self) {
@@ -113,13 +71,13 @@ impl Agent {
         match self.course.phase {
             Phase::Working => return,
             Phase::Ending(deadline) if now >= deadline => self.kill_ranks(),
-            Phase::Killing(deadline) if now >= deadline => self.abandon_children(),
+            Phase::Killing(deadline) if now >= deadline => self.children.abandon(),
             _ => {}
         }
         // A process that still runs after that hangs in the kernel; the agent does not wait for it.
         let given_up = matches!(self.course.phase, Phase::Killing(deadline) if now >= deadline);
-        let ranks_gone = self.ranks.iter().all(|rank| rank.reported);
-        let children_gone = self.children.iter().all(|child| child.done);
+        let ranks_gone = self.supervisor.ranks.iter().all(|rank| rank.reported);
+        let children_gone = self.children.all.iter().all(|child| child.done);
         let all_gone = ranks_gone && children_gone;
         if self.course.done || !(given_up || all_gone) {
             return;
@@ -131,13 +89,6 @@ impl Agent {
         self.finish();
     }
 
-    fn abandon_children(&mut self) {
-        for child in self.children.iter_mut().filter(|child| !child.done) {
-            child.kill(libc::SIGKILL);
-            child.done = true;
-        }
-    }
-
     fn finish(&mut self) {
         if let Some(relay) = &mut self.relay.process {
             relay.end(RELAY_GRACE);
@@ -145,17 +96,18 @@ impl Agent {
                 self.parent.send(&message);
             }
         }
-        self.groups.keys().for_each(|&group| self.remove_files(group));
+        self.processes.remove_all_files(&self.supervisor.ranks);
         // An agent that has taken over ranks of this node needs their images; images without a
         // valid lease are deleted anyway.
-        let may_be_needed = self.course.is_orphaned && self.may_move();
-        let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        let may_be_needed = self.course.is_orphaned && self.parent.may_move_ranks();
+        let schedulers =
+            self.supervisor.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
         let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
             true => scheduler.leave_images(),
             false => scheduler.remove_all(),
         };
         let mut removals: Vec<_> = schedulers.filter_map(end).collect();
-        removals.extend(self.end_announcing());
+        removals.extend(self.images.end_announcing(self.parent.assignment.as_deref()));
         let deadline = Instant::now() + REMOVAL_MAX;
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));
@@ -163,10 +115,10 @@ impl Agent {
         // Agents of lost nodes have left their lease files.
         let is_over = !self.course.is_orphaned;
         self.images.lease.take().into_iter().for_each(|lease| lease.end(is_over));
-        if self.assignment.is_some() {
-            cleanup::remove_stale_intel_files(self.times.started_at);
+        if self.parent.assignment.is_some() {
+            cleanup::remove_stale_intel_files(self.course.started_at);
         }
-        self.children.iter_mut().for_each(|child| child.process.stream.close_output());
+        self.children.close_output();
         self.course.done = true;
         self.parent.send(&Message::Done);
     }

@@ -9,62 +9,87 @@
 //! messages, PMI lines and output, in this order. (`spawn/command_stderr.rs` handles the standard
 //! error of ssh and other start commands.)
 //!
+//! Each module uses only modules of its row and of the rows above:
+//!
+//! | module | is |
+//! |---|---|
+//! | `exits` | the order in which child processes end |
+//! | `parent_agent`, `relay` | the agent above, with the assignment; the relay daemon |
+//! | `input`, `forwarded_input`, `child_agent` | what rank 0 reads; the agents below |
+//! | `course` | how far the job is |
+//! | `tagged_output`, `pmi_replay` | what a rank has printed and asked |
+//! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
+//! | `replicated_rank_state`, `state_transfer` | what other nodes need of a rank |
+//! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
+//! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
+//! | `rank`, `checkpoint_scheduler`, `restore` | a rank, its images and its return: one whole |
+//! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
+//! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
+//! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
+//! | `path_query`, `poll_set` | a query for paths; what the loop waits for |
+//! | `messages`, `end` | parts of the loop: messages of other agents; the end |
+//!
 //! What may never happen: a process that the agent has started outlives the agent. When the stream
 //! to the parent ends, for whatever reason, the agent ends everything that it has started.
 
 mod checkpoint_scheduler;
 mod child_agent;
 mod contact;
+mod course;
 mod durable_effects;
 mod end;
 mod exits;
 mod forwarded_input;
-mod groups;
 mod held_files;
+mod image_service;
 mod input;
+mod messages;
 mod node_failover;
+mod parent_agent;
+mod path_query;
 mod pmi_replay;
+mod poll_set;
 mod prepare;
+mod process_manager;
 pub mod rank;
 mod rank_recording;
+mod rank_supervisor;
 mod refusals;
 pub mod relay;
 mod replicated_rank_state;
 mod restore;
-mod spare_reachability;
-mod state;
 mod state_transfer;
 mod statistics_page;
 mod stdio;
 mod tagged_output;
 
-use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 
-use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::checkpoint::lease::Lease;
-use crate::control::rank_state::RankUpdate;
-use crate::control::{ALIVE_INTERVAL, Assignment, Ending, Message, PING_INTERVAL, SILENCE_MAX};
-use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
-use crate::limits;
-use crate::spawn;
+use crate::control::{ALIVE_INTERVAL, Ending, Message, PING_INTERVAL};
+use crate::control_stream::ControlStream;
 use crate::sys::{self, Signals};
-use checkpoint_scheduler::CheckpointRequester;
-use child_agent::{ChildAgent, start_child};
-use end::Phase;
-use exits::Exits;
-use forwarded_input::ForwardedInput;
-use groups::AgentGroup;
+use checkpoint_scheduler::{
+    CheckpointRequester, CheckpointRound, CheckpointScheduler, CheckpointStep,
+};
+use child_agent::ChildAgents;
+use course::{Course, Phase};
+use image_service::ImageService;
+use node_failover::NodeFailover;
+use parent_agent::ParentAgent;
+use path_query::PathQuery;
+use poll_set::{PollSet, Source};
+use process_manager::ProcessManager;
 use rank::LocalRank;
+use rank_supervisor::RankSupervisor;
 use relay::RelayProcess;
-use restore::Restore;
-use state::{Course, ImageService, NodeFailover, Programs, RelayService, ReportTimes};
+use relay::RelayService;
+use restore::{Restore, RestoreContext, RestoreOutcome};
 use state_transfer::StateTransfer;
-use statistics_page::PathQuery;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -81,38 +106,17 @@ pub fn main() -> Result<()> {
 }
 
 struct Agent {
-    parent: ControlStream,
+    parent: ParentAgent,
     signals: Signals,
-    assignment: Option<Assignment>,
-    /// The process groups that have ranks on this node or below, by group number.
-    groups: BTreeMap<u32, AgentGroup>,
-    children: Vec<ChildAgent>,
-    ranks: Vec<LocalRank>,
-    exits: Exits,
+    processes: ProcessManager,
+    children: ChildAgents,
+    supervisor: RankSupervisor,
     failover: NodeFailover,
     images: ImageService,
     relay: RelayService,
-    programs: Programs,
     course: Course,
-    times: ReportTimes,
-    /// Standard input on its way to rank 0 on a node below.
-    forwarded_input: ForwardedInput,
     /// A query for the state of the ranks' paths that is not answered yet.
     path_query: Option<PathQuery>,
-}
-
-/// What a descriptor in the poll set belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Parent,
-    Child(usize),
-    Pmi(usize),
-    Output(usize),
-    RankInput(usize),
-    EffectRequest(usize),
-    Readiness,
-    Relay,
-    Wake,
 }
 
 impl Agent {
@@ -121,20 +125,15 @@ impl Agent {
         let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         close_standard_streams()?;
         Ok(Agent {
-            parent: ControlStream::to_parent(input, output)?,
+            parent: ParentAgent::new(ControlStream::to_parent(input, output)?),
             signals,
-            assignment: None,
-            groups: BTreeMap::new(),
-            children: Vec::new(),
-            ranks: Vec::new(),
-            exits: Exits::new(),
+            processes: ProcessManager::default(),
+            children: ChildAgents::new(),
+            supervisor: RankSupervisor::new(),
             failover: NodeFailover::default(),
             images: ImageService::default(),
             relay: RelayService::default(),
-            programs: Programs::default(),
             course: Course::new(),
-            times: ReportTimes::new(),
-            forwarded_input: ForwardedInput::default(),
             path_query: None,
         })
     }
@@ -153,103 +152,65 @@ impl Agent {
             }
             self.drain_servers();
             self.advance_restores();
-            self.report_replayed();
+            self.supervisor.report_replayed(&mut self.parent);
             self.advance_checkpoints();
-            self.advance_announcing();
+            self.images.advance_announcing(&mut self.parent);
             self.images.lease.iter_mut().for_each(Lease::renew);
-            self.report_stuck();
-            self.watch_contacts();
+            self.processes.report_stuck(&mut self.parent);
+            self.supervisor.watch_contacts(&self.processes, &mut self.parent);
             self.retire_groups();
             self.check_parent();
-            self.send_keepalive();
-            self.check_lost_nodes();
-            self.advance_transfers();
-            self.check_unanswered();
+            self.parent.send_keepalive();
+            self.failover_round().check_lost_nodes();
+            self.failover_round().advance_transfers();
+            self.course.check_unanswered(&self.children, &mut self.parent);
             self.advance_path_query();
             self.advance_end();
-            self.parent.flush();
+            self.parent.stream.flush();
             self.relay.process.iter_mut().for_each(RelayProcess::flush);
-            self.children.iter_mut().for_each(|child| child.process.stream.flush());
-            if self.course.done && (self.parent.output().is_none() || self.parent.at_end()) {
+            self.children.flush();
+            if self.course.done
+                && (self.parent.stream.output().is_none() || self.parent.stream.at_end())
+            {
                 return;
             }
         }
     }
 
     fn wait(&self) -> Vec<Source> {
-        let mut sources = Vec::new();
-        let mut fds = Vec::new();
-        self.each_descriptor(&mut |source, fd, flags| {
-            sources.push(source);
-            fds.push(PollFd::from_borrowed_fd(fd, flags));
-        });
-        sys::wait(&mut fds, self.timeout());
-        let ready = |fd: &PollFd| !fd.revents().is_empty();
-        sources
-            .into_iter()
-            .zip(&fds)
-            .filter(|(_, fd)| ready(fd))
-            .map(|(source, _)| source)
-            .collect()
-    }
-
-    fn each_descriptor<'a>(&'a self, add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags)) {
-        use std::os::fd::AsFd;
-        let (read, write) = (PollFlags::IN, PollFlags::OUT);
-        let room = self.has_room();
-        add(Source::Wake, self.signals.as_fd(), read);
-        add_stream(&self.parent, Source::Parent, true, add);
-        for (index, child) in self.children.iter().enumerate() {
-            add_stream(&child.process.stream, Source::Child(index), room, add);
+        let room = self.parent.has_room();
+        let mut set = PollSet::default();
+        set.add(Source::Wake, self.signals.as_fd(), PollFlags::IN);
+        set.add_stream(Source::Parent, &self.parent.stream, true);
+        for (index, child) in self.children.all.iter().enumerate() {
+            set.add_stream(Source::Child(index), &child.process.stream, room);
         }
-        for (index, rank) in self.ranks.iter().enumerate() {
-            if let Some(pmi) = &rank.pmi {
-                add(Source::Pmi(index), pmi.fd(), pmi.interest());
-            }
-            for fd in rank.outputs().filter(|_| room) {
-                add(Source::Output(index), fd, read);
-            }
-            if let Some(held) = rank.recording.as_ref().and_then(|recording| recording.held_files())
-            {
-                add(Source::EffectRequest(index), held.effects(), read);
-            }
-            if let Some(fd) = rank.quiesce_fd() {
-                add(Source::Readiness, fd, read);
-            }
-            if let Some(fd) = rank.input.wants_write().filter(|_| rank.restore.is_none()) {
-                add(Source::RankInput(index), fd, write);
-            }
+        for (index, rank) in self.supervisor.ranks.iter().enumerate() {
+            set.add_rank(index, rank, room);
         }
-        for fd in self.relay.process.iter().flat_map(RelayProcess::outputs) {
-            add(Source::Relay, fd, read);
-        }
-        if let Some(fd) = self.relay.process.as_ref().and_then(RelayProcess::wants_write) {
-            add(Source::Readiness, fd, write);
-        }
-    }
-
-    /// Whether the agent reads more output of ranks: not while the parent's backlog is at
-    /// [`BACKLOG_BYTES_MAX`] or above.
-    fn has_room(&self) -> bool {
-        self.parent.backlog_bytes() < BACKLOG_BYTES_MAX
+        self.relay.process.iter().for_each(|relay| set.add_relay(relay));
+        set.wait(self.timeout())
     }
 
     fn timeout(&self) -> Option<Duration> {
         match self.course.phase {
             Phase::Working => {
-                let notice = self.course.startup.as_ref().and_then(AgentStartup::next_time);
+                let notice = self.course.startup_time();
                 let path_query = self.path_query.as_ref().map(PathQuery::next_time);
-                let images = self.ranks.iter().filter_map(LocalRank::checkpoint_time);
-                let returns = self.ranks.iter().filter_map(|rank| rank.restore.as_ref());
+                let images = self.supervisor.ranks.iter().filter_map(LocalRank::checkpoint_time);
+                let returns = self.supervisor.ranks.iter().filter_map(|rank| rank.restore.as_ref());
                 let returns = returns.map(Restore::next_time);
-                let contacts = self.ranks.iter().filter_map(LocalRank::contact_time);
+                let contacts =
+                    self.supervisor.running().filter_map(|rank| rank.contact.next_time());
                 let transfer = self.failover.transfers.first().and_then(StateTransfer::begins_at);
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
-                let is_replaying = self.ranks.iter().any(LocalRank::is_replaying);
-                let most = if is_replaying { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
-                let most = if self.may_move() { most.min(ALIVE_INTERVAL) } else { most };
+                let is_replaying = self.supervisor.ranks.iter().any(LocalRank::is_replaying);
+                let most =
+                    if is_replaying { rank_supervisor::PROGRESS_INTERVAL } else { PING_INTERVAL };
+                let most =
+                    if self.parent.may_move_ranks() { most.min(ALIVE_INTERVAL) } else { most };
                 Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
             // No signal reports that an orphan has become a child of this process: look again every
@@ -260,10 +221,16 @@ impl Agent {
 
     fn handle_source(&mut self, source: Source) {
         match source {
-            Source::Pmi(index) => self.handle_pmi(index),
-            Source::Output(index) => self.handle_output(index),
-            Source::RankInput(index) => self.write_rank_input(index),
-            Source::EffectRequest(index) => self.handle_effect_request(index),
+            Source::Pmi(index) => {
+                self.processes.handle_rank(&mut self.supervisor.ranks[index], &mut self.parent)
+            }
+            Source::Output(index) => self.supervisor.ranks[index].handle_output(&mut self.parent),
+            Source::RankInput(index) => self.supervisor.ranks[index].write_input(&mut self.parent),
+            Source::EffectRequest(index) => {
+                self.failover
+                    .effects
+                    .handle_request(&self.supervisor.ranks[index], &mut self.parent);
+            }
             Source::Relay => self.handle_relay(),
             Source::Parent | Source::Child(_) | Source::Wake | Source::Readiness => {}
         }
@@ -277,31 +244,51 @@ impl Agent {
                 self.begin_end(false);
             }
         }
-        for (pid, ending) in self.exits.reap() {
-            // The system may give the process id of a process that has ended to another process.
-            let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
-            if let Some(index) = self.ranks.iter().position(runs) {
+        for (pid, ending) in self.supervisor.exits.reap() {
+            if let Some(index) = self.supervisor.index_of(pid) {
                 self.handle_ending(index, ending);
-            } else if let Some(child) = self.children.iter_mut().find(|child| child.runs_as(pid)) {
+            } else if let Some(child) =
+                self.children.all.iter_mut().find(|child| child.runs_as(pid))
+            {
                 child.is_reaped = true;
-            } else if self.note_criu(pid, ending) || self.note_restore_exit(pid, ending) {
+            } else if self.supervisor.note_exit(pid, ending) {
                 // The checkpoint scheduler or the restore has noted the end of its process.
             } else if let Some(relay) = self.relay.process.as_mut().filter(|relay| relay.pid == pid)
             {
                 relay.ended = true;
                 if self.course.phase == Phase::Working {
                     let text = relay.failure(ending);
-                    self.fail(text);
+                    self.parent.fail(text);
                 }
             }
         }
     }
 
+    /// Handles all that a rank has said on PMI and has printed.
+    fn read_rank(&mut self, index: usize) {
+        self.processes.handle_rank(&mut self.supervisor.ranks[index], &mut self.parent);
+        self.drain_servers();
+        self.supervisor.ranks[index].handle_output(&mut self.parent);
+    }
+
+    /// Restarts a rank whose process has ended, if the rank is to be restarted; returns whether the
+    /// end is handled here.
+    fn restart_rank(&mut self, index: usize, ending: Ending) -> bool {
+        if self.course.phase != Phase::Working || self.supervisor.ranks[index].replay.is_none() {
+            return false;
+        }
+        self.read_rank(index);
+        let relay = &self.relay.address;
+        self.supervisor.restart(index, ending, &self.processes, relay, &mut self.parent)
+    }
+
     /// Handles the end of a rank's process: restarts the rank, or reports the end to the agent
     /// above.
     fn handle_ending(&mut self, index: usize, ending: Ending) {
-        self.ranks[index].ending = Some(ending);
-        self.explain_ending(ending);
+        self.supervisor.ranks[index].ending = Some(ending);
+        if self.course.phase == Phase::Working {
+            self.supervisor.explain_ending(ending, &mut self.parent);
+        }
         if !self.restart_rank(index, ending) {
             self.course.unreported.push(index);
         }
@@ -310,272 +297,20 @@ impl Agent {
     /// Reports ended ranks to the parent, after all PMI lines and output of these ranks.
     fn report_endings(&mut self) {
         for index in std::mem::take(&mut self.course.unreported) {
-            let Some(ending) = self.ranks[index].ending else { continue };
-            self.handle_pmi(index);
-            self.drain_servers();
-            self.handle_output(index);
-            let rank = &mut self.ranks[index];
+            let Some(ending) = self.supervisor.ranks[index].ending else { continue };
+            self.read_rank(index);
+            let rank = &mut self.supervisor.ranks[index];
             rank.reported = true;
-            rank.input.close();
-            let (number, group) = (rank.rank, rank.group);
-            self.release_rank(index);
-            self.check_contact(index, ending);
-            self.report_ending(group, number, ending);
-        }
-    }
-
-    /// Notes to the user which limits of this node may have caused this ending.
-    fn explain_ending(&mut self, ending: Ending) {
-        let Some(own) = self.assignment.as_ref().filter(|_| self.course.phase == Phase::Working)
-        else {
-            return;
-        };
-        for text in self.programs.limits.explain(&own.node.name, ending) {
-            self.parent.send(&Message::Note { text });
-        }
-    }
-
-    fn fail(&mut self, text: String) {
-        self.parent.send(&Message::Failed { text: limits::advise(text) });
-    }
-
-    // --- the agent above
-
-    fn handle_parent(&mut self) {
-        if !self.parent.at_end() {
-            if self.parent.fill().is_err() {
-                self.parent.close_output();
-            }
-            loop {
-                match self.parent.poll_message() {
-                    Ok(Some(message)) => self.handle_parent_message(message),
-                    Ok(None) => break,
-                    Err(error) => {
-                        self.fail(error.to_string());
-                        break;
-                    }
-                }
-            }
-        }
-        if self.parent.at_end() {
-            self.end_orphaned();
-        }
-    }
-
-    /// Pings the agents below, and ends the ranks if a remote parent has been silent for
-    /// [`SILENCE_MAX`].
-    fn check_parent(&mut self) {
-        self.ping_children();
-        let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
-        if remote && self.parent.last_received_at().elapsed() > SILENCE_MAX {
-            self.parent.close_output();
-            self.end_orphaned();
-        }
-    }
-
-    fn ping_children(&mut self) {
-        if self.times.pinged_at.elapsed() >= PING_INTERVAL {
-            self.times.pinged_at = Instant::now();
-            self.children.iter_mut().for_each(|child| child.process.stream.send(&Message::Ping));
-        }
-    }
-
-    fn check_unanswered(&mut self) {
-        let Some(startup) =
-            self.course.startup.as_mut().filter(|_| self.course.phase == Phase::Working)
-        else {
-            return;
-        };
-        let links = self.children.iter().map(|child| (&child.node, &child.process.stream));
-        let unanswered: Vec<_> =
-            links.filter_map(|(node, stream)| agent_startup::unanswered(node, stream)).collect();
-        match startup.poll(Instant::now(), &unanswered) {
-            Some(StartupNotice::Notice(text)) => self.parent.send(&Message::Note { text }),
-            Some(StartupNotice::GiveUp(text)) => self.fail(text),
-            None => {}
-        }
-    }
-
-    fn handle_parent_message(&mut self, message: Message) {
-        match message {
-            Message::Assign(assignment) => self.handle_assignment(*assignment),
-            Message::StartRelay { config } => self.start_relay(&config),
-            Message::Start { relay } => self.start_ranks(&relay),
-            Message::BarrierDown { group, delta } => self.handle_barrier_down(group, delta),
-            Message::Answer { rank, line } => self.deliver_answer(rank, line),
-            Message::SpawnOrder(order) => self.handle_order(*order),
-            Message::RecordingUpdate(update) => self.apply_update(&update),
-            Message::Durable { serial, .. } => self.handle_durable(serial),
-            Message::Adopt(adoption) => self.handle_adoption(&adoption),
-            Message::Spares(spares) => self.handle_spares(spares.names),
-            Message::Revoke { group } => self.revoke(group),
-            Message::Stdin { bytes } => self.deliver_stdin(bytes),
-            Message::StdinEnd => self.deliver_stdin_end(),
-            Message::End { at_once } => self.begin_end(at_once),
-            Message::Ping => {}
-            Message::QueryPaths { serial, rows_max } => self.begin_path_query(serial, rows_max),
-            Message::QueryLog { serial, question } => self.query_log(serial, &question),
-            Message::TakeCheckpoints { rank } => {
-                self.request_checkpoints(rank, CheckpointRequester::User)
-            }
-            other => self.fail(format!("the agent was sent {other:?}")),
-        }
-    }
-
-    fn handle_assignment(&mut self, assignment: Assignment) {
-        let (job, node) = (&assignment.job, &assignment.node);
-        self.groups.insert(0, AgentGroup::first(job, node));
-        self.course.startup = Some(AgentStartup::new(Instant::now()));
-        for child in &node.children {
-            match start_child(job, child) {
-                Ok(child) => self.children.push(child),
-                Err(error) => {
-                    let text = format!("cannot start an agent on {}: {error:#}", child.name);
-                    self.parent.send(&Message::Failed { text });
-                    return;
-                }
-            }
-        }
-        self.assignment = Some(assignment);
-        self.check_ready();
-    }
-
-    fn check_ready(&mut self) {
-        if self.assignment.is_some()
-            && !self.course.ready_sent
-            && self.children.iter().all(|c| c.ready)
-        {
-            self.course.ready_sent = true;
-            self.course.startup = None;
-            self.parent.send(&Message::Ready);
-        }
-    }
-
-    fn start_relay(&mut self, config: &str) {
-        let assignment = self.assignment.as_ref();
-        let cluster = assignment.map_or("?", |a| a.node.cluster_name.as_str());
-        let variables = assignment.map_or(&[][..], |a| &a.job.environment);
-        let may_move_ranks = self.may_move() && self.has_spares();
-        match RelayProcess::start(config, cluster, variables, may_move_ranks) {
-            Ok(relay) => self.relay.process = Some(relay),
-            Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
-        }
-    }
-
-    fn start_ranks(&mut self, relay: &str) {
-        self.relay.address = relay.to_string();
-        for child in &mut self.children {
-            child.process.stream.send(&Message::Start { relay: relay.to_string() });
-        }
-        let Some(assignment) = self.assignment.take() else { return };
-        if let Err(error) = self.start_own_ranks(&assignment) {
-            self.fail(format!("on node {}: {error:#}", assignment.node.name));
-        }
-        self.assignment = Some(assignment);
-    }
-
-    // --- agents below
-
-    fn handle_children(&mut self) {
-        let room = self.has_room() || self.course.phase != Phase::Working;
-        for index in 0..self.children.len() {
-            let stream = &mut self.children[index].process.stream;
-            if stream.at_end() || !room {
-                continue;
-            }
-            let mut problem = stream.fill().err();
-            while problem.is_none() {
-                match self.children[index].process.stream.poll_message() {
-                    Ok(Some(message)) => self.handle_child_message(index, message),
-                    Ok(None) => break,
-                    Err(error) => problem = Some(error),
-                }
-            }
-            self.check_child_end(index, problem);
-        }
-    }
-
-    fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
-        let child = &mut self.children[index];
-        if child.process.stream.at_end() && !child.done {
-            if problem.is_none() && self.is_running() {
-                return self.handle_lost_node(index, "the connection to its agent has ended");
-            }
-            let child = &mut self.children[index];
-            child.done = true;
-            if self.course.phase == Phase::Working {
-                let here = self.assignment.as_ref().map(|own| own.node.name.as_str());
-                let child = &self.children[index];
-                let text = spawn::agent_failure::text(&child.node, &child.process, problem, here);
-                self.fail(text);
-            }
-        }
-    }
-
-    fn handle_child_message(&mut self, index: usize, message: Message) {
-        match message {
-            _ if self.children[index].is_lost => {}
-            Message::Ready => {
-                self.children[index].ready = true;
-                self.check_ready();
-            }
-            Message::BarrierUp { group, delta } => {
-                if let Some(group) = self.groups.get_mut(&group) {
-                    group.server.handle_barrier_up(index, delta);
-                }
-            }
-            Message::Done => self.children[index].done = true,
-            Message::Exited { group, rank, .. } => {
-                if let Some(group) = self.groups.get_mut(&group) {
-                    group.handle_ended(rank);
-                }
-                self.failover.replicas.handle_end(rank);
-                self.parent.send(&message);
-            }
-            Message::Ping => {}
-            Message::StdinTaken { bytes } => {
-                let bytes = self.forwarded_input.take(bytes);
-                self.parent.send(&Message::StdinTaken { bytes });
-            }
-            Message::RankUpdate(update) => match *update {
-                RankUpdate::Unstartable { rank, why } => self.handle_unstartable(index, rank, &why),
-                update => self.failover.replicas.handle_update(update),
-            },
-            Message::RecordingUpdate(update) => {
-                self.failover.replicas.handle_recording_update(*update)
-            }
-            Message::MakeDurable { rank, serial } => {
-                self.children[index].allow_effect(rank, serial);
-            }
-            Message::Name { rank, .. } | Message::Spawn { rank, .. }
-                if self.is_repeated_request(index, rank) => {}
-            Message::Output { rank, stream, ref bytes, own } => {
-                self.record_output(rank, stream, bytes, own);
-                self.parent.send(&message);
-            }
-            Message::Checkpoint { rank, number, .. } => {
-                self.parent.send(&message);
-                self.report_recoverable_again(rank, number);
-            }
-            Message::Alive { group: 0, rank, incarnation, .. } => {
-                self.failover.replicas.handle_incarnation(rank, incarnation, Instant::now());
-                self.parent.send(&message);
-            }
-            // The launcher handles every other message.
-            other => self.parent.send(&other),
-        }
-    }
-
-    /// Passes a log query to the relay of this host; without a relay, or if the relay takes no
-    /// query, the answer is empty.
-    fn query_log(&mut self, serial: u32, question: &str) {
-        if !self.relay.process.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
-            self.parent.send(&Message::LogStatus { serial, lines: String::new() });
+            rank.streams.input.close();
+            self.failover.effects.release(&self.supervisor.ranks[index]);
+            let rank = &mut self.supervisor.ranks[index];
+            rank.contact.handle_end(rank.rank, ending, &mut self.parent);
+            self.processes.report_ending(&self.supervisor.ranks[index], ending, &mut self.parent);
         }
     }
 
     fn handle_relay(&mut self) {
-        let room = self.has_room();
+        let room = self.parent.has_room();
         let Some(relay) = &mut self.relay.process else { return };
         for message in relay.read(room) {
             match message {
@@ -587,21 +322,121 @@ impl Agent {
                 message => self.parent.send(&message),
             }
         }
-        self.check_recoverable_again();
+        let whole = |rank: u32| {
+            let local = self.supervisor.ranks.iter().find(|local| local.rank == rank);
+            let scheduler = local.and_then(|local| local.scheduler.as_ref());
+            scheduler.map_or(0, CheckpointScheduler::whole_image)
+        };
+        self.relay.check_recoverable_again(whole, &mut self.parent);
     }
-}
 
-fn add_stream<'a>(
-    stream: &'a ControlStream,
-    source: Source,
-    read: bool,
-    add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags),
-) {
-    if let Some(fd) = stream.input().filter(|_| read) {
-        add(source, fd, PollFlags::IN);
+    // --- checkpoints and restores
+
+    /// Advances the restore of each rank that is being restored.
+    fn advance_restores(&mut self) {
+        for index in 0..self.supervisor.ranks.len() {
+            let Some(mut restore) = self.supervisor.ranks[index].restore.take() else { continue };
+            if self.course.phase != Phase::Working {
+                restore.stop();
+                self.course.unreported.push(index);
+                continue;
+            }
+            let unrelated = self.supervisor.unrelated(self.own_processes());
+            let (old, parent) = (&mut self.supervisor.ranks[index], &mut self.parent);
+            let mut report = |text| parent.note(text);
+            let mut context = RestoreContext { unrelated: &unrelated, report: &mut report };
+            match restore.advance(old, &mut context) {
+                RestoreOutcome::Busy => self.supervisor.ranks[index].restore = Some(restore),
+                RestoreOutcome::Restored(rank, image, early) => {
+                    self.supervisor.put_in_place(index, *rank, &mut self.parent);
+                    let (how, outcome) = (restore.how.as_deref(), Ok(Some(image)));
+                    self.supervisor.report_restart(index, how, outcome, &mut self.parent);
+                    if let Some(ending) = early {
+                        self.handle_ending(index, ending);
+                    }
+                }
+                RestoreOutcome::NoUsableImage => {
+                    let outcome = self.supervisor.restart_from_start(
+                        index,
+                        &self.processes,
+                        &self.relay.address,
+                        &mut self.parent,
+                    );
+                    let (how, outcome) = (restore.how.as_deref(), outcome.map(|()| None));
+                    if !self.supervisor.report_restart(index, how, outcome, &mut self.parent) {
+                        self.course.unreported.push(index);
+                    }
+                }
+            }
+        }
     }
-    if let Some(fd) = stream.output() {
-        add(source, fd, PollFlags::OUT);
+
+    /// Requests images of this rank, or of all ranks here and below, before the next images are
+    /// due.
+    fn request_checkpoints(&mut self, rank: Option<u32>, asker: CheckpointRequester) {
+        self.supervisor.request_checkpoints(rank, asker);
+        self.children.send(&Message::TakeCheckpoints { rank });
+    }
+
+    /// Advances the checkpoint scheduler of each rank.
+    fn advance_checkpoints(&mut self) {
+        for index in 0..self.supervisor.ranks.len() {
+            if self.course.phase != Phase::Working {
+                return;
+            }
+            if self.supervisor.ranks[index].scheduler.is_none()
+                || self.supervisor.ranks[index].ending.is_some()
+            {
+                continue;
+            }
+            let outcome = self.advance_checkpoint(index);
+            self.checkpoint_round(index).end(outcome);
+        }
+    }
+
+    fn advance_checkpoint(&mut self, index: usize) -> Result<()> {
+        match self.checkpoint_round(index).advance()? {
+            CheckpointStep::Nothing => Ok(()),
+            CheckpointStep::Due => {
+                let taken = self.supervisor.image_bytes();
+                self.checkpoint_round(index).request(taken);
+                Ok(())
+            }
+            CheckpointStep::Quiesced(position) => {
+                self.processes.handle_rank(&mut self.supervisor.ranks[index], &mut self.parent);
+                self.drain_servers();
+                self.supervisor.ranks[index].forward_output(true, &mut self.parent);
+                self.checkpoint_round(index).prepare(position)
+            }
+        }
+    }
+
+    fn checkpoint_round(&mut self, index: usize) -> CheckpointRound<'_> {
+        CheckpointRound {
+            rank: &mut self.supervisor.ranks[index],
+            images: &mut self.images,
+            relay: &mut self.relay,
+            parent: &mut self.parent,
+        }
+    }
+
+    fn advance_path_query(&mut self) {
+        let query = self.path_query.as_ref();
+        if let Some(paths) = query.and_then(|query| query.poll(&self.supervisor.ranks)) {
+            self.path_query = None;
+            self.parent.send(&paths);
+        }
+    }
+
+    fn drain_servers(&mut self) {
+        self.processes.drain(&mut self.supervisor.ranks, &mut self.children, &mut self.parent);
+    }
+
+    fn retire_groups(&mut self) {
+        for number in self.processes.retire(&self.supervisor.ranks) {
+            self.supervisor.ranks.retain(|rank| rank.group != number);
+            self.children.forget_group(number);
+        }
     }
 }
 

@@ -6,27 +6,30 @@
 //!
 //! What may never happen: ranks run on two nodes at once; a rank that has ended is started again.
 
-use std::fmt;
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Error, Result, bail};
-use landbridge_proto::setting::{PEER_TIMEOUT, Value};
+use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
-use super::groups::{AgentGroup, new_statistics_page};
+use super::child_agent::{ChildAgent, ChildAgents};
+use super::durable_effects::DurableEffects;
+use super::image_service::ImageService;
 use super::input::STDIN_RETAINED_BYTES_MAX;
+use super::parent_agent::ParentAgent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
+use super::process_manager::{AgentGroup, ProcessManager};
 use super::rank::LocalRank;
 use super::rank_recording::RankRecording;
+use super::relay::RelayService;
+use super::replicated_rank_state::ReplicatedRankStates;
 use super::restore::Restore;
-use super::state_transfer::StateTransfer;
-use super::{Agent, Phase};
-use crate::control::rank_state::{Adoption, Exchange, Moved, RankUpdate, RecordingUpdate};
-use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message, Node};
-use crate::mpi;
+use super::state_transfer::{StateTransfer, TransferOutcome};
+use super::statistics_page::StatisticsPage;
+use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
+use crate::control::{Assignment, Message, Node};
 use crate::pmi::server::{Server, ServerConfig};
-use crate::pmi::wire::is_answered_later;
 use crate::spare::{self, Spare};
 
 /// Most bytes of PMI requests and answers of one node's ranks that move in one message; the message
@@ -46,84 +49,41 @@ fn no_spare_left(lost: &str, why: &str) -> String {
     format!("node {lost} is lost ({why}), and there is no spare node left")
 }
 
-/// A rank cannot be started for a reason that lies with this node.
-#[derive(Debug)]
-pub(super) struct NodeSpecificError(String);
-
-impl NodeSpecificError {
-    pub(super) fn error(why: Error) -> Error {
-        Error::new(NodeSpecificError(format!("{why:#}")))
-    }
+/// Ranks that move to another node when theirs is lost.
+#[derive(Default)]
+pub struct NodeFailover {
+    /// State of the ranks of agents below, if these ranks may move to another node.
+    pub replicas: ReplicatedRankStates,
+    /// Moves in progress of ranks of lost nodes below.
+    pub transfers: Vec<StateTransfer>,
+    /// Ranks whose effects on files wait until the agent above has their record.
+    pub effects: DurableEffects,
+    /// Recorded nondeterminism of ranks that this node is to take over, by rank.
+    pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
 }
 
-impl std::error::Error for NodeSpecificError {}
-
-impl fmt::Display for NodeSpecificError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
+/// What the failover of nodes below touches in one round of the agent's loop.
+pub struct FailoverRound<'a> {
+    /// Ranks have been started, and ranks of a lost node may be restarted.
+    pub is_running: bool,
+    pub failover: &'a mut NodeFailover,
+    pub children: &'a mut ChildAgents,
+    pub relay: &'a mut RelayService,
+    pub processes: &'a mut ProcessManager,
+    pub parent: &'a mut ParentAgent,
 }
 
-impl Agent {
-    /// Asks the agent above to move a rank that cannot be started here.
-    pub(super) fn request_other_node(&mut self, rank: u32, why: String) {
-        self.parent.send(&Message::RankUpdate(Box::new(RankUpdate::Unstartable { rank, why })));
-    }
-
-    /// Whether a rank that has failed with this error may be started on another node.
-    pub(super) fn may_request_other_node(&self, error: &Error) -> bool {
-        error.is::<NodeSpecificError>() && self.is_replicated() && self.has_spares()
-    }
-
-    /// Whether ranks may be started on another node.
-    pub(super) fn may_move(&self) -> bool {
-        self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
-    }
-
-    /// Whether the agent above keeps the state with which the ranks of this node can be restarted
-    /// on another node.
-    pub(super) fn is_replicated(&self) -> bool {
-        let is_below = |own: &Assignment| own.node.relay_unix.is_none();
-        self.may_move() && self.assignment.as_ref().is_some_and(is_below)
-    }
-
-    /// Whether the job has spare nodes.
-    pub(super) fn has_spares(&self) -> bool {
-        self.assignment.as_ref().is_some_and(|own| own.job.has_spares)
-    }
-
-    /// Sends the new part of a rank's record to the agent above, ahead of everything that follows
-    /// from it. The caller has read the rank's pipes and PMI requests before.
-    pub(super) fn send_recording_updates(&mut self, index: usize) {
-        if !self.is_replicated() || !self.has_spares() {
-            return;
-        }
-        let rank = &self.ranks[index];
-        let recording = rank.recording.as_ref().filter(|_| rank.replay.is_some());
-        let updates = recording.map_or(Vec::new(), |recording| recording.updates(rank.rank));
-        for update in updates {
-            self.parent.send(&Message::RecordingUpdate(Box::new(update)));
-        }
-    }
-
-    /// Sends a keepalive to the agent above every [`ALIVE_INTERVAL`].
-    pub(super) fn send_keepalive(&mut self) {
-        if self.is_replicated() && self.times.keepalive_sent_at.elapsed() >= ALIVE_INTERVAL {
-            self.times.keepalive_sent_at = Instant::now();
-            self.parent.send(&Message::Ping);
-        }
-    }
-
+impl FailoverRound<'_> {
     /// Treats agents below as lost that have been silent for too long, if there is a spare node for
     /// their ranks; otherwise the agent waits for them. While this agent itself does not read
     /// (backlog), silence does not count.
-    pub(super) fn check_lost_nodes(&mut self) {
-        if !self.is_running() || !self.has_room() {
+    pub fn check_lost_nodes(&mut self) {
+        if !self.is_running || !self.parent.has_room() {
             return;
         }
-        let patience = self.node_patience();
-        for index in 0..self.children.len() {
-            let child = &self.children[index];
+        let patience = self.parent.node_patience();
+        for index in 0..self.children.all.len() {
+            let child = &self.children.all[index];
             let is_unresponsive =
                 !child.done && child.process.stream.last_received_at().elapsed() > patience;
             if is_unresponsive && self.choose_spare(child.node.rank_count).is_some() {
@@ -136,32 +96,14 @@ impl Agent {
         }
     }
 
-    /// How long an agent below may be silent: as long as any path may be, because ranks that move
-    /// restart from an image or from the program.
-    fn node_patience(&self) -> Duration {
-        let variable = PEER_TIMEOUT.variable();
-        let environment = self.assignment.as_ref().map(|own| &own.job.environment);
-        let said = environment.into_iter().flatten().find(|(name, _)| *name == variable);
-        let text = said.map_or(PEER_TIMEOUT.default, |(_, text)| text);
-        match PEER_TIMEOUT.parse(text) {
-            Ok(Value::Time(time)) => time.max(LOST_AFTER),
-            _ => LOST_AFTER,
-        }
-    }
-
-    /// Whether ranks have been started, and ranks of a lost node may be restarted.
-    pub(super) fn is_running(&self) -> bool {
-        self.course.phase == Phase::Working && !self.relay.address.is_empty() && self.may_move()
-    }
-
     /// Handles the loss of a node below: moves its ranks to a spare node.
-    pub(super) fn handle_lost_node(&mut self, index: usize, why: &str) {
+    pub fn handle_lost_node(&mut self, index: usize, why: &str) {
         self.fail_over(index, why);
         self.send_spares();
     }
 
     fn fail_over(&mut self, index: usize, why: &str) {
-        let child = &mut self.children[index];
+        let child = &mut self.children.all[index];
         (child.done, child.is_lost) = (true, true);
         // If the agent is alive after all, the end of this stream ends the agent and its ranks.
         child.process.stream.close_output();
@@ -172,11 +114,11 @@ impl Agent {
         {
             return self.redirect_transfer(place, &lost, why);
         }
-        let spawned = self.children[index].spawned.iter();
+        let spawned = self.children.all[index].spawned.iter();
         let mut spawned =
             spawned.flat_map(|(_, indices)| self.failover.replicas.living(indices.clone()));
         if spawned.next().is_some() {
-            return self.fail(format!(
+            return self.parent.fail(format!(
                 "node {} is lost ({why}), with processes that ranks have spawned: these do not come back",
                 lost.name
             ));
@@ -186,31 +128,33 @@ impl Agent {
         if ranks.is_empty() {
             let what = if lost.is_spare { "spare node" } else { "node" };
             let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
-            return self.parent.send(&Message::Note { text });
+            return self.parent.note(text);
         }
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
-            return self.fail(no_spare_left(&lost.name, why));
+            return self.parent.fail(no_spare_left(&lost.name, why));
         };
-        let name = &self.children[to].node.name;
+        let name = &self.children.all[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
-        self.parent.send(&Message::Note { text });
+        self.parent.note(text);
         self.failover.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost
     /// node.
-    pub(super) fn is_repeated_request(&mut self, index: usize, rank: u32) -> bool {
-        let is_kept = self.may_move() && self.children[index].node.holds(rank);
+    pub fn is_repeated_request(&mut self, index: usize, rank: u32) -> bool {
+        let is_kept = self.parent.may_move_ranks() && self.children.all[index].node.holds(rank);
         is_kept && !self.failover.replicas.admit(rank)
     }
 
     /// Handles a rank of an agent below that cannot be restarted on its node.
-    pub(super) fn handle_unstartable(&mut self, index: usize, rank: u32, why: &str) {
+    pub fn handle_unstartable(&mut self, index: usize, rank: u32, why: &str) {
         let has_moved_before = self.failover.replicas.handle_unstartable(rank);
-        let is_spare_free = self.choose_spare(self.children[index].node.rank_count).is_some();
-        match spare::after_failed_start(has_moved_before, is_spare_free && self.is_running()) {
+        let is_spare_free = self.choose_spare(self.children.all[index].node.rank_count).is_some();
+        match spare::after_failed_start(has_moved_before, is_spare_free && self.is_running) {
             spare::FailedStartAction::Elsewhere => self.handle_lost_node(index, why),
-            spare::FailedStartAction::GiveUp(reason) => self.fail(format!("{why}; {reason}")),
+            spare::FailedStartAction::GiveUp(reason) => {
+                self.parent.fail(format!("{why}; {reason}"))
+            }
         }
     }
 
@@ -218,27 +162,27 @@ impl Agent {
     fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
         let ranks = self.failover.transfers[place].ranks.clone();
         let Some(to) = self.choose_spare(ranks.len() as u32) else {
-            return self.fail(no_spare_left(&lost.name, why));
+            return self.parent.fail(no_spare_left(&lost.name, why));
         };
         self.failover.transfers[place].redirect(to);
-        let text = node_lost_text(&lost.name, why, &ranks, &self.children[to].node.name);
-        self.parent.send(&Message::Note { text });
+        let text = node_lost_text(&lost.name, why, &ranks, &self.children.all[to].node.name);
+        self.parent.note(text);
     }
 
     /// Starts the ranks on their new node, which has received their records.
-    pub(super) fn move_ranks(&mut self, transfer: StateTransfer) {
+    pub fn move_ranks(&mut self, transfer: StateTransfer) {
         let StateTransfer { lost, from: index, to, ranks, .. } = transfer;
-        let released = self.groups.get(&0).map_or(0, |group| group.server.released());
+        let released = self.processes.groups.get(&0).map_or(0, |group| group.server.released());
         if let Some(rank) =
             ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
         {
-            return self.fail(format!(
+            return self.parent.fail(format!(
                 "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
                 EXCHANGED_BYTES_MAX >> 20
             ));
         }
         if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
-            return self.fail(format!(
+            return self.parent.fail(format!(
                 "ranks of node {} cannot go on on another node: together they have asked their process manager more than {} MiB, with \
                  the answers",
                 lost.name,
@@ -246,25 +190,25 @@ impl Agent {
             ));
         }
         let transferred = self.failover.replicas.transfer(ranks, released, Instant::now());
-        let name = self.children[to].node.name.clone();
+        let name = self.children.all[to].node.name.clone();
         let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
-        let first = self.children[index].node.first_rank;
-        let count = std::mem::take(&mut self.children[index].node.rank_count);
-        let node = &mut self.children[to].node;
+        let first = self.children.all[index].node.first_rank;
+        let count = std::mem::take(&mut self.children.all[index].node.rank_count);
+        let node = &mut self.children.all[to].node;
         (node.first_rank, node.rank_count) = (first, count);
-        let (has_reached, keys) = match self.groups.get_mut(&0) {
+        let (has_reached, keys) = match self.processes.groups.get_mut(&0) {
             Some(group) => (group.server.reassign(index, to), group.server.keys()),
             None => (false, Vec::new()),
         };
         self.parent.send(&Message::Moved(Box::new(moved)));
         let has_first = transferred.iter().any(|one| one.rank == 0);
         let adoption = Adoption { has_reached, keys, ranks: transferred };
-        let stream = &mut self.children[to].process.stream;
+        let stream = &mut self.children.all[to].process.stream;
         stream.send(&Message::Adopt(Box::new(adoption)));
         if has_first {
-            match self.forwarded_input.replay() {
+            match self.children.input.replay() {
                 Some(replay) => replay.iter().for_each(|message| stream.send(message)),
-                None => self.fail(format!(
+                None => self.parent.fail(format!(
                     "rank 0 cannot go on on another node: it was given more than {} MiB of standard input, and no more of it is kept",
                     STDIN_RETAINED_BYTES_MAX >> 20
                 )),
@@ -272,25 +216,73 @@ impl Agent {
         }
     }
 
+    /// Sends the agents below the names of the nodes that may still take over ranks, after a
+    /// change.
+    pub fn send_spares(&mut self) {
+        let is_taken = |place: usize| self.failover.transfers.iter().any(|it| it.to == place);
+        let all = self.children.all.iter().enumerate();
+        let free = all.filter(|(place, child)| {
+            child.node.is_spare && child.node.rank_count == 0 && !child.done && !is_taken(*place)
+        });
+        let names: Vec<String> = free.map(|(_, child)| child.node.name.clone()).collect();
+        for child in self.children.all.iter_mut().filter(|child| !child.done) {
+            child.process.stream.send(&Message::Spares(Spares { names: names.clone() }));
+        }
+    }
+
     fn choose_spare(&self, ranks: u32) -> Option<usize> {
-        let is_free = |child: &super::child_agent::ChildAgent| {
+        let is_free = |child: &ChildAgent| {
             child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
         };
         let is_taken = |place: &usize| self.failover.transfers.iter().any(|it| it.to == *place);
-        let all = self.children.iter().enumerate();
+        let all = self.children.all.iter().enumerate();
         let all = all.filter(|(place, child)| is_free(child) && !is_taken(place));
         let spares: Vec<Spare> =
             all.map(|(place, child)| Spare { place, slots: child.node.slots }).collect();
         spare::choose(&spares, ranks).map(|spare| spare.place)
     }
 
-    // --- on the spare node
+    /// Advances the first of the transfers in progress as far as possible.
+    pub(super) fn advance_transfers(&mut self) {
+        while self.is_running && !self.failover.transfers.is_empty() {
+            match self.advance_transfer() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    return self
+                        .parent
+                        .fail(format!("ranks cannot go on on another node: {error:#}"));
+                }
+            }
+        }
+    }
 
+    /// Advances the first transfer by one step. Returns false if the transfer waits for the relay,
+    /// for the other agent, or for the end of effects.
+    fn advance_transfer(&mut self) -> Result<bool> {
+        let NodeFailover { transfers, replicas, .. } = &mut *self.failover;
+        let (Some(transfer), Some(relay)) = (transfers.first_mut(), &mut self.relay.process) else {
+            return Ok(false);
+        };
+        let stream = &mut self.children.all[transfer.to].process.stream;
+        match transfer.advance(replicas, relay, stream)? {
+            TransferOutcome::Waiting => Ok(false),
+            TransferOutcome::Advanced => Ok(true),
+            TransferOutcome::Complete => {
+                let transfer = transfers.remove(0);
+                self.move_ranks(transfer);
+                Ok(true)
+            }
+        }
+    }
+}
+
+impl NodeFailover {
     /// Takes a part of the record of a rank that is to be started here; all parts arrive before the
     /// rank.
-    pub(super) fn apply_update(&mut self, update: &RecordingUpdate) {
-        let Some(assignment) = &self.assignment else { return };
-        let outcome = match self.failover.received_recordings.get(&update.rank) {
+    pub fn apply_update(&mut self, update: &RecordingUpdate, parent: &mut ParentAgent) {
+        let Some(assignment) = parent.assignment.clone() else { return };
+        let outcome = match self.received_recordings.get(&update.rank) {
             Some(recording) => Ok(Some(recording.clone())),
             None => {
                 RankRecording::new(&assignment.job, true).map(|recording| recording.map(Rc::new))
@@ -299,43 +291,24 @@ impl Agent {
         let laid = outcome.and_then(|recording| {
             if let Some(recording) = recording {
                 recording.apply(update).context("no memory for its record of clocks")?;
-                self.failover.received_recordings.insert(update.rank, recording);
+                self.received_recordings.insert(update.rank, recording);
             }
             Ok(())
         });
         if let Err(error) = laid {
-            self.fail(format!("rank {} cannot go on on another node: {error:#}", update.rank));
+            parent.fail(format!("rank {} cannot go on on another node: {error:#}", update.rank));
         }
     }
 
-    pub(super) fn handle_adoption(&mut self, adoption: &Adoption) {
-        let Some(assignment) = self.assignment.take() else { return };
-        if self.course.phase == Phase::Working
-            && let Err(error) = self.adopt(&assignment, adoption)
-        {
-            let why = format!("on node {}: {error:#}", assignment.node.name);
-            match adoption.ranks.first().filter(|_| error.is::<NodeSpecificError>()) {
-                Some(one) => self.request_other_node(one.rank, why),
-                None => self.fail(why),
-            }
-        }
-        self.assignment = Some(assignment);
-        // The requests that the ranks wait for are sent to the server once all ranks are there to
-        // receive the answers.
-        for one in &adoption.ranks {
-            for Exchange { question, answer } in one.unanswered_requests() {
-                if let Some(group) = self.groups.get_mut(&0) {
-                    group.server.handle_question(one.rank, question);
-                }
-                if answer.is_none() && is_answered_later(question) {
-                    self.reply(one.rank, "");
-                }
-            }
-        }
-        self.drain_servers();
-    }
-
-    fn adopt(&mut self, assignment: &Assignment, adoption: &Adoption) -> Result<()> {
+    /// Takes over ranks of a lost node: this node is to start them.
+    pub fn adopt(
+        &mut self,
+        assignment: &Assignment,
+        adoption: &Adoption,
+        images: &ImageService,
+        processes: &mut ProcessManager,
+        ranks: &mut Vec<LocalRank>,
+    ) -> Result<()> {
         let job = &assignment.job;
         let config = ServerConfig {
             group: 0,
@@ -344,13 +317,13 @@ impl Agent {
             mapping: job.mapping.clone(),
         };
         let unreleased_puts = adoption.ranks.iter().flat_map(|one| one.unreleased_puts());
-        let ranks = adoption.ranks.iter().map(|one| (one.rank, job.application(one.rank).0));
-        let mut server = Server::new(config, ranks, [], &adoption.keys);
+        let applications = adoption.ranks.iter().map(|one| (one.rank, job.application(one.rank).0));
+        let mut server = Server::new(config, applications, [], &adoption.keys);
         server.adopt_state(unreleased_puts, adoption.has_reached);
-        self.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
+        processes.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
         let count = adoption.ranks.len() as u32;
         for (turn, one) in adoption.ranks.iter().enumerate() {
-            let recording = match self.failover.received_recordings.remove(&one.rank) {
+            let recording = match self.received_recordings.remove(&one.rank) {
                 None => RankRecording::new(job, true)?.map(Rc::new),
                 laid => laid,
             };
@@ -362,15 +335,15 @@ impl Agent {
             }
             let polls = recording.as_ref().map(|recording| recording.poll_counts());
             let replay = PmiReplay::adopted(one, polls, Instant::now());
-            let config = self.images.spare_config.clone().filter(|_| recording.is_some());
+            let config = images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
-            let mut rank = LocalRank::vacant(one.rank, recording, new_statistics_page());
+            let mut rank = LocalRank::vacant(one.rank, recording, StatisticsPage::shared());
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);
             // The agent restores the rank from an image, or starts the program, in its next round.
             rank.restore = Some(Restore::begin(&mut rank, None, &one.images));
-            self.ranks.push(rank);
+            ranks.push(rank);
         }
         Ok(())
     }

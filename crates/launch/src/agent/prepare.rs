@@ -5,40 +5,47 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 
-use super::Agent;
+use super::parent_agent::ParentAgent;
 use crate::control::spawn_order::Task;
 use crate::control::{Job, Message, Node};
 use crate::mpi::{self, ProgramPlan};
 
-impl Agent {
-    /// Plans of the programs that ranks of this host run, by application number.
-    pub(super) fn plans(&mut self, job: &Job, node: &Node) -> Result<BTreeMap<u32, ProgramPlan>> {
-        let mut plans = BTreeMap::new();
-        for rank in node.first_rank..node.first_rank + node.rank_count {
-            let (appnum, task) = job.application(rank);
-            if plans.contains_key(&appnum) {
-                continue;
-            }
-            let plan = self.plan(task, job, node)?;
-            // Only the node with the first rank of a program reports its notes.
-            if rank == 0 || job.application(rank - 1).0 != appnum {
-                let lines = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
-                lines.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
-            }
-            plans.insert(appnum, plan);
+/// Plans of the programs that ranks of this host run, by application number.
+pub(super) fn plans(
+    job: &Job,
+    node: &Node,
+    parent: &mut ParentAgent,
+) -> Result<BTreeMap<u32, ProgramPlan>> {
+    let mut plans = BTreeMap::new();
+    for rank in node.first_rank..node.first_rank + node.rank_count {
+        let (appnum, task) = job.application(rank);
+        if plans.contains_key(&appnum) {
+            continue;
         }
-        check_one_library(plans.values())?;
-        Ok(plans)
+        let plan = plan(task, job, node, parent)?;
+        // Only the node with the first rank of a program reports its notes.
+        if rank == 0 || job.application(rank - 1).0 != appnum {
+            let lines = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
+            lines.for_each(|text| parent.note(text.clone()));
+        }
+        plans.insert(appnum, plan);
     }
+    check_one_library(plans.values())?;
+    Ok(plans)
+}
 
-    /// The plan of one program.
-    pub(super) fn plan(&mut self, task: &Task, job: &Job, node: &Node) -> Result<ProgramPlan> {
-        let plan = mpi::prepare(task, job)?;
-        if let Some(text) = plan.advice.clone() {
-            self.parent.send(&Message::Advice { node: node.name.clone(), text });
-        }
-        Ok(plan)
+/// The plan of one program.
+pub(super) fn plan(
+    task: &Task,
+    job: &Job,
+    node: &Node,
+    parent: &mut ParentAgent,
+) -> Result<ProgramPlan> {
+    let plan = mpi::prepare(task, job)?;
+    if let Some(text) = plan.advice.clone() {
+        parent.send(&Message::Advice { node: node.name.clone(), text });
     }
+    Ok(plan)
 }
 
 /// Checks that all programs use the same MPI library, because ranks of different MPI libraries

@@ -1,7 +1,6 @@
 //! One rank of this host: its process, its PMI socket and its three standard streams.
 
 use std::collections::VecDeque;
-use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -19,14 +18,15 @@ use rustix::io::Errno;
 use super::checkpoint_scheduler::{CheckpointScheduler, QuiesceSocket};
 use super::contact::Contact;
 use super::input::Stdin;
+use super::parent_agent::ParentAgent;
 use super::pmi_replay::{PmiReplay, PollCounts};
-use super::rank_recording::RankRecording;
+use super::rank_recording::{RankRecording, same_length};
 use super::restore::Restore;
 use super::statistics_page::StatisticsPage;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, ReplayPosition, UnpackedImage};
 use crate::checkpoint::criu::{self, ExternalInodes, InheritedFds};
 use crate::control::spawn_order::Task;
-use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
+use crate::control::{Ending, Job, Message, Node, PIECE_BYTES_MAX, Stream};
 use crate::control_stream::set_nonblocking;
 use crate::mpi;
 use crate::pmi::wire::{Input, LineReader, WireError};
@@ -70,6 +70,24 @@ pub struct LaunchSpec<'a> {
     pub pid: Option<u32>,
 }
 
+/// A rank cannot be started for a reason that lies with this node.
+#[derive(Debug)]
+pub struct NodeSpecificError(String);
+
+impl NodeSpecificError {
+    pub fn error(why: anyhow::Error) -> anyhow::Error {
+        anyhow::Error::new(NodeSpecificError(format!("{why:#}")))
+    }
+}
+
+impl std::error::Error for NodeSpecificError {}
+
+impl std::fmt::Display for NodeSpecificError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
 pub struct LocalRank {
     /// The process index, by which all processes outside the rank's group name it.
     pub rank: u32,
@@ -91,6 +109,11 @@ pub struct LocalRank {
     /// Whether the rank has contacted its process manager, and which processes it runs until then.
     pub contact: Contact,
     pub pmi: Option<PmiSocket>,
+    pub streams: StandardStreams,
+}
+
+/// The agent's ends of a rank's standard streams.
+pub struct StandardStreams {
     /// Standard input of the rank, if it is rank 0.
     pub input: Stdin,
     stdout: Option<OwnedFd>,
@@ -169,12 +192,14 @@ impl LocalRank {
             quiesce_socket,
             contact: Contact::new(start.plan, job.size, Instant::now()),
             pmi: Some(PmiSocket::new(ours.into())?),
-            input: Stdin::new(
-                child.stdin.take().map(nonblocking).transpose()?,
-                start.incarnation.is_some(),
-            ),
-            stdout: child.stdout.take().map(nonblocking).transpose()?,
-            stderr: Some(nonblocking(stderr)?),
+            streams: StandardStreams {
+                input: Stdin::new(
+                    child.stdin.take().map(nonblocking).transpose()?,
+                    start.incarnation.is_some(),
+                ),
+                stdout: child.stdout.take().map(nonblocking).transpose()?,
+                stderr: Some(nonblocking(stderr)?),
+            },
         })
     }
 
@@ -187,7 +212,7 @@ impl LocalRank {
         unpacked: &UnpackedImage,
     ) -> Result<(LocalRank, u32)> {
         let ReplayPosition { read, recording_bytes, .. } = image.header.replay_position;
-        if !self.input.has(read) {
+        if !self.streams.input.has(read) {
             bail!("what it had read of standard input since is not kept any more");
         }
         self.recording.as_ref().map_or(Ok(()), |record| record.check_position(recording_bytes))?;
@@ -219,9 +244,11 @@ impl LocalRank {
                 inodes: inherited.inodes()?,
             }),
             pmi: Some(PmiSocket::new(ours.into())?),
-            input: Stdin::new(stdin.map(nonblocking).transpose()?, true),
-            stdout: Some(nonblocking(stdout)?),
-            stderr: Some(nonblocking(stderr)?),
+            streams: StandardStreams {
+                input: Stdin::new(stdin.map(nonblocking).transpose()?, true),
+                stdout: Some(nonblocking(stdout)?),
+                stderr: Some(nonblocking(stderr)?),
+            },
             ..LocalRank::vacant(self.rank, self.recording.clone(), self.statistics_page.clone())
         };
         rank.resume(image.header.number, start, kept)?;
@@ -264,9 +291,7 @@ impl LocalRank {
             quiesce_socket: None,
             contact: Contact::default(),
             pmi: None,
-            input: Stdin::new(None, true),
-            stdout: None,
-            stderr: None,
+            streams: StandardStreams { input: Stdin::new(None, true), stdout: None, stderr: None },
         }
     }
 
@@ -280,6 +305,28 @@ impl LocalRank {
         self.ending.is_none() && self.replay.as_ref().is_some_and(PmiReplay::is_replaying)
     }
 
+    /// Sends the new part of the rank's record to the agent above, ahead of everything that follows
+    /// from it. The caller has read the rank's pipes and PMI requests before.
+    pub fn send_recording_updates(&self, parent: &mut ParentAgent) {
+        if !parent.is_replicated_for_spare() {
+            return;
+        }
+        let recording = self.recording.as_ref().filter(|_| self.replay.is_some());
+        let updates = recording.map_or(Vec::new(), |recording| recording.updates(self.rank));
+        for update in updates {
+            parent.send(&Message::RecordingUpdate(Box::new(update)));
+        }
+    }
+
+    /// Takes over the standard input of the last incarnation; the rank reads from byte `at` on.
+    pub fn inherit_input(&mut self, old: &mut LocalRank, at: u64) {
+        let pipe =
+            std::mem::replace(&mut self.streams.input, std::mem::take(&mut old.streams.input));
+        self.streams.input.begin(at, pipe);
+    }
+}
+
+impl StandardStreams {
     pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.stdout.iter().chain(&self.stderr).map(AsFd::as_fd)
     }
@@ -296,12 +343,6 @@ impl LocalRank {
         for (stream, slot) in streams {
             read_pieces(slot, pieces, |bytes| take(stream, bytes));
         }
-    }
-
-    /// Takes over the standard input of the last incarnation; the rank reads from byte `at` on.
-    pub fn inherit_input(&mut self, old: &mut LocalRank, at: u64) {
-        let pipe = std::mem::replace(&mut self.input, std::mem::take(&mut old.input));
-        self.input.begin(at, pipe);
     }
 }
 
@@ -419,11 +460,6 @@ fn descriptor(start: &LaunchSpec, number: RawFd) -> String {
         Some(_) => same_length(number),
         None => number.to_string(),
     }
-}
-
-/// A number as text, padded to nine digits.
-pub fn same_length(number: impl Display) -> String {
-    format!("{number:09}")
 }
 
 /// Bytes to which names of nodes and addresses are padded in the environment of a rank that may

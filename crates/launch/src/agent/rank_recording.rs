@@ -12,6 +12,7 @@
 //! of updates ends within an entry of the record.
 
 use std::cell::{Cell, RefCell};
+use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -29,7 +30,6 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::held_files::HeldFiles;
 use super::pmi_replay::PollCounts;
-use super::rank::same_length;
 use crate::control::Job;
 use crate::control::rank_state::RecordingUpdate;
 use crate::mpi::{self, Environment};
@@ -470,6 +470,11 @@ fn new_memory_file() -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("landbridge-recording", MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, NONDETERMINISM_BYTES as u64)?;
     Ok(sys::out_of_the_way(file))
+}
+
+/// A number as text, padded to nine digits.
+pub fn same_length(number: impl Display) -> String {
+    format!("{number:09}")
 }
 
 #[cfg(test)]

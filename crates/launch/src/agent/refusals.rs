@@ -5,11 +5,10 @@
 
 use anyhow::{Result, bail};
 
-use super::Agent;
+use super::parent_agent::ParentAgent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::rank::LocalRank;
 use super::rank_recording::RankRecording;
-use crate::control::Message;
 use crate::limits;
 use crate::mpi::ProgramPlan;
 
@@ -49,47 +48,49 @@ fn unseen_text(plan: &ProgramPlan) -> Option<String> {
     plan.unrecorded.map(|why| format!("what {program} does with files is not seen ({why})"))
 }
 
-impl Agent {
-    /// Forbids the restart of a rank that is about to start this program, if the interposer is not
-    /// loaded into the program.
-    pub(super) fn forbid_unseen(
-        &mut self,
-        rank: u32,
-        recording: Option<&RankRecording>,
-        plan: &ProgramPlan,
-    ) {
-        if let Some((recording, reason)) = recording.zip(unseen_text(plan)) {
-            self.forbid_restart(rank, recording, &reason);
-        }
+/// Forbids the restart of a rank that is about to start this program, if the interposer is not
+/// loaded into the program.
+pub(super) fn forbid_unseen(
+    rank: u32,
+    recording: Option<&RankRecording>,
+    plan: &ProgramPlan,
+    parent: &mut ParentAgent,
+) {
+    if let Some((recording, reason)) = recording.zip(unseen_text(plan)) {
+        forbid_restart(rank, recording, &reason, parent);
     }
+}
 
+fn forbid_restart(
+    rank: u32,
+    recording: &RankRecording,
+    reason: &str,
+    parent: &mut ParentAgent,
+) -> bool {
+    let is_new = recording.forbid_restart(reason);
+    if is_new {
+        let text =
+            format!("rank {rank}: {reason}: if this process is killed it cannot be restarted");
+        parent.note(limits::advise(text));
+    }
+    is_new
+}
+
+impl LocalRank {
     /// Handles a sign of life of a rank in whose process the interposer should be loaded by now.
     /// Nothing has recorded what the process has done so far if the interposer is not loaded.
-    pub(super) fn check_attached(&mut self, index: usize) {
-        let rank = &self.ranks[index];
-        let (Some(recording), Some(replay)) = (rank.recording.clone(), &rank.replay) else {
-            return;
-        };
+    pub fn check_attached(&self, parent: &mut ParentAgent) {
+        let (Some(recording), Some(replay)) = (&self.recording, &self.replay) else { return };
         if recording.is_attached(replay.incarnation()) {
             return;
         }
-        let (number, restarts) = (rank.rank, replay.restarts);
+        let (number, restarts) = (self.rank, replay.restarts);
         let reason = "nothing has recorded what it does with files: \
                       liblandbridge_interpose.so was not loaded";
-        let is_new = self.forbid_restart(number, &recording, reason);
+        let is_new = forbid_restart(number, recording, reason, parent);
         if is_new && restarts > 0 {
             // The incarnation has not replayed, so it has repeated effects.
-            self.fail(format!("rank {number}, incarnation {restarts}: {reason}"));
+            parent.fail(format!("rank {number}, incarnation {restarts}: {reason}"));
         }
-    }
-
-    fn forbid_restart(&mut self, rank: u32, recording: &RankRecording, reason: &str) -> bool {
-        let is_new = recording.forbid_restart(reason);
-        if is_new {
-            let text =
-                format!("rank {rank}: {reason}: if this process is killed it cannot be restarted");
-            self.parent.send(&Message::Note { text: limits::advise(text) });
-        }
-        is_new
     }
 }

@@ -21,7 +21,7 @@ use landbridge_proto::setting::{RECOVER, RECOVER_DIR, Setting, Value};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::state_transfer::FencedRecording;
+use super::parent_agent::ParentAgent;
 
 use crate::control::{Ending, Message};
 use crate::control_stream::set_nonblocking;
@@ -67,6 +67,17 @@ pub struct RelayProcess {
     /// ranks may move.
     transfer_file: Option<File>,
     fenced: Option<FencedRecording>,
+}
+
+/// What the relay has of the record of a fenced rank: the entries lie in the file that the relay
+/// shares with this agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FencedRecording {
+    pub rank: u32,
+    pub first: u64,
+    pub bytes: u64,
+    pub polls: u64,
+    pub is_full: bool,
 }
 
 /// A query that the relay has received, and the lines of its answer so far.
@@ -314,6 +325,67 @@ impl RelayProcess {
         }
         if !self.ended {
             sys::kill(self.pid, libc::SIGKILL);
+        }
+    }
+}
+
+/// The cluster's relay, as the agent of its host serves it.
+#[derive(Default)]
+pub struct RelayService {
+    /// The relay, if it runs on this node.
+    pub process: Option<RelayProcess>,
+    /// `HOST:PORT` of the cluster's relay, empty without one.
+    pub address: String,
+}
+
+impl RelayService {
+    pub fn start(&mut self, config: &str, parent: &mut ParentAgent) {
+        let assignment = parent.assignment.as_ref();
+        let cluster = assignment.map_or("?", |own| own.node.cluster_name.as_str());
+        let variables = assignment.map_or(&[][..], |own| &own.job.environment);
+        let may_move_ranks = parent.may_move_ranks() && parent.has_spares();
+        match RelayProcess::start(config, cluster, variables, may_move_ranks) {
+            Ok(relay) => self.process = Some(relay),
+            Err(error) => {
+                let text = format!("cannot start the relay of {cluster}: {error:#}");
+                parent.fail(text);
+            }
+        }
+    }
+
+    /// Passes a log query to the relay; without a relay, or if the relay takes no query, the answer
+    /// is empty.
+    pub fn query_log(&mut self, serial: u32, question: &str, parent: &mut ParentAgent) {
+        if !self.process.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
+            parent.send(&Message::LogStatus { serial, lines: String::new() });
+        }
+    }
+
+    /// Checks ranks whose log the relay has restarted at an image: the user reads at once of ranks
+    /// on this node whose image is whole by now. `whole`: the number of the newest such image of a
+    /// rank, or 0.
+    pub fn check_recoverable_again(
+        &mut self,
+        whole: impl Fn(u32) -> u64,
+        parent: &mut ParentAgent,
+    ) {
+        let Some(recoverable) = self.process.as_ref().map(|relay| relay.recoverable.clone()) else {
+            return;
+        };
+        for rank in recoverable {
+            self.report_recoverable_again(rank, whole(rank), parent);
+        }
+    }
+
+    /// Reports that the rank can be restarted again, if the relay had dropped the rank's log for
+    /// lack of space and has restarted the log at the rank's newest image. `number`: the number of
+    /// that image, or 0: without a whole image nothing is reported.
+    pub fn report_recoverable_again(&mut self, rank: u32, number: u64, parent: &mut ParentAgent) {
+        let has_begun = |relay: &mut RelayProcess| relay.recoverable.remove(&rank);
+        if number > 0 && self.process.as_mut().is_some_and(has_begun) {
+            parent.note(format!(
+                "of rank {rank} everything is kept from its last checkpoint on: it can come back again"
+            ));
         }
     }
 }

@@ -30,13 +30,12 @@ use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
 use super::rank::LocalRank;
-use super::{Agent, Phase};
 use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
 use crate::checkpoint::criu;
 use crate::checkpoint::object_store::ObjectStore;
+use crate::control::Ending;
 use crate::control::rank_state::CheckpointLocation;
-use crate::control::{Ending, Message};
 use crate::sys;
 
 /// Attempts to restore from one image.
@@ -55,7 +54,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub struct Restore {
     /// How the last incarnation has ended, in words for the user; `None` for a rank that comes from
     /// another node, because the launcher reports its move.
-    how: Option<String>,
+    pub how: Option<String>,
     deadline: Instant,
     /// Images that are not tried yet, newest first.
     remaining: VecDeque<CheckpointImage>,
@@ -157,7 +156,7 @@ impl Restore {
     }
 
     /// Process id of CRIU while CRIU runs.
-    fn criu(&self) -> Option<u32> {
+    pub fn criu(&self) -> Option<u32> {
         match &self.step {
             RestoreStep::Restoring(it) if it.ended.is_none() => Some(it.criu),
             _ => None,
@@ -440,58 +439,6 @@ fn locate_images(
         })
     };
     locations.iter().map(|one| find(one).with_context(|| one.path.clone())).collect()
-}
-
-impl Agent {
-    /// Passes the end of `pid` to the restore whose CRIU or restored process it is; returns whether
-    /// there was one.
-    pub(super) fn note_restore_exit(&mut self, pid: u32, ending: Ending) -> bool {
-        let mut restores = self.ranks.iter_mut().filter_map(|rank| rank.restore.as_mut());
-        restores.any(|restore| restore.note_exit(pid, ending))
-    }
-
-    /// Advances the restore of each rank that is being restored.
-    pub(super) fn advance_restores(&mut self) {
-        for index in 0..self.ranks.len() {
-            let Some(mut restore) = self.ranks[index].restore.take() else { continue };
-            if self.course.phase != Phase::Working {
-                restore.stop();
-                self.course.unreported.push(index);
-                continue;
-            }
-            let unrelated = self.unrelated();
-            let (old, parent) = (&mut self.ranks[index], &mut self.parent);
-            let mut report = |text| parent.send(&Message::Note { text });
-            let mut context = RestoreContext { unrelated: &unrelated, report: &mut report };
-            match restore.advance(old, &mut context) {
-                RestoreOutcome::Busy => self.ranks[index].restore = Some(restore),
-                RestoreOutcome::Restored(rank, image, early) => {
-                    self.put_in_place(index, *rank);
-                    self.report_restart(index, restore.how.as_deref(), Ok(Some(image)));
-                    if let Some(ending) = early {
-                        self.handle_ending(index, ending);
-                    }
-                }
-                RestoreOutcome::NoUsableImage => {
-                    let outcome = self.restart_from_start(index).map(|()| None);
-                    if !self.report_restart(index, restore.how.as_deref(), outcome) {
-                        self.course.unreported.push(index);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Process ids that do not belong to a rank that has ended.
-    fn unrelated(&self) -> Vec<u32> {
-        let mut unrelated = self.own_processes();
-        for rank in &self.ranks {
-            unrelated.extend(rank.ending.is_none().then_some(rank.pid));
-            unrelated.extend(rank.scheduler.as_ref().and_then(CheckpointScheduler::criu));
-            unrelated.extend(rank.restore.as_ref().and_then(Restore::criu));
-        }
-        unrelated
-    }
 }
 
 #[cfg(test)]

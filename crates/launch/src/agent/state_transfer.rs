@@ -24,28 +24,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::Agent;
 use super::rank_recording::PIECE_BYTES;
-use super::replicated_rank_state::ReplicatedRecording;
-use super::state::NodeFailover;
+use super::relay::{FencedRecording, RelayProcess};
+use super::replicated_rank_state::{ReplicatedRankStates, ReplicatedRecording};
 use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Message, Node};
-use crate::control_stream::BACKLOG_BYTES_MAX;
+use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
 
 /// Time after which the agent repeats a fence order: a relay drops what it prints while no one
 /// reads its output.
 const FENCE_RETRY_AFTER: Duration = Duration::from_secs(2);
-
-/// What the relay has of the record of a fenced rank: the entries lie in the file that the relay
-/// shares with this agent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FencedRecording {
-    pub rank: u32,
-    pub first: u64,
-    pub bytes: u64,
-    pub polls: u64,
-    pub is_full: bool,
-}
 
 /// A transfer in progress.
 pub struct StateTransfer {
@@ -70,6 +58,15 @@ enum TransferStage {
     /// The record of the first remaining rank is sent up to this position; `None`: nothing of the
     /// record is sent yet.
     Sending(FencedRecording, Option<u64>),
+}
+
+/// What one step of a transfer has led to.
+pub enum TransferOutcome {
+    /// The transfer waits for the relay, for the other agent, or for the end of effects.
+    Waiting,
+    Advanced,
+    /// The other agent has received the records of all ranks.
+    Complete,
 }
 
 impl StateTransfer {
@@ -102,6 +99,55 @@ impl StateTransfer {
     pub fn redirect(&mut self, to: usize) {
         (self.to, self.stage) = (to, TransferStage::Fence);
         self.remaining = self.ranks.iter().copied().collect();
+    }
+
+    /// Advances the transfer by one step, with the relay and the stream to the agent that takes the
+    /// ranks.
+    pub fn advance(
+        &mut self,
+        replicas: &mut ReplicatedRankStates,
+        relay: &mut RelayProcess,
+        stream: &mut ControlStream,
+    ) -> Result<TransferOutcome> {
+        if self.begins_at().is_some() {
+            return Ok(TransferOutcome::Waiting);
+        }
+        let Some(&rank) = self.remaining.front() else { return Ok(TransferOutcome::Complete) };
+        match &mut self.stage {
+            TransferStage::Fencing(at) if at.elapsed() < FENCE_RETRY_AFTER => {
+                let Some(fenced) = relay.take_fenced(rank) else {
+                    return Ok(TransferOutcome::Waiting);
+                };
+                self.stage = TransferStage::Sending(fenced, None);
+            }
+            TransferStage::Fence | TransferStage::Fencing(_) => {
+                // This drops a partial batch of another lost node to which the rank was transferred
+                // as well.
+                replicas.drop_partial_batch(rank);
+                relay.fence(rank, replicas.next_first_incarnation(rank));
+                self.stage = TransferStage::Fencing(Instant::now());
+            }
+            TransferStage::Sending(..) if stream.backlog_bytes() >= BACKLOG_BYTES_MAX => {
+                return Ok(TransferOutcome::Waiting);
+            }
+            TransferStage::Sending(fenced, at) => {
+                let nothing = ReplicatedRecording::default();
+                let recording = replicas.recording(rank).unwrap_or(&nothing);
+                match next_update(fenced, recording, relay.transfer_file()?, *at)? {
+                    Some((update, next)) => {
+                        // The agent that takes the rank sends only what comes after this piece.
+                        replicas.handle_recording_update(update.clone());
+                        stream.send(&Message::RecordingUpdate(Box::new(update)));
+                        *at = Some(next);
+                    }
+                    None => {
+                        self.remaining.pop_front();
+                        self.stage = TransferStage::Fence;
+                    }
+                }
+            }
+        }
+        Ok(TransferOutcome::Advanced)
     }
 }
 
@@ -141,76 +187,8 @@ fn next_update(
     Ok(Some((RecordingUpdate { from, reads, polls, is_full, continues: next < end, ..rest }, next)))
 }
 
-impl Agent {
-    /// Advances the first of the transfers in progress as far as possible.
-    pub(super) fn advance_transfers(&mut self) {
-        while self.is_running() && !self.failover.transfers.is_empty() {
-            match self.advance_transfer() {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => {
-                    return self.fail(format!("ranks cannot go on on another node: {error:#}"));
-                }
-            }
-        }
-    }
-
-    /// Advances the first transfer by one step. Returns false if the transfer waits for the relay,
-    /// for the other agent, or for the end of effects.
-    fn advance_transfer(&mut self) -> Result<bool> {
-        let Self { failover, relay, children, .. } = self;
-        let NodeFailover { transfers, replicas, .. } = failover;
-        let (Some(transfer), Some(relay)) = (transfers.first_mut(), &mut relay.process) else {
-            return Ok(false);
-        };
-        if transfer.begins_at().is_some() {
-            return Ok(false);
-        }
-        let Some(&rank) = transfer.remaining.front() else {
-            let transfer = self.failover.transfers.remove(0);
-            self.move_ranks(transfer);
-            return Ok(true);
-        };
-        let stream = &mut children[transfer.to].process.stream;
-        match &mut transfer.stage {
-            TransferStage::Fencing(at) if at.elapsed() < FENCE_RETRY_AFTER => {
-                let Some(fenced) = relay.take_fenced(rank) else { return Ok(false) };
-                transfer.stage = TransferStage::Sending(fenced, None);
-            }
-            TransferStage::Fence | TransferStage::Fencing(_) => {
-                // This drops a partial batch of another lost node to which the rank was transferred
-                // as well.
-                replicas.drop_partial_batch(rank);
-                relay.fence(rank, replicas.next_first_incarnation(rank));
-                transfer.stage = TransferStage::Fencing(Instant::now());
-            }
-            TransferStage::Sending(..) if stream.backlog_bytes() >= BACKLOG_BYTES_MAX => {
-                return Ok(false);
-            }
-            TransferStage::Sending(fenced, at) => {
-                let nothing = ReplicatedRecording::default();
-                let recording = replicas.recording(rank).unwrap_or(&nothing);
-                match next_update(fenced, recording, relay.transfer_file()?, *at)? {
-                    Some((update, next)) => {
-                        // The agent that takes the rank sends only what comes after this piece.
-                        replicas.handle_recording_update(update.clone());
-                        stream.send(&Message::RecordingUpdate(Box::new(update)));
-                        *at = Some(next);
-                    }
-                    None => {
-                        transfer.remaining.pop_front();
-                        transfer.stage = TransferStage::Fence;
-                    }
-                }
-            }
-        }
-        Ok(true)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::replicated_rank_state::ReplicatedRankStates;
     use super::*;
 
     /// All pieces of a record, joined, and their number.

@@ -1,33 +1,24 @@
 //! The statistics pages of this host's ranks ([`landbridge_proto::statistics_page`]): memory in
 //! which each rank reports the state of its paths.
 //!
-//! In: a query of the launcher, and the texts that ranks write. Out: one message with the paths of
-//! all ranks. The agent writes a query number into every page, and the query ends when every rank
-//! has answered or after [`ANSWER_WAIT_MAX`], because ranks that compute do not answer.
+//! In: the number of a query. Out: the texts that the rank has written, with the number of the
+//! query that each text answers.
 //!
 //! What may never happen: the content of a page, which its rank has written, is trusted.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use landbridge_proto::statistics_page::{
-    IN_USE_AT, LENGTH_AT, MAGIC, REPLY_AT, REQUEST_AT, SLOTS, STATISTICS_PAGE_BYTES, TEXT_AT,
-    TEXT_BYTES_MAX, VERSION_AT, slot_at,
+    IN_USE_AT, LENGTH_AT, MAGIC, OPENED_AT, REPLY_AT, REQUEST_AT, SLOTS, STATISTICS_PAGE_BYTES,
+    TEXT_AT, TEXT_BYTES_MAX, VERSION_AT, slot_at,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::{pread, pwrite};
 
-use super::Agent;
-use crate::control::Message;
-use crate::ps::paths::Paths;
 use crate::sys;
 
-/// Longest wait for answers. Ranks inside MPI read their page about every millisecond; the machine
-/// may be busy.
-const ANSWER_WAIT_MAX: Duration = Duration::from_millis(400);
-/// Pause between two checks of pages that are not answered.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Attempts to read a text that its rank changes during the read.
 const READ_ATTEMPTS_MAX: u32 = 8;
 
@@ -35,16 +26,9 @@ const READ_ATTEMPTS_MAX: u32 = 8;
 pub struct StatisticsPage(OwnedFd);
 
 /// The text of one endpoint of a rank, and the number of the query that it answers.
-struct EndpointStatistics {
-    answered: u64,
-    text: String,
-}
-
-/// A query in progress.
-pub struct PathQuery {
-    serial: u32,
-    rows_max: usize,
-    until: Instant,
+pub struct EndpointStatistics {
+    pub answered: u64,
+    pub text: String,
 }
 
 impl StatisticsPage {
@@ -56,15 +40,26 @@ impl StatisticsPage {
         Ok(StatisticsPage(sys::out_of_the_way(file)))
     }
 
+    /// A page for all incarnations of a rank; `None` on error, because a rank can run without its
+    /// statistics page.
+    pub fn shared() -> Option<Rc<StatisticsPage>> {
+        StatisticsPage::new().ok().map(Rc::new)
+    }
+
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    fn ask(&self, number: u64) {
+    /// Whether the process has ever opened an endpoint of the provider.
+    pub fn is_opened(&self) -> bool {
+        self.word(OPENED_AT) != 0
+    }
+
+    pub fn ask(&self, number: u64) {
         let _ = pwrite(&self.0, &number.to_ne_bytes(), REQUEST_AT as u64);
     }
 
-    pub(super) fn word(&self, at: usize) -> u64 {
+    fn word(&self, at: usize) -> u64 {
         let mut word = [0; 8];
         match pread(&self.0, &mut word[..], at as u64) {
             Ok(8) => u64::from_ne_bytes(word),
@@ -78,7 +73,7 @@ impl StatisticsPage {
 
     /// The texts of the rank's endpoints. The rank has written them itself, so nothing in them is
     /// trusted.
-    fn statistics(&self) -> Vec<EndpointStatistics> {
+    pub fn statistics(&self) -> Vec<EndpointStatistics> {
         let taken = (0..SLOTS).map(slot_at).filter(|at| StatisticsPage::is_taken(at, self));
         taken.filter_map(|at| self.endpoint_statistics(at)).collect()
     }
@@ -97,63 +92,6 @@ impl StatisticsPage {
             }
         }
         None
-    }
-}
-
-impl PathQuery {
-    /// When to check the pages again.
-    pub fn next_time(&self) -> Instant {
-        self.until.min(Instant::now() + POLL_INTERVAL)
-    }
-}
-
-impl Agent {
-    /// Queries the ranks of this host, and the agents below.
-    pub(super) fn begin_path_query(&mut self, serial: u32, rows_max: u32) {
-        for child in &mut self.children {
-            child.process.stream.send(&Message::QueryPaths { serial, rows_max });
-        }
-        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
-            rank.statistics_page
-                .iter()
-                .for_each(|statistics_page| statistics_page.ask(u64::from(serial)));
-        }
-        let until = Instant::now() + ANSWER_WAIT_MAX;
-        self.path_query = Some(PathQuery { serial, rows_max: rows_max as usize, until });
-    }
-
-    /// Sends the paths to the launcher, once all ranks have answered or the time is over.
-    pub(super) fn advance_path_query(&mut self) {
-        let Some(path_query) = &self.path_query else { return };
-        let serial = u64::from(path_query.serial);
-        let mut paths = Paths::default();
-        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
-            let statistics = rank
-                .statistics_page
-                .as_ref()
-                .map(|statistics_page| statistics_page.statistics())
-                .unwrap_or_default();
-            let has_answered =
-                statistics.iter().all(|endpoint_statistics| endpoint_statistics.answered == serial);
-            match has_answered && !statistics.is_empty() {
-                true => paths.ranks += 1,
-                false => paths.add_unanswered(rank.rank),
-            }
-            for endpoint_statistics in &statistics {
-                paths.add_statistics(
-                    rank.rank,
-                    &endpoint_statistics.text,
-                    endpoint_statistics.answered != serial,
-                );
-            }
-        }
-        if paths.unanswered_count > 0 && Instant::now() < path_query.until {
-            return;
-        }
-        paths.cut(path_query.rows_max);
-        let (serial, paths) = (path_query.serial, Box::new(paths));
-        self.path_query = None;
-        self.parent.send(&Message::Paths { serial, paths });
     }
 }
 

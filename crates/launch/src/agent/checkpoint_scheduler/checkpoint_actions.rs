@@ -8,17 +8,16 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use super::super::image_service::ImageService;
+use super::super::input;
+use super::super::parent_agent::ParentAgent;
 use super::super::pmi_replay::PmiReplay;
 use super::super::rank::LocalRank;
-use super::super::relay::RelayProcess;
-use super::super::{Agent, Phase, input};
+use super::super::relay::RelayService;
 use super::disk_tasks::{self, ImageFolder, SealedImage};
 use super::quiesce_socket::{QuiesceReply, QuiesceSocket};
 use super::unrestorable::unrestorable;
-use super::{
-    CheckpointRequester, CheckpointScheduler, CheckpointState, DUMP_MAX, Dump, FAILURES_MAX,
-    FIRST_POLL_RETRY,
-};
+use super::{CheckpointScheduler, CheckpointState, DUMP_MAX, Dump, FAILURES_MAX, FIRST_POLL_RETRY};
 use crate::checkpoint::checkpoint_image::{ImageHeader, ReplayPosition};
 use crate::checkpoint::criu;
 use crate::control::rank_state::RankUpdate;
@@ -26,43 +25,45 @@ use crate::control::{Ending, Message};
 use crate::ps::paths;
 use crate::sys;
 
-impl Agent {
-    pub(in super::super) fn note_criu(&mut self, pid: u32, ending: Ending) -> bool {
-        let mut schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
-        schedulers.any(|scheduler| scheduler.note_exit(pid, ending))
-    }
+/// What a rank's checkpoint needs next from the agent's loop.
+pub enum CheckpointStep {
+    Nothing,
+    /// An image is due: the loop counts the bytes of all images of this node.
+    Due,
+    /// The rank has quiesced at this position: the loop reads everything that the rank has said,
+    /// and prepares the image.
+    Quiesced([u64; 4]),
+}
 
-    /// Advances the checkpoint scheduler of each rank.
-    pub(in super::super) fn advance_checkpoints(&mut self) {
-        for index in 0..self.ranks.len() {
-            if self.course.phase != Phase::Working {
-                return;
+/// What one rank's checkpoint touches in one round of the agent's loop.
+pub struct CheckpointRound<'a> {
+    pub rank: &'a mut LocalRank,
+    pub images: &'a mut ImageService,
+    pub relay: &'a mut RelayService,
+    pub parent: &'a mut ParentAgent,
+}
+
+impl CheckpointRound<'_> {
+    /// Reports the outcome of this round.
+    pub fn end(&mut self, outcome: Result<()>) {
+        self.report_overdue();
+        self.report_checkpoint();
+        let Err(error) = outcome else { return };
+        let mut text = format!("rank {} has no checkpoint: {error:#}", self.rank.rank);
+        if let Some(scheduler) = &mut self.rank.scheduler {
+            scheduler.failures += 1;
+            if scheduler.failures >= FAILURES_MAX {
+                text += "; no more are tried";
             }
-            if self.ranks[index].scheduler.is_none() || self.ranks[index].ending.is_some() {
-                continue;
-            }
-            let outcome = self.advance_checkpoint(index);
-            self.report_overdue(index);
-            self.report_checkpoint(index);
-            if let Err(error) = outcome {
-                let rank = &mut self.ranks[index];
-                let mut text = format!("rank {} has no checkpoint: {error:#}", rank.rank);
-                if let Some(scheduler) = &mut rank.scheduler {
-                    scheduler.failures += 1;
-                    if scheduler.failures >= FAILURES_MAX {
-                        text += "; no more are tried";
-                    }
-                    scheduler.schedule_next();
-                    scheduler.state = CheckpointState::Idle;
-                }
-                self.parent.send(&Message::Note { text });
-            }
+            scheduler.schedule_next();
+            scheduler.state = CheckpointState::Idle;
         }
+        self.parent.note(text);
     }
 
-    fn report_checkpoint(&mut self, index: usize) {
-        let is_replicated = self.is_replicated();
-        let rank = &mut self.ranks[index];
+    fn report_checkpoint(&mut self) {
+        let is_replicated = self.parent.is_replicated();
+        let rank = &mut *self.rank;
         let images = rank
             .scheduler
             .as_mut()
@@ -70,67 +71,39 @@ impl Agent {
             .and_then(CheckpointScheduler::new_locations);
         if let Some(images) = images {
             let update = RankUpdate::Checkpoints { rank: rank.rank, images };
-            self.parent.send(&Message::RankUpdate(Box::new(update)));
+            self.parent.update_rank(update);
         }
         if let Some((number, bytes)) =
             rank.scheduler.as_mut().and_then(CheckpointScheduler::unreported_image)
         {
             let rank = rank.rank;
             self.parent.send(&Message::Checkpoint { rank, number, bytes });
-            self.report_recoverable_again(rank, number);
+            self.relay.report_recoverable_again(rank, number, self.parent);
         }
     }
 
-    /// Checks ranks whose log the relay has restarted at an image: the user reads at once of ranks
-    /// on this node whose image is whole by now.
-    pub(in super::super) fn check_recoverable_again(&mut self) {
-        let Some(recoverable) = self.relay.process.as_ref().map(|relay| relay.recoverable.clone())
-        else {
-            return;
-        };
-        for rank in recoverable {
-            let scheduler = self.ranks.iter().find(|it| it.rank == rank);
-            let scheduler = scheduler.and_then(|it| it.scheduler.as_ref());
-            let whole = scheduler.filter(|it| !it.is_busy()).map_or(0, |it| it.notices.reported);
-            self.report_recoverable_again(rank, whole);
-        }
-    }
-
-    /// Reports that the rank can be restarted again, if the relay had dropped the rank's log for
-    /// lack of space and has restarted the log at the rank's newest image. `number`: the number of
-    /// that image, or 0: without a whole image nothing is reported.
-    pub(in super::super) fn report_recoverable_again(&mut self, rank: u32, number: u64) {
-        let has_begun = |relay: &mut RelayProcess| relay.recoverable.remove(&rank);
-        if number > 0 && self.relay.process.as_mut().is_some_and(has_begun) {
-            let text = format!(
-                "of rank {rank} everything is kept from its last checkpoint on: it can come back again"
-            );
-            self.parent.send(&Message::Note { text });
-        }
-    }
-
-    fn report_overdue(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
+    fn report_overdue(&mut self) {
+        let rank = &mut *self.rank;
         let said =
             rank.scheduler.as_mut().and_then(|scheduler| scheduler.overdue_notice(Instant::now()));
         if let Some(said) = said {
-            self.parent.send(&Message::Note { text: format!("rank {} {said}", rank.rank) });
+            self.parent.note(format!("rank {} {said}", rank.rank));
         }
     }
 
-    /// Requests an image of the rank if one is due.
-    fn request_checkpoint(&mut self, index: usize) -> Result<()> {
-        let rank = &mut self.ranks[index];
+    /// Whether an image of the rank is due and may be requested.
+    fn check_due(&mut self) -> Result<CheckpointStep> {
+        let rank = &mut *self.rank;
         // Before its first poll the rank does not know yet from which request on it must quiesce.
         let has_begun = rank.poll_counts().is_none_or(|polls| polls.present > 0);
-        let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(()) };
+        let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(CheckpointStep::Nothing) };
         let read = || rank.recording.as_ref().map_or(0, |recording| recording.recorded());
         if !scheduler.is_due(read, Instant::now()) {
-            return Ok(());
+            return Ok(CheckpointStep::Nothing);
         }
         if !has_begun {
             scheduler.due = Instant::now() + FIRST_POLL_RETRY;
-            return Ok(());
+            return Ok(CheckpointStep::Nothing);
         }
         let refusal = rank.recording.as_ref().and_then(|recording| recording.refusal());
         let skipped = match (refusal, scheduler.child) {
@@ -141,44 +114,51 @@ impl Agent {
             _ => None,
         };
         if let Some(notice) = skipped {
-            self.report_skipped(index, notice);
-            return Ok(());
+            self.report_skipped(notice);
+            return Ok(CheckpointStep::Nothing);
         }
         if scheduler.kept.removals.is_full() {
             bail!("older ones are not gone yet: their disk does not answer");
         }
-        if !self.has_room_for_checkpoint(index) {
-            return Ok(());
+        Ok(CheckpointStep::Due)
+    }
+
+    /// Requests an image of the rank, if there is space for it. `taken`: the bytes of all images of
+    /// this node.
+    pub fn request(&mut self, taken: u64) {
+        if !self.has_space(taken) {
+            return;
         }
-        let rank = &mut self.ranks[index];
-        if let (Some(scheduler), Some(recording)) = (rank.scheduler.as_mut(), &rank.recording) {
+        if let (Some(scheduler), Some(recording)) =
+            (self.rank.scheduler.as_mut(), &self.rank.recording)
+        {
             scheduler.number += 1;
             recording.request_checkpoint(scheduler.number);
             scheduler.state = CheckpointState::Requested { since: Instant::now() };
         }
-        Ok(())
     }
 
-    fn report_skipped(&mut self, index: usize, notice: Option<String>) {
+    fn report_skipped(&mut self, notice: Option<String>) {
         if let Some(notice) = notice {
-            let text = format!("rank {} {notice}", self.ranks[index].rank);
-            self.parent.send(&Message::Note { text });
+            let text = format!("rank {} {notice}", self.rank.rank);
+            self.parent.note(text);
         }
     }
 
-    fn advance_checkpoint(&mut self, index: usize) -> Result<()> {
-        let rank = &mut self.ranks[index];
+    /// Advances the checkpoint as far as is possible without the agent's loop.
+    pub fn advance(&mut self) -> Result<CheckpointStep> {
+        let rank = &mut *self.rank;
         let is_replaying = rank.is_replaying();
-        let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(()) };
-        match &mut scheduler.state {
+        let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(CheckpointStep::Nothing) };
+        let outcome = match &mut scheduler.state {
             CheckpointState::Idle if is_replaying => Ok(()),
-            CheckpointState::Idle => self.request_checkpoint(index),
-            CheckpointState::Requested { .. } => self.handle_quiesce_reply(index),
+            CheckpointState::Idle => return self.check_due(),
+            CheckpointState::Requested { .. } => return self.handle_quiesce_reply(),
             CheckpointState::Preparing { thread, began, .. } => {
                 let is_over = thread.is_finished() || began.elapsed() >= DUMP_MAX;
-                if is_over { self.end_preparing(index) } else { Ok(()) }
+                if is_over { self.end_preparing() } else { Ok(()) }
             }
-            CheckpointState::Dumping(Dump { ended: Some(_), .. }) => self.seal_checkpoint(index),
+            CheckpointState::Dumping(Dump { ended: Some(_), .. }) => self.seal_checkpoint(),
             // The rank was killed meanwhile. The end of its process is not reported while CRIU
             // holds its threads, and CRIU waits for these threads.
             CheckpointState::Dumping(_) if sys::is_over(rank.pid) => {
@@ -193,7 +173,7 @@ impl Agent {
                 let CheckpointState::Sealing { thread } =
                     std::mem::replace(&mut scheduler.state, CheckpointState::Idle)
                 else {
-                    return Ok(());
+                    return Ok(CheckpointStep::Nothing);
                 };
                 let unreachable = scheduler.finish(thread)?;
                 if let (true, Some(image)) = (
@@ -203,44 +183,43 @@ impl Agent {
                     let (number, bytes) = (image.header.number, paths::bytes(image.bytes()));
                     let text =
                         format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
-                    self.parent.send(&Message::Note { text });
+                    self.parent.note(text);
                 }
-                self.report_unreachable(&unreachable);
+                self.images.report_unreachable(&unreachable, self.parent);
                 Ok(())
             }
             CheckpointState::Uploading { thread, .. } if thread.is_finished() => {
                 if let Some((number, uploaded)) = scheduler.finish_upload() {
                     let number = format!("checkpoint {number} of rank {}", rank.rank);
-                    self.report_unreachable(uploaded.as_deref().unwrap_or(&[]));
-                    self.report_store_state(&number, uploaded.map(drop));
+                    let unreachable = uploaded.as_deref().unwrap_or(&[]);
+                    self.images.report_unreachable(unreachable, self.parent);
+                    self.images.report_store_state(&number, uploaded.map(drop), self.parent);
                 }
                 Ok(())
             }
             CheckpointState::Sealing { .. }
             | CheckpointState::Uploading { .. }
             | CheckpointState::Disconnected { .. } => Ok(()),
-        }
+        };
+        outcome.map(|()| CheckpointStep::Nothing)
     }
 
     /// Reads the answer of a rank that was asked to quiesce.
-    fn handle_quiesce_reply(&mut self, index: usize) -> Result<()> {
-        let rank = &mut self.ranks[index];
+    fn handle_quiesce_reply(&mut self) -> Result<CheckpointStep> {
+        let rank = &mut *self.rank;
         match rank.quiesce_socket.as_ref().map_or(QuiesceReply::Closed, QuiesceSocket::read) {
             QuiesceReply::Quiesced(word) => {
                 if let Some(child) = rank.observed_child() {
-                    return self.resume_beside_child(index, child);
+                    self.resume_beside_child(child)?;
+                    return Ok(CheckpointStep::Nothing);
                 }
                 let has_made_semaphores =
                     rank.recording.as_ref().is_some_and(|it| it.has_made_semaphores());
                 if let Some(what) = unrestorable(rank.pid, has_made_semaphores) {
-                    return self.resume_with_open(index, what);
+                    self.resume_with_open(what)?;
+                    return Ok(CheckpointStep::Nothing);
                 }
-                let outcome = self.prepare_checkpoint(index, word);
-                // The rank waits whatever the outcome.
-                if outcome.is_err() {
-                    self.resume(index)?;
-                }
-                return outcome;
+                return Ok(CheckpointStep::Quiesced(word));
             }
             QuiesceReply::Nothing => (),
             QuiesceReply::Closed => {
@@ -251,71 +230,33 @@ impl Agent {
                 }
             }
         }
-        Ok(())
+        Ok(CheckpointStep::Nothing)
     }
 
     /// Lets the rank resume without an image, because this child of the rank lives.
-    fn resume_beside_child(&mut self, index: usize, child: u32) -> Result<()> {
-        self.resume(index)?;
-        let scheduler = self.ranks[index].scheduler.as_mut();
+    fn resume_beside_child(&mut self, child: u32) -> Result<()> {
+        self.resume()?;
+        let scheduler = self.rank.scheduler.as_mut();
         let notice = scheduler.and_then(|scheduler| scheduler.wait_for_child(child));
-        self.report_skipped(index, notice);
+        self.report_skipped(notice);
         Ok(())
     }
 
     /// Lets the rank resume without an image, because it has this open.
-    fn resume_with_open(&mut self, index: usize, what: &str) -> Result<()> {
-        self.resume(index)?;
-        let scheduler = self.ranks[index].scheduler.as_mut();
+    fn resume_with_open(&mut self, what: &str) -> Result<()> {
+        self.resume()?;
+        let scheduler = self.rank.scheduler.as_mut();
         let notice = scheduler.and_then(|scheduler| scheduler.wait_for_close(what));
-        self.report_skipped(index, notice);
+        self.report_skipped(notice);
         Ok(())
-    }
-
-    /// Notes to the user once when the object store refuses images, and once when the object store
-    /// takes images again.
-    fn report_store_state(&mut self, name: &str, uploaded: Result<()>) {
-        let was_gone = std::mem::replace(&mut self.images.is_store_gone, uploaded.is_err());
-        let text = match uploaded {
-            Err(error) if !was_gone => format!(
-                "{name} is on its node alone: the store has not taken it: {error:#}; more of them are not told"
-            ),
-            Ok(()) if was_gone => format!("the store takes checkpoints again: {name} is there"),
-            _ => return,
-        };
-        self.parent.send(&Message::Note { text });
-    }
-
-    /// Requests images of this rank, or of all ranks here and below, before the next images are
-    /// due.
-    pub(in super::super) fn request_checkpoints(
-        &mut self,
-        rank: Option<u32>,
-        asker: CheckpointRequester,
-    ) {
-        let is_it = |it: &&mut LocalRank| rank.is_none_or(|rank| rank == it.rank);
-        for it in self.ranks.iter_mut().filter(is_it) {
-            if let Some(scheduler) = it.scheduler.as_mut().filter(|_| it.ending.is_none()) {
-                scheduler.request(asker, Instant::now());
-            }
-        }
-        for child in &mut self.children {
-            child.process.stream.send(&Message::TakeCheckpoints { rank });
-        }
     }
 
     /// Whether the images of this node stay within `checkpoint_space` with one more; if not, the
     /// user is notified once until there is space again.
-    fn has_room_for_checkpoint(&mut self, index: usize) -> bool {
-        let sizes = |rank: &LocalRank| sys::resident_bytes(rank.pid);
-        let taken: u64 = self
-            .ranks
-            .iter()
-            .filter_map(|rank| rank.scheduler.as_ref().map(CheckpointScheduler::bytes))
-            .sum();
+    fn has_space(&mut self, taken: u64) -> bool {
         // An image takes as much as the process until it is compressed.
-        let more = sizes(&self.ranks[index]);
-        let rank = &mut self.ranks[index];
+        let more = sys::resident_bytes(self.rank.pid);
+        let rank = &mut *self.rank;
         let Some(scheduler) = rank.scheduler.as_mut() else { return false };
         let has_room = taken + more <= scheduler.config.space;
         if !has_room {
@@ -329,32 +270,39 @@ impl Agent {
                 paths::bytes(taken),
                 paths::bytes(scheduler.config.space)
             );
-            self.parent.send(&Message::Note { text });
+            self.parent.note(text);
         }
         scheduler.notices.is_full_reported = !has_room;
         has_room
     }
 
-    /// The rank stands still: reads all PMI lines and output of the rank, and starts to make a
-    /// folder for the image.
-    fn prepare_checkpoint(&mut self, index: usize, word: [u64; 4]) -> Result<()> {
-        self.handle_pmi(index);
-        self.drain_servers();
-        self.read_all_output(index);
-        let rank = &mut self.ranks[index];
+    /// Prepares the image of a rank that has quiesced at this position, after the agent's loop has
+    /// read all PMI lines and output of the rank.
+    pub fn prepare(&mut self, position: [u64; 4]) -> Result<()> {
+        let outcome = self.begin_preparing(position);
+        // The rank waits whatever the outcome.
+        if outcome.is_err() {
+            self.resume()?;
+        }
+        outcome
+    }
+
+    /// Starts to make a folder for the image.
+    fn begin_preparing(&mut self, position: [u64; 4]) -> Result<()> {
+        let rank = &mut *self.rank;
         let (Some(scheduler), Some(quiesce_socket)) =
             (rank.scheduler.as_mut(), rank.quiesce_socket.as_ref())
         else {
             return Ok(());
         };
-        let [number, determinants, sent, polls] = word;
+        let [number, determinants, sent, polls] = position;
         if number != scheduler.number {
             bail!("it speaks of checkpoint {number}, and {} was wanted", scheduler.number);
         }
         let replay = rank.replay.as_ref().context("it does not come back")?;
         let (asked, stage, printed) = replay.position();
         let unread = quiesce_socket.inodes.stdin.map_or(0, |pipe| input::unread(rank.pid, pipe));
-        let read = rank.input.given().saturating_sub(unread);
+        let read = rank.streams.input.given().saturating_sub(unread);
         let recording_bytes = rank.recording.as_ref().map_or(0, |recording| recording.replayed());
         let replay_position = ReplayPosition {
             determinants,
@@ -376,17 +324,17 @@ impl Agent {
     }
 
     /// Ends the preparation of the folder. The rank waits whatever the outcome.
-    fn end_preparing(&mut self, index: usize) -> Result<()> {
-        let outcome = self.begin_dump(index);
+    fn end_preparing(&mut self) -> Result<()> {
+        let outcome = self.begin_dump();
         if outcome.is_err() {
-            self.resume(index)?;
+            self.resume()?;
         }
         outcome
     }
 
     /// Starts CRIU, once the folder of the image is ready.
-    fn begin_dump(&mut self, index: usize) -> Result<()> {
-        let Some(scheduler) = self.ranks[index].scheduler.as_mut() else { return Ok(()) };
+    fn begin_dump(&mut self) -> Result<()> {
+        let Some(scheduler) = self.rank.scheduler.as_mut() else { return Ok(()) };
         let (thread, header, began) =
             match std::mem::replace(&mut scheduler.state, CheckpointState::Idle) {
                 CheckpointState::Preparing { thread, header, began } if thread.is_finished() => {
@@ -420,9 +368,9 @@ impl Agent {
     }
 
     /// CRIU has ended: lets the rank resume, and starts to write the image to the disk.
-    fn seal_checkpoint(&mut self, index: usize) -> Result<()> {
-        self.resume(index)?;
-        let rank = &mut self.ranks[index];
+    fn seal_checkpoint(&mut self) -> Result<()> {
+        self.resume()?;
+        let rank = &mut *self.rank;
         let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(()) };
         let CheckpointState::Dumping(dump) =
             std::mem::replace(&mut scheduler.state, CheckpointState::Idle)
@@ -448,19 +396,19 @@ impl Agent {
         let thread =
             disk_tasks::start("seal", move || SealedImage::seal(&folder, header, &config))?;
         scheduler.state = CheckpointState::Sealing { thread };
-        if self.assignment.as_ref().is_some_and(|own| own.job.verbose) {
-            self.parent.send(&Message::Note { text });
+        if self.parent.assignment.as_ref().is_some_and(|own| own.job.verbose) {
+            self.parent.note(text);
         }
         Ok(())
     }
 
-    fn resume(&mut self, index: usize) -> Result<()> {
-        let rank = &mut self.ranks[index];
+    fn resume(&mut self) -> Result<()> {
+        let rank = &mut *self.rank;
         let incarnation = rank.replay.as_ref().map_or(0, PmiReplay::incarnation);
         let Some(scheduler) = &mut rank.scheduler else { return Ok(()) };
         let (number, kept) = (scheduler.number, scheduler.trim_position());
         if let Some(oldest) = scheduler.oldest() {
-            rank.input.trim(oldest.read);
+            rank.streams.input.trim(oldest.read);
             rank.recording.iter().for_each(|recording| recording.trim(oldest.recording_bytes));
         }
         rank.resume(number, incarnation, kept)

@@ -11,19 +11,42 @@
 
 use std::thread::JoinHandle;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 
-use super::Agent;
+use super::parent_agent::ParentAgent;
+use crate::checkpoint::lease::Lease;
 use crate::checkpoint::{CheckpointConfig, criu, lease};
-use crate::control::rank_state::Spares;
-use crate::control::{Job, Message, Node};
+use crate::control::{Assignment, Job, Node};
+use crate::mpi;
 
-impl Agent {
+/// Where checkpoint images of ranks are kept, and which other nodes see them.
+#[derive(Default)]
+pub struct ImageService {
+    /// Names of the nodes that may take over ranks of this node.
+    pub spares: Vec<String>,
+    /// Lease on the folder of checkpoint images.
+    pub lease: Option<Lease>,
+    /// The checkpoint configuration for ranks that may move to this node.
+    pub spare_config: Option<CheckpointConfig>,
+    /// Thread in which a spare node announces in the object store that it reaches the object store.
+    pub announcing: Option<JoinHandle<Result<()>>>,
+    /// The object store has refused the last image.
+    pub is_store_gone: bool,
+    /// The agent has reported that other nodes do not see the images of this node.
+    pub is_reachability_reported: bool,
+}
+
+impl ImageService {
     /// The checkpoint configuration, if images of ranks are to be taken and can be taken; if they
     /// cannot, the user is notified why, once for each host.
-    pub(super) fn config(&mut self, job: &Job, node: &Node) -> Option<CheckpointConfig> {
+    pub fn config(
+        &mut self,
+        job: &Job,
+        node: &Node,
+        parent: &mut ParentAgent,
+    ) -> Option<CheckpointConfig> {
         let mut config =
-            CheckpointConfig::find(&job.environment).filter(|_| super::groups::recovers(job))?;
+            CheckpointConfig::find(&job.environment).filter(|_| mpi::recovers(&job.environment))?;
         let name = own_lease(node);
         let spares = leases(node.cluster, &node.spares);
         config.tool = criu::find(&config.tool);
@@ -38,44 +61,43 @@ impl Agent {
                     node.name
                 ),
             };
-            self.parent.send(&Message::Note { text });
+            parent.note(text);
         }
-        self.images.lease = outcome.ok();
-        self.failover.spares.clone_from(&node.spares);
-        self.images.lease.is_some().then_some(config)
+        self.lease = outcome.ok();
+        self.spares.clone_from(&node.spares);
+        self.lease.is_some().then_some(config)
     }
 
     /// Starts to announce in the object store that this spare node reaches the object store.
-    pub(super) fn begin_announcing(&mut self, job: &Job, node: &Node) {
+    pub fn begin_announcing(&mut self, job: &Job, node: &Node) {
         let Some(object_store) =
-            self.images.spare_config.as_ref().and_then(|config| config.object_store.clone())
+            self.spare_config.as_ref().and_then(|config| config.object_store.clone())
         else {
             return;
         };
         let (job, name) = (job.id.clone(), own_lease(node));
         let announce = move || object_store.announce_spare(&job, name);
-        self.images.announcing =
-            std::thread::Builder::new().name("sign".into()).spawn(announce).ok();
+        self.announcing = std::thread::Builder::new().name("sign".into()).spawn(announce).ok();
     }
 
-    pub(super) fn advance_announcing(&mut self) {
-        let Some(thread) = self.images.announcing.take_if(|thread| thread.is_finished()) else {
+    pub fn advance_announcing(&mut self, parent: &mut ParentAgent) {
+        let Some(thread) = self.announcing.take_if(|thread| thread.is_finished()) else {
             return;
         };
         let announced = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        if let (Err(error), Some(own)) = (announced, &self.assignment) {
+        if let (Err(error), Some(own)) = (announced, &parent.assignment) {
             let text = cannot_use(&own.node.name, &error.context("the store"));
-            self.parent.send(&Message::Note { text });
+            parent.note(text);
         }
     }
 
     /// Withdraws the announcement, as the job ends. The caller may stop waiting for the returned
     /// thread after a while.
-    pub(super) fn end_announcing(&mut self) -> Option<JoinHandle<()>> {
-        let (config, own) = self.images.spare_config.take().zip(self.assignment.as_ref())?;
+    pub fn end_announcing(&mut self, own: Option<&Assignment>) -> Option<JoinHandle<()>> {
+        let (config, own) = self.spare_config.take().zip(own)?;
         let object_store = config.object_store?.fresh();
         let (job, name, announcing) =
-            (own.job.id.clone(), own_lease(&own.node), self.images.announcing.take());
+            (own.job.id.clone(), own_lease(&own.node), self.announcing.take());
         let remove = move || {
             announcing.map(JoinHandle::join);
             object_store.withdraw_spare(&job, name);
@@ -83,44 +105,30 @@ impl Agent {
         std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
     }
 
-    /// Sends the agents below the names of the nodes that may still take over ranks, after a
-    /// change.
-    pub(super) fn send_spares(&mut self) {
-        let is_taken = |place: usize| self.failover.transfers.iter().any(|it| it.to == place);
-        let all = self.children.iter().enumerate();
-        let free = all.filter(|(place, child)| {
-            child.node.is_spare && child.node.rank_count == 0 && !child.done && !is_taken(*place)
-        });
-        let names: Vec<String> = free.map(|(_, child)| child.node.name.clone()).collect();
-        for child in self.children.iter_mut().filter(|child| !child.done) {
-            child.process.stream.send(&Message::Spares(Spares { names: names.clone() }));
-        }
-    }
-
-    pub(super) fn handle_spares(&mut self, mut names: Vec<String>) {
-        let Some(own) = &self.assignment else { return };
+    /// Takes the names of the nodes that may still take over ranks of this node; returns the
+    /// numbers of their lease files.
+    pub fn handle_spares(&mut self, mut names: Vec<String>, own: &Assignment) -> Vec<u32> {
         names.retain(|name| *name != own.node.name);
         let leases = leases(own.node.cluster, &names);
-        let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
-        schedulers.for_each(|scheduler| scheduler.set_spares(&leases));
-        self.images.spare_config.iter_mut().for_each(|config| config.spares.clone_from(&leases));
-        self.failover.spares = names;
+        self.spare_config.iter_mut().for_each(|config| config.spares.clone_from(&leases));
+        self.spares = names;
+        leases
     }
 
     /// Notifies the user once that these nodes cannot use the images of this node.
-    pub(super) fn report_unreachable(&mut self, unreachable: &[u32]) {
-        let Some(own) = self.assignment.as_ref().filter(|_| !self.images.is_reachability_reported)
+    pub fn report_unreachable(&mut self, unreachable: &[u32], parent: &mut ParentAgent) {
+        let Some(own) = parent.assignment.as_ref().filter(|_| !self.is_reachability_reported)
         else {
             return;
         };
         let is_unreachable =
             |name: &&String| unreachable.contains(&lease::spare_number(own.node.cluster, name));
         let names: Vec<&str> =
-            self.failover.spares.iter().filter(is_unreachable).map(String::as_str).collect();
+            self.spares.iter().filter(is_unreachable).map(String::as_str).collect();
         if names.is_empty() {
             return;
         }
-        self.images.is_reachability_reported = true;
+        self.is_reachability_reported = true;
         let has_store = CheckpointConfig::find(&own.job.environment)
             .is_some_and(|config| config.object_store_url.is_some());
         let until = match has_store {
@@ -135,7 +143,26 @@ impl Agent {
             own.node.name,
             names.join(", ")
         );
-        self.parent.send(&Message::Note { text });
+        parent.note(text);
+    }
+
+    /// Notes to the user once when the object store refuses images, and once when the object store
+    /// takes images again.
+    pub fn report_store_state(
+        &mut self,
+        name: &str,
+        uploaded: Result<()>,
+        parent: &mut ParentAgent,
+    ) {
+        let was_gone = std::mem::replace(&mut self.is_store_gone, uploaded.is_err());
+        let text = match uploaded {
+            Err(error) if !was_gone => format!(
+                "{name} is on its node alone: the store has not taken it: {error:#}; more of them are not told"
+            ),
+            Ok(()) if was_gone => format!("the store takes checkpoints again: {name} is there"),
+            _ => return,
+        };
+        parent.note(text);
     }
 }
 

@@ -1,0 +1,496 @@
+//! The supervisor of this host's ranks: starts ranks, observes how they end, and restarts killed
+//! ones from a checkpoint image or from the start of the program.
+//!
+//! In: orders of the agent above, ends of processes, the outcome of restores. Out: running ranks,
+//! and reports to the agent above.
+//!
+//! What may never happen: a rank is restarted that cannot be replayed; two incarnations of a rank
+//! run at once.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
+use super::contact::Libraries;
+use super::exits::Exits;
+use super::image_service::ImageService;
+use super::parent_agent::ParentAgent;
+use super::pmi_replay::PmiReplay;
+use super::prepare::{plan, plans};
+use super::process_manager::ProcessManager;
+use super::rank::{LaunchSpec, LocalRank, NodeSpecificError};
+use super::rank_recording::RankRecording;
+use super::refusals::{check_program, check_replayable, forbid_unseen};
+use super::restore::Restore;
+use super::statistics_page::StatisticsPage;
+use crate::cleanup;
+use crate::control::rank_state::RankUpdate;
+use crate::control::spawn_order::SpawnOrder;
+use crate::control::{Assignment, Ending, Job, Message, Node};
+use crate::limits;
+use crate::limits::ResourceLimits;
+use crate::mpi;
+use crate::restart::{self, Decision, GiveUpReason, RestartLimits};
+use crate::sys;
+
+/// Interval of reports about the replay progress of ranks.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Whether killed ranks of this job are to be restarted.
+pub fn recovers(job: &Job) -> bool {
+    mpi::recovers(&job.environment)
+}
+
+/// The message that reports the present process of a rank to the launcher.
+pub fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
+    let replay = rank.replay.as_ref();
+    let incarnation = replay.map_or(0, |replay| replay.restarts);
+    let percent = replay.and_then(|replay| replay.percent(rank.poll_counts()));
+    Message::Alive {
+        group: rank.group,
+        rank: rank.rank,
+        pid: rank.pid,
+        incarnation,
+        is_live,
+        percent,
+    }
+}
+
+/// The ranks of this host and what is known of their processes.
+pub struct RankSupervisor {
+    pub ranks: Vec<LocalRank>,
+    pub exits: Exits,
+    /// MPI libraries that were found in processes of the ranks.
+    libraries: Libraries,
+    limits: ResourceLimits,
+    /// When the replay progress of the ranks was reported last.
+    progress_reported_at: Instant,
+}
+
+impl RankSupervisor {
+    pub fn new() -> RankSupervisor {
+        RankSupervisor {
+            ranks: Vec::new(),
+            exits: Exits::new(),
+            libraries: Libraries::default(),
+            limits: ResourceLimits::default(),
+            progress_reported_at: Instant::now(),
+        }
+    }
+
+    /// The rank that runs as `pid`. The system may give the process id of a process that has ended
+    /// to another process.
+    pub fn index_of(&self, pid: u32) -> Option<usize> {
+        self.ranks.iter().position(|rank| rank.pid == pid && rank.ending.is_none())
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = &LocalRank> {
+        self.ranks.iter().filter(|rank| rank.ending.is_none())
+    }
+
+    /// Passes the end of `pid` to the checkpoint scheduler or the restore whose process it is;
+    /// returns whether there was one.
+    pub fn note_exit(&mut self, pid: u32, ending: Ending) -> bool {
+        let mut schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        if schedulers.any(|scheduler| scheduler.note_exit(pid, ending)) {
+            return true;
+        }
+        let mut restores = self.ranks.iter_mut().filter_map(|rank| rank.restore.as_mut());
+        restores.any(|restore| restore.note_exit(pid, ending))
+    }
+
+    /// Notes to the user which limits of this node may have caused this ending.
+    pub fn explain_ending(&mut self, ending: Ending, parent: &mut ParentAgent) {
+        let Some(own) = parent.assignment.clone() else { return };
+        for text in self.limits.explain(&own.node.name, ending) {
+            parent.note(text);
+        }
+    }
+
+    /// Checks the ranks whose contact with this process manager is due.
+    pub fn watch_contacts(&mut self, processes: &ProcessManager, parent: &mut ParentAgent) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ending.is_none()) {
+            let is_waiting = || processes.is_waiting(rank.group, rank.rank);
+            let page = rank.statistics_page.as_deref();
+            rank.contact.watch(rank.pid, page, &mut self.libraries, is_waiting, parent);
+        }
+    }
+
+    /// Requests a checkpoint image of this rank, or of all ranks, before the next images are due.
+    pub fn request_checkpoints(&mut self, rank: Option<u32>, asker: CheckpointRequester) {
+        let is_it = |it: &&mut LocalRank| rank.is_none_or(|rank| rank == it.rank);
+        for it in self.ranks.iter_mut().filter(is_it) {
+            if let Some(scheduler) = it.scheduler.as_mut().filter(|_| it.ending.is_none()) {
+                scheduler.request(asker, Instant::now());
+            }
+        }
+    }
+
+    /// Informs the checkpoint schedulers which nodes may take over the ranks, by the numbers of
+    /// their lease files.
+    pub fn set_spares(&mut self, leases: &[u32]) {
+        let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        schedulers.for_each(|scheduler| scheduler.set_spares(leases));
+    }
+
+    /// Bytes that all checkpoint images of this node take.
+    pub fn image_bytes(&self) -> u64 {
+        let schedulers = self.ranks.iter().filter_map(|rank| rank.scheduler.as_ref());
+        schedulers.map(CheckpointScheduler::bytes).sum()
+    }
+
+    /// Starts the ranks that the assignment places on this node.
+    pub fn start_own(
+        &mut self,
+        assignment: &Assignment,
+        images: &mut ImageService,
+        relay: &str,
+        parent: &mut ParentAgent,
+    ) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        if node.rank_count == 0 {
+            // Other nodes see by this node's announcement that this node can read their images.
+            if node.is_spare {
+                images.spare_config = images.config(job, node, parent);
+            }
+            images.begin_announcing(job, node);
+            return Ok(());
+        }
+        cleanup::remove_orphaned_mpich_files();
+        let plans = plans(job, node, parent)?;
+        let config = images.config(job, node, parent);
+        let waits_for_replica = job.has_spares && node.relay_unix.is_none();
+        for rank in node.first_rank..node.first_rank + node.rank_count {
+            let recording =
+                if recovers(job) { RankRecording::new(job, waits_for_replica)? } else { None };
+            let recording = recording.map(Rc::new);
+            let (appnum, task) = job.application(rank);
+            forbid_unseen(rank, recording.as_deref(), &plans[&appnum], parent);
+            let start = LaunchSpec {
+                recording,
+                statistics_page: StatisticsPage::shared(),
+                group: 0,
+                index: rank,
+                rank,
+                size: job.size,
+                task,
+                plan: &plans[&appnum],
+                machine_processes: node.machine_ranks.max(node.rank_count),
+                node_processes: node.rank_count,
+                incarnation: recovers(job).then_some(0),
+                has_images: config.is_some(),
+                pid: None,
+            };
+            let scheduler =
+                config.clone().filter(|_| start.recording.is_some() && start.has_images);
+            self.start(job, node, &start, relay, parent)?;
+            if let Some(local) = self.ranks.last_mut() {
+                let turn = (rank - node.first_rank, node.rank_count);
+                local.scheduler =
+                    scheduler.map(|config| CheckpointScheduler::new(config, rank, 0, turn));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the ranks of a spawned group that the order places on this node.
+    pub fn start_group(
+        &mut self,
+        assignment: &Assignment,
+        order: &SpawnOrder,
+        relay: &str,
+        parent: &mut ParentAgent,
+    ) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        let plans = order.on(node).map(|block| {
+            let task = &order.tasks[block.appnum as usize];
+            Ok((block, task, plan(task, job, node, parent)?))
+        });
+        let plans = plans.collect::<Result<Vec<_>>>()?;
+        let own: u32 = plans.iter().map(|(block, ..)| block.count).sum();
+        let living = self.ranks.iter().filter(|rank| rank.ending.is_none()).count() as u32;
+        for (block, task, plan) in plans {
+            for (number, index) in block.indices().enumerate() {
+                let start = LaunchSpec {
+                    group: order.group,
+                    index,
+                    rank: block.first_rank + number as u32,
+                    size: order.size,
+                    task,
+                    plan: &plan,
+                    machine_processes: node.machine_ranks.saturating_sub(node.rank_count)
+                        + living
+                        + own,
+                    node_processes: own,
+                    incarnation: None,
+                    recording: None,
+                    statistics_page: StatisticsPage::shared(),
+                    has_images: false,
+                    pid: None,
+                };
+                self.start(job, node, &start, relay, parent)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        job: &Job,
+        node: &Node,
+        start: &LaunchSpec,
+        relay: &str,
+        parent: &mut ParentAgent,
+    ) -> Result<()> {
+        let rank = LocalRank::start(job, node, relay, start)?;
+        self.exits.watch(rank.pid);
+        parent.send(&alive_message(&rank, true));
+        self.ranks.push(rank);
+        Ok(())
+    }
+
+    /// Restarts a rank whose process has ended, if the rank is to be restarted; returns whether the
+    /// end is handled here. The end of a restarted process is not reported to the launcher. The
+    /// caller has read all PMI lines and output of the ended process, which are part of its
+    /// progress.
+    pub fn restart(
+        &mut self,
+        index: usize,
+        ending: Ending,
+        processes: &ProcessManager,
+        relay: &str,
+        parent: &mut ParentAgent,
+    ) -> bool {
+        if !self.decide_restart(index, ending, parent) {
+            return false;
+        }
+        // Processes that the ended process has started would repeat their work.
+        sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
+        // The ended process may not have removed the name of its shared memory, which its next
+        // incarnation uses as well.
+        processes.remove_files_of(&self.ranks[index]);
+        let has_lost_relay =
+            self.ranks[index].replay.as_ref().is_some_and(PmiReplay::has_lost_relay);
+        let how = match ending {
+            _ if has_lost_relay => "lost the connection to its relay".to_string(),
+            Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
+            Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
+        };
+        let outcome = match self.ranks[index].prepare_restart(parent) {
+            Ok(()) if self.ranks[index].scheduler.is_some() => {
+                let rank = &mut self.ranks[index];
+                rank.restore = Some(Restore::begin(rank, Some(how), &[]));
+                return true;
+            }
+            Ok(()) => self.restart_from_start(index, processes, relay, parent).map(|()| None),
+            Err(error) => Err(error),
+        };
+        self.report_restart(index, Some(&how), outcome, parent)
+    }
+
+    /// Applies the restart rule; notes to the user why a rank is given up.
+    fn decide_restart(&mut self, index: usize, ending: Ending, parent: &mut ParentAgent) -> bool {
+        let is_replicated = parent.is_replicated();
+        let limits =
+            parent.assignment.as_ref().map_or(RestartLimits::default(), |own| own.job.limits);
+        let rank = &mut self.ranks[index];
+        let polls = rank.poll_counts();
+        let Some(replay) = rank.replay.as_mut().filter(|replay| !replay.has_aborted) else {
+            return false;
+        };
+        let incarnations = replay.end(ending, polls, Instant::now());
+        match restart::decide(incarnations, limits) {
+            Decision::Restart => {
+                if let (true, Some(incarnation)) = (is_replicated, incarnations.last()) {
+                    let update =
+                        RankUpdate::IncarnationEnded { rank: rank.rank, incarnation: *incarnation };
+                    parent.update_rank(update);
+                }
+                true
+            }
+            Decision::Ended => {
+                rank.check_output(parent);
+                false
+            }
+            Decision::GiveUp(why) => {
+                let text = restart::give_up_text(rank.rank, incarnations, limits, &why);
+                if matches!(why, GiveUpReason::Unrecoverable | GiveUpReason::RelayLost) {
+                    rank.ending = Some(Ending::Exited(1));
+                }
+                parent.note(text);
+                false
+            }
+        }
+    }
+
+    /// Restarts the rank from the start of its program, because no image of the rank is usable.
+    pub fn restart_from_start(
+        &mut self,
+        index: usize,
+        processes: &ProcessManager,
+        relay: &str,
+        parent: &mut ParentAgent,
+    ) -> Result<()> {
+        let old = &self.ranks[index];
+        let can_replay_from_start =
+            old.scheduler.as_ref().is_none_or(CheckpointScheduler::can_replay_from_start)
+                && old.recording.as_ref().is_none_or(|recording| recording.can_replay_from_start());
+        if !can_replay_from_start {
+            bail!(
+                "none of its checkpoints can be used, and what it did before them is not kept any more"
+            );
+        }
+        if !old.streams.input.has(0) {
+            bail!("more of standard input had been given to it than is kept");
+        }
+        // Files that an unusable image has put back are removed as well.
+        processes.remove_files_of(&self.ranks[index]);
+        let assignment = parent.assignment.clone().context("there is no job")?;
+        let Assignment { job, node } = &*assignment;
+        let (_, task) = job.application(self.ranks[index].rank);
+        let plan = mpi::prepare(task, job).map_err(NodeSpecificError::error)?;
+        let old = &mut self.ranks[index];
+        check_program(old, &plan)?;
+        let replay = old.replay.as_ref().context("it does not come back")?;
+        let start = LaunchSpec {
+            recording: old.recording.clone(),
+            statistics_page: old.statistics_page.clone(),
+            has_images: old.scheduler.is_some(),
+            pid: Some(old.pid).filter(|pid| *pid > 0),
+            group: 0,
+            index: old.rank,
+            rank: old.group_rank,
+            size: job.size,
+            task,
+            plan: &plan,
+            machine_processes: node.machine_ranks.max(node.rank_count),
+            node_processes: node.rank_count,
+            incarnation: Some(replay.incarnation()),
+        };
+        let rank = LocalRank::start(job, node, relay, &start);
+        let mut rank = rank.map_err(NodeSpecificError::error)?;
+        rank.replay = old.replay.take();
+        rank.scheduler = old.scheduler.take();
+        rank.inherit_input(old, 0);
+        self.put_in_place(index, rank, parent);
+        Ok(())
+    }
+
+    /// Reports a restart to the user: from the image of this number, or from the start of the
+    /// program. Returns false if the rank could not be restarted and stays on this node. `how`: how
+    /// the last incarnation has ended; `None` for a rank that comes from another node, because its
+    /// move is reported already.
+    pub fn report_restart(
+        &mut self,
+        index: usize,
+        how: Option<&str>,
+        outcome: Result<Option<u64>>,
+        parent: &mut ParentAgent,
+    ) -> bool {
+        let number = self.ranks[index].rank;
+        let node = parent.node_name().to_string();
+        let text = match (&outcome, how) {
+            (Ok(None), Some(how)) => format!("rank {number} {how}: restarted"),
+            (Ok(Some(image)), Some(how)) => {
+                format!("rank {number} {how}: restarted from checkpoint {image}")
+            }
+            (Err(error), how)
+                if error.is::<NodeSpecificError>() && parent.is_replicated_for_spare() =>
+            {
+                let why = match how {
+                    Some(how) => {
+                        format!("rank {number} {how} and cannot be restarted there: {error:#}")
+                    }
+                    None => format!("on node {node}: rank {number} cannot be started: {error:#}"),
+                };
+                parent.request_other_node(number, why);
+                return true;
+            }
+            (Err(error), Some(how)) => {
+                format!("rank {number} {how} and cannot be restarted: {error:#}")
+            }
+            (Ok(None), None) => return true,
+            (Ok(Some(image)), None) => {
+                format!("rank {number} is restored from checkpoint {image} on {node}")
+            }
+            (Err(error), None) => {
+                format!("rank {number} cannot be started on {node}: {error:#}")
+            }
+        };
+        parent.note(limits::advise(text));
+        outcome.is_ok()
+    }
+
+    /// Replaces a rank by its next incarnation.
+    pub fn put_in_place(&mut self, index: usize, rank: LocalRank, parent: &mut ParentAgent) {
+        self.exits.watch(rank.pid);
+        parent.send(&alive_message(&rank, false));
+        self.ranks[index] = rank;
+        self.ranks[index].write_input(parent);
+    }
+
+    /// Reports the replay progress of restarted ranks every [`PROGRESS_INTERVAL`], and once that a
+    /// rank has become live.
+    pub fn report_replayed(&mut self, parent: &mut ParentAgent) {
+        let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
+        let mut is_reported = false;
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
+            let polls = rank.poll_counts();
+            if rank.replay.as_mut().is_some_and(|replay| replay.take_replayed(polls)) {
+                parent.send(&alive_message(rank, true));
+            } else if is_time {
+                is_reported = true;
+                parent.send(&alive_message(rank, false));
+            }
+        }
+        if is_reported {
+            self.progress_reported_at = Instant::now();
+            self.kill_hung_replays(parent);
+        }
+    }
+
+    /// Kills ranks whose replay hangs, so that they are restarted once more. A rank that a user has
+    /// stopped (SIGSTOP) is not killed.
+    fn kill_hung_replays(&mut self, parent: &mut ParentAgent) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
+            let polls = rank.poll_counts();
+            let still = rank.replay.as_mut().and_then(|replay| replay.hangs(polls, Instant::now()));
+            let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
+            let (number, seconds) = (rank.rank, still.as_secs());
+            let text = format!(
+                "rank {number} has come no further for {seconds} s on its way back: it is ended, and restarted"
+            );
+            parent.note(text);
+            sys::kill_group(rank.pid, libc::SIGKILL);
+        }
+    }
+
+    /// Process ids that do not belong to a rank that has ended, besides those in `others`.
+    pub fn unrelated(&self, others: Vec<u32>) -> Vec<u32> {
+        let mut unrelated = others;
+        for rank in &self.ranks {
+            unrelated.extend(rank.ending.is_none().then_some(rank.pid));
+            unrelated.extend(rank.scheduler.as_ref().and_then(CheckpointScheduler::criu));
+            unrelated.extend(rank.restore.as_ref().and_then(Restore::criu));
+        }
+        unrelated
+    }
+}
+
+impl LocalRank {
+    /// Begins another incarnation of the rank in the record and in the PMI replay. Fails if the
+    /// rank cannot be replayed.
+    fn prepare_restart(&mut self, parent: &mut ParentAgent) -> Result<()> {
+        if self.replay.as_ref().is_some_and(PmiReplay::has_printed) {
+            self.check_attached(parent);
+        }
+        check_replayable(self)?;
+        // Output of processes that the ended process has started belongs to no incarnation.
+        self.streams.close_output();
+        let polls = self.recording.as_ref().map(|recording| recording.end_incarnation());
+        self.replay.iter_mut().for_each(|replay| replay.begin(polls, Instant::now()));
+        Ok(())
+    }
+}
