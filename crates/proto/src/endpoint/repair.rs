@@ -138,10 +138,11 @@ impl<M: Memory> ChannelMut<'_, M> {
         if into.has(&(start..end)) {
             return true;
         }
+        // A range that is corrupt once more takes its own place.
+        corrupt.retain(|&(other, _, _)| other != start);
         if corrupt.len() >= CORRUPT_RANGES_MAX {
             return false;
         }
-        corrupt.retain(|&(other, _, _)| other != start);
         corrupt.push((start, end, false));
         self.mark_busy();
         true
