@@ -512,24 +512,6 @@ fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
 }
 
 #[test]
-fn a_frame_that_is_corrupt_again_takes_no_further_place() {
-    const RANGES: usize = 64;
-    let (mut a, mut b) = pair();
-    a.close_path(PEER, TWO);
-    let mut headers = Vec::new();
-    for _ in 0..=RANGES {
-        a.send(message(0, CompletionLevel::TransmitComplete)).unwrap();
-        headers.push(a.next(ONE).unwrap().header);
-        a.done();
-    }
-    let corrupt =
-        |b: &mut Endpoint<Room>, at: usize| b.channel_mut(PEER).handle_corrupt_frame(&headers[at]);
-    assert!((0..RANGES).all(|at| corrupt(&mut b, at)));
-    assert!((0..RANGES).all(|at| corrupt(&mut b, at)), "the same frames");
-    assert!(!corrupt(&mut b, RANGES), "one more");
-}
-
-#[test]
 fn what_goes_again_stays_within_what_the_peer_keeps() {
     const MEBI: PathProperties = PathProperties { payload_max: 1 << 20, copy_max: 0, ..PIECES };
     let (mut a, mut b) = pair();

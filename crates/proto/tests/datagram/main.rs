@@ -155,6 +155,21 @@ fn a_corrupt_range_is_named_again_to_who_asks() {
 }
 
 #[test]
+fn a_frame_that_is_corrupt_again_takes_no_further_place() {
+    const RANGES: usize = 64;
+    let (mut a, mut b) = pair(STREAM);
+    let mut headers = Vec::new();
+    for _ in 0..=RANGES {
+        a.send(message(5)).unwrap();
+        headers.push(a.next(ONE).unwrap().header);
+    }
+    let mut corrupt = |at: usize| b.channel_mut(PEER).handle_corrupt_frame(&headers[at]);
+    assert!((0..RANGES).all(&mut corrupt));
+    assert!((0..RANGES).all(&mut corrupt), "the same frames");
+    assert!(!corrupt(RANGES), "one more");
+}
+
+#[test]
 fn a_datagram_goes_again_when_three_later_ones_have_come() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
