@@ -112,37 +112,45 @@ fn modules_of_proto_use_only_those_before_them() {
     assert_none(&wrong);
 }
 
-/// The methods of the engine itself, whose type is in `mod.rs`, are found in any module.
+/// Folders whose `mod.rs` has a table of modules in order. Modules in one row may use each other;
+/// the type in `mod.rs` is that of the whole folder, whose methods are found in any module.
+const ORDERED: [&str; 3] =
+    ["crates/provider/src/engine", "crates/proto/src/endpoint", "crates/launch/src/agent"];
+
 #[test]
-fn modules_of_the_engine_use_only_those_before_them() {
-    const FOLDER: &str = "crates/provider/src/engine";
-    let text = read(&root().join(FOLDER).join("mod.rs"));
+fn modules_in_order_use_only_those_before_them() {
+    ORDERED.iter().for_each(|folder| check_order(folder));
+}
+
+fn check_order(folder: &str) {
+    let text = read(&root().join(folder).join("mod.rs"));
     let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `"));
-    let names = rows.filter_map(|row| row.split(" |").next());
-    let order: Vec<&str> =
-        names.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
+    let cells: Vec<Vec<&str>> = rows
+        .filter_map(|row| row.split(" |").next())
+        .map(|cell| cell.split(", ").map(|name| name.trim_matches('`')).collect())
+        .collect();
+    let row_of = |name: &str| cells.iter().position(|cell| cell.contains(&name));
     let mut wrong = Vec::new();
-    for source in sources(FOLDER) {
-        let inside = source.path.strip_prefix(FOLDER).unwrap_or_default();
+    for source in sources(folder) {
+        let inside = source.path.strip_prefix(folder).unwrap_or_default();
         let module = inside.trim_start_matches('/').split(['/', '.']).next().unwrap_or_default();
-        if matches!(module, "mod" | "tests") {
+        if module == "mod" || text.contains(&format!("#[cfg(test)]\nmod {module};")) {
             continue;
         }
-        let Some(at) = order.iter().position(|name| *name == module) else {
+        let Some(row) = row_of(module) else {
             wrong.push(format!("{} is not in the table of mod.rs", source.path));
             continue;
         };
         let end_of_code = source.text.find("#[cfg(test)]\nmod tests").unwrap_or(usize::MAX);
         let code = &source.text[..end_of_code.min(source.text.len())];
         for rest in code.split("super::").skip(1) {
-            let used = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next();
-            let place = order.iter().position(|name| Some(*name) == used);
-            if place.is_some_and(|place| place > at) {
-                wrong.push(format!("{}: uses `{}`", source.path, used.unwrap_or_default()));
+            let used = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+            if row_of(used).is_some_and(|other| other > row) {
+                wrong.push(format!("{}: uses `{used}`", source.path));
             }
         }
     }
-    assert!(order.len() > 30, "the table of modules in engine/mod.rs was not found");
+    assert!(cells.len() > 10, "the table of modules in {folder}/mod.rs was not found");
     assert_none(&wrong);
 }
 
