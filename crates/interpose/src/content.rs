@@ -214,7 +214,7 @@ impl Session {
         let (result, end) = if self.is_live() {
             let place = (at != AT_END).then_some(at);
             let moves = position.is_none();
-            let offset_tells = moves && self.offset_tells(descriptor);
+            let offset_tells = moves && appends && self.offset_tells(descriptor);
             let offset = if appends { offset_of(descriptor) } else { 0 };
             let writing = PendingWrite {
                 number,
@@ -267,11 +267,12 @@ impl Session {
         };
         // SAFETY: the caller's promise.
         let outcome = |before: [u64; PRECONDITION_WORDS]| unsafe {
-            let Some(at) = writing.place else {
-                return appended(descriptor, pieces, before, writing.offset_tells);
+            let (outcome, at) = match writing.place {
+                Some(at) => (written(descriptor, at, pieces, before), at),
+                None => (appended(descriptor, pieces, before, writing.offset_tells), before[0]),
             };
-            let outcome = written(descriptor, at, pieces, before);
-            if let (EffectOutcome::Performed(length), true) = (&outcome, writing.moves) {
+            let is_behind = writing.moves && !writing.offset_tells;
+            if let (EffectOutcome::Performed(length), true) = (&outcome, is_behind) {
                 // The incarnation that wrote had moved a position that died with it.
                 let end = at.saturating_add_signed(*length);
                 kernel(libc::SYS_lseek, [descriptor, end, libc::SEEK_SET as u64, 0, 0, 0]);
