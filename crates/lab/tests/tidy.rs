@@ -206,6 +206,26 @@ fn words_that_have_a_better_one_become_fewer() {
 }
 
 #[test]
+fn type_names_are_unique_in_their_crate() {
+    let mut places: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+    for source in sources("crates") {
+        let Some((name, inside)) = source.path.split_once("/src/") else { continue };
+        if inside.split('/').any(|part| part == "tests" || part == "tests.rs") {
+            continue;
+        }
+        let code = source.code().take_while(|(_, line)| *line != "mod tests {");
+        for (number, type_name) in code.filter_map(|(at, line)| Some((at, type_name(line)?))) {
+            let place = format!("{inside}:{number}");
+            places.entry((name.to_owned(), type_name.to_owned())).or_default().push(place);
+        }
+    }
+    assert!(places.len() > 500, "only {} types were found", places.len());
+    let twice = places.into_iter().filter(|(_, found)| found.len() > 1);
+    let wrong = twice.map(|((name, what), found)| format!("{name}: {what}: {}", found.join(", ")));
+    assert_none(&wrong.collect::<Vec<_>>());
+}
+
+#[test]
 fn wide_lines_become_fewer() {
     let all = sources("crates");
     let lines = all.iter().flat_map(|source| source.text.lines());
@@ -297,6 +317,15 @@ impl Source {
         });
         starts.map(move |(at, name)| (name, at + 1, function_end(&lines, at) - at + 1))
     }
+}
+
+/// The name of the type that a line declares.
+fn type_name(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace().skip_while(|word| word.starts_with("pub"));
+    if !matches!(words.next()?, "struct" | "enum" | "union" | "trait") {
+        return None;
+    }
+    words.next()?.split(|c: char| !c.is_alphanumeric() && c != '_').next()
 }
 
 fn function_name(line: &str) -> Option<&str> {

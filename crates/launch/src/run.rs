@@ -4,7 +4,7 @@
 //! accept connections, then the other relays; the agents start the ranks. From then on [`Watch`]
 //! judges the reports of the agents. At the end every agent is ordered to end, and confirms it.
 
-mod child_agents;
+mod cluster_agents;
 mod deadlines;
 mod forwarded_stdin;
 mod log_query;
@@ -30,9 +30,9 @@ use crate::ps::rank_table::{RankReport, RankTable};
 use crate::relays::Relays;
 use crate::spawn;
 use crate::sys::{self, Signals};
-use crate::ui::Output;
+use crate::ui::OutputPrinter;
 use crate::watch::{Cause, SETTLE, Verdict, Watch};
-use child_agents::ChildAgents;
+use cluster_agents::ClusterAgents;
 use deadlines::Deadlines;
 use forwarded_stdin::ForwardedStdin;
 use status_reporter::{StatusReporter, place};
@@ -75,12 +75,12 @@ pub struct Launcher {
     options: Options,
     signals: Signals,
     signals_seen: u32,
-    children: ChildAgents,
-    process_manager: ProcessManager,
+    children: ClusterAgents,
+    process_manager: RootProcessManager,
     watch: Watch,
     rank_table: RankTable,
     status_reporter: StatusReporter,
-    output: Output,
+    output: OutputPrinter,
     phase: JobPhase,
     relays: Relays,
     deadlines: Deadlines,
@@ -90,7 +90,7 @@ pub struct Launcher {
 }
 
 /// The PMI servers of the root, and the process groups that they serve.
-struct ProcessManager {
+struct RootProcessManager {
     /// Name of the key-value space of the ranks that the launcher has started.
     kvsname: String,
     /// The PMI server of each process group, by group number.
@@ -99,7 +99,7 @@ struct ProcessManager {
     groups: Groups,
 }
 
-impl ProcessManager {
+impl RootProcessManager {
     /// Records that all ranks of `group` below agent `index` have reached the barrier.
     fn handle_barrier_up(&mut self, group: u32, index: usize, delta: Delta) {
         if let Some(server) = self.servers.get_mut(&group) {
@@ -152,7 +152,7 @@ impl Launcher {
     ) -> Result<Launcher> {
         let groups = Groups::new(job, &nodes);
         let server = server(0, 0..nodes.len());
-        let mut output = Output::new(options.label);
+        let mut output = OutputPrinter::new(options.label);
         let status_reporter = StatusReporter::open(job, |text| {
             if options.verbose {
                 output.say(text);
@@ -160,8 +160,8 @@ impl Launcher {
         });
         let now = Instant::now();
         Ok(Launcher {
-            children: ChildAgents::start(job, nodes)?,
-            process_manager: ProcessManager {
+            children: ClusterAgents::start(job, nodes)?,
+            process_manager: RootProcessManager {
                 kvsname: job.kvsname.clone(),
                 servers: BTreeMap::from([(0, server)]),
                 names: Names::default(),

@@ -4,9 +4,9 @@
 //! Lines of different ranks do not mix: with labels only whole lines are given out; without labels,
 //! an unfinished line (a prompt, a progress dot) is held for at most [`HOLD`].
 //!
-//! Bytes of ranks enter [`Output`] and leave through stdout and stderr without ever blocking the
+//! Bytes of ranks enter [`OutputPrinter`] and leave through stdout and stderr without ever blocking the
 //! launcher: it writes only as many bytes as the descriptor takes without blocking. Bytes that
-//! cannot be written yet are queued; [`Output::is_full`] makes the launcher read no more output.
+//! cannot be written yet are queued; [`OutputPrinter::is_full`] makes the launcher read no more output.
 
 mod status;
 
@@ -29,12 +29,12 @@ const HOLD: Duration = Duration::from_millis(50);
 /// fill the memory.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 
-pub struct Output {
+pub struct OutputPrinter {
     label: bool,
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
     unread: bool,
-    /// Ranks that have reported the loss of another rank since [`Output::take_lost_peer_ranks`] was
+    /// Ranks that have reported the loss of another rank since [`OutputPrinter::take_lost_peer_ranks`] was
     /// last called.
     lost_peer_ranks: Vec<u32>,
     /// The unfinished line of each rank and stream.
@@ -49,9 +49,9 @@ struct Unfinished {
     since: Instant,
 }
 
-impl Output {
-    pub fn new(label: bool) -> Output {
-        Output {
+impl OutputPrinter {
+    pub fn new(label: bool) -> OutputPrinter {
+        OutputPrinter {
             label,
             queues: Default::default(),
             closed: [false; 2],
@@ -128,7 +128,7 @@ impl Output {
         self.give_out(|_, _| true);
     }
 
-    /// The next time at which [`Output::handle_time`] has something to do.
+    /// The next time at which [`OutputPrinter::handle_time`] has something to do.
     pub fn next_time(&self) -> Option<Instant> {
         if self.label {
             return None;
@@ -278,13 +278,13 @@ fn push_line(queue: &mut VecDeque<u8>, label: Option<String>, line: &[u8]) {
 mod tests {
     use super::*;
 
-    fn text(output: &Output, index: usize) -> String {
+    fn text(output: &OutputPrinter, index: usize) -> String {
         String::from_utf8(output.queues[index].iter().copied().collect()).unwrap()
     }
 
     #[test]
     fn labelled_lines_are_whole() {
-        let mut output = Output::new(true);
+        let mut output = OutputPrinter::new(true);
         let now = Instant::now();
         output.handle_bytes(0, Stream::Stdout, b"a", now);
         output.handle_bytes(1, Stream::Stdout, b"b\nc", now);
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn ranks_that_lost_a_peer_are_recorded() {
-        let mut output = Output::new(false);
+        let mut output = OutputPrinter::new(false);
         let now = Instant::now();
         let line = b"landbridge[7]: Warn: the connection to rank 2 is lost: end of file\n";
         output.handle_bytes(0, Stream::Stderr, &line[..20], now);
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn an_endless_line_is_cut() {
-        let mut output = Output::new(true);
+        let mut output = OutputPrinter::new(true);
         output.handle_bytes(0, Stream::Stdout, &vec![b'x'; LINE_BYTES_MAX], Instant::now());
         assert_eq!(output.queues[0].len(), LINE_BYTES_MAX + "[0] \n".len());
         assert!(output.lines.is_empty());
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn without_labels_an_unfinished_line_is_held_for_a_while() {
-        let mut output = Output::new(false);
+        let mut output = OutputPrinter::new(false);
         let now = Instant::now();
         output.handle_bytes(0, Stream::Stdout, b"a", now);
         output.handle_bytes(1, Stream::Stdout, b"b\n", now);

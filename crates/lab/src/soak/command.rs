@@ -16,7 +16,7 @@ use super::fault::{FaultKind, FaultLocations};
 use super::network_faults::NetworkFaults;
 use super::program::{FaultMode, Placement, Program, Tools};
 use super::run::{Soak, SoakOptions};
-use super::schedule::Schedule;
+use super::schedule::FaultSchedule;
 use super::tally::Tally;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
@@ -78,7 +78,7 @@ impl SoakArguments {
             }
         };
         let seed = self.seed.unwrap_or_else(new_seed);
-        let schedule = Schedule::new(seed, &kinds, &FaultLocations::of(&plan));
+        let schedule = FaultSchedule::new(seed, &kinds, &FaultLocations::of(&plan));
         if self.schedule {
             self.print(seed, schedule);
             return Ok(0);
@@ -135,7 +135,7 @@ impl SoakArguments {
         })
     }
 
-    fn print(&self, seed: u64, schedule: Schedule) {
+    fn print(&self, seed: u64, schedule: FaultSchedule) {
         println!("seed {seed}");
         for fault in schedule.take_while(|fault| fault.from < self.time()) {
             let [from, until] = [fault.from, fault.until].map(|time| time.as_secs_f64());
@@ -175,7 +175,7 @@ impl SoakArguments {
         words
     }
 
-    fn soak(&self, seed: u64, plan: &Plan, schedule: Schedule) -> anyhow::Result<u8> {
+    fn soak(&self, seed: u64, plan: &Plan, schedule: FaultSchedule) -> anyhow::Result<u8> {
         let replay = rerun_command("soak", &self.arguments(seed));
         let lab = std::env::var("LANDBRIDGE_LAB").unwrap_or_default();
         println!("soak: {replay}\nsoak: `landbridge lab link {lab}` shows the links meanwhile");

@@ -6,19 +6,19 @@
 use std::time::Duration;
 
 use super::run::{FaultInjector, SoakContext, seconds};
-use super::schedule::{Fault, Schedule};
+use super::schedule::{Fault, FaultSchedule};
 use crate::net::control;
 
 /// Injector of network faults.
 pub struct NetworkFaults {
-    faults: std::iter::Peekable<Schedule>,
+    faults: std::iter::Peekable<FaultSchedule>,
     active: Vec<Fault>,
     /// End of the soak: no fault begins after this time, and all faults end.
     time: Duration,
 }
 
 impl NetworkFaults {
-    pub fn new(schedule: Schedule, time: Duration) -> NetworkFaults {
+    pub fn new(schedule: FaultSchedule, time: Duration) -> NetworkFaults {
         NetworkFaults { faults: schedule.peekable(), active: Vec::new(), time }
     }
 

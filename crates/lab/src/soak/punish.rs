@@ -18,7 +18,7 @@ use super::network_faults::NetworkFaults;
 use super::program::{FaultMode, Placement, Program, Tools};
 use super::rank_killer::{KillSchedule, KillTarget, RankKiller};
 use super::run::{CombinedInjector, Soak, SoakOptions};
-use super::schedule::Schedule;
+use super::schedule::FaultSchedule;
 use super::tally::Tally;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
@@ -100,7 +100,7 @@ impl PunishArguments {
     }
 
     /// Schedule of network faults; `None`: no faults.
-    fn schedule(&self, seed: u64) -> anyhow::Result<Option<Schedule>> {
+    fn schedule(&self, seed: u64) -> anyhow::Result<Option<FaultSchedule>> {
         if self.faults.is_empty() {
             return Ok(None);
         }
@@ -120,7 +120,7 @@ impl PunishArguments {
         } else if let Some(kind) = kinds.iter().find(|kind| kind.specs(&places).is_empty()) {
             bail!("`{}` can strike nowhere between the clusters of this lab", kind.name());
         }
-        Ok(Some(Schedule::new(seed, &kinds, &places)))
+        Ok(Some(FaultSchedule::new(seed, &kinds, &places)))
     }
 
     fn check(&self) -> anyhow::Result<()> {

@@ -28,7 +28,7 @@ pub struct Fault {
 
 /// Endless sequence of faults.
 #[derive(Clone, Debug)]
-pub struct Schedule {
+pub struct FaultSchedule {
     seed: u64,
     draws: u64,
     faults: u64,
@@ -39,11 +39,11 @@ pub struct Schedule {
     busy: BTreeMap<String, u64>,
 }
 
-impl Schedule {
-    pub fn new(seed: u64, kinds: &[FaultKind], places: &FaultLocations) -> Schedule {
+impl FaultSchedule {
+    pub fn new(seed: u64, kinds: &[FaultKind], places: &FaultLocations) -> FaultSchedule {
         let choices = kinds.iter().map(|kind| kind.specs(places));
         let choices = choices.filter(|specs| !specs.is_empty()).collect();
-        Schedule { seed, draws: 0, faults: 0, now_ms: 0, choices, busy: BTreeMap::new() }
+        FaultSchedule { seed, draws: 0, faults: 0, now_ms: 0, choices, busy: BTreeMap::new() }
     }
 
     /// Whether no fault can happen.
@@ -63,7 +63,7 @@ impl Schedule {
     }
 }
 
-impl Iterator for Schedule {
+impl Iterator for FaultSchedule {
     type Item = Fault;
 
     fn next(&mut self) -> Option<Fault> {
@@ -133,13 +133,13 @@ mod tests {
         let kinds = [FaultKind::Interface, FaultKind::Loss5];
         let mut faults = schedule(1, &kinds).take(100);
         assert!(faults.all(|fault| kinds.contains(&fault.spec.kind)));
-        assert!(Schedule::new(1, &FaultKind::ALL, &FaultLocations::default()).next().is_none());
+        assert!(FaultSchedule::new(1, &FaultKind::ALL, &FaultLocations::default()).next().is_none());
     }
 
     const FIRST_OF_SEED_7: (u128, u128, &str) =
         (3_512, 9_707, "set near-far reorder=5% reorder_by=5ms");
 
-    fn schedule(seed: u64, kinds: &[FaultKind]) -> Schedule {
-        Schedule::new(seed, kinds, &FaultLocations::of(&file::parse(DEFAULT_LAB, "x").unwrap()))
+    fn schedule(seed: u64, kinds: &[FaultKind]) -> FaultSchedule {
+        FaultSchedule::new(seed, kinds, &FaultLocations::of(&file::parse(DEFAULT_LAB, "x").unwrap()))
     }
 }

@@ -43,7 +43,7 @@ pub const EXCHANGED_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug)]
 pub struct PmiReplay {
     requests: Requests,
-    output: Output,
+    output: PrintedOutput,
     /// Furthest poll count of the incarnations before the present one.
     polls_before: u64,
     /// PMI stage of the present incarnation.
@@ -79,7 +79,7 @@ struct Requests {
 
 /// What incarnations have printed.
 #[derive(Debug, Default)]
-struct Output {
+struct PrintedOutput {
     /// Standard output and standard error: what any incarnation has printed, and the position of
     /// the present one.
     streams: [OutputReplay; 2],
@@ -128,7 +128,7 @@ impl PmiReplay {
     pub fn new(now: Instant) -> PmiReplay {
         PmiReplay {
             requests: Requests::default(),
-            output: Output { is_known: true, ..Output::default() },
+            output: PrintedOutput { is_known: true, ..PrintedOutput::default() },
             polls_before: 0,
             stage: Stage::Silent,
             has_fatal_notice: false,
@@ -154,9 +154,9 @@ impl PmiReplay {
                 exchanges: from.exchanges.clone(),
                 asked: 0,
             },
-            output: Output {
+            output: PrintedOutput {
                 streams: from.outputs.clone().map(OutputReplay::adopted),
-                ..Output::default()
+                ..PrintedOutput::default()
             },
             restarts: from.restarts,
             moves: from.moves,

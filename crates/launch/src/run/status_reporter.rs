@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::child_agents::ChildAgent;
+use super::cluster_agents::ClusterAgent;
 use super::log_query::LogQuery;
 use super::status_line::StatusLine;
 use super::{JobPhase, Launcher};
@@ -305,7 +305,7 @@ impl Launcher {
     }
 }
 
-fn location_of(groups: &Groups, children: &[ChildAgent], rank: u32) -> RankLocation {
+fn location_of(groups: &Groups, children: &[ClusterAgent], rank: u32) -> RankLocation {
     if let (Some(name), Some((_, node, cluster))) = (groups.name(rank), groups.place_of(rank)) {
         return RankLocation { rank: name, node: node.to_string(), cluster: cluster.to_string() };
     }
@@ -316,7 +316,7 @@ fn location_of(groups: &Groups, children: &[ChildAgent], rank: u32) -> RankLocat
 }
 
 /// The name and the location of a rank, for texts that the user reads.
-pub(super) fn place(groups: &Groups, children: &[ChildAgent], rank: u32) -> String {
+pub(super) fn place(groups: &Groups, children: &[ClusterAgent], rank: u32) -> String {
     let spawned = groups.place_of(rank).map(|(name, ..)| name);
     let RankLocation { node, cluster, .. } = location_of(groups, children, rank);
     let name = spawned.unwrap_or_else(|| format!("rank {rank}"));

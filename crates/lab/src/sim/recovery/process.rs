@@ -129,7 +129,7 @@ pub struct Process {
     pub up: Vec<u8>,
     /// Bytes from the relay.
     pub down: Vec<u8>,
-    pub program: Program,
+    pub program: SimulatedProgram,
     pub cursor: ReplayCursor,
     clock: Clock,
     record: Record,
@@ -143,7 +143,7 @@ struct Buffers {
 }
 
 /// The program of the process.
-pub struct Program {
+pub struct SimulatedProgram {
     /// All events that the program has seen.
     pub events: Vec<ProgramEvent>,
     /// The program's own random numbers.
@@ -204,7 +204,7 @@ impl Process {
             buffers: Buffers::default(),
             up: Vec::new(),
             down: Vec::new(),
-            program: Program {
+            program: SimulatedProgram {
                 events: Vec::new(),
                 random: Random::new(task.seed ^ (u64::from(task.index) << 40)),
                 left,

@@ -9,7 +9,7 @@ use crate::spawn::{self, AgentProcess};
 use crate::sys;
 
 /// The agent of a cluster, which starts the agents of the cluster's other hosts.
-pub(super) struct ChildAgent {
+pub(super) struct ClusterAgent {
     pub process: AgentProcess,
     pub node: Node,
     pub ready: bool,
@@ -17,22 +17,22 @@ pub(super) struct ChildAgent {
 }
 
 /// The agents by the number of their cluster.
-pub(super) struct ChildAgents(pub Vec<ChildAgent>);
+pub(super) struct ClusterAgents(pub Vec<ClusterAgent>);
 
-impl ChildAgents {
+impl ClusterAgents {
     /// Starts an agent on each of `nodes` and sends its assignment.
     ///
     /// # Errors
     /// If a process cannot be started on this host.
-    pub fn start(job: &Job, nodes: Vec<Node>) -> anyhow::Result<ChildAgents> {
+    pub fn start(job: &Job, nodes: Vec<Node>) -> anyhow::Result<ClusterAgents> {
         let mut children = Vec::new();
         for node in nodes {
             let mut process = spawn::start(&node.spawn)?;
             let assignment = Assignment { job: job.clone(), node: node.clone() };
             process.stream.send(&Message::Assign(Box::new(assignment)));
-            children.push(ChildAgent { process, node, ready: false, done: false });
+            children.push(ClusterAgent { process, node, ready: false, done: false });
         }
-        Ok(ChildAgents(children))
+        Ok(ClusterAgents(children))
     }
 
     pub fn send(&mut self, index: usize, message: &Message) {
