@@ -7,7 +7,7 @@ use std::mem::offset_of;
 
 use libc::{aiocb, sigevent};
 
-use crate::{real_libc, recording, restart_refusals};
+use crate::{real_libc, record_head, restart_refusals};
 
 /// Offsets at which the C library (glibc) looks for the outcome of a request: the error, and the
 /// value of the call.
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn lio_listio(
 ) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if !recording::is_owner() || mode == libc::LIO_NOWAIT && notifies(event) {
+        if !record_head::is_owner() || mode == libc::LIO_NOWAIT && notifies(event) {
             restart_refusals::forbid_restart(format_args!(
                 "it asks to be notified of asynchronous I/O"
             ));
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn lio_listio(
 /// # Safety
 /// `request` is valid.
 unsafe fn is_ours(request: *mut aiocb) -> bool {
-    if !recording::is_owner() {
+    if !record_head::is_owner() {
         return false;
     }
     // SAFETY: the caller's promise.

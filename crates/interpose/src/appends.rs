@@ -11,9 +11,10 @@
 
 use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 
-use crate::content::{PAGE_BYTES, is_there};
+use crate::file_content::{PAGE_BYTES, is_there};
 use crate::file_metadata::{IoVectors, identity_of};
-use crate::session::{EffectOutcome, Session, kernel};
+use crate::kernel_calls::kernel;
+use crate::session::{EffectOutcome, Session};
 
 impl Session {
     /// Passes an open file to the agent before the first append. `moves`: the append moves the

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libc::size_t;
 
-use crate::session::kernel;
+use crate::kernel_calls::kernel;
 
 /// Beginnings of the file names of transport libraries: this project's provider, libfabric, and
 /// what MPI libraries load.
@@ -130,7 +130,7 @@ pub fn is_program_in_maps(address: usize) -> bool {
     let mut mappings = MappingReader::new(address);
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let path = c"/proc/self/maps".as_ptr().addr() as u64;
-    let file = kernel(libc::SYS_openat, [crate::syscalls::HERE, path, flags, 0, 0, 0]);
+    let file = kernel(libc::SYS_openat, [crate::kernel_calls::HERE, path, flags, 0, 0, 0]);
     let Ok(file) = u64::try_from(file) else { return true };
     let mut room = [0_u8; 4096];
     let place = room.as_mut_ptr().addr() as u64;

@@ -13,14 +13,13 @@
 //! What may never happen: a rank continues on another node while the first part of what it has
 //! written is on the lost node alone.
 
-use crate::descriptor_table::{FileIdentity, PATH_BYTES};
+use crate::file_identity::{FileIdentity, PATH_BYTES};
 use crate::file_metadata::{directory_of, file_system_of, identity_at};
+use crate::kernel_calls::HERE;
 use crate::origin;
-use crate::session::{Path, Session, abort_replay};
-use crate::syscalls::HERE;
 
 /// Largest number of file systems, and of files of each.
-const FILE_SYSTEMS: usize = 8;
+pub const FILE_SYSTEMS: usize = 8;
 const FILES: usize = 8;
 
 /// Kinds of file systems whose files all nodes see, by their number in statfs(2): NFS, SMB (three
@@ -48,7 +47,7 @@ const SHARED_KINDS: [i64; 16] = [
 pub struct ChangedFiles {
     file_systems: [FileSystem; FILE_SYSTEMS],
     /// Files on more file systems than [`FILE_SYSTEMS`] were changed.
-    has_more: bool,
+    pub has_more: bool,
 }
 
 /// One file system, by its device number when its first file was changed.
@@ -202,27 +201,6 @@ impl ChangedFile {
         }
         // SAFETY: the path ends with a zero.
         unsafe { directory_of(self.place()) }.is_some_and(|found| found.device == device)
-    }
-}
-
-impl Session {
-    /// Ends a process that goes on on another node without what it has written.
-    pub fn check_changed_files(&self) {
-        if !origin::is_other_node() {
-            return;
-        }
-        let changed = &self.table.changed_files;
-        if let Some(path) = changed.left_behind() {
-            let path = Path(path);
-            abort_replay(format_args!(
-                "{path}, which it has changed on another node, is on a file system of that node"
-            ));
-        }
-        if changed.has_more {
-            abort_replay(format_args!(
-                "it has changed files on more than {FILE_SYSTEMS} file systems of another node"
-            ));
-        }
     }
 }
 

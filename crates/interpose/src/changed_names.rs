@@ -14,9 +14,10 @@
 
 use std::mem::MaybeUninit;
 
-use crate::descriptor_table::{FileIdentity, PATH_BYTES};
-use crate::file_metadata::{self, mode_and_identity_at};
-use crate::session::{kernel, text};
+use crate::file_identity::{FileIdentity, PATH_BYTES};
+use crate::file_metadata;
+use crate::file_metadata::mode_and_identity_at;
+use crate::kernel_calls::{kernel, text};
 
 /// What has changed since the job began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +203,7 @@ mod tests {
     use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
     use super::*;
-    use crate::syscalls::HERE;
+    use crate::kernel_calls::HERE;
 
     struct Folder(PathBuf);
 

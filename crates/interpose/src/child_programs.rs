@@ -13,9 +13,15 @@ use std::fmt;
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
-use crate::session::{Path, kernel, text};
-use crate::syscalls::HERE;
-use crate::{observe, real_libc, recording, trap};
+use crate::changed_names::NameChange;
+use crate::kernel_calls::{HERE, kernel, text};
+use crate::messages::Path;
+use crate::watched::CHANGED;
+use crate::watched::CHANGED_WAY;
+use crate::watched::change_of;
+use crate::watched::forbid_restart_of;
+use crate::watched::is_opened_for_writing;
+use crate::{dispatch, real_libc, recording, watched};
 
 type CStringList = *const *mut c_char;
 
@@ -94,8 +100,8 @@ pub unsafe extern "C" fn add_open(
 ) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if trap::is_installed() && observe::is_watched() && !path.is_null() {
-            observe::before_open(path, flags);
+        if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
+            before_open(path, flags);
         }
         real_libc::posix_spawn_file_actions_addopen(actions, descriptor, path, flags, mode)
     }
@@ -115,7 +121,7 @@ pub fn own_environment_loads_interposer() -> bool {
 /// # Safety
 /// The arguments are those of `execve`.
 pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
-    if !trap::is_installed() || !observe::is_watched() || path.is_null() {
+    if !dispatch::is_installed() || !watched::is_watched() || path.is_null() {
         return;
     }
     // SAFETY: the caller's promise.
@@ -123,7 +129,7 @@ pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
     if let Some(why) = unseen {
         // SAFETY: the caller's promise.
         let name = Path(unsafe { text(path.addr() as u64) });
-        observe::forbid_restart_of(format_args!(
+        watched::forbid_restart_of(format_args!(
             "it starts {name}, which nobody can look after ({why})"
         ));
     }
@@ -138,8 +144,8 @@ unsafe fn check_start(path: *const c_char, environment: CStringList) {
     // SAFETY: the caller's promise.
     unsafe {
         check_exec(path, environment);
-        if trap::is_installed() && observe::is_watched() && !path.is_null() {
-            observe::before_start(path);
+        if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
+            before_start(path);
         }
     }
 }
@@ -300,6 +306,44 @@ fn of_program(start: &[u8]) -> Result<Option<UnobservedReason>, ()> {
         return Ok((!is_ours).then_some(UnobservedReason::OtherLibrary));
     }
     Ok(Some(UnobservedReason::Static))
+}
+
+/// Reports a file that a program started by this process opens for writing when the program begins.
+///
+/// # Safety
+/// The path is a C string.
+pub unsafe fn before_open(path: *const c_char, flags: c_int) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path.addr() as u64) };
+    if is_opened_for_writing(HERE, path.addr() as u64, name, flags) {
+        let path = Path(name);
+        forbid_restart_of(format_args!("a program that it starts opens {path} for writing"));
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let change = unsafe { change_of(HERE, path.addr() as u64) };
+    // The content of the file is compared when it is read (`reads`).
+    let is_way = change.is_some_and(|change| change != NameChange::Target);
+    if is_way {
+        let path = Path(name);
+        forbid_restart_of(format_args!("a program that it starts opens {path}{CHANGED_WAY}"));
+    }
+}
+
+/// Reports a program that this process starts, and that a later incarnation may find changed.
+///
+/// # Safety
+/// The path is a C string.
+pub unsafe fn before_start(path: *const c_char) {
+    // SAFETY: the caller's promise.
+    let (name, change) = unsafe {
+        let place = path.addr() as u64;
+        (Path(text(place)), change_of(HERE, place))
+    };
+    if let Some(change) = change {
+        let more = if change == NameChange::Way { CHANGED_WAY } else { CHANGED };
+        forbid_restart_of(format_args!("it starts {name}{more}"));
+    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@
 use landbridge_proto::digest::digest;
 use libc::c_long;
 
+use crate::kernel_calls::{bytes, text};
 use crate::path_changes::PathAt;
-use crate::session::{bytes, text};
 
 /// Longest value of an extended attribute (xattr(7)); the kernel does not read a longer one.
 const ATTRIBUTE_BYTES_MAX: u64 = 64 << 10;

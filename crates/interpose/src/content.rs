@@ -9,18 +9,18 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSource};
 use libc::c_long;
 
 use crate::appends::{appended, offset_of};
-use crate::descriptor_table::FileKind;
-use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
-use crate::observe;
-use crate::session::{
-    CallDescription, EffectOutcome, Path, Session, abort_replay, bytes, call_of, error, kernel,
-    requires_durability,
-};
+use crate::file_content::{PAGE_BYTES, content_of, is_part_there, is_there};
+use crate::file_identity::FileKind;
+use crate::file_metadata::{IoVectors, identity_of, is_installed};
+use crate::kernel_calls::{bytes, error, kernel};
+use crate::messages::Path;
+use crate::restart_refusals::abort_replay;
+use crate::session::{CallDescription, EffectOutcome, Session, call_of, requires_durability};
+use crate::{file_metadata, watched};
 
 /// First byte of a recorded read: the content follows, or a digest of the content follows.
 const CONTENT: u8 = 0;
@@ -36,10 +36,6 @@ const RWF_APPEND: u64 = 0x10;
 /// Flag of `pwritev2`: write at the given or the current position, whatever the flags of the
 /// descriptor.
 const RWF_NOAPPEND: u64 = 0x20;
-/// Size of a page on x86-64, in bytes.
-pub const PAGE_BYTES: i64 = 4096;
-/// Bytes of a file that are compared at once.
-const COMPARED: usize = 4096;
 
 impl Session {
     /// Forbids a restart if the process uses a file by a descriptor that it was not seen to open,
@@ -49,7 +45,7 @@ impl Session {
         if self.table.index(descriptor).is_none()
             && !crate::restart_refusals::is_restart_forbidden()
         {
-            observe::with_file(descriptor, |_, path| {
+            watched::with_file(descriptor, |_, path| {
                 let path = Path(path);
                 crate::restart_refusals::forbid_restart(format_args!(
                     "it uses {path} by a descriptor that it did not open"
@@ -406,7 +402,7 @@ impl Session {
             kernel(libc::SYS_getrandom, [pointer, length, flags, 0, 0, 0])
         };
         let drawn = self.guard.record().bytes(RandomSource::Random, room, draw);
-        Some(crate::libc_wrappers::outcome_of(drawn))
+        Some(crate::record_lock::outcome_of(drawn))
     }
 
     /// Refuses io_uring and Linux's asynchronous I/O: requests in these rings make no system call
@@ -414,7 +410,7 @@ impl Session {
     pub fn no_rings(&mut self) -> Option<i64> {
         static IS_SAID: AtomicBool = AtomicBool::new(false);
         if !IS_SAID.swap(true, Relaxed) {
-            crate::libc_wrappers::warn(format_args!(
+            crate::messages::warn(format_args!(
                 "io_uring and Linux's asynchronous I/O cannot be recorded: the program is told that this system has none"
             ));
         }
@@ -468,35 +464,6 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     let at = arguments[3] as i64;
     let is_current = at == -1 && matches!(number, libc::SYS_preadv2 | libc::SYS_pwritev2);
     (says && !is_current).then_some(at)
-}
-
-/// Number of bytes at a position of a file, at most `length`, and a digest of them. `None`: this
-/// process may not read the file.
-pub fn content_of(descriptor: u64, at: u64, length: usize) -> Option<(u64, u64)> {
-    let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
-    let mut is_read = false;
-    read_by_another(descriptor, |file| {
-        is_read = true;
-        while count < length {
-            let wanted = COMPARED.min(length - count) as u64;
-            let room = found.as_mut_ptr().addr() as u64;
-            let read = kernel(libc::SYS_pread64, [file, room, wanted, at + count as u64, 0, 0]);
-            is_read &= read >= 0;
-            let Some(read) = usize::try_from(read).ok().filter(|read| *read > 0) else { break };
-            let before = digest(&all);
-            all[..8].copy_from_slice(&before.to_le_bytes());
-            all[8..].copy_from_slice(&digest(&found[..read]).to_le_bytes());
-            count += read;
-        }
-    });
-    is_read.then(|| (count as u64, digest(&all)))
-}
-
-/// Calls `work` with a readable descriptor of the same file: the program's may be write-only.
-fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
-    let Some(file) = file_metadata::open_to_read(descriptor) else { return };
-    work(file);
-    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
 }
 
 /// Length that no compared part of a file has: its bytes could not be read.
@@ -568,44 +535,6 @@ unsafe fn written(
         true => EffectOutcome::NotPerformed,
         false => EffectOutcome::Unknown,
     }
-}
-
-/// Whether the file has the first `length` bytes of `pieces` at this position.
-///
-/// # Safety
-/// The memory of `pieces` is valid.
-pub unsafe fn is_there(descriptor: u64, at: u64, pieces: &IoVectors, length: usize) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { is_part_there(descriptor, (at, length), pieces, at) }
-}
-
-/// Whether the file has this part, a position and a length, of `pieces` that begin at `start`.
-///
-/// # Safety
-/// The memory of `pieces` is valid.
-unsafe fn is_part_there(
-    descriptor: u64,
-    (mut at, length): (u64, usize),
-    pieces: &IoVectors,
-    start: u64,
-) -> bool {
-    let (mut found, mut is_there) = ([0; COMPARED], false);
-    let mut before = (at - start) as usize;
-    read_by_another(descriptor, |file| {
-        // SAFETY: the caller's promise.
-        is_there = unsafe { pieces.first(before + length) }.all(|piece| {
-            let skipped = before.min(piece.len());
-            before -= skipped;
-            let piece = &piece[skipped..];
-            piece.chunks(COMPARED).all(|part| {
-                let room = found.as_mut_ptr().addr() as u64;
-                let read = [file, room, part.len() as u64, at, 0, 0];
-                at += part.len() as u64;
-                kernel(libc::SYS_pread64, read) == part.len() as i64 && found[..part.len()] == *part
-            })
-        });
-    });
-    is_there
 }
 
 /// Directory position after the last of these entries (`struct linux_dirent64`).

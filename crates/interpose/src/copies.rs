@@ -8,12 +8,13 @@
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
-use crate::content::content_of;
-use crate::descriptor_table::FileKind;
+use crate::file_content::content_of;
+use crate::file_identity::FileKind;
 use crate::file_metadata::identity_of;
-use crate::session::{
-    CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel,
-};
+use crate::kernel_calls::{error, kernel};
+use crate::messages::Path;
+use crate::restart_refusals::abort_replay;
+use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 use crate::signal_mask::interruptible;
 
 /// A copy within the kernel. An offset is a pointer of the program's, or 0: the copy uses the

@@ -17,10 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use landbridge_proto::nondeterminism::{Clock, RecordError};
 use libc::{c_int, c_long, clockid_t, timespec};
 
-use crate::libc_wrappers::now;
-use crate::session::{Session, abort_replay, kernel};
+use crate::kernel_calls::{HERE, kernel};
+use crate::real_libc::now;
+use crate::restart_refusals::abort_replay;
+use crate::session::Session;
 use crate::signal_mask::interruptible;
-use crate::syscalls::HERE;
 use crate::user_memory;
 
 const SECOND: i64 = 1_000_000_000;

@@ -6,13 +6,18 @@
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::{c_int, c_long};
 
-use crate::descriptor_table::{DESCRIPTORS, FileIdentity, FileKind, LOCKS, OpenFile, PATH_BYTES};
-use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
-use crate::range_locks;
-use crate::session::{
-    CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel, text,
-};
+use crate::descriptor_table::DESCRIPTORS;
+use crate::file_identity::bytes_of;
+use crate::file_identity::identity_from;
+use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
+use crate::file_metadata::{identity_of, is_exempt, is_virtual, path_of};
+use crate::kernel_calls::{error, kernel, text};
+use crate::messages::Path;
+use crate::open_file::{LOCKS, OpenFile};
+use crate::restart_refusals::abort_replay;
+use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 use crate::signal_mask::interruptible;
+use crate::{file_metadata, range_locks};
 
 /// Bytes of a recorded open file before its path.
 const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();
@@ -103,7 +108,8 @@ impl Session {
         }
         let placeholder = (libc::O_RDWR | libc::O_CLOEXEC) as u64;
         let null = c"/dev/null".as_ptr().addr() as u64;
-        let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, null, placeholder, 0, 0, 0]);
+        let found =
+            kernel(libc::SYS_openat, [crate::kernel_calls::HERE, null, placeholder, 0, 0, 0]);
         move_descriptor(found, number, closes);
         self.register(number, flags, opened, false);
         self.table
@@ -251,7 +257,8 @@ impl Session {
             libc::F_GETLK | libc::F_OFD_GETLK => {
                 let holder = self.holder(descriptor);
                 // SAFETY: the argument of `fcntl`, which the program passes.
-                let into = unsafe { crate::session::bytes(argument, size_of::<libc::flock>()) };
+                let into =
+                    unsafe { crate::kernel_calls::bytes(argument, size_of::<libc::flock>()) };
                 if self.is_live() {
                     // All range locks of this process belong to one open file, and a query by that
                     // open file reports only locks of others.
@@ -542,40 +549,6 @@ impl OpenedFile {
         let length = u16::from_le_bytes([bytes[1], bytes[2]]);
         self.length = usize::from(length).min(PATH_BYTES);
         self.identity = identity_from(&bytes[3..]);
-    }
-}
-
-/// An identity as little-endian bytes.
-pub fn bytes_of(identity: &FileIdentity) -> [u8; size_of::<FileIdentity>()] {
-    let words = [
-        identity.device,
-        identity.inode,
-        identity.size as u64,
-        identity.modified as u64,
-        identity.changed as u64,
-        identity.born as u64,
-    ];
-    let mut bytes = [0; size_of::<FileIdentity>()];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    bytes
-}
-
-/// An identity from the bytes of [`bytes_of`].
-pub fn identity_from(bytes: &[u8]) -> FileIdentity {
-    let word = |at: usize| {
-        bytes
-            .get(8 * at..8 * at + 8)
-            .map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
-    };
-    FileIdentity {
-        device: word(0),
-        inode: word(1),
-        size: word(2) as i64,
-        modified: word(3) as i64,
-        changed: word(4) as i64,
-        born: word(5) as i64,
     }
 }
 

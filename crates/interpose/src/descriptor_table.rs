@@ -8,177 +8,21 @@
 //!
 //! What may never happen: the table allocates memory; two files share one entry.
 
-use libc::c_int;
-
 use crate::changed_files::ChangedFiles;
+use crate::file_identity::FileIdentity;
 use crate::mapped_files::MappedFiles;
-use crate::origin;
+use crate::open_file::OpenFile;
 use crate::working_directory::WorkingDirectory;
 
 /// Number of descriptors in the table; a program with a higher descriptor cannot be restarted.
 pub const DESCRIPTORS: usize = 4096;
 /// Largest number of files open at the same time.
 pub const OPENS: usize = 1024;
-/// Largest length of a path in bytes, with its zero: the kernel's `PATH_MAX`.
-pub const PATH_BYTES: usize = 4096;
-/// Largest number of locked ranges of one file.
-pub const LOCKS: usize = 8;
 /// Number of files whose last append is remembered.
 const ENDS: usize = 64;
 
 /// Slot of a descriptor without an entry. (A table of zeros takes no space in the library's file.)
 const NONE: u16 = 0;
-
-/// Kind of the object behind a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum FileKind {
-    /// An object that is not recorded.
-    Other = 0,
-    /// A regular file.
-    File = 1,
-    Directory = 2,
-    /// A device that returns random numbers.
-    Random = 3,
-    /// A file whose content the kernel generates as it is read (proc, sysfs).
-    Virtual = 4,
-}
-
-impl FileKind {
-    pub fn of(byte: u8) -> Option<FileKind> {
-        let all = [
-            FileKind::File,
-            FileKind::Directory,
-            FileKind::Random,
-            FileKind::Virtual,
-            FileKind::Other,
-        ];
-        all.into_iter().find(|kind| *kind as u8 == byte)
-    }
-}
-
-/// Identity of a file, and of one state of its content.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct FileIdentity {
-    pub device: u64,
-    pub inode: u64,
-    pub size: i64,
-    /// Times of the last modification and of the last status change, in nanoseconds since 1970.
-    pub modified: i64,
-    pub changed: i64,
-    /// Time at which the file was created, in nanoseconds since 1970; 0: not known. A file system
-    /// may give the inode of a removed file to a new one.
-    pub born: i64,
-}
-
-impl FileIdentity {
-    pub const NONE: FileIdentity =
-        FileIdentity { device: 0, inode: 0, size: 0, modified: 0, changed: 0, born: 0 };
-
-    /// Whether both are the same file. Each kernel numbers devices in its own way, so on another
-    /// kernel than that of the first incarnation the device is not compared.
-    pub fn is_same_file(&self, other: &FileIdentity) -> bool {
-        let is_same_birth = self.born == other.born || self.born == 0 || other.born == 0;
-        let is_same_device = self.device == other.device || origin::is_other_kernel();
-        self.inode == other.inode && is_same_birth && is_same_device
-    }
-
-    /// Whether both are the same file with the same content, as far as its times show.
-    pub fn is_same_state(&self, other: &FileIdentity) -> bool {
-        let state = |it: &FileIdentity| (it.size, it.modified, it.changed);
-        self.is_same_file(other) && state(self) == state(other)
-    }
-}
-
-/// One open file description; its descriptors share the position.
-pub struct OpenFile {
-    uses: u32,
-    pub kind: FileKind,
-    /// Flags of `open`, with later changes by `fcntl`.
-    pub flags: c_int,
-    /// Identity of the file when it was opened.
-    pub identity: FileIdentity,
-    pub offset: i64,
-    /// File size after this process's last append; 0: the process has appended nothing.
-    pub append_end: i64,
-    /// True if another process appends to the file as well.
-    pub is_shared_append: bool,
-    /// True while the descriptors are open on the file; false while they are placeholders.
-    pub is_real: bool,
-    /// True while the agent holds the file for a checkpoint of this process.
-    pub is_quiesced: bool,
-    /// True if reads of the file are recorded with their content.
-    pub is_recorded: bool,
-    /// True once the file has lost its name.
-    pub is_removed: bool,
-    /// Number under which the agent holds the file; 0: the agent does not hold it.
-    pub held: u64,
-    /// True if the agent has given the open file back, with the position that an earlier
-    /// incarnation has left.
-    pub is_returned: bool,
-    /// Operation of `flock`; 0: the file is not locked.
-    pub lock: c_int,
-    /// Start and length in bytes of ranges locked by `fcntl`.
-    pub ranges: [Option<(i64, i64)>; LOCKS],
-    /// True if the ranges are locked for the process (`F_SETLK`), false if for this open file.
-    pub has_process_locks: bool,
-    length: u16,
-    path: [u8; PATH_BYTES],
-}
-
-impl OpenFile {
-    pub const FREE: OpenFile = OpenFile {
-        uses: 0,
-        kind: FileKind::Other,
-        flags: 0,
-        identity: FileIdentity::NONE,
-        offset: 0,
-        append_end: 0,
-        is_shared_append: false,
-        is_real: false,
-        is_quiesced: false,
-        is_recorded: false,
-        is_removed: false,
-        held: 0,
-        is_returned: false,
-        lock: 0,
-        ranges: [None; LOCKS],
-        has_process_locks: false,
-        length: 0,
-        path: [0; PATH_BYTES],
-    };
-
-    pub fn path(&self) -> &[u8] {
-        &self.path[..self.length.into()]
-    }
-
-    /// Address of the path, which ends with a zero.
-    pub fn path_pointer(&self) -> *const u8 {
-        self.path.as_ptr()
-    }
-
-    /// Sets the path. A path of [`PATH_BYTES`] or more is dropped: the file then cannot be
-    /// reopened.
-    pub fn rename(&mut self, path: &[u8]) {
-        let length = if path.len() < PATH_BYTES { path.len() } else { 0 };
-        self.path[..length].copy_from_slice(&path[..length]);
-        self.path[length] = 0;
-        self.length = length as u16;
-    }
-
-    pub fn may_write(&self) -> bool {
-        self.flags & libc::O_ACCMODE != libc::O_RDONLY
-    }
-
-    pub fn appends(&self) -> bool {
-        self.flags & libc::O_APPEND != 0
-    }
-
-    pub fn is_locked(&self) -> bool {
-        self.lock != 0 || self.ranges.iter().any(Option::is_some)
-    }
-}
 
 /// Table of the descriptors and open files of the recorded thread.
 pub struct DescriptorTable {
@@ -252,14 +96,7 @@ impl DescriptorTable {
         let free = self.opens.iter().position(|open| open.uses == 0)?;
         *place = free as u16 + 1;
         let open = &mut self.opens[free];
-        // The path is overwritten when it is set, so the old bytes need no clearing.
-        (open.uses, open.length, open.path[0]) = (1, 0, 0);
-        (open.kind, open.flags, open.offset) = (FileKind::Other, 0, 0);
-        (open.identity, open.append_end) = (FileIdentity::default(), 0);
-        (open.is_shared_append, open.is_real, open.is_quiesced) = (false, true, false);
-        (open.is_recorded, open.is_removed, open.held) = (false, false, 0);
-        open.is_returned = false;
-        (open.lock, open.ranges, open.has_process_locks) = (0, [None; LOCKS], false);
+        open.begin();
         Some(open)
     }
 

@@ -8,7 +8,8 @@ use std::ffi::{c_char, c_int};
 use landbridge_proto::nondeterminism::Polls;
 
 use crate::{
-    aio, child_programs, libc_wrappers, observe, recording, side_channels, temporary, trap,
+    aio, child_programs, dispatch, libc_wrappers, new_processes, record_head, recording,
+    side_channels, temporary, watched,
 };
 
 /// Defines functions by `name => body, register`, where `register` is that of the argument after
@@ -53,7 +54,7 @@ interpose_with_caller! {
     mkostemps => temporary::mkostemps, "rcx", "x3";
     mkostemps64 => temporary::mkostemps, "rcx", "x3";
     mkdtemp => temporary::mkdtemp, "rsi", "x1";
-    pthread_create => observe::pthread_create, "r8", "x4";
+    pthread_create => new_processes::pthread_create, "r8", "x4";
     connect => side_channels::connect, "rcx", "x3";
     bind => side_channels::bind, "rcx", "x3";
     listen => side_channels::listen, "rdx", "x2";
@@ -169,7 +170,7 @@ interpose! {
     aio_fsync64 => aio::aio_fsync;
     lio_listio => aio::lio_listio;
     lio_listio64 => aio::lio_listio;
-    sched_yield => trap::sched_yield;
+    sched_yield => dispatch::sched_yield;
     posix_spawn => child_programs::posix_spawn;
     posix_spawnp => child_programs::posix_spawnp;
     posix_spawn_file_actions_addopen => child_programs::add_open;
@@ -202,19 +203,19 @@ type Strings = *const *const c_char;
 /// recorded.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_polls() -> *const Polls {
-    recording::polls().map_or(std::ptr::null(), |polls| polls)
+    record_head::polls().map_or(std::ptr::null(), |polls| polls)
 }
 
 /// Interface to the provider: whether this process is a child of a recorded process. 0: it is not.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_is_child() -> c_int {
-    c_int::from(observe::is_child())
+    c_int::from(watched::is_child())
 }
 
 /// Interface to the provider: whether the calls of this thread are recorded. 0: they are not.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_is_recorded_thread() -> c_int {
-    c_int::from(recording::is_owner())
+    c_int::from(record_head::is_owner())
 }
 
 /// Interface to the provider: the process has repeated every poll of earlier incarnations. 0: ask
@@ -235,7 +236,7 @@ extern "C" fn landbridge_interpose_quiesce() -> c_int {
 /// are let through; null if they always are.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_interpose_selector() -> *mut u8 {
-    trap::selector()
+    dispatch::selector()
 }
 
 /// Interface to the provider: maps the record again after a checkpoint. 0: that failed, and the

@@ -5,9 +5,10 @@ use std::mem::MaybeUninit;
 
 use libc::{c_int, c_long, mode_t};
 
-use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
+use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_status::status;
-use crate::session::{bytes, kernel, text};
+use crate::kernel_calls::{bytes, kernel, text};
+use crate::processes::each_number_in;
 
 /// Kind and identity of what is open at a descriptor.
 pub fn identity_of(descriptor: u64) -> Option<(FileKind, FileIdentity)> {
@@ -109,7 +110,8 @@ pub unsafe fn directory_of(place: (u64, u64)) -> Option<FileIdentity> {
     let mut path = [0; PATH_BYTES];
     // SAFETY: the caller's promise.
     unsafe { directory_path(place, &mut path) }?;
-    identity_at((crate::syscalls::HERE, path.as_ptr().addr() as u64)).map(|(_, identity)| identity)
+    identity_at((crate::kernel_calls::HERE, path.as_ptr().addr() as u64))
+        .map(|(_, identity)| identity)
 }
 
 /// Kind of the file system of the directory that contains, or would contain, what a path names
@@ -210,17 +212,6 @@ pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_B
     start + last.len()
 }
 
-/// Calls `work` with the process id and thread id of each thread of this process except the calling
-/// one.
-pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
-    let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
-    each_number_in(c"/proc/self/task", |number| {
-        if number > 0 && number != own as u64 {
-            work(process as u64, number);
-        }
-    });
-}
-
 /// Whether a descriptor of another process is the same open file as a descriptor of this process
 /// (open(2), "open file description"). Where kcmp(2) is not allowed, two descriptors of one file
 /// count as the same. Where the descriptors of the other process cannot be listed, every file
@@ -234,7 +225,7 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
     let is_listed = each_number_in(folder.text(), |number| {
         let link = Name::new(&[folder.bytes(), b"/", Digits::of(number).text()]);
         let place = link.text().as_ptr().addr() as u64;
-        let found = asked((crate::syscalls::HERE, place), 0);
+        let found = asked((crate::kernel_calls::HERE, place), 0);
         let is_file = |(_, there): (FileKind, FileIdentity)| {
             (there.device, there.inode) == (here.device, here.inode)
         };
@@ -244,41 +235,6 @@ pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
         }
     });
     is_shared || !is_listed
-}
-
-/// Calls `work` for each entry of a proc(5) directory whose name is a number. False: the directory
-/// cannot be read.
-pub fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
-    const ENTRIES_BYTES: usize = 4096;
-    let folder = folder.as_ptr().addr() as u64;
-    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
-    let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, folder, flags, 0, 0, 0]);
-    let Ok(descriptor) = u64::try_from(found) else { return false };
-    let mut room = [0_u8; ENTRIES_BYTES];
-    let is_whole = loop {
-        let into = room.as_mut_ptr().addr() as u64;
-        let listed = [descriptor, into, ENTRIES_BYTES as u64, 0, 0, 0];
-        let length = kernel(libc::SYS_getdents64, listed);
-        let Some(mut rest) = usize::try_from(length).ok().and_then(|length| room.get(..length))
-        else {
-            break false;
-        };
-        if rest.is_empty() {
-            break true;
-        }
-        // Fields of struct linux_dirent64: inode, offset, length, kind, name.
-        while let Some(bytes) = rest.get(16..18) {
-            let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]])).max(19);
-            let name = rest.get(19..length).unwrap_or_default();
-            let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
-            if name.first().is_some_and(u8::is_ascii_digit) {
-                work(digits.fold(0, |sum: u64, digit| 10 * sum + u64::from(digit - b'0')));
-            }
-            rest = rest.get(length..).unwrap_or_default();
-        }
-    };
-    kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
-    is_whole
 }
 
 /// A path of at most 63 bytes, built without allocation.
@@ -494,13 +450,13 @@ impl IoVectors {
 pub unsafe fn is_exempt_at((directory, path): (u64, u64)) -> bool {
     let _ = directory;
     // SAFETY: the caller's promise.
-    is_exempt(unsafe { crate::session::text(path) })
+    is_exempt(unsafe { crate::kernel_calls::text(path) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::syscalls::HERE;
+    use crate::kernel_calls::HERE;
 
     #[test]
     fn installed_files_are_distinguished_from_a_users_own() {

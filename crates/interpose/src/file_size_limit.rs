@@ -12,8 +12,9 @@
 
 use std::mem::MaybeUninit;
 
+use crate::kernel_calls::kernel;
 use crate::origin;
-use crate::session::{abort_replay, kernel};
+use crate::restart_refusals::abort_replay;
 
 /// Sends the signal for a replayed call that failed with EFBIG.
 #[cold]

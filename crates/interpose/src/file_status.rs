@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use libc::{c_int, mode_t};
 
-use crate::descriptor_table::FileIdentity;
-use crate::session::{error, kernel};
+use crate::file_identity::FileIdentity;
+use crate::kernel_calls::{error, kernel};
 
 const SECOND: i64 = 1_000_000_000;
 

@@ -19,8 +19,8 @@ use landbridge_proto::nondeterminism::{
     HELD_WORD_BYTES, RecordHead,
 };
 
-use crate::recording;
-use crate::session::kernel;
+use crate::kernel_calls::kernel;
+use crate::record_head;
 
 /// Seconds within which the agent must answer.
 const ANSWER_SECONDS: i64 = 10;
@@ -33,18 +33,18 @@ struct ControlMessage([u8; SPACE]);
 
 /// Makes the agent hold this open file under this number. False: the agent cannot.
 pub fn keep(descriptor: u64, number: u64) -> bool {
-    recording::head()
+    record_head::head()
         .is_some_and(|head| exchange(head, HELD_KEEP, number, Some(descriptor), false).is_ok())
 }
 
 /// Makes the agent close the open file that it holds under this number.
 pub fn release(number: u64) {
-    let _ = recording::head().map(|head| exchange(head, HELD_DROP, number, None, false));
+    let _ = record_head::head().map(|head| exchange(head, HELD_DROP, number, None, false));
 }
 
 /// A descriptor of the open file that the agent holds under this number.
 pub fn get(number: u64) -> Option<u64> {
-    recording::head().and_then(|head| exchange(head, HELD_GET, number, None, true).ok()).flatten()
+    record_head::head().and_then(|head| exchange(head, HELD_GET, number, None, true).ok()).flatten()
 }
 
 /// Waits without a time limit until another node has the record. A node that counts as lost gets no

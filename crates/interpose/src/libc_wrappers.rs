@@ -2,19 +2,16 @@
 //! a function was called.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::fmt::{self, Write};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use landbridge_proto::id::{EXIT_LINE, EXIT_UNRECOVERABLE, LINE_TAG};
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
-use crate::deadlines;
-use crate::real_libc;
-use crate::recording::{self, RecordGuard};
-use crate::session::kernel;
+use crate::real_libc::now;
+use crate::record_lock::RecordGuard;
+use crate::record_lock::report_error;
+use crate::{deadlines, real_libc, recording};
 
 const SECOND: i64 = 1_000_000_000;
 
@@ -235,133 +232,13 @@ fn clear_stack() {
     black_box(&mut left);
 }
 
-#[cold]
-fn report_error(problem: &RecordError) -> i64 {
-    if let RecordError::Full(answer) = problem {
-        warn(format_args!("{problem}: if this process is killed it cannot be restarted"));
-        return *answer;
-    }
-    abort_replay(format_args!("{problem}"))
-}
-
-/// Ends the process, whose replay differs from an earlier incarnation or cannot be completed.
-#[cold]
-pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
-    let polls = recording::polls().map_or(0, |polls| polls.present.load(Relaxed));
-    warn(format_args!("this process cannot go on: {why}, after {polls} polls"));
-    write(format_args!("{LINE_TAG}{EXIT_LINE}\n"));
-    loop {
-        // No other code of the process may run any more.
-        kernel(libc::SYS_exit_group, [EXIT_UNRECOVERABLE as u64, 0, 0, 0, 0, 0]);
-    }
-}
-
-/// The result of a system call; ends the process if there is none.
-pub fn outcome_of(answer: Result<i64, RecordError>) -> i64 {
-    answer.unwrap_or_else(|problem| report_error(&problem))
-}
-
 fn set_errno(error: i64) -> c_int {
     // SAFETY: `errno` belongs to this thread.
     unsafe { *libc::__errno_location() = error.unsigned_abs() as c_int };
     -1
 }
 
-/// The time of a clock that every system has, in nanoseconds.
-pub fn now(id: clockid_t) -> i64 {
-    let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one time.
-    unsafe { real_libc::clock_gettime(id, &mut time) };
-    time.tv_sec * SECOND + time.tv_nsec
-}
-
 #[inline]
 fn timespec_of(nanos: i64) -> timespec {
     timespec { tv_sec: nanos.div_euclid(SECOND), tv_nsec: nanos.rem_euclid(SECOND) }
-}
-
-/// Writes a line of level "Warn" to standard error, in the provider's format.
-#[cold]
-pub fn warn(text: fmt::Arguments<'_>) {
-    log_as("Warn", text);
-}
-
-/// Writes a line of level "Info" to standard error, for an event that may be harmless.
-#[cold]
-pub fn info(text: fmt::Arguments<'_>) {
-    log_as("Info", text);
-}
-
-fn log_as(level: &str, text: fmt::Arguments<'_>) {
-    let me = kernel(libc::SYS_getpid, [0; 6]);
-    write(format_args!("{LINE_TAG}[{me}]: {level}: {text}\n"));
-}
-
-fn write(text: fmt::Arguments<'_>) {
-    let mut line = MessageBuffer::new();
-    let _ = line.write_fmt(text);
-    let bytes = line.bytes();
-    let (start, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
-    if let Some(descriptor) = line_descriptor() {
-        kernel(libc::SYS_write, [descriptor, start, length, 0, 0, 0]);
-    }
-}
-
-/// Descriptor of the pipe that the node agent reads; -1: none.
-static LINES: AtomicI64 = AtomicI64::new(-1);
-
-/// Sets where this library writes its lines, instead of standard error.
-pub fn write_lines_to(descriptor: Option<u64>) {
-    LINES.store(descriptor.map_or(-1, |it| it as i64), Relaxed);
-}
-
-/// Where a line goes: into the agent's pipe, or to standard error if the program has closed the
-/// pipe. A line in a file to which the program has redirected standard error would move the
-/// program's position in the file, which is recorded without the line.
-fn line_descriptor() -> Option<u64> {
-    let stderr = libc::STDERR_FILENO as u64;
-    match u64::try_from(LINES.load(Relaxed)) {
-        Ok(pipe) if has_kind(pipe, libc::S_IFIFO) => Some(pipe),
-        Ok(_) if has_kind(stderr, libc::S_IFREG) => None,
-        _ => Some(stderr),
-    }
-}
-
-fn has_kind(descriptor: u64, kind: libc::mode_t) -> bool {
-    // SAFETY: a structure for which all zeros are a valid value.
-    let mut about: libc::stat = unsafe { std::mem::zeroed() };
-    let room = (&raw mut about).addr() as u64;
-    let found = kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]);
-    found == 0 && about.st_mode & libc::S_IFMT == kind
-}
-
-/// A text of at most `MESSAGE_BYTES`, built without allocation; a newline at its end is kept.
-pub struct MessageBuffer {
-    bytes: [u8; MESSAGE_BYTES],
-    length: usize,
-}
-
-const MESSAGE_BYTES: usize = 1024;
-
-impl MessageBuffer {
-    pub fn new() -> Self {
-        Self { bytes: [0; MESSAGE_BYTES], length: 0 }
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-}
-
-impl Write for MessageBuffer {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = &mut self.bytes[self.length..];
-        let length = text.len().min(room.len());
-        room[..length].copy_from_slice(&text.as_bytes()[..length]);
-        self.length += length;
-        if length < text.len() && text.ends_with('\n') {
-            self.bytes[MESSAGE_BYTES - 1] = b'\n';
-        }
-        Ok(())
-    }
 }

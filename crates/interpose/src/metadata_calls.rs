@@ -8,12 +8,14 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
 use crate::compared_arguments::{directory_of, of_values};
-use crate::descriptor_table::{FileIdentity, FileKind, OPENS, PATH_BYTES};
+use crate::descriptor_table::OPENS;
+use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_metadata::{
     directory_changed, identity_at, identity_behind, is_exempt, is_exempt_at, path_at, path_of_name,
 };
+use crate::kernel_calls::{bytes, kernel, text};
 use crate::path_changes::{CompletionCheck, PathAt, PathChange};
-use crate::session::{CallDescription, EffectOutcome, Session, bytes, call_of, kernel, text};
+use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 
 /// Bytes of a recorded change of names before the two paths.
 const CHANGE_BYTES: usize = 8 + 8 + 2 + 2;
@@ -449,7 +451,7 @@ mod tests {
 
     use super::*;
 
-    const HERE: u64 = crate::syscalls::HERE;
+    const HERE: u64 = crate::kernel_calls::HERE;
 
     fn is_not_performed(outcome: &EffectOutcome) -> bool {
         matches!(outcome, EffectOutcome::NotPerformed)

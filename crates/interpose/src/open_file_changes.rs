@@ -6,9 +6,10 @@ use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 use libc::c_long;
 
 use crate::compared_arguments::of_values;
-use crate::descriptor_table::FileKind;
+use crate::file_identity::FileKind;
 use crate::file_metadata::identity_of;
-use crate::session::{CallDescription, EffectOutcome, Session, call_of, kernel};
+use crate::kernel_calls::kernel;
+use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 
 impl Session {
     /// Handles `ftruncate` and other calls that change the size or attributes of an open file.

@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::RecordHead;
 
-use crate::session::kernel_or_libc;
-use crate::syscalls::HERE;
+use crate::kernel_calls::{HERE, kernel_or_libc};
 
 /// Random number of each start of a kernel (random(4)).
 const BOOT_ID: &CStr = c"/proc/sys/kernel/random/boot_id";

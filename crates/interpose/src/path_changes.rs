@@ -3,7 +3,7 @@
 
 use libc::c_long;
 
-use crate::syscalls::HERE;
+use crate::kernel_calls::HERE;
 
 /// Check that shows whether an interrupted change has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

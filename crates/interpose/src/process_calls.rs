@@ -14,13 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::c_long;
 
-use crate::descriptor_table::PATH_BYTES;
-use crate::file_metadata::{self, path_of_name};
-use crate::libc_wrappers::warn;
-use crate::observe;
+use crate::file_identity::PATH_BYTES;
+use crate::file_metadata::path_of_name;
+use crate::kernel_calls::{HERE, kernel, text};
+use crate::messages::{Path, warn};
 use crate::processes::is_own_process;
-use crate::session::{Path, kernel, text};
-use crate::syscalls::HERE;
+use crate::{file_metadata, watched};
 
 /// Reports a call on another process.
 pub fn check(number: c_long, arguments: [u64; 6]) {
@@ -35,10 +34,10 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
         return;
     }
     match signal as c_int {
-        0 => observe::forbid_restart_of(format_args!(
+        0 => watched::forbid_restart_of(format_args!(
             "it asks whether another process runs (kill), which is not recorded"
         )),
-        _ => observe::forbid_restart_of(format_args!(
+        _ => watched::forbid_restart_of(format_args!(
             "it sends a signal to another process, which would get it once more"
         )),
     }
@@ -66,7 +65,7 @@ fn check_state(number: c_long, arguments: [u64; 6]) {
         _ => false,
     };
     if is_other {
-        observe::forbid_restart_of(format_args!(
+        watched::forbid_restart_of(format_args!(
             "it examines or changes limits, priority or processors of another process"
         ));
     }

@@ -1,14 +1,16 @@
 //! Descent of processes: whether a process is this one or its descendant, and the parent of a
 //! process.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::fmt::Write;
+
+use crate::kernel_calls::kernel;
 
 /// Whether a process is this one or its descendant, up to eight generations.
 pub fn is_own_process(process: c_int) -> bool {
     const BELOW_MAX: usize = 8;
     // The call goes through the trampoline, because the handler of system calls uses this function.
-    let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u32;
+    let own = crate::kernel_calls::kernel(libc::SYS_getpid, [0; 6]) as u32;
     let mut at = u32::try_from(process).unwrap_or(0);
     for _ in 0..BELOW_MAX {
         if at <= 1 {
@@ -23,20 +25,20 @@ pub fn is_own_process(process: c_int) -> bool {
 }
 
 fn is_own_thread(thread: u32) -> bool {
-    let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u64;
-    crate::session::kernel(libc::SYS_tgkill, [own, thread.into(), 0, 0, 0, 0]) == 0
+    let own = crate::kernel_calls::kernel(libc::SYS_getpid, [0; 6]) as u64;
+    crate::kernel_calls::kernel(libc::SYS_tgkill, [own, thread.into(), 0, 0, 0, 0]) == 0
 }
 
 /// Parent of a process; 0 if the process has none. (proc(5): the fourth word of `stat`, after a
 /// name in brackets.)
 pub fn parent_of(process: u32) -> u32 {
-    let mut path = crate::libc_wrappers::MessageBuffer::new();
+    let mut path = crate::messages::MessageBuffer::new();
     let _ = write!(path, "/proc/{process}/stat\0");
     let mut text = [0_u8; 512];
     let place = path.bytes().as_ptr().addr() as u64;
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    let kernel = crate::session::kernel_or_libc;
-    let file = kernel(libc::SYS_openat, [crate::syscalls::HERE, place, flags, 0, 0, 0]) as u64;
+    let kernel = crate::kernel_calls::kernel_or_libc;
+    let file = kernel(libc::SYS_openat, [crate::kernel_calls::HERE, place, flags, 0, 0, 0]) as u64;
     let room = text.as_mut_ptr().addr() as u64;
     let length = kernel(libc::SYS_read, [file, room, text.len() as u64, 0, 0, 0]);
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
@@ -45,4 +47,50 @@ pub fn parent_of(process: u32) -> u32 {
     let name_end = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
     let word = text[name_end..].split(|byte| *byte == b' ').nth(2);
     word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// Calls `work` with the process id and thread id of each thread of this process except the calling
+/// one.
+pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
+    let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
+    each_number_in(c"/proc/self/task", |number| {
+        if number > 0 && number != own as u64 {
+            work(process as u64, number);
+        }
+    });
+}
+
+/// Calls `work` for each entry of a proc(5) directory whose name is a number. False: the directory
+/// cannot be read.
+pub fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
+    const ENTRIES_BYTES: usize = 4096;
+    let folder = folder.as_ptr().addr() as u64;
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
+    let found = kernel(libc::SYS_openat, [crate::kernel_calls::HERE, folder, flags, 0, 0, 0]);
+    let Ok(descriptor) = u64::try_from(found) else { return false };
+    let mut room = [0_u8; ENTRIES_BYTES];
+    let is_whole = loop {
+        let into = room.as_mut_ptr().addr() as u64;
+        let listed = [descriptor, into, ENTRIES_BYTES as u64, 0, 0, 0];
+        let length = kernel(libc::SYS_getdents64, listed);
+        let Some(mut rest) = usize::try_from(length).ok().and_then(|length| room.get(..length))
+        else {
+            break false;
+        };
+        if rest.is_empty() {
+            break true;
+        }
+        // Fields of struct linux_dirent64: inode, offset, length, kind, name.
+        while let Some(bytes) = rest.get(16..18) {
+            let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]])).max(19);
+            let name = rest.get(19..length).unwrap_or_default();
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
+            if name.first().is_some_and(u8::is_ascii_digit) {
+                work(digits.fold(0, |sum: u64, digit| 10 * sum + u64::from(digit - b'0')));
+            }
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    };
+    kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+    is_whole
 }

@@ -12,10 +12,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::descriptor_table::{FileIdentity, LOCKS, OPENS};
-use crate::file_metadata::{each_number_in, shares_open_file};
-use crate::processes::is_own_process;
-use crate::session::{Session, error, kernel};
+use crate::descriptor_table::OPENS;
+use crate::file_identity::FileIdentity;
+use crate::file_metadata::shares_open_file;
+use crate::kernel_calls::{error, kernel};
+use crate::open_file::LOCKS;
+use crate::processes::{each_number_in, is_own_process};
+use crate::session::Session;
 
 /// True once the process has taken a range lock. Most programs never do, and a search for the
 /// holder of such a lock reads the whole table.

@@ -9,8 +9,8 @@
 
 use libc::{c_long, mmsghdr};
 
-use crate::side_channels::{self, any_is_for_others, is_end, is_for_others, is_of_others};
-use crate::{caller, observe};
+use crate::side_channels::{any_is_for_others, is_end, is_for_others, is_of_others};
+use crate::{caller, side_channels, watched};
 
 /// Longest distance in bytes between the beginning of the C library's `syscall` and the end of its
 /// instruction.
@@ -26,7 +26,7 @@ pub unsafe fn check(number: c_long, arguments: [u64; 6], instruction: usize, sta
     let Some(what) = (unsafe { channel(number, arguments) }) else { return };
     // SAFETY: the caller's promise.
     let site = unsafe { call_site(instruction, stack_pointer) };
-    if caller::is_known_network_call(site) || !observe::is_watched() {
+    if caller::is_known_network_call(site) || !watched::is_watched() {
         return;
     }
     if caller::is_program_in_maps(site) {

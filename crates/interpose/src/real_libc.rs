@@ -47,7 +47,7 @@ impl NextSymbol {
         if address.is_null() {
             // The calling program was linked with the function, so only a broken C library lacks
             // it.
-            crate::libc_wrappers::warn(format_args!("the C library has no {:?}", self.name));
+            crate::messages::warn(format_args!("the C library has no {:?}", self.name));
             // SAFETY: the call ends the process.
             unsafe { libc::_exit(1) }
         }
@@ -184,3 +184,13 @@ behind! {
         argument: *mut c_void
     ) -> c_int;
 }
+
+/// The time of a clock that every system has, in nanoseconds.
+pub fn now(id: clockid_t) -> i64 {
+    let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one time.
+    unsafe { clock_gettime(id, &mut time) };
+    time.tv_sec * SECOND + time.tv_nsec
+}
+
+const SECOND: i64 = 1_000_000_000;

@@ -10,22 +10,22 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write;
-use std::mem::MaybeUninit;
-use std::ptr::null_mut;
-use std::sync::atomic::Ordering::Release;
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
-};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use landbridge_proto::nondeterminism::{
-    NONDETERMINISM_BYTES, NondeterminismRecord, Polls, RECORD_HEAD_BYTES, RecordHead,
-    RecordPosition,
+    NONDETERMINISM_BYTES, NondeterminismRecord, RECORD_HEAD_BYTES, RecordHead, RecordPosition,
 };
 use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_AT;
 
-use crate::libc_wrappers::{info, warn};
+use crate::messages::warn;
+use crate::record_head;
+use crate::record_head::is_owner;
+use crate::record_head::is_record;
+use crate::record_lock;
+use crate::record_lock::RecordGuard;
+use crate::record_lock::lock_for_call;
 use crate::session::Session;
-use crate::{caller, deadlines, observe, origin, processes, restart_refusals, trap};
+use crate::{deadlines, dispatch, new_processes, origin, processes, restart_refusals, trap};
 
 /// Environment variables that the node agent sets.
 const RECORD_VARIABLE: &CStr = c"LANDBRIDGE_RECORD";
@@ -44,23 +44,7 @@ const PRELOAD_VARIABLE: &CStr = c"LD_PRELOAD";
 /// Beginning of the file name of this library.
 pub const LIBRARY: &[u8] = b"liblandbridge_interpose";
 
-/// Identity of the recorded thread, in a page that is empty in a child however the child was
-/// created. Null: this process is not recorded.
-static OWNER: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
-/// Stack address of the recorded call in progress; [`FREE`] if there is none, [`QUIESCED`] while
-/// the record is unmapped. A call of a signal handler that interrupts a recorded call is not
-/// recorded.
-static BUSY: AtomicUsize = AtomicUsize::new(FREE);
-const FREE: usize = 0;
-const QUIESCED: usize = usize::MAX;
-/// Record of this process. It is written before [`OWNER`], and the owner alone uses it.
-static RECORD_CELL: RecordCell = RecordCell(UnsafeCell::new(MaybeUninit::uninit()));
-/// True once a warning has reported that another thread reads clocks or random numbers.
-static IS_OTHER_REPORTED: AtomicBool = AtomicBool::new(false);
-static HEAD: AtomicPtr<RecordHead> = AtomicPtr::new(null_mut());
-/// Descriptor of the record, which stays open across exec.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// Replay position of the process while the record is unmapped for a checkpoint. The owner alone
 /// uses it.
 static QUIESCED_POSITION: QuiescedPosition = QuiescedPosition(UnsafeCell::new(None));
@@ -69,11 +53,6 @@ struct QuiescedPosition(UnsafeCell<Option<RecordPosition>>);
 
 // SAFETY: the recorded thread alone uses `QUIESCED_POSITION`.
 unsafe impl Sync for QuiescedPosition {}
-
-struct RecordCell(UnsafeCell<MaybeUninit<NondeterminismRecord<'static>>>);
-
-// SAFETY: the recorded thread alone uses `RECORD_CELL`; `BUSY` excludes its own interruptions.
-unsafe impl Sync for RecordCell {}
 
 /// Outcome of [`resume`], with the state of the descriptor that the caller has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,166 +66,14 @@ pub enum ResumeOutcome {
     DescriptorKept = 2,
 }
 
-/// Exclusive access to the record for one recorded call.
-pub struct RecordGuard(());
-
-impl RecordGuard {
-    #[inline]
-    pub fn record(&mut self) -> &mut NondeterminismRecord<'static> {
-        // SAFETY: one guard exists at a time, and only after the record was written (`lock`).
-        unsafe { (*RECORD_CELL.0.get()).assume_init_mut() }
-    }
-
-    /// Runs `work` without exclusive access to the record: a handler of the program may interrupt
-    /// `work`, and may leave it by `siglongjmp`.
-    pub fn while_released<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        let holder = BUSY.swap(FREE, Relaxed);
-        let result = work();
-        BUSY.store(holder, Relaxed);
-        result
-    }
-
-    /// Time at which the first incarnation began, in nanoseconds since 1970.
-    pub fn since(&mut self) -> i64 {
-        self.record().files().since.load(Relaxed) as i64
-    }
-}
-
-impl Drop for RecordGuard {
-    #[inline]
-    fn drop(&mut self) {
-        BUSY.store(FREE, Relaxed);
-    }
-}
-
-/// Exclusive access to the record, if a read by code at address `from` is recorded.
+/// Exclusive access to the record, if a read by code at address `from` is recorded. A read may be
+/// the first thing that this library sees of a process.
 #[inline]
 pub fn lock(from: usize) -> Option<RecordGuard> {
-    let mut owner = OWNER.load(Acquire);
-    if owner.is_null() {
-        if IS_INITIALIZED.load(Relaxed) {
-            return None;
-        }
+    if record_head::owner().is_null() && !IS_INITIALIZED.load(Relaxed) {
         initialize();
-        owner = OWNER.load(Acquire);
-        if owner.is_null() {
-            return None;
-        }
     }
-    // SAFETY: the page stays mapped.
-    let recorded = unsafe { (*owner).load(Relaxed) };
-    let stack_pointer = trap::stack_pointer();
-    if trap::is_in_handler(stack_pointer) {
-        return None;
-    }
-    if recorded != this_thread() {
-        note_other_thread(recorded, from);
-        return None;
-    }
-    if BUSY.load(Relaxed) != FREE && !was_left(stack_pointer) {
-        return None;
-    }
-    BUSY.store(stack_pointer, Relaxed);
-    let mut guard = RecordGuard(());
-    (caller::is_program(from) && !guard.record().is_full()).then_some(guard)
-}
-
-/// Notes a read by a thread that is not recorded. `recorded` is not 0 if the process is recorded.
-/// The user gets one warning, for the first such read by the program, while a restart is still
-/// possible.
-#[inline]
-fn note_other_thread(recorded: usize, from: usize) {
-    if recorded != 0 && !IS_OTHER_REPORTED.load(Relaxed) {
-        report_other_thread(from);
-    }
-}
-
-#[cold]
-fn report_other_thread(from: usize) {
-    if caller::belongs_to_transport(from) || IS_OTHER_REPORTED.swap(true, Relaxed) {
-        return;
-    }
-    info(format_args!(
-        "a thread reads clocks or random numbers that are not recorded, for it is not the one that begins the program. \
-         If this process is killed and the thread's next answers decide what is sent or printed, the difference ends \
-         the job"
-    ));
-}
-
-/// Exclusive access to the record, if the system calls of this thread are recorded.
-#[inline]
-pub fn lock_for_call() -> Option<RecordGuard> {
-    if !is_owner() || BUSY.load(Relaxed) != FREE {
-        return None;
-    }
-    BUSY.store(trap::stack_pointer(), Relaxed);
-    let mut guard = RecordGuard(());
-    (!guard.record().is_full()).then_some(guard)
-}
-
-/// Whether a recorded call is in progress, which a signal handler interrupts if it asks.
-pub fn is_busy() -> bool {
-    !matches!(BUSY.load(Relaxed), FREE | QUIESCED)
-}
-
-/// Whether a signal handler has jumped out of the recorded call in progress, in a process whose
-/// handlers are not seen ([`trap::is_in_handler`]): the stack of the call has been left.
-#[cold]
-fn was_left(stack_pointer: usize) -> bool {
-    let is_left =
-        !trap::is_installed() && stack_pointer > BUSY.load(Relaxed) && !is_on_signal_stack();
-    if is_left {
-        forget_left_call();
-    }
-    is_left
-}
-
-fn is_on_signal_stack() -> bool {
-    let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_ONSTACK, ss_size: 0 };
-    // SAFETY: a plain system call that fills in a local value.
-    unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) };
-    stack.ss_flags & libc::SS_ONSTACK != 0
-}
-
-/// Ends a recorded call out of which a signal handler has jumped (`siglongjmp`). The next
-/// incarnation would be interrupted elsewhere, after more or fewer recorded calls, so its restart
-/// is forbidden.
-#[cold]
-pub fn forget_left_call() {
-    BUSY.store(FREE, Relaxed);
-    if let Some(head) = head() {
-        // SAFETY: the owner alone asks, and has left its call.
-        unsafe { (*RECORD_CELL.0.get()).assume_init_mut().refresh() };
-        if head.is_of(FIRST) || Session::has_been_live() {
-            head.skip_interrupted_read();
-        }
-    }
-    restart_refusals::forbid_restart(format_args!(
-        "a signal handler has jumped out of a call that was being recorded"
-    ));
-}
-
-/// The first incarnation of a process, which replays nothing.
-const FIRST: u64 = 1;
-
-/// Head of the record, if this process is recorded.
-pub fn head() -> Option<&'static RecordHead> {
-    let owner = OWNER.load(Acquire);
-    // SAFETY: null, or a page that stays mapped and is empty in a child.
-    let is_recorded = unsafe { owner.as_ref() }.is_some_and(|owner| owner.load(Relaxed) != 0);
-    // SAFETY: null, or the head of the record, which stays mapped in the recorded process.
-    unsafe { HEAD.load(Acquire).as_ref() }.filter(|_| is_recorded)
-}
-
-/// Descriptor of the record.
-pub fn descriptor() -> c_int {
-    DESCRIPTOR.load(Relaxed)
-}
-
-/// Counter of polls, if this process is recorded. A child shares its parent's memory except for the
-/// record.
-pub fn polls() -> Option<&'static Polls> {
-    head().map(|head| &head.polls)
+    record_lock::lock(from)
 }
 
 /// Determines whether this process is recorded. The only thread makes the first call, when the
@@ -256,7 +83,7 @@ pub fn initialize() {
     if IS_INITIALIZED.swap(true, Relaxed) {
         return;
     }
-    crate::libc_wrappers::write_lines_to(number(STDERR_VARIABLE));
+    crate::messages::write_lines_to(number(STDERR_VARIABLE));
     if let Some(above) = number(ABOVE_VARIABLE) {
         return observe_below(above as c_int);
     }
@@ -295,12 +122,9 @@ pub fn initialize() {
         let entries = head.cast::<u8>().add(RECORD_HEAD_BYTES);
         let entries =
             std::slice::from_raw_parts_mut(entries, RECENT_DETERMINANTS_AT - RECORD_HEAD_BYTES);
-        (*RECORD_CELL.0.get()).write(NondeterminismRecord::new(first, entries));
-        (*owner).store(this_thread(), Relaxed);
+        record_lock::set(NondeterminismRecord::new(first, entries));
     }
-    DESCRIPTOR.store(descriptor, Relaxed);
-    HEAD.store(head.cast(), Release);
-    OWNER.store(owner, Release);
+    record_head::set(descriptor, head.cast(), owner);
     record_calls(first);
 }
 
@@ -327,7 +151,7 @@ fn go_on_unrecorded(descriptor: c_int, start: u64) {
                 format_args!("{UNRECORDED}"),
             );
         }
-        _ => crate::libc_wrappers::abort_replay(format_args!("{UNRECORDED} here")),
+        _ => crate::restart_refusals::abort_replay(format_args!("{UNRECORDED} here")),
     }
 }
 
@@ -337,7 +161,7 @@ fn observe_from(descriptor: c_int) {
     if !records_files() {
         return forget();
     }
-    if !observe::begin_child(descriptor) {
+    if !(trap::install_handler() && new_processes::begin_child(descriptor)) {
         forbid_from_child(descriptor);
         return forget();
     }
@@ -357,7 +181,7 @@ fn observe_from(descriptor: c_int) {
 #[cold]
 fn forbid_from_child(descriptor: c_int) {
     let Some(head) = map_with(RECORD_HEAD_BYTES, libc::MAP_SHARED, descriptor) else {
-        crate::libc_wrappers::abort_replay(format_args!("there is no memory at all"));
+        crate::restart_refusals::abort_replay(format_args!("there is no memory at all"));
     };
     // SAFETY: the memory file is a record, and the mapping stays.
     let head = unsafe { &*head.cast::<RecordHead>() };
@@ -380,7 +204,7 @@ fn observe_below(number: c_int) {
         if parent <= 1 {
             break;
         }
-        let mut path = crate::libc_wrappers::MessageBuffer::new();
+        let mut path = crate::messages::MessageBuffer::new();
         let _ = write!(path, "/proc/{parent}/fd/{number}\0");
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
         // SAFETY: a C string, and descriptors that this function has opened.
@@ -405,7 +229,7 @@ fn record_calls(head: &RecordHead) {
         return;
     }
     if head.files.since.load(Relaxed) == 0 {
-        let now = crate::libc_wrappers::now(libc::CLOCK_REALTIME) - SLACK_NANOS;
+        let now = crate::real_libc::now(libc::CLOCK_REALTIME) - SLACK_NANOS;
         head.files.since.store(now as u64, Relaxed);
     }
     origin::compare(head);
@@ -442,31 +266,29 @@ fn warn_no_memory() {
 /// no part of the record. Until [`resume`], clock reads go to the system unrecorded. False: this
 /// process has no record.
 pub fn quiesce() -> bool {
-    let head = HEAD.load(Acquire);
+    let head = record_head::place();
     // SAFETY: null, or the head of the record, which is mapped.
     let Some(present) = (unsafe { head.as_ref() }) else { return false };
-    if !is_owner() || BUSY.load(Relaxed) != FREE {
+    if !record_lock::exclude() {
         return false;
     }
-    BUSY.store(QUIESCED, Relaxed);
-    let is_watched = records_files();
-    if is_watched && !while_locked(Session::quiesce) {
-        BUSY.store(FREE, Relaxed);
+    if records_files() && !while_excluded(Session::quiesce) {
+        record_lock::readmit();
         return false;
     }
-    trap::suspend_dispatch();
+    dispatch::suspend_dispatch();
     let place = present.position();
     deadlines::note_image();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: `BUSY` excludes other users of the record, whose addresses stay reserved.
+    // SAFETY: every recorded call is excluded, and the record's addresses stay reserved.
     unsafe {
         *QUIESCED_POSITION.0.get() = Some(place);
         map_at(head.cast(), libc::PROT_NONE, flags, -1);
-        let descriptor = DESCRIPTOR.load(Relaxed);
+        let descriptor = record_head::descriptor();
         if is_record(descriptor) {
             libc::close(descriptor);
         } else {
-            DESCRIPTOR.store(-1, Relaxed);
+            record_head::forget_descriptor();
         }
     }
     true
@@ -479,11 +301,8 @@ pub fn confirm_live() -> bool {
 }
 
 /// Runs `work` on the descriptor table, in the thread that has already excluded all others.
-fn while_locked<R>(work: impl FnOnce(&mut Session) -> R) -> R {
-    let mut session = Session::new(RecordGuard(()));
-    let result = work(&mut session);
-    std::mem::forget(session);
-    result
+fn while_excluded<R>(work: impl FnOnce(&mut Session) -> R) -> R {
+    record_lock::while_excluded(|guard| work(&mut Session::new(guard)))
 }
 
 /// Maps the record behind `descriptor` again. The record is that of this process, or in a restored
@@ -491,7 +310,7 @@ fn while_locked<R>(work: impl FnOnce(&mut Session) -> R) -> R {
 /// counts from 0. The descriptor stays open if it has the number at which programs executed by this
 /// process look for the record, and which was free meanwhile.
 pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
-    let head = HEAD.load(Acquire);
+    let head = record_head::place();
     let was_same;
     // SAFETY: this thread alone uses the record, and the addresses of the mapping are reserved for
     // it.
@@ -503,8 +322,8 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
             && map_at(head.cast(), protection, flags, descriptor)
             && libc::syscall(libc::SYS_madvise, head, NONDETERMINISM_BYTES, libc::MADV_DONTFORK)
                 == 0
-            && empty_in_children(OWNER.load(Acquire).cast());
-        if !is_back || !place_descriptor(descriptor, DESCRIPTOR.load(Relaxed)) {
+            && empty_in_children(record_head::owner().cast());
+        if !is_back || !place_descriptor(descriptor, record_head::descriptor()) {
             return ResumeOutcome::Failed;
         }
         // The same incarnation finds its complete record.
@@ -514,21 +333,21 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         if !is_same && !present.resume(incarnation + 1, libc::getpid() as u64, &place) {
             return ResumeOutcome::Failed;
         }
-        (*RECORD_CELL.0.get()).assume_init_mut().refresh();
+        record_lock::refresh();
         if !is_same {
             deadlines::note_restore();
         }
         match is_same {
-            true if records_files() => while_locked(|session| session.table.resume()),
+            true if records_files() => while_excluded(|session| session.table.resume()),
             true => (),
-            false => while_locked(Session::restart_replay),
+            false => while_excluded(Session::restart_replay),
         }
     }
-    BUSY.store(FREE, Relaxed);
+    record_lock::readmit();
     if records_files() {
-        trap::resume_dispatch(!was_same);
+        dispatch::resume_dispatch(!was_same);
     }
-    if descriptor == DESCRIPTOR.load(Relaxed) {
+    if descriptor == record_head::descriptor() {
         ResumeOutcome::DescriptorKept
     } else {
         ResumeOutcome::Resumed
@@ -550,14 +369,6 @@ unsafe fn place_descriptor(descriptor: c_int, number: c_int) -> bool {
             other => libc::dup2(descriptor, other) >= 0,
         }
     }
-}
-
-/// Whether the calling thread is the recorded one.
-#[inline]
-pub fn is_owner() -> bool {
-    // SAFETY: null, or a page that stays mapped.
-    let owner = unsafe { OWNER.load(Acquire).as_ref() };
-    owner.is_some_and(|owner| owner.load(Relaxed) == this_thread())
 }
 
 /// # Safety
@@ -607,21 +418,11 @@ fn number(name: &CStr) -> Option<u64> {
     }
 }
 
-/// Whether a descriptor is that of a record, by the size of its file. The handler of system calls
-/// uses this function, so the function makes system calls only through the trampoline.
-pub fn is_record(descriptor: c_int) -> bool {
-    // SAFETY: a structure for which all zeros are a valid value.
-    let mut about: libc::stat = unsafe { std::mem::zeroed() };
-    let (descriptor, room) = (descriptor as u32 as u64, (&raw mut about).addr() as u64);
-    let found = crate::session::kernel_or_libc(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]);
-    found == 0 && about.st_size == NONDETERMINISM_BYTES as i64
-}
-
 fn map(descriptor: c_int) -> Option<*mut c_void> {
     map_with(NONDETERMINISM_BYTES, libc::MAP_SHARED | libc::MAP_NORESERVE, descriptor)
 }
 
-/// Maps a page for [`OWNER`], and excludes the page and the record at `record` from the memory of
+/// Maps a page for the identity of the recorded thread ([`record_head::set`]), and excludes the page and the record at `record` from the memory of
 /// children.
 fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     let page = map_with(RECORD_HEAD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
@@ -634,7 +435,7 @@ fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     is_taken.then_some(page.cast())
 }
 
-/// Makes the page of [`OWNER`] empty in children. A checkpoint image does not contain this advice,
+/// Makes the page of [`owner_page`] empty in children. A checkpoint image does not contain this advice,
 /// and a child that takes itself for the recorded process uses a record that it does not have.
 ///
 /// # Safety
@@ -653,23 +454,6 @@ fn map_with(bytes: usize, flags: c_int, descriptor: c_int) -> Option<*mut c_void
         libc::syscall(libc::SYS_mmap, 0_usize, bytes, protection, flags, descriptor, 0_usize)
     };
     (found > 0).then_some(found as *mut c_void)
-}
-
-/// Identifies the calling thread within its process, without a system call.
-#[inline]
-fn this_thread() -> usize {
-    let pointer: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word of the thread control block is its address.
-    unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction reads a register.
-    unsafe {
-        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
-    }
-    pointer
 }
 
 #[cfg(test)]

@@ -7,29 +7,32 @@
 use std::fmt::{self, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
+use landbridge_proto::id::{EXIT_LINE, EXIT_UNRECOVERABLE, LINE_TAG};
 use landbridge_proto::nondeterminism::RecordHead;
 
-use crate::held_files;
-use crate::libc_wrappers::warn;
-use crate::recording;
+use crate::messages;
+
+use crate::kernel_calls::kernel;
+use crate::messages::warn;
+use crate::{held_files, record_head};
 
 /// Forbids a restart of this process from now on, and reports the reason once.
 #[cold]
 pub fn forbid_restart(reason: fmt::Arguments<'_>) {
-    if let Some(head) = recording::head() {
+    if let Some(head) = record_head::head() {
         forbid_restart_in(head, reason);
     }
 }
 
 /// Whether a restart of this process was forbidden, or this process is not recorded.
 pub fn is_restart_forbidden() -> bool {
-    recording::head().is_none_or(|head| head.files.is_restart_forbidden())
+    record_head::head().is_none_or(|head| head.files.is_restart_forbidden())
 }
 
 /// Forbids a restart of the process that has this record, and reports the reason once.
 #[cold]
 pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
-    let mut text = crate::libc_wrappers::MessageBuffer::new();
+    let mut text = crate::messages::MessageBuffer::new();
     let _ = text.write_fmt(reason);
     if head.is_replaying() {
         return end_replay(head, reason);
@@ -47,12 +50,24 @@ pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
 /// call, the rank would not have been restarted.)
 #[cold]
 fn end_replay(head: &RecordHead, reason: fmt::Arguments<'_>) {
-    if recording::head().is_some() {
-        crate::libc_wrappers::abort_replay(format_args!("{reason}, and cannot be replayed"));
+    if record_head::head().is_some() {
+        abort_replay(format_args!("{reason}, and cannot be replayed"));
     }
-    let mut text = crate::libc_wrappers::MessageBuffer::new();
+    let mut text = crate::messages::MessageBuffer::new();
     let _ = write!(text, "{reason}, and cannot be replayed");
     head.files.forbid_restart(text.bytes());
     let rank = head.owner.load(Relaxed);
-    crate::session::kernel(libc::SYS_kill, [rank, libc::SIGKILL as u64, 0, 0, 0, 0]);
+    crate::kernel_calls::kernel(libc::SYS_kill, [rank, libc::SIGKILL as u64, 0, 0, 0, 0]);
+}
+
+/// Ends the process, whose replay differs from an earlier incarnation or cannot be completed.
+#[cold]
+pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
+    let polls = record_head::polls().map_or(0, |polls| polls.present.load(Relaxed));
+    warn(format_args!("this process cannot go on: {why}, after {polls} polls"));
+    messages::write(format_args!("{LINE_TAG}{EXIT_LINE}\n"));
+    loop {
+        // No other code of the process may run any more.
+        kernel(libc::SYS_exit_group, [EXIT_UNRECOVERABLE as u64, 0, 0, 0, 0, 0]);
+    }
 }

@@ -6,11 +6,19 @@
 //!
 //! What may never happen: a process continues with another file than it had.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::descriptor_table::{DescriptorTable, FileKind, OPENS, OpenFile};
-use crate::session::{Path, abort_replay, kernel};
-use crate::syscalls::HERE;
+use crate::changed_files::FILE_SYSTEMS;
+use crate::descriptor_table::{DescriptorTable, OPENS};
+use crate::file_identity::FileKind;
+use crate::kernel_calls::{HERE, kernel};
+use crate::messages::Path;
+use crate::open_file::OpenFile;
+use crate::origin;
+use crate::range_locks;
+use crate::restart_refusals;
+use crate::restart_refusals::abort_replay;
+use crate::session::Session;
 use crate::{file_metadata, held_files};
 
 /// First number of files that the agent holds only while a checkpoint is taken.
@@ -18,6 +26,8 @@ const QUIESCED: u64 = 1 << 32;
 const NULL: &std::ffi::CStr = c"/dev/null";
 /// True if a thread or a child began while this process replayed.
 static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
+/// Number of open files that this process has passed to the node agent so far.
+static HELD: AtomicU64 = AtomicU64::new(0);
 
 impl DescriptorTable {
     /// Path of the file at a descriptor, for messages.
@@ -220,4 +230,86 @@ fn reopen(open: &mut OpenFile) -> Option<i64> {
 fn is_of(open: &OpenFile, descriptor: u64) -> bool {
     file_metadata::identity_of(descriptor)
         .is_some_and(|(_, identity)| identity.is_same_file(&open.identity))
+}
+
+impl Session {
+    /// Passes an open file to the agent, so that its locks and its content outlive this process.
+    pub fn hold(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if open.held != 0 {
+            return;
+        }
+        open.held = HELD.fetch_add(1, Relaxed) + 1;
+        let number = open.held;
+        // An earlier incarnation that was killed within this call may have passed the file to the
+        // agent already.
+        if !self.is_live() {
+            return self.table.take_held(index);
+        }
+        if !self.table.try_reopen_file(index) {
+            return;
+        }
+        let descriptor = self.table.descriptors(index).next();
+        if descriptor.is_some_and(|descriptor| !held_files::keep(descriptor, number)) {
+            let path = Path(self.table.by_index(index).path());
+            restart_refusals::forbid_restart(format_args!("nobody holds {path} for it"));
+        }
+    }
+
+    /// Makes the agent release an open file and its locks, before the last descriptor of the file
+    /// is closed.
+    pub fn release_held(&mut self, descriptor: u64) {
+        let Some(index) = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)
+        else {
+            return;
+        };
+        if self.table.by_index(index).held == 0 || !self.is_live_for_unrecorded() {
+            return;
+        }
+        let open = self.table.by_index(index);
+        if open.is_locked() && range_locks::is_kept_by_child(descriptor) {
+            let path = Path(open.path());
+            restart_refusals::forbid_restart(format_args!(
+                "a program that it has started keeps its lock on {path}"
+            ));
+        } else {
+            kernel(libc::SYS_flock, [descriptor, libc::LOCK_UN as u64, 0, 0, 0, 0]);
+            if open.is_locked() {
+                range_locks::unlock_all(descriptor);
+            }
+        }
+        held_files::release(open.held);
+    }
+
+    /// Makes the agent release all open files: the process ends or executes another program.
+    pub fn release_all_held(&mut self) {
+        self.check_mapped_files();
+        if self.is_live_for_unrecorded() {
+            self.table
+                .opens()
+                .filter(|(_, open)| open.held != 0)
+                .for_each(|(_, open)| held_files::release(std::mem::take(&mut open.held)));
+        }
+    }
+}
+
+impl Session {
+    /// Ends a process that goes on on another node without what it has written.
+    pub fn check_changed_files(&self) {
+        if !origin::is_other_node() {
+            return;
+        }
+        let changed = &self.table.changed_files;
+        if let Some(path) = changed.left_behind() {
+            let path = Path(path);
+            abort_replay(format_args!(
+                "{path}, which it has changed on another node, is on a file system of that node"
+            ));
+        }
+        if changed.has_more {
+            abort_replay(format_args!(
+                "it has changed files on more than {FILE_SYSTEMS} file systems of another node"
+            ));
+        }
+    }
 }

@@ -11,26 +11,25 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RecordError, RecordHead};
-use libc::{c_int, c_long};
+use libc::c_long;
 
 use crate::descriptor_table::DescriptorTable;
-use crate::libc_wrappers::{self, warn};
-use crate::recording::{self, RecordGuard};
-use crate::{file_metadata, held_files, origin, range_locks, restart_refusals, trampoline};
+use crate::messages::Path;
+use crate::messages::warn;
+use crate::record_lock;
+use crate::record_lock::RecordGuard;
+use crate::restart_refusals::abort_replay;
+use crate::{file_metadata, held_files, origin, record_head, restart_refusals};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
 unsafe impl Sync for TableCell {}
 static TABLE: TableCell = TableCell(UnsafeCell::new(DescriptorTable::EMPTY));
 
-/// Number of open files that this process has passed to the node agent so far.
-static HELD: AtomicU64 = AtomicU64::new(0);
-/// True once the process has replayed the whole record.
-static IS_LIVE: AtomicBool = AtomicBool::new(false);
 /// Bytes of recorded content of files that may change but are not known to. Beyond
 /// [`CONTENT_BYTES_MAX`] the record holds digests.
 static CONTENT: AtomicI32 = AtomicI32::new(0);
@@ -112,24 +111,19 @@ impl Session {
     /// the earlier incarnation may have been killed and that may have renamed a file: the caller
     /// calls [`Session::restore_files`] when the outcome is known.
     pub fn is_live_except_files(&mut self) -> bool {
-        let is_live = IS_LIVE.load(Relaxed) || self.guard.record().is_live();
-        IS_LIVE.store(is_live, Relaxed);
+        let is_live = self.was_live() || self.guard.record().is_live();
+        record_lock::note_live(is_live);
         is_live
     }
 
     pub fn was_live(&self) -> bool {
-        Self::has_been_live()
-    }
-
-    /// Whether a call of this incarnation has found the record replayed completely.
-    pub fn has_been_live() -> bool {
-        IS_LIVE.load(Relaxed)
+        record_lock::has_been_live()
     }
 
     /// Begins another replay, in a process restored from a checkpoint image.
     pub fn restart_replay(&mut self) {
-        IS_LIVE.store(false, Relaxed);
-        recording::head().into_iter().for_each(origin::compare);
+        record_lock::note_live(false);
+        record_head::head().into_iter().for_each(origin::compare);
         self.check_restored_maps();
     }
 
@@ -237,94 +231,19 @@ impl Session {
         self.table.restore_those(|_| true);
         self.table.working_directory.restore();
     }
-
-    /// Passes an open file to the agent, so that its locks and its content outlive this process.
-    pub fn hold(&mut self, index: usize) {
-        let open = self.table.by_index(index);
-        if open.held != 0 {
-            return;
-        }
-        open.held = HELD.fetch_add(1, Relaxed) + 1;
-        let number = open.held;
-        // An earlier incarnation that was killed within this call may have passed the file to the
-        // agent already.
-        if !self.is_live() {
-            return self.table.take_held(index);
-        }
-        if !self.table.try_reopen_file(index) {
-            return;
-        }
-        let descriptor = self.table.descriptors(index).next();
-        if descriptor.is_some_and(|descriptor| !held_files::keep(descriptor, number)) {
-            let path = Path(self.table.by_index(index).path());
-            restart_refusals::forbid_restart(format_args!("nobody holds {path} for it"));
-        }
-    }
-
-    /// Makes the agent release an open file and its locks, before the last descriptor of the file
-    /// is closed.
-    pub fn release_held(&mut self, descriptor: u64) {
-        let Some(index) = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)
-        else {
-            return;
-        };
-        if self.table.by_index(index).held == 0 || !self.is_live_for_unrecorded() {
-            return;
-        }
-        let open = self.table.by_index(index);
-        if open.is_locked() && range_locks::is_kept_by_child(descriptor) {
-            let path = Path(open.path());
-            restart_refusals::forbid_restart(format_args!(
-                "a program that it has started keeps its lock on {path}"
-            ));
-        } else {
-            kernel(libc::SYS_flock, [descriptor, libc::LOCK_UN as u64, 0, 0, 0, 0]);
-            if open.is_locked() {
-                range_locks::unlock_all(descriptor);
-            }
-        }
-        held_files::release(open.held);
-    }
-
-    /// Makes the agent release all open files: the process ends or executes another program.
-    pub fn release_all_held(&mut self) {
-        self.check_mapped_files();
-        if self.is_live_for_unrecorded() {
-            self.table
-                .opens()
-                .filter(|(_, open)| open.held != 0)
-                .for_each(|(_, open)| held_files::release(std::mem::take(&mut open.held)));
-        }
-    }
 }
 
 /// Whether another node may repeat the effects of this process, so that the agent must have each
 /// announcement before the effect happens.
 pub fn requires_durability() -> bool {
-    recording::head().is_some_and(RecordHead::has_durable_effects)
+    record_head::head().is_some_and(RecordHead::has_durable_effects)
 }
 
 /// Waits until another node has the record, if another node may need it. False: the agent does not
 /// answer.
 fn make_durable() -> bool {
-    recording::head()
+    record_head::head()
         .is_none_or(|head| !head.has_durable_effects() || held_files::make_durable(head))
-}
-
-/// Makes a system call through the trampoline, with arguments of this crate.
-pub fn kernel(number: c_long, arguments: [u64; 6]) -> i64 {
-    // SAFETY: descriptors, and memory that callers in this crate own.
-    unsafe { trampoline::call(number, arguments) }
-}
-
-/// Makes a system call, also before the trampoline is open.
-pub fn kernel_or_libc(number: c_long, arguments: [u64; 6]) -> i64 {
-    if trampoline::range().0 != 0 {
-        return kernel(number, arguments);
-    }
-    let [a, b, c, d, e, f] = arguments;
-    // SAFETY: descriptors, and memory that callers in this crate own.
-    unsafe { libc::syscall(number, a, b, c, d, e, f) }
 }
 
 /// Builds a [`FileCall`]: the call's number, and a digest of the arguments that must be equal in
@@ -361,55 +280,4 @@ impl fmt::Display for CallDescription<'_> {
             }
         }
     }
-}
-
-/// Shows the end of a path as text.
-pub struct Path<'a>(pub &'a [u8]);
-
-impl fmt::Display for Path<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 200;
-        if self.0.len() > SHOWN {
-            f.write_str("…")?;
-        }
-        let end = &self.0[self.0.len().saturating_sub(SHOWN)..];
-        for chunk in end.utf8_chunks() {
-            f.write_str(chunk.valid())?;
-        }
-        Ok(())
-    }
-}
-
-/// Ends this process, which cannot be replayed, and reports the reason.
-#[cold]
-pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
-    libc_wrappers::abort_replay(why)
-}
-
-/// A C string in the program's memory; empty for null.
-///
-/// # Safety
-/// The pointer is null or that of a C string.
-pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
-    if pointer == 0 {
-        return &[];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { std::ffi::CStr::from_ptr(pointer as *const std::ffi::c_char) }.to_bytes()
-}
-
-/// Memory of the program; empty for null.
-///
-/// # Safety
-/// The pointer is null or that of `length` bytes.
-pub unsafe fn bytes<'a>(pointer: u64, length: usize) -> &'a mut [u8] {
-    if pointer == 0 || length == 0 {
-        return &mut [];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(pointer as *mut u8, length) }
-}
-
-pub fn error(number: c_int) -> i64 {
-    -i64::from(number)
 }

@@ -15,7 +15,7 @@ use landbridge_proto::nondeterminism::RecordHead;
 use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::{caller, observe, real_libc, recording, trap};
+use crate::{caller, dispatch, real_libc, record_head, watched};
 
 /// A channel, as the report names it.
 pub const CONNECTS: &str = "it connects a socket";
@@ -32,7 +32,7 @@ pub const NAMED_QUEUE: &str = "it uses a message queue (mq_open)";
 
 /// Forbids a restart if the call at address `caller` is one of the program's.
 fn forbid_restart(caller: usize, what: &str) {
-    let matters = trap::is_installed() && observe::is_watched();
+    let matters = dispatch::is_installed() && watched::is_watched();
     if matters && !caller::is_known_network_call(caller) {
         if caller::belongs_to_mpi_or_transport(caller) {
             return caller::remember_network_call(caller);
@@ -43,7 +43,7 @@ fn forbid_restart(caller: usize, what: &str) {
 
 /// Forbids a restart, for a channel that the program uses.
 pub fn report(what: &str) {
-    observe::forbid_restart_of(format_args!("{what}, which is not recorded"));
+    watched::forbid_restart_of(format_args!("{what}, which is not recorded"));
 }
 
 /// Whether an address is that of another process: sockets of these few families communicate with
@@ -234,21 +234,21 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
     match number {
         libc::SYS_eventfd2 => {
             let is_semaphore = second as c_int & libc::EFD_SEMAPHORE != 0;
-            let head = recording::head().filter(|_| is_semaphore);
+            let head = record_head::head().filter(|_| is_semaphore);
             head.into_iter().for_each(RecordHead::note_semaphore);
         }
         libc::SYS_inotify_init | libc::SYS_inotify_init1 | libc::SYS_fanotify_init => {
-            observe::forbid_restart_of(format_args!(
+            watched::forbid_restart_of(format_args!(
                 "it watches files for changes (inotify), which are not made again"
             ));
         }
         libc::SYS_fcntl if matches!(second as c_int, libc::F_NOTIFY | libc::F_SETLEASE) => {
-            observe::forbid_restart_of(format_args!(
+            watched::forbid_restart_of(format_args!(
                 "it watches files for changes (fcntl), which are not made again"
             ));
         }
         libc::SYS_mount | libc::SYS_umount2 | libc::SYS_move_mount => {
-            observe::forbid_restart_of(format_args!("it mounts file systems"));
+            watched::forbid_restart_of(format_args!("it mounts file systems"));
         }
         // No MPI library makes these calls.
         libc::SYS_mq_unlink

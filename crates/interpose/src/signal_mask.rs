@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::session::{error, kernel};
+use crate::kernel_calls::{error, kernel};
 
 /// The program's signal mask at the present recorded call.
 static PROGRAM_MASK: AtomicU64 = AtomicU64::new(!0);
@@ -29,7 +29,7 @@ pub fn note_program_mask(mask: u64) {
 /// Makes a call that may block, with the program's signal mask. A signal that has arrived since the
 /// program made the call, and whose handler interrupts calls, interrupts this call as well.
 ///
-/// The caller holds no guard of the record ([`crate::recording::RecordGuard::while_released`]).
+/// The caller holds no guard of the record ([`crate::record_lock::RecordGuard::while_released`]).
 pub fn interruptible(perform: impl FnOnce() -> i64) -> i64 {
     let mask = PROGRAM_MASK.load(Relaxed);
     let is_interrupted = interrupts(pending() & !mask);

@@ -11,23 +11,26 @@ use std::ffi::c_char;
 use libc::c_long;
 
 use crate::copies::KernelCopy;
+use crate::kernel_calls::HERE;
+use crate::kernel_calls::error;
 use crate::path_changes::PathChange;
-use crate::session::{Session, abort_replay, error};
+use crate::restart_refusals::abort_replay;
+use crate::session::Session;
+use crate::used_descriptors::begins_with_descriptor;
+use crate::used_descriptors::used_descriptors;
 use crate::{
-    child_programs, file_size_limit, mapped_files, observe, process_calls, recording, side_channels,
+    child_programs, file_size_limit, mapping_calls, new_processes, process_calls, record_lock,
+    side_channels, watched,
 };
-
-/// `AT_FDCWD` as an argument.
-pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
 
 /// Handles a system call of the recorded thread.
 ///
 /// # Safety
 /// The arguments are those of a system call that this thread makes.
 pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
-    let Some(guard) = recording::lock_for_call() else {
+    let Some(guard) = record_lock::lock_for_call() else {
         if number == libc::SYS_mmap {
-            mapped_files::show_stores_by(arguments);
+            mapping_calls::show_stores_by(arguments);
         }
         return None;
     };
@@ -151,22 +154,22 @@ impl Session {
                     if number == libc::SYS_execve {
                         child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
                     } else {
-                        observe::forbid_restart_of(observe::EXECUTES_BY_DESCRIPTOR);
+                        watched::forbid_restart_of(watched::EXECUTES_BY_DESCRIPTOR);
                     }
                     self.before_exec();
                     None
                 }
                 libc::SYS_fork | libc::SYS_vfork => {
                     self.share();
-                    observe::fork(libc::SYS_fork, [0; 6], 0, 0)
+                    new_processes::fork(libc::SYS_fork, [0; 6], 0, 0)
                 }
                 libc::SYS_clone => {
                     self.share();
-                    observe::fork(number, arguments, a, b)
+                    new_processes::fork(number, arguments, a, b)
                 }
                 libc::SYS_clone3 => {
                     self.share();
-                    observe::clone3(arguments)
+                    new_processes::clone3(arguments)
                 }
                 _ if let Some(result) = self.wait_until(number, arguments) => Some(result),
                 _ => PathChange::of(number, arguments)
@@ -182,100 +185,6 @@ const FCHMODAT2: c_long = 452;
 const SETXATTRAT: c_long = 463;
 const REMOVEXATTRAT: c_long = 466;
 const FILE_SETATTR: c_long = 469;
-
-/// The descriptors of files that a call reads, writes, examines, seeks in or maps.
-pub fn used_descriptors(number: c_long, arguments: [u64; 6]) -> [Option<u64>; 2] {
-    let [first, second, third, fourth, fifth, _] = arguments.map(|it| it as u32 as u64);
-    let is_anonymous = fourth as i32 & libc::MAP_ANONYMOUS != 0;
-    match number {
-        libc::SYS_read
-        | libc::SYS_pread64
-        | libc::SYS_readv
-        | libc::SYS_preadv
-        | libc::SYS_preadv2
-        | libc::SYS_write
-        | libc::SYS_pwrite64
-        | libc::SYS_writev
-        | libc::SYS_pwritev
-        | libc::SYS_pwritev2
-        | libc::SYS_lseek
-        | libc::SYS_fstat
-        | libc::SYS_getdents64
-        | libc::SYS_fchdir
-        | libc::SYS_flock
-        | libc::SYS_fchmod
-        | libc::SYS_fsetxattr
-        | libc::SYS_ftruncate
-        | libc::SYS_fallocate => [Some(first), None],
-        libc::SYS_sendfile => [Some(first), Some(second)],
-        libc::SYS_copy_file_range | libc::SYS_splice => [Some(first), Some(third)],
-        libc::SYS_mmap if !is_anonymous => [Some(fifth), None],
-        _ => [None, None],
-    }
-}
-
-/// Whether the first argument of a call is a descriptor.
-fn begins_with_descriptor(number: c_long) -> bool {
-    let is_file = matches!(
-        number,
-        libc::SYS_read
-            | libc::SYS_pread64
-            | libc::SYS_readv
-            | libc::SYS_preadv
-            | libc::SYS_preadv2
-            | libc::SYS_write
-            | libc::SYS_pwrite64
-            | libc::SYS_writev
-            | libc::SYS_pwritev
-            | libc::SYS_pwritev2
-            | libc::SYS_lseek
-            | libc::SYS_close
-            | libc::SYS_dup
-            | libc::SYS_dup2
-            | libc::SYS_dup3
-            | libc::SYS_fcntl
-            | libc::SYS_fstat
-            | libc::SYS_fstatfs
-            | libc::SYS_getdents
-            | libc::SYS_getdents64
-            | libc::SYS_ftruncate
-            | libc::SYS_fallocate
-            | libc::SYS_flock
-            | libc::SYS_fsync
-            | libc::SYS_fdatasync
-            | libc::SYS_sync_file_range
-            | libc::SYS_fadvise64
-            | libc::SYS_readahead
-            | libc::SYS_fchmod
-            | libc::SYS_fchown
-            | libc::SYS_fsetxattr
-            | libc::SYS_fremovexattr
-            | libc::SYS_sendfile
-            | libc::SYS_copy_file_range
-            | libc::SYS_splice
-            | libc::SYS_ioctl
-    );
-    let is_directory = matches!(
-        number,
-        libc::SYS_openat
-            | libc::SYS_newfstatat
-            | libc::SYS_statx
-            | libc::SYS_faccessat
-            | libc::SYS_faccessat2
-            | libc::SYS_readlinkat
-            | libc::SYS_renameat
-            | libc::SYS_renameat2
-            | libc::SYS_unlinkat
-            | libc::SYS_linkat
-            | libc::SYS_mkdirat
-            | libc::SYS_mknodat
-            | libc::SYS_fchmodat
-            | libc::SYS_fchownat
-            | libc::SYS_futimesat
-            | libc::SYS_utimensat
-    );
-    is_file || is_directory
-}
 
 /// Bytes that the kernel writes for each of these structures.
 const STAT: usize = size_of::<libc::stat>();

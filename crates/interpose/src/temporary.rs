@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::{libc_wrappers, real_libc, recording};
+use crate::{libc_wrappers, real_libc, record_head};
 
 /// Number of letters at the end of a template that are replaced.
 const REPLACED: usize = 6;
@@ -15,7 +15,7 @@ const ATTEMPTS: usize = 1 << 16;
 pub unsafe extern "C" fn mkstemp(template: *mut c_char, caller: usize) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if !recording::is_owner() {
+        if !record_head::is_owner() {
             return real_libc::mkstemp(template);
         }
         make(template, 0, caller, |path| open(path, 0))
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn mkstemp(template: *mut c_char, caller: usize) -> c_int 
 pub unsafe extern "C" fn mkostemp(template: *mut c_char, flags: c_int, caller: usize) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if !recording::is_owner() {
+        if !record_head::is_owner() {
             return real_libc::mkostemp(template, flags);
         }
         make(template, 0, caller, |path| open(path, flags))
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn mkostemp(template: *mut c_char, flags: c_int, caller: u
 pub unsafe extern "C" fn mkstemps(template: *mut c_char, suffix: c_int, caller: usize) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if !recording::is_owner() {
+        if !record_head::is_owner() {
             return real_libc::mkstemps(template, suffix);
         }
         make(template, suffix, caller, |path| open(path, 0))
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn mkostemps(
 ) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if !recording::is_owner() {
+        if !record_head::is_owner() {
             return real_libc::mkostemps(template, suffix, flags);
         }
         make(template, suffix, caller, |path| open(path, flags))
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn mkostemps(
 pub unsafe extern "C" fn mkdtemp(template: *mut c_char, caller: usize) -> *mut c_char {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        if !recording::is_owner() {
+        if !record_head::is_owner() {
             return real_libc::mkdtemp(template);
         }
         match make(template, 0, caller, |path| libc::mkdir(path, 0o700)) {

@@ -22,50 +22,33 @@ use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
+use crate::dispatch;
+use crate::dispatch::REARM;
+use crate::dispatch::SIGSYS_BIT;
+use crate::dispatch::WIDE_STACK_BYTES;
+use crate::dispatch::new_wide_stack;
+use crate::dispatch::raw;
+use crate::dispatch::start_dispatch;
+use crate::dispatch::unblock;
+use crate::handler_frames;
+use crate::handler_frames::STACK_BYTES;
 use crate::user_memory::Readable;
 use crate::{
-    file_metadata, observe, process_calls, raw_channels, recording, restart_refusals, signal_mask,
+    observe, process_calls, raw_channels, record_head, record_lock, restart_refusals, signal_mask,
     syscalls, trampoline, user_memory,
 };
 
-const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
-const DISPATCH_OFF: u64 = 0;
-const DISPATCH_ON: u64 = 1;
-const ALLOW: u8 = 0;
-const BLOCK: u8 = 1;
 /// `si_code` of a dispatched call.
 const SYS_USER_DISPATCH: c_int = 2;
 
-/// Value of a queued SIGSYS that asks a thread to turn syscall user dispatch on again.
-const REARM: usize = 0x6c62_7265_6172_6d21;
-
-/// Bytes of the handler's signal stack: enough for a signal frame with every extension of today's
-/// processors, and for the handler.
-const STACK_BYTES: usize = 256 << 10;
-/// Bytes of the signal stack that replaces a smaller one of an observed thread. No program asks for
-/// exactly this length, so the length identifies stacks that this module has mapped.
-const WIDE_STACK_BYTES: usize = (128 << 10) + 4096;
-const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
 const SA_RESTORER: u64 = 0x0400_0000;
 
-/// Dispatch selector of the recorded thread: `BLOCK` while its calls are dispatched.
-static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
-/// Dispatch selector of observed threads and processes: `BLOCK`, except while a checkpoint is
-/// taken.
-static OBSERVED_SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
-static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 /// Number of dispatched calls, and number of those calls that were let through.
 pub static TRAPS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-#[repr(align(64))]
-struct HandlerStack(UnsafeCell<MaybeUninit<[u8; STACK_BYTES]>>);
-// SAFETY: only the kernel and the handler of one thread use the stack.
-unsafe impl Sync for HandlerStack {}
-static STACK: HandlerStack = HandlerStack(UnsafeCell::new(MaybeUninit::uninit()));
 
 /// Signal stack that the program has set and believes to use.
 struct EmulatedStack(UnsafeCell<MaybeUninit<libc::stack_t>>);
@@ -79,15 +62,6 @@ const SIGNALS: usize = 65;
 /// The kernel calls [`on_signal`], which calls them.
 static HANDLERS: [(AtomicUsize, AtomicU64); SIGNALS] =
     [const { (AtomicUsize::new(0), AtomicU64::new(0)) }; SIGNALS];
-/// Stack addresses of the signal handlers that the recorded thread is running; each handler has
-/// interrupted the one before it.
-static HANDLER_FRAMES: [AtomicUsize; HANDLERS_MAX] = [const { AtomicUsize::new(0) }; HANDLERS_MAX];
-static HANDLERS_RUNNING: AtomicUsize = AtomicUsize::new(0);
-/// Whether the first of these handlers has interrupted a recorded call. (While a handler runs, no
-/// recorded call begins.)
-static HAS_INTERRUPTED_CALL: AtomicBool = AtomicBool::new(false);
-/// Number of nested handlers with an entry of their own; deeper handlers share the last entry.
-const HANDLERS_MAX: usize = 8;
 
 /// `struct sigaction` in the layout of the kernel's system call.
 #[repr(C)]
@@ -112,7 +86,8 @@ pub fn install() -> bool {
     if !install_handler() {
         return false;
     }
-    let stack = libc::stack_t { ss_sp: STACK.0.get().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    let stack =
+        libc::stack_t { ss_sp: handler_frames::stack().cast(), ss_flags: 0, ss_size: STACK_BYTES };
     // SAFETY: the structure lives until the call returns, and the stack stays.
     unsafe {
         let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
@@ -122,7 +97,8 @@ pub fn install() -> bool {
     start_dispatch()
 }
 
-fn install_handler() -> bool {
+/// Installs the handler in this process. False: there is no memory for the trampoline.
+pub fn install_handler() -> bool {
     // Threads may install it at the same time, and dispatch depends on one trampoline.
     static IS_OPEN: OnceLock<bool> = OnceLock::new();
     if !IS_OPEN.get_or_init(|| trampoline::open().is_some()) {
@@ -139,167 +115,8 @@ fn install_handler() -> bool {
     // SAFETY: the structure lives until the call returns, and its address is that of a handler.
     unsafe { raw(libc::SYS_rt_sigaction, [libc::SIGSYS as u64, action, 0, 8, 0, 0]) };
     unblock();
-    IS_INSTALLED.store(true, Relaxed);
+    dispatch::note_installed();
     true
-}
-
-/// Whether the SIGSYS handler of this process is installed.
-#[inline]
-pub fn is_installed() -> bool {
-    IS_INSTALLED.load(Relaxed)
-}
-
-/// Whether the calling thread is the recorded one and runs a signal handler. `stack_pointer` is
-/// that of the call that asks. A handler that was left by `longjmp` has ended: the stack pointer is
-/// above its frame.
-#[inline]
-pub fn is_in_handler(stack_pointer: usize) -> bool {
-    HANDLERS_RUNNING.load(Relaxed) > 0 && recording::is_owner() && drop_left_handlers(stack_pointer)
-}
-
-#[cold]
-fn drop_left_handlers(stack_pointer: usize) -> bool {
-    let alternate = STACK.0.get().addr()..STACK.0.get().addr() + STACK_BYTES;
-    loop {
-        let depth = HANDLERS_RUNNING.load(Relaxed);
-        if depth == 0 {
-            return false;
-        }
-        let frame = HANDLER_FRAMES[depth.min(HANDLERS_MAX) - 1].load(Relaxed);
-        let is_left = match (alternate.contains(&frame), alternate.contains(&stack_pointer)) {
-            (false, true) => false,
-            (true, false) => true,
-            _ => stack_pointer > frame,
-        };
-        if !is_left {
-            return true;
-        }
-        HANDLERS_RUNNING.store(depth - 1, Relaxed);
-        if depth == 1 && HAS_INTERRUPTED_CALL.swap(false, Relaxed) {
-            recording::forget_left_call();
-        }
-    }
-}
-
-/// Approximate address of the caller's stack top.
-#[inline(always)]
-pub fn stack_pointer() -> usize {
-    let here = 0_u8;
-    (&raw const here).addr()
-}
-
-/// Dispatches all system calls of the calling thread, which is not the recorded one. False: the
-/// kernel does not support dispatch.
-pub fn observe_this_thread() -> bool {
-    install_handler() && widen_present_stack() && dispatch(&OBSERVED_SELECTOR)
-}
-
-/// Replaces the signal stack of the calling thread, if the thread has one that is too small for the
-/// handler. False: there is no memory.
-fn widen_present_stack() -> bool {
-    let mut now = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
-    // SAFETY: the structures live until the calls return; the memory is new.
-    unsafe {
-        raw(libc::SYS_sigaltstack, [0, (&raw mut now).addr() as u64, 0, 0, 0, 0]);
-        if now.ss_flags & libc::SS_DISABLE != 0 || now.ss_size >= WIDE_STACK_BYTES {
-            return true;
-        }
-        let Some(wide) = new_wide_stack() else { return false };
-        (now.ss_sp, now.ss_size, now.ss_flags) = (wide, WIDE_STACK_BYTES, 0);
-        raw(libc::SYS_sigaltstack, [(&raw const now).addr() as u64, 0, 0, 0, 0, 0]) == 0
-    }
-}
-
-fn new_wide_stack() -> Option<*mut c_void> {
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let bytes = WIDE_STACK_BYTES as u64;
-    // SAFETY: the kernel chooses free addresses.
-    let found = unsafe { raw(libc::SYS_mmap, [0, bytes, protection, flags, !0, 0]) };
-    (found > 0).then_some(found as *mut c_void)
-}
-
-fn dispatch(selector: &'static AtomicU8) -> bool {
-    let (start, length) = trampoline::range();
-    let selector = (&raw const *selector).addr() as u64;
-    let arguments =
-        [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_ON, start as u64, length as u64, selector, 0];
-    // SAFETY: the selector is a static.
-    unsafe { raw(libc::SYS_prctl, arguments) == 0 }
-}
-
-/// Dispatches the system calls of the recorded thread. False: the kernel does not support dispatch.
-pub fn start_dispatch() -> bool {
-    SELECTOR.store(ALLOW, Relaxed);
-    let is_on = dispatch(&SELECTOR);
-    if is_on {
-        SELECTOR.store(BLOCK, Relaxed);
-    }
-    is_on
-}
-
-/// Turns dispatch on again after [`suspend_dispatch`]. The caller is the recorded thread, whose own
-/// calls pass until the caller resets the selector. In a process restored from a checkpoint image
-/// no thread's calls are dispatched, so this function asks every other thread to turn dispatch on
-/// again.
-pub fn resume_dispatch(is_restored: bool) {
-    start_dispatch();
-    SELECTOR.store(ALLOW, Relaxed);
-    OBSERVED_SELECTOR.store(BLOCK, Relaxed);
-    if is_restored {
-        file_metadata::each_other_thread(rearm);
-    }
-}
-
-/// `struct siginfo` of a queued SIGSYS: number, error, code, padding, sender, and a pointer.
-#[repr(C, align(8))]
-struct QueuedSignal([i32; 32]);
-
-fn rearm(process: u64, thread: u64) {
-    let mut queued = QueuedSignal([0; 32]);
-    queued.0[..3].copy_from_slice(&[libc::SIGSYS, 0, libc::SI_QUEUE]);
-    queued.0[4] = process as i32;
-    queued.0[6..8].copy_from_slice(&[REARM as u32 as i32, (REARM >> 32) as i32]);
-    let queued = (&raw const queued).addr() as u64;
-    let arguments = [process, thread, libc::SIGSYS as u64, queued, 0, 0];
-    // SAFETY: the structure lives until the call returns.
-    unsafe { raw(libc::SYS_rt_tgsigqueueinfo, arguments) };
-}
-
-/// Lets every system call of every thread through: CRIU makes calls in each thread while it takes a
-/// checkpoint image.
-pub fn suspend_dispatch() {
-    SELECTOR.store(ALLOW, Relaxed);
-    OBSERVED_SELECTOR.store(ALLOW, Relaxed);
-    // SAFETY: the call changes only how the kernel treats calls of this thread.
-    unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0]) };
-}
-
-/// Address of the byte that is 0 while the calls of this thread are let through; null if they are
-/// always let through.
-pub fn selector() -> *mut u8 {
-    if recording::is_owner() { SELECTOR.as_ptr() } else { null_mut() }
-}
-
-/// Replaces the C library's `sched_yield` and bypasses dispatch. A waiting MPI library calls
-/// `sched_yield` for each message, and the call has no effect worth recording.
-pub extern "C" fn sched_yield() -> c_int {
-    // SAFETY: a call without arguments.
-    unsafe { raw(libc::SYS_sched_yield, [0; 6]) as c_int }
-}
-
-/// # Safety
-/// The arguments are valid for the system call `number`.
-unsafe fn raw(number: c_long, arguments: [u64; 6]) -> i64 {
-    // SAFETY: the caller's promise.
-    unsafe { trampoline::call(number, arguments) }
-}
-
-fn unblock() {
-    let sigsys = SIGSYS_BIT;
-    let how = libc::SIG_UNBLOCK as u64;
-    // SAFETY: the mask lives until the call returns.
-    unsafe { raw(libc::SYS_rt_sigprocmask, [how, (&raw const sigsys).addr() as u64, 0, 8, 0, 0]) };
 }
 
 /// Handler of SIGSYS, for a dispatched call, a request to turn dispatch on again ([`REARM`]), or a
@@ -309,7 +126,7 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
     unsafe {
         let context = context.cast::<ucontext_t>();
         if (*info).si_code == libc::SI_QUEUE && (*info).si_value().sival_ptr.addr() == REARM {
-            dispatch(&OBSERVED_SELECTOR);
+            dispatch::observe_again();
             return;
         }
         if (*info).si_code != SYS_USER_DISPATCH {
@@ -351,22 +168,17 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     // SAFETY: the address is that of a handler. A handler of one argument ignores the others, which
     // are in registers.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
-    if !recording::is_owner() {
+    if !record_head::is_owner() {
         return handler(signal, info, context);
     }
     note_sender(signal, info);
     // SAFETY: the kernel's frame.
-    is_in_handler(unsafe { stack_pointer_of(context.cast()) });
-    let depth = HANDLERS_RUNNING.load(Relaxed);
-    if depth == 0 {
-        HAS_INTERRUPTED_CALL.store(recording::is_busy(), Relaxed);
-    }
-    HANDLER_FRAMES[depth.min(HANDLERS_MAX - 1)].store(stack_pointer(), Relaxed);
-    HANDLERS_RUNNING.store(depth + 1, Relaxed);
-    let before = SELECTOR.swap(BLOCK, Relaxed);
+    record_lock::is_in_handler(unsafe { stack_pointer_of(context.cast()) });
+    let depth = handler_frames::begin(handler_frames::stack_pointer(), record_lock::is_busy());
+    let before = dispatch::begin_handler();
     handler(signal, info, context);
-    SELECTOR.store(before, Relaxed);
-    HANDLERS_RUNNING.store(depth, Relaxed);
+    dispatch::end_handler(before);
+    handler_frames::end(depth);
 }
 
 /// Stack pointer of interrupted code.
@@ -447,7 +259,7 @@ impl TrappedCall {
                     let pair = self.arguments[5] as *const u64;
                     self.wait_with(if pair.is_null() { 0 } else { pair.read_unaligned() })
                 }
-                libc::SYS_sigaltstack if recording::is_owner() => {
+                libc::SYS_sigaltstack if record_head::is_owner() => {
                     Some(self.set_stack(first, second))
                 }
                 libc::SYS_sigaltstack => self.widen_stack(first, second),
@@ -474,7 +286,9 @@ impl TrappedCall {
                 return Some(refused);
             }
             match number {
-                _ if recording::is_owner() && !is_in_handler(self.stack_pointer()) => {
+                _ if record_head::is_owner()
+                    && !record_lock::is_in_handler(self.stack_pointer()) =>
+                {
                     signal_mask::note_program_mask(self.mask());
                     syscalls::handle(self.number, self.arguments)
                 }

@@ -10,7 +10,8 @@
 use libc::{c_int, c_long};
 
 use crate::file_metadata::IO_VECTORS_MAX;
-use crate::session::{Session, error, kernel};
+use crate::kernel_calls::{error, kernel};
+use crate::session::Session;
 
 const PAGE_BYTES: u64 = 4096;
 /// Bytes that rt_sigprocmask(2) reads.

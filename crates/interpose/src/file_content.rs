@@ -1,0 +1,82 @@
+//! What parts of files hold, to judge whether an interrupted effect has happened.
+//!
+//! In: an open file, a position and a length, and what a call was to write. Out: digests, and whether
+//! the bytes are there. What may never happen: a file that cannot be read counts as compared.
+
+use landbridge_proto::digest::digest;
+
+use crate::file_metadata::{self, IoVectors};
+use crate::kernel_calls::kernel;
+
+/// Size of a page on x86-64, in bytes.
+pub const PAGE_BYTES: i64 = 4096;
+
+/// Bytes of a file that are compared at once.
+const COMPARED: usize = 4096;
+
+/// Number of bytes at a position of a file, at most `length`, and a digest of them. `None`: this
+/// process may not read the file.
+pub fn content_of(descriptor: u64, at: u64, length: usize) -> Option<(u64, u64)> {
+    let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
+    let mut is_read = false;
+    read_by_another(descriptor, |file| {
+        is_read = true;
+        while count < length {
+            let wanted = COMPARED.min(length - count) as u64;
+            let room = found.as_mut_ptr().addr() as u64;
+            let read = kernel(libc::SYS_pread64, [file, room, wanted, at + count as u64, 0, 0]);
+            is_read &= read >= 0;
+            let Some(read) = usize::try_from(read).ok().filter(|read| *read > 0) else { break };
+            let before = digest(&all);
+            all[..8].copy_from_slice(&before.to_le_bytes());
+            all[8..].copy_from_slice(&digest(&found[..read]).to_le_bytes());
+            count += read;
+        }
+    });
+    is_read.then(|| (count as u64, digest(&all)))
+}
+
+/// Whether the file has the first `length` bytes of `pieces` at this position.
+///
+/// # Safety
+/// The memory of `pieces` is valid.
+pub unsafe fn is_there(descriptor: u64, at: u64, pieces: &IoVectors, length: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { is_part_there(descriptor, (at, length), pieces, at) }
+}
+
+/// Whether the file has this part, a position and a length, of `pieces` that begin at `start`.
+///
+/// # Safety
+/// The memory of `pieces` is valid.
+pub unsafe fn is_part_there(
+    descriptor: u64,
+    (mut at, length): (u64, usize),
+    pieces: &IoVectors,
+    start: u64,
+) -> bool {
+    let (mut found, mut is_there) = ([0; COMPARED], false);
+    let mut before = (at - start) as usize;
+    read_by_another(descriptor, |file| {
+        // SAFETY: the caller's promise.
+        is_there = unsafe { pieces.first(before + length) }.all(|piece| {
+            let skipped = before.min(piece.len());
+            before -= skipped;
+            let piece = &piece[skipped..];
+            piece.chunks(COMPARED).all(|part| {
+                let room = found.as_mut_ptr().addr() as u64;
+                let read = [file, room, part.len() as u64, at, 0, 0];
+                at += part.len() as u64;
+                kernel(libc::SYS_pread64, read) == part.len() as i64 && found[..part.len()] == *part
+            })
+        });
+    });
+    is_there
+}
+
+/// Calls `work` with a readable descriptor of the same file: the program's may be write-only.
+fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
+    let Some(file) = file_metadata::open_to_read(descriptor) else { return };
+    work(file);
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+}

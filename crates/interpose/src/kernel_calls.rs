@@ -1,0 +1,56 @@
+//! System calls of this library, and memory of the program that system calls refer to.
+//!
+//! In: numbers and arguments of calls, addresses. Out: results as the kernel gives them (an error is
+//! a negative number). What may never happen: a call of this library is dispatched as one of the
+//! program's.
+
+use libc::{c_int, c_long};
+
+use crate::trampoline;
+
+/// `AT_FDCWD` as an argument.
+pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
+
+/// Makes a system call through the trampoline, with arguments of this crate.
+pub fn kernel(number: c_long, arguments: [u64; 6]) -> i64 {
+    // SAFETY: descriptors, and memory that callers in this crate own.
+    unsafe { trampoline::call(number, arguments) }
+}
+
+/// Makes a system call, also before the trampoline is open.
+pub fn kernel_or_libc(number: c_long, arguments: [u64; 6]) -> i64 {
+    if trampoline::range().0 != 0 {
+        return kernel(number, arguments);
+    }
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: descriptors, and memory that callers in this crate own.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+pub fn error(number: c_int) -> i64 {
+    -i64::from(number)
+}
+
+/// A C string in the program's memory; empty for null.
+///
+/// # Safety
+/// The pointer is null or that of a C string.
+pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
+    if pointer == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ffi::CStr::from_ptr(pointer as *const std::ffi::c_char) }.to_bytes()
+}
+
+/// Memory of the program; empty for null.
+///
+/// # Safety
+/// The pointer is null or that of `length` bytes.
+pub unsafe fn bytes<'a>(pointer: u64, length: usize) -> &'a mut [u8] {
+    if pointer == 0 || length == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(pointer as *mut u8, length) }
+}

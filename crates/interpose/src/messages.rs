@@ -1,0 +1,115 @@
+//! Lines of this library for the user, built without allocation.
+//!
+//! In: a text. Out: a line in the provider's format, in the pipe that the node agent reads. What may
+//! never happen: a line goes into a file of the program.
+
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use landbridge_proto::id::LINE_TAG;
+
+use crate::kernel_calls::kernel;
+
+/// Writes a line of level "Warn" to standard error, in the provider's format.
+#[cold]
+pub fn warn(text: fmt::Arguments<'_>) {
+    log_as("Warn", text);
+}
+
+/// Writes a line of level "Info" to standard error, for an event that may be harmless.
+#[cold]
+pub fn info(text: fmt::Arguments<'_>) {
+    log_as("Info", text);
+}
+
+fn log_as(level: &str, text: fmt::Arguments<'_>) {
+    let me = kernel(libc::SYS_getpid, [0; 6]);
+    write(format_args!("{LINE_TAG}[{me}]: {level}: {text}\n"));
+}
+
+/// Writes a whole line, as it is.
+pub fn write(text: fmt::Arguments<'_>) {
+    let mut line = MessageBuffer::new();
+    let _ = line.write_fmt(text);
+    let bytes = line.bytes();
+    let (start, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
+    if let Some(descriptor) = line_descriptor() {
+        kernel(libc::SYS_write, [descriptor, start, length, 0, 0, 0]);
+    }
+}
+
+/// Descriptor of the pipe that the node agent reads; -1: none.
+static LINES: AtomicI64 = AtomicI64::new(-1);
+
+/// Sets where this library writes its lines, instead of standard error.
+pub fn write_lines_to(descriptor: Option<u64>) {
+    LINES.store(descriptor.map_or(-1, |it| it as i64), Relaxed);
+}
+
+/// Where a line goes: into the agent's pipe, or to standard error if the program has closed the
+/// pipe. A line in a file to which the program has redirected standard error would move the
+/// program's position in the file, which is recorded without the line.
+fn line_descriptor() -> Option<u64> {
+    let stderr = libc::STDERR_FILENO as u64;
+    match u64::try_from(LINES.load(Relaxed)) {
+        Ok(pipe) if has_kind(pipe, libc::S_IFIFO) => Some(pipe),
+        Ok(_) if has_kind(stderr, libc::S_IFREG) => None,
+        _ => Some(stderr),
+    }
+}
+
+fn has_kind(descriptor: u64, kind: libc::mode_t) -> bool {
+    // SAFETY: a structure for which all zeros are a valid value.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    let room = (&raw mut about).addr() as u64;
+    let found = kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]);
+    found == 0 && about.st_mode & libc::S_IFMT == kind
+}
+
+/// A text of at most `MESSAGE_BYTES`, built without allocation; a newline at its end is kept.
+pub struct MessageBuffer {
+    bytes: [u8; MESSAGE_BYTES],
+    length: usize,
+}
+
+const MESSAGE_BYTES: usize = 1024;
+
+impl MessageBuffer {
+    pub fn new() -> Self {
+        Self { bytes: [0; MESSAGE_BYTES], length: 0 }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Write for MessageBuffer {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = &mut self.bytes[self.length..];
+        let length = text.len().min(room.len());
+        room[..length].copy_from_slice(&text.as_bytes()[..length]);
+        self.length += length;
+        if length < text.len() && text.ends_with('\n') {
+            self.bytes[MESSAGE_BYTES - 1] = b'\n';
+        }
+        Ok(())
+    }
+}
+
+/// Shows the end of a path as text.
+pub struct Path<'a>(pub &'a [u8]);
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 200;
+        if self.0.len() > SHOWN {
+            f.write_str("…")?;
+        }
+        let end = &self.0[self.0.len().saturating_sub(SHOWN)..];
+        for chunk in end.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+        }
+        Ok(())
+    }
+}

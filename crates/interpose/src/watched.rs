@@ -1,0 +1,135 @@
+//! Threads, signal handlers and programs whose effects on files are observed: whose restart they
+//! forbid, and what counts.
+//!
+//! In: a reason, or a file. Out: the report that the rank cannot be restarted, made once, in the
+//! process's own record or in that of the rank that has started this program. What may never happen:
+//! a report concerns a file that is not recorded.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use landbridge_proto::nondeterminism::RecordHead;
+
+use crate::changed_names::{self, NameChange};
+use crate::file_identity::{FileKind, PATH_BYTES};
+use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
+use crate::kernel_calls::text;
+use crate::messages::Path;
+use crate::{handler_frames, record_head, record_lock, restart_refusals};
+
+/// In a program that a rank has started: the head of that rank's record.
+static OBSERVED: AtomicPtr<RecordHead> = AtomicPtr::new(null_mut());
+
+/// Whether effects of this process, or of programs that this process starts, can still forbid a
+/// restart.
+pub fn is_watched() -> bool {
+    head().is_some_and(|head| !head.files.is_restart_forbidden())
+}
+
+/// Makes this process one that a recorded process has started.
+pub fn set_observed(head: *mut RecordHead) {
+    OBSERVED.store(head, Release);
+}
+
+/// The head of the record to which this process belongs, as the recorded one or as its child.
+pub fn head() -> Option<&'static RecordHead> {
+    record_head::head().or_else(observed)
+}
+
+/// Whether a recorded process has started this process.
+pub fn is_child() -> bool {
+    observed().is_some()
+}
+
+/// The head of the record of the rank that has started this program.
+pub fn observed() -> Option<&'static RecordHead> {
+    // SAFETY: null, or the head of a record, which stays mapped.
+    unsafe { OBSERVED.load(Acquire).as_ref() }
+}
+
+/// Whether that process replays.
+pub fn is_replaying() -> bool {
+    head().is_some_and(RecordHead::is_replaying)
+}
+
+/// What follows the name of a file in a report.
+pub const CHANGED: &str = ", which is changed while the job runs";
+pub const CHANGED_WAY: &str = " by a link or directory that is changed while the job runs";
+
+/// What has changed since the job began, of that to which a name leads.
+///
+/// # Safety
+/// The path is a C string, or null.
+pub unsafe fn change_of(directory: u64, path: u64) -> Option<NameChange> {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let head = head()?;
+    if name.is_empty() || is_foreign(name) {
+        return None;
+    }
+    let since = head.files.since.load(Relaxed) as i64;
+    // SAFETY: the caller's promise.
+    unsafe { changed_names::change_of((directory, path), since) }
+}
+
+/// Whether a call opens a file for writing, creates a file or truncates a file, and a process may
+/// read the file later.
+pub fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_int) -> bool {
+    let writes =
+        flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+    // Nothing reads back what a process writes to a device.
+    let is_device = || {
+        file_metadata::identity_at((directory, path))
+            .is_some_and(|(kind, _)| matches!(kind, FileKind::Other | FileKind::Random))
+            && !file_metadata::passes_on_at((directory, path))
+    };
+    writes && !is_foreign(name) && !is_device()
+}
+
+/// Calls `work` with the time of the last change and the path, if the descriptor is that of a
+/// recorded file.
+pub fn with_file(descriptor: u64, work: impl FnOnce(i64, &[u8])) {
+    let Some((FileKind::File, identity)) = identity_of(descriptor as u32 as u64) else { return };
+    let mut path = [0; PATH_BYTES];
+    let length = path_of(descriptor as u32 as u64, &mut path);
+    if !is_foreign(&path[..length]) {
+        work(identity.modified.max(identity.changed), &path[..length]);
+    }
+}
+
+/// Whether a path is outside the set of recorded files.
+pub fn is_foreign(path: &[u8]) -> bool {
+    is_exempt(path)
+        || is_virtual(path)
+        || path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/")
+}
+
+/// Forbids a restart because of what this thread, handler or program does with a file.
+pub fn forbid_restart(what: &str, path: &[u8], more: &str) {
+    struct Who;
+    impl fmt::Display for Who {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(match observed() {
+                Some(_) => "a program that it has started",
+                None if record_lock::is_in_handler(handler_frames::stack_pointer()) => {
+                    "a handler of a signal"
+                }
+                None => "another thread than the first",
+            })
+        }
+    }
+    forbid_restart_of(format_args!("{Who} {what} {}{more}", Path(path)));
+}
+
+/// Forbids a restart of the rank to whose record this process belongs, for this reason.
+pub fn forbid_restart_of(reason: fmt::Arguments<'_>) {
+    match observed() {
+        Some(head) => restart_refusals::forbid_restart_in(head, reason),
+        None => restart_refusals::forbid_restart(reason),
+    }
+}
+
+pub const EXECUTES_BY_DESCRIPTOR: fmt::Arguments<'static> =
+    format_args!("it executes a program by its descriptor, which nobody can look after");
