@@ -15,8 +15,7 @@
 use std::mem::MaybeUninit;
 
 use crate::file_identity::{FileIdentity, PATH_BYTES};
-use crate::file_metadata;
-use crate::file_metadata::mode_and_identity_at;
+use crate::file_metadata::{self, mode_and_identity_at};
 use crate::kernel_calls::{kernel, text};
 
 /// What has changed since the job began.

@@ -16,12 +16,10 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use crate::changed_names::NameChange;
 use crate::kernel_calls::{HERE, kernel, text};
 use crate::messages::Path;
-use crate::watched::CHANGED;
-use crate::watched::CHANGED_WAY;
-use crate::watched::change_of;
-use crate::watched::forbid_restart_of;
-use crate::watched::is_opened_for_writing;
-use crate::{dispatch, real_libc, recording, watched};
+use crate::watched::{
+    self, CHANGED, CHANGED_WAY, change_of, forbid_restart_of, is_opened_for_writing,
+};
+use crate::{dispatch, real_libc, record_head};
 
 type CStringList = *const *mut c_char;
 
@@ -199,8 +197,9 @@ unsafe fn loads_interposer(environment: CStringList) -> bool {
         while !at.is_null() && !(*at).is_null() {
             let word = CStr::from_ptr(*at).to_bytes();
             if let Some(list) = word.strip_prefix(b"LD_PRELOAD=") {
-                has_library |=
-                    list.windows(recording::LIBRARY.len()).any(|part| part == recording::LIBRARY);
+                has_library |= list
+                    .windows(record_head::LIBRARY.len())
+                    .any(|part| part == record_head::LIBRARY);
             }
             has_record |= word.starts_with(b"LANDBRIDGE_RECORD=")
                 || word.starts_with(b"LANDBRIDGE_RECORD_ABOVE=");

@@ -20,7 +20,7 @@ use crate::kernel_calls::{bytes, error, kernel};
 use crate::messages::Path;
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, EffectOutcome, Session, call_of, requires_durability};
-use crate::{file_metadata, watched};
+use crate::watched;
 
 /// First byte of a recorded read: the content follows, or a digest of the content follows.
 const CONTENT: u8 = 0;

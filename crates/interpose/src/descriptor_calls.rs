@@ -7,17 +7,15 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::{c_int, c_long};
 
 use crate::descriptor_table::DESCRIPTORS;
-use crate::file_identity::bytes_of;
-use crate::file_identity::identity_from;
-use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
-use crate::file_metadata::{identity_of, is_exempt, is_virtual, path_of};
+use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identity_from};
+use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::kernel_calls::{error, kernel, text};
 use crate::messages::Path;
 use crate::open_file::{LOCKS, OpenFile};
+use crate::range_locks;
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 use crate::signal_mask::interruptible;
-use crate::{file_metadata, range_locks};
 
 /// Bytes of a recorded open file before its path.
 const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();

@@ -12,6 +12,57 @@
 //! system's answers, and are observed for effects on files (`observe`). The network's libraries are
 //! not recorded, because their time does not reach the program.
 //!
+//! The modules in order; each uses only those before it. Modules after `session` contain methods of
+//! [`session::Session`].
+//!
+//! | module | does |
+//! |---|---|
+//! | `trampoline` | machine code by which this library and let-through calls reach the kernel |
+//! | `kernel_calls` | system calls of this library, and the program's memory |
+//! | `handler_frames` | signal handlers that the recorded thread is running |
+//! | `used_descriptors` | descriptors that a system call uses |
+//! | `path_changes` | system calls that change names and attributes |
+//! | `messages` | lines for the user |
+//! | `signal_mask` | calls that wait, with the program's signal mask |
+//! | `caller` | whether a call comes from the program or from a network library |
+//! | `origin` | node and kernel on which the record began |
+//! | `record_head` | head of the record, and which thread is recorded |
+//! | `compared_arguments` | arguments that must be equal in every incarnation |
+//! | `file_identity` | which file something is |
+//! | `held_files` | open files that the node agent holds |
+//! | `processes` | descent of processes, threads of this process |
+//! | `real_libc` | the C library's own functions |
+//! | `dispatch` | syscall user dispatch, on and off |
+//! | `file_status` | stat(2) with fresh or cached attributes |
+//! | `open_file` | one open file description |
+//! | `restart_refusals` | reasons why this process must not be restarted |
+//! | `aio` | asynchronous reads and writes, refused |
+//! | `file_metadata` | what the kernel says of a file |
+//! | `file_size_limit` | RLIMIT_FSIZE in a replay |
+//! | `record_lock` | exclusive access to the record, for one call |
+//! | `changed_files`, `changed_names`, `mapped_files` | what was changed or mapped since the job began |
+//! | `file_content` | what parts of files hold |
+//! | `working_directory` | the directory to which relative names refer |
+//! | `descriptor_table` | open files of the recorded thread |
+//! | `watched` | threads, handlers and children that are observed |
+//! | `child_programs` | programs that the program starts |
+//! | `process_calls`, `side_channels` | calls on other processes, sockets and queues |
+//! | `session` | one recorded call: performed and noted, or answered from the record |
+//! | `range_locks` | locks of fcntl(2) |
+//! | `appends`, `copies`, `directory_calls`, `mapping_calls`, `metadata_calls`, `open_file_changes` | recorded calls of one kind |
+//! | `content` | reads and writes |
+//! | `descriptor_calls` | opening, closing, seeking and locking |
+//! | `restored_files` | open files when the process goes live, and around a checkpoint |
+//! | `new_processes` | threads and processes that the program begins |
+//! | `raw_channels` | sockets and queues used by raw system calls |
+//! | `user_memory` | memory that a call of the program passes |
+//! | `deadlines` | waits until a time that a replay has moved |
+//! | `syscalls` | calls of the recorded thread, by number |
+//! | `observe` | calls of other threads, handlers and children |
+//! | `trap` | the handler of dispatched calls |
+//! | `recording` | when this process is recorded: its begin, its checkpoints |
+//! | `libc_wrappers`, `temporary`, `exports` | functions that replace those of the C library |
+//!
 //! What may never happen: a recorded call allocates memory; an effect on a file is performed twice;
 //! an unrecorded process does more than read one word for each call.
 

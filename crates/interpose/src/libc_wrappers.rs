@@ -8,10 +8,9 @@ use std::mem::MaybeUninit;
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
-use crate::real_libc::now;
-use crate::record_lock::RecordGuard;
-use crate::record_lock::report_error;
-use crate::{deadlines, real_libc, recording};
+use crate::real_libc::{self, now};
+use crate::record_lock::{RecordGuard, report_error};
+use crate::{deadlines, recording};
 
 const SECOND: i64 = 1_000_000_000;
 

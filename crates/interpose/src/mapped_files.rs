@@ -137,6 +137,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::file_metadata::identity_of;
 
     /// A table on the heap, because it is too large for a test's stack.
     fn table() -> Box<MappedFiles> {

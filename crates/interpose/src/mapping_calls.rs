@@ -212,6 +212,9 @@ pub fn has_no_writer(descriptor: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     /// Stores into a file in memory change no time of the file, and a mapping outlives the
@@ -219,13 +222,15 @@ mod tests {
     #[test]
     fn who_may_store_by_a_mapping_is_seen() {
         for folder in ["/tmp", "/dev/shm"] {
-            let file = TestFile::new(folder, "stored");
-            let reader = fs::File::open(&file.0).unwrap();
+            let path = format!("{folder}/landbridge-stored-{}", std::process::id());
+            fs::write(&path, [7; 2 * PAGE_BYTES as usize]).unwrap();
+            let reader = fs::File::open(&path).unwrap();
+            let identity = || identity_of(reader.as_raw_fd() as u64).unwrap().1;
             let is_unwritten = || has_no_writer(reader.as_raw_fd() as u64);
             // An overlay as /tmp, or a file system without leases, never can tell.
             let can_tell = is_unwritten();
-            let before = file.identity();
-            let writer = fs::File::options().read(true).write(true).open(&file.0).unwrap();
+            let before = identity();
+            let writer = fs::File::options().read(true).write(true).open(&path).unwrap();
             assert!(!is_unwritten(), "{folder}");
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let descriptor = writer.as_raw_fd();
@@ -235,13 +240,14 @@ mod tests {
             };
             assert_ne!(memory, libc::MAP_FAILED);
             show_stores(descriptor as u64);
-            let shown = file.identity();
+            let shown = identity();
             assert!(shown.changed > before.changed && shown.modified == before.modified);
             drop(writer);
             assert!(!is_unwritten(), "{folder}: the mapping is there");
             // SAFETY: this test has made the mapping.
             unsafe { libc::munmap(memory, 1) };
             assert_eq!(is_unwritten(), can_tell, "{folder}");
+            fs::remove_file(&path).unwrap();
         }
     }
 }

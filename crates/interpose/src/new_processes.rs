@@ -16,9 +16,9 @@ use landbridge_proto::nondeterminism::{RECORD_HEAD_BYTES, RecordHead};
 use libc::{c_long, pthread_attr_t, pthread_t};
 
 use crate::kernel_calls::kernel;
-use crate::watched::{forbid_restart_of, observed};
+use crate::watched::{self, forbid_restart_of, observed};
 use crate::{
-    caller, child_programs, dispatch, real_libc, record_head, restart_refusals, trampoline, watched,
+    caller, child_programs, dispatch, real_libc, record_head, restart_refusals, trampoline,
 };
 
 type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;

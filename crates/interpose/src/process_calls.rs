@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::c_long;
 
 use crate::file_identity::PATH_BYTES;
-use crate::file_metadata::path_of_name;
+use crate::file_metadata::{self, path_of_name};
 use crate::kernel_calls::{HERE, kernel, text};
 use crate::messages::{Path, warn};
 use crate::processes::is_own_process;
-use crate::{file_metadata, watched};
+use crate::watched;
 
 /// Reports a call on another process.
 pub fn check(number: c_long, arguments: [u64; 6]) {

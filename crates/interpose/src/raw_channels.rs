@@ -9,8 +9,8 @@
 
 use libc::{c_long, mmsghdr};
 
-use crate::side_channels::{any_is_for_others, is_end, is_for_others, is_of_others};
-use crate::{caller, side_channels, watched};
+use crate::side_channels::{self, any_is_for_others, is_end, is_for_others, is_of_others};
+use crate::{caller, watched};
 
 /// Longest distance in bytes between the beginning of the C library's `syscall` and the end of its
 /// instruction.

@@ -14,6 +14,9 @@ use landbridge_proto::nondeterminism::{NONDETERMINISM_BYTES, Polls, RecordHead};
 
 use crate::kernel_calls::kernel_or_libc;
 
+/// Beginning of the file name of this library.
+pub const LIBRARY: &[u8] = b"liblandbridge_interpose";
+
 /// Identity of the recorded thread, in a page that is empty in a child however the child was
 /// created. Null: this process is not recorded.
 static OWNER: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());

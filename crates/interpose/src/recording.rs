@@ -18,12 +18,8 @@ use landbridge_proto::nondeterminism::{
 use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_AT;
 
 use crate::messages::warn;
-use crate::record_head;
-use crate::record_head::is_owner;
-use crate::record_head::is_record;
-use crate::record_lock;
-use crate::record_lock::RecordGuard;
-use crate::record_lock::lock_for_call;
+use crate::record_head::{self, is_owner, is_record};
+use crate::record_lock::{self, RecordGuard, lock_for_call};
 use crate::session::Session;
 use crate::{deadlines, dispatch, new_processes, origin, processes, restart_refusals, trap};
 
@@ -41,8 +37,6 @@ const FILES_VARIABLE: &CStr = c"LANDBRIDGE_RECORD_FILES";
 /// Nanoseconds that the clock of a file server may lag.
 const SLACK_NANOS: i64 = 2_000_000_000;
 const PRELOAD_VARIABLE: &CStr = c"LD_PRELOAD";
-/// Beginning of the file name of this library.
-pub const LIBRARY: &[u8] = b"liblandbridge_interpose";
 
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
 /// Replay position of the process while the record is unmapped for a checkpoint. The owner alone

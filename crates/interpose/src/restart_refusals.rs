@@ -10,10 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use landbridge_proto::id::{EXIT_LINE, EXIT_UNRECOVERABLE, LINE_TAG};
 use landbridge_proto::nondeterminism::RecordHead;
 
-use crate::messages;
-
 use crate::kernel_calls::kernel;
-use crate::messages::warn;
+use crate::messages::{self, warn};
 use crate::{held_files, record_head};
 
 /// Forbids a restart of this process from now on, and reports the reason once.

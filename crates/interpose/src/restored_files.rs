@@ -14,12 +14,9 @@ use crate::file_identity::FileKind;
 use crate::kernel_calls::{HERE, kernel};
 use crate::messages::Path;
 use crate::open_file::OpenFile;
-use crate::origin;
-use crate::range_locks;
-use crate::restart_refusals;
-use crate::restart_refusals::abort_replay;
+use crate::restart_refusals::{self, abort_replay};
 use crate::session::Session;
-use crate::{file_metadata, held_files};
+use crate::{file_metadata, held_files, origin, range_locks};
 
 /// First number of files that the agent holds only while a checkpoint is taken.
 const QUIESCED: u64 = 1 << 32;

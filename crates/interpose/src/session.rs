@@ -18,12 +18,10 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RecordError
 use libc::c_long;
 
 use crate::descriptor_table::DescriptorTable;
-use crate::messages::Path;
-use crate::messages::warn;
-use crate::record_lock;
-use crate::record_lock::RecordGuard;
-use crate::restart_refusals::abort_replay;
-use crate::{file_metadata, held_files, origin, record_head, restart_refusals};
+use crate::messages::{Path, warn};
+use crate::record_lock::{self, RecordGuard};
+use crate::restart_refusals::{self, abort_replay};
+use crate::{file_metadata, held_files, origin, record_head};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.

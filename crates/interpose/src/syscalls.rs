@@ -11,13 +11,11 @@ use std::ffi::c_char;
 use libc::c_long;
 
 use crate::copies::KernelCopy;
-use crate::kernel_calls::HERE;
-use crate::kernel_calls::error;
+use crate::kernel_calls::{HERE, error};
 use crate::path_changes::PathChange;
 use crate::restart_refusals::abort_replay;
 use crate::session::Session;
-use crate::used_descriptors::begins_with_descriptor;
-use crate::used_descriptors::used_descriptors;
+use crate::used_descriptors::{begins_with_descriptor, used_descriptors};
 use crate::{
     child_programs, file_size_limit, mapping_calls, new_processes, process_calls, record_lock,
     side_channels, watched,

@@ -26,20 +26,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
-use crate::dispatch;
-use crate::dispatch::REARM;
-use crate::dispatch::SIGSYS_BIT;
-use crate::dispatch::WIDE_STACK_BYTES;
-use crate::dispatch::new_wide_stack;
-use crate::dispatch::raw;
-use crate::dispatch::start_dispatch;
-use crate::dispatch::unblock;
-use crate::handler_frames;
-use crate::handler_frames::STACK_BYTES;
-use crate::user_memory::Readable;
+use crate::dispatch::{
+    self, REARM, SIGSYS_BIT, WIDE_STACK_BYTES, new_wide_stack, raw, start_dispatch, unblock,
+};
+use crate::handler_frames::{self, STACK_BYTES};
+use crate::user_memory::{self, Readable};
 use crate::{
     observe, process_calls, raw_channels, record_head, record_lock, restart_refusals, signal_mask,
-    syscalls, trampoline, user_memory,
+    syscalls, trampoline,
 };
 
 /// `si_code` of a dispatched call.

@@ -112,10 +112,15 @@ fn modules_of_proto_use_only_those_before_them() {
     assert_none(&wrong);
 }
 
-/// Folders whose `mod.rs` has a table of modules in order. Modules in one row may use each other;
-/// the type in `mod.rs` is that of the whole folder, whose methods are found in any module.
-const ORDERED: [&str; 3] =
-    ["crates/provider/src/engine", "crates/proto/src/endpoint", "crates/launch/src/agent"];
+/// Folders whose `mod.rs` or `lib.rs` has a table of modules in order. Modules in one row may use
+/// each other; the type in `mod.rs` is that of the whole folder, whose methods are found in any
+/// module.
+const ORDERED: [&str; 4] = [
+    "crates/interpose/src",
+    "crates/launch/src/agent",
+    "crates/proto/src/endpoint",
+    "crates/provider/src/engine",
+];
 
 #[test]
 fn modules_in_order_use_only_those_before_them() {
@@ -123,7 +128,9 @@ fn modules_in_order_use_only_those_before_them() {
 }
 
 fn check_order(folder: &str) {
-    let text = read(&root().join(folder).join("mod.rs"));
+    let is_crate = folder.ends_with("/src");
+    let (head, step) = if is_crate { ("lib", "crate::") } else { ("mod", "super::") };
+    let text = read(&root().join(folder).join(head).with_extension("rs"));
     let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `"));
     let cells: Vec<Vec<&str>> = rows
         .filter_map(|row| row.split(" |").next())
@@ -134,23 +141,23 @@ fn check_order(folder: &str) {
     for source in sources(folder) {
         let inside = source.path.strip_prefix(folder).unwrap_or_default();
         let module = inside.trim_start_matches('/').split(['/', '.']).next().unwrap_or_default();
-        if module == "mod" || text.contains(&format!("#[cfg(test)]\nmod {module};")) {
+        if module == head || text.contains(&format!("#[cfg(test)]\nmod {module};")) {
             continue;
         }
         let Some(row) = row_of(module) else {
-            wrong.push(format!("{} is not in the table of mod.rs", source.path));
+            wrong.push(format!("{} is not in the table of {head}.rs", source.path));
             continue;
         };
         let end_of_code = source.text.find("#[cfg(test)]\nmod tests").unwrap_or(usize::MAX);
         let code = &source.text[..end_of_code.min(source.text.len())];
-        for rest in code.split("super::").skip(1) {
-            let used = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+        let lines = whole_lines(code);
+        for used in lines.iter().flat_map(|line| paths_from(step, line)) {
             if row_of(used).is_some_and(|other| other > row) {
                 wrong.push(format!("{}: uses `{used}`", source.path));
             }
         }
     }
-    assert!(cells.len() > 10, "the table of modules in {folder}/mod.rs was not found");
+    assert!(cells.len() > 10, "the table of modules in {folder}/{head}.rs was not found");
     assert_none(&wrong);
 }
 
@@ -366,10 +373,27 @@ fn module_order() -> Vec<String> {
     order
 }
 
+/// Lines without comments; an import over several lines becomes one.
+fn whole_lines(code: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        match lines.last_mut().filter(|last| last.starts_with("use ") && !last.ends_with(';')) {
+            Some(last) => last.push_str(line.trim()),
+            None => lines.push(line.to_owned()),
+        }
+    }
+    lines
+}
+
 /// What follows `crate::` in a line, `crate::{a::…, b}` included.
 fn paths_from_the_root(line: &str) -> Vec<&str> {
+    paths_from("crate::", line)
+}
+
+/// What follows `step` in a line.
+fn paths_from<'a>(step: &str, line: &'a str) -> Vec<&'a str> {
     let mut found = Vec::new();
-    for rest in line.split("crate::").skip(1) {
+    for rest in line.split(step).skip(1) {
         match rest.strip_prefix('{') {
             Some(list) if !list.contains('}') => found.push("a list over several lines"),
             Some(list) => {

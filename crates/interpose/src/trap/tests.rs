@@ -1,6 +1,13 @@
 //! Tests of the handler of system calls, on dispatched threads of this process.
 
 use super::*;
+use crate::dispatch::{PR_SET_SYSCALL_USER_DISPATCH, rearm};
+use crate::processes;
+
+/// Dispatches the calls of this thread, in a process that may not have the handler yet.
+fn observe_this_thread() -> bool {
+    install_handler() && dispatch::observe_this_thread()
+}
 
 #[test]
 fn calls_of_a_dispatched_thread_come_here_and_work_as_ever() {
@@ -83,7 +90,7 @@ fn a_thread_whose_dispatch_is_gone_begins_again_on_demand() {
     });
     if let Some(thread_id) = is_ready.recv().unwrap() {
         let mut found = false;
-        file_metadata::each_other_thread(|process, other| {
+        processes::each_other_thread(|process, other| {
             if other == thread_id as u64 {
                 found = true;
                 rearm(process, other);

@@ -133,13 +133,19 @@ mod tests {
         let kinds = [FaultKind::Interface, FaultKind::Loss5];
         let mut faults = schedule(1, &kinds).take(100);
         assert!(faults.all(|fault| kinds.contains(&fault.spec.kind)));
-        assert!(FaultSchedule::new(1, &FaultKind::ALL, &FaultLocations::default()).next().is_none());
+        assert!(
+            FaultSchedule::new(1, &FaultKind::ALL, &FaultLocations::default()).next().is_none()
+        );
     }
 
     const FIRST_OF_SEED_7: (u128, u128, &str) =
         (3_512, 9_707, "set near-far reorder=5% reorder_by=5ms");
 
     fn schedule(seed: u64, kinds: &[FaultKind]) -> FaultSchedule {
-        FaultSchedule::new(seed, kinds, &FaultLocations::of(&file::parse(DEFAULT_LAB, "x").unwrap()))
+        FaultSchedule::new(
+            seed,
+            kinds,
+            &FaultLocations::of(&file::parse(DEFAULT_LAB, "x").unwrap()),
+        )
     }
 }
