@@ -4,7 +4,7 @@
 //! In: a SIGSYS for each system call of the thread, made by the program, the C library or the MPI
 //! library. Out: this module performs and records the call (`syscalls`), or lets the call through
 //! (`trampoline`). The provider's calls are not the program's, so the provider turns dispatch off
-//! by one byte while it works ([`selector`]).
+//! by one byte while it works ([`dispatch::selector`]).
 //!
 //! A signal handler interrupts the program at another point in each incarnation, so replay cannot
 //! repeat what a handler does. This module observes the calls of a handler like the calls of

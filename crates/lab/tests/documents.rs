@@ -171,18 +171,13 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/proto/src/relay/message_logs.rs".into());
     files.push("crates/proto/src/wire/frame.rs".into());
     files.push("crates/relay/src/main.rs".into());
-    files.push("crates/interpose/src/libc_wrappers.rs".into());
-    files.push("crates/interpose/src/recording.rs".into());
-    files.push("crates/interpose/src/session.rs".into());
-    files.push("crates/interpose/src/restored_files.rs".into());
-    files.push("crates/interpose/src/changed_files.rs".into());
-    files.push("crates/interpose/src/content.rs".into());
-    files.push("crates/interpose/src/mapped_files.rs".into());
-    files.push("crates/interpose/src/working_directory.rs".into());
-    files.push("crates/interpose/src/child_programs.rs".into());
     files.push("crates/provider/src/threads.rs".into());
     files.push("crates/proto/src/nondeterminism.rs".into());
-    for folder in ["crates/provider/src/engine", "crates/provider/src/engine/datagrams"] {
+    for folder in [
+        "crates/interpose/src",
+        "crates/provider/src/engine",
+        "crates/provider/src/engine/datagrams",
+    ] {
         let entries = fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap);
         let sources = entries.filter(|entry| entry.file_type().unwrap().is_file());
         files.extend(sources.map(|it| format!("{folder}/{}", it.file_name().display())));

@@ -72,6 +72,7 @@ pub struct Dial {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanError {
     NoRanks,
+    OnlySpares { spares: u32 },
     TooManyRanks { wanted: u32, slots: u32 },
     NoRelay { cluster: String },
     BothOutboundOnly { one: String, other: String },
@@ -82,6 +83,11 @@ impl std::fmt::Display for PlanError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             PlanError::NoRanks => write!(f, "there is no rank to start; ask for some with -n"),
+            PlanError::OnlySpares { spares } => write!(
+                f,
+                "--spares {spares} keeps every host with slots free, so there is no rank to start; \
+                 ask for fewer spare hosts, or name more hosts"
+            ),
             PlanError::TooManyRanks { wanted, slots } => write!(
                 f,
                 "{wanted} ranks do not fit into {}; give the hosts more slots, or say \
@@ -176,7 +182,11 @@ fn place(
     let total = slots.iter().flatten().fold(0u32, |sum, &slots| sum.saturating_add(slots));
     let wanted = wishes.ranks.unwrap_or(total);
     if wanted == 0 {
-        return Err(PlanError::NoRanks);
+        let has_only_spares = wishes.ranks.is_none() && wishes.recovers && wishes.spares > 0;
+        return Err(match has_only_spares {
+            true => PlanError::OnlySpares { spares: wishes.spares },
+            false => PlanError::NoRanks,
+        });
     }
     let per_cluster = wishes.ranks_per_cluster.unwrap_or(u32::MAX);
     let mut left = wanted;

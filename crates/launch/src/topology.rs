@@ -197,8 +197,18 @@ impl TopologyReader<'_> {
             }
             clusters.push(self.cluster(entry)?);
         }
-        let links = file.link.iter().map(|entry| self.link(entry, &clusters));
-        let links = links.collect::<Checked<Vec<TopologyLink>>>()?;
+        let mut links: Vec<TopologyLink> = Vec::new();
+        for entry in &file.link {
+            let link = self.link(entry, &clusters)?;
+            let joins = |other: &TopologyLink| {
+                [(link.from, link.to), (link.to, link.from)].contains(&(other.from, other.to))
+            };
+            if links.iter().any(joins) {
+                let [one, other] = [link.from, link.to].map(|at| &clusters[at].name);
+                return self.error(entry, format!("a second [[link]] of {one} and {other}"));
+            }
+            links.push(link);
+        }
         Ok(Topology { clusters, links })
     }
 
@@ -454,6 +464,14 @@ address = "nat.example.org:7711"
             let expected = if duplicate { line_of_second_host() } else { expected };
             assert_eq!(error.line, expected, "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn a_second_link_of_two_clusters_is_reported() {
+        let second = "\n[[link]]\nfrom = \"rennes\"\nto = \"nancy\"\n";
+        let error = Topology::parse(&format!("{GRID}{second}")).unwrap_err();
+        assert_eq!(error.text, "a second [[link]] of rennes and nancy");
+        assert_eq!(error.line, GRID.lines().count() + 2);
     }
 
     fn line_of_second_host() -> usize {

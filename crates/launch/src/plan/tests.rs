@@ -176,7 +176,7 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
     assert!(plan.as_ref().is_ok_and(Plan::has_spares));
     assert_eq!(plan.map(|plan| (plan.size, spares(&plan))), Ok((2, vec!["b1".to_string()])));
     let many = Wishes { spares: 9, ..recovers };
-    assert_eq!(make(&topology, &many), Err(PlanError::NoRanks));
+    assert_eq!(make(&topology, &many), Err(PlanError::OnlySpares { spares: 9 }));
     // Without recovery no node is replaced, so no host is kept free.
     let plan = make(&topology, &Wishes::default()).unwrap();
     assert_eq!((plan.size, spares(&plan), plan.has_spares()), (6, vec![], false));

@@ -221,12 +221,13 @@ impl<M: Memory> OperationTable<M> {
         op.filter(waits).ok_or(Fault("an answer to no message that waits for one"))
     }
 
-    /// Where the payload of an answer of `peer` to operation `id` belongs.
+    /// Where the payload of an answer of `peer` to operation `id` belongs. `offset`: that of data that
+    /// was read; `None`: the result of an atomic operation.
     pub fn place_reply(
         &self,
         peer: Peer,
         id: u32,
-        offset: u64,
+        offset: Option<u64>,
         payload: u64,
     ) -> Result<PayloadDestination, Fault> {
         let op =
@@ -234,15 +235,15 @@ impl<M: Memory> OperationTable<M> {
         if !op.is_begun {
             return Err(Fault("an answer before the question"));
         }
-        let (got, room) = match &op.kind {
-            OpKind::Read { got, .. } => (*got, op.total),
-            OpKind::Atomic { request, result: Some(_) } => (0, request.length as u64),
+        let (at, got, room) = match (&op.kind, offset) {
+            (OpKind::Read { got, .. }, Some(offset)) => (offset, *got, op.total),
+            (OpKind::Atomic { request, result: Some(_) }, None) => (0, 0, request.length as u64),
             _ => return Err(Fault("an answer to an operation that wants none")),
         };
-        if offset != got || payload > room - got {
+        if at != got || payload > room - got {
             return Err(Fault("an answer of another size than asked for"));
         }
-        Ok(PayloadDestination::Reply { op: id, at: offset })
+        Ok(PayloadDestination::Reply { op: id, at })
     }
 
     /// Records that the payload of an answer to operation `id` is in place.
