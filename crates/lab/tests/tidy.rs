@@ -112,11 +112,12 @@ fn modules_of_proto_use_only_those_before_them() {
     assert_none(&wrong);
 }
 
-/// Folders whose `mod.rs` or `lib.rs` has a table of modules in order. Modules in one row may use
+/// Folders whose `mod.rs`, `lib.rs` or `main.rs` has a table of modules in order. Modules in one row may use
 /// each other; the type in `mod.rs` is that of the whole folder, whose methods are found in any
 /// module.
-const ORDERED: [&str; 4] = [
+const ORDERED: [&str; 5] = [
     "crates/interpose/src",
+    "crates/launch/src",
     "crates/launch/src/agent",
     "crates/proto/src/endpoint",
     "crates/provider/src/engine",
@@ -128,8 +129,9 @@ fn modules_in_order_use_only_those_before_them() {
 }
 
 fn check_order(folder: &str) {
-    let is_crate = folder.ends_with("/src");
-    let (head, step) = if is_crate { ("lib", "crate::") } else { ("mod", "super::") };
+    let heads = [("mod", "super::"), ("lib", "crate::"), ("main", "crate::")];
+    let has_head = |name: &str| root().join(folder).join(name).with_extension("rs").exists();
+    let (head, step) = heads.into_iter().find(|(name, _)| has_head(name)).unwrap();
     let text = read(&root().join(folder).join(head).with_extension("rs"));
     let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `"));
     let cells: Vec<Vec<&str>> = rows

@@ -3,13 +3,13 @@
 //! Ranks are numbered across all programs, in the order of the programs, whose numbers are
 //! MPI_APPNUM.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
 use crate::cli::{ApplicationArguments, RunArguments};
 use crate::control::spawn_order::{Application, Task};
-use crate::start::{check_program, exported};
 
 /// The word that separates two programs.
 const SEPARATOR: &str = ":";
@@ -98,6 +98,36 @@ fn task(words: &[String], wdir: &Path, environment: Vec<(String, String)>) -> Re
     })
 }
 
+/// A word in place of the program that begins with `-` is an unknown option.
+pub fn check_program(words: &[String]) -> Result<()> {
+    match words.first() {
+        Some(name) if name.starts_with('-') => bail!(
+            "there is no option {name}; `landbridge run --help` shows them (a program of this name \
+             is started as ./{name})"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The variables that `-x` sets.
+pub fn exported(words: &[String]) -> Result<Vec<(String, String)>> {
+    let own = |name: &str| std::env::var_os(name);
+    words.iter().map(|setting| setting_of(setting, own)).collect()
+}
+
+/// A variable for the ranks: `NAME=VALUE`, or `NAME` with the launcher's own value.
+fn setting_of(setting: &str, own: impl Fn(&str) -> Option<OsString>) -> Result<(String, String)> {
+    match setting.split_once('=') {
+        Some(("", _)) => bail!("-x {setting}: a variable needs a name"),
+        Some((name, value)) => Ok((name.to_string(), value.to_string())),
+        None => match own(setting).map(OsString::into_string) {
+            Some(Ok(value)) => Ok((setting.to_string(), value)),
+            Some(Err(_)) => bail!("-x {setting}: its value is not UTF-8 and cannot be handed on"),
+            None => bail!("-x {setting}: it is not set here; write {setting}=VALUE"),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -152,5 +182,20 @@ mod tests {
             let error = split(&mut run(line)).err().unwrap().to_string();
             assert!(error.contains(expected), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn settings_are_read() {
+        let own = |name: &str| match name {
+            "SET" => Some(OsString::from("x")),
+            "BYTES" => Some(std::os::unix::ffi::OsStringExt::from_vec(vec![0xff])),
+            _ => None,
+        };
+        let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
+        assert_eq!(setting_of("A=b=c", own).unwrap(), pair("A", "b=c"));
+        assert_eq!(setting_of("SET", own).unwrap(), pair("SET", "x"));
+        assert!(setting_of("UNSET", own).unwrap_err().to_string().contains("UNSET=VALUE"));
+        assert!(setting_of("BYTES", own).unwrap_err().to_string().contains("not UTF-8"));
+        assert!(setting_of("=x", own).is_err());
     }
 }

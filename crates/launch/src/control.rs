@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::local::LocalTransport;
+use crate::ending::Ending;
+use crate::local_transport::LocalTransport;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
@@ -146,13 +147,6 @@ impl Node {
 pub struct Assignment {
     pub job: Job,
     pub node: Node,
-}
-
-/// How a process ended: its exit code, or the signal that killed it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ending {
-    Exited(i32),
-    Killed(i32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::control::Ending;
+use crate::ending::Ending;
 use crate::ps::paths::bytes;
 
 /// Bytes of `/dev/shm` that an MPI library may need for one rank.

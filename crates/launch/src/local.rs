@@ -8,36 +8,9 @@
 //! different clusters take each other for ranks of the same node.
 
 use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
 
 use crate::control::Node;
-use crate::mpi::detect::Family;
-
-/// The transport between ranks of a node, for the whole job.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LocalTransport {
-    /// Our provider carries all messages.
-    #[default]
-    Own,
-    /// The MPI library carries messages inside a node, provided that the library gets the ranks of
-    /// the node from our process manager; several clusters are on one machine.
-    LibraryByPlan,
-    /// The MPI library carries messages inside a node, even a library that identifies the node by
-    /// the host name.
-    Library,
-}
-
-impl LocalTransport {
-    /// Whether this library carries messages inside a node. Intel MPI identifies the node by the
-    /// host name; MPICH asks its process manager.
-    pub fn is_left_to(self, family: Family) -> bool {
-        match self {
-            LocalTransport::Own => false,
-            LocalTransport::LibraryByPlan => family == Family::Mpich,
-            LocalTransport::Library => true,
-        }
-    }
-}
+use crate::local_transport::LocalTransport;
 
 /// The settings of the job that decide about the transport.
 #[derive(Debug, Clone, Copy)]
@@ -188,13 +161,5 @@ mod tests {
         assert_eq!(choose(wishes("auto"), &here, 8).unwrap(), LocalTransport::Library);
         assert_eq!(choose(with_paths("auto"), &here, 8).unwrap(), LocalTransport::Own);
         assert_eq!(choose(with_paths("library"), &here, 8).unwrap(), LocalTransport::Library);
-    }
-
-    #[test]
-    fn who_looks_at_the_name_of_the_host_does_not_join_clusters_on_one() {
-        assert!(LocalTransport::Library.is_left_to(Family::Intel));
-        assert!(!LocalTransport::LibraryByPlan.is_left_to(Family::Intel));
-        assert!(LocalTransport::LibraryByPlan.is_left_to(Family::Mpich));
-        assert!(!LocalTransport::Own.is_left_to(Family::Mpich));
     }
 }

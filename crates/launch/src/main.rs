@@ -5,6 +5,47 @@
 //! [`topology`] what runs where; the pure module [`watch`] decides what ends a job. No process that
 //! an agent has started may outlive the agent, and no agent outlives its connection to the
 //! launcher.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | does |
+//! |---|---|
+//! | `ending` | how a process ended |
+//! | `sys` | system calls |
+//! | `cli` | the command line |
+//! | `ps` | status of jobs |
+//! | `pmi` | process management interface: servers, key-value spaces, spawns |
+//! | `restart` | whether an ended rank comes back |
+//! | `sibling` | files beside this program |
+//! | `output_log` | what a rank has printed, compared in a replay |
+//! | `local_transport` | who carries messages inside a node |
+//! | `mpi` | MPI libraries: which one a program uses, and its environment |
+//! | `control` | messages between launcher and agents |
+//! | `control_stream` | their streams |
+//! | `spawn` | how an agent is started |
+//! | `agent_startup` | waits until agents answer |
+//! | `cleanup` | files of killed MPI processes in `/dev/shm` |
+//! | `spare` | which spare host is taken |
+//! | `limits` | limits of the system, and advice |
+//! | `folder` | folders that nobody else may change |
+//! | `checkpoint` | checkpoint images and where they lie |
+//! | `watch` | what ends a job, and who caused it |
+//! | `topology` | topology files |
+//! | `settings` | settings and where their values come from |
+//! | `agent` | the agent of a host |
+//! | `allocation` | allocations of batch systems |
+//! | `applications` | several programs in one job |
+//! | `env` | `landbridge env` |
+//! | `doctor` | `landbridge doctor` |
+//! | `local` | chooses who carries messages inside a node |
+//! | `plan` | what runs where |
+//! | `groups` | process groups of a job |
+//! | `hosts` | hosts of the command line |
+//! | `relay_links` | links between relays, for the user |
+//! | `relays` | relays of a job |
+//! | `ui` | output of ranks and the status line |
+//! | `run` | a job from start to end |
+//! | `start` | `landbridge run` |
 
 mod agent;
 mod agent_startup;
@@ -16,12 +57,14 @@ mod cli;
 mod control;
 mod control_stream;
 mod doctor;
+mod ending;
 mod env;
 mod folder;
 mod groups;
 mod hosts;
 mod limits;
 mod local;
+mod local_transport;
 mod mpi;
 mod output_log;
 mod plan;

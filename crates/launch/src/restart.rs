@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::Ending;
+use crate::ending::Ending;
 use crate::pmi::server::Stage;
 use crate::ps::rank_table::words;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,12 +10,13 @@ use anyhow::{Context, Result, bail};
 use landbridge_proto::setting;
 
 use crate::allocation;
-use crate::applications;
+use crate::applications::{self, exported};
 use crate::cli::RunArguments;
 use crate::control::spawn_order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
-use crate::local::{self, LocalTransport, LocalWishes};
+use crate::local::{self, LocalWishes};
+use crate::local_transport::LocalTransport;
 use crate::mpi::{PROVIDER, transport_variables};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
@@ -23,7 +24,7 @@ use crate::restart::RestartLimits;
 use crate::run;
 use crate::settings::{Flag, Settings, show};
 use crate::sys;
-use crate::topology::Topology;
+use crate::topology::{Topology, topology_file};
 
 /// Runs the job and returns its exit code.
 pub fn run(mut arguments: RunArguments) -> Result<i32> {
@@ -103,17 +104,6 @@ fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// A word in place of the program that begins with `-` is an unknown option.
-pub fn check_program(words: &[String]) -> Result<()> {
-    match words.first() {
-        Some(name) if name.starts_with('-') => bail!(
-            "there is no option {name}; `landbridge run --help` shows them (a program of this name \
-             is started as ./{name})"
-        ),
-        _ => Ok(()),
-    }
-}
-
 /// No variable that `-x` sets may lead messages past Landbridge, unless the user wants another
 /// provider for comparison.
 fn check_transport(
@@ -181,13 +171,6 @@ fn topology(arguments: &RunArguments, recovers: bool) -> Result<Topology> {
     Ok(hosts::topology(vec![(here(), None)], &here(), recovers))
 }
 
-/// The topology file of a job that names no other hosts: the file on the command line, or the file
-/// that LANDBRIDGE_TOPOLOGY names.
-pub fn topology_file(named: Option<&Path>) -> Option<PathBuf> {
-    let variable = || std::env::var_os("LANDBRIDGE_TOPOLOGY").filter(|file| !file.is_empty());
-    named.map(PathBuf::from).or_else(|| variable().map(Into::into))
-}
-
 fn settings(arguments: &RunArguments) -> Result<Settings> {
     let has_topology =
         arguments.clusters.is_none() && arguments.hosts.is_empty() && arguments.hostfile.is_none();
@@ -208,12 +191,6 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
         }
     }
     Ok(settings)
-}
-
-/// The variables that `-x` sets.
-pub fn exported(words: &[String]) -> Result<Vec<(String, String)>> {
-    let own = |name: &str| std::env::var_os(name);
-    words.iter().map(|setting| setting_of(setting, own)).collect()
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -275,19 +252,6 @@ fn options(arguments: &RunArguments) -> Result<run::Options> {
         timeout: arguments.timeout.map(Duration::from_secs),
         relay_log: arguments.relay_log.as_ref().map(open).transpose()?,
     })
-}
-
-/// A variable for the ranks: `NAME=VALUE`, or `NAME` with the launcher's own value.
-fn setting_of(setting: &str, own: impl Fn(&str) -> Option<OsString>) -> Result<(String, String)> {
-    match setting.split_once('=') {
-        Some(("", _)) => bail!("-x {setting}: a variable needs a name"),
-        Some((name, value)) => Ok((name.to_string(), value.to_string())),
-        None => match own(setting).map(OsString::into_string) {
-            Some(Ok(value)) => Ok((setting.to_string(), value)),
-            Some(Err(_)) => bail!("-x {setting}: its value is not UTF-8 and cannot be handed on"),
-            None => bail!("-x {setting}: it is not set here; write {setting}=VALUE"),
-        },
-    }
 }
 
 /// Variables that belong to this login, terminal or machine and have no meaning on another host. A
@@ -360,21 +324,6 @@ fn describe(top: &Node) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn settings_are_read() {
-        let own = |name: &str| match name {
-            "SET" => Some(OsString::from("x")),
-            "BYTES" => Some(std::os::unix::ffi::OsStringExt::from_vec(vec![0xff])),
-            _ => None,
-        };
-        let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
-        assert_eq!(setting_of("A=b=c", own).unwrap(), pair("A", "b=c"));
-        assert_eq!(setting_of("SET", own).unwrap(), pair("SET", "x"));
-        assert!(setting_of("UNSET", own).unwrap_err().to_string().contains("UNSET=VALUE"));
-        assert!(setting_of("BYTES", own).unwrap_err().to_string().contains("not UTF-8"));
-        assert!(setting_of("=x", own).is_err());
-    }
 
     #[test]
     fn what_belongs_to_this_login_stays_here() {

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::control::Ending;
+use crate::ending::Ending;
 
 /// A set of signals that the process reads from a descriptor (signalfd(2)) instead of handling
 /// them.

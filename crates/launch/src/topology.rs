@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -375,6 +376,13 @@ impl TopologyReader<'_> {
         }
         Ok(())
     }
+}
+
+/// The topology file of a job that names no other hosts: the file on the command line, or the file
+/// that LANDBRIDGE_TOPOLOGY names.
+pub fn topology_file(named: Option<&Path>) -> Option<PathBuf> {
+    let variable = || std::env::var_os("LANDBRIDGE_TOPOLOGY").filter(|file| !file.is_empty());
+    named.map(PathBuf::from).or_else(|| variable().map(Into::into))
 }
 
 #[cfg(test)]

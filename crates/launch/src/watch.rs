@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::control::Ending;
+use crate::ending::Ending;
 use crate::pmi::server::Stage;
 use crate::sys::signal_name;
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::parent_agent::ParentAgent;
 use super::statistics_page::StatisticsPage;
-use crate::control::Ending;
+use crate::ending::Ending;
 use crate::mpi::ProgramPlan;
 use crate::mpi::detect::{self, Family};
 use crate::pmi::server::Stage;

@@ -10,7 +10,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::control::Ending;
+use crate::ending::Ending;
 use crate::sys;
 
 /// Processes taken from the kernel's queue with one call; the rest stay in order.

@@ -70,8 +70,9 @@ use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 
 use crate::checkpoint::lease::Lease;
-use crate::control::{ALIVE_INTERVAL, Ending, Message, PING_INTERVAL};
+use crate::control::{ALIVE_INTERVAL, Message, PING_INTERVAL};
 use crate::control_stream::ControlStream;
+use crate::ending::Ending;
 use crate::sys::{self, Signals};
 use checkpoint_scheduler::{
     CheckpointRequester, CheckpointRound, CheckpointScheduler, CheckpointStep,

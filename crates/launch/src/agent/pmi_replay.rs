@@ -14,8 +14,9 @@
 use std::time::{Duration, Instant};
 
 use super::tagged_output::{Part, TaggedOutput};
+use crate::control::Stream;
 use crate::control::rank_state::{Exchange, TransferredRank};
-use crate::control::{Ending, Stream};
+use crate::ending::Ending;
 use crate::output_log::{Divergence, OutputReplay, Position, Replayed};
 use crate::pmi::server::Stage;
 use crate::restart::{self, IncarnationRecord, ProgressPoint};

@@ -23,8 +23,9 @@ use rustix::io::Errno;
 
 use super::parent_agent::ParentAgent;
 
-use crate::control::{Ending, Message};
+use crate::control::Message;
 use crate::control_stream::set_nonblocking;
+use crate::ending::Ending;
 use crate::folder;
 use crate::settings;
 use crate::sys;

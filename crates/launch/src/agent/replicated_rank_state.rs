@@ -33,8 +33,9 @@ use std::time::Instant;
 use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_MAX;
 
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, INCARNATIONS_PER_NODE};
+use crate::control::Stream;
 use crate::control::rank_state::{Exchange, RankUpdate, RecordingUpdate, TransferredRank};
-use crate::control::{Ending, Stream};
+use crate::ending::Ending;
 use crate::output_log::OutputLog;
 use crate::pmi::server::{Stage, barrier_out};
 use crate::pmi::wire::{PmiCommand, is_answered_later};

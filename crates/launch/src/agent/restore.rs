@@ -34,8 +34,8 @@ use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
 use crate::checkpoint::criu;
 use crate::checkpoint::object_store::ObjectStore;
-use crate::control::Ending;
 use crate::control::rank_state::CheckpointLocation;
+use crate::ending::Ending;
 use crate::sys;
 
 /// Attempts to restore from one image.

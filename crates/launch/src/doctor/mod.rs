@@ -23,7 +23,7 @@ use crate::cli::DoctorArguments;
 use crate::settings::Settings;
 use crate::sibling;
 use crate::spawn::ssh::quote;
-use crate::start;
+use crate::topology::topology_file;
 
 /// The effect of a finding on running jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
         let pairs = pairs::check(&found, arguments.topology.as_deref(), said);
         return Ok(print_findings([("Paths between hosts", pairs)]));
     }
-    let topology = start::topology_file(None);
+    let topology = topology_file(None);
     let settings = Settings::find(&arguments.settings, &[], topology.as_deref());
     let criu = settings.as_ref().map_or(CRIU.default, |settings| settings.text(&CRIU));
     let mut mpi_libraries = libraries::check_named(&arguments.directories);

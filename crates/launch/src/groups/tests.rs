@@ -1,7 +1,7 @@
 //! Tests of the placement of spawned processes, and of the indices that they get.
 
 use super::*;
-use crate::local::LocalTransport;
+use crate::local_transport::LocalTransport;
 
 fn node(cluster: u32, name: &str, first_rank: u32, rank_count: u32, slots: u32) -> Node {
     Node {

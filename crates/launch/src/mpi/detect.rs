@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use super::elf::{Elf, Search};
 use super::{Environment, find_program, variable};
 
+use crate::local_transport::LocalTransport;
+
 /// Libraries that are followed before giving up: real programs have some dozens at most.
 const LIBRARIES_MAX: usize = 200;
 /// Longest chain of scripts whose interpreters are scripts.
@@ -35,6 +37,16 @@ impl Family {
             Family::MpichWithoutOfi => "MPICH without libfabric",
             Family::OpenMpi => "Open MPI",
             Family::Intel => "Intel MPI",
+        }
+    }
+
+    /// Whether this library carries the messages inside a node itself. Intel MPI identifies the
+    /// node by the host name; MPICH asks its process manager.
+    pub fn carries_local_messages(self, transport: LocalTransport) -> bool {
+        match transport {
+            LocalTransport::Own => false,
+            LocalTransport::LibraryByPlan => self == Family::Mpich,
+            LocalTransport::Library => true,
         }
     }
 }
@@ -333,5 +345,13 @@ mod tests {
         let expected = [directory.clone(), PathBuf::from("/home/ann/.local")];
         assert_eq!(python_prefixes(&python, OsStr::new("/home/ann")), expected);
         std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn who_looks_at_the_name_of_the_host_does_not_join_clusters_on_one() {
+        assert!(Family::Intel.carries_local_messages(LocalTransport::Library));
+        assert!(!Family::Intel.carries_local_messages(LocalTransport::LibraryByPlan));
+        assert!(Family::Mpich.carries_local_messages(LocalTransport::LibraryByPlan));
+        assert!(!Family::Mpich.carries_local_messages(LocalTransport::Own));
     }
 }

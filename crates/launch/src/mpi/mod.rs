@@ -15,7 +15,7 @@ use anyhow::{Result, bail};
 
 use crate::control::Job;
 use crate::control::spawn_order::Task;
-use crate::local::LocalTransport;
+use crate::local_transport::LocalTransport;
 use crate::sibling;
 use detect::{DetectedLibrary, Detector, Family};
 use transport_variables::Replaced;
@@ -260,12 +260,12 @@ pub fn set_library(
     let family = found.map(|found| found.family);
     if family != Some(Family::Intel) {
         set_default(environment, "MPIR_CVAR_CH4_NETMOD", "ofi");
-        let only_network = if local.is_left_to(Family::Mpich) { "0" } else { "1" };
+        let only_network = if Family::Mpich.carries_local_messages(local) { "0" } else { "1" };
         set_default(environment, "MPIR_CVAR_NOLOCAL", only_network);
         set_default(environment, MPICH_RETRIES.0, MPICH_RETRIES.1);
     }
     if family != Some(Family::Mpich) {
-        let is_left = local.is_left_to(Family::Intel);
+        let is_left = Family::Intel.carries_local_messages(local);
         set_default(environment, "I_MPI_FABRICS", if is_left { "shm:ofi" } else { "ofi" });
         let provider = environment.get(OsStr::new("FI_PROVIDER")).cloned();
         set_default(environment, "I_MPI_OFI_PROVIDER", provider.unwrap_or_else(|| PROVIDER.into()));
@@ -432,7 +432,7 @@ mod tests {
             let mut environment = Environment::new();
             set_library(&mut environment, Some(&found(family)), local);
             assert_eq!(variable(&environment, name), value, "{family:?}, {local:?}");
-            let is_left = local.is_left_to(family);
+            let is_left = family.carries_local_messages(local);
             assert_eq!(leaves_local_to_library(&environment), is_left, "{family:?}, {local:?}");
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::Ending;
+use crate::ending::Ending;
 use crate::sys::signal_name;
 
 /// Minimum time of observation before a replay rate is shown.

@@ -12,7 +12,7 @@ use crate::checkpoint::CheckpointConfig;
 use crate::control::spawn_order::Task;
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
-use crate::local::LocalTransport;
+use crate::local_transport::LocalTransport;
 use crate::ps::log_status::LogStatus;
 use crate::ps::paths::{self, Paths};
 use crate::ps::rank_table::RankLocation;

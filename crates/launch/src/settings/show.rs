@@ -10,10 +10,10 @@ use landbridge_proto::setting::{Reader, SETTINGS, Scope, Setting};
 
 use super::{Settings, misspelt};
 use crate::cli::SettingsArguments;
-use crate::start;
+use crate::topology::topology_file;
 
 pub fn run(arguments: &SettingsArguments) -> Result<()> {
-    let topology = start::topology_file(arguments.topology.as_deref());
+    let topology = topology_file(arguments.topology.as_deref());
     let settings = Settings::find(&arguments.settings, &[], topology.as_deref())?;
     warn_of_misspelt();
     let text = if arguments.json { json(&settings) } else { listing(&settings) };

@@ -208,7 +208,9 @@ fn place<M: Memory>(
             messages.receives.place_ahead(channel, send, offset, payload)?
         }
         KindHeader::Write { op, key, offset, .. } => PayloadDestination::Region { op, key, offset },
-        KindHeader::ReadData { op, offset } => operations.place_reply(peer, op, Some(offset), payload)?,
+        KindHeader::ReadData { op, offset } => {
+            operations.place_reply(peer, op, Some(offset), payload)?
+        }
         KindHeader::AtomicReply { op } => operations.place_reply(peer, op, None, payload)?,
         KindHeader::Atomic { wants, length, .. } => {
             let parts = if wants & 2 != 0 { 2 } else { 1 };

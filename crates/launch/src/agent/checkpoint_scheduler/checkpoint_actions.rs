@@ -20,8 +20,9 @@ use super::unrestorable::unrestorable;
 use super::{CheckpointScheduler, CheckpointState, DUMP_MAX, Dump, FAILURES_MAX, FIRST_POLL_RETRY};
 use crate::checkpoint::checkpoint_image::{ImageHeader, ReplayPosition};
 use crate::checkpoint::criu;
+use crate::control::Message;
 use crate::control::rank_state::RankUpdate;
-use crate::control::{Ending, Message};
+use crate::ending::Ending;
 use crate::ps::paths;
 use crate::sys;
 

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use landbridge_proto::nondeterminism::{NondeterminismRecord, RandomSource, RecordHead};
 
 use super::*;
-use crate::control::Ending;
+use crate::ending::Ending;
 
 fn recording() -> RankRecording {
     RankRecording::for_test(None).unwrap()
