@@ -20,7 +20,7 @@ use super::input::STDIN_RETAINED_BYTES_MAX;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::process_manager::{AgentGroup, ProcessManager};
-use super::rank::LocalRank;
+use super::rank::{LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
@@ -310,6 +310,17 @@ impl NodeFailover {
         ranks: &mut Vec<LocalRank>,
     ) -> Result<()> {
         let job = &assignment.job;
+        let mut recordings = Vec::new();
+        for one in &adoption.ranks {
+            let recording = match self.received_recordings.remove(&one.rank) {
+                // Another spare node may have the memory.
+                None => {
+                    RankRecording::new(job, true).map_err(NodeSpecificError::error)?.map(Rc::new)
+                }
+                received => received,
+            };
+            recordings.push(recording);
+        }
         let config = ServerConfig {
             group: 0,
             kvsname: job.kvsname.clone(),
@@ -322,11 +333,7 @@ impl NodeFailover {
         server.adopt_state(unreleased_puts, adoption.has_reached);
         processes.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
         let count = adoption.ranks.len() as u32;
-        for (turn, one) in adoption.ranks.iter().enumerate() {
-            let recording = match self.received_recordings.remove(&one.rank) {
-                None => RankRecording::new(job, true)?.map(Rc::new),
-                laid => laid,
-            };
+        for (turn, (one, recording)) in adoption.ranks.iter().zip(recordings).enumerate() {
             if recording.as_ref().is_some_and(|recording| recording.is_full()) {
                 bail!("the nondeterminism record of rank {} is full", one.rank);
             }
