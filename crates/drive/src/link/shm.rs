@@ -27,8 +27,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
 };
 
-/// Frames start at multiples of this many bytes: a cache line.
-const SLOT: usize = 64;
+pub mod ring;
+
+use ring::{RingFault, RingMemory, RingReader, RingWriter, SLOT};
 
 /// The cache lines that are fetched ahead: a small frame may take two.
 #[cfg(target_arch = "x86_64")]
@@ -54,9 +55,6 @@ const ROOM_BYTES: usize = RING_BYTES / 4;
 const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
 const CONTROL_BYTES: usize = 4096;
 
-/// The first word at the offset where a ring wraps before its end.
-const WRAP: u64 = u64::MAX;
-
 /// The functions that map shared memory: a provider keeps the mapping inside its own arena.
 #[derive(Clone, Copy)]
 pub struct Mapper {
@@ -76,29 +74,58 @@ pub struct ShmLink {
     socket: OwnedFd,
     memory: NonNull<u8>,
     mapper: Mapper,
-    /// The control words and the ring that this side writes.
-    out: ShmRing,
-    /// The control words and the ring that this side reads.
-    into: ShmRing,
-    /// The bytes ever written and, as far as known, read by the other side.
-    written: u64,
-    freed: u64,
-    /// The bytes that the last frame without space needed; 0 if there was space.
-    needed_bytes: usize,
-    /// The bytes ever read, and their number when this side last checked for a waiting writer.
-    read: u64,
-    room_reported: u64,
-    /// The size of the frame that [`Self::peek`] returned.
-    shown: usize,
-    /// The other side claims to have read bytes that were never written. [`Self::peek`] reports
-    /// this.
-    is_broken: bool,
+    out: RingWriter<MappedRing>,
+    into: RingReader<MappedRing>,
 }
 
-#[derive(Clone, Copy)]
-struct ShmRing {
+/// A ring in the memory of a link, which lives as long as the mapping.
+struct MappedRing {
     control: NonNull<RingControl>,
     ring: NonNull<u8>,
+}
+
+impl MappedRing {
+    #[inline]
+    fn control(&self) -> &RingControl {
+        // SAFETY: the control words live as long as the mapping.
+        unsafe { self.control.as_ref() }
+    }
+}
+
+impl RingMemory for MappedRing {
+    type Word = AtomicU64;
+    type Flag = AtomicU32;
+
+    const RING_BYTES: usize = RING_BYTES;
+    const FRAME_BYTES_MAX: usize = FRAME_BYTES_MAX;
+    const SHORT_LAP_BYTES: usize = SHORT_LAP_BYTES;
+    const ROOM_BYTES: usize = ROOM_BYTES;
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: the ends of a ring ask for multiples of a word inside the ring.
+        unsafe { word(self.ring, at) }
+    }
+
+    #[inline]
+    fn freed(&self) -> &AtomicU64 {
+        &self.control().read
+    }
+
+    #[inline]
+    fn parked(&self) -> &AtomicU32 {
+        &self.control().parked
+    }
+
+    #[inline]
+    fn wants_room(&self) -> &AtomicU32 {
+        &self.control().wants_room
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
 }
 
 /// The control words of one ring. Each word is on its own cache line, so that one side's stores do
@@ -188,7 +215,7 @@ impl ShmLink {
     fn new(socket: OwnedFd, file: &OwnedFd, mapper: Mapper, side: usize) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let memory = (mapper.map)(file.as_fd(), FILE_BYTES)?;
-        let half = |index: usize| ShmRing {
+        let half = |index: usize| MappedRing {
             // SAFETY: the control words of both rings lie inside the FILE_BYTES just mapped.
             control: unsafe { memory.cast::<RingControl>().add(index) },
             // SAFETY: both rings lie inside the FILE_BYTES just mapped.
@@ -198,15 +225,8 @@ impl ShmLink {
             socket,
             memory,
             mapper,
-            out: half(side),
-            into: half(1 - side),
-            written: 0,
-            freed: 0,
-            needed_bytes: 0,
-            read: 0,
-            room_reported: 0,
-            shown: 0,
-            is_broken: false,
+            out: RingWriter::new(half(side)),
+            into: RingReader::new(half(1 - side)),
         })
     }
 
@@ -222,25 +242,24 @@ impl ShmLink {
         let size = front.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
         assert!(size <= FRAME_BYTES_MAX && front.len() >= 8, "a frame of {size} bytes for a ring");
         let span = size.next_multiple_of(SLOT);
-        let Some(at) = self.reserve(span) else {
+        let Some(at) = self.out.reserve(span) else {
             return false;
         };
         // SAFETY: `reserve` found `span` bytes at `at`, and a slot behind them, which only this
         // side accesses.
         unsafe {
-            let start = self.out.ring.add(at);
+            let start = self.out.memory.ring.add(at);
             let mut to = copy_front(&front[8..], start.add(8));
             for piece in payload {
                 to.copy_from_nonoverlapping(NonNull::from(&piece[..]).cast(), piece.len());
                 to = to.add(piece.len());
             }
-            let next = (at + span) & (RING_BYTES - 1);
-            word(self.out.ring, next).store(0, Ordering::Relaxed);
-            let announcement = u64::from_le_bytes(front[..8].try_into().unwrap_or_default());
-            word(self.out.ring, at).store(announcement, Ordering::Release);
         }
-        self.written += span as u64;
-        self.wake();
+        let announcement = u64::from_le_bytes(front[..8].try_into().unwrap_or_default());
+        self.out.announce(at, span, announcement);
+        if self.out.must_wake_reader() {
+            self.ring_doorbell();
+        }
         self.own_next_lines();
         true
     }
@@ -252,103 +271,19 @@ impl ShmLink {
     fn own_next_lines(&self) {
         #[cfg(target_arch = "x86_64")]
         for slot in 1..=AHEAD_SLOTS {
-            let at = (self.written as usize + slot * SLOT) & (RING_BYTES - 1);
+            let at = (self.out.written() as usize + slot * SLOT) & (RING_BYTES - 1);
             // SAFETY: a hint about memory inside the ring.
             unsafe {
-                let line = self.out.ring.add(at).as_ptr().cast::<i8>();
+                let line = self.out.memory.ring.add(at).as_ptr().cast::<i8>();
                 std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(line);
             }
         }
     }
 
-    /// The offset for a frame of `span` bytes, if the ring has space for the frame and the zero
-    /// slot behind it.
-    #[inline]
-    fn reserve(&mut self, span: usize) -> Option<usize> {
-        let at = self.written as usize & (RING_BYTES - 1);
-        let to_end = RING_BYTES - at;
-        // An early wrap needs a frame that fits before `at`: the reader will never free more than
-        // the whole ring.
-        let is_early = at >= SHORT_LAP_BYTES.max(span + SLOT);
-        let starts_over = span > to_end || (is_early && self.is_all_read());
-        let skip = if starts_over { to_end } else { 0 };
-        let needed = skip + span + SLOT;
-        if !self.has_room(needed) {
-            self.needed_bytes = needed;
-            return None;
-        }
-        self.needed_bytes = 0;
-        if skip == 0 {
-            return Some(at);
-        }
-        // SAFETY: the rest of the ring and its first slot are free, as the check above found.
-        unsafe {
-            word(self.out.ring, 0).store(0, Ordering::Relaxed);
-            word(self.out.ring, at).store(WRAP, Ordering::Release);
-        }
-        self.written += skip as u64;
-        Some(0)
-    }
-
-    /// Whether the reader has freed everything.
-    #[inline]
-    fn is_all_read(&mut self) -> bool {
-        self.refresh_freed();
-        self.freed == self.written
-    }
-
-    #[inline]
-    fn has_room(&mut self, bytes: usize) -> bool {
-        if self.unread() + bytes <= RING_BYTES {
-            return true;
-        }
-        self.refresh_freed();
-        self.unread() + bytes <= RING_BYTES && !self.is_broken
-    }
-
-    /// The bytes in the ring: at most [`RING_BYTES`], since `freed` has been checked.
-    #[inline]
-    fn unread(&self) -> usize {
-        (self.written - self.freed) as usize
-    }
-
-    /// Reads what the reader has freed: never less than before, never more than was written. Any
-    /// other value marks the link broken.
-    #[inline]
-    fn refresh_freed(&mut self) {
-        // SAFETY: the control words live as long as the mapping.
-        let read = unsafe { self.out.control.as_ref() }.read.load(Ordering::Acquire);
-        if (self.freed..=self.written).contains(&read) {
-            self.freed = read;
-        } else {
-            self.is_broken = true;
-        }
-    }
-
-    /// Rings the other side's doorbell if it sleeps.
-    #[inline]
-    fn wake(&self) {
-        // SAFETY: the control words live as long as the mapping.
-        self.ring_doorbell_if(&unsafe { self.out.control.as_ref() }.parked);
-    }
-
-    /// Rings the other side's doorbell if it sleeps until the ring has space.
     #[cold]
-    fn notify_room(&mut self) {
-        self.room_reported = self.read;
-        // SAFETY: the control words live as long as the mapping.
-        self.ring_doorbell_if(&unsafe { self.into.control.as_ref() }.wants_room);
-    }
-
-    #[inline]
-    fn ring_doorbell_if(&self, sleeps: &AtomicU32) {
-        // The fence pairs with the fence in `prepare_park`: either this side sees that the other
-        // one sleeps, or the other side sees what this side did.
-        fence(Ordering::SeqCst);
-        if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0 {
-            // A full socket buffer means that the doorbell has been rung often enough.
-            let _ = send(&self.socket, b"!", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-        }
+    fn ring_doorbell(&self) {
+        // A full socket buffer means that the doorbell has been rung often enough.
+        let _ = send(&self.socket, b"!", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
     /// The next frame, whole and contiguous, if one has arrived. The frame stays until
@@ -358,29 +293,15 @@ impl ShmLink {
     /// If the other side announces an impossible frame: the caller must close the link.
     #[inline]
     pub fn peek(&mut self) -> io::Result<Option<&[u8]>> {
-        let mut at = self.read as usize & (RING_BYTES - 1);
-        // SAFETY: `at` is a multiple of SLOT inside the ring.
-        let mut first = unsafe { word(self.into.ring, at) }.load(Ordering::Acquire);
-        if first == 0 {
-            return self.check().map(|()| None);
+        match self.into.peek() {
+            // SAFETY: the frame lies inside the ring, and its writer does not change it until it is
+            // consumed.
+            Ok(Some((at, size))) => Ok(Some(unsafe {
+                std::slice::from_raw_parts(self.into.memory.ring.add(at).as_ptr(), size)
+            })),
+            Ok(None) => self.check().map(|()| None),
+            Err(fault) => Err(broken(fault)),
         }
-        if first == WRAP {
-            self.read += (RING_BYTES - at) as u64;
-            at = 0;
-            // SAFETY: offset 0 is a multiple of SLOT inside the ring.
-            first = unsafe { word(self.into.ring, 0) }.load(Ordering::Acquire);
-            if first == 0 {
-                return Ok(None);
-            }
-        }
-        let size = landbridge_proto::wire::frame::HEADER_BYTES + (first as u32) as usize;
-        if size > FRAME_BYTES_MAX || at + size > RING_BYTES {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame longer than its ring"));
-        }
-        self.shown = size;
-        // SAFETY: the frame lies inside the ring, and its writer does not change it until it is
-        // consumed.
-        Ok(Some(unsafe { std::slice::from_raw_parts(self.into.ring.add(at).as_ptr(), size) }))
     }
 
     /// Checks the link.
@@ -390,22 +311,14 @@ impl ShmLink {
     /// link.
     #[inline]
     pub fn check(&self) -> io::Result<()> {
-        if self.is_broken {
-            let why = "the other side says it has read what was never written";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        }
-        Ok(())
+        self.out.fault().map_or(Ok(()), |fault| Err(broken(fault)))
     }
 
     /// Returns the space of the frame that [`Self::peek`] returned to the writer.
     #[inline]
     pub fn consume(&mut self) {
-        self.read += self.shown.next_multiple_of(SLOT) as u64;
-        self.shown = 0;
-        // SAFETY: the control words live as long as the mapping.
-        unsafe { self.into.control.as_ref() }.read.store(self.read, Ordering::Release);
-        if self.read - self.room_reported >= ROOM_BYTES as u64 {
-            self.notify_room();
+        if self.into.consume() {
+            self.ring_doorbell();
         }
     }
 
@@ -413,63 +326,37 @@ impl ShmLink {
     /// space for the frame that found none. Returns false if this has happened already: the caller
     /// must not sleep.
     pub fn prepare_park(&mut self) -> bool {
-        // SAFETY: the control words live as long as the mapping.
-        unsafe { self.into.control.as_ref() }.parked.store(1, Ordering::Relaxed);
-        let may_sleep = self.prepare_wait_for_room() && matches!(self.peek(), Ok(None));
-        if !may_sleep {
-            self.unpark();
-        }
-        may_sleep
+        ring::prepare_park(&mut self.into, &mut self.out)
     }
 
     /// Announces that this side will sleep until there is space for the frame that found none, for
     /// a side that reads no frames for now. Returns false if there is space already: the caller
     /// must not sleep.
     pub fn prepare_wait_for_room(&mut self) -> bool {
-        if self.needed_bytes > 0 {
-            // SAFETY: the control words live as long as the mapping.
-            unsafe { self.out.control.as_ref() }.wants_room.store(1, Ordering::Relaxed);
-        }
-        // The fence pairs with the fence in `ring_doorbell_if`.
-        fence(Ordering::SeqCst);
-        if self.needed_bytes > 0 && self.has_room(self.needed_bytes) {
-            // The space is reported once: the frame may not be wanted any more.
-            self.needed_bytes = 0;
-            self.unpark();
-            return false;
-        }
-        true
+        ring::prepare_wait_for_room(&mut self.into, &mut self.out)
     }
 
     /// Records that this side is awake.
     pub fn unpark(&mut self) {
-        // SAFETY: the control words live as long as the mapping.
-        let (into, out) = unsafe { (self.into.control.as_ref(), self.out.control.as_ref()) };
-        into.parked.store(0, Ordering::Relaxed);
-        if out.wants_room.load(Ordering::Relaxed) != 0 {
-            out.wants_room.store(0, Ordering::Relaxed);
-        }
+        ring::unpark(&mut self.into, &mut self.out);
     }
 
     /// The bytes that this side has ever written to its ring.
     pub fn written(&self) -> u64 {
-        self.written
+        self.out.written()
     }
 
     /// Sets a close code for the other side, which the other side finds after this process has
     /// ended, however full the ring is.
     pub fn set_close_code(&mut self, number: u64) {
-        // SAFETY: the control words live as long as the mapping.
-        unsafe { self.out.control.as_ref() }
-            .close_code
-            .store(number.wrapping_add(1), Ordering::Release);
+        let code = number.wrapping_add(1);
+        self.out.memory.control().close_code.store(code, Ordering::Release);
     }
 
     /// The close code of the other side, if it has set one. The caller must check that the value is
     /// plausible.
     pub fn close_code(&self) -> Option<u64> {
-        // SAFETY: the control words live as long as the mapping.
-        unsafe { self.into.control.as_ref() }.close_code.load(Ordering::Acquire).checked_sub(1)
+        self.into.memory.control().close_code.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// The descriptor that becomes readable when the doorbell rings or the other side ends.
@@ -514,6 +401,14 @@ impl std::fmt::Debug for ShmLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ShmLink(fd {})", self.socket.as_raw_fd())
     }
+}
+
+fn broken(fault: RingFault) -> io::Error {
+    let why = match fault {
+        RingFault::FrameTooLong => "a frame longer than its ring",
+        RingFault::FreedTooMuch => "the other side says it has read what was never written",
+    };
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// The word at `at`.

@@ -237,8 +237,7 @@ fn fill(link: &mut ShmLink) {
 impl ShmLink {
     /// Sets the read counter like a peer that lies about what it has read.
     fn set_read_word(&self, value: u64) {
-        // SAFETY: the control words live as long as the mapping.
-        unsafe { self.into.control.as_ref() }.read.store(value, Ordering::Release);
+        self.into.memory.freed().store(value, Ordering::Release);
     }
 
     /// Overwrites any word of the two control blocks.
@@ -248,9 +247,8 @@ impl ShmLink {
 
     /// Overwrites the start of any slot of the ring that this side writes.
     fn scribble_ring(&self, place: u16, value: u64) {
-        let at = place as usize % 64 * SLOT + (self.written as usize & (RING_BYTES - 1));
-        // SAFETY: a multiple of SLOT inside the ring.
-        unsafe { word(self.out.ring, at & (RING_BYTES - 1)) }.store(value, Ordering::Release);
+        let at = place as usize % 64 * SLOT + (self.written() as usize & (RING_BYTES - 1));
+        self.out.memory.word(at & (RING_BYTES - 1)).store(value, Ordering::Release);
     }
 
     fn scribble(&self, index: usize, value: u64) {
