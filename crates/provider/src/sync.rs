@@ -7,12 +7,16 @@
 //! The holder of a lock may sleep for another reason ([`Sleep`]); a thread that wants the lock
 //! wakes the holder.
 
+mod wakeup_gate;
+
 use std::cell::UnsafeCell;
 use std::hint;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use wakeup_gate::WakeupGate;
 
 /// Rounds of spinning before a waiting thread yields: about a microsecond. Yielding lets a holder
 /// run that was descheduled, where there are more threads than cores.
@@ -67,10 +71,7 @@ impl RawSpinLock {
     }
 }
 
-/// Number of threads that wait for a lock of any object of this process.
-static WAITING: AtomicU32 = AtomicU32::new(0);
-/// Number of threads that sleep and may hold a lock.
-static ASLEEP: AtomicU32 = AtomicU32::new(0);
+static GATE: WakeupGate<AtomicU32> = WakeupGate::new(AtomicU32::new(0), AtomicU32::new(0));
 /// The eventfd that wakes sleeping threads. The eventfd is only written, never read.
 static WAKEUP_FD: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
@@ -79,11 +80,7 @@ struct Waiting;
 
 impl Waiting {
     fn begin() -> Self {
-        WAITING.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `Sleep::begin`: either this thread sees the sleeper, or the
-        // sleeper sees this waiting thread.
-        fence(Ordering::SeqCst);
-        if ASLEEP.load(Ordering::Relaxed) > 0 {
+        if GATE.begin_wait() {
             Sleep::ring();
         }
         Waiting
@@ -92,7 +89,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
+        GATE.end_wait();
     }
 }
 
@@ -103,16 +100,15 @@ pub struct Sleep;
 impl Sleep {
     /// Returns `None` if a thread waits for a lock: the caller must not sleep.
     pub fn begin() -> Option<Self> {
-        ASLEEP.fetch_add(1, Ordering::Relaxed);
+        let may_sleep = GATE.begin_sleep();
         let sleep = Sleep;
-        fence(Ordering::SeqCst);
-        (WAITING.load(Ordering::Relaxed) == 0).then_some(sleep)
+        may_sleep.then_some(sleep)
     }
 
     /// Wakes the next sleeping thread if a thread still waits, since the eventfd wakes one sleeper
     /// only.
     pub fn pass_wakeup_on() {
-        if Self::is_contended() && ASLEEP.load(Ordering::Relaxed) > 0 {
+        if GATE.must_wake_another() {
             Self::ring();
         }
     }
@@ -125,7 +121,7 @@ impl Sleep {
 
     /// Whether a thread waits for a lock now.
     pub fn is_contended() -> bool {
-        WAITING.load(Ordering::Relaxed) > 0
+        GATE.is_contended()
     }
 
     /// The eventfd that becomes readable, edge-triggered, each time that sleeping threads have to
@@ -143,7 +139,7 @@ impl Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        ASLEEP.fetch_sub(1, Ordering::Relaxed);
+        GATE.end_sleep();
     }
 }
 
