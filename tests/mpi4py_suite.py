@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 # need more of them than Landbridge when ranks outnumber cores. The slowest test takes 5 s on two
 # idle cores.
 STALL_S = 40.0
-# The same on a network that loses 1 %: a test of 10,000 round trips (Open MPI's testGetAccumulate) takes
+# The same on a network that loses 1 %: a test of many lone round trips (testGetAccumulate, Open MPI) takes
 # 47 to 63 s there. Without loss it takes 15 to 29 s in that lab, and 22 to 33 s over libfabric's tcp,
 # which crashes where packets are corrupted. Measured on 2026-11-25.
 STALL_LOSSY_S = 150.0
