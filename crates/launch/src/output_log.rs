@@ -256,6 +256,8 @@ mod text {
 pub struct OutputReplay {
     log: OutputLog,
     at: Position,
+    /// Bytes before the first one that the present incarnation prints.
+    begun: u64,
     /// The line that the present incarnation is printing, or the end of that line.
     line: Vec<u8>,
     line_is_whole: bool,
@@ -283,7 +285,7 @@ impl Default for OutputReplay {
 impl OutputReplay {
     pub fn adopted(log: OutputLog) -> OutputReplay {
         let (at, line) = (Position::default(), Vec::new());
-        OutputReplay { log, at, line, line_is_whole: true, last_words: None }
+        OutputReplay { log, at, begun: 0, line, line_is_whole: true, last_words: None }
     }
 
     pub fn log(&self) -> &OutputLog {
@@ -293,6 +295,11 @@ impl OutputReplay {
     /// The position of the present incarnation.
     pub fn at(&self) -> Position {
         self.at
+    }
+
+    /// Whether the present incarnation has printed anything.
+    pub fn has_printed(&self) -> bool {
+        self.at.bytes > self.begun
     }
 
     /// Whether the next byte begins a line.
@@ -309,7 +316,7 @@ impl OutputReplay {
         if at.bytes > self.log.end.bytes {
             self.log.skip_to(at);
         }
-        (self.at, self.line) = (at, Vec::new());
+        (self.at, self.begun, self.line) = (at, at.bytes, Vec::new());
         let last = self.log.text_from(at.bytes.saturating_sub(1)).and_then(<[u8]>::first);
         let is_line_start = last == Some(&b'\n');
         self.line_is_whole = at.bytes == 0 || is_line_start;

@@ -290,7 +290,7 @@ impl PmiReplay {
 
     /// Whether the present incarnation has printed anything.
     pub fn has_printed(&self) -> bool {
-        self.output.streams.iter().any(|output| output.at().bytes > 0)
+        self.output.streams.iter().any(OutputReplay::has_printed)
     }
 
     /// Whether the rank was restarted and is not live yet.

@@ -159,6 +159,20 @@ fn last_words_need_not_come_again() {
     assert!(replay.end().is_ok());
 }
 
+/// The agent takes output for a sign that the interposer is loaded: a process that was restored from
+/// an image gives none before it prints.
+#[test]
+fn an_incarnation_from_an_image_has_printed_nothing_yet() {
+    let mut replay = replay(b"one\ntwo\n");
+    assert!(!replay.has_printed());
+    replay.print(b"one\n").unwrap();
+    assert!(replay.has_printed());
+    replay.begin_at(replay.at());
+    assert!(!replay.has_printed() && replay.at().bytes == 4);
+    replay.print(b"t").unwrap();
+    assert!(replay.has_printed());
+}
+
 #[test]
 fn one_that_ends_has_printed_all_of_it() {
     let mut replay = replay(b"one\ntwo\n");
