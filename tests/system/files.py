@@ -525,6 +525,11 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
 # A kill while a rank creates a file or folder that others may create or remove as well (a lock,
 # say): nothing shows which rank did. Such a job is refused, which must be rare.
 CANNOT_TELL = r"killed within its (open|change of a name) .* cannot be told"
+# Why a row that may be refused is: any other reason would be a failure.
+EITHER_REASON = (
+    CANNOT_TELL + r"|killed while it held a lock on|which it had mapped, has changed since|is not there any more"
+    r"|is on a file system of that node"
+)
 # MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do:
 # on another node the id differs.
 TELLS_PROCESS_IDS = ("mpiio", "odd")
@@ -541,7 +546,9 @@ def may_refuse(case: Case, measured: str) -> bool:
     tells_id = first.program in TELLS_PROCESS_IDS and re.search(OTHER_PROCESS_ID, measured)
     cannot_move = bool(tells_id) or first.is_local
     cannot_tell = re.search(CANNOT_TELL, measured)
-    return first.outcome != RIGHT or bool(cannot_tell) or (case.is_lost and cannot_move)
+    if first.outcome == EITHER and not cannot_move:
+        return bool(re.search(EITHER_REASON, measured))
+    return first.outcome == REFUSED or bool(cannot_tell) or (case.is_lost and cannot_move)
 
 
 def missing_reason(case: Case, output: str) -> str:
