@@ -34,9 +34,9 @@ from support import paths, process
 RANKS, STEPS = recovery.RANKS, 11
 # On a quiet machine a job takes 8 s with its kills.
 LIMIT_S = 120.0
-# Seconds: a node that has been silent for 20 s counts as lost, on a busy machine some seconds later; its ranks run elsewhere when the
+# Seconds: a node that has been silent for 20 s counts as lost; its ranks run elsewhere when the
 # node resumes.
-SILENT_S = 25.0
+SILENT_S = 22.5
 # Seconds: the agent of a node whose connection is cut resumes, and ends its ranks.
 CUT_S = 4.0
 SOURCES = common.PROGRAMS / "files"

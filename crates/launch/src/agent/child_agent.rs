@@ -96,6 +96,14 @@ impl ChildAgents {
         }
     }
 
+    /// The next time at which an agent that stays silent counts as lost, after `patience`.
+    pub fn next_loss(&self, patience: Duration) -> Option<Instant> {
+        let running = self.all.iter().filter(|child| !child.done);
+        let ends = running.map(|child| child.process.stream.last_received_at() + patience);
+        let now = Instant::now();
+        ends.map(|at| at + Duration::from_millis(1)).filter(|at| *at > now).min()
+    }
+
     /// The agent under which a process of the job runs.
     pub fn holder(&mut self, rank: u32) -> Option<&mut ChildAgent> {
         self.all.iter_mut().find(|child| child.holds(rank))

@@ -204,14 +204,17 @@ impl Agent {
                 let contacts =
                     self.supervisor.running().filter_map(|rank| rank.contact.next_time());
                 let transfer = self.failover.transfers.first().and_then(StateTransfer::begins_at);
+                let may_move_ranks = self.parent.may_move_ranks();
+                let loss = may_move_ranks
+                    .then(|| self.children.next_loss(self.parent.node_patience()))
+                    .flatten();
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
-                let notice = times.chain(returns).chain(contacts).min();
+                let notice = times.chain(returns).chain(contacts).chain(loss).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_replaying = self.supervisor.ranks.iter().any(LocalRank::is_replaying);
                 let most =
                     if is_replaying { rank_supervisor::PROGRESS_INTERVAL } else { PING_INTERVAL };
-                let most =
-                    if self.parent.may_move_ranks() { most.min(ALIVE_INTERVAL) } else { most };
+                let most = if may_move_ranks { most.min(ALIVE_INTERVAL) } else { most };
                 Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
             // No signal reports that an orphan has become a child of this process: look again every
