@@ -20,7 +20,7 @@ help:
 setup:
 	@$(PYTHON) scripts/setup.py
 
-# libfabric loads only files whose names end in fi.so, and cargo cannot make one.
+# Cargo names the provider liblandbridge_fi.so; the launcher looks first for liblandbridge-fi.so.
 build: setup
 	cargo build --release --workspace
 	@cp -f $(RELEASE)/liblandbridge_fi.so $(RELEASE)/.new-fi.so

@@ -132,7 +132,8 @@ def cost_lines(part: dict, rounds: int) -> list[str]:
     best = {name: min(row) for name, row in part["samples"].items()}
     what = (
         f"**Cost of a checkpoint every 30 s**: heat equation, 4 ranks, {stamp.rounds(rounds)} in turns, {part['images']:.1f} "
-        f"checkpoints of ranks in each run: {middle[WITH]:.1f} s with, {middle[WITHOUT]:.1f} s without: "
+        f"checkpoints of ranks in each run (of 4 ranks, in {middle[WITH]:.0f} s): {middle[WITH]:.1f} s with, "
+        f"{middle[WITHOUT]:.1f} s without: "
         f"{middle[WITH] / middle[WITHOUT]:.3f} times as long (best rounds {best[WITH] / best[WITHOUT]:.3f})."
     )
     return [prose.wrapped(what)]

@@ -213,7 +213,7 @@ def section(result: dict) -> str:
             "link of 1 Gbit/s (125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB "
             f"PingPong counts them, with messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, "
             f"{stamp.rounds(result['rounds'])}, medians. The factor in parentheses compares with one TCP connection of "
-            'Landbridge with CUBIC. "< 0.4": no round ended in the time of the cell; "–": no result.'
+            'Landbridge with CUBIC. "< N": no round ended in the time of the cell; "–": no result.'
         ),
         *stamp.lines(result),
         "",

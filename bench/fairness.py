@@ -178,6 +178,7 @@ def counted(one, other, seconds: float, log: str) -> list[float]:
 
 
 def section(result: dict) -> str:
+    has_comparison = any(not ours for _, _, ours in result["pairs"])
     lines = [
         "## Beside a TCP flow on the same link",
         "",
@@ -186,7 +187,7 @@ def section(result: dict) -> str:
             f"trip of 10 ms and a queue of one round trip. Both are counted over the same {result['seconds']:g} s; "
             f"{stamp.rounds(result['rounds'])}, the flows begin in turns; medians. The UDP flow is messages of 1 MiB of a "
             "rank. Jain's index is 1 if both flows have the same share, and 0.5 if one has everything (Jain, Chiu and Hawe "
-            "1984). Pairs of two TCP flows are for comparison."
+            f"1984).{' Pairs of two TCP flows are for comparison.' if has_comparison else ''}"
         ),
         *stamp.lines(result),
         "",

@@ -35,9 +35,10 @@ def section(result: dict) -> str:
         "## A relay beside a bare forwarder",
         "",
         prose.wrapped(
-            "Two clients exchange 24-byte frames over loopback, then a stream of the largest frames. The table shows, for "
-            "each message and hop, processor time, voluntary context switches (wake-ups) and system calls. The forwarder "
-            "waits, reads and writes: three calls."
+            "Two clients exchange 24-byte frames over loopback, then a stream of the largest frames. The table shows the "
+            "round trip, then processor time, voluntary context switches (wake-ups) and system calls of the processes in the "
+            "middle, each for one message and hop. The calls of forwarders and of HAProxy are not counted (0.00): the "
+            "forwarder waits, reads and writes, which are three."
         ),
         *stamp.lines(result),
         "",

@@ -10,6 +10,7 @@ import shutil
 
 import imb
 import prose
+import stamp
 from support import paths, process
 
 # Samples per second and processor.
@@ -43,7 +44,8 @@ def measure(cases) -> None:
         functions = shares(samples, "dso,symbol")
         samples.unlink(missing_ok=True)
         rows.append({"title": title, "libraries": libraries[:TOP], "functions": functions[:TOP]})
-    (paths.RESULTS / "bench-profile.json").write_text(json.dumps(rows))
+    result = {"rows": rows, "stamp": stamp.now()} if rows else {}
+    (paths.RESULTS / "bench-profile.json").write_text(json.dumps(result))
 
 
 def shares(samples, key: str) -> list[tuple[float, str]]:
@@ -64,14 +66,16 @@ def short(name: str) -> str:
     return re.sub(r"\blandbridge_\w+::(?:\w+::)*", "", name)
 
 
-def section(rows: list) -> str:
+def section(result) -> str:
+    # Older results are a list of rows, without a stamp.
+    result = {"rows": result} if isinstance(result, list) else result
     what = (
         "Samples of perf(1) over all ranks of Landbridge, and over their relay where there is one. Polling while a rank "
         "waits is included."
     )
-    lines = ["## Where the time goes", "", prose.wrapped(what), ""]
+    lines = ["## Where the time goes", "", prose.wrapped(what), *stamp.lines(result), ""]
     lines += ["| case | by library | by function |", "|---|---|---|"]
-    for row in rows:
+    for row in result["rows"]:
         cells = ["; ".join(f"{name} {share:.0f} %" for share, name in row[key] if share >= 1)
                  for key in ("libraries", "functions")]
         lines.append(f"| {row['title']} | {cells[0]} | {cells[1]} |")

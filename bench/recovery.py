@@ -286,7 +286,7 @@ def section(result: dict) -> str:
     if "again" in result:
         what = (
             f"**In memory that was in use before**, as in a job with checkpoints: {REUSED_CHECKPOINTS} checkpoints of each rank "
-            f"were taken, each after {REUSED_MIB} MiB."
+            f"were taken before, one after each {REUSED_MIB} MiB of messages."
         )
         lines += ["", prose.wrapped(what), ""]
         lines += table(result["again"])

@@ -79,16 +79,16 @@ def head(old: str) -> str:
     known = re.search(r"^Machine: (.+?)\. Sections", old, re.M | re.S)
     machine = " ".join(known[1].split()) if known else stamp.machine()
     what = (
-        "`make bench` writes this document. Every comparison uses the same MPICH 5.0.2 and the same IMB binary. The peers "
-        "take turns in one run, and each number is the median of its rounds. The ratio is Landbridge's number over that of "
-        "the best peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. A cell names the target that "
-        "it missed; targets are for medians. The two cores of the virtual machine are sometimes two cores of the host and "
-        "sometimes one, and a median shows only which case was more frequent. Therefore the ratio of the best rounds stands "
-        "below the ratio of the medians."
+        "`make bench` writes this document. Comparisons of MPI transports use the same MPICH 5.0.2 and the same IMB binary. "
+        "The variants take turns in one run, and each number is the median of its rounds. The ratio is Landbridge's number "
+        "over that of the best peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. A cell names the "
+        "target that it missed; targets are for medians. The two cores of the virtual machine are sometimes two cores of the "
+        "host and sometimes one, and a median shows only which case was more frequent. So a second line has the ratio of the "
+        "best rounds: that of Landbridge over that of the best peer."
     )
     where = (
-        f"Machine: {machine}. Sections name the date and the commit of their measurement, newer ones also the machine. A "
-        "section that is not measured again stays as it was."
+        f"Machine: {machine}. Sections name the date and the commit of their measurement; those that name no machine were "
+        "measured on this one. A section that is not measured again stays as it was."
     )
     return f"# Benchmarks\n\n{prose.wrapped(what)}\n\n{prose.wrapped(where)}\n"
 
@@ -104,6 +104,8 @@ def section(name: str, result: dict) -> str:
         if way in result["medians"]:
             lines.append(f"| **ratio to the best peer** | {' | '.join(ratios(result, way))} |")
             lines.append(f"| ratio, best rounds only | {' | '.join(best_ratios(result, way))} |")
+    references = [way for way in result.get("yardsticks", []) if way in result["medians"]]
+    lines += [f'\n"{way}" is a reference, and not a peer of the ratio.' for way in references]
     lines += [f"\nDoes not run here: {way}." for way in result["errors"]]
     return "\n".join([*lines, "", f"![{result['title']}](pictures/{name}.svg)", ""])
 

@@ -154,7 +154,7 @@ def expand(pattern: str) -> list[str]:
 def run_test(folder: Path, name: str, kind: str, options) -> tuple[str, float, str]:
     program, *words = name.split()
     if not (folder / program).exists():
-        return "-", 0.0, "not in this version"
+        return "-", 0.0, "`-`: no such program"
     command = [str(folder / program), "-p", options.provider, *words]
     env = {"FI_PROVIDER": options.provider}
     if options.provider == "landbridge":
@@ -221,7 +221,7 @@ def judge(codes, why: str, output: str) -> str:
 
 def note(codes, why: str, output: str) -> str:
     if all(code == 1 for code in codes) and USAGE in output:
-        return "this version has no such option"
+        return "`-`: no such option"
     if why or not all(code == 0 for code in codes):
         last = [line for line in output.splitlines() if line.strip()]
         return f"{why or codes}: {last[-1].strip()[:90] if last else 'no output'}"
@@ -284,27 +284,27 @@ def document() -> int:
 
 HEAD = """# Conformance
 
-This table shows the results of libfabric's own test programs (fabtests), run one by one against
-the provider and, for comparison, against libfabric's `tcp` provider. The column titles are the
-version of libfabric and the provider.
+The table shows the results of libfabric's own test programs (fabtests) over the provider and, for
+comparison, over libfabric's `tcp` provider. Most run as a server and a client on one host, without
+the launcher. A column title is the version of libfabric and the provider.
 
-`pass`: the program ended with exit code 0. `fail`: the program ended with an error, or not in
-time. `n/a`: the program requested a feature that the provider does not offer. `-`: this version of
-fabtests has no such program or option.
+`pass`: every process ended with exit code 0. `fail`: one ended with an error, or not within 60 s.
+`n/a`: the program requested a feature that the provider does not offer. `-`: this version of
+fabtests has no such program or option. A remark is about the first Landbridge column that is not
+`pass`; the numbers are the exit codes of server and client (61, 195: no data).
 
-To make this table, build and install fabtests of the version that matches your libfabric. Then,
-for each version, run
+To make this table, build and install fabtests of the same version as each libfabric. For each
+installation PREFIX run the first two commands, then once the last one:
 
     tests/fabtests.py --fabtests PREFIX --provider tcp
     tests/fabtests.py --fabtests PREFIX --provider landbridge
     tests/fabtests.py --document
 
-Completion queues of the provider have no wait object with a descriptor (`FI_WAIT_FD`; `-c fd` in
-these programs); those of `tcp` have one. The writer of a ring in shared memory wakes only a reader
-that has marked itself asleep. With a descriptor, all rings of all endpoints of the queue would
-have to be marked before each sleep, and each completion from another thread would have to write to
-the descriptor. `fi_cq_sread` waits without a descriptor (`-c sread`), and the MPI libraries do not
-request one.
+Completion queues of the provider have no wait object with a file descriptor (`FI_WAIT_FD`, option
+`-c fd`, not in the table); those of `tcp` have one. `fi_cq_sread` waits without a descriptor (`-c
+sread`), and the MPI libraries request none. The writer of a ring in shared memory wakes its reader
+only if the reader has marked the ring before sleeping. With a descriptor every ring of the queue
+would be marked before each sleep, and each completion from another thread written to it.
 
 ## Results
 

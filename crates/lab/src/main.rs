@@ -149,7 +149,7 @@ struct LinkArguments {
     /// Delay of reordered packets, such as `1ms`
     #[arg(long)]
     reorder_by: Option<String>,
-    /// Share of packets in which one bit is changed, such as `5%`
+    /// Share of packets in which one to three bits are changed, such as `5%`
     #[arg(long)]
     corrupt: Option<String>,
     /// Keep the checksums of corrupted packets valid: true or false

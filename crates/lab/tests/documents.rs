@@ -278,9 +278,9 @@ fn examples_are_toml() {
 }
 
 const SETTINGS_HEADINGS: [(Scope, &str); 3] = [
-    (Scope::Job, "## Of a job (checked)"),
-    (Scope::Launcher, "## Of the launcher (checked)"),
-    (Scope::Process, "## Of each process (checked)"),
+    (Scope::Job, "## Settings of a job (checked)"),
+    (Scope::Launcher, "## Settings of the launcher (checked)"),
+    (Scope::Process, "## Variables of each process (checked)"),
 ];
 
 /// Lines of the table of settings of one scope.
@@ -288,9 +288,9 @@ fn settings_table(scope: Scope) -> String {
     let mut table = String::new();
     let is_of_job = scope == Scope::Job;
     table += if is_of_job {
-        "| setting | default | what to write | who reads it | what it does |\n|---|---|---|---|---|\n"
+        "| setting | default | value | read by | meaning |\n|---|---|---|---|---|\n"
     } else {
-        "| variable | default | what to write | what it says |\n|---|---|---|---|\n"
+        "| variable | default | value | meaning |\n|---|---|---|---|\n"
     };
     for row in SETTINGS.iter().filter(|row| row.scope == scope) {
         let Setting { unit, description, .. } = row;

@@ -41,7 +41,7 @@ fn listing(settings: &Settings) -> String {
     let _ = writeln!(text, "\nSettings file: {}", file.as_deref().unwrap_or("none"));
     text.push_str("\nBy flags of their own, or variables:\n");
     others(&mut text, Scope::Launcher);
-    text.push_str("\nSaid by the launcher to each process:\n");
+    text.push_str("\nSet by the launcher for each process:\n");
     others(&mut text, Scope::Process);
     text
 }

@@ -21,7 +21,7 @@ use crate::wire::frame::Kind;
 use crate::wire::kind_header::SACK_RANGES;
 
 /// The most separate ranges: one for every second frame that may have overtaken others.
-const RANGES_MAX: usize = FRAMES_MAX / 2;
+const RANGES_MAX: usize = REORDER_WINDOW_FRAMES_MAX / 2;
 
 /// The most frames that may be buffered.
 const FRAMES_MAX: usize = REORDER_WINDOW_FRAMES_MAX;

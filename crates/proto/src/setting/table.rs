@@ -18,8 +18,9 @@ pub const LOG: Setting = Setting {
     kind: SettingKind::Choice(&["off", "warn", "info", "debug", "trace"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "What the provider writes to standard error, beside libfabric's own log. \
-               `landbridge run` takes `warn` where nothing is said and `FI_LOG_LEVEL` is not set.",
+    description: "Level of the provider's messages on standard error, in addition to libfabric's \
+               own log. `landbridge run` sets `warn` if neither this setting nor `FI_LOG_LEVEL` is \
+               set.",
 };
 pub const PATHS: Setting = Setting {
     name: "paths",
@@ -28,8 +29,8 @@ pub const PATHS: Setting = Setting {
     kind: SettingKind::Choices(&["shm", "tcp", "relay"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "The ways to a peer that may be used. With `local=library` the setting does not \
-               hold between ranks of one node, whose messages the MPI library carries.",
+    description: "Kinds of paths to a peer that may be used. With `local=library` the MPI library \
+               carries messages between ranks of one node, and this setting does not affect them.",
 };
 pub const LOCAL: Setting = Setting {
     name: "local",
@@ -38,11 +39,11 @@ pub const LOCAL: Setting = Setting {
     kind: SettingKind::Choice(&["auto", "own", "library"]),
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Launcher],
-    description: "Who carries messages between ranks of one node. `library`: the shared memory of \
-               the MPI library; only with it do these ranks share windows \
-               (`MPI_Win_allocate_shared`). Ranks that wait then look without sleeping, as under \
-               the library's own launcher. `own`: the provider, which `--recover` needs. `auto`: \
-               the library, if every rank has a core of its own and `paths` is not set.",
+    description: "Transport between ranks of one node. `library`: the shared memory of the MPI \
+               library. Ranks can then share windows (`MPI_Win_allocate_shared`), and a waiting \
+               rank polls without sleeping, as under the library's own launcher. `own`: the \
+               provider, which `--recover` needs. `auto`: the library, if every rank has a core of \
+               its own and `paths` is not set.",
 };
 pub const UDP: Setting = Setting {
     name: "udp",
@@ -51,8 +52,8 @@ pub const UDP: Setting = Setting {
     kind: SettingKind::Choice(&["off", "on"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "Whether direct paths between hosts go over UDP where that gets through. TCP stays beside \
-               it, for where it does not.",
+    description: "Whether direct paths between hosts use UDP where UDP packets arrive. TCP paths \
+               remain, for hosts that UDP does not reach.",
 };
 pub const CONGESTION: Setting = Setting {
     name: "congestion",
@@ -61,7 +62,8 @@ pub const CONGESTION: Setting = Setting {
     kind: SettingKind::Choice(&["cubic", "bbr"]),
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    description: "What decides how fast a UDP path sends. CUBIC takes every lost packet for a full queue.",
+    description: "Congestion control of UDP paths, also between relays. CUBIC treats every lost \
+               packet as a sign of a full queue.",
 };
 pub const RAILS: Setting = Setting {
     name: "rails",
@@ -70,7 +72,7 @@ pub const RAILS: Setting = Setting {
     kind: SettingKind::Networks,
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "The local addresses that direct paths may use, such as `10.1.0.0/16,fd00::/8`. \
+    description: "Local addresses that direct paths may use, such as `10.1.0.0/16,fd00::/8`. \
                `auto`: all on which the peer answers.",
 };
 pub const RAILS_EXCLUDE: Setting = Setting {
@@ -80,8 +82,9 @@ pub const RAILS_EXCLUDE: Setting = Setting {
     kind: SettingKind::Networks,
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "Local addresses that direct paths may not use even so. Interfaces that lead nowhere \
-               need not be named: paths are found by trying.",
+    description: "Local addresses that direct paths may not use, although `rails` allows them. \
+               Interfaces that reach no peer need not be listed: no path is used before the peer \
+               has answered on it.",
 };
 pub const PEER_TIMEOUT: Setting = Setting {
     name: "peer_timeout",
@@ -90,7 +93,8 @@ pub const PEER_TIMEOUT: Setting = Setting {
     kind: SettingKind::Time { min_us: 100 * MS, max_us: 24 * H },
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    description: "How long a process waits while every path to a peer is down, before MPI fails.",
+    description: "Longest time for which a process waits while no path to a peer works; then MPI \
+               reports an error.",
 };
 pub const SUSPECT_AFTER: Setting = Setting {
     name: "suspect_after",
@@ -99,8 +103,9 @@ pub const SUSPECT_AFTER: Setting = Setting {
     kind: SettingKind::Time { min_us: MS, max_us: 60 * S },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "A path that confirms nothing for this long, while others go on, is taken for broken \
-               and its bytes go elsewhere. Never less than a few of its own round trips.",
+    description: "If a path has not acknowledged data for half of this time while another path to \
+               the same peer works, other paths carry its data; after the whole time the path is \
+               closed. Both limits allow for four round trips of the path.",
 };
 pub const REDIAL_MAX: Setting = Setting {
     name: "redial_max",
@@ -109,8 +114,8 @@ pub const REDIAL_MAX: Setting = Setting {
     kind: SettingKind::Time { min_us: 10 * MS, max_us: H },
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    description: "The longest pause between attempts to bring a broken path back. The first pauses \
-               are shorter.",
+    description: "Longest pause between attempts to restore a broken path. The first pauses are \
+               shorter; each is twice as long as the one before.",
 };
 pub const INTEGRITY: Setting = Setting {
     name: "integrity",
@@ -119,9 +124,9 @@ pub const INTEGRITY: Setting = Setting {
     kind: SettingKind::Choice(&["crc32c", "sum", "off"]),
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    description: "The end-to-end check of payload on network paths, from memory to memory: CRC-32C, a \
-               32-bit sum, or none. With `recover` a sum is CRC-32C as well. Relays refuse frames of \
-               ranks without it.",
+    description: "End-to-end checksum of payload on network paths, from memory to memory: CRC-32C, \
+               a 32-bit sum, or none. With `recover`, `sum` means CRC-32C. Unless the value is \
+               `off`, a relay disconnects a rank that sends a frame without a valid checksum.",
 };
 pub const INTEGRITY_SHM: Setting = Setting {
     name: "integrity_shm",
@@ -130,7 +135,7 @@ pub const INTEGRITY_SHM: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "Whether frames through shared memory are checked too.",
+    description: "Whether frames between ranks through shared memory have checksums too.",
 };
 pub const RETAIN: Setting = Setting {
     name: "retain",
@@ -139,7 +144,9 @@ pub const RETAIN: Setting = Setting {
     kind: SettingKind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "Memory that a process keeps for copies its peers have not confirmed, over all peers. Beyond it nothing is copied: sends end when they are confirmed.",
+    description: "Memory of a process for copies of payload that peers have not acknowledged, over \
+               all peers. Beyond this size nothing is copied, and sends complete when they are \
+               acknowledged.",
 };
 pub const COPY_MAX: Setting = Setting {
     name: "copy_max",
@@ -148,8 +155,9 @@ pub const COPY_MAX: Setting = Setting {
     kind: SettingKind::Size { min: 0, max: MIB },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    description: "Messages up to this size are copied to be sent again; larger ones stay in the \
-               application's memory until they are confirmed.",
+    description: "Messages up to this size are copied for retransmission, so the application may \
+               reuse its buffer at once; larger messages stay in the application's memory until \
+               the peer has acknowledged them.",
 };
 pub const WAN_STREAMS: Setting = Setting {
     name: "wan_streams",
@@ -158,7 +166,7 @@ pub const WAN_STREAMS: Setting = Setting {
     kind: SettingKind::Count { min: 1, max: 64 },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    description: "Parallel streams between two relays.",
+    description: "Number of parallel streams between two relays.",
 };
 pub const WAN_UDP: Setting = Setting {
     name: "wan_udp",
@@ -167,8 +175,8 @@ pub const WAN_UDP: Setting = Setting {
     kind: SettingKind::Choice(&["off", "on"]),
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    description: "Whether relays talk to each other over UDP (QUIC) where that gets through, at the port of `wan_listen`. \
-               Where it does not they use TCP.",
+    description: "Whether relays talk to each other over UDP (QUIC) where UDP packets arrive, at \
+               the port of `wan_listen`; elsewhere they use TCP.",
 };
 
 pub const RECOVER: Setting = Setting {
@@ -178,7 +186,7 @@ pub const RECOVER: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay, Reader::Launcher],
-    description: "Whether relays keep what a killed process needs to come back.",
+    description: "Whether relays keep message logs, from which a killed process is restarted.",
 };
 pub const RECOVER_CLOCKS: Setting = Setting {
     name: "recover_clocks",
@@ -187,8 +195,8 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Launcher],
-    description: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
-               reads the same.",
+    description: "With `recover`: whether the clock readings and random numbers of a process are \
+               recorded, so that its next incarnation reads the same values.",
 };
 pub const RECOVER_FILES: Setting = Setting {
     name: "recover_files",
@@ -197,27 +205,30 @@ pub const RECOVER_FILES: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "With `recover_clocks`: whether what a process does with files is recorded, so that a restarted process does \
-               none of it twice. Off is right only for a program whose files nobody reads while it runs.",
+    description: "With `recover_clocks`: whether calls on files are recorded, so that a restarted \
+               process repeats none of them. `off` is safe only if nobody reads the program's \
+               files while it runs.",
 };
 pub const CHECKPOINT: Setting = Setting {
     name: "checkpoint",
     default: "0s",
-    unit: "time; 0s: never",
+    unit: "time, at most 24h; 0s: never",
     kind: SettingKind::Time { min_us: 0, max_us: 24 * H },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "With `recover`: how often a checkpoint of each rank is taken, from which the rank goes on if it is killed.",
+    description: "With `recover`: interval between two checkpoints of each rank. A killed rank \
+               restarts from its newest checkpoint.",
 };
 pub const CHECKPOINT_DIR: Setting = Setting {
     name: "checkpoint_dir",
     default: "auto",
-    unit: "absolute path, or store",
+    unit: "absolute path, or s3://BUCKET/PREFIX",
     kind: SettingKind::Folder(&["auto", "s3://"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Where these checkpoints are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
-               `checkpoints` in `/tmp/landbridge-UID`.",
+    description: "Directory of the checkpoints on each node. `auto`: `checkpoints` in \
+               `/tmp/landbridge-UID`. `s3://BUCKET/PREFIX`: the directory of `auto`, and this \
+               object store in addition.",
 };
 pub const CHECKPOINT_OPEN: Setting = Setting {
     name: "checkpoint_open",
@@ -226,7 +237,9 @@ pub const CHECKPOINT_OPEN: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Whether a store may have an `http://` endpoint that is not on this machine: all machines on the way can then read the checkpoints, which are memory of the ranks and hold the job's key.",
+    description: "Whether the object store may have an `http://` endpoint on another machine. \
+               Every machine between can then read the checkpoints, which contain the memory of \
+               the ranks and the job's key.",
 };
 pub const CHECKPOINT_LOG: Setting = Setting {
     name: "checkpoint_log",
@@ -235,7 +248,8 @@ pub const CHECKPOINT_LOG: Setting = Setting {
     kind: SettingKind::Size { min: 0, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher, Reader::Relay],
-    description: "With `checkpoint`: a process to which so much was given since its last checkpoint gets another one before its time; `0B`: however much it is, none does.",
+    description: "With `checkpoint`: if the log of a process has grown by this size since its last \
+               checkpoint, the next checkpoint is taken early. `0B`: never early.",
 };
 pub const CHECKPOINT_SPACE: Setting = Setting {
     name: "checkpoint_space",
@@ -244,7 +258,8 @@ pub const CHECKPOINT_SPACE: Setting = Setting {
     kind: SettingKind::Size { min: MIB, max: 1024 * 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "Most that these checkpoints take on each node, with the one that is being taken. One that has no room is not taken.",
+    description: "Most space of all checkpoints on each node, including the one that is being \
+               taken. A checkpoint that has no room is not taken.",
 };
 pub const CHECKPOINT_LEVEL: Setting = Setting {
     name: "checkpoint_level",
@@ -253,7 +268,8 @@ pub const CHECKPOINT_LEVEL: Setting = Setting {
     kind: SettingKind::Count { min: 0, max: 19 },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "How much these checkpoints are compressed (Zstandard), after the process has gone on. 0: not at all.",
+    description: "Compression level of checkpoints (Zstandard). A checkpoint is compressed after \
+               the process has continued. 0: not compressed.",
 };
 pub const CRIU: Setting = Setting {
     name: "criu",
@@ -271,8 +287,8 @@ pub const RECOVER_MEMORY: Setting = Setting {
     kind: SettingKind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    description: "With `recover`: memory that each relay takes for what it keeps. With `recover_dir` it is 8 MiB for each of its \
-               processes at least.",
+    description: "With `recover`: memory of each relay for message logs. With `recover_dir` it is \
+               at least 8 MiB for each process of the relay.",
 };
 pub const RECOVER_DIR: Setting = Setting {
     name: "recover_dir",
@@ -281,8 +297,9 @@ pub const RECOVER_DIR: Setting = Setting {
     kind: SettingKind::Folder(&["off"]),
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    description: "With `recover`: where each relay lays what is more than `recover_memory`, in a file without a name that is gone \
-               when the relay is. Without it a process that needs more can come back no longer.",
+    description: "With `recover`: directory to which each relay writes the logs beyond \
+               `recover_memory`, in an unnamed file that vanishes with the relay. `off`: a process \
+               whose log is too large cannot be restarted before its next checkpoint.",
 };
 pub const RECOVER_DISK: Setting = Setting {
     name: "recover_disk",
@@ -291,7 +308,7 @@ pub const RECOVER_DISK: Setting = Setting {
     kind: SettingKind::Size { min: MIB, max: 1024 * 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    description: "With `recover_dir`: most that each relay lays there.",
+    description: "With `recover_dir`: most space that each relay uses there.",
 };
 
 // --- settings of the launcher
@@ -333,7 +350,7 @@ pub const KEY: Setting = Setting {
     kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "The secret by which the processes of a job know each other.",
+    description: "The secret with which the processes of a job authenticate each other.",
 };
 pub const INDEX: Setting = Setting {
     name: "index",
@@ -346,12 +363,12 @@ pub const INDEX: Setting = Setting {
 };
 pub const SIZE: Setting = Setting {
     name: "size",
-    default: "as other launchers say",
+    default: "from OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_STEP_NUM_TASKS, else 1",
     unit: "processes",
     kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "How many processes the job has.",
+    description: "Number of processes of the job.",
 };
 pub const INCARNATION: Setting = Setting {
     name: "incarnation",
@@ -360,7 +377,7 @@ pub const INCARNATION: Setting = Setting {
     kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "How often this process has been started before.",
+    description: "Number of earlier starts of this process.",
 };
 pub const CLUSTER: Setting = Setting {
     name: "cluster",
@@ -378,16 +395,18 @@ pub const NODE: Setting = Setting {
     kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "The node this process runs on; equal names may share memory.",
+    description: "Name of the node of this process. Processes may share memory only if their names \
+               are equal.",
 };
 pub const NODE_SIZE: Setting = Setting {
     name: "node_size",
-    default: "as other launchers say, or all processes of the job",
+    default: "from MPI_LOCALNRANKS, OMPI_COMM_WORLD_LOCAL_SIZE or PMI_LOCAL_SIZE, else all \
+               processes of the job",
     unit: "processes",
     kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "How many processes share this node's processors.",
+    description: "Number of processes that share this node's processors.",
 };
 pub const ADDRESS: Setting = Setting {
     name: "address",
@@ -396,8 +415,8 @@ pub const ADDRESS: Setting = Setting {
     kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "Where this process accepts direct connections from its own cluster: `address` of \
-               its host in the topology.",
+    description: "Address at which this process accepts direct connections from its own cluster: \
+               `address` of its host in the topology.",
 };
 pub const RELAY: Setting = Setting {
     name: "relay",
@@ -406,7 +425,7 @@ pub const RELAY: Setting = Setting {
     kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "Ways to this cluster's relay, best first.",
+    description: "Addresses of this cluster's relay, best first.",
 };
 pub const STATISTICS_PAGE: Setting = Setting {
     name: "statistics_page",
@@ -415,7 +434,8 @@ pub const STATISTICS_PAGE: Setting = Setting {
     kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "The shared memory on which this process says how its paths are when `landbridge ps --paths` asks.",
+    description: "Shared memory into which this process writes the state of its paths for \
+               `landbridge ps --paths`.",
 };
 pub const QUIESCE_SOCKET: Setting = Setting {
     name: "quiesce_socket",
@@ -424,7 +444,8 @@ pub const QUIESCE_SOCKET: Setting = Setting {
     kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "The socket over which this process says that a checkpoint of it can be taken, and hears that it may go on.",
+    description: "Socket by which this process reports that it is ready for a checkpoint, and \
+               learns that it may continue.",
 };
 
 /// Every row, in the order of listings.

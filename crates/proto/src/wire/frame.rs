@@ -83,18 +83,21 @@ pub enum Kind {
     Lost = 20,
     /// Another address at which the sender accepts connections.
     AddressAdvertisement = 21,
-    /// Between an endpoint and its home relay: after `sequence` polls the endpoint delivered
-    /// `credit` frames, and its time went on by `delivered` microseconds; each number counts from
-    /// the determinant before. From a relay, with no polls: first, the number of determinants
-    /// (`credit`), and the number of frames that an earlier incarnation of the endpoint has sent
-    /// (`delivered`); last, a divergence: the frame with number `delivered` differs from the frame
-    /// that an earlier incarnation sent.
+    /// Between an endpoint and its home relay, in four forms.
+    ///
+    /// - A record from the endpoint: `sequence` polls after the previous determinant the endpoint
+    ///   delivered `credit` frames, and its clock had advanced by `delivered` microseconds.
+    /// - The replay from the relay: the same numbers, as they were recorded.
+    /// - The opening, the relay's first Determinant on a connection: `credit` determinants follow;
+    ///   earlier incarnations have sent `delivered` frames. `sequence` is 0.
+    /// - A divergence report, a later Determinant of the relay with `sequence` 0: the frame with
+    ///   number `delivered` differs from the frame that an earlier incarnation sent.
     Determinant = 22,
     /// From an endpoint to its home relay: the recorded nondeterminism (clocks and random numbers
-    /// that the program has read) from byte `sequence` of the record on, and the number of polls
-    /// for messages so far (`delivered`). [`nondeterminism_frame`](super::nondeterminism_frame) has
-    /// the rest. From a relay, before its first Determinant: the relay keeps such a record, and has
-    /// the bytes before `sequence`.
+    /// that the program has read) from byte `sequence` of the record on. `delivered` is the number
+    /// of polls for messages so far; [`nondeterminism_frame`](super::nondeterminism_frame) explains
+    /// the code in `credit`. From a relay, before its first Determinant: the relay keeps such a
+    /// record, and has the bytes before `sequence`.
     Nondeterminism = 23,
 }
 

@@ -3,8 +3,9 @@
 //! The reader of a stream waits for the rest of a frame as long as the frame's header says. With a
 //! length, kind or flag that was changed in transit, the reader would wait for bytes that nobody
 //! sends, and would never check what has arrived: the checksum of the whole header comes too late.
-//! So these bytes have a CRC of their own, CRC-8 with the polynomial 0x2F (AUTOSAR, CRC8H2F), which
-//! detects every change of up to three of their bits.
+//! So these bytes have a CRC of their own: 8 bits, polynomial 0x2F, initial value 0, result XOR
+//! 0xFF. (CRC-8/AUTOSAR has the same polynomial and another initial value.) The CRC detects every
+//! change of up to three bits of these bytes and the CRC.
 
 /// The number of protected bytes: length, kind and flags. (`hops`, which relays change, is not
 /// protected.)
@@ -16,8 +17,8 @@ const POLYNOMIAL: u8 = 0x2f;
 /// the offsets are looked up independently.
 static TABLES: [[u8; 256]; FRAMING_BYTES] = tables();
 
-/// The CRC of the first [`FRAMING_BYTES`] of `header`. The initial value 0xFF makes the CRC of
-/// zeroed bytes nonzero, so a zeroed header is no valid header.
+/// The CRC of the first [`FRAMING_BYTES`] of `header`. The XOR with 0xFF makes the CRC of zeroed
+/// bytes nonzero, so a zeroed header is no valid header.
 #[inline]
 pub fn framing_crc(header: &[u8]) -> u8 {
     let bytes = &header[..FRAMING_BYTES];
