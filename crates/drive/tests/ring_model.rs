@@ -1,6 +1,6 @@
-//! Both ends of a ring in a small memory, in every order of their steps that the memory model allows
-//! with at most [`PREEMPTIONS`] preemptions: frames arrive whole and in order, and no side sleeps
-//! for ever.
+//! Both ends of a ring in a small memory, in every order of their steps that the memory model
+//! allows with at most [`PREEMPTIONS`] preemptions: frames arrive whole and in order, and no side
+//! sleeps for ever.
 //!
 //! The ring has [`SLOTS`] slots, and every frame takes one. A lost wake-up is a deadlock, which the
 //! model reports.

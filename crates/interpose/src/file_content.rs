@@ -1,7 +1,8 @@
 //! What parts of files hold, to judge whether an interrupted effect has happened.
 //!
-//! In: an open file, a position and a length, and what a call was to write. Out: digests, and whether
-//! the bytes are there. What may never happen: a file that cannot be read counts as compared.
+//! In: an open file, a position and a length, and what a call was to write. Out: digests, and
+//! whether the bytes are there. What may never happen: a file that cannot be read counts as
+//! compared.
 
 use landbridge_proto::digest::digest;
 

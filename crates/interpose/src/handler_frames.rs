@@ -64,7 +64,8 @@ pub fn end(depth: usize) {
     HANDLERS_RUNNING.store(depth, Relaxed);
 }
 
-/// Drops the handlers that were left: `stack_pointer`, of the call that asks, is above their frames.
+/// Drops the handlers that were left: `stack_pointer`, of the call that asks, is above their
+/// frames.
 #[cold]
 pub fn drop_left(stack_pointer: usize) -> RunningHandlers {
     let alternate = stack().addr()..stack().addr() + STACK_BYTES;

@@ -1,7 +1,7 @@
 //! System calls of this library, and memory of the program that system calls refer to.
 //!
-//! In: numbers and arguments of calls, addresses. Out: results as the kernel gives them (an error is
-//! a negative number). What may never happen: a call of this library is dispatched as one of the
+//! In: numbers and arguments of calls, addresses. Out: results as the kernel gives them (an error
+//! is a negative number). What may never happen: a call of this library is dispatched as one of the
 //! program's.
 
 use libc::{c_int, c_long};

@@ -40,7 +40,7 @@
 //! | `file_metadata` | what the kernel says of a file |
 //! | `file_size_limit` | RLIMIT_FSIZE in a replay |
 //! | `record_lock` | exclusive access to the record, for one call |
-//! | `changed_files`, `changed_names`, `mapped_files` | what was changed or mapped since the job began |
+//! | `changed_files`, `changed_names`, `mapped_files` | what the job has changed or mapped |
 //! | `file_content` | what parts of files hold |
 //! | `working_directory` | the directory to which relative names refer |
 //! | `descriptor_table` | open files of the recorded thread |
@@ -49,7 +49,8 @@
 //! | `process_calls`, `side_channels` | calls on other processes, sockets and queues |
 //! | `session` | one recorded call: performed and noted, or answered from the record |
 //! | `range_locks` | locks of fcntl(2) |
-//! | `appends`, `copies`, `directory_calls`, `mapping_calls`, `metadata_calls`, `open_file_changes` | recorded calls of one kind |
+//! | `appends`, `copies`, `open_file_changes` | recorded calls on open files, of one kind each |
+//! | `directory_calls`, `mapping_calls`, `metadata_calls` | recorded calls of one kind each |
 //! | `content` | reads and writes |
 //! | `descriptor_calls` | opening, closing, seeking and locking |
 //! | `restored_files` | open files when the process goes live, and around a checkpoint |

@@ -12,8 +12,9 @@
 //!
 //! Stores by a shared mapping of another process may leave the times of a file as they are. So a
 //! process that maps a file shared and writable changes the file's time of status change first
-//! ([`crate::mapping_calls::show_stores`]), and a file that has changed since the job began, and that somebody may still
-//! write ([`crate::mapping_calls::has_no_writer`]), is not mapped by a process that may be restarted.
+//! ([`crate::mapping_calls::show_stores`]), and a file that has changed since the job began, and
+//! that somebody may still write ([`crate::mapping_calls::has_no_writer`]), is not mapped by a
+//! process that may be restarted.
 //!
 //! Shared libraries of installed programs are not compared after they are mapped
 //! ([`crate::file_metadata::is_installed_library`]).

@@ -1,7 +1,7 @@
 //! Lines of this library for the user, built without allocation.
 //!
-//! In: a text. Out: a line in the provider's format, in the pipe that the node agent reads. What may
-//! never happen: a line goes into a file of the program.
+//! In: a text. Out: a line in the provider's format, in the pipe that the node agent reads. What
+//! may never happen: a line goes into a file of the program.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};

@@ -1,9 +1,9 @@
 //! Threads and processes that the program begins.
 //!
-//! In: `pthread_create` and the system calls fork, vfork, clone and clone3. Out: threads and processes
-//! whose system calls are dispatched from their beginning, or a report that the rank cannot be
-//! restarted. What may never happen: a thread or child of the program begins unobserved and
-//! unreported.
+//! In: `pthread_create` and the system calls fork, vfork, clone and clone3. Out: threads and
+//! processes whose system calls are dispatched from their beginning, or a report that the rank
+//! cannot be restarted. What may never happen: a thread or child of the program begins unobserved
+//! and unreported.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -167,7 +167,8 @@ pub unsafe fn clone3(arguments: [u64; 6]) -> Option<i64> {
 }
 
 /// Begins observation of this process, which a recorded process has started, and which has the
-/// handler of dispatched calls. `descriptor` is that of the record. False: this process is not observed.
+/// handler of dispatched calls. `descriptor` is that of the record. False: this process is not
+/// observed.
 pub fn begin_child(descriptor: c_int) -> bool {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let (bytes, shared) = (RECORD_HEAD_BYTES as u64, libc::MAP_SHARED as u64);

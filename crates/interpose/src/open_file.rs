@@ -1,7 +1,7 @@
 //! One open file description of the recorded thread.
 //!
-//! In: what its opens, writes and locks have done. Out: position, identity and path of the file. What
-//! may never happen: a path that is cut off.
+//! In: what its opens, writes and locks have done. Out: position, identity and path of the file.
+//! What may never happen: a path that is cut off.
 
 use libc::c_int;
 

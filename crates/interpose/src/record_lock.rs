@@ -1,8 +1,8 @@
 //! Exclusive access to the record, for one recorded call at a time.
 //!
 //! In: calls of the recorded thread, of its signal handlers, and of other threads. Out: a guard of
-//! the record, or none: the call is not recorded. What may never happen: two calls use the record at
-//! the same time.
+//! the record, or none: the call is not recorded. What may never happen: two calls use the record
+//! at the same time.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;

@@ -416,8 +416,8 @@ fn map(descriptor: c_int) -> Option<*mut c_void> {
     map_with(NONDETERMINISM_BYTES, libc::MAP_SHARED | libc::MAP_NORESERVE, descriptor)
 }
 
-/// Maps a page for the identity of the recorded thread ([`record_head::set`]), and excludes the page and the record at `record` from the memory of
-/// children.
+/// Maps a page for the identity of the recorded thread ([`record_head::set`]), and excludes the
+/// page and the record at `record` from the memory of children.
 fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     let page = map_with(RECORD_HEAD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
     // SAFETY: advice about two mappings of this library.
@@ -429,8 +429,9 @@ fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
     is_taken.then_some(page.cast())
 }
 
-/// Makes the page of [`owner_page`] empty in children. A checkpoint image does not contain this advice,
-/// and a child that takes itself for the recorded process uses a record that it does not have.
+/// Makes the page of [`owner_page`] empty in children. A checkpoint image does not contain this
+/// advice, and a child that takes itself for the recorded process uses a record that it does not
+/// have.
 ///
 /// # Safety
 /// The page belongs to this library.

@@ -1,6 +1,7 @@
 //! The descriptors that system calls use, by number of the call.
 //!
-//! In: a call. Out: its descriptors. What may never happen: a call that moves a position is left out.
+//! In: a call. Out: its descriptors. What may never happen: a call that moves a position is left
+//! out.
 
 use libc::c_long;
 

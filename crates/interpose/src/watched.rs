@@ -2,8 +2,8 @@
 //! forbid, and what counts.
 //!
 //! In: a reason, or a file. Out: the report that the rank cannot be restarted, made once, in the
-//! process's own record or in that of the rank that has started this program. What may never happen:
-//! a report concerns a file that is not recorded.
+//! process's own record or in that of the rank that has started this program. What may never
+//! happen: a report concerns a file that is not recorded.
 
 use std::ffi::c_int;
 use std::fmt;

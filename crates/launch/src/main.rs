@@ -19,8 +19,8 @@
 //! | `sibling` | files beside this program |
 //! | `output_log` | what a rank has printed, compared in a replay |
 //! | `local_transport` | who carries messages inside a node |
-//! | `mpi` | MPI libraries: which one a program uses, and its environment |
 //! | `control` | messages between launcher and agents |
+//! | `mpi` | MPI libraries: which one a program uses, and its environment |
 //! | `control_stream` | their streams |
 //! | `spawn` | how an agent is started |
 //! | `agent_startup` | waits until agents answer |

@@ -4,9 +4,10 @@
 //! Lines of different ranks do not mix: with labels only whole lines are given out; without labels,
 //! an unfinished line (a prompt, a progress dot) is held for at most [`HOLD`].
 //!
-//! Bytes of ranks enter [`OutputPrinter`] and leave through stdout and stderr without ever blocking the
-//! launcher: it writes only as many bytes as the descriptor takes without blocking. Bytes that
-//! cannot be written yet are queued; [`OutputPrinter::is_full`] makes the launcher read no more output.
+//! Bytes of ranks enter [`OutputPrinter`] and leave through stdout and stderr without ever blocking
+//! the launcher: it writes only as many bytes as the descriptor takes without blocking. Bytes that
+//! cannot be written yet are queued; [`OutputPrinter::is_full`] makes the launcher read no more
+//! output.
 
 mod status;
 
@@ -34,8 +35,8 @@ pub struct OutputPrinter {
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
     unread: bool,
-    /// Ranks that have reported the loss of another rank since [`OutputPrinter::take_lost_peer_ranks`] was
-    /// last called.
+    /// Ranks that have reported the loss of another rank since
+    /// [`OutputPrinter::take_lost_peer_ranks`] was last called.
     lost_peer_ranks: Vec<u32>,
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,

@@ -159,8 +159,8 @@ fn last_words_need_not_come_again() {
     assert!(replay.end().is_ok());
 }
 
-/// The agent takes output for a sign that the interposer is loaded: a process that was restored from
-/// an image gives none before it prints.
+/// The agent takes output for a sign that the interposer is loaded: a process that was restored
+/// from an image gives none before it prints.
 #[test]
 fn an_incarnation_from_an_image_has_printed_nothing_yet() {
     let mut replay = replay(b"one\ntwo\n");

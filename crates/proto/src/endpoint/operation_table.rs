@@ -221,8 +221,8 @@ impl<M: Memory> OperationTable<M> {
         op.filter(waits).ok_or(Fault("an answer to no message that waits for one"))
     }
 
-    /// Where the payload of an answer of `peer` to operation `id` belongs. `offset`: that of data that
-    /// was read; `None`: the result of an atomic operation.
+    /// Where the payload of an answer of `peer` to operation `id` belongs. `offset`: that of data
+    /// that was read; `None`: the result of an atomic operation.
     pub fn place_reply(
         &self,
         peer: Peer,

@@ -1,8 +1,8 @@
 //! How threads that wait for a lock and threads that sleep while they hold one find each other.
 //!
 //! In: threads that begin to wait or to sleep. Out: whether a sleeper must be woken, and whether a
-//! thread may sleep. What may never happen: a thread sleeps for ever while another one waits for its
-//! lock.
+//! thread may sleep. What may never happen: a thread sleeps for ever while another one waits for
+//! its lock.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -15,8 +15,8 @@ pub trait ThreadCount {
     fn fence();
 }
 
-/// The threads of this process that wait for a lock of any object, and those that sleep and may hold
-/// a lock.
+/// The threads of this process that wait for a lock of any object, and those that sleep and may
+/// hold a lock.
 pub struct WakeupGate<C> {
     waiting: C,
     asleep: C,
@@ -30,8 +30,8 @@ impl<C: ThreadCount> WakeupGate<C> {
     /// Notes that a thread waits for a lock. True: a thread sleeps, and must be woken.
     pub fn begin_wait(&self) -> bool {
         self.waiting.add_one();
-        // Pairs with the fence in `begin_sleep`: either this thread sees the sleeper, or the sleeper
-        // sees this waiting thread.
+        // Pairs with the fence in `begin_sleep`: either this thread sees the sleeper, or the
+        // sleeper sees this waiting thread.
         C::fence();
         !self.asleep.is_zero()
     }
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_sleeps_is_woken_by_whoever_waits() {
+    fn a_holder_that_sleeps_is_woken_by_a_waiting_thread() {
         every_order(Fenced);
     }
 

@@ -1,8 +1,8 @@
 //! The two ends of a ring of frames, apart from the memory in which the ring lies.
 //!
-//! In: frames to be announced, frames that have been read, sides that are about to sleep. Out: offsets
-//! of frames, and whether the other side's doorbell must be rung. `tests/ring_model.rs` checks every
-//! interleaving of two ends in a small memory.
+//! In: frames to be announced, frames that have been read, sides that are about to sleep. Out:
+//! offsets of frames, and whether the other side's doorbell must be rung. `tests/ring_model.rs`
+//! checks every interleaving of two ends in a small memory.
 //!
 //! What may never happen: a frame is seen before it is whole; a writer overtakes the reader; a side
 //! sleeps while a frame or space waits for it; a word that the other side could have written is
@@ -36,7 +36,8 @@ pub trait RingMemory {
     const FRAME_BYTES_MAX: usize;
     /// A writer that finds the ring empty wraps after this many bytes.
     const SHORT_LAP_BYTES: usize;
-    /// A reader looks for a writer that waits for space each time that it has freed this many bytes.
+    /// A reader looks for a writer that waits for space each time that it has freed this many
+    /// bytes.
     const ROOM_BYTES: usize;
 
     /// The word at this offset, a multiple of 8 within the ring.
@@ -82,8 +83,8 @@ impl<M: RingMemory> RingWriter<M> {
         self.written
     }
 
-    /// The offset for a frame of `span` bytes, a multiple of [`SLOT`], if the ring has space for the
-    /// frame and the zero slot behind it.
+    /// The offset for a frame of `span` bytes, a multiple of [`SLOT`], if the ring has space for
+    /// the frame and the zero slot behind it.
     #[inline]
     pub fn reserve(&mut self, span: usize) -> Option<usize> {
         let at = self.written as usize & (M::RING_BYTES - 1);
