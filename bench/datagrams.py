@@ -7,8 +7,8 @@
 
 Messages back and forth (bench/ping_pong.py) between two hosts joined by an emulated link of 1
 Gbit/s: over TCP (`udp=off`) and over UDP, each with two kinds of congestion control, and over
-libfabric's `udp;ofi_rxd`. The same messages go over one stream of quinn, by a program of this
-project (bench/quic), which encrypts them. The kernel's routes set TCP's congestion control
+libfabric's `udp;ofi_rxd`. The same messages go over one stream of quinn, and as datagrams of quinn
+(RFC 9221) that the program repairs, by a program of this project (bench/quic), which encrypts them. The kernel's routes set TCP's congestion control
 (`congctl`): CUBIC is Linux's own default, but this machine may have another.
 
 Each cell has a time limit, and all cells together have one. A variant that cannot complete one
@@ -41,6 +41,7 @@ VARIANTS = {
     "rxd": ("udp;ofi_rxd", {}),
     "quic-cubic": ("QUIC, CUBIC", {}),
     "quic-bbr": ("QUIC, BBR", {}),
+    "quic-datagrams-bbr": ("QUIC datagrams, BBR", {}),
 }
 RXD = "udp;ofi_rxd"
 QUIC = paths.ROOT / "target" / "quic" / "release" / "landbridge-bench-quic"
@@ -180,6 +181,7 @@ def job_of(way: str, kind: str, settings: dict[str, str], limit_s: float) -> lis
     if not way.startswith("quic"):
         return labs.job(2, 1, settings, program)
     on = f"{paths.LANDBRIDGE} lab on"
+    carrier = "datagrams" if "datagrams" in way else "stream"
     script, limit = "", f"timeout {limit_s / len(SIZES) - 0.4:.1f}"
     # CLOCK_MONOTONIC, except for time in which the machine slept
     clock = "cut -d' ' -f1 /proc/uptime"
@@ -187,8 +189,8 @@ def job_of(way: str, kind: str, settings: dict[str, str], limit_s: float) -> lis
         # A server waits long for a lost client, so each size has a server of its own. All end with
         # the lab.
         address = f"{QUIC_HOST}:{QUIC_PORT + number}"
-        script += f"{on} near-2 -- {QUIC} serve {address} {kind} & sleep 0.3; echo begun {size} $({clock})\n"
-        script += f"{on} near-1 -- {limit} {QUIC} ping {address} {kind} {SECONDS} {size}; echo over {size} $({clock})\n"
+        script += f"{on} near-2 -- {QUIC} serve {address} {kind} {carrier} & sleep 0.3; echo begun {size} $({clock})\n"
+        script += f"{on} near-1 -- {limit} {QUIC} ping {address} {kind} {carrier} {SECONDS} {size}; echo over {size} $({clock})\n"
     return ["sh", "-c", script]
 
 
@@ -209,7 +211,7 @@ def section(result: dict) -> str:
         "## Datagrams on a lossy link",
         "",
         prose.wrapped(
-            "Two ranks send messages there and back (`bench/ping_pong.py`; QUIC: one stream, encrypted) over an emulated "
+            "Two ranks send messages there and back (`bench/ping_pong.py`; QUIC: one stream, or datagrams that are repaired above QUIC; encrypted) over an emulated "
             "link of 1 Gbit/s (125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB "
             f"PingPong counts them, with messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, "
             f"{stamp.rounds(result['rounds'])}, medians. The factor in parentheses compares with one TCP connection of "

@@ -1,18 +1,22 @@
-//! Messages there and back over one QUIC stream (quinn): what a program that used QUIC for its messages would see.
+//! Messages there and back over QUIC (quinn), over one stream or as datagrams: what a program that used QUIC for its
+//! messages would see.
 //!
 //! ```text
-//! landbridge-bench-quic serve ADDRESS cubic|bbr
-//! landbridge-bench-quic ping ADDRESS cubic|bbr SECONDS SIZE...
+//! landbridge-bench-quic serve ADDRESS cubic|bbr stream|datagrams
+//! landbridge-bench-quic ping ADDRESS cubic|bbr stream|datagrams SECONDS SIZE...
 //! ```
 //!
 //! `ping` prints a line for each size: bytes, rounds, MB/s as IMB PingPong counts them (the size over half the time of a
 //! round). IPv4 alone. Windows are large enough for the line; certificates are not verified, since nothing is secret here.
+
+mod datagrams;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use datagrams::Exchange;
 use quinn::congestion::{BbrConfig, CubicConfig};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
@@ -33,17 +37,17 @@ async fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
-        ["serve", address, congestion] => serve(address.parse()?, congestion).await,
-        ["ping", address, congestion, seconds, ref sizes @ ..] => {
+        ["serve", address, congestion, way] => serve(address.parse()?, congestion, way).await,
+        ["ping", address, congestion, way, seconds, ref sizes @ ..] => {
             let sizes = sizes.iter().map(|size| size.parse()).collect::<Result<Vec<_>, _>>()?;
             let seconds = Duration::from_secs_f64(seconds.parse()?);
-            ping(address.parse()?, congestion, seconds, &sizes).await
+            ping(address.parse()?, congestion, way, seconds, &sizes).await
         }
-        _ => bail!("serve ADDRESS cubic|bbr, or ping ADDRESS cubic|bbr SECONDS SIZE..."),
+        _ => bail!("serve|ping ADDRESS cubic|bbr stream|datagrams [SECONDS SIZE...]"),
     }
 }
 
-async fn serve(address: SocketAddr, congestion: &str) -> Result<()> {
+async fn serve(address: SocketAddr, congestion: &str, way: &str) -> Result<()> {
     let own = rcgen::generate_simple_self_signed(vec!["bench".to_string()])?;
     let key = PrivatePkcs8KeyDer::from(own.signing_key.serialize_der());
     let crypto = rustls::ServerConfig::builder_with_provider(provider())
@@ -55,16 +59,29 @@ async fn serve(address: SocketAddr, congestion: &str) -> Result<()> {
     config.transport_config(transport(congestion)?);
     let endpoint = Endpoint::server(config, address)?;
     while let Some(incoming) = endpoint.accept().await {
-        let (mut send, mut receive) = incoming.await?.accept_bi().await?;
+        let connection = incoming.await?;
+        let mut ends = match way {
+            "datagrams" => Ends::Datagrams(Exchange::new(connection)?),
+            _ => {
+                let (send, receive) = connection.accept_bi().await?;
+                Ends::Stream(send, receive)
+            }
+        };
         let mut bytes = Vec::new();
-        while take(&mut receive, &mut bytes).await.is_ok() {
-            give(&mut send, &bytes).await?;
+        while ends.take(&mut bytes).await.is_ok() {
+            ends.give(&bytes).await?;
         }
     }
     Ok(())
 }
 
-async fn ping(to: SocketAddr, congestion: &str, time: Duration, sizes: &[usize]) -> Result<()> {
+async fn ping(
+    to: SocketAddr,
+    congestion: &str,
+    way: &str,
+    time: Duration,
+    sizes: &[usize],
+) -> Result<()> {
     let crypto = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -74,7 +91,14 @@ async fn ping(to: SocketAddr, congestion: &str, time: Duration, sizes: &[usize])
     config.transport_config(transport(congestion)?);
     let mut endpoint = Endpoint::client(SocketAddr::from(([0, 0, 0, 0], 0)))?;
     endpoint.set_default_client_config(config);
-    let (mut send, mut receive) = endpoint.connect(to, "bench")?.await?.open_bi().await?;
+    let connection = endpoint.connect(to, "bench")?.await?;
+    let mut ends = match way {
+        "datagrams" => Ends::Datagrams(Exchange::new(connection)?),
+        _ => {
+            let (send, receive) = connection.open_bi().await?;
+            Ends::Stream(send, receive)
+        }
+    };
     let mut back = Vec::new();
     for &size in sizes {
         let bytes = vec![7; size];
@@ -83,8 +107,8 @@ async fn ping(to: SocketAddr, congestion: &str, time: Duration, sizes: &[usize])
             if rounds == WARM_UP {
                 started = Instant::now();
             }
-            give(&mut send, &bytes).await?;
-            take(&mut receive, &mut back).await?;
+            ends.give(&bytes).await?;
+            ends.take(&mut back).await?;
             rounds += 1;
         }
         let half_round = started.elapsed().as_secs_f64() / (rounds - WARM_UP) as f64 / 2.0;
@@ -93,7 +117,29 @@ async fn ping(to: SocketAddr, congestion: &str, time: Duration, sizes: &[usize])
     Ok(())
 }
 
-/// A message: how long it is, and its bytes.
+/// What carries the messages.
+enum Ends {
+    Stream(SendStream, RecvStream),
+    Datagrams(Exchange),
+}
+
+impl Ends {
+    async fn give(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Stream(send, _) => give(send, bytes).await,
+            Self::Datagrams(exchange) => exchange.give(bytes).await,
+        }
+    }
+
+    async fn take(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Self::Stream(_, receive) => take(receive, bytes).await,
+            Self::Datagrams(exchange) => exchange.take(bytes).await,
+        }
+    }
+}
+
+/// A message on a stream: how long it is, and its bytes.
 async fn give(send: &mut SendStream, bytes: &[u8]) -> Result<()> {
     send.write_all(&(bytes.len() as u32).to_le_bytes()).await?;
     Ok(send.write_all(bytes).await?)
@@ -111,6 +157,9 @@ fn transport(congestion: &str) -> Result<Arc<TransportConfig>> {
     config.stream_receive_window(VarInt::from_u32(WINDOW_BYTES));
     config.receive_window(VarInt::from_u32(WINDOW_BYTES));
     config.send_window(WINDOW_BYTES as u64);
+    config.datagram_receive_buffer_size(Some(WINDOW_BYTES as usize));
+    // Less than the window of the link, so that congestion control and not this queue decides.
+    config.datagram_send_buffer_size(1 << 20);
     match congestion {
         "cubic" => config.congestion_controller_factory(Arc::new(CubicConfig::default())),
         "bbr" => config.congestion_controller_factory(Arc::new(BbrConfig::default())),
