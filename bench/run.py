@@ -37,6 +37,7 @@ import idle  # noqa: E402
 import imb  # noqa: E402
 import integrity  # noqa: E402
 import labs  # noqa: E402
+import own_core  # noqa: E402
 import peers  # noqa: E402
 import rails  # noqa: E402
 import recovery  # noqa: E402
@@ -150,6 +151,7 @@ def jobs(options) -> dict:
     found["datagrams"] = datagrams.quick if options.quick else datagrams.measure
     found["fairness"] = fairness.quick if options.quick else fairness.measure
     found["stall"] = lambda: stall.measure(stall.QUICK_CUTS if options.quick else stall.CUTS)
+    found["own-core"] = lambda: own_core.measure(own_core.QUICK_ROUNDS if options.quick else own_core.ROUNDS)
     found["recovery"] = lambda: recovery.measure(rounds, quick=options.quick)
     found["checkpoint"] = lambda: checkpoint.measure(rounds, quick=options.quick)
     found["files"] = lambda: files.measure(rounds, quick=options.quick)

@@ -41,6 +41,8 @@ pub const REDIAL_MAX: Knob = Knob(&setting::REDIAL_MAX);
 pub const INTEGRITY: Knob = Knob(&setting::INTEGRITY);
 /// A switch.
 pub const INTEGRITY_SHM: Knob = Knob(&setting::INTEGRITY_SHM);
+/// A switch.
+pub const OWN_CORE: Knob = Knob(&setting::OWN_CORE);
 /// A number of bytes.
 pub const RETAIN: Knob = Knob(&setting::RETAIN);
 /// A number of bytes.
@@ -168,6 +170,7 @@ mod tests {
             REDIAL_MAX,
             INTEGRITY,
             INTEGRITY_SHM,
+            OWN_CORE,
             RETAIN,
             COPY_MAX,
             RECOVER,

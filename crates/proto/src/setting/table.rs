@@ -137,6 +137,18 @@ pub const INTEGRITY_SHM: Setting = Setting {
     readers: &[Reader::Process],
     description: "Whether frames between ranks through shared memory have checksums too.",
 };
+pub const OWN_CORE: Setting = Setting {
+    name: "own_core",
+    default: "on",
+    unit: "on or off",
+    kind: SettingKind::Switch,
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    description: "Whether a waiting thread that shares its core, although the node has a core for \
+               each rank, moves to a core of its own: the number of the rank modulo the cores of \
+               its affinity mask. The mask stays as it was, so the kernel may move the thread \
+               again.",
+};
 pub const RETAIN: Setting = Setting {
     name: "retain",
     default: "64MiB",
@@ -462,6 +474,7 @@ pub const SETTINGS: &[&Setting] = &[
     &REDIAL_MAX,
     &INTEGRITY,
     &INTEGRITY_SHM,
+    &OWN_CORE,
     &RETAIN,
     &COPY_MAX,
     &WAN_STREAMS,

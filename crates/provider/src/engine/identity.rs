@@ -37,7 +37,8 @@ pub struct Identity {
     /// The MPI library carries the messages to other processes of this node. The provider sees
     /// nothing of these messages, so polls without result say nothing about them.
     pub library_carries_local: bool,
-    /// Number that distinguishes this process from other processes of this node, if known.
+    /// Number of the core to which a waiting thread moves that shares its core, modulo the number
+    /// of cores: the rank, which other processes of this node do not have. None: threads stay.
     pub placement_index: Option<u32>,
     /// This node's addresses for direct paths.
     pub rails: Vec<IpAddr>,
@@ -90,7 +91,7 @@ impl Identity {
             settings: PathSettings::read(recovers)?,
             local_size: local_size()?,
             library_carries_local: library_carries_local()?,
-            placement_index: index.or_else(placement_index),
+            placement_index: placement_index(index)?,
             rails: rails()?,
             recovers,
             incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,
@@ -376,8 +377,10 @@ fn leaves_local_to_library(variable: impl Fn(&str) -> Option<String>) -> bool {
         && variable("I_MPI_FABRICS").is_none_or(has_shm)
 }
 
-fn placement_index() -> Option<u32> {
-    number_in_any(&["PMI_RANK", "PMIX_RANK", "SLURM_PROCID"]).map(|rank| rank as u32)
+fn placement_index(index: Option<u32>) -> Result<Option<u32>, String> {
+    let of_launcher =
+        || number_in_any(&["PMI_RANK", "PMIX_RANK", "SLURM_PROCID"]).map(|rank| rank as u32);
+    Ok(if param::OWN_CORE.is_on()? { index.or_else(of_launcher) } else { None })
 }
 
 fn number_in_any(names: &[&str]) -> Option<u64> {
