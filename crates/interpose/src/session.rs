@@ -35,6 +35,10 @@ static CONTENT: AtomicI32 = AtomicI32::new(0);
 const CONTENT_BYTES_MAX: i32 = 64 << 20;
 
 /// Exclusive access to the record and the descriptor table, for one call.
+///
+/// A session has no state of its own: it lends both for the time of one call. Each module of calls
+/// adds the methods of its calls, and uses only those of modules before it (the table in `lib.rs`).
+/// That is why the type has far more methods than one module could explain.
 pub struct Session {
     pub guard: RecordGuard,
     pub table: &'static mut DescriptorTable,
