@@ -24,7 +24,7 @@ mod tests {
         assert_eq!((digest(b""), digest(b"abc")), (0x2d06_8005_38d3_94c2, 0x78af_5f94_892f_3950));
     }
 
-    /// Frames are told apart by the upper 32 bits alone in some places.
+    /// Some places compare the upper 32 bits alone.
     #[test]
     fn other_bytes_and_other_numbers_of_them_have_other_digests() {
         for length in [0, 1, 7, 8, 31, 32, 33, 100, 300] {
