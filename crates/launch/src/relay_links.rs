@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use landbridge_proto::relay::PEER_RECONNECT_MILLIS_MAX;
+
 use crate::ps::paths::counted;
 
 /// Breaks of a link that the user reads about; later breaks are only in the relays' logs.
@@ -38,7 +40,7 @@ pub struct RelayLocation {
 
 pub struct RelayLinks {
     links: Vec<RelayLink>,
-    /// Time that a link may be missing: the job's `peer_timeout`.
+    /// Time that a link may be missing as the job starts: the job's `peer_timeout`.
     patience: Duration,
     /// The job has asked for UDP between relays.
     wants_udp: bool,
@@ -70,6 +72,11 @@ impl RelayLinks {
     /// Time that the launcher waits for missing links as the job starts.
     pub fn patience(&self) -> Duration {
         self.patience
+    }
+
+    /// Time that relays keep messages for a link that has broken.
+    fn message_patience(&self) -> Duration {
+        self.patience.max(Duration::from_millis(PEER_RECONNECT_MILLIS_MAX))
     }
 
     /// Adds the links that a relay which is being started will dial. `place` gives the relay of a
@@ -107,7 +114,7 @@ impl RelayLinks {
         };
         match problem {
             "" => link.handle_up(is_udp, self.wants_udp),
-            _ => link.handle_problem(address, problem, self.patience),
+            _ => link.handle_problem(address, problem, self.message_patience()),
         }
     }
 
@@ -304,11 +311,20 @@ mod tests {
             links.handle(1, 0, "a:1", "");
             let text = links.handle(1, 0, "a:1", "it has closed the connection");
             assert!(
-                text.as_ref().is_none_or(|text| text.contains("messages wait for up to 20s")),
-                "{text:?}"
+                text.as_ref().is_none_or(|text| text.contains("messages wait for up to 60s")),
+                "relays keep messages for 60 s, though peer_timeout is 20 s: {text:?}"
             );
             reported += u32::from(text.is_some());
         }
         assert_eq!(reported, BREAKS_REPORTED_MAX);
+    }
+
+    #[test]
+    fn messages_wait_longer_than_a_minute_if_the_user_says_so() {
+        let mut links = links();
+        links.patience = Duration::from_secs(600);
+        links.handle(1, 0, "a:1", "");
+        let text = links.handle(1, 0, "a:1", "it has closed the connection").unwrap();
+        assert!(text.contains("messages wait for up to 600s"), "{text}");
     }
 }

@@ -104,8 +104,8 @@ impl Agent {
             match start_child(job, child) {
                 Ok(child) => self.children.all.push(child),
                 Err(error) => {
-                    let text = format!("cannot start an agent on {}: {error:#}", child.name);
-                    self.parent.send(&Message::Failed { text });
+                    self.parent
+                        .fail(format!("cannot start an agent on {}: {error:#}", child.name));
                     return;
                 }
             }
