@@ -421,8 +421,8 @@ pub struct EnvArguments {
     /// MPI library whose own launcher starts the job
     #[arg(long)]
     pub mpi: Library,
-    /// Number of processes; default: what the library's launcher says (OMPI_COMM_WORLD_SIZE, PMI_SIZE
-    /// or SLURM_STEP_NUM_TASKS), else 1
+    /// Number of processes; default: what the library's launcher says (OMPI_COMM_WORLD_SIZE,
+    /// PMI_SIZE or SLURM_STEP_NUM_TASKS), else 1
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
     #[command(flatten)]

@@ -172,8 +172,8 @@ impl RelayLink {
             _ => "",
         };
         format!(
-            "the link between the relays of {from} and {to} is down: {problem}; the relay of {from} \
-             dials again, and messages wait for up to {patience:?}{last}"
+            "the link between the relays of {from} and {to} is down: {problem}; the relay of \
+             {from} dials again, and messages wait for up to {patience:?}{last}"
         )
     }
 
@@ -182,8 +182,8 @@ impl RelayLink {
         let (from, to, address) = (&from.cluster, &to.cluster, &self.pair.address);
         let port = address.rsplit_once(':').map_or("", |(_, port)| port);
         format!(
-            "wan_udp is on, but UDP does not get through to {address}: the relays of {from} and {to} are \
-             linked over TCP (a firewall must let UDP port {port} through, too)"
+            "wan_udp is on, but UDP does not get through to {address}: the relays of {from} and \
+             {to} are linked over TCP (a firewall must let UDP port {port} through, too)"
         )
     }
 
@@ -191,9 +191,9 @@ impl RelayLink {
         let [from, to] = &self.places;
         let port = self.pair.address.rsplit_once(':').map_or("", |(_, port)| port);
         format!(
-            "{}\n  It goes on trying. To check: the relay of {} listens at {} on {}, and {} must lead \
-             there from {} (`wan_listen`, `public`, [[link]] in the topology);\n  a firewall must let \
-             TCP port {port} through. To try on {}: landbridge doctor --relay {}",
+            "{}\n  It goes on trying. To check: the relay of {} listens at {} on {}, and {} must \
+             lead there from {} (`wan_listen`, `public`, [[link]] in the topology);\n  a firewall \
+             must let TCP port {port} through. To try on {}: landbridge doctor --relay {}",
             self.complaint("cannot reach"),
             to.cluster,
             to.listens,

@@ -104,8 +104,7 @@ impl Agent {
             match start_child(job, child) {
                 Ok(child) => self.children.all.push(child),
                 Err(error) => {
-                    self.parent
-                        .fail(format!("cannot start an agent on {}: {error:#}", child.name));
+                    self.parent.fail(format!("cannot start an agent on {}: {error:#}", child.name));
                     return;
                 }
             }

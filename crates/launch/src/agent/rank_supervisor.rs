@@ -340,7 +340,8 @@ impl RankSupervisor {
                 && old.recording.as_ref().is_none_or(|recording| recording.can_replay_from_start());
         if !can_replay_from_start {
             bail!(
-                "none of its checkpoints can be used, and what it did before them is not kept any more"
+                "none of its checkpoints can be used, and what it did before them is not kept any \
+                 more"
             );
         }
         if !old.streams.input.has(0) {
@@ -461,7 +462,8 @@ impl RankSupervisor {
             let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
             let (number, seconds) = (rank.rank, still.as_secs());
             let text = format!(
-                "rank {number} has come no further for {seconds} s on its way back: it is ended, and restarted"
+                "rank {number} has come no further for {seconds} s on its way back: it is ended, \
+                 and restarted"
             );
             parent.note(text);
             sys::kill_group(rank.pid, libc::SIGKILL);
