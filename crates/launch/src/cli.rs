@@ -395,6 +395,7 @@ pub struct CheckpointArguments {
 #[derive(Debug, Clone, Subcommand)]
 pub enum LogCommand {
     /// Print the determinants of a rank: which frames the rank received, and at which poll
+    #[command(after_help = "Example:\n  landbridge log show 2 --from 100 --count 5")]
     Show {
         /// Rank, as `landbridge ps` names it
         rank: String,
@@ -513,6 +514,47 @@ mod tests {
                 assert_eq!(line, None, "{}", command.get_name());
             }
             commands.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    /// Of a command, and of those below it: names, texts, and texts of options. Commands that only
+    /// pass their arguments on, and those that are not for users, do not count.
+    fn helps(command: clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            if !below.is_disable_help_flag_set() && below.get_name() != "help" {
+                let name = format!("{name} {}", below.get_name());
+                helps(below.clone(), &name, found);
+            }
+        }
+        found.push((name.to_string(), command));
+    }
+
+    #[test]
+    fn the_help_of_every_command_has_examples_and_a_text_of_its_own_for_each_option() {
+        let mut found = Vec::new();
+        helps(Cli::command(), "landbridge", &mut found);
+        assert!(found.len() > 8, "{found:?}");
+        for (name, mut command) in found {
+            let help = command.render_help().to_string();
+            let example = format!("  {name}");
+            let has_example = help.lines().any(|line| line.starts_with(&example));
+            // The first command that a new user types.
+            let is_first = help.contains("`landbridge run -n 2 ./program`");
+            let is_evaluated = help.contains(&format!("$({name}"));
+            assert!(has_example || is_first || is_evaluated, "{name} --help has no example");
+            let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string);
+            let about = text(command.get_about()).unwrap_or_default();
+            assert!(!about.is_empty(), "{name} --help does not say what it does");
+            let mut texts = vec![about];
+            for argument in command.get_arguments() {
+                let own = text(argument.get_help()).unwrap_or_default();
+                let option = argument.get_id();
+                assert!(!own.is_empty(), "{name}: {option} has no text");
+                assert!(!own.ends_with(['.', ',', ';', ':']), "{name}: {option}: {own}");
+                let other = texts.iter().find(|it| own.contains(*it) || it.contains(&own));
+                assert_eq!(other, None, "{name}: {option} has the text of another option");
+                texts.push(own);
+            }
         }
     }
 
