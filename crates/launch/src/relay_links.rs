@@ -106,6 +106,7 @@ impl RelayLinks {
         address: &str,
         problem: &str,
     ) -> Option<String> {
+        let patience = self.message_patience();
         let wanted = |link: &&mut RelayLink| (link.pair.from, link.pair.to) == (from, to);
         let link = self.links.iter_mut().find(wanted)?;
         let (address, is_udp) = match address.strip_suffix(OVER_UDP) {
@@ -114,7 +115,7 @@ impl RelayLinks {
         };
         match problem {
             "" => link.handle_up(is_udp, self.wants_udp),
-            _ => link.handle_problem(address, problem, self.message_patience()),
+            _ => link.handle_problem(address, problem, patience),
         }
     }
 

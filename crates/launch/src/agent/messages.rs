@@ -182,7 +182,7 @@ impl Agent {
                 adoption,
                 &self.images,
                 &mut self.processes,
-                &mut self.supervisor.ranks,
+                &mut self.supervisor,
             )
         {
             let why = format!("on node {}: {error:#}", assignment.node.name);

@@ -22,9 +22,9 @@ use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::process_manager::{AgentGroup, ProcessManager};
 use super::rank::{LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
+use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
-use super::restore::Restore;
 use super::state_transfer::{StateTransfer, TransferOutcome};
 use super::statistics_page::StatisticsPage;
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
@@ -326,7 +326,7 @@ impl NodeFailover {
         adoption: &Adoption,
         images: &ImageService,
         processes: &mut ProcessManager,
-        ranks: &mut Vec<LocalRank>,
+        supervisor: &mut RankSupervisor,
     ) -> Result<()> {
         let job = &assignment.job;
         let mut recordings = Vec::new();
@@ -368,8 +368,8 @@ impl NodeFailover {
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);
             // The agent restores the rank from an image, or starts the program, in its next round.
-            rank.restore = Some(Restore::begin(&mut rank, None, &one.images));
-            ranks.push(rank);
+            supervisor.ranks.push(rank);
+            supervisor.begin_restore(supervisor.ranks.len() - 1, None, &one.images);
         }
         Ok(())
     }

@@ -79,8 +79,7 @@ impl LocalRank {
 
     /// Writes as much standard input to the rank as its pipe takes now.
     pub fn write_input(&mut self, parent: &mut ParentAgent) {
-        if self.restore.is_some() {
-            // The rank's next incarnation reads the input.
+        if self.is_restoring {
             return;
         }
         let bytes = self.streams.input.write();
