@@ -186,7 +186,7 @@ enum Other {
     Joined,
     /// The stream has broken.
     Broken,
-    /// The stream has broken after the other relay confirmed the frame.
+    /// The stream has broken after the other relay acknowledged the frame.
     BrokenAtRest,
     /// The other relay has been disconnected for too long.
     Lost,
