@@ -102,7 +102,7 @@ def in_turns(rounds: int, steps: int) -> dict:
 
 
 def section(result: dict) -> str:
-    lines = ["## Images of ranks: what they cost", "", *stamp.lines(result)]
+    lines = ["## Checkpoint images: what they cost", "", *stamp.lines(result)]
     if "pause" in result:
         lines += ["", *pause_lines(result["pause"])]
     if "cost" in result:

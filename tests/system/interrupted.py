@@ -22,7 +22,7 @@ from support import process
 
 RANKS = 2
 LIMIT_S = 60.0
-CANNOT_TELL = r"killed within its .* cannot be told"
+CANNOT_TELL = r"killed within its .* cannot be known"
 # Numbers of system calls on x86-64.
 WRITE, PWRITE, RENAME, MKDIR, UNLINK, LINK, SYMLINK = 1, 18, 82, 83, 87, 86, 88
 TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE = 76, 90, 188, 257, 40

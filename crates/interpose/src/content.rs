@@ -177,8 +177,8 @@ impl Session {
         let now = unsafe { pieces.digest(found.clamp(0, result) as usize) };
         if found < result || now != before {
             abort_replay(format_args!(
-                "{about} gave {found} bytes of digest {now:016x}, and before {result} of {before:016x}: the file has \
-                 changed"
+                "{about} gave {found} bytes of digest {now:016x}, and before {result} of \
+                 {before:016x}: the file has changed"
             ));
         }
         result
@@ -411,7 +411,8 @@ impl Session {
         static IS_SAID: AtomicBool = AtomicBool::new(false);
         if !IS_SAID.swap(true, Relaxed) {
             crate::messages::warn(format_args!(
-                "io_uring and Linux's asynchronous I/O cannot be recorded: the program is told that this system has none"
+                "io_uring and Linux's asynchronous I/O cannot be recorded: calls of them fail \
+                 with ENOSYS, as on a system that has none"
             ));
         }
         Some(error(libc::ENOSYS))

@@ -73,8 +73,8 @@
 // The system calls and the trampoline's machine code are those of x86-64.
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
-    "the interposer is written for x86-64: leave it out (cargo build --workspace --exclude landbridge-interpose), and use \
-     --recover with --set recover_clocks=off"
+    "the interposer is written for x86-64: leave it out (cargo build --workspace --exclude \
+     landbridge-interpose), and use --recover with --set recover_clocks=off"
 );
 
 mod aio;

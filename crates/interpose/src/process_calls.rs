@@ -106,8 +106,8 @@ fn refused(what: std::fmt::Arguments<'_>) -> i64 {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
     if !IS_SAID.swap(true, Relaxed) {
         warn(format_args!(
-            "this process may not use {what} (EPERM): processes that share memory in this way cannot be \
-             restarted one by one; without --recover they can share it"
+            "this process may not use {what} (EPERM): processes that share memory in this way \
+             cannot be restarted one by one; without --recover they can share it"
         ));
     }
     -i64::from(libc::EPERM)

@@ -92,12 +92,20 @@ pub fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the first word of the thread control block is its address.
     unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
+        std::arch::asm!(
+            "mov {}, fs:0",
+            out(reg) pointer,
+            options(nostack, preserves_flags, readonly)
+        );
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction reads a register.
     unsafe {
-        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
+        std::arch::asm!(
+            "mrs {}, tpidr_el0",
+            out(reg) pointer,
+            options(nostack, preserves_flags, nomem)
+        );
     }
     pointer
 }

@@ -152,9 +152,9 @@ fn report_other_thread(from: usize) {
         return;
     }
     info(format_args!(
-        "a thread reads clocks or random numbers that are not recorded, for it is not the one that begins the program. \
-         If this process is killed and the thread's next answers decide what is sent or printed, the difference ends \
-         the job"
+        "a thread reads clocks or random numbers that are not recorded, for it is not the one that \
+         begins the program. If this process is killed and the thread's next answers decide what \
+         is sent or printed, the difference ends the job"
     ));
 }
 

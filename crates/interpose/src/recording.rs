@@ -229,8 +229,8 @@ fn record_calls(head: &RecordHead) {
     origin::compare(head);
     if !trap::install() {
         restart_refusals::forbid_restart(format_args!(
-            "this system cannot show what it does with files (Linux 5.11 on x86-64 can; if that does not matter: --set \
-             recover_files=off)"
+            "this system cannot show what it does with files (Linux 5.11 on x86-64 can; if that \
+             does not matter: --set recover_files=off)"
         ));
         return;
     }
@@ -249,8 +249,8 @@ fn warn_no_memory() {
             "clocks are not recorded: there is no memory for it ({wanted} MiB of address space)"
         )),
         most => warn(format_args!(
-            "clocks are not recorded: there is no room for {wanted} MiB in the {} MiB of address space \
-             that this process may have: raise that limit (ulimit -v)",
+            "clocks are not recorded: there is no room for {wanted} MiB in the {} MiB of address \
+             space that this process may have: raise that limit (ulimit -v)",
             most >> 20
         )),
     }

@@ -102,9 +102,9 @@ impl Session {
         is_live
     }
 
-    /// Whether a call that is not recorded is beyond everything that an earlier incarnation has done.
-    /// If that incarnation was killed within an effect, calls before this effect are not: the effect
-    /// may have renamed or removed a file that is still open here.
+    /// Whether a call that is not recorded is beyond everything that an earlier incarnation has
+    /// done. If that incarnation was killed within an effect, calls before this effect are not: the
+    /// effect may have renamed or removed a file that is still open here.
     pub fn is_live_for_unrecorded(&mut self) -> bool {
         self.was_live() || !self.guard.record().has_interrupted_effect() && self.is_live()
     }
@@ -195,7 +195,7 @@ impl Session {
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
             EffectOutcome::Unknown => abort_replay(format_args!(
-                "it was killed within {about}, and whether that has happened cannot be told"
+                "it was killed within {about}, and whether that has happened cannot be known"
             )),
             EffectOutcome::NotPerformed => (),
         }

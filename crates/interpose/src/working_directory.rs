@@ -32,7 +32,8 @@ impl WorkingDirectory {
         if self.is_elsewhere {
             let path = Path(self.open.path());
             abort_replay(format_args!(
-                "its working directory {path} is another one by now, and it starts a thread or a program there"
+                "its working directory {path} is another one by now, and it starts a thread or a \
+                 program there"
             ));
         }
     }

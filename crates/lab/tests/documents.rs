@@ -253,11 +253,113 @@ fn links_lead_somewhere() {
     for document in documents {
         let folder = Path::new(document).parent().unwrap();
         let text = read(document);
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
-            let target = folder.join(link);
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.starts_with("https://") {
+                continue;
+            }
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => PathBuf::from(document),
+                _ => folder.join(path),
+            };
             let is_made = generated.iter().any(|path| target == Path::new(path));
-            let is_there = link.is_empty() || link.starts_with("https://") || is_made;
-            assert!(is_there || root().join(&target).exists(), "{document}: {link}");
+            let is_there = root().join(&target).exists();
+            assert!(is_there || is_made, "{document}: {link}");
+            if is_there && !anchor.is_empty() {
+                let text = fs::read_to_string(root().join(&target)).unwrap();
+                assert!(headings(&text).any(|it| slug(it) == anchor), "{document}: {link}");
+            }
+        }
+    }
+}
+
+/// A reference is the path of a document, with the heading of a section in quotes behind a comma if
+/// it is to a part of the document.
+#[test]
+fn references_of_code_to_documents_lead_somewhere() {
+    let mut files = vec![root().join("Cargo.toml"), root().join("Makefile")];
+    for folder in ["crates", "bench", "examples", "fuzz", "labs", "scripts", "tests"] {
+        collect_texts(&root().join(folder), &mut files);
+    }
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        // A reference may go on behind the mark of the next line's comment.
+        let marks = |word: &&str| !matches!(*word, "#" | "//" | "///" | "//!" | "\\");
+        let words = text.split_whitespace().filter(marks).collect::<Vec<_>>().join(" ");
+        for (at, _) in words.match_indices("docs/") {
+            let rest = &words[at..];
+            let is_of_path =
+                |letter: char| letter.is_ascii_alphanumeric() || "-_/.".contains(letter);
+            let end = rest.find(|letter| !is_of_path(letter)).unwrap_or(rest.len());
+            let Some(end) = rest[..end].find(".md").map(|end| end + ".md".len()) else { continue };
+            count += 1;
+            let heading = rest[end..].strip_prefix(", \"").and_then(|rest| rest.split('"').next());
+            let document = fs::read_to_string(root().join(&rest[..end]));
+            let is_right = document.is_ok_and(|text| {
+                heading.is_none_or(|wanted| headings(&text).any(|it| is_heading(it, wanted)))
+            });
+            if !is_right {
+                wrong.push(format!("{}: {} {heading:?}", file.display(), &rest[..end]));
+            }
+        }
+    }
+    assert!(count > 20, "only {count} references were found");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// The last column of a table of costs names sections of the measurements.
+#[test]
+fn the_costs_of_recovery_name_sections_of_the_measurements() {
+    let measurements = read("docs/BENCHMARKS.md");
+    for row in rows(&read("docs/RECOVERY.md"), "## What it costs") {
+        let [.., section] = &row[..] else { panic!("an empty row") };
+        let is_it = |heading: &str| heading.split(": ").next() == Some(section);
+        assert!(headings(&measurements).any(is_it), "BENCHMARKS.md has no section {section:?}");
+    }
+}
+
+/// The headings of a document of Markdown, without those in blocks of code.
+fn headings(text: &str) -> impl Iterator<Item = &str> {
+    let outside = text.split("```").step_by(2).flat_map(str::lines);
+    let heads = outside.filter(|line| line.trim_start_matches('#').starts_with(' '));
+    heads.filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim())
+}
+
+/// Whether a heading is the `wanted` one; that a test checks its section need not be said.
+fn is_heading(heading: &str, wanted: &str) -> bool {
+    heading == wanted || heading.strip_suffix(" (checked)") == Some(wanted)
+}
+
+/// The anchor that a renderer of Markdown gives to a heading.
+fn slug(heading: &str) -> String {
+    let is_kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+    heading.to_lowercase().chars().filter(is_kept).collect::<String>().replace(' ', "-")
+}
+
+#[test]
+fn headings_and_their_anchors_are_found() {
+    let text =
+        "# A\n```sh\n# no\n```\n#no\n## Files under `--recover`: cost\n### [[link]] (checked)\n";
+    let found: Vec<_> = headings(text).collect();
+    assert_eq!(found, ["A", "Files under `--recover`: cost", "[[link]] (checked)"]);
+    let slugs: Vec<_> = found.iter().map(|heading| slug(heading)).collect();
+    assert_eq!(slugs, ["a", "files-under---recover-cost", "link-checked"]);
+    assert!(is_heading(found[2], "[[link]]") && !is_heading(found[2], "link"));
+}
+
+/// Adds the files below a folder in which people write references, but nothing that a build or a
+/// fuzzer has made, and not this file, which has examples of references.
+fn collect_texts(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let is_made =
+            ["target", "corpus", "artifacts", "baseline"].iter().any(|it| path.ends_with(it));
+        let is_text = path.extension().is_some_and(|it| it == "rs" || it == "py" || it == "toml");
+        if path.is_dir() && !is_made {
+            collect_texts(&path, files);
+        } else if is_text && !path.ends_with("tests/documents.rs") {
+            files.push(path);
         }
     }
 }

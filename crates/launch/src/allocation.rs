@@ -43,8 +43,9 @@ pub fn advice(
         });
     let (job, count, how) = found?;
     Some(format!(
-        "this is {job} with {count} nodes, and all ranks start on this one: Landbridge does not read the allocation by \
-         itself. To use all nodes (by ssh): {how}; to stay on this node without this line: --hosts localhost"
+        "this is {job} with {count} nodes, and all ranks start on this one: Landbridge does not \
+         read the allocation by itself. To use all nodes (by ssh): {how}; to stay on this node \
+         without this line: --hosts localhost"
     ))
 }
 

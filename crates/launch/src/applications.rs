@@ -61,7 +61,8 @@ fn read(words: &[String]) -> Result<(u32, ApplicationArguments)> {
     let ranks = arguments.ranks.with_context(|| lacks_ranks(&arguments.program[0]))?;
     if let Some(word) = arguments.environment.iter().find(|word| word.starts_with(SETTINGS)) {
         bail!(
-            "-x {word} behind `{SEPARATOR}`: settings hold for the whole job; write it before the first program"
+            "-x {word} behind `{SEPARATOR}`: settings hold for the whole job; write it before the \
+             first program"
         );
     }
     Ok((ranks, arguments))

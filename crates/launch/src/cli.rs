@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use landbridge_proto::setting::SettingKind;
 
 #[derive(Parser)]
 #[command(
@@ -84,13 +85,11 @@ fn seconds(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses `--max-restarts-within`: a whole number with its unit (`s`, `min`, `h`), in seconds.
+/// Parses `--max-restarts-within`, a time as in settings; the value is in seconds, rounded up.
 fn span(text: &str) -> Result<u64, String> {
-    let units = [("min", 60), ("s", 1), ("h", 3600)];
-    let found = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
-    let seconds = found.and_then(|(digits, unit)| digits.parse::<u64>().ok()?.checked_mul(*unit));
-    let seconds = seconds.filter(|&seconds| seconds > 0 && i64::try_from(seconds).is_ok());
-    seconds.ok_or_else(|| "give a whole number and its unit, such as 90s, 10min or 1h".into())
+    let span = SettingKind::Time { min_us: 1_000_000, max_us: u64::MAX }.parse(text)?;
+    let span = span.duration().unwrap_or_default();
+    Ok(span.as_secs() + u64::from(span.subsec_nanos() > 0))
 }
 
 #[derive(Subcommand)]
@@ -396,6 +395,7 @@ pub struct CheckpointArguments {
 #[derive(Debug, Clone, Subcommand)]
 pub enum LogCommand {
     /// Print the determinants of a rank: which frames the rank received, and at which poll
+    #[command(after_help = "Example:\n  landbridge log show 2 --from 100 --count 5")]
     Show {
         /// Rank, as `landbridge ps` names it
         rank: String,
@@ -422,7 +422,8 @@ pub struct EnvArguments {
     /// MPI library whose own launcher starts the job
     #[arg(long)]
     pub mpi: Library,
-    /// Number of processes, for launchers that do not pass the number on (srun)
+    /// Number of processes; default: what the library's launcher says (OMPI_COMM_WORLD_SIZE,
+    /// PMI_SIZE or SLURM_STEP_NUM_TASKS), else 1
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
     #[command(flatten)]
@@ -516,6 +517,47 @@ mod tests {
         }
     }
 
+    /// Of a command, and of those below it: names, texts, and texts of options. Commands that only
+    /// pass their arguments on, and those that are not for users, do not count.
+    fn helps(command: clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            if !below.is_disable_help_flag_set() && below.get_name() != "help" {
+                let name = format!("{name} {}", below.get_name());
+                helps(below.clone(), &name, found);
+            }
+        }
+        found.push((name.to_string(), command));
+    }
+
+    #[test]
+    fn the_help_of_every_command_has_examples_and_a_text_of_its_own_for_each_option() {
+        let mut found = Vec::new();
+        helps(Cli::command(), "landbridge", &mut found);
+        assert!(found.len() > 8, "{found:?}");
+        for (name, mut command) in found {
+            let help = command.render_help().to_string();
+            let example = format!("  {name}");
+            let has_example = help.lines().any(|line| line.starts_with(&example));
+            // The first command that a new user types.
+            let is_first = help.contains("`landbridge run -n 2 ./program`");
+            let is_evaluated = help.contains(&format!("$({name}"));
+            assert!(has_example || is_first || is_evaluated, "{name} --help has no example");
+            let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string);
+            let about = text(command.get_about()).unwrap_or_default();
+            assert!(!about.is_empty(), "{name} --help does not say what it does");
+            let mut texts = vec![about];
+            for argument in command.get_arguments() {
+                let own = text(argument.get_help()).unwrap_or_default();
+                let option = argument.get_id();
+                assert!(!own.is_empty(), "{name}: {option} has no text");
+                assert!(!own.ends_with(['.', ',', ';', ':']), "{name}: {option}: {own}");
+                let other = texts.iter().find(|it| own.contains(*it) || it.contains(&own));
+                assert_eq!(other, None, "{name}: {option} has the text of another option");
+                texts.push(own);
+            }
+        }
+    }
+
     #[test]
     fn doctor_hands_on_what_settings_are_said_to_be() {
         let words = ["lb", "doctor", "--set", "udp=on", "--settings", "s.toml"];
@@ -542,8 +584,19 @@ mod tests {
     #[test]
     fn a_span_has_a_unit() {
         assert_eq!(["90s", "10min", "2h"].map(span), [Ok(90), Ok(600), Ok(7200)]);
-        for wrong in ["90", "min", "0s", "1.5h", "-1s", "99999999999999999999h", "10m"] {
-            assert!(span(wrong).unwrap_err().contains("such as 90s"), "{wrong}");
+        assert_eq!(["1 min", "1500ms"].map(span), [Ok(60), Ok(2)]);
+        for (wrong, advice) in [
+            ("90", "\"90\" has no unit: write 90s"),
+            ("min", "write a whole number and its unit"),
+            ("0s", "0s is too little: at least 1s"),
+            ("999ms", "999ms is too little: at least 1s"),
+            ("1.5h", "write a whole number and its unit"),
+            ("-1s", "write a whole number and its unit"),
+            ("99999999999999999999h", "too large a number"),
+            ("10m", "write a whole number and its unit"),
+        ] {
+            let error = span(wrong).unwrap_err();
+            assert!(error.contains(advice), "{wrong}: {error}");
         }
     }
 

@@ -186,8 +186,8 @@ fn usage(library: Library) -> Vec<&'static str> {
         "mpiexec, mpirun and mpicc must be the library's own: its bin directory comes first in",
     );
     lines.push("PATH (that of a virtual environment once it is activated: . DIR/bin/activate).");
-    lines.push("With srun, the environment goes along by itself; give `landbridge env` the number");
-    lines.push("of processes with -n then, which srun tells only to libraries of its own.");
+    lines.push("srun passes on the environment by itself. The number of processes comes from srun");
+    lines.push("(SLURM_STEP_NUM_TASKS) too; `landbridge env -n N` overrides it.");
     lines.push("Job id and key keep out who does not know them. They serve one job after another;");
     lines.push("for jobs at the same time, make new ones each. Keep the key secret.");
     lines

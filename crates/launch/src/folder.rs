@@ -129,8 +129,8 @@ fn check_mode(path: &Path, about: &Metadata, trusted: &[u32]) -> Result<()> {
         _ => return Ok(()),
     };
     bail!(
-        "{} may be written by {who} (it belongs to {}, mode {:04o}), who could exchange what lies below: chmod go-w or chmod +t \
-         it, or name another folder",
+        "{} may be written by {who} (it belongs to {}, mode {:04o}), who could exchange what lies \
+         below: chmod go-w or chmod +t it, or name another folder",
         path.display(),
         name_of(USERS, about.uid()),
         mode & 0o7777,
@@ -142,8 +142,8 @@ fn check_owner(path: &Path, about: &Metadata, trusted: &[u32]) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "{} belongs to {} (mode {:04o}), who could change what lies there: name a folder of your own, below folders that are \
-         yours or root's",
+        "{} belongs to {} (mode {:04o}), who could change what lies there: name a folder of your \
+         own, below folders that are yours or root's",
         path.display(),
         name_of(USERS, about.uid()),
         about.mode() & 0o7777,

@@ -70,9 +70,10 @@ fn reasons(node: &str, ending: Ending, present: CurrentLimits) -> Vec<(Limit, St
         && free < SHARED_MEMORY_MIN
     {
         let text = format!(
-            "/dev/shm on node {node} is full: {} of {} are free. MPI libraries have shared memory there, and a process that \
-             touches what does not fit is killed by SIGBUS: remove what was left there, or make it larger (mount -o \
-             remount,size=1g /dev/shm; of a container: --shm-size=1g)",
+            "/dev/shm on node {node} is full: {} of {} are free. MPI libraries have shared memory \
+             there, and a process that touches what does not fit is killed by SIGBUS: remove what \
+             was left there, or make it larger (mount -o remount,size=1g /dev/shm; of a container: \
+             --shm-size=1g)",
             bytes(free),
             bytes(all)
         );
@@ -80,16 +81,16 @@ fn reasons(node: &str, ending: Ending, present: CurrentLimits) -> Vec<(Limit, St
     }
     if let Some(limit) = present.address_space.filter(|limit| *limit < ADDRESS_SPACE_MIN) {
         let text = format!(
-            "a process on node {node} may have {} of address space (ulimit -v): one that needs more fails where it asks for \
-             memory or loads a library. Raise that limit",
+            "a process on node {node} may have {} of address space (ulimit -v): one that needs \
+             more fails where it asks for memory or loads a library. Raise that limit",
             bytes(limit)
         );
         found.push((Limit::AddressSpace, text));
     }
     if let Some(limit) = present.open_files.filter(|limit| *limit < OPEN_FILES_MIN) {
         let text = format!(
-            "a process on node {node} may have {limit} open files (ulimit -n), and a rank needs one for each connection, file \
-             and library. Raise that limit"
+            "a process on node {node} may have {limit} open files (ulimit -n), and a rank needs \
+             one for each connection, file and library. Raise that limit"
         );
         found.push((Limit::OpenFiles, text));
     }

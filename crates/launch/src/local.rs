@@ -34,8 +34,8 @@ pub fn choose(wishes: LocalWishes<'_>, clusters: &[Node], cores: u32) -> Result<
     };
     match local {
         "library" if records => bail!(
-            "--recover needs local=own: nothing is recorded of messages that an MPI library carries itself; leave \
-             local=library out, or start without --recover"
+            "--recover needs local=own: nothing is recorded of messages that an MPI library \
+             carries itself; leave local=library out, or start without --recover"
         ),
         "library" => Ok(library),
         "auto" if !records && !sets_paths && has_a_core_each(clusters, cores) => Ok(library),

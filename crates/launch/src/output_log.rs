@@ -112,8 +112,8 @@ impl fmt::Display for Divergence {
             }
             Divergence::Lines { first, last, bytes, now, before } => write!(
                 out,
-                "something in lines {first} to {last} is another text: the digest of its first {bytes} bytes is \
-                 {now:016x}, and was {before:016x}"
+                "something in lines {first} to {last} is another text: the digest of its first \
+                 {bytes} bytes is {now:016x}, and was {before:016x}"
             ),
             Divergence::More { line, now } => {
                 write!(out, "line {line} is {now:?}, and there was nothing in its place")

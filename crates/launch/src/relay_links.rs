@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use landbridge_proto::relay::PEER_RECONNECT_MILLIS_MAX;
+
 use crate::ps::paths::counted;
 
 /// Breaks of a link that the user reads about; later breaks are only in the relays' logs.
@@ -38,7 +40,7 @@ pub struct RelayLocation {
 
 pub struct RelayLinks {
     links: Vec<RelayLink>,
-    /// Time that a link may be missing: the job's `peer_timeout`.
+    /// Time that a link may be missing as the job starts: the job's `peer_timeout`.
     patience: Duration,
     /// The job has asked for UDP between relays.
     wants_udp: bool,
@@ -72,6 +74,11 @@ impl RelayLinks {
         self.patience
     }
 
+    /// Time that relays keep messages for a link that has broken.
+    fn message_patience(&self) -> Duration {
+        self.patience.max(Duration::from_millis(PEER_RECONNECT_MILLIS_MAX))
+    }
+
     /// Adds the links that a relay which is being started will dial. `place` gives the relay of a
     /// cluster.
     pub fn expect(&mut self, pairs: Vec<RelayPair>, place: impl Fn(usize) -> RelayLocation) {
@@ -99,6 +106,7 @@ impl RelayLinks {
         address: &str,
         problem: &str,
     ) -> Option<String> {
+        let patience = self.message_patience();
         let wanted = |link: &&mut RelayLink| (link.pair.from, link.pair.to) == (from, to);
         let link = self.links.iter_mut().find(wanted)?;
         let (address, is_udp) = match address.strip_suffix(OVER_UDP) {
@@ -107,7 +115,7 @@ impl RelayLinks {
         };
         match problem {
             "" => link.handle_up(is_udp, self.wants_udp),
-            _ => link.handle_problem(address, problem, self.patience),
+            _ => link.handle_problem(address, problem, patience),
         }
     }
 
@@ -165,8 +173,8 @@ impl RelayLink {
             _ => "",
         };
         format!(
-            "the link between the relays of {from} and {to} is down: {problem}; the relay of {from} \
-             dials again, and messages wait for up to {patience:?}{last}"
+            "the link between the relays of {from} and {to} is down: {problem}; the relay of \
+             {from} dials again, and messages wait for up to {patience:?}{last}"
         )
     }
 
@@ -175,8 +183,8 @@ impl RelayLink {
         let (from, to, address) = (&from.cluster, &to.cluster, &self.pair.address);
         let port = address.rsplit_once(':').map_or("", |(_, port)| port);
         format!(
-            "wan_udp is on, but UDP does not get through to {address}: the relays of {from} and {to} are \
-             linked over TCP (a firewall must let UDP port {port} through, too)"
+            "wan_udp is on, but UDP does not get through to {address}: the relays of {from} and \
+             {to} are linked over TCP (a firewall must let UDP port {port} through, too)"
         )
     }
 
@@ -184,9 +192,9 @@ impl RelayLink {
         let [from, to] = &self.places;
         let port = self.pair.address.rsplit_once(':').map_or("", |(_, port)| port);
         format!(
-            "{}\n  It goes on trying. To check: the relay of {} listens at {} on {}, and {} must lead \
-             there from {} (`wan_listen`, `public`, [[link]] in the topology);\n  a firewall must let \
-             TCP port {port} through. To try on {}: landbridge doctor --relay {}",
+            "{}\n  It goes on trying. To check: the relay of {} listens at {} on {}, and {} must \
+             lead there from {} (`wan_listen`, `public`, [[link]] in the topology);\n  a firewall \
+             must let TCP port {port} through. To try on {}: landbridge doctor --relay {}",
             self.complaint("cannot reach"),
             to.cluster,
             to.listens,
@@ -304,11 +312,20 @@ mod tests {
             links.handle(1, 0, "a:1", "");
             let text = links.handle(1, 0, "a:1", "it has closed the connection");
             assert!(
-                text.as_ref().is_none_or(|text| text.contains("messages wait for up to 20s")),
-                "{text:?}"
+                text.as_ref().is_none_or(|text| text.contains("messages wait for up to 60s")),
+                "relays keep messages for 60 s, though peer_timeout is 20 s: {text:?}"
             );
             reported += u32::from(text.is_some());
         }
         assert_eq!(reported, BREAKS_REPORTED_MAX);
+    }
+
+    #[test]
+    fn messages_wait_longer_than_a_minute_if_the_user_says_so() {
+        let mut links = links();
+        links.patience = Duration::from_secs(600);
+        links.handle(1, 0, "a:1", "");
+        let text = links.handle(1, 0, "a:1", "it has closed the connection").unwrap();
+        assert!(text.contains("messages wait for up to 600s"), "{text}");
     }
 }

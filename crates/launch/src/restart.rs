@@ -182,8 +182,8 @@ pub fn give_up_text(
             point(&last.point)
         ),
         GiveUpReason::RelayLost => format!(
-            "rank {rank} is not restarted: it has lost the connection to its relay {SAME_POINT_MAX} times at \
-             the same place ({})",
+            "rank {rank} is not restarted: it has lost the connection to its relay \
+             {SAME_POINT_MAX} times at the same place ({})",
             point(&last.point)
         ),
         GiveUpReason::TooManyRestarts if restarts_max == 0 => {
@@ -342,11 +342,10 @@ mod tests {
         let incarnations = [incarnation(0, KILL, 0), incarnation(2, SEGV, 5)];
         let text = give_up_text(3, &incarnations, LIMITS, &GiveUpReason::TooManyRestarts);
         let expected = "rank 3 is not restarted (SIGSEGV): it has been 4 times within 60 s \
-                        (--max-restarts, --max-restarts-within)\n  \
-                        incarnation 0: after 0.0 s, for 1.0 s: SIGKILL, 0 bytes printed, 3 questions asked, \
-                        7 polls\n  \
-                        incarnation 1: after 2.0 s, for 1.0 s: SIGSEGV, 5 bytes printed, 3 questions asked, \
-                        7 polls";
+                        (--max-restarts, --max-restarts-within)\n  incarnation 0: after 0.0 s, for \
+                        1.0 s: SIGKILL, 0 bytes printed, 3 questions asked, 7 polls\n  incarnation \
+                        1: after 2.0 s, for 1.0 s: SIGSEGV, 5 bytes printed, 3 questions asked, 7 \
+                        polls";
         assert_eq!(text, expected);
         let many: Vec<IncarnationRecord> =
             (0..30).map(|began| incarnation(began, KILL, 0)).collect();

@@ -1,8 +1,9 @@
 //! The launcher's loop: the root of the tree of agents. The launcher runs no ranks itself.
 //!
-//! Order of a job: the launcher starts agents and sends their assignments; it starts the relays that
-//! accept connections, then the other relays; the agents start the ranks. From then on [`Watch`]
-//! judges the reports of the agents. At the end every agent is ordered to end, and confirms it.
+//! Order of a job: the launcher starts agents and sends their assignments; it starts the relays
+//! that accept connections, then the other relays; the agents start the ranks. From then on
+//! [`Watch`] judges the reports of the agents. At the end every agent is ordered to end, and
+//! confirms it.
 
 mod cluster_agents;
 mod deadlines;
@@ -52,7 +53,8 @@ const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time that agents which have confirmed their end, and their ssh processes, have to exit.
 const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 /// Text that the user reads once per job, under `--recover`.
-const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these do not come back if they are killed, and then the job ends (--recover)";
+const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these do not come back if they are \
+                                     killed, and then the job ends (--recover)";
 
 pub struct Options {
     pub label: bool,

@@ -53,8 +53,8 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
     check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
-            "checkpoints need recover_clocks=on: a rank is asked for its checkpoint by a word in that record (or run without \
-             checkpoint)"
+            "checkpoints need recover_clocks=on: a rank is asked for its checkpoint by a word in \
+             that record (or run without checkpoint)"
         );
     }
     let job = job(arguments, applications, id, &plan, &settings)?;
@@ -66,8 +66,8 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     if plan.relays.is_empty() && settings.recovers() {
         bail!(
-            "--recover needs a relay, which keeps what ranks are given: let the topology name one, in \
-             [cluster.relay]; see docs/RECOVERY.md"
+            "--recover needs a relay, which keeps what ranks are given: let the topology name one, \
+             in [cluster.relay]; see docs/RECOVERY.md"
         );
     }
     Ok(())
@@ -98,7 +98,8 @@ fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<(
 fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
     if wanted > 0 && !plan.has_spares() {
         bail!(
-            "--spares {wanted}: no host can be kept free, for each cluster has but one, and that is its relay's; see docs/RECOVERY.md"
+            "--spares {wanted}: no host can be kept free, for each cluster has but one, and that \
+             is its relay's; see docs/RECOVERY.md"
         );
     }
     Ok(())
@@ -114,7 +115,8 @@ fn check_transport(
     if let Some(provider) = &arguments.provider {
         if arguments.verbose && !plan.relays.is_empty() && provider != PROVIDER {
             eprintln!(
-                "landbridge: --provider {provider}: messages go by it, and past the relays of this job"
+                "landbridge: --provider {provider}: messages go by it, and past the relays of this \
+                 job"
             );
         }
         return Ok(());

@@ -135,7 +135,7 @@ struct ClusterEntry {
     spawn: Option<Spanned<String>>,
     ssh: Option<Spanned<Vec<String>>>,
     user: Option<String>,
-    port: Option<u16>,
+    port: Option<Spanned<u16>>,
     landbridge: Option<String>,
     relay: Option<RelayEntry>,
     #[serde(default)]
@@ -252,7 +252,14 @@ impl TopologyReader<'_> {
                     Some(command) => command.get_ref().clone(),
                     None => Ssh::default().command,
                 };
-                Ok(HostAccess::Ssh(Ssh { command, user: cluster.user.clone(), port: cluster.port }))
+                let port = match &cluster.port {
+                    Some(port) if *port.get_ref() == 0 => {
+                        let text = "port is a number from 1 to 65535, not 0".to_string();
+                        return self.error(port, text);
+                    }
+                    port => port.as_ref().map(|port| *port.get_ref()),
+                };
+                Ok(HostAccess::Ssh(Ssh { command, user: cluster.user.clone(), port }))
             }
             Some((spawn, other)) => {
                 self.error(spawn, format!("spawn is \"ssh\" or \"local\", not {other:?}"))
@@ -443,7 +450,7 @@ address = "nat.example.org:7711"
     }
 
     /// Each row: a line of the valid file, its replacement, and a part of the expected error.
-    const MISTAKES: [(&str, &str, &str); 14] = [
+    const MISTAKES: [(&str, &str, &str); 15] = [
         ("name = \"rennes\"", "name = \"nancy\"", "second cluster"),
         ("name = \"n1\"", "name = \"gw\"", "second host"),
         ("name = \"n1\"", "name = \"-oProxyCommand\"", "name is made of"),
@@ -456,6 +463,7 @@ address = "nat.example.org:7711"
         ("slots = 2", "slots = -2", "invalid"),
         ("slots = 2", "slot = 2", "unknown field"),
         ("port = 2222", "port = 222222", "invalid"),
+        ("port = 2222", "port = 0", "port is a number from 1 to 65535, not 0"),
         ("from = \"rennes\"", "from = \"renes\"", "no cluster is named"),
         ("to = \"nancy\"", "to = \"rennes\"", "itself"),
     ];

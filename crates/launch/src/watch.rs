@@ -179,11 +179,13 @@ impl Cause {
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: true } => format!(
-                "{} has ended with exit code 0 without MPI_Finalize, and the others go on; ending the job",
+                "{} has ended with exit code 0 without MPI_Finalize, and the others go on; ending \
+                 the job",
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: false } => format!(
-                "{} has ended with exit code 0 without MPI_Finalize, and others have lost it; ending the job",
+                "{} has ended with exit code 0 without MPI_Finalize, and others have lost it; \
+                 ending the job",
                 place(*rank)
             ),
             Cause::Exited { rank, code } | Cause::FailedAfterFinalize { rank, code } => {

@@ -17,8 +17,8 @@ fn env_prints_what_a_shell_takes_in() {
         ("impi", "$I_MPI_FABRICS"),
     ] {
         let script = format!(
-            "eval \"$({binary} env --mpi {library})\" && \
-             echo {setting} $FI_PROVIDER ${{#LANDBRIDGE_JOB}} ${{#LANDBRIDGE_KEY}} $FI_PROVIDER_PATH"
+            "eval \"$({binary} env --mpi {library})\" && echo {setting} $FI_PROVIDER \
+             ${{#LANDBRIDGE_JOB}} ${{#LANDBRIDGE_KEY}} $FI_PROVIDER_PATH"
         );
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         let directory = lb.directory.0.canonicalize().unwrap();

@@ -65,7 +65,8 @@ fn a_full_dev_shm_is_named_where_a_rank_is_killed_by_it() {
         return println!("skipped: no mount namespaces here");
     }
     let lb = Landbridge::new("limit-shm");
-    let small = "exec unshare -m sh -c 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$@\"' sh \"$@\"; true";
+    let small = "exec unshare -m sh -c 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$@\"' \
+                 sh \"$@\"; true";
     let output = run_behind(&lb, small, &["run", "-n", "2", &python, "-c", HELLO]);
     assert_code(&output, 128 + libc::SIGBUS);
     let lines = stderr(&output);

@@ -197,7 +197,8 @@ fn a_program_that_lost_its_process_manager_is_named() {
         let Some(python) = python_of(library) else { continue };
         let lb = Landbridge::new("alone");
         let script = format!(
-            "#!/bin/sh\nexec env -i HOME=/ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_MCA_btl=self {python} -c \"{WHO}\"\n"
+            "#!/bin/sh\nexec env -i HOME=/ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_MCA_btl=self {python} \
+             -c \"{WHO}\"\n"
         );
         let script = lb.directory.write_script("wrapper", &script).display().to_string();
         let output = lb.run(&["run", "-n", "2", &script]);
@@ -214,7 +215,8 @@ fn several_programs_know_their_number() {
     let Some(python) = python_of("mpich") else { return };
     let lb = Landbridge::new("mpi-mpmd");
     let script = "from mpi4py import MPI; import sys; c = MPI.COMM_WORLD\n\
-                  print(c.rank, c.size, c.Get_attr(MPI.APPNUM), c.allreduce(1), sys.argv[1], flush=True)";
+                  print(c.rank, c.size, c.Get_attr(MPI.APPNUM), c.allreduce(1), sys.argv[1], \
+                  flush=True)";
     let words = ["run", "-n", "1", &python, "-c", script, "a", ":", "-n", "2", &python, "-c"];
     let output = lb.run(&[&words[..], &[script, "b"]].concat());
     assert_code(&output, 0);

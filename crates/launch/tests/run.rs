@@ -58,7 +58,8 @@ fn a_job_nobody_reads_ends_quietly() {
     let lb = Landbridge::new("unread");
     let rows = [
         "\"$0\" run --provider tcp -n 1 yes | head -n 1",
-        "\"$0\" run --provider tcp -n 1 sh -c 'while echo y; do :; done >&2' 2>&1 >/dev/null | head -n 1",
+        "\"$0\" run --provider tcp -n 1 sh -c 'while echo y; do :; done >&2' 2>&1 >/dev/null | \
+         head -n 1",
     ];
     for line in rows {
         let mut command = std::process::Command::new("bash");
@@ -601,7 +602,8 @@ name = "b1"
 #[test]
 fn a_host_that_does_not_answer_does_not_hold_up_the_end() {
     let lb = Landbridge::new("silent-host");
-    let grid = "[[cluster]]\nname = \"a\"\nssh = [\"sh\", \"-c\", \"echo hello >&2; exec sleep 600\"]\n\
+    let grid = "[[cluster]]\nname = \"a\"\nssh = [\"sh\", \"-c\", \"echo hello >&2; exec sleep \
+                600\"]\n\
                 [[cluster.host]]\nname = \"a1\"\n";
     let file = lb.directory.write("grid.toml", grid).display().to_string();
     let output = lb.run(&["run", "--topology", &file, "--timeout", "1", "true"]);

@@ -19,7 +19,7 @@
 //! | [`wire`] | wire formats: frames, their kind headers, the hello |
 //! | [`recent_determinants`] | the last determinants of a process whose relay is on another node |
 //! | [`path`] | one path to a peer: delay, rate, congestion, pacing, size of datagrams |
-//! | [`channel`] | frames that were sent and not confirmed, or received and not delivered |
+//! | [`channel`] | frames that were sent and not acknowledged, or received and not delivered |
 //! | [`slab`] | numbered slots for operations in flight |
 //! | [`credit`] | tokens for eager bytes |
 //! | [`matching`] | matching receives with arrivals |

@@ -73,7 +73,7 @@ fn what_waits_for_several_paths_leaves_without_an_answer() {
 }
 
 #[test]
-fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answered() {
+fn a_sender_is_free_again_when_all_it_sent_is_acknowledged_before_its_ask_is_answered() {
     for is_asked in [false, true] {
         let (mut a, mut b) = pair();
         a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
@@ -92,7 +92,7 @@ fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answer
 }
 
 #[test]
-fn a_confirmation_that_overtakes_a_refusal_waits_for_it() {
+fn an_acknowledgement_that_overtakes_a_refusal_waits_for_it() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(ONE).unwrap());
@@ -127,7 +127,7 @@ fn a_write_that_is_refused_while_its_path_holds_it_waits_once() {
 }
 
 #[test]
-fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
+fn a_frame_sent_again_acknowledges_nothing_that_a_refusal_is_about() {
     let (mut a, mut b) = pair();
     b.close_path(PEER, TWO);
     b.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
@@ -155,7 +155,7 @@ fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
 }
 
 #[test]
-fn who_may_not_confirm_yet_says_all_the_same_what_need_not_come_again() {
+fn who_may_not_acknowledge_yet_says_all_the_same_what_need_not_come_again() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(ONE).unwrap());
@@ -176,7 +176,7 @@ fn who_may_not_confirm_yet_says_all_the_same_what_need_not_come_again() {
 }
 
 #[test]
-fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
+fn a_signal_before_a_refusal_acknowledges_nothing_that_the_refusal_is_about() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     let write = a.next(ONE).unwrap();
@@ -193,7 +193,7 @@ fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
 }
 
 #[test]
-fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
+fn who_may_not_acknowledge_before_a_refusal_that_has_to_wait_says_nothing() {
     let (mut a, mut b) = pair();
     b.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     b.next(ONE).unwrap();
@@ -293,14 +293,14 @@ fn a_refused_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
 }
 
 #[test]
-fn a_confirmation_that_is_lost_with_a_corrupt_frame_is_said_again() {
+fn an_acknowledgement_that_is_lost_with_a_corrupt_frame_is_said_again() {
     let (mut a, mut b) = pair();
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     b.deliver(ONE, a.next(ONE).unwrap());
     b.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     let corrupt = b.next(ONE).unwrap();
     assert!(corrupt.header.delivered > 0);
-    assert!(b.next(ONE).is_none(), "the message has confirmed what there was to confirm");
+    assert!(b.next(ONE).is_none(), "the message has acknowledged what there was to acknowledge");
     assert!(a.channel_mut(PEER).handle_corrupt_frame(&corrupt.header));
     settle_by(ONE, &mut a, &mut b);
     let sent = |done: &&OperationCompletion| done.kind == CompletionKind::TaggedSend;
@@ -421,8 +421,8 @@ fn an_answer_takes_the_way_of_the_question() {
         a.deliver(alive, b.next(alive).expect("an answer"));
         assert!(a.next(dead).is_none());
         b.deliver(alive, a.next(alive).expect("the message goes again"));
-        assert!(b.next(dead).is_none(), "the confirmation would be lost");
-        a.deliver(alive, b.next(alive).expect("a confirmation"));
+        assert!(b.next(dead).is_none(), "the acknowledgement would be lost");
+        a.deliver(alive, b.next(alive).expect("an acknowledgement"));
         assert_eq!(a.errors(), [None]);
     }
 }

@@ -164,7 +164,7 @@ fn a_refused_write_is_announced_to_nobody() {
 }
 
 #[test]
-fn no_refusal_confirms_the_bytes_of_another() {
+fn no_refusal_acknowledges_the_bytes_of_another() {
     let (mut a, mut b) = pair();
     for _ in 0..2 {
         a.write(REMOTE, Room(5), None, TICKET).unwrap();

@@ -16,9 +16,9 @@ const THIRD: PathId = PathId(2);
 /// `THIRD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// All bytes below 15 are confirmed.
+    /// All bytes below 15 are acknowledged.
     AckedInPart,
-    /// All bytes below 20 are confirmed.
+    /// All bytes below 20 are acknowledged.
     Acked,
     /// A report names the bytes.
     Sacked,

@@ -139,13 +139,15 @@ pub fn missing_reason() -> Option<(&'static str, &'static str)> {
             "there is no memory for their record: is address space limited (ulimit -v)?"
         }
         (true, false) => {
-            "this is not the process that the launcher has started, but a child of it (a script should end with `exec`)"
+            "this is not the process that the launcher has started, but a child of it (a script \
+             should end with `exec`)"
         }
         (false, true) => {
             "their library is not loaded here: something on the way has set LD_PRELOAD again"
         }
         (false, false) => {
-            "this is not the process that the launcher has started, or its environment was emptied on the way"
+            "this is not the process that the launcher has started, or its environment was emptied \
+             on the way"
         }
     };
     Some((reason, consequence))

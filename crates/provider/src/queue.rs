@@ -4,11 +4,12 @@
 //! Successes and errors share one order. A read returns `EAVAIL` at an error when all earlier
 //! entries have been read, and returns later entries only after `read_error` has taken the error.
 //! MPICH keeps active messages to its own process in a queue of its own, and reads that queue after
-//! this one while it waits for one-sided operations (`MPIDI_progress_test_vci`). So an active message
-//! that a peer sent as a consequence of a later message would overtake an own one. The first
-//! [`HOLD_READS`] reads after a send therefore return no entry of an untagged receive, which is what
-//! carries MPICH's active messages: after each of these reads MPICH takes one message from its own
-//! queue. No entry waits for more than [`HOLD_READS`] reads, whatever the program sends meanwhile.
+//! this one while it waits for one-sided operations (`MPIDI_progress_test_vci`). So an active
+//! message that a peer sent as a consequence of a later message would overtake an own one. The
+//! first [`HOLD_READS`] reads after a send therefore return no entry of an untagged receive, which
+//! is what carries MPICH's active messages: after each of these reads MPICH takes one message from
+//! its own queue. No entry waits for more than [`HOLD_READS`] reads, whatever the program sends
+//! meanwhile.
 //!
 //! The ring gets its size when the queue is opened and grows when it must. The ring never refuses
 //! an entry, because every accepted operation owes exactly one.
@@ -27,7 +28,7 @@ const CAPACITY_MIN: usize = 1024;
 /// grows on demand.
 const CAPACITY_MAX: usize = 65_536;
 
-/// Reads that an active message waits for at most: as many messages of its own queue does MPICH take
+/// Reads that an active message waits for at most: MPICH takes as many messages of its own queue
 /// first.
 const HOLD_READS: u32 = 1;
 
@@ -143,8 +144,8 @@ impl Queue {
         self.reads.store(self.reads.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// From now on active messages wait for [`HOLD_READS`] reads after a send: the MPI library delivers
-    /// active messages to its own process itself.
+    /// From now on active messages wait for [`HOLD_READS`] reads after a send: the MPI library
+    /// delivers active messages to its own process itself.
     pub fn let_library_go_first(&self) {
         self.has_library_queue.store(true, Ordering::Relaxed);
     }

@@ -70,14 +70,16 @@ fn warn_user(problem: ThreadingProblem) {
     match problem {
         ThreadingProblem::OtherThread => log!(
             Warn,
-            "MPI is called by another thread than the one that begins the program: clocks and random numbers that this \
-             thread reads are not recorded. If this process is killed and its next incarnation reads others, the \
-             difference in what it sends or prints ends the job"
+            "MPI is called by another thread than the one that begins the program: clocks and \
+             random numbers that this thread reads are not recorded. If this process is killed and \
+             its next incarnation reads others, the difference in what it sends or prints ends the \
+             job"
         ),
         ThreadingProblem::SeveralThreads => log!(
             Warn,
-            "a second thread calls MPI: the order of calls of several threads is not recorded. If this process is killed \
-             and its threads call in another order, the difference in what it sends or prints ends the job"
+            "a second thread calls MPI: the order of calls of several threads is not recorded. If \
+             this process is killed and its threads call in another order, the difference in what \
+             it sends or prints ends the job"
         ),
     }
 }

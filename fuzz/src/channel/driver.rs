@@ -22,7 +22,7 @@ pub const REFUSED: i32 = 13;
 /// The key of both regions.
 pub const KEY: u64 = 0x5000;
 
-/// Confirmations that a side may send one after the other, without having heard anything.
+/// Acknowledgements that a side may send one after the other, without having heard anything.
 const ACKS_MAX: usize = 16;
 
 /// A process.

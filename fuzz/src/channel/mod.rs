@@ -40,7 +40,7 @@ pub struct World {
     /// One end of this path has closed, the other has yet to.
     stale: Vec<bool>,
     arena: Arena,
-    /// Confirmations that each side has sent since it has heard anything.
+    /// Acknowledgements that each side has sent since it has heard anything.
     acks: [usize; 2],
     eager_window: u32,
     sizes: [u64; 8],
@@ -435,7 +435,7 @@ impl World {
         panic!("never comes to rest");
     }
 
-    /// Both leave, each when the other has confirmed everything.
+    /// Both leave, each when the other has acknowledged everything.
     fn say_goodbye(&mut self) {
         for side in 0..2 {
             self.sides[side].endpoint.channel_mut(PEER).goodbye();

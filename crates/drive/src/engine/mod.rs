@@ -236,8 +236,9 @@ impl fmt::Display for EngineReport {
             f,
             "frames={} bytes={} unreachable={} lost={} reports_dropped={} malformed={} pauses={} \
              lost_bytes={} delivered_frames={} determinant_bytes={} nondeterminism_bytes={} \
-             log_bytes={} disk_bytes={} read_back_bytes={} disk_waits={} accepted={} refused={} attached={} links={} streams={} pending={} \
-             queued_bytes={} breaks={} waits={} reads={} writes={}",
+             log_bytes={} disk_bytes={} read_back_bytes={} disk_waits={} accepted={} refused={} \
+             attached={} links={} streams={} pending={} queued_bytes={} breaks={} waits={} \
+             reads={} writes={}",
             relay.frames,
             relay.bytes,
             relay.unreachable,

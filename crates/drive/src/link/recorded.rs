@@ -6,11 +6,11 @@
 //! returns, however long the call takes. All memory is allocated at the beginning, so that later
 //! allocations have the same addresses in every run.
 //!
-//! **Timeout.** A peer that has confirmed nothing of what is in flight for the peer timeout counts
-//! as unreachable. The kernel's own limit (`TCP_USER_TIMEOUT`) would also count the time in which a
-//! relay reads nothing, because its disk does not answer or because the receivers of its frames do
-//! not read. This link waits for such a relay, however long it takes, as a link through shared
-//! memory does.
+//! **Timeout.** A peer that has acknowledged nothing of what is in flight for the peer timeout
+//! counts as unreachable. The kernel's own limit (`TCP_USER_TIMEOUT`) would also count the time in
+//! which a relay reads nothing, because its disk does not answer or because the receivers of its
+//! frames do not read. This link waits for such a relay, however long it takes, as a link through
+//! shared memory does.
 //!
 //! What may never happen: a part of a frame is shown; bytes of two frames mix; a relay that is slow
 //! counts as unreachable.
@@ -68,7 +68,7 @@ pub struct RecordedLink {
 
 impl RecordedLink {
     /// Creates a link over a socket that is connected to a relay. `peer_timeout` is how long the
-    /// other side may confirm nothing.
+    /// other side may acknowledge nothing.
     pub fn new(socket: OwnedFd, peer_timeout: Duration) -> Self {
         // Bytes in flight are lost if this process is killed, so the send buffer holds no more than
         // is retained for this case. The kernel doubles the requested size for its own overhead.

@@ -75,10 +75,10 @@ impl World {
         require!(held.announced <= window, "{}", say("announced"));
         require!(held.lost <= held.kept, "{}", say("lost"));
         let span = REORDER_WINDOW_BYTES_MAX + FRAME_BODY_BYTES_MAX as u64;
-        require!(!held.may_reorder || held.unconfirmed <= span, "{}", say("unconfirmed"));
+        require!(!held.may_reorder || held.unacknowledged <= span, "{}", say("unacknowledged"));
         // Frames without a copy need no entry in the retransmit buffer: all of their bytes are
         // acknowledged.
-        require!(held.unconfirmed > 0 || held.kept == 0, "{}", say("kept"));
+        require!(held.unacknowledged > 0 || held.kept == 0, "{}", say("kept"));
         Ok(())
     }
 

@@ -170,7 +170,7 @@ fn flush_deferred_acks(world: &mut World, node: usize) -> Result<bool, Violation
     world.drain(node)?;
     let wakes = world.nodes[node].ready.len() > before;
     if wakes {
-        world.counts.count("deferred confirmations");
+        world.counts.count("deferred acknowledgements");
     }
     Ok(wakes)
 }

@@ -413,7 +413,8 @@ pub fn print() {
         PING_PONGS[0]
     );
     println!(
-        "and the time that the link takes for a message that is sent at once and not lost. Second numbers: ends that"
+        "and the time that the link takes for a message that is sent at once and not lost. Second \
+         numbers: ends that"
     );
     println!("have a processor for {} ms, then none for as long.", SLICE / MILLISECOND);
     println!("| size | round trip | lost | Cubic | Bbr | bound |");

@@ -226,7 +226,7 @@ impl Program {
             let within = ["killed within its open", "killed within its change of a name"];
             line.starts_with("landbridge")
                 && within.iter().any(|what| line.contains(what))
-                && line.contains("cannot be told")
+                && line.contains("cannot be known")
         };
         let is_right = self == Program::Files && !output.contains("\nwrong: plan ");
         output.lines().find(is_refusal).filter(|_| is_right).map(str::to_owned)
@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(Program::Files.judge(files), Ok(()));
         assert!(Program::Files.judge(&files.replace("wrong 0", "wrong 1")).is_err());
         let refused =
-            "x\nlandbridge[7]: Warn: killed within its open of F: what it did cannot be told\n";
+            "x\nlandbridge[7]: Warn: killed within its open of F: what it did cannot be known\n";
         assert!(
             Program::Files.refusal(refused).is_some() && Program::Heat.refusal(refused).is_none()
         );

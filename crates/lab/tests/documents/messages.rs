@@ -1,9 +1,9 @@
 //! Messages: `docs/messages.toml` is compared with the string literals of the code, and the tables
 //! of `docs/TROUBLESHOOTING.md` are made from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{check_or_write, read, root, with_table};
 
@@ -17,6 +17,65 @@ const COMPONENTS: [(&str, &str, &[&str]); 4] = [
     ("## Provider", "provider", &["provider", "drive", "proto"]),
     ("## Interposer", "interposer", &["interpose", "proto"]),
 ];
+
+/// Sources whose texts need no row, by the beginnings of their paths in `crates/`: what they print
+/// explains itself, or has a document of its own.
+const WITHOUT_ROWS: [&str; 12] = [
+    // Texts of --help.
+    "launch/src/cli.rs",
+    // Advice below each finding of `landbridge doctor`.
+    "launch/src/doctor/",
+    // The script that `landbridge env` prints.
+    "launch/src/env.rs",
+    // Cells and lines of tables.
+    "launch/src/ps/log_status.rs",
+    "launch/src/ps/paths.rs",
+    "launch/src/run/status_line.rs",
+    "launch/src/settings/show.rs",
+    // docs/SETTINGS.md is made from these texts.
+    "proto/src/setting/table.rs",
+    // Texts of libfabric's error numbers, and tests of the binary layout.
+    "provider/src/abi/",
+    // Assembler.
+    "provider/src/atomic.rs",
+    // Reasons in log lines for developers (debug).
+    "provider/src/info.rs",
+    // Names of keys in the hello.
+    "proto/src/wire/hello.rs",
+];
+
+/// Texts that are no messages: what other programs print, what the launcher looks for in the output
+/// of ranks, parts of commands, names of things inside of messages, assembler, texts of --help, and
+/// what the compiler says.
+const NO_MESSAGES: [&str; 23] = [
+    "Connection reset by peer",
+    "MPICH without libfabric",
+    "OFI poll failed",
+    "[rsp",
+    "landbridge env --mpi",
+    "of spawned group",
+    "the connection to rank",
+    "the relay cannot reach rank",
+    "| landbridge-relay --config -",
+    // The rest of the relay's --help.
+    "It prints one line when it is ready",
+    "logs its counters; SIGTERM and SIGINT end it",
+    "input after --config -",
+    "Host key verification failed",
+    "No route to host",
+    "No such file or directory",
+    "landbridge checkpoint manifest",
+    "needs to have",
+    "| paste -sd,)",
+    "change of a name",
+    "change of flags",
+    "change of size or attributes",
+    "look at a",
+    "the interposer is written for x86-64",
+];
+
+/// So many words in a row that no variable part interrupts make a text that needs a row.
+const PROSE_WORDS_MIN: usize = 3;
 
 #[derive(Debug)]
 struct Message {
@@ -87,6 +146,98 @@ fn messages_are_those_of_the_code() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// A text that is new in the code gets a row in the table. Texts of fewer than [`PROSE_WORDS_MIN`]
+/// words in a row, of assertions and of log lines for developers need none.
+#[test]
+fn printed_texts_have_a_row() {
+    let messages = messages();
+    let mut wrong = Vec::new();
+    for name in COMPONENTS.iter().flat_map(|(.., crates)| *crates).collect::<BTreeSet<_>>() {
+        let is_of_crate = |message: &&Message| COMPONENTS[message.component].2.contains(name);
+        let rows: Vec<&Message> = messages.iter().filter(is_of_crate).collect();
+        for (path, text) in sources_of_crate(name) {
+            let path = path.strip_prefix(root().join("crates")).unwrap().display().to_string();
+            if WITHOUT_ROWS.iter().any(|beginning| path.starts_with(beginning)) {
+                continue;
+            }
+            let text = without_tests(&text);
+            for (at, literal) in located_literals(text) {
+                let is_known = |part: &&str| NO_MESSAGES.iter().any(|it| part.contains(it));
+                let parts = prose(&literal).into_iter().filter(|part| !is_known(part));
+                let missing: Vec<&str> = parts.filter(|part| !has_row(part, &rows)).collect();
+                if !missing.is_empty() && !is_for_developers(&text[..at]) {
+                    let line = text[..at].lines().count();
+                    wrong.push(format!("{path}:{line}: {}", missing.join(" … ")));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not in {MESSAGES}:\n{}", wrong.join("\n"));
+}
+
+/// The parts of a literal, between its variable parts and its ends of lines, that are prose.
+fn prose(literal: &str) -> Vec<&str> {
+    let is_word = |word: &&str| {
+        let word = word.trim_matches(|letter: char| letter.is_ascii_punctuation());
+        word.len() >= 2 && word.chars().all(|letter| letter.is_ascii_alphabetic())
+    };
+    let parts = literal.split(['{', '}', '\n']).map(without_edges);
+    parts.filter(|part| part.split(' ').filter(is_word).count() >= PROSE_WORDS_MIN).collect()
+}
+
+/// The text without blanks and punctuation around it.
+fn without_edges(text: &str) -> &str {
+    text.trim_matches(|letter: char| letter.is_whitespace() || ";:,().`\"".contains(letter))
+}
+
+/// Whether a part of a text is in a row, or is for the greater part a text that a row sums up.
+fn has_row(part: &str, rows: &[&Message]) -> bool {
+    let is_summed_up = |code: &String| {
+        let code = without_edges(code);
+        part.contains(code) && code.len() * 10 >= part.len() * 6
+    };
+    rows.iter().any(|row| {
+        row.text.contains(part)
+            || row.code.iter().any(|code| code.contains(part) || is_summed_up(code))
+    })
+}
+
+/// Whether the literal that follows is of an assertion, of a log line for developers, or of an
+/// attribute.
+fn is_for_developers(before: &str) -> bool {
+    let is_end = |line: &str| line.ends_with([';', '{', '}']);
+    let mut lines: Vec<&str> = before.lines().rev().collect();
+    let end = lines.iter().skip(1).position(|line| is_end(line)).map_or(lines.len(), |at| at + 1);
+    lines.truncate(end);
+    lines.reverse();
+    let words: String = lines.concat().split_whitespace().collect();
+    let ends =
+        ["expect(", "panic!(", "unreachable!(", "log!(Debug,", "log!(Trace,", "reason=", "ignore="];
+    let asserts = ["assert!(", "assert_eq!(", "assert_ne!("];
+    ends.iter().any(|end| words.ends_with(end)) || asserts.iter().any(|it| words.contains(it))
+}
+
+#[test]
+fn texts_without_a_row_are_found() {
+    let literal = "node {name}: it cannot be reached ({why})\n  ask {who} for help with it.";
+    assert_eq!(prose(literal), ["it cannot be reached", "for help with it"]);
+    assert!(prose("{a}: {b} MiB, at {c} of {d}").is_empty());
+    let row = Message {
+        text: "node NODE: it cannot be reached (REASON)".into(),
+        component: 0,
+        means: String::new(),
+        action: String::new(),
+        code: vec!["for help with".into()],
+    };
+    assert!(has_row("it cannot be reached", &[&row]) && has_row("for help with it", &[&row]));
+    assert!(
+        !has_row("it cannot be read", &[&row]) && !has_row("for help with all of that", &[&row])
+    );
+    assert!(is_for_developers("a();\nlog!(\n    Debug,\n    ") && is_for_developers("x.expect("));
+    assert!(is_for_developers("{\n    assert!(a == b, "));
+    assert!(!is_for_developers("assert!(a);\n    bail!(") && !is_for_developers("log!(Warn, "));
+}
+
 /// With `LANDBRIDGE_WRITE_MESSAGES=1` the test first writes the tables to the document.
 #[test]
 fn the_tables_of_messages_are_made_from_the_list() {
@@ -147,6 +298,15 @@ fn in_code(text: &str) -> String {
 
 /// String literals of the crate's sources, without those of its unit tests.
 fn literals_of_crate(name: &str) -> Vec<String> {
+    let sources = sources_of_crate(name);
+    let found: Vec<_> =
+        sources.iter().flat_map(|(_, source)| literals(without_tests(source))).collect();
+    assert!(!found.is_empty(), "{name} has no string literal");
+    found
+}
+
+/// The crate's sources with their paths, without files of unit tests.
+fn sources_of_crate(name: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("crates").join(name).join("src")];
     while let Some(folder) = folders.pop() {
@@ -156,11 +316,11 @@ fn literals_of_crate(name: &str) -> Vec<String> {
             if path.is_dir() && !is_test {
                 folders.push(path);
             } else if !is_test && path.extension().is_some_and(|extension| extension == "rs") {
-                found.extend(literals(without_tests(&source(&path))));
+                let text = source(&path);
+                found.push((path, text));
             }
         }
     }
-    assert!(!found.is_empty(), "{name} has no string literal");
     found
 }
 
@@ -186,10 +346,16 @@ fn without_tests(source: &str) -> &str {
 
 /// The values of all string literals of a Rust source.
 fn literals(source: &str) -> Vec<String> {
+    located_literals(source).into_iter().map(|(_, value)| value).collect()
+}
+
+/// Where the string literals of a Rust source begin, and their values.
+fn located_literals(source: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut rest = source;
     let mut before = ' ';
     while let Some(first) = rest.chars().next() {
+        let at = source.len() - rest.len();
         let is_in_word = before.is_alphanumeric() || before == '_';
         let prefix = rest.strip_prefix(['b', 'c']).unwrap_or(rest);
         if let Some(comment) = rest.strip_prefix("//") {
@@ -201,11 +367,11 @@ fn literals(source: &str) -> Vec<String> {
         {
             let end = format!("\"{}", "#".repeat(raw.len() - text.len() - 1));
             let (value, after) = text.split_once(&end).expect("a raw literal ends");
-            found.push(value.to_owned());
+            found.push((at, value.to_owned()));
             rest = after;
         } else if let Some(text) = rest.strip_prefix('"') {
             let (value, after) = literal(text);
-            found.push(value);
+            found.push((at, value));
             rest = after;
         } else if first == '\'' {
             rest = after_quote(&rest[1..]);

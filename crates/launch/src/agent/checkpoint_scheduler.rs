@@ -631,8 +631,9 @@ impl CheckpointScheduler {
             {
                 self.notices.is_slow_reported = true;
                 Some(format!(
-                    "has been asked for checkpoint {} {} s ago and has not stopped for it: that is done at a call of MPI \
-                     that looks for messages, in the thread that began the program; it is waited for",
+                    "has been asked for checkpoint {} {} s ago and has not stopped for it: that is \
+                     done at a call of MPI that looks for messages, in the thread that began the \
+                     program; it is waited for",
                     self.number,
                     QUIESCE_WARN_AFTER.as_secs()
                 ))
@@ -641,7 +642,11 @@ impl CheckpointScheduler {
                 if !*is_reported && now >= *since + EXIT_SEEN_WITHIN =>
             {
                 *is_reported = true;
-                Some("has no checkpoint: it has closed the descriptor on which it is asked; no more are tried".into())
+                Some(
+                    "has no checkpoint: it has closed the descriptor on which it is asked; no \
+                      more are tried"
+                        .into(),
+                )
             }
             _ => None,
         }

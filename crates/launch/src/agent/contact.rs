@@ -115,20 +115,21 @@ impl Contact {
     }
 }
 
-const BYPASS: &str = "ranks are in MPI and have not opened Landbridge: their messages go by another transport, past \
-the relays. The program, or a script in front of it, sets FI_PROVIDER or a variable of its MPI library \
-(MPIR_CVAR_CH4_NETMOD, I_MPI_FABRICS, I_MPI_OFI_PROVIDER), or brings a libfabric that loads no provider: take that out";
+const BYPASS: &str = "ranks are in MPI and have not opened Landbridge: their messages go by \
+another transport, past the relays. The program, or a script in front of it, sets FI_PROVIDER or a \
+variable of its MPI library (MPIR_CVAR_CH4_NETMOD, I_MPI_FABRICS, I_MPI_OFI_PROVIDER), or brings a \
+libfabric that loads no provider: take that out";
 
 impl UnmanagedProcess {
     fn why(&self) -> &'static str {
         match self.family {
             Family::OpenMpi => {
-                "Open MPI cannot be started by `landbridge run`: inside one cluster, use its own mpirun after \
-                 `landbridge env --mpi openmpi`"
+                "Open MPI cannot be started by `landbridge run`: inside one cluster, use its own \
+                 mpirun after `landbridge env --mpi openmpi`"
             }
             _ => {
-                "whatever starts the program (sudo, env -i, ssh, a container) must hand on the variables that begin with \
-                 PMI_, FI_, MPIR_, I_MPI_ and LANDBRIDGE_, and open files"
+                "whatever starts the program (sudo, env -i, ssh, a container) must hand on the \
+                 variables that begin with PMI_, FI_, MPIR_, I_MPI_ and LANDBRIDGE_, and open files"
             }
         }
     }
@@ -199,8 +200,8 @@ impl Contact {
         let size = parent.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
             Ending::Exited(0) if unmanaged.is_alone => parent.fail(format!(
-                "rank {rank} has ended without a word to its process manager: it has used {} and was alone, not one of \
-                 {size}; {}",
+                "rank {rank} has ended without a word to its process manager: it has used {} and \
+                 was alone, not one of {size}; {}",
                 unmanaged.name(),
                 unmanaged.why()
             )),

@@ -57,7 +57,8 @@ impl ImageService {
             let text = match node.is_spare {
                 true => cannot_use(&node.name, error),
                 false => format!(
-                    "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
+                    "no checkpoints on node {}: {error:#}; a rank that is killed begins with the \
+                     program",
                     node.name
                 ),
             };
@@ -134,12 +135,13 @@ impl ImageService {
         let until = match has_store {
             true => "these have CRIU and reach the store (its variables go there with -x)",
             false => {
-                "these have CRIU, and checkpoint_dir is a folder that every node sees, or s3://BUCKET/PREFIX"
+                "these have CRIU, and checkpoint_dir is a folder that every node sees, or \
+                 s3://BUCKET/PREFIX"
             }
         };
         let text = format!(
-            "checkpoints of node {} are on it alone: spare nodes cannot use them ({}); all that its ranks do is kept \
-             (recover_memory), until {until}",
+            "checkpoints of node {} are on it alone: spare nodes cannot use them ({}); all that \
+             its ranks do is kept (recover_memory), until {until}",
             own.node.name,
             names.join(", ")
         );
@@ -157,7 +159,8 @@ impl ImageService {
         let was_gone = std::mem::replace(&mut self.is_store_gone, uploaded.is_err());
         let text = match uploaded {
             Err(error) if !was_gone => format!(
-                "{name} is on its node alone: the store has not taken it: {error:#}; more of them are not told"
+                "{name} is on its node alone: the store has not taken it: {error:#}; further \
+                 failures are not reported"
             ),
             Ok(()) if was_gone => format!("the store takes checkpoints again: {name} is there"),
             _ => return,
@@ -168,7 +171,8 @@ impl ImageService {
 
 fn cannot_use(node: &str, error: &anyhow::Error) -> String {
     format!(
-        "spare node {node} cannot use checkpoints: {error:#}; what begins there begins with the program, so all that ranks do is kept"
+        "spare node {node} cannot use checkpoints: {error:#}; what begins there begins with the \
+         program, so all that ranks do is kept"
     )
 }
 

@@ -104,8 +104,7 @@ impl Agent {
             match start_child(job, child) {
                 Ok(child) => self.children.all.push(child),
                 Err(error) => {
-                    let text = format!("cannot start an agent on {}: {error:#}", child.name);
-                    self.parent.send(&Message::Failed { text });
+                    self.parent.fail(format!("cannot start an agent on {}: {error:#}", child.name));
                     return;
                 }
             }
@@ -183,7 +182,7 @@ impl Agent {
                 adoption,
                 &self.images,
                 &mut self.processes,
-                &mut self.supervisor.ranks,
+                &mut self.supervisor,
             )
         {
             let why = format!("on node {}: {error:#}", assignment.node.name);

@@ -22,7 +22,8 @@
 //! | `replicated_rank_state`, `state_transfer` | what other nodes need of a rank |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
-//! | `rank`, `checkpoint_scheduler`, `restore` | a rank, its images and its return: one whole |
+//! | `rank`, `checkpoint_scheduler` | a rank and its images: one whole |
+//! | `restore` | the return of a rank from an image |
 //! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
 //! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
 //! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
@@ -89,7 +90,7 @@ use rank::LocalRank;
 use rank_supervisor::RankSupervisor;
 use relay::RelayProcess;
 use relay::RelayService;
-use restore::{Restore, RestoreContext, RestoreOutcome};
+use restore::{RestoreContext, RestoreOutcome};
 use state_transfer::StateTransfer;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -199,8 +200,7 @@ impl Agent {
                 let notice = self.course.startup_time();
                 let path_query = self.path_query.as_ref().map(PathQuery::next_time);
                 let images = self.supervisor.ranks.iter().filter_map(LocalRank::checkpoint_time);
-                let returns = self.supervisor.ranks.iter().filter_map(|rank| rank.restore.as_ref());
-                let returns = returns.map(Restore::next_time);
+                let returns = self.supervisor.restore_times();
                 let contacts =
                     self.supervisor.running().filter_map(|rank| rank.contact.next_time());
                 let transfer = self.failover.transfers.first().and_then(StateTransfer::begins_at);
@@ -339,7 +339,7 @@ impl Agent {
     /// Advances the restore of each rank that is being restored.
     fn advance_restores(&mut self) {
         for index in 0..self.supervisor.ranks.len() {
-            let Some(mut restore) = self.supervisor.ranks[index].restore.take() else { continue };
+            let Some(mut restore) = self.supervisor.take_restore(index) else { continue };
             if self.course.phase != Phase::Working {
                 restore.stop();
                 self.course.unreported.push(index);
@@ -350,7 +350,7 @@ impl Agent {
             let mut report = |text| parent.note(text);
             let mut context = RestoreContext { unrelated: &unrelated, report: &mut report };
             match restore.advance(old, &mut context) {
-                RestoreOutcome::Busy => self.supervisor.ranks[index].restore = Some(restore),
+                RestoreOutcome::Busy => self.supervisor.put_back_restore(index, restore),
                 RestoreOutcome::Restored(rank, image, early) => {
                     self.supervisor.put_in_place(index, *rank, &mut self.parent);
                     let (how, outcome) = (restore.how.as_deref(), Ok(Some(image)));

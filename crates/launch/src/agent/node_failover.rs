@@ -22,9 +22,9 @@ use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::process_manager::{AgentGroup, ProcessManager};
 use super::rank::{LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
+use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
-use super::restore::Restore;
 use super::state_transfer::{StateTransfer, TransferOutcome};
 use super::statistics_page::StatisticsPage;
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
@@ -60,6 +60,8 @@ pub struct NodeFailover {
     pub effects: DurableEffects,
     /// Recorded nondeterminism of ranks that this node is to take over, by rank.
     pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
+    /// The user has read what a move means for programs that use the name of their host.
+    has_warned_of_host_name: bool,
 }
 
 /// What the failover of nodes below touches in one round of the agent's loop.
@@ -119,7 +121,8 @@ impl FailoverRound<'_> {
             spawned.flat_map(|(_, indices)| self.failover.replicas.living(indices.clone()));
         if spawned.next().is_some() {
             return self.parent.fail(format!(
-                "node {} is lost ({why}), with processes that ranks have spawned: these do not come back",
+                "node {} is lost ({why}), with processes that ranks have spawned: these do not \
+                 come back",
                 lost.name
             ));
         }
@@ -136,6 +139,9 @@ impl FailoverRound<'_> {
         let name = &self.children.all[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
         self.parent.note(text);
+        if let Some(text) = self.failover.host_name_warning(name) {
+            self.parent.note(text);
+        }
         self.failover.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
     }
 
@@ -177,14 +183,15 @@ impl FailoverRound<'_> {
             ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
         {
             return self.parent.fail(format!(
-                "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
+                "rank {rank} cannot go on on another node: it has asked its process manager more \
+                 than {} MiB, with the answers, and no more of that is kept",
                 EXCHANGED_BYTES_MAX >> 20
             ));
         }
         if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
             return self.parent.fail(format!(
-                "ranks of node {} cannot go on on another node: together they have asked their process manager more than {} MiB, with \
-                 the answers",
+                "ranks of node {} cannot go on on another node: together they have asked their \
+                 process manager more than {} MiB, with the answers",
                 lost.name,
                 ADOPTED_BYTES_MAX >> 20
             ));
@@ -209,7 +216,8 @@ impl FailoverRound<'_> {
             match self.children.input.replay() {
                 Some(replay) => replay.iter().for_each(|message| stream.send(message)),
                 None => self.parent.fail(format!(
-                    "rank 0 cannot go on on another node: it was given more than {} MiB of standard input, and no more of it is kept",
+                    "rank 0 cannot go on on another node: it was given more than {} MiB of \
+                     standard input, and no more of it is kept",
                     STDIN_RETAINED_BYTES_MAX >> 20
                 )),
             }
@@ -278,6 +286,17 @@ impl FailoverRound<'_> {
 }
 
 impl NodeFailover {
+    /// The warning, once a job, that ranks which move to the node `to` get another host name there.
+    fn host_name_warning(&mut self, to: &str) -> Option<String> {
+        let is_first = !std::mem::replace(&mut self.has_warned_of_host_name, true);
+        is_first.then(|| {
+            format!(
+                "the name of the host (gethostname, uname) is another one on {to}: if a program \
+                 prints or sends that name, the replay differs there and the job ends"
+            )
+        })
+    }
+
     /// Takes a part of the record of a rank that is to be started here; all parts arrive before the
     /// rank.
     pub fn apply_update(&mut self, update: &RecordingUpdate, parent: &mut ParentAgent) {
@@ -307,7 +326,7 @@ impl NodeFailover {
         adoption: &Adoption,
         images: &ImageService,
         processes: &mut ProcessManager,
-        ranks: &mut Vec<LocalRank>,
+        supervisor: &mut RankSupervisor,
     ) -> Result<()> {
         let job = &assignment.job;
         let mut recordings = Vec::new();
@@ -349,9 +368,22 @@ impl NodeFailover {
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);
             // The agent restores the rank from an image, or starts the program, in its next round.
-            rank.restore = Some(Restore::begin(&mut rank, None, &one.images));
-            ranks.push(rank);
+            supervisor.ranks.push(rank);
+            supervisor.begin_restore(supervisor.ranks.len() - 1, None, &one.images);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_whose_ranks_move_is_warned_once_of_the_host_name() {
+        let mut failover = NodeFailover::default();
+        let text = failover.host_name_warning("north-2").unwrap();
+        assert!(text.contains("is another one on north-2"), "{text}");
+        assert_eq!(failover.host_name_warning("north-3"), None);
     }
 }

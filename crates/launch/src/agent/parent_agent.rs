@@ -122,3 +122,27 @@ impl ParentAgent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn an_error_that_ends_the_job_names_the_limit_that_has_caused_it() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let mut above =
+            ControlStream::to_agent(theirs.try_clone().unwrap().into(), theirs.into()).unwrap();
+        let stream =
+            ControlStream::to_parent(ours.try_clone().unwrap().into(), ours.into()).unwrap();
+        let mut parent = ParentAgent::new(stream);
+        let error = std::io::Error::from_raw_os_error(libc::EMFILE);
+        parent.fail(format!("cannot start an agent on n1: {error}"));
+        parent.stream.flush();
+        above.fill().unwrap();
+        let Some(Message::Failed { text }) = above.poll_message().unwrap() else { panic!() };
+        assert!(text.starts_with("cannot start an agent on n1: "), "{text}");
+        assert!(text.contains("raise that limit (ulimit -n"), "{text}");
+    }
+}

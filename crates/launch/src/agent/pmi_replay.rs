@@ -614,8 +614,8 @@ mod tests {
         replay.print(Stream::Stdout, b"one\nx = 1\n", polls(5, 5));
         replay.begin(polls(5, 5), Instant::now());
         let prints = replay.print(Stream::Stdout, b"one\nx = 2\nthree\n", polls(5, 3));
-        let expected = "does not repeat in incarnation 1 what was printed before: on standard output line 2 is \
-                        \"x = 2\", and was \"x = 1\"";
+        let expected = "does not repeat in incarnation 1 what was printed before: on standard \
+                        output line 2 is \"x = 2\", and was \"x = 1\"";
         assert_eq!(diverged(&prints), expected);
         assert_eq!(replay.print(Stream::Stdout, b"four\n", polls(9, 9)), []);
         let own = replay.print(Stream::Stderr, b"x\n\x1elandbridge[1]: x\n", polls(9, 9));

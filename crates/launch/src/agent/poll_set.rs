@@ -65,7 +65,7 @@ impl<'a> PollSet<'a> {
         if let Some(fd) = rank.quiesce_fd() {
             self.add(Source::Readiness, fd, PollFlags::IN);
         }
-        if let Some(fd) = rank.streams.input.wants_write().filter(|_| rank.restore.is_none()) {
+        if let Some(fd) = rank.streams.input.wants_write().filter(|_| !rank.is_restoring) {
             self.add(Source::RankInput(index), fd, PollFlags::OUT);
         }
     }

@@ -21,7 +21,6 @@ use super::input::Stdin;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{PmiReplay, PollCounts};
 use super::rank_recording::{RankRecording, same_length};
-use super::restore::Restore;
 use super::statistics_page::StatisticsPage;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, ReplayPosition, UnpackedImage};
 use crate::checkpoint::criu::{self, ExternalInodes, InheritedFds};
@@ -104,8 +103,9 @@ pub struct LocalRank {
     pub statistics_page: Option<Rc<StatisticsPage>>,
     /// Checkpoint scheduler of a rank of which images are taken.
     pub scheduler: Option<CheckpointScheduler>,
-    /// The restore in progress, after the rank's process has ended.
-    pub restore: Option<Restore>,
+    /// A restore is in progress, after the rank's process has ended: the next incarnation reads the
+    /// standard input.
+    pub is_restoring: bool,
     pub quiesce_socket: Option<QuiesceSocket>,
     /// Whether the rank has contacted its process manager, and which processes it runs until then.
     pub contact: Contact,
@@ -189,7 +189,7 @@ impl LocalRank {
             recording: start.recording.clone(),
             statistics_page: start.statistics_page.clone(),
             scheduler: None,
-            restore: None,
+            is_restoring: false,
             quiesce_socket,
             contact: Contact::new(start.plan, job.size, Instant::now()),
             pmi: Some(PmiSocket::new(ours.into())?),
@@ -288,7 +288,7 @@ impl LocalRank {
             recording,
             statistics_page,
             scheduler: None,
-            restore: None,
+            is_restoring: false,
             quiesce_socket: None,
             contact: Contact::default(),
             pmi: None,

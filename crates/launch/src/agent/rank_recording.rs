@@ -84,8 +84,8 @@ impl RankRecording {
         let library = sibling::path(INTERPOSER)?;
         if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" \t:".contains(byte)) {
             bail!(
-                "{} cannot be loaded in front of a program: there is a blank or a colon in its path (without it: \
-                 --set recover_clocks=off)",
+                "{} cannot be loaded in front of a program: there is a blank or a colon in its \
+                 path (without it: --set recover_clocks=off)",
                 library.display()
             );
         }

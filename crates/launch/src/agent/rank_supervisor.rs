@@ -7,6 +7,7 @@
 //! What may never happen: a rank is restarted that cannot be replayed; two incarnations of a rank
 //! run at once.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ use super::refusals::{check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
 use super::statistics_page::StatisticsPage;
 use crate::cleanup;
-use crate::control::rank_state::RankUpdate;
+use crate::control::rank_state::{CheckpointLocation, RankUpdate};
 use crate::control::spawn_order::SpawnOrder;
 use crate::control::{Assignment, Job, Message, Node};
 use crate::ending::Ending;
@@ -62,6 +63,8 @@ pub fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
 /// The ranks of this host and what is known of their processes.
 pub struct RankSupervisor {
     pub ranks: Vec<LocalRank>,
+    /// The restores in progress, by rank.
+    restores: BTreeMap<u32, Restore>,
     pub exits: Exits,
     /// MPI libraries that were found in processes of the ranks.
     libraries: Libraries,
@@ -74,6 +77,7 @@ impl RankSupervisor {
     pub fn new() -> RankSupervisor {
         RankSupervisor {
             ranks: Vec::new(),
+            restores: BTreeMap::new(),
             exits: Exits::new(),
             libraries: Libraries::default(),
             limits: ResourceLimits::default(),
@@ -98,8 +102,37 @@ impl RankSupervisor {
         if schedulers.any(|scheduler| scheduler.note_exit(pid, ending)) {
             return true;
         }
-        let mut restores = self.ranks.iter_mut().filter_map(|rank| rank.restore.as_mut());
-        restores.any(|restore| restore.note_exit(pid, ending))
+        self.restores.values_mut().any(|restore| restore.note_exit(pid, ending))
+    }
+
+    /// Begins to restore a rank without a process: see [`Restore::begin`].
+    pub fn begin_restore(
+        &mut self,
+        index: usize,
+        how: Option<String>,
+        locations: &[CheckpointLocation],
+    ) {
+        let restore = Restore::begin(&mut self.ranks[index], how, locations);
+        self.put_back_restore(index, restore);
+    }
+
+    /// Takes the restore of a rank out, to advance or to end it.
+    pub fn take_restore(&mut self, index: usize) -> Option<Restore> {
+        let rank = &mut self.ranks[index];
+        rank.is_restoring = false;
+        self.restores.remove(&rank.rank)
+    }
+
+    /// Puts a restore back that has not ended.
+    pub fn put_back_restore(&mut self, index: usize, restore: Restore) {
+        let rank = &mut self.ranks[index];
+        rank.is_restoring = true;
+        self.restores.insert(rank.rank, restore);
+    }
+
+    /// When the restores in progress want to be advanced.
+    pub fn restore_times(&self) -> impl Iterator<Item = Instant> {
+        self.restores.values().map(Restore::next_time)
     }
 
     /// Notes to the user which limits of this node may have caused this ending.
@@ -281,8 +314,7 @@ impl RankSupervisor {
         };
         let outcome = match self.ranks[index].prepare_restart(parent) {
             Ok(()) if self.ranks[index].scheduler.is_some() => {
-                let rank = &mut self.ranks[index];
-                rank.restore = Some(Restore::begin(rank, Some(how), &[]));
+                self.begin_restore(index, Some(how), &[]);
                 return true;
             }
             Ok(()) => self.restart_from_start(index, processes, relay, parent).map(|()| None),
@@ -340,7 +372,8 @@ impl RankSupervisor {
                 && old.recording.as_ref().is_none_or(|recording| recording.can_replay_from_start());
         if !can_replay_from_start {
             bail!(
-                "none of its checkpoints can be used, and what it did before them is not kept any more"
+                "none of its checkpoints can be used, and what it did before them is not kept any \
+                 more"
             );
         }
         if !old.streams.input.has(0) {
@@ -461,7 +494,8 @@ impl RankSupervisor {
             let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
             let (number, seconds) = (rank.rank, still.as_secs());
             let text = format!(
-                "rank {number} has come no further for {seconds} s on its way back: it is ended, and restarted"
+                "rank {number} has come no further for {seconds} s on its way back: it is ended, \
+                 and restarted"
             );
             parent.note(text);
             sys::kill_group(rank.pid, libc::SIGKILL);
@@ -474,8 +508,8 @@ impl RankSupervisor {
         for rank in &self.ranks {
             unrelated.extend(rank.ending.is_none().then_some(rank.pid));
             unrelated.extend(rank.scheduler.as_ref().and_then(CheckpointScheduler::criu));
-            unrelated.extend(rank.restore.as_ref().and_then(Restore::criu));
         }
+        unrelated.extend(self.restores.values().filter_map(Restore::criu));
         unrelated
     }
 }

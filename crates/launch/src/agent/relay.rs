@@ -227,7 +227,7 @@ impl RelayProcess {
 
     /// The memory file in which the relay puts the recorded nondeterminism of the last fenced rank.
     pub fn transfer_file(&self) -> Result<&File> {
-        self.transfer_file.as_ref().context("the relay was not told that ranks may move")
+        self.transfer_file.as_ref().context("the relay was not started for ranks that may move")
     }
 
     /// Queues a line for the relay's stdin. Returns false if the stdin is closed or
@@ -385,7 +385,8 @@ impl RelayService {
         let has_begun = |relay: &mut RelayProcess| relay.recoverable.remove(&rank);
         if number > 0 && self.process.as_mut().is_some_and(has_begun) {
             parent.note(format!(
-                "of rank {rank} everything is kept from its last checkpoint on: it can come back again"
+                "of rank {rank} everything is kept from its last checkpoint on: it can come back \
+                 again"
             ));
         }
     }

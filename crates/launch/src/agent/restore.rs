@@ -239,7 +239,8 @@ impl Restore {
                 Err(error) => {
                     let rank = old.rank;
                     (context.report)(format!(
-                        "a checkpoint of rank {rank} that the lost node has taken cannot be had here: {error:#}"
+                        "a checkpoint of rank {rank} that the lost node has taken cannot be had \
+                         here: {error:#}"
                     ));
                 }
             }

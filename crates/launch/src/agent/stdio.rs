@@ -79,8 +79,7 @@ impl LocalRank {
 
     /// Writes as much standard input to the rank as its pipe takes now.
     pub fn write_input(&mut self, parent: &mut ParentAgent) {
-        if self.restore.is_some() {
-            // The rank's next incarnation reads the input.
+        if self.is_restoring {
             return;
         }
         let bytes = self.streams.input.write();
@@ -89,8 +88,9 @@ impl LocalRank {
         }
         if self.streams.input.take_loss() {
             parent.note(format!(
-                "rank {} has been given more than {} MiB of standard input, and no more of it is kept: if this rank is killed it \
-                 comes back only from a checkpoint that is young enough",
+                "rank {} has been given more than {} MiB of standard input, and no more of it is \
+                 kept: if this rank is killed it comes back only from a checkpoint that is young \
+                 enough",
                 self.rank,
                 STDIN_RETAINED_BYTES_MAX >> 20
             ));
@@ -103,7 +103,7 @@ fn report_last_words(rank: u32, from: u64, gone: u64, parent: &mut ParentAgent) 
         parent.update_rank(RankUpdate::LastWords { rank, from });
     }
     parent.note(format!(
-        "rank {rank} does not print again the last {gone} bytes that it printed on standard error before it ended by an \
-         error: they count as its last words"
+        "rank {rank} does not print again the last {gone} bytes that it printed on standard error \
+         before it ended by an error: they count as its last words"
     ));
 }

@@ -239,7 +239,8 @@ fn quiet(tool: &Path) -> Command {
 
 fn cannot_run(tool: &Path) -> String {
     format!(
-        "CRIU cannot be run as {} (install it, `make criu` in a checkout, or say where it is: --set criu=FILE)",
+        "CRIU cannot be run as {} (install it, `make criu` in a checkout, or say where it is: \
+         --set criu=FILE)",
         tool.display()
     )
 }

@@ -99,8 +99,8 @@ impl ObjectStore {
         let (scheme, host) = (bucket.base_url().scheme(), bucket.base_url().host_str());
         if scheme != "https" && !allows_cleartext && !is_loopback(host.unwrap_or_default()) {
             bail!(
-                "{endpoint} is not on this machine, and checkpoints would go there in the clear, with the job's key: use https, or say \
-                 --set checkpoint_open=on"
+                "{endpoint} is not on this machine, and checkpoints would go there in the clear, \
+                 with the job's key: use https, or say --set checkpoint_open=on"
             );
         }
         let prefix = prefix.trim_matches('/').to_string();

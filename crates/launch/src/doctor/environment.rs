@@ -12,8 +12,8 @@ pub fn check() -> Vec<Finding> {
         findings.push(Finding::notice(
             format!("{is} is set here, and chooses another transport than Landbridge"),
             format!(
-                "`landbridge run` gives its ranks {instead} and says so; for an mpirun of your own, after `landbridge \
-                 env`, see what sets it (a module, ~/.bashrc)"
+                "`landbridge run` gives its ranks {instead} and says so; for an mpirun of your \
+                 own, after `landbridge env`, see what sets it (a module, ~/.bashrc)"
             ),
         ));
     }

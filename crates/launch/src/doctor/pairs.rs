@@ -102,7 +102,8 @@ pub fn check(
     let starts = |found: &&DetectedLibrary| matches!(found.family, Family::Mpich | Family::Intel);
     let Some(library) = libraries.iter().find(starts) else {
         let text = "not tried: no MPI library was found that `landbridge run` can start";
-        let advice = "name the place of an MPICH or Intel MPI, the same on every host: landbridge doctor --pairs --in DIR";
+        let advice = "name the place of an MPICH or Intel MPI, the same on every host: landbridge \
+                      doctor --pairs --in DIR";
         return vec![Finding::bad(text, advice)];
     };
     let mut arguments = said;
@@ -232,7 +233,8 @@ mod tests {
         let expected = [
             (
                 Grade::Notice,
-                "near-1 and near-2: 8 B in 60.1 us, 117.0 MB/s; tcp 10.0.0.1 to 10.0.0.2; udp 10.0.0.1 to 10.0.0.2 (probing)",
+                "near-1 and near-2: 8 B in 60.1 us, 117.0 MB/s; tcp 10.0.0.1 to 10.0.0.2; udp \
+                 10.0.0.1 to 10.0.0.2 (probing)",
             ),
             (Grade::Good, "near-1 and far-1: 8 B in 5100.0 us, 11.0 MB/s; relay"),
         ];

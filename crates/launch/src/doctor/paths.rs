@@ -119,7 +119,8 @@ fn see_why(arguments: &[String], library: &DetectedLibrary) -> String {
     let (own, arguments) = (own_name(), arguments.join(" "));
     let library = quote(&library.library.display().to_string());
     format!(
-        "see why: {unset}{own} run -v {arguments} -x FI_LOG_LEVEL=info{debug} {own} doctor-peer {library}"
+        "see why: {unset}{own} run -v {arguments} -x FI_LOG_LEVEL=info{debug} {own} doctor-peer \
+         {library}"
     )
 }
 
@@ -254,7 +255,10 @@ mod tests {
             ["--set".to_string(), "log=x y".into()].into_iter().chain(options).collect();
         let words = see_why(&options, &library(Family::Intel));
         assert!(
-            words.contains(" run -v --set 'log=x y' -n 2 --set local=own --set paths=shm -x FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "),
+            words.contains(
+                " run -v --set 'log=x y' -n 2 --set local=own --set paths=shm -x \
+                            FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "
+            ),
             "{words}"
         );
         assert!(words.ends_with(" doctor-peer /mpi/Intel.so"), "{words}");

@@ -45,7 +45,8 @@ fn check_one(address: &str) -> Finding {
     match connect(address) {
         Ok(stream) => match certified_cluster(stream) {
             Some(cluster) => Finding::good(format!(
-                "{address}: a relay answers other relays there (cluster number {cluster} of its job)"
+                "{address}: a relay answers other relays there (cluster number {cluster} of its \
+                 job)"
             )),
             None => check_hello(address),
         },
@@ -81,8 +82,8 @@ fn unreachable(address: &str, why: &str) -> Finding {
     Finding::bad(
         format!("{address} cannot be reached: {why}"),
         format!(
-            "a relay listens only while its job runs: is there one, and is this its address (`listen` for ranks; \
-             `wan_listen`, `public` and [[link]] for other relays)?\n\
+            "a relay listens only while its job runs: is there one, and is this its address \
+             (`listen` for ranks; `wan_listen`, `public` and [[link]] for other relays)?\n\
              a firewall must let TCP port {port} through, from this host to that one"
         ),
     )
@@ -175,7 +176,8 @@ fn check_hello(address: &str) -> Finding {
         connect(address).and_then(|stream| hello(stream).map_err(|error| error.to_string()));
     match answer {
         Ok(HelloReply::Closed) => Finding::good(format!(
-            "{address}: a relay answers ranks there (it has heard a hello, and refused one of another job)"
+            "{address}: a relay answers ranks there (it has heard a hello, and refused one of \
+             another job)"
         )),
         Ok(HelloReply::Words(words)) => {
             no_relay(address, &format!("it answers {:?}", String::from_utf8_lossy(&words)))

@@ -143,8 +143,8 @@ fn check_ssh() -> Finding {
 /// Whether checkpoints of ranks can be taken. CRIU itself checks whether the kernel supports it.
 fn check_criu(said: &Path) -> Finding {
     let tool = &criu::find(said);
-    let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make criu); without them a \
-                  rank that is killed begins with the program";
+    let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make \
+                  criu); without them a rank that is killed begins with the program";
     if let Err(error) = criu::check(tool) {
         return Finding::notice(format!("no checkpoints: {error:#}"), advice);
     }

@@ -131,8 +131,8 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     let note = library_note(&program, found.as_ref());
     let warning = (recovers && found.is_none()).then(|| {
         format!(
-            "--recover works with MPICH alone, and which MPI library {} uses could not be found out: the job runs, and \
-             killed ranks come back if it is MPICH",
+            "--recover works with MPICH alone, and which MPI library {} uses could not be found \
+             out: the job runs, and killed ranks come back if it is MPICH",
             task.program
         )
     });
@@ -181,8 +181,9 @@ pub fn recovers(settings: &[(String, String)]) -> bool {
 fn check_recovery(found: Option<&DetectedLibrary>, program: &str) -> Result<()> {
     match found {
         Some(found) if found.family != Family::Mpich => bail!(
-            "--recover works with MPICH alone, and {program} uses {} ({}): compile it with an MPICH 5, such as \
-             that of `pip install mpich`, or start it without --recover; see docs/RECOVERY.md",
+            "--recover works with MPICH alone, and {program} uses {} ({}): compile it with an \
+             MPICH 5, such as that of `pip install mpich`, or start it without --recover; see \
+             docs/RECOVERY.md",
             found.family.name(),
             found.library.display()
         ),
@@ -198,7 +199,8 @@ fn check_transport_variables(environment: &Environment) -> Result<()> {
         let other = variable(environment, name);
         if !other.is_empty() && other != value {
             bail!(
-                "--recover needs {name}={value}, and it is {}: unset it, or start without --recover",
+                "--recover needs {name}={value}, and it is {}: unset it, or start without \
+                 --recover",
                 other.display()
             );
         }

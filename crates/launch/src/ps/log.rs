@@ -110,8 +110,8 @@ mod tests {
         };
         let lines: Vec<String> = ranks.iter().enumerate().map(line).collect();
         let text = format!(
-            r#"{{"job": "0123456789abcdef", "launcher": 7, "program": "./a", "began": 0, "recover": true,
-                "restarts": 0, "ranks": [{}]}}"#,
+            r#"{{"job": "0123456789abcdef", "launcher": 7, "program": "./a", "began": 0,
+                "recover": true, "restarts": 0, "ranks": [{}]}}"#,
             lines.join(",")
         );
         serde_json::from_str(&text).unwrap()

@@ -249,8 +249,10 @@ impl LoggedFrame {
 mod tests {
     use super::*;
 
-    const SAID: &str = "{\"process\":1,\"endpoint\":0,\"frames\":30,\"bytes\":3000,\"disk_bytes\":1000,\"sent\":4,\"sent_bytes\":48,\
-        \"determinants\":2,\"determinant_bytes\":8,\"delivered_frames\":4,\"polls\":99,\"is_replaying\":false,\"problem\":\"\"}\n\
+    const SAID: &str = "{\"process\":1,\"endpoint\":0,\"frames\":30,\"bytes\":3000,\
+        \"disk_bytes\":1000,\"sent\":4,\"sent_bytes\":48,\"determinants\":2,\
+        \"determinant_bytes\":8,\"delivered_frames\":4,\"polls\":99,\"is_replaying\":false,\
+        \"problem\":\"\"}\n\
         {\"determinant\":0,\"polls\":7,\"micros\":1500000,\"count\":2,\"first_frame\":0}\n\
         {\"determinant\":1,\"polls\":9,\"micros\":2500000,\"count\":0,\"first_frame\":2}\n\
         {\"frame\":0,\"source\":0,\"sequence\":64,\"length\":8,\"kind\":\"Message\"}\n\
@@ -262,12 +264,14 @@ mod tests {
         let mut record = LogStatus::default();
         record.add_lines(SAID);
         let name = |process| format!("r{process}");
-        let table = "  rank  frames  in memory  on disk  sent  determinants  bytes/frame  nondeterminism  polls  state\n  \
-                     r1    30      2.00 kB    1.00 kB  4     2             2.0          -               99     logged\n";
+        let table = "  rank  frames  in memory  on disk  sent  determinants  bytes/frame  \
+                     nondeterminism  polls  state\n  r1    30      2.00 kB    1.00 kB  4     \
+                     2             2.0          -               99     logged\n";
         assert_eq!(record.table(name), table);
-        let deliveries_text = "  determinant 0: poll 7, 1.5 s, delivers frames 0 to 1\n    frame 0: Message of r0, 8 bytes at 64\n    \
-                     frames 1 to 1: on disk\n  determinant 1: poll 9, 2.5 s, something was due\n  not delivered yet:\n    \
-                     frame 2: Message of r0, 8 bytes at 72\n";
+        let deliveries_text = "  determinant 0: poll 7, 1.5 s, delivers frames 0 to 1\n    frame \
+                     0: Message of r0, 8 bytes at 64\n    frames 1 to 1: on disk\n  determinant 1: \
+                     poll 9, 2.5 s, something was due\n  not delivered yet:\n    frame 2: Message \
+                     of r0, 8 bytes at 72\n";
         assert_eq!(record.deliveries_text(name), deliveries_text);
         assert_eq!((record.logged_bytes(), record.logged_bytes_of(1)), ((3056, 1000), Some(3056)));
         assert_eq!(record.logged_bytes_of(0), None);

@@ -193,10 +193,12 @@ fn why_unanswered(launcher: u32, patience: Duration) -> String {
     match launcher {
         0 => format!("its launcher does not answer: nothing for {seconds} s"),
         pid if is_stopped(pid) => format!(
-            "its launcher does not answer: process {pid} is stopped (Ctrl-Z, SIGSTOP), and goes on after kill -CONT {pid}"
+            "its launcher does not answer: process {pid} is stopped (Ctrl-Z, SIGSTOP), and goes on \
+             after kill -CONT {pid}"
         ),
         pid => format!(
-            "its launcher does not answer: nothing for {seconds} s of process {pid}, which may have much to do"
+            "its launcher does not answer: nothing for {seconds} s of process {pid}, which may \
+             have much to do"
         ),
     }
 }
@@ -414,9 +416,11 @@ mod tests {
         more.ranks[0].logged_bytes = Some(1_500);
         more.ranks[1].image =
             Some(rank_table::NewestCheckpoint { number: 7, bytes: 60_000_000, age_s: 3 });
-        let expected = "\x20 rank  pid   node  cluster  incarnation  state       logged   newest checkpoint\n\
+        let expected = "\x20 rank  pid   node  cluster  incarnation  state       logged   newest \
+             checkpoint\n\
              \x20 0     4710  n1    here     0            running     1.50 kB  -\n\
-             \x20 1     4711  n1    here     1            restarting  -        7, 3 s old, 60.0 MB\n";
+             \x20 1     4711  n1    here     1            restarting  -        7, 3 s old, 60.0 \
+             MB\n";
         let found = table(&more, 1_000);
         assert!(found.ends_with(expected), "{found}");
     }

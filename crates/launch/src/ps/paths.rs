@@ -213,9 +213,9 @@ impl PathCounters {
 }
 
 impl From<statistics_page::PathCounters> for PathCounters {
-    fn from(
-        statistics_page::PathCounters { bytes, retransmitted_bytes, corrupt, losses }: statistics_page::PathCounters,
-    ) -> PathCounters {
+    fn from(counters: statistics_page::PathCounters) -> PathCounters {
+        let statistics_page::PathCounters { bytes, retransmitted_bytes, corrupt, losses } =
+            counters;
         PathCounters { bytes, retransmitted_bytes, corrupt, losses }
     }
 }
@@ -317,7 +317,8 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    const ACCOUNT: &str = "sum tcp 2 1 1500 20 1 2\nrow 1 tcp up 10.0.0.1 10.0.0.2 1000 0 0 0 1250000 120000\n\
+    const ACCOUNT: &str = "sum tcp 2 1 1500 20 1 2\nrow 1 tcp up 10.0.0.1 10.0.0.2 1000 0 0 0 \
+                           1250000 120000\n\
                            row 2 tcp suspected - - 500 20 1 2 0 0\nnonsense\n";
 
     #[test]
@@ -328,12 +329,13 @@ mod tests {
         let mut all = Paths::default();
         all.merge(paths);
         all.cut(ROWS_MAX);
-        let expected = "  2 paths of 1 rank, 1 of them with trouble now or before\n    \
-            tcp: 2 paths, 1.50 kB sent, 20 B of them retransmitted, 1 frame arrived corrupt, lost 2 times\n  \
-            from  to  path  state      round trip  rate       sent     retransmitted  corrupt  lost  addresses\n  \
-            r0    r2  tcp   suspected  -           -          500 B    20 B           1        2     -\n  \
-            r0    r1  tcp   up         120 us      1.25 MB/s  1.00 kB  0 B            0        0     10.0.0.1 to 10.0.0.2\n  \
-            not inside MPI just now, so nothing new of 1 rank: r2\n";
+        let expected = "  2 paths of 1 rank, 1 of them with trouble now or before\n    tcp: 2 \
+            paths, 1.50 kB sent, 20 B of them retransmitted, 1 frame arrived corrupt, lost 2 \
+            times\n  from  to  path  state      round trip  rate       sent     retransmitted  \
+            corrupt  lost  addresses\n  r0    r2  tcp   suspected  -           -          500 B    \
+            20 B           1        2     -\n  r0    r1  tcp   up         120 us      1.25 MB/s  \
+            1.00 kB  0 B            0        0     10.0.0.1 to 10.0.0.2\n  not inside MPI just \
+            now, so nothing new of 1 rank: r2\n";
         assert_eq!(all.text(false, |rank| format!("r{rank}")), expected);
         let json = serde_json::to_string(&all).unwrap();
         assert_eq!(serde_json::from_str::<Paths>(&json).unwrap(), all);

@@ -85,8 +85,8 @@ mod tests {
         status_line.replaying = vec![of(2, None, None)];
         (status_line.logged, status_line.images) =
             (Some((2_000, 1_000)), Some((seconds(3), seconds(9))));
-        let expected = "landbridge: 3 ranks up, 1 restarting; restarts: 2; logged 2.00 kB, 1.00 kB of it on disk; \
-                        checkpoints 3 to 9 s old";
+        let expected = "landbridge: 3 ranks up, 1 restarting; restarts: 2; logged 2.00 kB, 1.00 kB \
+                        of it on disk; checkpoints 3 to 9 s old";
         assert_eq!(status_line.text(), expected);
         status_line.replaying = vec![of(2, Some(43), Some(20.6)), of(3, Some(0), None)];
         assert!(

@@ -15,7 +15,7 @@ pub fn text(
 ) -> String {
     let place = format!("node {} (cluster {})", node.name, node.cluster_name);
     if let Some(problem) = process.stream.problem() {
-        return format!("{place} cannot be told what to do: {problem}");
+        return format!("{place} cannot be sent what to do: {problem}");
     }
     let command = by_hand(&node.spawn);
     let here = from.unwrap_or("this machine");
@@ -63,8 +63,8 @@ fn advice(why: &str, program: &str, here: &str) -> Option<String> {
     let missing = missing || why.contains("ermission denied") && why.contains(program);
     if missing && !program.is_empty() && why.contains(program.trim_matches('\'')) {
         return Some(format!(
-            "There is no landbridge to run as {program} on that host: install it there, or say where it \
-             is with landbridge = \"PATH\" in the topology's [[cluster]]"
+            "There is no landbridge to run as {program} on that host: install it there, or say \
+             where it is with landbridge = \"PATH\" in the topology's [[cluster]]"
         ));
     }
     if why.contains("Host key verification failed") {

@@ -1,7 +1,7 @@
 //! A channel below its messages: the numbered bytes from one process to another, over paths that
 //! come and go.
 //!
-//! [`RetransmitBuffer`] is the sender's side: which frames have been sent and not confirmed, on
+//! [`RetransmitBuffer`] is the sender's side: which frames have been sent and not acknowledged, on
 //! which path, and which of them must be retransmitted. [`ReassemblyBuffer`] is the receiver's
 //! side: which frames have arrived, in any order, and which frame may be delivered next. Neither
 //! sees a payload byte. The endpoint decides what is *new* on the channel.
@@ -28,10 +28,10 @@ pub struct PathId(pub u8);
 /// The most paths of one channel: every pair of interfaces that is worth having, and the relay.
 pub const PATHS_MAX: usize = 8;
 
-/// The reorder window: the most bytes between the last confirmed byte and the last sent byte while
-/// frames may overtake each other. The receiver buffers frames that arrive early, so this value
-/// bounds the receiver's reorder buffers too. 1 Gbit/s times 128 ms.
+/// The reorder window: the most bytes between the last acknowledged byte and the last sent byte
+/// while frames may overtake each other. The receiver buffers frames that arrive early, so this
+/// value bounds the receiver's reorder buffers too. 1 Gbit/s times 128 ms.
 pub const REORDER_WINDOW_BYTES_MAX: u64 = 16 << 20;
 
-/// The most unconfirmed frames while frames may overtake each other.
+/// The most unacknowledged frames while frames may overtake each other.
 pub const REORDER_WINDOW_FRAMES_MAX: usize = 1 << 13;

@@ -234,22 +234,23 @@ impl ReassemblyBuffer {
         !self.buffered.is_empty()
     }
 
-    /// The ranges of a report beyond `confirmed`, which may be less than [`Self::delivered`]: the
-    /// first byte and the number of bytes of each. The report names at most [`SACK_RANGES`] ranges.
-    pub fn ranges(&self, confirmed: u64) -> [(u64, u32); SACK_RANGES] {
+    /// The ranges of a report beyond `acknowledged`, which may be less than [`Self::delivered`]:
+    /// the first byte and the number of bytes of each. The report names at most [`SACK_RANGES`]
+    /// ranges.
+    pub fn ranges(&self, acknowledged: u64) -> [(u64, u32); SACK_RANGES] {
         let mut chosen = self.chosen().map(|place| self.recent[place].range.clone());
         let mut ranges = core::array::from_fn(|_| {
             let range = chosen.next().unwrap_or(0..0);
             let start = range.start.max(self.delivered);
             (start, range.end.saturating_sub(start) as u32)
         });
-        // Buffered frames before the first gap have arrived as well. But `confirmed` covers only
+        // Buffered frames before the first gap have arrived as well. But `acknowledged` covers only
         // delivered frames, and while a refusal waits not all of them. A sender that kept
         // retransmitting these bytes would have no credit for the bytes that the peer waits for.
         let whole = self.arrived.contiguous_end();
-        if confirmed < whole {
-            let bytes = u32::try_from(whole - confirmed).unwrap_or(u32::MAX);
-            ranges[SACK_RANGES - 1] = (confirmed, bytes);
+        if acknowledged < whole {
+            let bytes = u32::try_from(whole - acknowledged).unwrap_or(u32::MAX);
+            ranges[SACK_RANGES - 1] = (acknowledged, bytes);
         }
         ranges
     }

@@ -1,13 +1,13 @@
-//! The sender's side of a channel: which frames have been sent and not confirmed, and which of them
-//! must be retransmitted.
+//! The sender's side of a channel: which frames have been sent and not acknowledged, and which of
+//! them must be retransmitted.
 //!
 //! What enters: every frame that leaves ([`RetransmitBuffer::retain`]), acknowledgements, reports
 //! of arrived ranges, broken paths. What leaves: the piece that must be retransmitted next, cut for
 //! the path that takes the piece.
 //!
-//! What may never happen: the buffer forgets a byte that the peer has not confirmed; it retransmits
-//! a byte that the peer has confirmed; after a break, it retransmits before the peer has reported
-//! what has arrived.
+//! What may never happen: the buffer forgets a byte that the peer has not acknowledged; it
+//! retransmits a byte that the peer has acknowledged; after a break, it retransmits before the peer
+//! has reported what has arrived.
 
 use alloc::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub struct RetransmitBuffer<M> {
     next: u64,
     /// The peer has delivered all bytes below this number.
     delivered: u64,
-    /// The unconfirmed frames, in ascending order of their first byte.
+    /// The unacknowledged frames, in ascending order of their first byte.
     retained: VecDeque<RetainedFrame<M>>,
     /// The number of retained frames that must be retransmitted.
     lost: usize,
@@ -44,7 +44,7 @@ pub struct RetransmitBuffer<M> {
 /// megabyte pass.
 const CORRUPT_PIECE_BYTES: u32 = 16 << 10;
 
-/// A frame, or a range of a frame's bytes, that the peer has not confirmed.
+/// A frame, or a range of a frame's bytes, that the peer has not acknowledged.
 #[derive(Clone, Debug)]
 pub struct RetainedFrame<M> {
     /// The number of the first byte.
@@ -135,13 +135,13 @@ impl<M: Clone> RetransmitBuffer<M> {
         self.delivered
     }
 
-    /// Bytes that have been sent and not confirmed.
+    /// Bytes that have been sent and not acknowledged.
     #[inline]
-    pub fn unconfirmed(&self) -> u64 {
+    pub fn unacknowledged(&self) -> u64 {
         self.next - self.delivered
     }
 
-    /// The number of frames and ranges that are retained until the peer confirms them.
+    /// The number of frames and ranges that are retained until the peer acknowledges them.
     pub fn retained(&self) -> usize {
         self.retained.len()
     }
@@ -165,7 +165,7 @@ impl<M: Clone> RetransmitBuffer<M> {
     }
 
     /// Records that the peer has delivered all bytes below `delivered`. Returns false if this is
-    /// not new. Calls `each` for every confirmed range that was not known to have arrived.
+    /// not new. Calls `each` for every acknowledged range that was not known to have arrived.
     #[inline]
     pub fn handle_delivered(
         &mut self,
@@ -296,7 +296,7 @@ impl<M: Clone> RetransmitBuffer<M> {
     }
 
     /// Requests the peer's status: until the peer has reported what has arrived, nothing is sent,
-    /// neither lost nor new bytes. With nothing unconfirmed there is nothing to wait for, and
+    /// neither lost nor new bytes. With nothing unacknowledged there is nothing to wait for, and
     /// nobody would notice the loss of the status request.
     pub fn request_status(&mut self) {
         if self.retained.is_empty() {

@@ -1,7 +1,8 @@
 //! Acknowledgements of one channel, in both directions.
 //!
-//! [`OwedAck`]: what this endpoint has to confirm, and when. [`Confirmations`]: what the peer has
-//! confirmed, which operations wait for a confirmation, and when this endpoint asks for one.
+//! [`OwedAck`]: what this endpoint has to acknowledge, and when. [`Acknowledgements`]: what the
+//! peer has acknowledged, which operations wait for an acknowledgement, and when this endpoint asks
+//! for one.
 
 use alloc::collections::VecDeque;
 
@@ -24,17 +25,17 @@ pub(super) struct OwedAck {
 const PIGGYBACKED_ACKS_MIN: u8 = 16;
 
 impl OwedAck {
-    /// Records that the header of a frame that has left confirms all bytes below `acknowledged`,
-    /// when all below `delivered` have been delivered. `is_answer` says that the frame carries new
-    /// bytes, with which the application may have answered.
+    /// Records that the header of a frame that has left acknowledges all bytes below
+    /// `acknowledged`, when all below `delivered` have been delivered. `is_answer` says that the
+    /// frame carries new bytes, with which the application may have answered.
     #[inline]
     pub fn handle_sent(&mut self, acknowledged: u64, delivered: u64, is_answer: bool) {
         self.acknowledged = acknowledged;
-        let is_confirmed = acknowledged >= delivered;
-        if self.is_wanted && is_confirmed && is_answer {
+        let is_acknowledged = acknowledged >= delivered;
+        if self.is_wanted && is_acknowledged && is_answer {
             self.piggybacked = self.piggybacked.saturating_add(1);
         }
-        self.is_wanted &= !is_confirmed;
+        self.is_wanted &= !is_acknowledged;
     }
 
     /// Records that all bytes below `delivered` have been delivered.
@@ -53,13 +54,13 @@ impl OwedAck {
     }
 }
 
-/// What the peer has confirmed, and what waits for it.
+/// What the peer has acknowledged, and what waits for it.
 #[derive(Default)]
-pub(super) struct Confirmations {
+pub(super) struct Acknowledgements {
     /// The peer has delivered all bytes of this endpoint below this number, and this endpoint has
     /// delivered all that the peer sent before the acknowledgement, refusals included. Operations
     /// wait for this position.
-    pub confirmed: u64,
+    pub acknowledged: u64,
     /// An acknowledgement (`.1`) that overtook bytes of the peer. It holds once this endpoint has
     /// delivered all bytes below `.0`.
     pub early: (u64, u64),
@@ -74,7 +75,7 @@ pub(super) struct Confirmations {
     pub bytes_since_request: u64,
 }
 
-impl Confirmations {
+impl Acknowledgements {
     /// Records that operation `id` is done when the peer has all bytes below `end`.
     pub fn await_delivery(&mut self, end: u64, id: u32) {
         let place = self.awaiting.partition_point(|&(other, _)| other <= end);

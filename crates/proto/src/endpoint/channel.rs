@@ -3,17 +3,17 @@
 //! acknowledgements (`acknowledgements`), control frames and repairs (`control_frame`), arriving
 //! frames (`arrivals`) and timers (`timers`).
 //!
-//! What enters: items to send, what the peer confirms or reports, the time. What leaves: whether an
-//! acknowledgement is owed, what must be retransmitted, when to act next, and for the driver what
-//! is known of the peer. The methods here change the channel alone;
+//! What enters: items to send, what the peer acknowledges or reports, the time. What leaves:
+//! whether an acknowledgement is owed, what must be retransmitted, when to act next, and for the
+//! driver what is known of the peer. The methods here change the channel alone;
 //! [`ChannelMut`](super::ChannelMut) holds those that also change what the endpoint has to do.
 //!
-//! What may never happen: payload is retransmitted because the peer is silent; bytes are confirmed
-//! whose refusal waits to be sent.
+//! What may never happen: payload is retransmitted because the peer is silent; bytes are
+//! acknowledged whose refusal waits to be sent.
 
 use alloc::collections::VecDeque;
 
-use super::acknowledgements::{Confirmations, OwedAck};
+use super::acknowledgements::{Acknowledgements, OwedAck};
 use super::arrivals::Arrivals;
 use super::control_frame::{ControlFrame, PendingRepairs};
 use super::driver_interface::{Memory, Peer};
@@ -50,7 +50,7 @@ pub struct Channel<M> {
     pub(super) may_copy: bool,
     pub(super) into: ReassemblyBuffer,
     pub(super) owed_ack: OwedAck,
-    pub(super) confirmations: Confirmations,
+    pub(super) acknowledgements: Acknowledgements,
     pub(super) repairs: PendingRepairs,
     pub(super) arrivals: Arrivals,
     pub(super) credit: Credit,
@@ -81,7 +81,7 @@ impl<M: Clone> Channel<M> {
             may_copy: true,
             into: ReassemblyBuffer::default(),
             owed_ack: OwedAck::default(),
-            confirmations: Confirmations::default(),
+            acknowledgements: Acknowledgements::default(),
             repairs: PendingRepairs::default(),
             arrivals: Arrivals::default(),
             credit: Credit::new(eager_window),
@@ -93,7 +93,7 @@ impl<M: Clone> Channel<M> {
     pub(super) fn fail(&mut self, errno: i32) {
         self.end.failed = Some(errno);
         self.queue.clear();
-        self.confirmations.awaiting.clear();
+        self.acknowledgements.awaiting.clear();
         self.arrivals = Arrivals::default();
         self.repairs.control_frames.clear();
         self.out.clear();
@@ -158,7 +158,8 @@ impl<M: Clone> Channel<M> {
         }
     }
 
-    /// Processes what has been confirmed, for every path, and detects the losses which this shows.
+    /// Processes what has been acknowledged, for every path, and detects the losses which this
+    /// shows.
     pub(super) fn process_acks(&mut self, now: Time) {
         for number in 0..self.paths.len() {
             if self.paths[number].process_acks(now) {
@@ -197,7 +198,7 @@ impl<M: Clone> Channel<M> {
     /// the answer to the last status request, and a new status request.
     pub(super) fn repeat_control_frames(&mut self) {
         self.owed_ack.is_wanted |= self.into.delivered() > 0;
-        self.confirmations.is_solicited |= !self.confirmations.awaiting.is_empty();
+        self.acknowledgements.is_solicited |= !self.acknowledgements.awaiting.is_empty();
         self.repairs.repeat_corrupt();
         if let Some(answered_request) = self.repairs.answered_request {
             self.repairs.owe_sack(answered_request, None);
@@ -208,24 +209,24 @@ impl<M: Clone> Channel<M> {
     /// Whether a frame must be sent to the peer even if nothing else waits to be sent.
     #[inline]
     pub(super) fn owes_ack(&self) -> bool {
-        // While a refusal waits, nothing new can be confirmed. A frame would change nothing, and
+        // While a refusal waits, nothing new can be acknowledged. A frame would change nothing, and
         // another one would be owed at once.
         (self.owed_ack.is_wanted && self.repairs.refusals == 0)
             || self.granted_credit.is_half_unadvertised()
     }
 
-    /// Records that the header of a frame that has left confirms all bytes below `acknowledged` and
-    /// advertises the granted credit. `is_answer` says that the frame carries new bytes, with which
-    /// the application may have answered.
+    /// Records that the header of a frame that has left acknowledges all bytes below `acknowledged`
+    /// and advertises the granted credit. `is_answer` says that the frame carries new bytes, with
+    /// which the application may have answered.
     #[inline]
     pub(super) fn handle_ack_sent(&mut self, acknowledged: u64, is_answer: bool) {
         self.owed_ack.handle_sent(acknowledged, self.into.delivered(), is_answer);
         self.granted_credit.advertise();
     }
 
-    /// The position that a header may confirm: nothing new while a refusal waits to be sent.
+    /// The position that a header may acknowledge: nothing new while a refusal waits to be sent.
     #[inline]
-    pub(super) fn confirmed_now(&self) -> u64 {
+    pub(super) fn acknowledged_now(&self) -> u64 {
         if self.repairs.refusals > 0 { self.owed_ack.acknowledged } else { self.into.delivered() }
     }
 
@@ -236,7 +237,7 @@ impl<M: Clone> Channel<M> {
             Item::Control(..) | Item::Reply { .. } => false,
         };
         self.queue.retain(|item| !is_of(item));
-        self.confirmations.awaiting.retain(|&(_, of)| of != id);
+        self.acknowledgements.awaiting.retain(|&(_, of)| of != id);
     }
 
     /// Whether an owed acknowledgement may wait for the application's answer, as the last ones did.
@@ -248,7 +249,7 @@ impl<M: Clone> Channel<M> {
     /// Whether new bytes may be sent without exceeding the peer's reorder window.
     #[inline]
     pub(super) fn is_within_reorder_window(&self) -> bool {
-        let (frames, bytes) = (self.out.retained(), self.out.unconfirmed());
+        let (frames, bytes) = (self.out.retained(), self.out.unacknowledged());
         let is_near = bytes < REORDER_WINDOW_BYTES_MAX && frames < REORDER_WINDOW_FRAMES_MAX;
         is_near || frames == 0 || !self.paths.may_reorder()
     }
@@ -281,7 +282,7 @@ impl<M: Clone> Channel<M> {
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        self.end.failed.is_some() || (self.is_flushed() && self.out.unconfirmed() == 0)
+        self.end.failed.is_some() || (self.is_flushed() && self.out.unacknowledged() == 0)
     }
 
     /// Records that a frame arrives by `path`. Returns whether a waiting control frame or
@@ -303,18 +304,18 @@ impl<M: Clone> Channel<M> {
             || !self.paths.sends_by(self.paths.last_heard_by)
     }
 
-    /// Starts the channel's probe timeout if something is unconfirmed and may be lost silently, and
-    /// stops it otherwise.
-    pub(super) fn note_unconfirmed(&mut self, now: Time) {
-        let is_at_risk = self.out.unconfirmed() > 0 && self.paths.has_silent_loss;
-        self.timers.note_unconfirmed(now, is_at_risk.then(|| self.out.delivered()));
+    /// Starts the channel's probe timeout if something is unacknowledged and may be lost silently,
+    /// and stops it otherwise.
+    pub(super) fn note_unacknowledged(&mut self, now: Time) {
+        let is_at_risk = self.out.unacknowledged() > 0 && self.paths.has_silent_loss;
+        self.timers.note_unacknowledged(now, is_at_risk.then(|| self.out.delivered()));
     }
 
     /// Does what is due at time `now`: declares datagrams lost, and queues status requests and
     /// acknowledgements.
     pub(super) fn handle_time(&mut self, now: Time) {
         self.check_flows(now);
-        self.note_unconfirmed(now);
+        self.note_unacknowledged(now);
         if self.timers.check_probe_timeout(now, self.out.delivered()) {
             self.repairs.owe_status_request(None);
         }

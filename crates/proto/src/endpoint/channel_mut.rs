@@ -78,7 +78,7 @@ impl<M: Memory> ChannelMut<'_, M> {
     pub(super) fn arm_probe_timeout(&mut self) {
         let is_watched = self.channel.entry.is_armed() && self.channel.timers.is_probing();
         if !is_watched || self.channel.paths.has_datagrams {
-            self.channel.note_unconfirmed(self.schedule.now());
+            self.channel.note_unacknowledged(self.schedule.now());
             self.arm();
         }
     }

@@ -17,15 +17,15 @@ use crate::wire::kind_header::KindHeader;
 pub struct ChannelUsage {
     /// The number of the next new byte to the peer.
     pub sent: u64,
-    /// Bytes of the channel that were sent and are not confirmed.
-    pub unconfirmed: u64,
+    /// Bytes of the channel that were sent and are not acknowledged.
+    pub unacknowledged: u64,
     /// Frames, or pieces of frames, in the retransmit buffer.
     pub kept: usize,
     /// Of the frames and pieces in the retransmit buffer, the number that is known to be lost.
     pub lost: usize,
     /// Operations and answers in the transmit queue.
     pub queue: usize,
-    /// Operations that complete when the peer has confirmed their bytes.
+    /// Operations that complete when the peer has acknowledged their bytes.
     pub awaiting: usize,
     /// Control frames that wait to be sent.
     pub control_frames: usize,
@@ -48,7 +48,7 @@ impl<M: Memory> Channel<M> {
         }
         ChannelUsage {
             sent: self.out.next(),
-            unconfirmed: self.out.unconfirmed(),
+            unacknowledged: self.out.unacknowledged(),
             kept: self.out.retained(),
             lost: self
                 .out
@@ -56,7 +56,7 @@ impl<M: Memory> Channel<M> {
                 .filter(|frame| frame.state == RetainedState::Lost)
                 .count(),
             queue: self.queue.len(),
-            awaiting: self.confirmations.awaiting.len(),
+            awaiting: self.acknowledgements.awaiting.len(),
             control_frames: self.repairs.control_frames.len(),
             corrupt: self.repairs.corrupt.len(),
             out_of_order: self.arrivals.out_of_order.len(),

@@ -38,22 +38,22 @@ impl<M: Memory> ChannelMut<'_, M> {
         self.channel.end.has_left = false;
     }
 
-    /// Asks the peer to confirm what the retransmit buffer holds, once for each byte. The driver
-    /// calls this function when memory is short and no other frame may ever ask for an
+    /// Asks the peer to acknowledge what the retransmit buffer holds, once for each byte. The
+    /// driver calls this function when memory is short and no other frame may ever ask for an
     /// acknowledgement.
     pub fn solicit_ack(&mut self) {
         let channel = &mut *self.channel;
         let sent = channel.out.next();
-        if channel.out.retained() > 0 && channel.confirmations.solicited_end < sent {
-            (channel.confirmations.solicited_end, channel.confirmations.is_solicited) =
+        if channel.out.retained() > 0 && channel.acknowledgements.solicited_end < sent {
+            (channel.acknowledgements.solicited_end, channel.acknowledgements.is_solicited) =
                 (sent, true);
             self.mark_busy();
         }
     }
 
-    /// Sends Goodbye to the peer: this endpoint delivers nothing new, and asks the peer to confirm
-    /// everything. Operations that were started before are still sent behind the Goodbye. Only the
-    /// first call has an effect.
+    /// Sends Goodbye to the peer: this endpoint delivers nothing new, and asks the peer to
+    /// acknowledge everything. Operations that were started before are still sent behind the
+    /// Goodbye. Only the first call has an effect.
     pub fn goodbye(&mut self) {
         let channel = &mut *self.channel;
         let is_new = !core::mem::replace(&mut channel.end.has_said_goodbye, true);

@@ -1,7 +1,7 @@
 //! The transmission state of one path of datagrams: how much may be in flight, how fast datagrams
 //! may leave, which of them are lost, and when to send a status request.
 //!
-//! What enters: what leaves by the path, what of it is confirmed, the time. What leaves: whether
+//! What enters: what leaves by the path, what of it is acknowledged, the time. What leaves: whether
 //! more may be sent now, what is lost, when to act next. The parts are independent: [`Flight`]
 //! knows what is in flight, [`Congestion`] how much may be in flight, [`Pacer`] how fast it may
 //! leave, [`ProbeTimeout`] how long to wait for an answer.
@@ -41,7 +41,7 @@ pub(super) struct DatagramFlow {
     /// The status requests that have left and are not answered: number, and position in the order
     /// of sending.
     status_requests: VecDeque<(u64, u64)>,
-    /// The latest datagram that was confirmed since [`DatagramFlow::process_acks`] ran.
+    /// The latest datagram that was acknowledged since [`DatagramFlow::process_acks`] ran.
     newest_acked: Option<(u64, SentDatagram)>,
     /// No datagram from this position in the order of sending on has been limited by the window or
     /// the pacer.
@@ -209,7 +209,7 @@ impl DatagramFlow {
 
     /// Records that the datagram at position `order` has arrived. `shortest` is an argument of
     /// [`Flight::acknowledge`].
-    pub fn handle_confirmed(&mut self, now: Time, order: u64, round_trip: &RttEstimator) {
+    pub fn handle_acknowledged(&mut self, now: Time, order: u64, round_trip: &RttEstimator) {
         let shortest = round_trip.minimum_nanos().unwrap_or(0);
         let Some(datagram_sent) = self.flight.acknowledge(order, now, shortest) else { return };
         if datagram_sent.is_retransmission && now.nanos_since(datagram_sent.sent_at) < shortest {
@@ -237,12 +237,12 @@ impl DatagramFlow {
         if let Some(place) = self.status_requests.iter().position(|&(ask, _)| ask == number) {
             let order = self.status_requests[place].1;
             self.status_requests.drain(..=place);
-            self.handle_confirmed(now, order, round_trip);
+            self.handle_acknowledged(now, order, round_trip);
             self.probe_timeout.handle_progress(now);
         }
     }
 
-    /// Processes the acknowledgements of one batch. Returns false if they confirm nothing new.
+    /// Processes the acknowledgements of one batch. Returns false if they acknowledge nothing new.
     pub fn process_acks(&mut self, now: Time, round_trip: &mut RttEstimator) -> bool {
         let Some((_, datagram_sent)) = self.newest_acked.take() else { return false };
         let sample = now.nanos_since(datagram_sent.sent_at);

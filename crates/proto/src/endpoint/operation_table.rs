@@ -1,10 +1,10 @@
 //! The operations that this endpoint has started, until they are done.
 //!
-//! What enters: operations, confirmations of the peer, its grants, answers and refusals. What
+//! What enters: operations, acknowledgements of the peer, its grants, answers and refusals. What
 //! leaves: completions.
 //!
 //! What may never happen: an operation completes while a path still reads its memory, or before the
-//! confirmation that its level or its borrowed memory demands; a refused operation succeeds; a
+//! acknowledgement that its level or its borrowed memory demands; a refused operation succeeds; a
 //! completion is lost or reported twice.
 
 use alloc::vec::Vec;
@@ -102,10 +102,10 @@ impl<M: Memory> OperationTable<M> {
             return;
         };
         let awaits = op.level == CompletionLevel::DeliveryComplete || op.is_borrowed;
-        if awaits && channel.confirmations.confirmed < end {
+        if awaits && channel.acknowledgements.acknowledged < end {
             // An operation that was refused while a path held its frame waits for delivery already.
             if op.refused.is_none() {
-                channel.confirmations.await_delivery(end, id);
+                channel.acknowledgements.await_delivery(end, id);
             }
         } else {
             // Another path may still hold a piece of the operation.
@@ -142,7 +142,7 @@ impl<M: Memory> OperationTable<M> {
         let Channel { out, paths, .. } = channel;
         let is_new = out.handle_delivered(delivered, |frame| {
             if let Some(state) = paths.get_mut(frame.path.0 as usize) {
-                state.handle_confirmed(now, frame);
+                state.handle_acknowledged(now, frame);
             }
         });
         if is_new && may_wait {
@@ -154,19 +154,20 @@ impl<M: Memory> OperationTable<M> {
             }
         }
         let channel = &mut *on.channel;
-        if delivered <= channel.confirmations.confirmed {
+        if delivered <= channel.acknowledgements.acknowledged {
             return;
         }
         if sequence > channel.into.delivered() {
-            channel.confirmations.early = channel.confirmations.early.max((sequence, delivered));
+            channel.acknowledgements.early =
+                channel.acknowledgements.early.max((sequence, delivered));
             return;
         }
-        channel.confirmations.confirmed = delivered;
+        channel.acknowledgements.acknowledged = delivered;
         loop {
             let channel = &mut *on.channel;
-            match channel.confirmations.awaiting.front() {
+            match channel.acknowledgements.awaiting.front() {
                 Some(&(end, id)) if end <= delivered => {
-                    channel.confirmations.awaiting.pop_front();
+                    channel.acknowledgements.awaiting.pop_front();
                     self.complete_flushed(on, id);
                 }
                 _ => return,
@@ -178,8 +179,9 @@ impl<M: Memory> OperationTable<M> {
     #[inline]
     pub fn handle_early_ack(&mut self, on: &mut ChannelMut<'_, M>) {
         let channel = &*on.channel;
-        let (sequence, delivered) = channel.confirmations.early;
-        if delivered > channel.confirmations.confirmed && sequence <= channel.into.delivered() {
+        let (sequence, delivered) = channel.acknowledgements.early;
+        if delivered > channel.acknowledgements.acknowledged && sequence <= channel.into.delivered()
+        {
             self.handle_delivered(on, delivered, sequence);
         }
     }
@@ -262,14 +264,14 @@ impl<M: Memory> OperationTable<M> {
 
     /// Records that operation `id` is answered. The operation is done once none of its bytes may
     /// have to be retransmitted from memory that belongs to the caller after completion. (The
-    /// answer may have come in pieces that confirm nothing, or behind a refusal.)
+    /// answer may have come in pieces that acknowledge nothing, or behind a refusal.)
     fn complete_replied(&mut self, on: &mut ChannelMut<'_, M>, id: u32) {
         let is_borrowed = self.ops.at(id).is_some_and(|op| op.is_borrowed);
         let channel = &mut *on.channel;
         let sent = channel.out.next();
-        if is_borrowed && channel.confirmations.confirmed < sent {
-            channel.confirmations.is_solicited = true;
-            channel.confirmations.await_delivery(sent, id);
+        if is_borrowed && channel.acknowledgements.acknowledged < sent {
+            channel.acknowledgements.is_solicited = true;
+            channel.acknowledgements.await_delivery(sent, id);
             on.mark_busy();
         } else {
             self.complete_flushed(on, id);

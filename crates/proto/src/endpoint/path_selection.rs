@@ -105,7 +105,7 @@ fn paths_that_are_equal_share_what_is_long() {
 /// one, and takes it or declines. (A socket holds two pieces that have not left.)
 fn transfer(rails: &[Rail], bytes: u64) -> u64 {
     let mut channel = channel(rails);
-    // For each piece: when it leaves, when it is confirmed, its size.
+    // For each piece: when it leaves, when it is acknowledged, its size.
     let mut sent: Vec<Vec<(Time, Time, u64)>> = rails.iter().map(|_| Vec::new()).collect();
     let (mut now, mut left, mut end) = (Time(10 * SECOND), bytes, Time(0));
     loop {
@@ -128,8 +128,9 @@ fn transfer(rails: &[Rail], bytes: u64) -> u64 {
         if is_taken {
             continue;
         }
-        // No path takes a piece: the loop goes on when a piece has left or is confirmed.
-        let times = sent.iter().flatten().flat_map(|&(leaves, confirmed, _)| [leaves, confirmed]);
+        // No path takes a piece: the loop goes on when a piece has left or is acknowledged.
+        let times =
+            sent.iter().flatten().flat_map(|&(leaves, acknowledged, _)| [leaves, acknowledged]);
         let next = times.filter(|&at| at > now).min();
         let Some(next) = next else {
             assert_eq!(left, 0, "nobody takes what is left");
@@ -137,7 +138,7 @@ fn transfer(rails: &[Rail], bytes: u64) -> u64 {
         };
         now = next;
         for (number, sent) in sent.iter_mut().enumerate() {
-            let (done, open) = sent.iter().partition(|&&(_, confirmed, _)| confirmed <= now);
+            let (done, open) = sent.iter().partition(|&&(_, acknowledged, _)| acknowledged <= now);
             *sent = open;
             let done: Vec<(Time, Time, u64)> = done;
             done.iter()

@@ -45,7 +45,7 @@ pub struct PathProperties {
     /// A frame that is sent later may arrive earlier: relays distribute frames over several
     /// streams, and datagrams are unordered.
     pub reorders: bool,
-    /// The path can lose frames without reporting the loss. If a frame is not confirmed for a
+    /// The path can lose frames without reporting the loss. If a frame is not acknowledged for a
     /// while, a status request follows.
     pub silent_loss: bool,
     /// Every frame is one datagram, which may be lost, duplicated, reordered or late without a
@@ -179,11 +179,11 @@ impl PathState {
         self.flow.as_ref().is_none_or(|flow| flow.is_open())
     }
 
-    /// Records that a frame of the path is confirmed.
-    pub fn handle_confirmed<M>(&mut self, now: Time, frame: &RetainedFrame<M>) {
+    /// Records that a frame of the path is acknowledged.
+    pub fn handle_acknowledged<M>(&mut self, now: Time, frame: &RetainedFrame<M>) {
         match &mut self.flow {
             Some(flow) if frame.state == RetainedState::InFlight => {
-                flow.handle_confirmed(now, frame.order, &self.round_trip);
+                flow.handle_acknowledged(now, frame.order, &self.round_trip);
             }
             Some(flow) => flow.handle_spurious_loss(),
             None if frame.sent_at != RetainedFrame::<M>::UNKNOWN => {
@@ -203,8 +203,8 @@ impl PathState {
         }
     }
 
-    /// Processes the path's acknowledgements. Returns false if they confirm nothing new, or if the
-    /// path carries no datagrams.
+    /// Processes the path's acknowledgements. Returns false if they acknowledge nothing new, or if
+    /// the path carries no datagrams.
     pub fn process_acks(&mut self, now: Time) -> bool {
         let round_trip = &mut self.round_trip;
         self.flow.as_mut().is_some_and(|flow| flow.process_acks(now, round_trip))

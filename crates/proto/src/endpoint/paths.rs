@@ -132,10 +132,10 @@ impl<M: Memory> ChannelMut<'_, M> {
         }
     }
 
-    /// Sets whether `path` is suspected. The driver suspects a path on which nothing is confirmed
-    /// although other paths go on. What a suspected path carried may be lost, and nothing is sent
-    /// by it while there is another path, until the driver reports that it works again
-    /// (`is_suspected` is false).
+    /// Sets whether `path` is suspected. The driver suspects a path on which nothing is
+    /// acknowledged although other paths go on. What a suspected path carried may be lost, and
+    /// nothing is sent by it while there is another path, until the driver reports that it works
+    /// again (`is_suspected` is false).
     pub fn suspect_path(&mut self, path: PathId, is_suspected: bool) {
         let channel = &mut *self.channel;
         let state = channel.paths.get_mut(path.0 as usize);

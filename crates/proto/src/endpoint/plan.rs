@@ -117,8 +117,8 @@ impl Plan {
     /// further refusals may wait behind it: their operations would count as done. A retransmission
     /// reports 0, because its sequence number is from before a refusal that may be in flight.
     #[inline]
-    fn confirms<M: Clone>(&self, channel: &Channel<M>) -> u64 {
-        if self.origin == Origin::Retransmission { 0 } else { channel.confirmed_now() }
+    fn acknowledges<M: Clone>(&self, channel: &Channel<M>) -> u64 {
+        if self.origin == Origin::Retransmission { 0 } else { channel.acknowledged_now() }
     }
 
     /// Whether the payload is remote memory that a peer asked for. No operation holds this memory,
@@ -154,7 +154,7 @@ impl Plan {
             source,
             target: channel.address,
             sequence: self.sequence,
-            delivered: self.confirms(channel),
+            delivered: self.acknowledges(channel),
             credit: { channel.granted_credit }.advertise(),
         };
         let mut front = Front {
@@ -183,7 +183,7 @@ impl Plan {
     }
 
     /// Records that `path` has taken the frame: the frame's bytes are numbered, and the position
-    /// that its header confirms counts as reported.
+    /// that its header acknowledges counts as reported.
     #[inline]
     pub fn commit<M: Clone>(
         &self,
@@ -207,9 +207,9 @@ impl Plan {
             Origin::Control => self.commit_control(channel, (path, now)),
         }
         let is_new = self.origin == Origin::New;
-        let confirms = self.confirms(channel);
+        let acknowledges = self.acknowledges(channel);
         channel.repairs.refusals -= (self.kind == Kind::Refused && is_new) as u32;
-        channel.handle_ack_sent(confirms, is_new);
+        channel.handle_ack_sent(acknowledges, is_new);
     }
 
     /// Records that the frame has left as a datagram. Returns its position in the order of sending,
@@ -249,8 +249,8 @@ impl Plan {
             state.rate.handle_sent(body);
         }
         let requests_ack = self.flags & flag::WANT_ACK != 0;
-        channel.confirmations.bytes_since_request =
-            if requests_ack { 0 } else { channel.confirmations.bytes_since_request + body };
+        channel.acknowledgements.bytes_since_request =
+            if requests_ack { 0 } else { channel.acknowledgements.bytes_since_request + body };
     }
 
     #[inline]
@@ -287,7 +287,7 @@ impl Plan {
         memory: Option<(M, u64)>,
     ) {
         channel.out.retain_as_lost(self.retained(path, (0, RetainedFrame::<M>::UNKNOWN), memory));
-        channel.confirmations.bytes_since_request += self.body();
+        channel.acknowledgements.bytes_since_request += self.body();
     }
 
     fn commit_control<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
@@ -319,7 +319,7 @@ impl Plan {
                     channel.repairs.corrupt[place].2 = true;
                 }
             }
-            KindHeader::Empty => channel.confirmations.is_solicited = false,
+            KindHeader::Empty => channel.acknowledgements.is_solicited = false,
             _ => (),
         }
     }
@@ -392,7 +392,7 @@ pub(super) fn plan<M: Memory>(
             return None;
         }
         let plan = || Plan::control(Kind::Ack, KindHeader::Empty, channel);
-        if channel.confirmations.is_solicited {
+        if channel.acknowledgements.is_solicited {
             return Some(Plan { flags: flag::WANT_ACK, ..plan() });
         }
         channel.owes_ack().then(plan)
@@ -447,8 +447,8 @@ fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Pl
 fn plan_control_frame<M: Clone>(channel: &Channel<M>, control_frame: ControlFrame) -> Plan {
     let head = match control_frame {
         ControlFrame::Sack(answers, _) => {
-            let confirmed = channel.confirmed_now();
-            KindHeader::Sack { answers, ranges: channel.into.ranges(confirmed) }
+            let acknowledged = channel.acknowledged_now();
+            KindHeader::Sack { answers, ranges: channel.into.ranges(acknowledged) }
         }
         ControlFrame::StatusRequest(_) => {
             KindHeader::StatusRequest { number: channel.out.next_status_request() }
@@ -537,7 +537,8 @@ pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless:
     plan.sequence = channel.out.next();
     if !lossless {
         let many = channel.out.retained() % ACK_INTERVAL_FRAMES == ACK_INTERVAL_FRAMES - 1;
-        if many || channel.confirmations.bytes_since_request + plan.body() >= ACK_INTERVAL_BYTES_MAX
+        if many
+            || channel.acknowledgements.bytes_since_request + plan.body() >= ACK_INTERVAL_BYTES_MAX
         {
             plan.flags |= flag::WANT_ACK;
         }

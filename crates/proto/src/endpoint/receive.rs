@@ -52,7 +52,7 @@ impl<M: Memory> Endpoint<M> {
             on.mark_busy();
         }
         if header.delivered > on.channel.out.next() {
-            return Err(Fault("a peer confirms bytes that were never sent"));
+            return Err(Fault("a peer acknowledges bytes that were never sent"));
         }
         if !header.kind.is_numbered() {
             operations.handle_delivered(&mut on, header.delivered, header.sequence);

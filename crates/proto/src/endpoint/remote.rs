@@ -82,8 +82,8 @@ impl<M: Memory> ChannelMut<'_, M> {
             return;
         }
         channel.repairs.refusals += 1;
-        // The refusal goes to the front of the queue: no frame may confirm the refused bytes before
-        // the sender knows of the refusal.
+        // The refusal goes to the front of the queue: no frame may acknowledge the refused bytes
+        // before the sender knows of the refusal.
         self.enqueue_front(Item::Control(Kind::Refused, 0, head));
     }
 

@@ -146,7 +146,7 @@ impl<M: Memory> ChannelMut<'_, M> {
         let channel = &mut *self.channel;
         channel.into.deliver(frame.whole);
         // Only now may the acknowledgement be sent: a frame sent while the payload was arriving
-        // could not confirm it.
+        // could not acknowledge it.
         channel.owed_ack.is_wanted |= frame.flags & flag::WANT_ACK != 0;
         channel.owed_ack.handle_delivered(channel.into.delivered());
         channel.end.has_left |= frame.kind == Kind::Goodbye;

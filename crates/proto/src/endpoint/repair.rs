@@ -50,7 +50,7 @@ impl<M: Memory> ChannelMut<'_, M> {
                     if is_sane(start, end) {
                         out.handle_arrived(start, end, |frame| {
                             if let Some(state) = paths.get_mut(frame.path.0 as usize) {
-                                state.handle_confirmed(now, frame);
+                                state.handle_acknowledged(now, frame);
                             }
                         });
                     }

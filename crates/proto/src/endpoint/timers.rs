@@ -1,11 +1,11 @@
 //! The timers of one channel: the probe timeout after silence, and the delayed acknowledgement.
 //!
-//! What enters: the time, and the position up to which the peer has confirmed. What leaves: whether
-//! a status request or an acknowledgement is due, and when to look next.
+//! What enters: the time, and the position up to which the peer has acknowledged. What leaves:
+//! whether a status request or an acknowledgement is due, and when to look next.
 //!
-//! What may never happen: something unconfirmed on a path with silent loss waits for ever; the time
-//! alone causes anything but a status request to be sent; a channel without such a path, or with
-//! nothing in flight, has a timer.
+//! What may never happen: something unacknowledged on a path with silent loss waits for ever; the
+//! time alone causes anything but a status request to be sent; a channel without such a path, or
+//! with nothing in flight, has a timer.
 
 use super::datagram_flow::ACK_DELAY_NANOS_MAX;
 use crate::channel::probe_timeout::{FIRST_PROBE_TIMEOUT_NANOS_MAX, ProbeTimeout};
@@ -14,12 +14,13 @@ use crate::path::time::Time;
 /// The timers of one channel.
 #[derive(Debug, Default)]
 pub(super) struct ChannelTimers {
-    /// The probe timeout of all that is unconfirmed, as long as silent loss may affect some of it.
+    /// The probe timeout of all that is unacknowledged, as long as silent loss may affect some of
+    /// it.
     probe_timeout: ProbeTimeout,
     /// The delivered position when `probe_timeout` began to wait.
     delivered: u64,
-    /// The time at which datagrams that have arrived are confirmed, if no other frame has carried
-    /// the acknowledgement by then.
+    /// The time at which datagrams that have arrived are acknowledged, if no other frame has
+    /// carried the acknowledgement by then.
     delayed_ack_at: Option<Time>,
 }
 
@@ -29,9 +30,9 @@ impl ChannelTimers {
         self.probe_timeout != ProbeTimeout::default()
     }
 
-    /// Starts the probe timeout, unless it runs, if the bytes from `at_risk` on are unconfirmed and
-    /// may be lost silently, and stops it if there is no such position.
-    pub fn note_unconfirmed(&mut self, now: Time, at_risk: Option<u64>) {
+    /// Starts the probe timeout, unless it runs, if the bytes from `at_risk` on are unacknowledged
+    /// and may be lost silently, and stops it if there is no such position.
+    pub fn note_unacknowledged(&mut self, now: Time, at_risk: Option<u64>) {
         match at_risk {
             None => self.probe_timeout.stop(),
             Some(delivered) if !self.is_probing() => {
@@ -42,8 +43,8 @@ impl ChannelTimers {
         }
     }
 
-    /// Whether a status request is due, because nothing has been confirmed for the probe timeout.
-    /// The peer has confirmed all bytes below `delivered`.
+    /// Whether a status request is due, because nothing has been acknowledged for the probe
+    /// timeout. The peer has acknowledged all bytes below `delivered`.
     pub fn check_probe_timeout(&mut self, now: Time, delivered: u64) -> bool {
         let due = self.probe_timeout.due(FIRST_PROBE_TIMEOUT_NANOS_MAX);
         if due.is_none_or(|due| due > now) {

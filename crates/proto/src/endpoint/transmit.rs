@@ -181,7 +181,7 @@ impl<M: Memory> ChannelMut<'_, M> {
         channel.credit.spend(passing.size as u32);
         if channel.paths.path_state(path).is_some_and(|state| state.path.lossless) {
             channel.out.advance_lossless(passing.body());
-            channel.handle_ack_sent(channel.confirmed_now(), true);
+            channel.handle_ack_sent(channel.acknowledged_now(), true);
         } else {
             let plan = numbered(passing.plan(), channel, false);
             plan.commit(channel, (path, self.schedule.now()), copy.map(|copy| (copy, 0)));

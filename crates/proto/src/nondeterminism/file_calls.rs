@@ -227,8 +227,8 @@ impl NondeterminismRecord<'_> {
         Err(self.diverged(ReadRequest::End, before))
     }
 
-    /// Whether the last incarnation was killed within an effect that follows the replayed entries: the
-    /// next recorded call is this effect.
+    /// Whether the last incarnation was killed within an effect that follows the replayed entries:
+    /// the next recorded call is this effect.
     pub fn has_interrupted_effect(&self) -> bool {
         self.head.files.at.load(Acquire) == self.head.consumed.load(Relaxed) + 1
     }

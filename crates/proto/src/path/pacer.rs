@@ -28,7 +28,7 @@ pub const BURST_NANOS: u64 = 2 * MILLISECOND;
 pub const LATE_NANOS: u64 = 4 * MILLISECOND;
 
 /// The smallest rate in bytes per second: that of a link of 128 kbit/s. An estimate can be wrong by
-/// any factor (few bytes were confirmed long after they had been sent), and a sender that waits
+/// any factor (few bytes were acknowledged long after they had been sent), and a sender that waits
 /// minutes for its turn cannot correct the estimate. The window bounds what is in flight in any
 /// case.
 pub const RATE_MIN: u64 = 16_000;

@@ -1,6 +1,6 @@
 //! The delivery rate of a path of any kind, for dividing work between paths.
 //!
-//! The owner reports what it hands to the path and what the peer has confirmed. Packets are not
+//! The owner reports what it hands to the path and what the peer has acknowledged. Packets are not
 //! needed, so the estimate serves TCP, shared memory and relays too. The rate is taken from the
 //! spacing of acknowledgements while bytes are in flight. The first acknowledgement after idleness
 //! only starts the measurement, so neither the delay of the path nor the pauses of the application
@@ -56,13 +56,13 @@ impl DeliveryRate {
         self.outstanding = self.outstanding.saturating_add(bytes);
     }
 
-    /// Records that `bytes` bytes will not be confirmed, because they were lost or moved to another
-    /// path.
+    /// Records that `bytes` bytes will not be acknowledged, because they were lost or moved to
+    /// another path.
     pub fn handle_lost(&mut self, bytes: u64) {
         self.leave(bytes);
     }
 
-    /// Records that the peer confirmed `bytes` bytes.
+    /// Records that the peer acknowledged `bytes` bytes.
     pub fn handle_delivered(&mut self, now: Time, bytes: u64) {
         let load = self.outstanding;
         self.outstanding = load.saturating_sub(bytes);
@@ -86,7 +86,7 @@ impl DeliveryRate {
         }
     }
 
-    /// The bytes handed to the path and not yet confirmed.
+    /// The bytes handed to the path and not yet acknowledged.
     pub fn outstanding_bytes(&self) -> u64 {
         self.outstanding
     }
@@ -138,7 +138,7 @@ mod tests {
     use super::super::time::{MILLISECOND, SECOND};
     use super::*;
 
-    /// Sends `bytes` at once and confirms them in packets at `rate`, after `delay`.
+    /// Sends `bytes` at once and acknowledges them in packets at `rate`, after `delay`.
     fn message(path: &mut DeliveryRate, start: Time, bytes: u64, rate: u64, delay: u64) -> Time {
         path.handle_sent(bytes);
         let mut now = start.after(delay);

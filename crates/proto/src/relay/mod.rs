@@ -23,8 +23,8 @@
 //! input waits for an output that is disconnected: the relay drops frames beyond the bound of its
 //! queue.
 //!
-//! **Breaks.** Endpoints keep every frame until its target has confirmed the frame, so a relay may
-//! lose frames if it reports the loss. A broken link may be reconnected ([`Relay::suspend`],
+//! **Breaks.** Endpoints keep every frame until its target has acknowledged the frame, so a relay
+//! may lose frames if it reports the loss. A broken link may be reconnected ([`Relay::suspend`],
 //! [`Relay::disconnect`]): frames wait for the link, and each source of a frame that was in flight
 //! or dropped receives [`Kind::Lost`] as soon as frames pass again. If a link is not reconnected in
 //! time, or has left for good ([`Relay::detach`]), the sources receive [`Kind::Unreachable`]
@@ -73,7 +73,7 @@
 //! | `message_log` | the log of one endpoint |
 //! | `message_logs` | the logs of all endpoints |
 //! | `log_status` | sizes and excerpts of logs |
-//! | `stream_receipts` | what a stream has received and confirmed |
+//! | `stream_receipts` | what a stream has received and acknowledged |
 //! | `stream_set` | streams of one peer relay |
 //! | `port_state` | life of a port |
 //! | `port` | one link |

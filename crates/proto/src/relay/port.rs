@@ -65,7 +65,7 @@ pub(super) struct Port {
 impl Port {
     pub fn new(kind: PortKind, state: PortState) -> Self {
         let recent_channels = match kind {
-            PortKind::Stream { .. } => RecentChannels::confirmed(),
+            PortKind::Stream { .. } => RecentChannels::acknowledged(),
             _ => RecentChannels::default(),
         };
         Self {

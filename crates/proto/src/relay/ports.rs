@@ -145,10 +145,10 @@ impl Ports {
         !self.get(link).has_said_goodbye
     }
 
-    /// Whether the peer relay has confirmed everything that was written to `stream`.
+    /// Whether the peer relay has acknowledged everything that was written to `stream`.
     pub fn is_acknowledged(&self, stream: LinkId) -> bool {
         let writer = &self.get(stream).writer;
-        writer.rest.is_empty() && writer.recent_channels.unconfirmed_bytes() == 0
+        writer.rest.is_empty() && writer.recent_channels.unacknowledged_bytes() == 0
     }
 
     /// The number of the diverged frame of the endpoint at `link`, if a divergence ended its input.

@@ -2,8 +2,8 @@
 //! link breaks.
 //!
 //! What enters: every frame whose first byte was written to the link, and, if the other side
-//! confirms, how many bytes the other side has received. What leaves: the channels that may have
-//! lost frames. The result may name too many channels, but never too few.
+//! acknowledges, how many bytes the other side has received. What leaves: the channels that may
+//! have lost frames. The result may name too many channels, but never too few.
 
 use alloc::collections::{BTreeSet, VecDeque};
 
@@ -13,9 +13,9 @@ use crate::wire::frame::{Header, Kind};
 /// Bytes of frames whose channels are remembered together.
 const GENERATION_BYTES: u64 = 4 << 20;
 
-/// Bytes of frames that are remembered on a link whose other side confirms nothing: more than the
-/// sockets of both ends can hold.
-const UNCONFIRMED_BYTES: u64 = 128 << 20;
+/// Bytes of frames that are remembered on a link whose other side acknowledges nothing: more than
+/// the sockets of both ends can hold.
+const UNACKNOWLEDGED_BYTES: u64 = 128 << 20;
 
 /// Source, target and class of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,15 +72,15 @@ struct Generation {
 pub(super) struct RecentChannels {
     generations: VecDeque<Generation>,
     sent: u64,
-    confirmed: u64,
-    /// Whether the other side confirms the bytes that it has received.
-    is_confirmed: bool,
+    acknowledged: u64,
+    /// Whether the other side acknowledges the bytes that it has received.
+    is_acknowledged: bool,
 }
 
 impl RecentChannels {
-    /// The record of a link whose other side confirms the bytes that it has received.
-    pub fn confirmed() -> Self {
-        Self { is_confirmed: true, ..Self::default() }
+    /// The record of a link whose other side acknowledges the bytes that it has received.
+    pub fn acknowledged() -> Self {
+        Self { is_acknowledged: true, ..Self::default() }
     }
 
     /// Adds a frame of `length` bytes that is being sent.
@@ -110,21 +110,21 @@ impl RecentChannels {
         self.sent += length as u64;
     }
 
-    /// Confirms the first `bytes` bytes. Returns false if fewer bytes were ever sent.
-    pub fn confirm(&mut self, bytes: u64) -> bool {
-        self.confirmed = self.confirmed.max(bytes.min(self.sent));
+    /// Acknowledges the first `bytes` bytes. Returns false if fewer bytes were ever sent.
+    pub fn acknowledge(&mut self, bytes: u64) -> bool {
+        self.acknowledged = self.acknowledged.max(bytes.min(self.sent));
         bytes <= self.sent
     }
 
-    /// Bytes from the confirmed position to the end of the last frame.
-    pub fn unconfirmed_bytes(&self) -> u64 {
+    /// Bytes from the acknowledged position to the end of the last frame.
+    pub fn unacknowledged_bytes(&self) -> u64 {
         let end = self.generations.back().map_or(0, |last| last.end);
-        end.saturating_sub(self.confirmed)
+        end.saturating_sub(self.acknowledged)
     }
 
     /// Channels whose frames may not have arrived.
-    pub fn unconfirmed(&self) -> BTreeSet<ChannelKey> {
-        let open = self.generations.iter().filter(|generation| generation.end > self.confirmed);
+    pub fn unacknowledged(&self) -> BTreeSet<ChannelKey> {
+        let open = self.generations.iter().filter(|generation| generation.end > self.acknowledged);
         open.flat_map(|generation| generation.entries.iter().copied()).collect()
     }
 
@@ -136,8 +136,8 @@ impl RecentChannels {
 
     fn forget(&mut self) {
         let is_old = |generation: &Generation| {
-            generation.end + UNCONFIRMED_BYTES < self.sent
-                && (!self.is_confirmed || generation.end <= self.confirmed)
+            generation.end + UNACKNOWLEDGED_BYTES < self.sent
+                && (!self.is_acknowledged || generation.end <= self.acknowledged)
         };
         while self.generations.front().is_some_and(is_old) {
             self.generations.pop_front();
@@ -155,40 +155,48 @@ mod tests {
     }
 
     #[test]
-    fn what_is_confirmed_is_not_open() {
-        let mut record = RecentChannels::confirmed();
+    fn what_is_acknowledged_is_not_open() {
+        let mut record = RecentChannels::acknowledged();
         record.add(100, entry(1));
         record.skip(40);
         assert_eq!(
-            (record.unconfirmed(), record.unconfirmed_bytes()),
+            (record.unacknowledged(), record.unacknowledged_bytes()),
             (BTreeSet::from([entry(1)]), 100)
         );
-        assert!(record.confirm(100));
-        assert!(record.unconfirmed().is_empty());
-        assert!(record.confirm(140) && !record.confirm(141));
-        assert_eq!((record.unconfirmed_bytes(), record.recent()), (0, BTreeSet::from([entry(1)])));
+        assert!(record.acknowledge(100));
+        assert!(record.unacknowledged().is_empty());
+        assert!(record.acknowledge(140) && !record.acknowledge(141));
+        assert_eq!(
+            (record.unacknowledged_bytes(), record.recent()),
+            (0, BTreeSet::from([entry(1)]))
+        );
         record.add(10, entry(2));
         record.add(10, entry(3));
-        assert!(record.unconfirmed().is_superset(&BTreeSet::from([entry(2), entry(3)])));
+        assert!(record.unacknowledged().is_superset(&BTreeSet::from([entry(2), entry(3)])));
     }
 
     #[test]
     fn never_less_is_remembered_than_a_link_may_hold() {
         const FRAME: u64 = 1 << 16;
-        let (mut plain, mut confirmed) = (RecentChannels::default(), RecentChannels::confirmed());
-        let frames = 3 * UNCONFIRMED_BYTES / FRAME;
+        let (mut plain, mut acknowledged) =
+            (RecentChannels::default(), RecentChannels::acknowledged());
+        let frames = 3 * UNACKNOWLEDGED_BYTES / FRAME;
         for n in 0..frames {
             plain.add(FRAME as usize, entry(n as u32));
-            confirmed.add(FRAME as usize, entry(n as u32));
+            acknowledged.add(FRAME as usize, entry(n as u32));
         }
-        let wanted = frames - UNCONFIRMED_BYTES / FRAME..frames;
-        let open = plain.unconfirmed();
+        let wanted = frames - UNACKNOWLEDGED_BYTES / FRAME..frames;
+        let open = plain.unacknowledged();
         assert!(wanted.clone().all(|n| open.contains(&entry(n as u32))));
-        let most = (UNCONFIRMED_BYTES + 2 * GENERATION_BYTES) / FRAME;
+        let most = (UNACKNOWLEDGED_BYTES + 2 * GENERATION_BYTES) / FRAME;
         assert!(open.len() as u64 <= most, "{} are remembered", open.len());
-        assert_eq!(confirmed.unconfirmed().len() as u64, frames, "nothing has been confirmed");
-        confirmed.confirm(frames * FRAME);
-        confirmed.add(FRAME as usize, entry(0));
-        assert!(confirmed.recent().len() as u64 <= most);
+        assert_eq!(
+            acknowledged.unacknowledged().len() as u64,
+            frames,
+            "nothing has been acknowledged"
+        );
+        acknowledged.acknowledge(frames * FRAME);
+        acknowledged.add(FRAME as usize, entry(0));
+        assert!(acknowledged.recent().len() as u64 <= most);
     }
 }

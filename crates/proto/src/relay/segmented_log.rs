@@ -159,7 +159,10 @@ impl SegmentedLog {
         }
         let full = buffer_pool.segment_bytes();
         let size = (self.bytes as usize).clamp(SEGMENT_BYTES_MIN.min(full), full).max(frame.len());
-        let is_movable = matches!(self.segments.back(), Some(Segment::InMemory(bytes)) if bytes.capacity() >= full);
+        let is_movable = match self.segments.back() {
+            Some(Segment::InMemory(bytes)) => bytes.capacity() >= full,
+            _ => false,
+        };
         let mut bytes = buffer_pool.take(size);
         bytes.extend_from_slice(frame);
         self.segments.push_back(Segment::InMemory(bytes));
@@ -452,9 +455,8 @@ mod tests {
         assert!(sealed.iter().all(is_full) && sealed.len() > 20, "{sealed:?}");
         assert!(sealed[0] > 2, "the first ones are small");
         let (little, _) = filled(1, &mut buffer_pool);
-        assert!(
-            matches!(&little.segments[0], Segment::InMemory(it) if it.capacity() == SEGMENT_BYTES_MIN)
-        );
+        let Segment::InMemory(first) = &little.segments[0] else { panic!("it is in memory") };
+        assert_eq!(first.capacity(), SEGMENT_BYTES_MIN);
     }
 
     /// Each state of a segment, with the effect of each event: see the diagram in the module head.

@@ -1,4 +1,4 @@
-//! What a relay has received on one stream, and what of this it has confirmed to the peer relay.
+//! What a relay has received on one stream, and what of this it has acknowledged to the peer relay.
 //!
 //! What enters: received bytes, and the time. What leaves: when a keepalive is due, and the number
 //! of bytes that the keepalive carries. What may never happen: a stream that receives frames sends

@@ -117,7 +117,7 @@ impl Switch {
         let pool = &mut self.memory.pool;
         let Some(port) = self.ports.find_mut(link) else { return };
         port.writer.rest.pop(pool, port.writer.rest.len());
-        let mut open = core::mem::take(&mut port.writer.recent_channels).unconfirmed();
+        let mut open = core::mem::take(&mut port.writer.recent_channels).unacknowledged();
         if is_recorded {
             open.retain(|entry| entry.channel().is_some());
         }
@@ -132,7 +132,7 @@ impl Switch {
         self.ports.handle_event(link, PortEvent::GiveUp);
         if self.ports.may_reconnect(link) {
             let recent = &mut self.ports.get_mut(link).writer.recent_channels;
-            let open = core::mem::take(recent).unconfirmed();
+            let open = core::mem::take(recent).unacknowledged();
             self.record_loss(link, open);
         }
         self.abandon_queue(link);
@@ -192,13 +192,13 @@ impl Switch {
     pub fn disconnect(&mut self, stream: LinkId, peer: LinkId) {
         let Some(mut gone) = self.close(stream) else { return };
         gone.writer.rest.pop(&mut self.memory.pool, gone.writer.rest.len());
-        self.counters.lost_bytes += gone.writer.recent_channels.unconfirmed_bytes();
+        self.counters.lost_bytes += gone.writer.recent_channels.unacknowledged_bytes();
         let recent = gone.writer.recent_channels.recent();
         let port = self.ports.get_mut(peer);
         port.streams.remove(stream);
         port.losses.remember_past(recent.into_iter().filter_map(ChannelKey::channel));
         let is_last = port.streams.links().is_empty();
-        self.record_loss(peer, gone.writer.recent_channels.unconfirmed());
+        self.record_loss(peer, gone.writer.recent_channels.unacknowledged());
         if is_last {
             self.ports.handle_event(peer, PortEvent::Disconnect(self.now_millis));
             self.release_waiting_inputs(peer);
@@ -209,8 +209,8 @@ impl Switch {
 
     // ---- keepalives ----------------------------------------------------------------------
 
-    /// Accounts for whole frames of `bytes` bytes from `from`. A stream confirms them at once if
-    /// they are many.
+    /// Accounts for whole frames of `bytes` bytes from `from`. A stream acknowledges them at once
+    /// if they are many.
     #[inline]
     pub fn handle_received(&mut self, from: LinkId, bytes: usize) {
         let port = self.ports.get_mut(from);
@@ -222,7 +222,7 @@ impl Switch {
 
     /// Handles a keepalive: the peer relay reports how many bytes of the stream it has received.
     pub fn handle_keepalive(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
-        match self.ports.get_mut(from).writer.recent_channels.confirm(header.delivered) {
+        match self.ports.get_mut(from).writer.recent_channels.acknowledge(header.delivered) {
             true => Ok(()),
             false => Err(Malformed("a relay has taken in more than it was sent")),
         }

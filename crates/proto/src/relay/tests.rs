@@ -181,7 +181,7 @@ fn a_stream_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
 }
 
 #[test]
-fn signs_of_life_confirm_what_has_been_taken_in() {
+fn signs_of_life_acknowledge_what_has_been_taken_in() {
     let (mut here, mut there) = (home(), Relay::new(ClusterId(1), clusters(), 0).unwrap());
     let (one, five) = (here.attach(rank(1), 0).unwrap(), there.attach(rank(5), 0).unwrap());
     let peers = [here.peer(ClusterId(1)).unwrap(), there.peer(ClusterId(0)).unwrap()];
@@ -209,7 +209,7 @@ fn signs_of_life_confirm_what_has_been_taken_in() {
     assert_eq!(output(&mut here, one), [(Kind::Lost, rank(5))]);
     assert!(here.connect(peers[0], 3).is_err(), "two starts at once");
 
-    // A stream confirms many bytes without waiting for the next keepalive.
+    // A stream acknowledges many bytes without waiting for the next keepalive.
     let stream = here.ports().streams(peers[0])[0];
     while !there.has_output(from) {
         feed(&mut here, one, frame(rank(1), rank(5), 0, 30_000));

@@ -100,6 +100,16 @@ pub enum Reader {
     Launcher,
 }
 
+impl SettingKind {
+    /// The value of `text`; options of the command line that are no settings are parsed so too.
+    ///
+    /// # Errors
+    /// If `text` is not valid: the error says what to correct.
+    pub fn parse(self, text: &str) -> Result<Value, String> {
+        parse::parse(self, text.trim())
+    }
+}
+
 impl Setting {
     /// Name of the setting's environment variable.
     pub fn variable(&self) -> String {
@@ -111,7 +121,7 @@ impl Setting {
     /// # Errors
     /// If `text` is not valid: the error says what to correct, and does not name the setting.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
-        parse::parse(self.kind, text.trim())
+        self.kind.parse(text)
     }
 
     /// Whether `reader` acts on the setting.

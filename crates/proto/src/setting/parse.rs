@@ -256,7 +256,8 @@ mod tests {
             (
                 FOLDER,
                 "scratch/me",
-                "\"scratch/me\" is not an absolute path: write it from / on, such as /var/tmp/me, or off or s3://",
+                "\"scratch/me\" is not an absolute path: write it from / on, such as /var/tmp/me, \
+                 or off or s3://",
             ),
             (FOLDER, "./x", "write it from / on"),
             (FOLDER, "off/x", "write it from / on"),

@@ -65,7 +65,7 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
 
 /// A relay has taken the frame, and nobody retransmits it once its source has ended.
 #[test]
-fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
+fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_acknowledged() {
     let (mut a, mut b) = pair(PathProperties::RELAY);
     a.send(message(5)).unwrap();
     let lost = a.next(ONE).unwrap();
@@ -245,7 +245,7 @@ fn all_that_a_busy_peer_has_taken_in_does_not_go_again() {
 }
 
 #[test]
-fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
+fn two_full_datagrams_are_acknowledged_at_once_and_less_after_a_moment() {
     let (mut a, mut b) = pair(DATAGRAMS);
     a.send(Message { level: CompletionLevel::TransmitComplete, ..message(5) }).unwrap();
     b.set_time(at(10));
@@ -312,7 +312,7 @@ fn what_is_read_here_is_copied_in_any_case() {
 /// The path from the peer to this side works, and the path back does not: it was never opened on
 /// this side.
 #[test]
-fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
+fn what_comes_by_a_path_that_only_the_peer_uses_is_acknowledged_at_once() {
     let (mut a, mut b) = pair(PathProperties { spare: true, ..STREAM });
     a.channel_mut(PEER).open_path(TWO, DATAGRAMS);
     a.send(Message { level: CompletionLevel::TransmitComplete, ..message(5) }).unwrap();
@@ -353,7 +353,7 @@ fn no_more_leaves_than_the_window_has_room_for() {
     a.send(message(1 << 19)).unwrap();
     let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
     assert!((5..20).contains(&frames.len()), "{}", frames.len());
-    // More frames leave when these are confirmed, and the endpoint names the peer as busy by
+    // More frames leave when these are acknowledged, and the endpoint names the peer as busy by
     // itself.
     a.set_time(at(5));
     while a.next_busy().is_some() {}

@@ -43,7 +43,7 @@ fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
     a.atomic(PEER, request, Room(900), Some(Room(900)), TICKET).unwrap();
     b.deliver(ONE, &a.next(ONE).unwrap());
     let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
-    // By now no datagram can hold the answer: it is sent in pieces, which confirm nothing.
+    // By now no datagram can hold the answer: it is sent in pieces, which acknowledge nothing.
     b.channel_mut(PEER)
         .set_path(ONE, PathProperties { payload_max: 500, eager_max: 500, ..DATAGRAMS });
     b.channel_mut(PEER).answer(request.op, Room(900));

@@ -43,7 +43,8 @@ pub struct Connection {
     pub is_ending: bool,
     /// The connection has been read to the end that the other side has made.
     pub has_ended: bool,
-    /// The connection was written to, so it is monitored until the other side has confirmed this.
+    /// The connection was written to, so it is monitored until the other side has acknowledged
+    /// this.
     pub is_watched: bool,
     /// Since when each check saw something in flight; kept for streams to other relays.
     pub unacked_since_millis: Option<u64>,

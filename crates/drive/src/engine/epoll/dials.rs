@@ -155,8 +155,8 @@ impl Dials {
         dial.udp_upgrade.note_break();
         if let Some(millis) = dial.udp_backoff.note_break(was_said, sys::now_millis()) {
             host.log(format_args!(
-                "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP is used for the next \
-                 {} s",
+                "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP \
+                 is used for the next {} s",
                 cluster.0,
                 millis / 1_000
             ));

@@ -416,8 +416,8 @@ impl EventLoop<'_> {
         match new_stream.lossy_channels {
             0 => self.host.log(format_args!("linked to the relay of cluster {number} at {remote}")),
             channels => self.host.log(format_args!(
-                "linked to the relay of cluster {number} at {remote} again; frames of {channels} channels may have \
-                 been lost in the break, their senders have been notified"
+                "linked to the relay of cluster {number} at {remote} again; frames of {channels} \
+                 channels may have been lost in the break, their senders have been notified"
             )),
         }
         self.host.handle_link(cluster, remote, LinkState::Up);
@@ -471,7 +471,8 @@ impl EventLoop<'_> {
         }
         if !is_up && dial.is_some_and(|dial| dial.is_new_reason(remote.to_string(), why)) {
             self.host.log(format_args!(
-                "cannot reach the relay of cluster {} at {remote}: {why}; it is tried again and again",
+                "cannot reach the relay of cluster {} at {remote}: {why}; it is tried again and \
+                 again",
                 cluster.0
             ));
             self.host.handle_link(cluster, remote, LinkState::Unreachable(why));

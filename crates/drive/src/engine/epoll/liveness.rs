@@ -28,7 +28,7 @@ const STREAM_RTOS: u64 = 8;
 const RTO_MILLIS_MIN: u64 = 200;
 /// The longest silence of a stream: no link has a round trip that needs more.
 const STREAM_TIMEOUT_MILLIS_MAX: u64 = 30_000;
-/// A rank that confirms nothing for this long is unreachable: the kernel has retransmitted some
+/// A rank that acknowledges nothing for this long is unreachable: the kernel has retransmitted some
 /// five times.
 const RANK_TIMEOUT_MILLIS: u64 = 10_000;
 /// The interval of the checks.
@@ -142,8 +142,8 @@ impl LivenessMonitor {
     }
 }
 
-/// How long a rank may confirm nothing. A recorded rank ends when it is declared unreachable, and
-/// must repeat all that it did, so it has as long as a peer that no path reaches.
+/// How long a rank may acknowledge nothing. A recorded rank ends when it is declared unreachable,
+/// and must repeat all that it did, so it has as long as a peer that no path reaches.
 fn rank_timeout_millis(relay: &Relay) -> u64 {
     match relay.is_recovery_enabled() {
         true => relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),

@@ -76,8 +76,10 @@ impl LogStorage {
                     if let (Err(error), false) = (&result, self.has_failed) {
                         self.has_failed = true;
                         host.warn(format_args!(
-                            "recover_dir cannot be written: {error}; what is kept for --recover has only memory from now on \
-                             (recover_memory), and a process for which that is not enough can come back no longer"
+                            "recover_dir cannot be written: {error}; what is kept for --recover \
+                             has only memory from now on (recover_memory), and a process for which \
+                             that is not enough cannot come back before its next checkpoint \
+                             (without checkpoints: at all)"
                         ));
                     }
                     relay.handle_written(id, result.is_ok());
@@ -132,8 +134,9 @@ impl LogStorage {
                 LogEvent::CheckpointDue(who) => host.handle_checkpoint_due(who),
                 LogEvent::Recoverable(who) => host.handle_log_resumed(who),
                 LogEvent::DiskFull => host.warn(format_args!(
-                    "what is kept for --recover has filled recover_disk: what comes now stays in memory (recover_memory), and \
-                     a process for which that is not enough can come back no longer"
+                    "what is kept for --recover has filled recover_disk: what comes now stays in \
+                     memory (recover_memory), and a process for which that is not enough cannot \
+                     come back before its next checkpoint (without checkpoints: at all)"
                 )),
             }
         }
@@ -155,8 +158,8 @@ impl LogStorage {
             && !std::mem::replace(&mut self.is_stalled, true)
         {
             host.warn(format_args!(
-                "recover_dir has taken nothing for {} s, and the memory for what is kept for --recover is full: the job waits for \
-                 it",
+                "recover_dir has taken nothing for {} s, and the memory for what is kept for \
+                 --recover is full: the job waits for it",
                 DISK_STALL_MILLIS / 1_000
             ));
         }

@@ -97,13 +97,14 @@ impl EventLoop<'_> {
             .is_some_and(|peer| self.forwarder.relay.ports().is_up(peer))
         {
             self.host.log(format_args!(
-                "stream {} to the relay of cluster {number} at {remote} is down: {why}; others go on",
+                "stream {} to the relay of cluster {number} at {remote} is down: {why}; others go \
+                 on",
                 stream.number
             ));
         } else {
             self.host.log(format_args!(
-                "the link to the relay of cluster {number} at {remote} is down: {why}; frames for it wait until it \
-                 is back"
+                "the link to the relay of cluster {number} at {remote} is down: {why}; frames for \
+                 it wait until it is back"
             ));
             self.host.handle_link(cluster, remote, LinkState::Down(why));
         }

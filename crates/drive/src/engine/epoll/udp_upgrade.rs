@@ -3,7 +3,7 @@
 //! A working stream over TCP is kept. Meanwhile UDP is dialled at longer and longer intervals. Once
 //! a dial succeeds, the second connection takes over the number of the first: frames leave by the
 //! second connection, and the first is *retired*. The retired stream finishes the frame that it has
-//! begun, still delivers what arrives by it, and is closed when both sides have confirmed
+//! begun, still delivers what arrives by it, and is closed when both sides have acknowledged
 //! everything. So nothing is lost, and no status request is needed.
 //!
 //! What may never happen: a working stream is closed before another one has replaced it.
@@ -106,7 +106,8 @@ impl Forwarder {
         }
     }
 
-    /// Closes the retired streams that have confirmed everything or have reached the longest time.
+    /// Closes the retired streams that have acknowledged everything or have reached the longest
+    /// time.
     pub fn close_retired(&mut self, now_millis: u64) {
         for key in std::mem::take(&mut self.connections.retired) {
             let Some(connection) = self.connections.find(key) else { continue };

@@ -228,10 +228,12 @@ fn an_address_that_cannot_be_is_suspect_and_costs_no_offload() {
         let mut seen = Vec::new();
         collect(&mut b, a.local_addr(), &mut seen, 2);
         let notices: Vec<_> = a.take_notices().collect();
-        assert!(
-            matches!(notices[..], [DestinationNotice { to: at, error: DestinationError::Unreachable { .. } }] if at == to),
-            "{to}: {notices:?}"
-        );
+        let [DestinationNotice { to: at, error: DestinationError::Unreachable { .. } }] =
+            notices[..]
+        else {
+            panic!("{to}: {notices:?}")
+        };
+        assert_eq!(at, to, "{notices:?}");
         assert_eq!(a.has_offload(), had_offload, "{to}");
     }
 }
@@ -311,8 +313,8 @@ fn a_batch_is_what_one_call_takes() {
 #[test]
 #[ignore = "makes network interfaces, which needs privileges"]
 fn a_real_kernel_without_room_makes_us_wait() {
-    let commands = "ip link set lo up && ip link add lb0 type veth peer name lb1 && ip link set lb0 up && ip link set lb1 up && \
-                    ip addr add 192.0.2.1/24 dev lb0";
+    let commands = "ip link set lo up && ip link add lb0 type veth peer name lb1 && ip link set \
+                    lb0 up && ip link set lb1 up && ip addr add 192.0.2.1/24 dev lb0";
     let done = std::process::Command::new("sh").args(["-c", commands]).status().unwrap();
     assert!(done.success(), "is this a network of its own?");
     let mut a = DatagramLink::bind(([192, 0, 2, 1], 0).into()).unwrap();
@@ -348,8 +350,9 @@ fn a_real_kernel_without_room_makes_us_wait() {
 #[test]
 #[ignore = "sets filters, which needs privileges"]
 fn a_filter_makes_a_destination_suspect() {
-    let commands = "ip link set lo up && nft 'add table ip t; add chain ip t o { type filter hook output \
-                    priority 0; }; add rule ip t o udp dport 9 drop; add rule ip t o udp dport 11 reject'";
+    let commands = "ip link set lo up && nft 'add table ip t; add chain ip t o { type filter hook \
+                    output priority 0; }; add rule ip t o udp dport 9 drop; add rule ip t o udp \
+                    dport 11 reject'";
     let done = std::process::Command::new("sh").args(["-c", commands]).status().unwrap();
     assert!(done.success(), "is this a network of its own?");
     let (mut a, mut b) = pair(V4);

@@ -112,7 +112,7 @@ fn all_hubs_of_a_relay_are_wound_up_at_the_same_time() {
     let hubs = [hub(&own, false, &pool), hub(&own, false, &pool), hub(&own, false, &pool)];
     let both: Vec<_> = hubs.iter().map(|near| links(near, &far, 1)).collect();
     for (near, _) in both.iter().flatten() {
-        // Nobody is going to confirm these bytes.
+        // Nobody is going to acknowledge these bytes.
         near.write(std::iter::once(&b"is anybody there?"[..])).unwrap();
     }
     let start = Instant::now();

@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 /// The window of one connection in bytes: what a receiver buffers out of order, and what a sender
-/// keeps until it is confirmed. 1 Gbit/s times 100 ms is 12.5 MB, and what follows a lost datagram
-/// waits one more round trip for its retransmission.
+/// keeps until it is acknowledged. 1 Gbit/s times 100 ms is 12.5 MB, and what follows a lost
+/// datagram waits one more round trip for its retransmission.
 pub const WINDOW_BYTES: u64 = 32 << 20;
 /// The window that each connection has in any case, in bytes, also before its hello: enough for its
 /// first round trips.
@@ -79,7 +79,7 @@ impl WindowShare {
         Self { pool: pool.clone(), window: WINDOW_BYTES_MIN, debt: 0 }
     }
 
-    /// The bytes that the connection may keep for sending until they are confirmed.
+    /// The bytes that the connection may keep for sending until they are acknowledged.
     pub fn sending(&self) -> u64 {
         self.pool.fair()
     }

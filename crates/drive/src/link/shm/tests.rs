@@ -185,8 +185,9 @@ proptest! {
     fn a_hostile_peer_breaks_no_more_than_the_link(steps in vec(any::<(u8, u16, Word)>(), 0..400)) {
         let (mut mine, mut peer) = pair();
         for (step, place, Word(value)) in steps {
+            let (head, body) = (front(u64::from(place)), payload(u64::from(place)));
             match step % 8 {
-                0 => { mine.send(&front(u64::from(place)), &[IoSlice::new(&payload(u64::from(place)))]); }
+                0 => { mine.send(&head, &[IoSlice::new(&body)]); }
                 1 => { mine.send(&front(0), &[]); }
                 2 => if let Ok(Some(frame)) = mine.peek() {
                     prop_assert!((HEADER_BYTES..=FRAME_BYTES_MAX).contains(&frame.len()));
@@ -196,7 +197,7 @@ proptest! {
                 3 => if mine.prepare_park() { mine.unpark() },
                 4 => { mine.drain_doorbell(); }
                 // The peer sometimes sends a valid frame,
-                5 => { peer.send(&front(u64::from(place)), &[IoSlice::new(&payload(u64::from(place)))]); }
+                5 => { peer.send(&head, &[IoSlice::new(&body)]); }
                 // and otherwise writes into the control words or the ring.
                 6 => peer.scribble_control(place, value),
                 _ => peer.scribble_ring(place, value),

@@ -151,7 +151,7 @@ pub struct SimulatedProgram {
     left: Vec<u32>,
     received: u32,
     deliveries: Deliveries,
-    confirmed: u32,
+    acknowledged: u32,
     posted: BTreeMap<usize, ProgramMemory>,
     contexts: usize,
 }
@@ -210,7 +210,7 @@ impl Process {
                 left,
                 received: 0,
                 deliveries: Deliveries::default(),
-                confirmed: 0,
+                acknowledged: 0,
                 posted: BTreeMap::new(),
                 contexts: 0,
             },
@@ -285,7 +285,7 @@ impl Process {
     /// Whether the program has seen all events that it is to see.
     pub fn is_done(&self) -> bool {
         let all = self.task.each * (self.task.count - 1);
-        self.program.received == all && self.program.confirmed == all
+        self.program.received == all && self.program.acknowledged == all
     }
 
     /// Checks that every message of every other process was delivered; the error names the first
@@ -597,7 +597,7 @@ impl Process {
                 ProgramEvent::Received { from, number, bytes }
             }
             _ => {
-                self.program.confirmed += 1;
+                self.program.acknowledged += 1;
                 ProgramEvent::Sent { context }
             }
         };

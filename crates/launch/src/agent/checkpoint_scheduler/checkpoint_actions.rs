@@ -265,7 +265,8 @@ impl CheckpointRound<'_> {
         }
         if !has_room && !scheduler.notices.is_full_reported {
             let text = format!(
-                "rank {} has no checkpoint: it may take {}, and those of this node take {} of {} (checkpoint_space)",
+                "rank {} has no checkpoint: it may take {}, and those of this node take {} of {} \
+                 (checkpoint_space)",
                 rank.rank,
                 paths::bytes(more),
                 paths::bytes(taken),

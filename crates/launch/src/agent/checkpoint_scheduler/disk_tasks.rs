@@ -82,8 +82,8 @@ pub fn dump_failure(folder: &Path, is_late: bool, copies: usize) -> Result<Seale
         _ if is_late => bail!("CRIU was not done with it after {} s", DUMP_MAX.as_secs()),
         0 => bail!("CRIU could not take it: {why}"),
         _ => bail!(
-            "CRIU could not take it: {why}; {copies} of its children were forked and run no program of their own: they hold \
-             its connections, which no checkpoint can hold"
+            "CRIU could not take it: {why}; {copies} of its children were forked and run no \
+             program of their own: they hold its connections, which no checkpoint can hold"
         ),
     }
 }

@@ -12,9 +12,8 @@ fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
     for number in 0..10 {
         send(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
     }
-    assert!(
-        matches!(relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
-    );
+    let event = relay.recovery_mut().poll_log_event();
+    assert!(matches!(event, Some(LogEvent::Unrecoverable(who, _)) if who == rank(1)));
     send(&mut relay, one, determinant(rank(1), 7, 6, 0));
     for at in [0, 5] {
         send(&mut relay, one, frame(rank(1), rank(0), at, 5));

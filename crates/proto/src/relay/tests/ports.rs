@@ -55,11 +55,11 @@ type Outcome = Option<(RouteState, &'static [Kind], &'static [Kind])>;
 fn a_rank_in_every_state_under_every_event() {
     use RankEvent::{Attach, Detach, Frame, Suspend, Time};
     use RouteState::{Left, Unknown, Up, Waited};
-    const TOLD: &[Kind] = &[Kind::Unreachable];
+    const UNREACHABLE: &[Kind] = &[Kind::Unreachable];
     const LOST: &[Kind] = &[Kind::Lost];
     const GETS: &[Kind] = &[Kind::Ack];
     let is = |stands| -> Outcome { Some((stands, &[], &[])) };
-    let notified: Outcome = Some((Left, TOLD, &[]));
+    let notified: Outcome = Some((Left, UNREACHABLE, &[]));
     let rows: [(RankEvent, [Outcome; 6]); 9] = [
         // Columns: `Unknown`, `Awaited`, `Attached`, `Leaving`, `Broken`, `Gone`.
         (Attach(INCARNATION - 1), [is(Up), Some((Up, &[], GETS)), None, None, None, is(Up)]),
@@ -70,7 +70,7 @@ fn a_rank_in_every_state_under_every_event() {
         (
             // The waiting frames are for an earlier incarnation.
             Attach(INCARNATION + 1),
-            [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, TOLD, &[])), is(Up)],
+            [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, UNREACHABLE, &[])), is(Up)],
         ),
         (
             Frame,
@@ -186,7 +186,7 @@ enum Other {
     Joined,
     /// The stream has broken.
     Broken,
-    /// The stream has broken after the other relay confirmed the frame.
+    /// The stream has broken after the other relay acknowledged the frame.
     BrokenAtRest,
     /// The other relay has been disconnected for too long.
     Lost,
@@ -209,7 +209,7 @@ type OtherOutcome = Option<(&'static str, &'static [Kind])>;
 #[test]
 fn another_relay_in_every_state_under_every_event() {
     use OtherEvent::{Connect, Disconnect, Frame, Time};
-    const TOLD: &[Kind] = &[Kind::Unreachable];
+    const UNREACHABLE: &[Kind] = &[Kind::Unreachable];
     const LOST: &[Kind] = &[Kind::Lost];
     let is = |stands| -> OtherOutcome { Some((stands, &[])) };
     let rows: [(OtherEvent, [OtherOutcome; 5]); 6] = [
@@ -221,14 +221,14 @@ fn another_relay_in_every_state_under_every_event() {
             [is("up"), None, Some(("up", LOST)), Some(("up", LOST)), is("up")],
         ),
         (Disconnect, [None, is("away"), None, None, None]),
-        (Frame, [is("away"), is("up"), is("away"), is("away"), Some(("lost", TOLD))]),
+        (Frame, [is("away"), is("up"), is("away"), is("away"), Some(("lost", UNREACHABLE))]),
         (
             Time(PEER_RECONNECT_MILLIS_MAX),
             [is("away"), is("up"), is("away"), is("away"), is("lost")],
         ),
         (
             Time(PEER_RECONNECT_MILLIS_MAX + 1),
-            [is("lost"), is("up"), Some(("lost", TOLD)), is("lost"), is("lost")],
+            [is("lost"), is("up"), Some(("lost", UNREACHABLE)), is("lost"), is("lost")],
         ),
     ];
     let states = [Other::Never, Other::Joined, Other::Broken, Other::BrokenAtRest, Other::Lost];

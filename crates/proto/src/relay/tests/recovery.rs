@@ -113,9 +113,8 @@ fn divergence_of(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     let Some(LogEvent::Diverged(divergence)) = relay.recovery_mut().poll_log_event() else {
         panic!("nothing is said")
     };
-    assert!(
-        matches!(relay.recovery_mut().poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
-    );
+    let event = relay.recovery_mut().poll_log_event();
+    assert!(matches!(event, Some(LogEvent::Unrecoverable(who, _)) if who == rank(1)));
     assert_eq!((divergence.who, divergence.incarnation, divergence.frame), (rank(1), 3, 1));
     divergence
 }
