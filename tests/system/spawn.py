@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ranks spawn processes: their ranks, their communication, refusals, and the end of the job.
 
-In one cluster and over two. Only with MPICH: Open MPI has its own launcher.
+In one cluster and over two, with MPICH and Intel MPI. Open MPI has its own launcher.
 """
 
 import sys
@@ -12,6 +12,7 @@ from support import process
 PROGRAM = str(common.PROGRAMS / "spawn.py")
 # (clusters, ranks)
 PLACES = ((1, 1), (1, 2), (2, 2))
+LIBRARIES = {"mpich": "MPICH", "impi": "Intel MPI"}
 
 
 def main() -> int:
@@ -19,17 +20,18 @@ def main() -> int:
     common.quiet_environment()
     process.adopt_orphans()
     checks = common.Checks(options)
-    for clusters, ranks in PLACES:
-        everything(checks, clusters, ranks)
-        crash(checks, clusters, ranks)
+    for mpi in LIBRARIES:
+        for clusters, ranks in PLACES:
+            everything(checks, mpi, clusters, ranks)
+            crash(checks, mpi, clusters, ranks)
     return checks.end()
 
 
-def everything(checks, clusters: int, ranks: int):
-    name = f"{ranks} ranks in {clusters} clusters spawn"
+def everything(checks, mpi: str, clusters: int, ranks: int):
+    name = f"{LIBRARIES[mpi]}: {ranks} ranks in {clusters} clusters spawn"
     if not checks.wants(name):
         return
-    finished = run(checks.options, clusters, ranks, [])
+    finished = run(checks.options, mpi, clusters, ranks, [])
     output, left = finished.output, len(process.end_descendants())
     expected = {
         "rounds": "3",
@@ -50,11 +52,11 @@ def everything(checks, clusters: int, ranks: int):
     checks.check(name, is_ok, "; ".join([common.how(finished), f"{left} left", *wrong]), output)
 
 
-def crash(checks, clusters: int, ranks: int):
-    name = f"a rank spawned by {ranks} ranks in {clusters} clusters dies"
+def crash(checks, mpi: str, clusters: int, ranks: int):
+    name = f"{LIBRARIES[mpi]}: a rank spawned by {ranks} ranks in {clusters} clusters dies"
     if not checks.wants(name):
         return
-    finished = run(checks.options, clusters, ranks, ["crash"])
+    finished = run(checks.options, mpi, clusters, ranks, ["crash"])
     output, left = finished.output, len(process.end_descendants())
     is_named = "rank 1 of spawned group 1 on node" in output and "SIGSEGV" in output
     is_ok = finished.code == 139 and not finished.why and is_named and not left
@@ -62,12 +64,13 @@ def crash(checks, clusters: int, ranks: int):
     checks.check(name, is_ok, f"{common.how(finished)}; {named}; {left} left", output)
 
 
-def run(options, clusters: int, ranks: int, words):
+def run(options, mpi: str, clusters: int, ranks: int, words):
     cut = ["--clusters", clusters] if clusters > 1 else []
-    command = [*common.landbridge_run(options, ranks, *cut), common.python(options), PROGRAM]
+    command = [*common.landbridge_run(options, ranks, *cut), common.python(options, mpi), PROGRAM]
     # A single cluster has another name than the last of several.
     last = f"c{clusters - 1}" if clusters > 1 else "hosts"
-    return common.run(options, [*command, *words], {"LANDBRIDGE_TEST_LAST_CLUSTER": last})
+    environment = {"LANDBRIDGE_TEST_LAST_CLUSTER": last, "I_MPI_ROOT": str(options.venvs / "impi")}
+    return common.run(options, [*command, *words], environment)
 
 
 if __name__ == "__main__":
