@@ -180,6 +180,10 @@ impl Victim {
     fn forge_frame(&mut self, attacker: usize) -> (Header, Vec<u8>) {
         let random = &mut self.random;
         let mut kind = random.pick(&Kind::ALL);
+        // A frame that no endpoint may send ends the peer, and with it what else could be found.
+        if !kind.is_between_endpoints() && random.percent(80) {
+            kind = Kind::Ack;
+        }
         let needs_number = KnownNumbers::needs_number(kind);
         if needs_number && self.known[attacker].pool(kind).is_empty() && random.percent(90) {
             kind = random.pick(&[Kind::Message, Kind::Tagged]);
@@ -600,9 +604,16 @@ fn random_head(
             KindHeader::Ahead { send: random.below(4) as u32, offset }
         }
         Kind::Pulled => KindHeader::Pulled { send: op },
-        Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Determinant | Kind::Nondeterminism => {
-            KindHeader::Empty
-        }
+        Kind::Ack
+        | Kind::Unreachable
+        | Kind::Lost
+        | Kind::Determinant
+        | Kind::Nondeterminism
+        | Kind::ReplayStart
+        | Kind::Divergence
+        | Kind::NondeterminismTrim
+        | Kind::NondeterminismState
+        | Kind::Keepalive => KindHeader::Empty,
         Kind::AddressAdvertisement => {
             KindHeader::AddressAdvertisement(AdvertisedAddress { ip: [7; 16], port: 7, token: 7 })
         }

@@ -66,7 +66,7 @@ impl<M: Memory> ChannelMut<'_, M> {
                     }
                 });
             }
-            KindHeader::Empty => {
+            KindHeader::Empty if header.kind == Kind::Ack => {
                 if header.flags & flag::WANT_ACK != 0 {
                     // The request for an acknowledgement may have overtaken the bytes that it is
                     // about.
@@ -76,6 +76,7 @@ impl<M: Memory> ChannelMut<'_, M> {
                 self.schedule_ack();
                 return Ok(());
             }
+            KindHeader::Empty => return Err(Fault("a frame that endpoints do not send each other")),
             _ => return Err(Fault("a control frame about bytes that were never sent")),
         }
         self.mark_busy();

@@ -197,7 +197,12 @@ impl KindHeader {
             | Kind::Unreachable
             | Kind::Lost
             | Kind::Determinant
-            | Kind::Nondeterminism => 0,
+            | Kind::Nondeterminism
+            | Kind::ReplayStart
+            | Kind::Divergence
+            | Kind::NondeterminismTrim
+            | Kind::NondeterminismState
+            | Kind::Keepalive => 0,
             Kind::Sack => 48,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
         }
@@ -293,7 +298,12 @@ impl KindHeader {
             | Kind::Unreachable
             | Kind::Lost
             | Kind::Determinant
-            | Kind::Nondeterminism => KindHeader::Empty,
+            | Kind::Nondeterminism
+            | Kind::ReplayStart
+            | Kind::Divergence
+            | Kind::NondeterminismTrim
+            | Kind::NondeterminismState
+            | Kind::Keepalive => KindHeader::Empty,
             Kind::AddressAdvertisement => KindHeader::AddressAdvertisement(AdvertisedAddress {
                 ip: array::from_fn(|n| bytes[n]),
                 port: u32_at(bytes, 16) as u16,

@@ -10,6 +10,7 @@ mod peeks;
 mod pending_connections;
 mod reconnects;
 mod recovery;
+mod violations;
 
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
