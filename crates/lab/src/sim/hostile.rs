@@ -5,6 +5,7 @@
 //! the credit that it gave; messages of the honest peer are affected.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
@@ -614,8 +615,9 @@ fn random_head(
         | Kind::NondeterminismTrim
         | Kind::NondeterminismState
         | Kind::Keepalive => KindHeader::Empty,
-        Kind::AddressAdvertisement => {
-            KindHeader::AddressAdvertisement(AdvertisedAddress { ip: [7; 16], port: 7, token: 7 })
+        Kind::AddressAdvertisement | Kind::UdpAdvertisement => {
+            let token = NonZeroU64::new(7).filter(|_| kind == Kind::UdpAdvertisement);
+            KindHeader::AddressAdvertisement(AdvertisedAddress { ip: [7; 16], port: 7, token })
         }
         Kind::Goodbye => KindHeader::Goodbye,
         Kind::Fragment => KindHeader::Fragment {

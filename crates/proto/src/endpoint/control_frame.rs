@@ -26,8 +26,13 @@ impl ControlFrame {
         match self {
             ControlFrame::Sack(..) => Kind::Sack,
             ControlFrame::StatusRequest(_) => Kind::StatusRequest,
-            ControlFrame::AddressAdvertisement(..) => Kind::AddressAdvertisement,
+            ControlFrame::AddressAdvertisement(address) => address.kind(),
         }
+    }
+
+    /// Whether the frame is an advertisement.
+    pub fn is_advertisement(self) -> bool {
+        matches!(self, ControlFrame::AddressAdvertisement(_))
     }
 
     /// The path by which the frame must be sent, if it must take a certain one.

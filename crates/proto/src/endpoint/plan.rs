@@ -438,9 +438,12 @@ fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Pl
         return None;
     }
     let tells = channel.paths.has_datagrams && channel.paths.may_advertise_by(path);
-    let advertisement =
-        || channel.control_frame_for(path, Some(Kind::AddressAdvertisement)).filter(|_| tells);
-    let place = channel.control_frame_for(path, Some(Kind::Sack)).or_else(advertisement)?;
+    let of_kind = |kind| channel.control_frame_for(path, Some(kind));
+    let advertisement = || {
+        let found = of_kind(Kind::AddressAdvertisement);
+        found.or_else(|| of_kind(Kind::UdpAdvertisement)).filter(|_| tells)
+    };
+    let place = of_kind(Kind::Sack).or_else(advertisement)?;
     Some(plan_control_frame(channel, channel.repairs.control_frames[place]))
 }
 

@@ -76,7 +76,9 @@ impl<M: Memory> ChannelMut<'_, M> {
                 self.schedule_ack();
                 return Ok(());
             }
-            KindHeader::Empty => return Err(Fault("a frame that endpoints do not send each other")),
+            KindHeader::Empty => {
+                return Err(Fault("a frame that endpoints do not send each other"));
+            }
             _ => return Err(Fault("a control frame about bytes that were never sent")),
         }
         self.mark_busy();

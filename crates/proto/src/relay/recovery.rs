@@ -155,7 +155,8 @@ impl Recovery {
         header: &Header,
         body: &[u8],
     ) -> Result<(), Malformed> {
-        const NO_LOG: Malformed = Malformed("a frame for a message log that this relay does not keep");
+        const NO_LOG: Malformed =
+            Malformed("a frame for a message log that this relay does not keep");
         let address = switch.ports.find(from).and_then(Port::endpoint);
         let (Some(logs), Some(address)) = (&mut self.logs, address) else { return Err(NO_LOG) };
         if header.kind == Kind::Determinant {

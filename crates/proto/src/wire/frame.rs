@@ -81,7 +81,7 @@ pub enum Kind {
     Nack = 19,
     /// From a relay: bytes of the channel to the source of this frame were lost on the way.
     Lost = 20,
-    /// Another address at which the sender accepts connections.
+    /// Another address at which the sender accepts TCP connections.
     AddressAdvertisement = 21,
     /// One determinant of an endpoint: `sequence` polls after the previous determinant the endpoint
     /// delivered `credit` frames, and its clock had advanced by `delivered` microseconds. From the
@@ -106,11 +106,13 @@ pub enum Kind {
     NondeterminismState = 27,
     /// Between two relays, on each stream: the sender has received `delivered` bytes.
     Keepalive = 28,
+    /// An address at which the sender receives datagrams of the receiver.
+    UdpAdvertisement = 29,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 28] = [
+    pub const ALL: [Kind; 29] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -139,6 +141,7 @@ impl Kind {
         Kind::NondeterminismTrim,
         Kind::NondeterminismState,
         Kind::Keepalive,
+        Kind::UdpAdvertisement,
     ];
 
     /// Whether frames of this kind are bytes of the channel, which are retained until they are
@@ -152,6 +155,7 @@ impl Kind {
                 | Kind::StatusRequest
                 | Kind::Nack
                 | Kind::AddressAdvertisement
+                | Kind::UdpAdvertisement
         );
         !is_control && self.is_between_endpoints()
     }
@@ -323,8 +327,8 @@ impl Header {
         }
     }
 
-    /// The checksum of numbers about a message log, or 0 for frames of other kinds. With a number that was changed in transit, replay would fail, and nobody would notice
-    /// before the replay.
+    /// The checksum of numbers about a message log, or 0 for frames of other kinds. With a number
+    /// that was changed in transit, replay would fail, and nobody would notice before the replay.
     #[inline]
     fn numbers_checksum(&self) -> u32 {
         if !self.kind.is_about_log() {
@@ -409,7 +413,8 @@ mod tests {
         let signals =
             [Kind::Ack, Kind::Sack, Kind::StatusRequest, Kind::Nack, Kind::AddressAdvertisement];
         let about_log: Vec<_> = (22..=27).filter_map(Kind::from_number).collect();
-        let signals = [&signals[..], &about_log, &[Kind::Keepalive]].concat();
+        let signals =
+            [&signals[..], &about_log, &[Kind::Keepalive, Kind::UdpAdvertisement]].concat();
         for kind in Kind::ALL {
             assert_eq!(kind.reports_undeliverable(), matches!(kind as u8, 14 | 20), "{kind:?}");
             let is_control = signals.contains(&kind) || kind.reports_undeliverable();
@@ -440,7 +445,9 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, Kind::ALL.len() as u8 + 1), (5, 0x80), (6, 17)] {
+        for (at, value) in
+            [(2, 0x11), (3, 0xff), (4, Kind::ALL.len() as u8 + 1), (5, 0x80), (6, 17)]
+        {
             let mut broken = bytes;
             broken[at] = value;
             broken[7] = framing_crc(&broken);

@@ -1,6 +1,7 @@
 //! The head: what follows a frame's header and precedes its payload, fixed for each kind.
 
 use core::array;
+use core::num::NonZeroU64;
 
 use super::{Malformed, u32_at, u64_at};
 use crate::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
@@ -136,7 +137,8 @@ pub enum KindHeader {
         /// The number of the first byte after the range.
         end: u64,
     },
-    /// Another address at which the sender can be reached.
+    /// Another address at which the sender can be reached: without a token in an
+    /// AddressAdvertisement, with one in a UdpAdvertisement.
     AddressAdvertisement(AdvertisedAddress),
     /// No fields; the head of [`Kind::Goodbye`] still takes up bytes of the channel.
     Goodbye,
@@ -157,8 +159,18 @@ pub struct AdvertisedAddress {
     /// The TCP port, or with a token the UDP port.
     pub port: u16,
     /// The token with which every datagram to the port must begin if the receiver of this
-    /// advertisement sends it; 0 for a TCP port.
-    pub token: u64,
+    /// advertisement sends it; none for a TCP port.
+    pub token: Option<NonZeroU64>,
+}
+
+impl AdvertisedAddress {
+    /// The kind of the frame that advertises the address.
+    pub fn kind(&self) -> Kind {
+        match self.token {
+            None => Kind::AddressAdvertisement,
+            Some(_) => Kind::UdpAdvertisement,
+        }
+    }
 }
 
 /// The number of ranges in one report: as many as fit into the longest head.
@@ -192,7 +204,8 @@ impl KindHeader {
             | Kind::Refused
             | Kind::Goodbye
             | Kind::StatusRequest => 8,
-            Kind::AddressAdvertisement => 32,
+            Kind::AddressAdvertisement => 24,
+            Kind::UdpAdvertisement => 32,
             Kind::Ack
             | Kind::Unreachable
             | Kind::Lost
@@ -246,7 +259,10 @@ impl KindHeader {
             }
             KindHeader::StatusRequest { number } => drop(pen.u64(number)),
             KindHeader::AddressAdvertisement(AdvertisedAddress { ip, port, token }) => {
-                pen.bytes(&ip).u32(port as u32).u32(0).u64(token);
+                pen.bytes(&ip).u32(port as u32).u32(0);
+                if let Some(token) = token {
+                    pen.u64(token.get());
+                }
             }
             KindHeader::Nack { start, end } => drop(pen.u64(start).u64(end)),
             KindHeader::Write { op, total, key, offset, data: last } => {
@@ -304,11 +320,14 @@ impl KindHeader {
             | Kind::NondeterminismTrim
             | Kind::NondeterminismState
             | Kind::Keepalive => KindHeader::Empty,
-            Kind::AddressAdvertisement => KindHeader::AddressAdvertisement(AdvertisedAddress {
-                ip: array::from_fn(|n| bytes[n]),
-                port: u32_at(bytes, 16) as u16,
-                token: u64_at(bytes, 24),
-            }),
+            Kind::AddressAdvertisement => {
+                KindHeader::AddressAdvertisement(parse_address(bytes, None))
+            }
+            Kind::UdpAdvertisement => {
+                let token = NonZeroU64::new(u64_at(bytes, 24));
+                let token = token.ok_or(Malformed("a UDP port without a token"))?;
+                KindHeader::AddressAdvertisement(parse_address(bytes, Some(token)))
+            }
             Kind::StatusRequest => KindHeader::StatusRequest { number: u64_at(bytes, 0) },
             Kind::Goodbye => KindHeader::Goodbye,
             Kind::Fragment => parse_fragment(bytes)?,
@@ -334,6 +353,11 @@ impl KindHeader {
             Kind::Refused => KindHeader::Refused { op: op(), error: u32_at(bytes, 4) },
         })
     }
+}
+
+fn parse_address(bytes: &[u8], token: Option<NonZeroU64>) -> AdvertisedAddress {
+    let ip = array::from_fn(|n| bytes[n]);
+    AdvertisedAddress { ip, port: u32_at(bytes, 16) as u16, token }
 }
 
 fn parse_fragment(bytes: &[u8]) -> Result<KindHeader, Malformed> {
@@ -407,7 +431,13 @@ mod tests {
         }
     }
 
-    fn samples() -> [(Kind, u8, KindHeader); 20] {
+    #[test]
+    fn a_udp_port_without_a_token_is_refused() {
+        assert!(KindHeader::parse(Kind::UdpAdvertisement, 0, &[0; 32]).is_err());
+        assert!(KindHeader::parse(Kind::AddressAdvertisement, 0, &[0; 24]).is_ok());
+    }
+
+    fn samples() -> [(Kind, u8, KindHeader); 21] {
         let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000, ahead: 7 });
         let atomic = KindHeader::Atomic {
             op: 1,
@@ -456,7 +486,16 @@ mod tests {
                 KindHeader::AddressAdvertisement(AdvertisedAddress {
                     ip: [9; 16],
                     port: 7711,
-                    token: 1 << 63,
+                    token: None,
+                }),
+            ),
+            (
+                Kind::UdpAdvertisement,
+                0,
+                KindHeader::AddressAdvertisement(AdvertisedAddress {
+                    ip: [9; 16],
+                    port: 7711,
+                    token: NonZeroU64::new(1 << 63),
                 }),
             ),
             (Kind::Lost, 0, KindHeader::Empty),

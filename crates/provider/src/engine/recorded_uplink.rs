@@ -115,7 +115,8 @@ impl RecordedUplink<'_> {
         // The frame may have been corrupted on the network.
         let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let header = Header::parse(frame).map_err(|malformed| bad(malformed.0))?;
-        let is_from_relay = header.kind == Kind::Determinant || !header.kind.may_come_from_endpoint();
+        let is_from_relay =
+            header.kind == Kind::Determinant || !header.kind.may_come_from_endpoint();
         if !header.kind.is_about_log() || !is_from_relay {
             return Err(bad("the relay says something else than what was before"));
         }
