@@ -626,10 +626,13 @@ fn random_head(
             offset: random.below(20) as u32,
             whole: random.within(1..=5_000) as u32,
         },
-        Kind::Sack => {
-            let answers = random.below(3);
+        Kind::Sack | Kind::StatusReply => {
+            let answered = 1 + random.below(2);
             let ranges = [(offset, random.below(200) as u32), (number, 9), (0, 0)];
-            KindHeader::Sack { answers, ranges }
+            match kind {
+                Kind::Sack => KindHeader::Sack { ranges },
+                _ => KindHeader::StatusReply { number: answered, ranges },
+            }
         }
         Kind::StatusRequest => KindHeader::StatusRequest { number },
         Kind::Nack => KindHeader::Nack { start: offset, end: number },

@@ -24,7 +24,8 @@ impl ControlFrame {
     /// The kind of the frame.
     pub fn kind(self) -> Kind {
         match self {
-            ControlFrame::Sack(..) => Kind::Sack,
+            ControlFrame::Sack(0, _) => Kind::Sack,
+            ControlFrame::Sack(..) => Kind::StatusReply,
             ControlFrame::StatusRequest(_) => Kind::StatusRequest,
             ControlFrame::AddressAdvertisement(address) => address.kind(),
         }

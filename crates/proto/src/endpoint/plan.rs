@@ -305,7 +305,7 @@ impl Plan {
             KindHeader::StatusRequest { number } => {
                 channel.handle_status_request_sent((path, now), number)
             }
-            KindHeader::Sack { .. } => {
+            KindHeader::Sack { .. } | KindHeader::StatusReply { .. } => {
                 if let Some(ControlFrame::Sack(number @ 1.., _)) = control_frame {
                     channel.repairs.answered_request =
                         channel.repairs.answered_request.max(Some(number));
@@ -443,15 +443,19 @@ fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Pl
         let found = of_kind(Kind::AddressAdvertisement);
         found.or_else(|| of_kind(Kind::UdpAdvertisement)).filter(|_| tells)
     };
-    let place = of_kind(Kind::Sack).or_else(advertisement)?;
+    let answer = of_kind(Kind::StatusReply).or_else(|| of_kind(Kind::Sack));
+    let place = answer.or_else(advertisement)?;
     Some(plan_control_frame(channel, channel.repairs.control_frames[place]))
 }
 
 fn plan_control_frame<M: Clone>(channel: &Channel<M>, control_frame: ControlFrame) -> Plan {
     let head = match control_frame {
-        ControlFrame::Sack(answers, _) => {
-            let confirmed = channel.confirmed_now();
-            KindHeader::Sack { answers, ranges: channel.into.ranges(confirmed) }
+        ControlFrame::Sack(number, _) => {
+            let ranges = channel.into.ranges(channel.confirmed_now());
+            match number {
+                0 => KindHeader::Sack { ranges },
+                _ => KindHeader::StatusReply { number, ranges },
+            }
         }
         ControlFrame::StatusRequest(_) => {
             KindHeader::StatusRequest { number: channel.out.next_status_request() }

@@ -43,7 +43,7 @@ impl<M: Memory> ChannelMut<'_, M> {
                 // The peer may not have received the reports of corrupt ranges either.
                 channel.repairs.repeat_corrupt();
             }
-            KindHeader::Sack { answers, ranges } => {
+            KindHeader::Sack { ranges } | KindHeader::StatusReply { ranges, .. } => {
                 for (start, bytes) in ranges {
                     let end = start.saturating_add(bytes as u64);
                     let Channel { out, paths, .. } = &mut *channel;
@@ -55,7 +55,9 @@ impl<M: Memory> ChannelMut<'_, M> {
                         });
                     }
                 }
-                channel.handle_status_reply(now, answers);
+                if let KindHeader::StatusReply { number, .. } = *head {
+                    channel.handle_status_reply(now, number);
+                }
                 self.process_flow_acks();
             }
             KindHeader::Nack { start, end } if is_sane(start, end) => {

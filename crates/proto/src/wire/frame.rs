@@ -75,7 +75,7 @@ pub enum Kind {
     Fragment = 16,
     /// The ranges of the opposite channel that have arrived (a selective acknowledgement).
     Sack = 17,
-    /// A request for a [`Kind::Sack`].
+    /// A request for a [`Kind::StatusReply`].
     StatusRequest = 18,
     /// Bytes of the opposite channel have arrived corrupt.
     Nack = 19,
@@ -108,11 +108,14 @@ pub enum Kind {
     Keepalive = 28,
     /// An address at which the sender receives datagrams of the receiver.
     UdpAdvertisement = 29,
+    /// The answer to a [`Kind::StatusRequest`]: the ranges of the opposite channel that have
+    /// arrived.
+    StatusReply = 30,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 29] = [
+    pub const ALL: [Kind; 30] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -142,6 +145,7 @@ impl Kind {
         Kind::NondeterminismState,
         Kind::Keepalive,
         Kind::UdpAdvertisement,
+        Kind::StatusReply,
     ];
 
     /// Whether frames of this kind are bytes of the channel, which are retained until they are
@@ -156,6 +160,7 @@ impl Kind {
                 | Kind::Nack
                 | Kind::AddressAdvertisement
                 | Kind::UdpAdvertisement
+                | Kind::StatusReply
         );
         !is_control && self.is_between_endpoints()
     }
@@ -413,8 +418,8 @@ mod tests {
         let signals =
             [Kind::Ack, Kind::Sack, Kind::StatusRequest, Kind::Nack, Kind::AddressAdvertisement];
         let about_log: Vec<_> = (22..=27).filter_map(Kind::from_number).collect();
-        let signals =
-            [&signals[..], &about_log, &[Kind::Keepalive, Kind::UdpAdvertisement]].concat();
+        let further = [Kind::Keepalive, Kind::UdpAdvertisement, Kind::StatusReply];
+        let signals = [&signals[..], &about_log, &further].concat();
         for kind in Kind::ALL {
             assert_eq!(kind.reports_undeliverable(), matches!(kind as u8, 14 | 20), "{kind:?}");
             let is_control = signals.contains(&kind) || kind.reports_undeliverable();

@@ -120,8 +120,13 @@ pub enum KindHeader {
     /// The ranges of bytes that have arrived, beyond all bytes below the header's `delivered`; the
     /// range that grew last comes first. Empty ranges mean nothing.
     Sack {
-        /// The number of the status request that this answers, or 0.
-        answers: u64,
+        /// The first byte and the number of bytes of each range.
+        ranges: [(u64, u32); SACK_RANGES],
+    },
+    /// The answer to status request `number`, with ranges as in [`KindHeader::Sack`].
+    StatusReply {
+        /// The number of the status request, from 1.
+        number: u64,
         /// The first byte and the number of bytes of each range.
         ranges: [(u64, u32); SACK_RANGES],
     },
@@ -216,7 +221,8 @@ impl KindHeader {
             | Kind::NondeterminismTrim
             | Kind::NondeterminismState
             | Kind::Keepalive => 0,
-            Kind::Sack => 48,
+            Kind::Sack => 40,
+            Kind::StatusReply => 48,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
         }
     }
@@ -250,13 +256,8 @@ impl KindHeader {
                 let what = u32::from_le_bytes([kind as u8, flags, 0, 0]);
                 pen.u32(what).u32(offset).u32(whole).u32(0);
             }
-            KindHeader::Sack { answers, ranges } => {
-                pen.u64(answers);
-                for (start, bytes) in ranges {
-                    pen.u64(start).u32(bytes);
-                }
-                pen.u32(0);
-            }
+            KindHeader::Sack { ranges } => pen.ranges(ranges),
+            KindHeader::StatusReply { number, ranges } => pen.u64(number).ranges(ranges),
             KindHeader::StatusRequest { number } => drop(pen.u64(number)),
             KindHeader::AddressAdvertisement(AdvertisedAddress { ip, port, token }) => {
                 pen.bytes(&ip).u32(port as u32).u32(0);
@@ -328,12 +329,13 @@ impl KindHeader {
                 let token = token.ok_or(Malformed("a UDP port without a token"))?;
                 KindHeader::AddressAdvertisement(parse_address(bytes, Some(token)))
             }
-            Kind::StatusRequest => KindHeader::StatusRequest { number: u64_at(bytes, 0) },
+            Kind::StatusRequest => KindHeader::StatusRequest { number: parse_number(bytes)? },
             Kind::Goodbye => KindHeader::Goodbye,
             Kind::Fragment => parse_fragment(bytes)?,
-            Kind::Sack => KindHeader::Sack {
-                answers: u64_at(bytes, 0),
-                ranges: array::from_fn(|n| (u64_at(bytes, 8 + 12 * n), u32_at(bytes, 16 + 12 * n))),
+            Kind::Sack => KindHeader::Sack { ranges: parse_ranges(bytes) },
+            Kind::StatusReply => KindHeader::StatusReply {
+                number: parse_number(bytes)?,
+                ranges: parse_ranges(&bytes[8..]),
             },
             Kind::Nack => KindHeader::Nack { start: u64_at(bytes, 0), end: u64_at(bytes, 8) },
             Kind::Write => KindHeader::Write {
@@ -353,6 +355,18 @@ impl KindHeader {
             Kind::Refused => KindHeader::Refused { op: op(), error: u32_at(bytes, 4) },
         })
     }
+}
+
+/// The number of a status request. The requests of a channel are numbered from 1.
+fn parse_number(bytes: &[u8]) -> Result<u64, Malformed> {
+    match u64_at(bytes, 0) {
+        0 => Err(Malformed("a status request without a number")),
+        number => Ok(number),
+    }
+}
+
+fn parse_ranges(bytes: &[u8]) -> [(u64, u32); SACK_RANGES] {
+    array::from_fn(|n| (u64_at(bytes, 12 * n), u32_at(bytes, 12 * n + 8)))
 }
 
 fn parse_address(bytes: &[u8], token: Option<NonZeroU64>) -> AdvertisedAddress {
@@ -393,6 +407,14 @@ struct Pen<'a> {
 }
 
 impl Pen<'_> {
+    #[inline]
+    fn ranges(&mut self, ranges: [(u64, u32); SACK_RANGES]) {
+        for (start, bytes) in ranges {
+            self.u64(start).u32(bytes);
+        }
+        self.u32(0);
+    }
+
     #[inline]
     fn u32(&mut self, value: u32) -> &mut Self {
         self.bytes[self.at..self.at + 4].copy_from_slice(&value.to_le_bytes());
@@ -437,7 +459,17 @@ mod tests {
         assert!(KindHeader::parse(Kind::AddressAdvertisement, 0, &[0; 24]).is_ok());
     }
 
-    fn samples() -> [(Kind, u8, KindHeader); 21] {
+    #[test]
+    fn a_status_request_or_its_answer_without_a_number_is_refused() {
+        for (kind, size) in [(Kind::StatusRequest, 8), (Kind::StatusReply, 48)] {
+            let mut bytes = [0; 48];
+            assert!(KindHeader::parse(kind, 0, &bytes[..size]).is_err(), "{kind:?}");
+            bytes[7] = 1;
+            assert!(KindHeader::parse(kind, 0, &bytes[..size]).is_ok(), "{kind:?}");
+        }
+    }
+
+    fn samples() -> [(Kind, u8, KindHeader); 22] {
         let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000, ahead: 7 });
         let atomic = KindHeader::Atomic {
             op: 1,
@@ -473,10 +505,11 @@ mod tests {
                     whole: 50,
                 },
             ),
+            (Kind::Sack, 0, KindHeader::Sack { ranges: [(1, 2), (u64::MAX, 9), (0, 0)] }),
             (
-                Kind::Sack,
+                Kind::StatusReply,
                 0,
-                KindHeader::Sack { answers: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] },
+                KindHeader::StatusReply { number: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] },
             ),
             (Kind::StatusRequest, 0, KindHeader::StatusRequest { number: 4 }),
             (Kind::Nack, 0, KindHeader::Nack { start: 7, end: 9 }),

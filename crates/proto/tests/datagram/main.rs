@@ -412,7 +412,7 @@ fn a_report_goes_by_the_path_of_the_ask() {
     assert!(a.next(other).is_none(), "the question is about the other path");
     b.deliver(path, &a.next(path).unwrap());
     assert!(b.next(other).is_none());
-    assert_eq!(b.next(path).unwrap().kind(), Kind::Sack);
+    assert_eq!(b.next(path).unwrap().kind(), Kind::StatusReply);
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn a_report_goes_by_no_path_that_is_doubted() {
         b.channel_mut(PEER).suspect_path(ONE, true);
         b.deliver(ONE, &ask);
         assert!(b.next(ONE).is_none(), "{path:?}");
-        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Sack), "{path:?}");
+        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::StatusReply), "{path:?}");
     }
 }
 
