@@ -152,17 +152,24 @@ impl Kind {
     /// confirmed and delivered in order.
     #[inline]
     pub fn is_numbered(self) -> bool {
-        let is_control = matches!(
+        // The kinds are listed, here and below, so that one test of a bit decides for each frame.
+        matches!(
             self,
-            Kind::Ack
-                | Kind::Sack
-                | Kind::StatusRequest
-                | Kind::Nack
-                | Kind::AddressAdvertisement
-                | Kind::UdpAdvertisement
-                | Kind::StatusReply
-        );
-        !is_control && self.is_between_endpoints()
+            Kind::Message
+                | Kind::Tagged
+                | Kind::Grant
+                | Kind::Data
+                | Kind::Pulled
+                | Kind::Write
+                | Kind::Read
+                | Kind::ReadData
+                | Kind::Atomic
+                | Kind::AtomicReply
+                | Kind::Refused
+                | Kind::Goodbye
+                | Kind::Ahead
+                | Kind::Fragment
+        )
     }
 
     /// Whether endpoints send this kind to each other. All other kinds begin or end at a relay.
@@ -201,9 +208,15 @@ impl Kind {
     /// Whether an endpoint may send this kind to its home relay.
     #[inline]
     pub fn may_come_from_endpoint(self) -> bool {
-        let is_for_log =
-            matches!(self, Kind::Determinant | Kind::Nondeterminism | Kind::NondeterminismTrim);
-        is_for_log || self.is_between_endpoints()
+        !matches!(
+            self,
+            Kind::Unreachable
+                | Kind::Lost
+                | Kind::ReplayStart
+                | Kind::Divergence
+                | Kind::NondeterminismState
+                | Kind::Keepalive
+        )
     }
 
     pub(super) fn from_number(number: u8) -> Option<Kind> {
