@@ -583,6 +583,7 @@ fn random_head(
     let op = if !pool.is_empty() && random.percent(85) { random.pick(pool) } else { guess };
     let number = random.pick(&[0, 1, 10, 100, 1_000, 10_000, u64::MAX, u64::MAX / 2]);
     let offset = if random.percent(50) { 0 } else { random.size(5_000) };
+    let ranges = [(offset, random.below(200) as u32), (number, 9), (0, 0)];
     match kind {
         Kind::Message | Kind::Tagged => {
             if random.percent(50) {
@@ -605,16 +606,6 @@ fn random_head(
             KindHeader::Ahead { send: random.below(4) as u32, offset }
         }
         Kind::Pulled => KindHeader::Pulled { send: op },
-        Kind::Ack
-        | Kind::Unreachable
-        | Kind::Lost
-        | Kind::Determinant
-        | Kind::Nondeterminism
-        | Kind::ReplayStart
-        | Kind::Divergence
-        | Kind::NondeterminismTrim
-        | Kind::NondeterminismState
-        | Kind::Keepalive => KindHeader::Empty,
         Kind::AddressAdvertisement | Kind::UdpAdvertisement => {
             let token = NonZeroU64::new(7).filter(|_| kind == Kind::UdpAdvertisement);
             KindHeader::AddressAdvertisement(AdvertisedAddress { ip: [7; 16], port: 7, token })
@@ -626,14 +617,7 @@ fn random_head(
             offset: random.below(20) as u32,
             whole: random.within(1..=5_000) as u32,
         },
-        Kind::Sack | Kind::StatusReply => {
-            let answered = 1 + random.below(2);
-            let ranges = [(offset, random.below(200) as u32), (number, 9), (0, 0)];
-            match kind {
-                Kind::Sack => KindHeader::Sack { ranges },
-                _ => KindHeader::StatusReply { number: answered, ranges },
-            }
-        }
+        Kind::Sack => KindHeader::Sack { ranges },
         Kind::StatusRequest => KindHeader::StatusRequest { number },
         Kind::Nack => KindHeader::Nack { start: offset, end: number },
         Kind::Write => KindHeader::Write { op, total: 7, key: 1, offset: number, data: 7 },
@@ -650,5 +634,10 @@ fn random_head(
         },
         Kind::AtomicReply => KindHeader::AtomicReply { op },
         Kind::Refused => KindHeader::Refused { op, error: number as u32 },
+        Kind::StatusReply => KindHeader::StatusReply { number: 1 + random.below(2), ranges },
+        _ => {
+            assert_eq!(KindHeader::size(kind, 0), 0, "{kind:?} has a head");
+            KindHeader::Empty
+        }
     }
 }

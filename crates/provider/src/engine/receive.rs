@@ -128,8 +128,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Handles a frame of `peer` that contradicts the protocol. On the uplink the frame is discarded
-    /// and only `peer` is given up, since the other peers did nothing wrong. A link of one peer
+    /// Handles a frame of `peer` that contradicts the protocol. On the uplink, the frame is
+    /// discarded and only `peer` is given up: the other peers did nothing wrong. A link of one peer
     /// ends. So does the uplink if its frames have no checksums, since the source of the frame may
     /// have been changed on the way, and the uplink of a recorded process.
     ///
