@@ -274,7 +274,7 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let source = Address::new(1, 0);
     let advertisement = Header {
         length: 32,
-        kind: Kind::AddressAdvertisement,
+        kind: Kind::UdpAdvertisement,
         flags: 0,
         hops: 0,
         source,

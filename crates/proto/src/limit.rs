@@ -1,7 +1,7 @@
 //! Every bound of the protocol, with the reason for its value. The names contain the units.
 
 /// Protocol version in the hello. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;
 
 /// Most bytes after the header of a frame (kind header and payload). Large enough that a header
 /// costs nothing, and small enough that a relay may buffer one frame per link and that other

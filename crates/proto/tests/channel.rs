@@ -164,9 +164,8 @@ fn who_may_not_acknowledge_yet_says_all_the_same_what_need_not_come_again() {
     assert_eq!(ask.kind(), Kind::StatusRequest);
     b.deliver(TWO, ask);
     let report = b.next(TWO).unwrap();
-    let Ok(KindHeader::Sack { ranges, .. }) = KindHeader::parse(Kind::Sack, 0, &report.head) else {
-        panic!("{:?}", report.header)
-    };
+    let head = KindHeader::parse(report.kind(), 0, &report.head);
+    let Ok(KindHeader::StatusReply { ranges, .. }) = head else { panic!("{:?}", report.header) };
     assert_eq!(report.header.delivered, 0, "the refusal has not left");
     assert!(ranges.contains(&(0, 37)), "{ranges:?}");
     a.deliver(TWO, report);
@@ -185,7 +184,7 @@ fn a_signal_before_a_refusal_acknowledges_nothing_that_the_refusal_is_about() {
     b.deliver(TWO, a.next(TWO).unwrap());
     // The answer to the status request overtakes the refusal, which has not left.
     let report = b.next(TWO).unwrap();
-    assert_eq!((report.kind(), report.header.delivered), (Kind::Sack, 0));
+    assert_eq!((report.kind(), report.header.delivered), (Kind::StatusReply, 0));
     a.deliver(TWO, report);
     assert_eq!(a.errors(), []);
     settle(&mut a, &mut b);
@@ -319,7 +318,7 @@ fn an_answer_that_is_lost_with_a_path_the_asker_has_given_up_is_said_again() {
     b.deliver(THREE, a.next(THREE).unwrap());
     // The endpoint does not know yet that path two is broken, and suspects the path that is left.
     b.channel_mut(PEER).suspect_path(THREE, true);
-    assert_eq!(b.next(TWO).unwrap().kind(), Kind::Sack);
+    assert_eq!(b.next(TWO).unwrap().kind(), Kind::StatusReply);
     b.close_path(PEER, ONE);
     b.close_path(PEER, TWO);
     a.deliver(THREE, b.next(THREE).expect("the answer again"));

@@ -335,6 +335,15 @@ fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
 }
 
 #[test]
+fn what_begins_or_ends_at_a_relay_is_no_frame_of_a_peer() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_between_endpoints()) {
+        let (_, mut b) = pair();
+        assert!(b.hear(0, kind, 0, KindHeader::Empty, 0).is_err(), "{kind:?}");
+        assert!(b.hear(0, Kind::Ack, 0, KindHeader::Empty, 0).is_ok());
+    }
+}
+
+#[test]
 fn who_breaks_the_protocol_has_not_left_in_good_order() {
     let (mut a, mut b) = pair();
     b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });

@@ -185,8 +185,8 @@ fn members_that_break_the_protocol_lose_their_link_only() {
         (long, "longer than relays take"),
         (vec![0; 40], "not what was sent"),
         (frame(Address::new(2, 0), Address::new(1, 0), 0, b"x"), "not come from the endpoint"),
-        (unreachable, "only relays may say"),
-        (lost, "only relays may say"),
+        (unreachable, "only relays send"),
+        (lost, "only relays send"),
         (travelled, "has passed relays already"),
         (headless, "shorter than its head"),
     ] {

@@ -49,7 +49,7 @@ fn start(relay: &RelayProcess, index: u32, incarnation: u32) -> Rank {
     let own = Introduction { incarnation, ..introduction(index) };
     let mut rank = Rank::attach_as(relay, own).unwrap();
     let (opening, _) = rank.receive();
-    assert_eq!((opening.kind, opening.sequence, opening.delivered), (Kind::Determinant, 0, 0));
+    assert_eq!((opening.kind, opening.sequence, opening.delivered), (Kind::ReplayStart, 0, 0));
     rank
 }
 

@@ -7,11 +7,11 @@
 //! sees a payload byte. The endpoint decides what is *new* on the channel.
 //!
 //! **Repair.** One exchange repairs every loss: the sender asks ([`Kind::StatusRequest`]), the
-//! receiver answers with the ranges that it has ([`Kind::Sack`]), and the sender retransmits what
-//! is missing, by any path.
+//! receiver answers with the ranges that it has ([`Kind::StatusReply`]), and the sender retransmits
+//! what is missing, by any path.
 //!
 //! [`Kind::StatusRequest`]: crate::wire::frame::Kind::StatusRequest
-//! [`Kind::Sack`]: crate::wire::frame::Kind::Sack
+//! [`Kind::StatusReply`]: crate::wire::frame::Kind::StatusReply
 
 pub mod flight;
 pub mod probe_timeout;

@@ -113,9 +113,7 @@ impl<M: Clone> Channel<M> {
     pub(super) fn control_frame_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
         let may_go = |control_frame: &ControlFrame| match control_frame.path() {
             _ if kind.is_some_and(|kind| kind != control_frame.kind()) => false,
-            _ if control_frame.kind() == Kind::AddressAdvertisement => {
-                self.paths.may_advertise_by(path)
-            }
+            _ if control_frame.is_advertisement() => self.paths.may_advertise_by(path),
             Some(wanted)
                 if self.paths.path_state(wanted).is_some_and(|state| !state.is_suspected) =>
             {

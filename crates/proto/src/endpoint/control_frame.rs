@@ -24,10 +24,16 @@ impl ControlFrame {
     /// The kind of the frame.
     pub fn kind(self) -> Kind {
         match self {
-            ControlFrame::Sack(..) => Kind::Sack,
+            ControlFrame::Sack(0, _) => Kind::Sack,
+            ControlFrame::Sack(..) => Kind::StatusReply,
             ControlFrame::StatusRequest(_) => Kind::StatusRequest,
-            ControlFrame::AddressAdvertisement(..) => Kind::AddressAdvertisement,
+            ControlFrame::AddressAdvertisement(address) => address.kind(),
         }
+    }
+
+    /// Whether the frame is an advertisement.
+    pub fn is_advertisement(self) -> bool {
+        matches!(self, ControlFrame::AddressAdvertisement(_))
     }
 
     /// The path by which the frame must be sent, if it must take a certain one.

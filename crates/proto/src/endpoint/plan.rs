@@ -305,7 +305,7 @@ impl Plan {
             KindHeader::StatusRequest { number } => {
                 channel.handle_status_request_sent((path, now), number)
             }
-            KindHeader::Sack { .. } => {
+            KindHeader::Sack { .. } | KindHeader::StatusReply { .. } => {
                 if let Some(ControlFrame::Sack(number @ 1.., _)) = control_frame {
                     channel.repairs.answered_request =
                         channel.repairs.answered_request.max(Some(number));
@@ -438,17 +438,24 @@ fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Pl
         return None;
     }
     let tells = channel.paths.has_datagrams && channel.paths.may_advertise_by(path);
-    let advertisement =
-        || channel.control_frame_for(path, Some(Kind::AddressAdvertisement)).filter(|_| tells);
-    let place = channel.control_frame_for(path, Some(Kind::Sack)).or_else(advertisement)?;
+    let of_kind = |kind| channel.control_frame_for(path, Some(kind));
+    let advertisement = || {
+        let found = of_kind(Kind::AddressAdvertisement);
+        found.or_else(|| of_kind(Kind::UdpAdvertisement)).filter(|_| tells)
+    };
+    let answer = of_kind(Kind::StatusReply).or_else(|| of_kind(Kind::Sack));
+    let place = answer.or_else(advertisement)?;
     Some(plan_control_frame(channel, channel.repairs.control_frames[place]))
 }
 
 fn plan_control_frame<M: Clone>(channel: &Channel<M>, control_frame: ControlFrame) -> Plan {
     let head = match control_frame {
-        ControlFrame::Sack(answers, _) => {
-            let acknowledged = channel.acknowledged_now();
-            KindHeader::Sack { answers, ranges: channel.into.ranges(acknowledged) }
+        ControlFrame::Sack(number, _) => {
+            let ranges = channel.into.ranges(channel.acknowledged_now());
+            match number {
+                0 => KindHeader::Sack { ranges },
+                _ => KindHeader::StatusReply { number, ranges },
+            }
         }
         ControlFrame::StatusRequest(_) => {
             KindHeader::StatusRequest { number: channel.out.next_status_request() }

@@ -43,7 +43,7 @@ impl<M: Memory> ChannelMut<'_, M> {
                 // The peer may not have received the reports of corrupt ranges either.
                 channel.repairs.repeat_corrupt();
             }
-            KindHeader::Sack { answers, ranges } => {
+            KindHeader::Sack { ranges } | KindHeader::StatusReply { ranges, .. } => {
                 for (start, bytes) in ranges {
                     let end = start.saturating_add(bytes as u64);
                     let Channel { out, paths, .. } = &mut *channel;
@@ -55,7 +55,9 @@ impl<M: Memory> ChannelMut<'_, M> {
                         });
                     }
                 }
-                channel.handle_status_reply(now, answers);
+                if let KindHeader::StatusReply { number, .. } = *head {
+                    channel.handle_status_reply(now, number);
+                }
                 self.process_flow_acks();
             }
             KindHeader::Nack { start, end } if is_sane(start, end) => {
@@ -66,7 +68,7 @@ impl<M: Memory> ChannelMut<'_, M> {
                     }
                 });
             }
-            KindHeader::Empty => {
+            KindHeader::Empty if header.kind == Kind::Ack => {
                 if header.flags & flag::WANT_ACK != 0 {
                     // The request for an acknowledgement may have overtaken the bytes that it is
                     // about.
@@ -75,6 +77,9 @@ impl<M: Memory> ChannelMut<'_, M> {
                 }
                 self.schedule_ack();
                 return Ok(());
+            }
+            KindHeader::Empty => {
+                return Err(Fault("a frame that endpoints do not send each other"));
             }
             _ => return Err(Fault("a control frame about bytes that were never sent")),
         }

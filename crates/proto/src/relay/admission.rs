@@ -5,8 +5,8 @@
 //! cannot parse, or that claims to come from somebody else.
 
 use super::bounds::FRAME_BYTES_MAX;
-use super::empty_frame::is_keepalive;
 use super::port::PortKind;
+use crate::id::Address;
 use crate::route::routing_table::RoutingTable;
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
@@ -42,11 +42,16 @@ impl Admission {
                 if header.hops != 0 {
                     return Err(Malformed("an endpoint's frame has passed relays already"));
                 }
-                if header.kind.reports_undeliverable() {
-                    return Err(Malformed("only relays may say that a target is unreachable"));
+                if !header.kind.may_come_from_endpoint() {
+                    return Err(Malformed("a frame of a kind that only relays send"));
                 }
             }
-            PortKind::Stream { .. } if is_keepalive(&header) => (),
+            PortKind::Stream { .. } if header.kind == Kind::Keepalive => {
+                let nobody = Address::ANONYMOUS;
+                if (header.source, header.target, header.length) != (nobody, nobody, 0) {
+                    return Err(Malformed("a keepalive with addresses or a payload"));
+                }
+            }
             PortKind::Stream { cluster, .. } | PortKind::Peer(cluster) => {
                 if table.cluster_of(header.source) != Some(cluster) {
                     return Err(Malformed("a frame does not come from the cluster of its link"));
@@ -71,9 +76,8 @@ impl Admission {
         header.payload(head)?;
         KindHeader::parse(header.kind, header.flags, &frame[HEADER_BYTES..])?;
         match self.check {
-            // Determinant and Nondeterminism frames are for the relay itself, and have checksums of
-            // their own.
-            Some(_) if matches!(header.kind, Kind::Determinant | Kind::Nondeterminism) => Ok(()),
+            // Frames about a message log are for the relay itself, and have checksums of their own.
+            Some(_) if header.kind.is_about_log() => Ok(()),
             Some(sum) => header.verify(&frame[..HEADER_BYTES + head], sum),
             None => Ok(()),
         }

@@ -9,10 +9,3 @@ pub(super) fn empty(kind: Kind, source: Address, target: Address) -> Header {
     let sequence = if kind.reports_undeliverable() { pair_check(source, target) } else { 0 };
     Header { length: 0, kind, flags: 0, hops: 0, source, target, sequence, delivered: 0, credit: 0 }
 }
-
-/// Whether a frame is a keepalive between relays.
-pub(super) fn is_keepalive(header: &Header) -> bool {
-    header.kind == Kind::Ack
-        && header.length == 0
-        && (header.source, header.target) == (Address::ANONYMOUS, Address::ANONYMOUS)
-}

@@ -10,13 +10,13 @@ use alloc::collections::BTreeSet;
 
 use super::byte_log::{ByteLog, Cursor};
 use super::checkpoint_position::{CheckpointPosition, CheckpointPositions};
-use super::determinant_log::{Determinant, DeterminantLog};
+use super::determinant_log::DeterminantLog;
 use super::divergence::{SENT_DIGEST_BYTES, SentDigest};
 use super::log_storage::LogStorage;
 use super::nondeterminism_copies::NondeterminismCopy;
 use super::output_queue::OutputQueue;
 use super::recent_channels::ChannelKey;
-use super::replay::{Replay, push_determinant, push_empty};
+use super::replay::{Replay, push_empty};
 use super::replay_state::ReplayState;
 use super::segmented_log::SegmentedLog;
 use super::writer::Writer;
@@ -227,13 +227,13 @@ impl MessageLog {
         self.replay = Some(Replay::starting_at(&position));
         if let Some(reads) = &self.nondeterminism {
             let end = [reads.complete_end(), 0];
-            push_empty(Kind::Nondeterminism, address, end, 0, output, pool);
+            push_empty(Kind::NondeterminismState, address, end, 0, output, pool);
         }
-        // The opening determinant carries the number of sent frames: before the endpoint has sent
-        // these frames again it delivers nothing beyond the replay.
+        // Before the endpoint has sent again all frames that earlier incarnations have sent, it
+        // delivers nothing beyond the replay.
         let sent = self.sent_count - position.standing.sent;
-        let opening = Determinant { polls: 0, frames: position.determinants_left, micros: sent };
-        push_determinant(address, opening, output, pool);
+        let count = position.determinants_left;
+        push_empty(Kind::ReplayStart, address, [0, sent], count, output, pool);
     }
 
     /// Moves the backlog into the queue `output`: see [`Replay::push_backlog`].

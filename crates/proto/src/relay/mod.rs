@@ -28,7 +28,7 @@
 //! [`Relay::disconnect`]): frames wait for the link, and each source of a frame that was in flight
 //! or dropped receives [`Kind::Lost`] as soon as frames pass again. If a link is not reconnected in
 //! time, or has left for good ([`Relay::detach`]), the sources receive [`Kind::Unreachable`]
-//! instead. Streams exchange *keepalives*: empty [`Kind::Ack`] frames from [`Address::ANONYMOUS`]
+//! instead. Streams exchange [`Kind::Keepalive`] frames from [`Address::ANONYMOUS`]
 //! to [`Address::ANONYMOUS`] whose `delivered` is the number of bytes received on this stream. So a
 //! stream that breaks after an idle period has lost nothing. Endpoints send no keepalives, hence
 //! all frames that were written to an endpoint recently count as lost.
@@ -351,7 +351,11 @@ impl Relay {
             recovery.locate(address, incarnation, standing, may_restart_log)?;
         let link = link.unwrap_or_else(|| switch.open_endpoint(address));
         switch.table.set_endpoint(address, Some(link));
-        switch.ports.get_mut(link).incarnation = Some(incarnation);
+        let port = switch.ports.get_mut(link);
+        if port.incarnation.replace(incarnation) != Some(incarnation) {
+            // These belong to the incarnation that has ended.
+            (port.has_said_goodbye, port.diverged_frame) = (false, None);
+        }
         recovery.start_replay(switch, link, position, is_log_restarted);
         switch.mark_reconnected(link);
         Ok(link)
@@ -521,7 +525,7 @@ impl Relay {
         }
         let frame = &rest[..length];
         admission.validate(kind, &header, frame).map_err(Stop::Broken)?;
-        if header.source == Address::ANONYMOUS {
+        if header.kind == Kind::Keepalive {
             switch.handle_keepalive(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
         }

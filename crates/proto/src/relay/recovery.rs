@@ -19,7 +19,7 @@ use super::output_queue::Piece;
 use super::port::Port;
 use super::port_state::PortState;
 use super::recent_channels::ChannelKey;
-use super::replay::push_determinant;
+use super::replay::push_empty;
 use super::replay_state::{ReplayEvent, ReplayState};
 use super::replays::Replays;
 use super::segment_buffers::SegmentId;
@@ -91,17 +91,8 @@ impl Recovery {
         header: &Header,
         frame: &[u8],
     ) -> Result<Filtered, Malformed> {
-        if header.kind == Kind::Determinant {
-            let determinant = Determinant::of(header)?;
-            if let Some(log) = self.log_of(switch, from, determinant.bytes()) {
-                log.determinants.push(determinant);
-                switch.counters.determinant_bytes += determinant.bytes() as u64;
-                switch.counters.delivered_frames += determinant.frames as u64;
-            }
-            return Ok(Filtered::Ends);
-        }
-        if header.kind == Kind::Nondeterminism && self.logs.is_some() {
-            self.handle_nondeterminism(switch, from, header, &frame[HEADER_BYTES..])?;
+        if !header.kind.is_forwarded() {
+            self.handle_log_frame(switch, from, header, &frame[HEADER_BYTES..])?;
             return Ok(Filtered::Ends);
         }
         let Some(log) = self.log_of(switch, from, 0) else { return Ok(Filtered::Forward(None)) };
@@ -138,8 +129,7 @@ impl Recovery {
         let rest = core::mem::take(&mut port.writer.rest);
         port.lose_all(pool);
         port.writer.rest = rest;
-        let report = Determinant { polls: 0, frames: 0, micros: number };
-        push_determinant(address, report, &mut port.output, pool);
+        push_empty(Kind::Divergence, address, [0, number], 0, &mut port.output, pool);
         port.diverged_frame = Some(number);
         switch.touch(from);
     }
@@ -154,18 +144,31 @@ impl Recovery {
         }
     }
 
-    /// Handles a piece of an endpoint's record, or the position before which the record is not
-    /// needed.
-    fn handle_nondeterminism(
+    /// Handles a frame for the message log of the endpoint at `from`.
+    ///
+    /// # Errors
+    /// If the frame is malformed, or if this relay keeps no message log of `from`.
+    fn handle_log_frame(
         &mut self,
         switch: &mut Switch,
         from: LinkId,
         header: &Header,
         body: &[u8],
     ) -> Result<(), Malformed> {
-        let said = nondeterminism_frame::parse(header, body)?;
+        const NO_LOG: Malformed =
+            Malformed("a frame for a message log that this relay does not keep");
         let address = switch.ports.find(from).and_then(Port::endpoint);
-        let (Some(logs), Some(address)) = (&mut self.logs, address) else { return Ok(()) };
+        let (Some(logs), Some(address)) = (&mut self.logs, address) else { return Err(NO_LOG) };
+        if header.kind == Kind::Determinant {
+            let determinant = Determinant::of(header)?;
+            if let Some((log, _)) = logs.log_mut(address, determinant.bytes()) {
+                log.determinants.push(determinant);
+                switch.counters.determinant_bytes += determinant.bytes() as u64;
+                switch.counters.delivered_frames += determinant.frames as u64;
+            }
+            return Ok(());
+        }
+        let said = nondeterminism_frame::parse(header, body)?;
         let added = logs.handle_nondeterminism(address, header.delivered, said)?;
         switch.counters.nondeterminism_bytes += added as u64;
         Ok(())

@@ -238,7 +238,7 @@ impl Switch {
         }
         let (source, target) = (Address::ANONYMOUS, Address::ANONYMOUS);
         let delivered = port.receipts.received();
-        let keepalive = Header { delivered, ..empty(Kind::Ack, source, target) };
+        let keepalive = Header { delivered, ..empty(Kind::Keepalive, source, target) };
         let mut bytes = [0; HEADER_BYTES];
         keepalive.emit(&mut bytes);
         port.writer.rest.push(pool, &bytes);

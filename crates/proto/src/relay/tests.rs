@@ -166,7 +166,7 @@ fn a_stream_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     assert!(!relay.ports().is_acknowledged(old), "nobody has said that it has arrived");
     let keepalive = Header {
         delivered: whole as u64,
-        ..empty_frame::empty(Kind::Ack, Address::ANONYMOUS, Address::ANONYMOUS)
+        ..empty_frame::empty(Kind::Keepalive, Address::ANONYMOUS, Address::ANONYMOUS)
     };
     let mut bytes = vec![0; HEADER_BYTES];
     keepalive.emit(&mut bytes);

@@ -13,8 +13,8 @@
 //! 24  u64 delivered  all bytes of the opposite channel below this number have been delivered
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
 //! 36  u32 check      checksum of header and head, with 0 for `hops` and for the checksum; 0
-//!                    without [`flag::CHECKED`]. Determinant and Nondeterminism frames always
-//!                    have a checksum here, computed from their numbers
+//!                    without [`flag::CHECKED`]. Frames of kinds that are
+//!                    [`Kind::is_about_log`] always have a checksum of their numbers here
 //! ```
 //!
 //! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames, in the
@@ -75,35 +75,47 @@ pub enum Kind {
     Fragment = 16,
     /// The ranges of the opposite channel that have arrived (a selective acknowledgement).
     Sack = 17,
-    /// A request for a [`Kind::Sack`].
+    /// A request for a [`Kind::StatusReply`].
     StatusRequest = 18,
     /// Bytes of the opposite channel have arrived corrupt.
     Nack = 19,
     /// From a relay: bytes of the channel to the source of this frame were lost on the way.
     Lost = 20,
-    /// Another address at which the sender accepts connections.
+    /// Another address at which the sender accepts TCP connections.
     AddressAdvertisement = 21,
-    /// Between an endpoint and its home relay, in four forms.
-    ///
-    /// - A record from the endpoint: `sequence` polls after the previous determinant the endpoint
-    ///   delivered `credit` frames, and its clock had advanced by `delivered` microseconds.
-    /// - The replay from the relay: the same numbers, as they were recorded.
-    /// - The opening, the relay's first Determinant on a connection: `credit` determinants follow;
-    ///   earlier incarnations have sent `delivered` frames. `sequence` is 0.
-    /// - A divergence report, a later Determinant of the relay with `sequence` 0: the frame with
-    ///   number `delivered` differs from the frame that an earlier incarnation sent.
+    /// One determinant of an endpoint: `sequence` polls after the previous determinant the endpoint
+    /// delivered `credit` frames, and its clock had advanced by `delivered` microseconds. From the
+    /// endpoint to its home relay, and from the relay in the replay.
     Determinant = 22,
     /// From an endpoint to its home relay: the recorded nondeterminism (clocks and random numbers
     /// that the program has read) from byte `sequence` of the record on. `delivered` is the number
     /// of polls for messages so far; [`nondeterminism_frame`](super::nondeterminism_frame) explains
-    /// the code in `credit`. From a relay, before its first Determinant: the relay keeps such a
-    /// record, and has the bytes before `sequence`.
+    /// the code in `credit`.
     Nondeterminism = 23,
+    /// From the home relay, once on each connection and before any Determinant: `credit`
+    /// determinants follow; earlier incarnations have sent `delivered` frames.
+    ReplayStart = 24,
+    /// From the home relay, before it ends the connection: the frame with number `delivered`
+    /// differs from the frame that an earlier incarnation sent.
+    Divergence = 25,
+    /// From an endpoint to its home relay: the record of nondeterminism before byte `sequence` is
+    /// no longer needed.
+    NondeterminismTrim = 26,
+    /// From the home relay, before its ReplayStart: the relay keeps a copy of the record of
+    /// nondeterminism, and has the bytes before `sequence`.
+    NondeterminismState = 27,
+    /// Between two relays, on each stream: the sender has received `delivered` bytes.
+    Keepalive = 28,
+    /// An address at which the sender receives datagrams of the receiver.
+    UdpAdvertisement = 29,
+    /// The answer to a [`Kind::StatusRequest`]: the ranges of the opposite channel that have
+    /// arrived.
+    StatusReply = 30,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 23] = [
+    pub const ALL: [Kind; 30] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -127,29 +139,84 @@ impl Kind {
         Kind::AddressAdvertisement,
         Kind::Determinant,
         Kind::Nondeterminism,
+        Kind::ReplayStart,
+        Kind::Divergence,
+        Kind::NondeterminismTrim,
+        Kind::NondeterminismState,
+        Kind::Keepalive,
+        Kind::UdpAdvertisement,
+        Kind::StatusReply,
     ];
 
     /// Whether frames of this kind are bytes of the channel, which are retained until they are
     /// confirmed and delivered in order.
     #[inline]
     pub fn is_numbered(self) -> bool {
-        let is_control = matches!(
+        // The kinds are listed, here and below, so that one test of a bit decides for each frame.
+        matches!(
             self,
-            Kind::Ack
-                | Kind::Sack
-                | Kind::StatusRequest
-                | Kind::Nack
-                | Kind::AddressAdvertisement
-                | Kind::Determinant
-                | Kind::Nondeterminism
-        );
-        !is_control && !self.reports_undeliverable()
+            Kind::Message
+                | Kind::Tagged
+                | Kind::Grant
+                | Kind::Data
+                | Kind::Pulled
+                | Kind::Write
+                | Kind::Read
+                | Kind::ReadData
+                | Kind::Atomic
+                | Kind::AtomicReply
+                | Kind::Refused
+                | Kind::Goodbye
+                | Kind::Ahead
+                | Kind::Fragment
+        )
+    }
+
+    /// Whether endpoints send this kind to each other. All other kinds begin or end at a relay.
+    #[inline]
+    pub fn is_between_endpoints(self) -> bool {
+        self.is_forwarded() && !self.reports_undeliverable()
     }
 
     /// Whether only relays send this kind, to the source of frames that they could not deliver.
     #[inline]
     pub fn reports_undeliverable(self) -> bool {
         matches!(self, Kind::Unreachable | Kind::Lost)
+    }
+
+    /// Whether a relay passes frames of this kind on. Frames of all other kinds end where the link
+    /// ends.
+    #[inline]
+    pub fn is_forwarded(self) -> bool {
+        !self.is_about_log() && self != Kind::Keepalive
+    }
+
+    /// Whether an endpoint and its home relay speak about the endpoint's message log.
+    #[inline]
+    pub fn is_about_log(self) -> bool {
+        matches!(
+            self,
+            Kind::Determinant
+                | Kind::Nondeterminism
+                | Kind::ReplayStart
+                | Kind::Divergence
+                | Kind::NondeterminismTrim
+                | Kind::NondeterminismState
+        )
+    }
+
+    /// Whether an endpoint may send this kind to its home relay.
+    #[inline]
+    pub fn may_come_from_endpoint(self) -> bool {
+        !matches!(
+            self,
+            Kind::Unreachable
+                | Kind::Lost
+                | Kind::ReplayStart
+                | Kind::Divergence
+                | Kind::NondeterminismState
+                | Kind::Keepalive
+        )
     }
 
     pub(super) fn from_number(number: u8) -> Option<Kind> {
@@ -249,7 +316,7 @@ impl Header {
             credit: u32_at(bytes, 32),
         };
         header.check()?;
-        if header.is_recorded() && u32_at(bytes, 36) != header.numbers_checksum() {
+        if header.kind.is_about_log() && u32_at(bytes, 36) != header.numbers_checksum() {
             return Err(Malformed("the numbers of a record are not what was sent"));
         }
         Ok(header)
@@ -278,18 +345,11 @@ impl Header {
         }
     }
 
-    /// Whether the frame's numbers become part of an endpoint's message log.
-    #[inline]
-    fn is_recorded(&self) -> bool {
-        matches!(self.kind, Kind::Determinant | Kind::Nondeterminism)
-    }
-
-    /// The checksum of the numbers that become part of a message log, or 0 for frames of other
-    /// kinds. With a number that was changed in transit, replay would fail, and nobody would notice
-    /// before the replay.
+    /// The checksum of numbers about a message log, or 0 for frames of other kinds. With a number
+    /// that was changed in transit, replay would fail, and nobody would notice before the replay.
     #[inline]
     fn numbers_checksum(&self) -> u32 {
-        if !self.is_recorded() {
+        if !self.kind.is_about_log() {
             return 0;
         }
         let words =
@@ -351,6 +411,8 @@ pub fn pair_check(source: Address, target: Address) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
 
     #[test]
@@ -368,11 +430,27 @@ mod tests {
     fn what_is_no_part_of_a_channel_has_no_numbers() {
         let signals =
             [Kind::Ack, Kind::Sack, Kind::StatusRequest, Kind::Nack, Kind::AddressAdvertisement];
-        let signals = [&signals[..], &[Kind::Determinant, Kind::Nondeterminism]].concat();
+        let about_log: Vec<_> = (22..=27).filter_map(Kind::from_number).collect();
+        let further = [Kind::Keepalive, Kind::UdpAdvertisement, Kind::StatusReply];
+        let signals = [&signals[..], &about_log, &further].concat();
         for kind in Kind::ALL {
             assert_eq!(kind.reports_undeliverable(), matches!(kind as u8, 14 | 20), "{kind:?}");
             let is_control = signals.contains(&kind) || kind.reports_undeliverable();
             assert_eq!(kind.is_numbered(), !is_control, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn each_kind_has_its_senders_and_receivers() {
+        for kind in Kind::ALL {
+            let number = kind as u8;
+            let is_about_log = (22..=27).contains(&number);
+            assert_eq!(kind.is_about_log(), is_about_log, "{kind:?}");
+            assert_eq!(kind.is_forwarded(), !is_about_log && number != 28, "{kind:?}");
+            let from_relay = matches!(number, 14 | 20 | 24 | 25 | 27 | 28);
+            assert_eq!(kind.may_come_from_endpoint(), !from_relay, "{kind:?}");
+            let is_end_to_end = !from_relay && !is_about_log;
+            assert_eq!(kind.is_between_endpoints(), is_end_to_end, "{kind:?}");
         }
     }
 
@@ -385,7 +463,9 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 24), (5, 0x80), (6, 17)] {
+        for (at, value) in
+            [(2, 0x11), (3, 0xff), (4, Kind::ALL.len() as u8 + 1), (5, 0x80), (6, 17)]
+        {
             let mut broken = bytes;
             broken[at] = value;
             broken[7] = framing_crc(&broken);
@@ -407,7 +487,7 @@ mod tests {
 
     #[test]
     fn what_goes_into_a_record_is_none_of_which_a_number_was_changed() {
-        for kind in [Kind::Determinant, Kind::Nondeterminism] {
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.is_about_log()) {
             let mut bytes = [0; HEADER_BYTES];
             sample(kind).emit(&mut bytes);
             for bit in 128..320 {

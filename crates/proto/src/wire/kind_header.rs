@@ -1,6 +1,7 @@
 //! The head: what follows a frame's header and precedes its payload, fixed for each kind.
 
 use core::array;
+use core::num::NonZeroU64;
 
 use super::{Malformed, u32_at, u64_at};
 use crate::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
@@ -119,8 +120,13 @@ pub enum KindHeader {
     /// The ranges of bytes that have arrived, beyond all bytes below the header's `delivered`; the
     /// range that grew last comes first. Empty ranges mean nothing.
     Sack {
-        /// The number of the status request that this answers, or 0.
-        answers: u64,
+        /// The first byte and the number of bytes of each range.
+        ranges: [(u64, u32); SACK_RANGES],
+    },
+    /// The answer to status request `number`, with ranges as in [`KindHeader::Sack`].
+    StatusReply {
+        /// The number of the status request, from 1.
+        number: u64,
         /// The first byte and the number of bytes of each range.
         ranges: [(u64, u32); SACK_RANGES],
     },
@@ -136,7 +142,8 @@ pub enum KindHeader {
         /// The number of the first byte after the range.
         end: u64,
     },
-    /// Another address at which the sender can be reached.
+    /// Another address at which the sender can be reached: without a token in an
+    /// AddressAdvertisement, with one in a UdpAdvertisement.
     AddressAdvertisement(AdvertisedAddress),
     /// No fields; the head of [`Kind::Goodbye`] still takes up bytes of the channel.
     Goodbye,
@@ -157,8 +164,18 @@ pub struct AdvertisedAddress {
     /// The TCP port, or with a token the UDP port.
     pub port: u16,
     /// The token with which every datagram to the port must begin if the receiver of this
-    /// advertisement sends it; 0 for a TCP port.
-    pub token: u64,
+    /// advertisement sends it; none for a TCP port.
+    pub token: Option<NonZeroU64>,
+}
+
+impl AdvertisedAddress {
+    /// The kind of the frame that advertises the address.
+    pub fn kind(&self) -> Kind {
+        match self.token {
+            None => Kind::AddressAdvertisement,
+            Some(_) => Kind::UdpAdvertisement,
+        }
+    }
 }
 
 /// The number of ranges in one report: as many as fit into the longest head.
@@ -192,13 +209,20 @@ impl KindHeader {
             | Kind::Refused
             | Kind::Goodbye
             | Kind::StatusRequest => 8,
-            Kind::AddressAdvertisement => 32,
+            Kind::AddressAdvertisement => 24,
+            Kind::UdpAdvertisement => 32,
             Kind::Ack
             | Kind::Unreachable
             | Kind::Lost
             | Kind::Determinant
-            | Kind::Nondeterminism => 0,
-            Kind::Sack => 48,
+            | Kind::Nondeterminism
+            | Kind::ReplayStart
+            | Kind::Divergence
+            | Kind::NondeterminismTrim
+            | Kind::NondeterminismState
+            | Kind::Keepalive => 0,
+            Kind::Sack => 40,
+            Kind::StatusReply => 48,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
         }
     }
@@ -232,16 +256,14 @@ impl KindHeader {
                 let what = u32::from_le_bytes([kind as u8, flags, 0, 0]);
                 pen.u32(what).u32(offset).u32(whole).u32(0);
             }
-            KindHeader::Sack { answers, ranges } => {
-                pen.u64(answers);
-                for (start, bytes) in ranges {
-                    pen.u64(start).u32(bytes);
-                }
-                pen.u32(0);
-            }
+            KindHeader::Sack { ranges } => pen.ranges(ranges),
+            KindHeader::StatusReply { number, ranges } => pen.u64(number).ranges(ranges),
             KindHeader::StatusRequest { number } => drop(pen.u64(number)),
             KindHeader::AddressAdvertisement(AdvertisedAddress { ip, port, token }) => {
-                pen.bytes(&ip).u32(port as u32).u32(0).u64(token);
+                pen.bytes(&ip).u32(port as u32).u32(0);
+                if let Some(token) = token {
+                    pen.u64(token.get());
+                }
             }
             KindHeader::Nack { start, end } => drop(pen.u64(start).u64(end)),
             KindHeader::Write { op, total, key, offset, data: last } => {
@@ -293,18 +315,27 @@ impl KindHeader {
             | Kind::Unreachable
             | Kind::Lost
             | Kind::Determinant
-            | Kind::Nondeterminism => KindHeader::Empty,
-            Kind::AddressAdvertisement => KindHeader::AddressAdvertisement(AdvertisedAddress {
-                ip: array::from_fn(|n| bytes[n]),
-                port: u32_at(bytes, 16) as u16,
-                token: u64_at(bytes, 24),
-            }),
-            Kind::StatusRequest => KindHeader::StatusRequest { number: u64_at(bytes, 0) },
+            | Kind::Nondeterminism
+            | Kind::ReplayStart
+            | Kind::Divergence
+            | Kind::NondeterminismTrim
+            | Kind::NondeterminismState
+            | Kind::Keepalive => KindHeader::Empty,
+            Kind::AddressAdvertisement => {
+                KindHeader::AddressAdvertisement(parse_address(bytes, None))
+            }
+            Kind::UdpAdvertisement => {
+                let token = NonZeroU64::new(u64_at(bytes, 24));
+                let token = token.ok_or(Malformed("a UDP port without a token"))?;
+                KindHeader::AddressAdvertisement(parse_address(bytes, Some(token)))
+            }
+            Kind::StatusRequest => KindHeader::StatusRequest { number: parse_number(bytes)? },
             Kind::Goodbye => KindHeader::Goodbye,
             Kind::Fragment => parse_fragment(bytes)?,
-            Kind::Sack => KindHeader::Sack {
-                answers: u64_at(bytes, 0),
-                ranges: array::from_fn(|n| (u64_at(bytes, 8 + 12 * n), u32_at(bytes, 16 + 12 * n))),
+            Kind::Sack => KindHeader::Sack { ranges: parse_ranges(bytes) },
+            Kind::StatusReply => KindHeader::StatusReply {
+                number: parse_number(bytes)?,
+                ranges: parse_ranges(&bytes[8..]),
             },
             Kind::Nack => KindHeader::Nack { start: u64_at(bytes, 0), end: u64_at(bytes, 8) },
             Kind::Write => KindHeader::Write {
@@ -324,6 +355,23 @@ impl KindHeader {
             Kind::Refused => KindHeader::Refused { op: op(), error: u32_at(bytes, 4) },
         })
     }
+}
+
+/// The number of a status request. The requests of a channel are numbered from 1.
+fn parse_number(bytes: &[u8]) -> Result<u64, Malformed> {
+    match u64_at(bytes, 0) {
+        0 => Err(Malformed("a status request without a number")),
+        number => Ok(number),
+    }
+}
+
+fn parse_ranges(bytes: &[u8]) -> [(u64, u32); SACK_RANGES] {
+    array::from_fn(|n| (u64_at(bytes, 12 * n), u32_at(bytes, 12 * n + 8)))
+}
+
+fn parse_address(bytes: &[u8], token: Option<NonZeroU64>) -> AdvertisedAddress {
+    let ip = array::from_fn(|n| bytes[n]);
+    AdvertisedAddress { ip, port: u32_at(bytes, 16) as u16, token }
 }
 
 fn parse_fragment(bytes: &[u8]) -> Result<KindHeader, Malformed> {
@@ -359,6 +407,14 @@ struct Pen<'a> {
 }
 
 impl Pen<'_> {
+    #[inline]
+    fn ranges(&mut self, ranges: [(u64, u32); SACK_RANGES]) {
+        for (start, bytes) in ranges {
+            self.u64(start).u32(bytes);
+        }
+        self.u32(0);
+    }
+
     #[inline]
     fn u32(&mut self, value: u32) -> &mut Self {
         self.bytes[self.at..self.at + 4].copy_from_slice(&value.to_le_bytes());
@@ -397,7 +453,23 @@ mod tests {
         }
     }
 
-    fn samples() -> [(Kind, u8, KindHeader); 20] {
+    #[test]
+    fn a_udp_port_without_a_token_is_refused() {
+        assert!(KindHeader::parse(Kind::UdpAdvertisement, 0, &[0; 32]).is_err());
+        assert!(KindHeader::parse(Kind::AddressAdvertisement, 0, &[0; 24]).is_ok());
+    }
+
+    #[test]
+    fn a_status_request_or_its_answer_without_a_number_is_refused() {
+        for (kind, size) in [(Kind::StatusRequest, 8), (Kind::StatusReply, 48)] {
+            let mut bytes = [0; 48];
+            assert!(KindHeader::parse(kind, 0, &bytes[..size]).is_err(), "{kind:?}");
+            bytes[7] = 1;
+            assert!(KindHeader::parse(kind, 0, &bytes[..size]).is_ok(), "{kind:?}");
+        }
+    }
+
+    fn samples() -> [(Kind, u8, KindHeader); 22] {
         let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000, ahead: 7 });
         let atomic = KindHeader::Atomic {
             op: 1,
@@ -433,10 +505,11 @@ mod tests {
                     whole: 50,
                 },
             ),
+            (Kind::Sack, 0, KindHeader::Sack { ranges: [(1, 2), (u64::MAX, 9), (0, 0)] }),
             (
-                Kind::Sack,
+                Kind::StatusReply,
                 0,
-                KindHeader::Sack { answers: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] },
+                KindHeader::StatusReply { number: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] },
             ),
             (Kind::StatusRequest, 0, KindHeader::StatusRequest { number: 4 }),
             (Kind::Nack, 0, KindHeader::Nack { start: 7, end: 9 }),
@@ -446,7 +519,16 @@ mod tests {
                 KindHeader::AddressAdvertisement(AdvertisedAddress {
                     ip: [9; 16],
                     port: 7711,
-                    token: 1 << 63,
+                    token: None,
+                }),
+            ),
+            (
+                Kind::UdpAdvertisement,
+                0,
+                KindHeader::AddressAdvertisement(AdvertisedAddress {
+                    ip: [9; 16],
+                    port: 7711,
+                    token: NonZeroU64::new(1 << 63),
                 }),
             ),
             (Kind::Lost, 0, KindHeader::Empty),

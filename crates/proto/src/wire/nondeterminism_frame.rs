@@ -1,5 +1,5 @@
-//! The contents of a Nondeterminism frame: bytes of a record of clocks and random numbers, or the
-//! position from which on the record is needed.
+//! The contents of an endpoint's frames about its record of clocks and random numbers: bytes of the
+//! record (Nondeterminism), or the position from which on it is needed (NondeterminismTrim).
 //!
 //! A checksum of their own precedes the bytes, whatever checks the endpoints of the job use for
 //! their messages: a record with one changed bit would be replayed to the next incarnation, and
@@ -18,15 +18,13 @@ use crate::limit::CHECKSUM_BYTES;
 
 /// A bit of a Nondeterminism frame's `credit`: the record has reached its maximum size.
 const FULL: u32 = 1;
-/// A bit of a Nondeterminism frame's `credit`: the record before `sequence` is no longer needed.
-const TRIM: u32 = 2;
 /// A bit of a Nondeterminism frame's `credit`: more of the same batch follows.
-const HAS_MORE: u32 = 4;
+const HAS_MORE: u32 = 2;
 
 /// The largest valid position in a record, in bytes.
 const POSITION_MAX: u64 = 1 << 62;
 
-/// The contents of a Nondeterminism frame: see the module documentation.
+/// The contents of a frame about a record: see the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NondeterminismFrame<'a> {
     /// Bytes of the record from position `from` on.
@@ -52,17 +50,18 @@ pub fn emit(
     polls: u64,
     source: Address,
 ) -> (Header, Option<[u8; CHECKSUM_BYTES]>) {
-    let (sequence, bytes, credit) = match content {
+    let (kind, sequence, bytes, credit) = match content {
         NondeterminismFrame::Append { from, bytes, is_full, has_more } => {
             let full = if is_full { FULL } else { 0 };
-            (from, bytes, full | if has_more { HAS_MORE } else { 0 })
+            let more = if has_more { HAS_MORE } else { 0 };
+            (Kind::Nondeterminism, from, bytes, full | more)
         }
-        NondeterminismFrame::Trim(place) => (place, &[][..], TRIM),
+        NondeterminismFrame::Trim(place) => (Kind::NondeterminismTrim, place, &[][..], 0),
     };
     let check = (!bytes.is_empty()).then(|| check(bytes).to_le_bytes());
     let header = Header {
         length: (bytes.len() + check.map_or(0, |check| check.len())) as u32,
-        kind: Kind::Nondeterminism,
+        kind,
         flags: 0,
         hops: 0,
         source,
@@ -85,10 +84,10 @@ pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<NondeterminismFrame<
     let (is_full, has_more) = (header.credit == FULL, header.credit == HAS_MORE);
     let read =
         |bytes| NondeterminismFrame::Append { from: header.sequence, bytes, is_full, has_more };
-    match (header.credit, body.is_empty()) {
-        (TRIM, true) => Ok(NondeterminismFrame::Trim(header.sequence)),
-        (0 | FULL, true) => Ok(read(&[])),
-        (0 | FULL | HAS_MORE, false) if body.len() > CHECKSUM_BYTES => {
+    match (header.kind, header.credit, body.is_empty()) {
+        (Kind::NondeterminismTrim, 0, true) => Ok(NondeterminismFrame::Trim(header.sequence)),
+        (Kind::Nondeterminism, 0 | FULL, true) => Ok(read(&[])),
+        (Kind::Nondeterminism, 0 | FULL | HAS_MORE, false) if body.len() > CHECKSUM_BYTES => {
             let bytes = &body[CHECKSUM_BYTES..];
             if u32_at(body, 0) != check(bytes) {
                 return Err(Malformed("what it has read of clocks is not what was sent"));
@@ -160,14 +159,21 @@ mod tests {
     #[test]
     fn what_nobody_may_say_is_refused() {
         let (header, body) = body(read(3, b"abc", false));
-        for credit in [TRIM, FULL | TRIM, FULL | HAS_MORE, TRIM | HAS_MORE, 8, u32::MAX] {
+        for credit in [FULL | HAS_MORE, 4, 8, u32::MAX] {
             assert!(parse(&Header { credit, ..header }, &body).is_err(), "{credit}");
+        }
+        for kind in Kind::ALL.into_iter().filter(|&kind| kind != Kind::Nondeterminism) {
+            assert!(parse(&Header { kind, ..header }, &body).is_err(), "{kind:?}");
         }
         for length in 1..=CHECKSUM_BYTES {
             assert!(parse(&header, &body[..length]).is_err(), "{length}");
         }
-        for credit in [FULL | TRIM, HAS_MORE, HAS_MORE | TRIM] {
+        for credit in [HAS_MORE, FULL | HAS_MORE, 4] {
             assert!(parse(&Header { credit, ..header }, &[]).is_err(), "{credit}");
+        }
+        let trim = Header { kind: Kind::NondeterminismTrim, ..header };
+        for credit in [FULL, HAS_MORE, 4] {
+            assert!(parse(&Header { credit, ..trim }, &[]).is_err(), "{credit}");
         }
     }
 }

@@ -5,6 +5,8 @@
 mod common;
 mod pieces;
 
+use std::num::NonZeroU64;
+
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
     Action, AtomicRequest, CompletionLevel, Config, Endpoint, Message, OperationCompletion,
@@ -410,7 +412,7 @@ fn a_report_goes_by_the_path_of_the_ask() {
     assert!(a.next(other).is_none(), "the question is about the other path");
     b.deliver(path, &a.next(path).unwrap());
     assert!(b.next(other).is_none());
-    assert_eq!(b.next(path).unwrap().kind(), Kind::Sack);
+    assert_eq!(b.next(path).unwrap().kind(), Kind::StatusReply);
 }
 
 #[test]
@@ -427,7 +429,7 @@ fn a_report_goes_by_no_path_that_is_doubted() {
         b.channel_mut(PEER).suspect_path(ONE, true);
         b.deliver(ONE, &ask);
         assert!(b.next(ONE).is_none(), "{path:?}");
-        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Sack), "{path:?}");
+        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::StatusReply), "{path:?}");
     }
 }
 
@@ -435,13 +437,21 @@ fn a_report_goes_by_no_path_that_is_doubted() {
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
     a.channel_mut(PEER).open_path(TWO, PathProperties { spare: true, ..STREAM });
-    a.channel_mut(PEER).advertise_address(AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
+    a.channel_mut(PEER).advertise_address(AdvertisedAddress {
+        ip: [1; 16],
+        port: 7,
+        token: NonZeroU64::new(1),
+    });
     assert!(a.next(ONE).is_none());
-    assert_eq!(a.next(TWO).unwrap().kind(), Kind::AddressAdvertisement);
+    assert_eq!(a.next(TWO).unwrap().kind(), Kind::UdpAdvertisement);
     assert!(a.next(TWO).is_none());
     a.close_path(PEER, TWO);
-    a.channel_mut(PEER).advertise_address(AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
-    assert_eq!(a.next(ONE).unwrap().kind(), Kind::AddressAdvertisement);
+    a.channel_mut(PEER).advertise_address(AdvertisedAddress {
+        ip: [1; 16],
+        port: 7,
+        token: NonZeroU64::new(1),
+    });
+    assert_eq!(a.next(ONE).unwrap().kind(), Kind::UdpAdvertisement);
 }
 
 #[test]

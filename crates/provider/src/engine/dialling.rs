@@ -258,7 +258,7 @@ impl Engine {
 
     /// Handles the advertisement of a further address of `peer`.
     pub(super) fn handle_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
-        if advertisement.token != 0 {
+        if advertisement.token.is_some() {
             if let Some(datagrams) = &mut self.datagrams {
                 datagrams.note_advertisement(peer, advertisement);
             }

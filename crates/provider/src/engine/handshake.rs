@@ -27,6 +27,7 @@ pub struct Handshake {
     step: HandshakeStep,
     buffer: [u8; REPLY_BYTES],
     filled: usize,
+    /// Beginning of the hello, or of its last step if that is [`HandshakeStep::AwaitMemory`].
     since: Instant,
     is_to_relay: bool,
     /// Longest time for the connection to be established.
@@ -207,6 +208,9 @@ impl Handshake {
                 if !self.is_unix {
                     return self.finish(dialler, identity, mapper).map(Some);
                 }
+                // The dialler may have computed for long before it sent this message; its own hello
+                // has ended now, so the end of this connection would be the end of a link.
+                self.since = Instant::now();
                 self.step = HandshakeStep::AwaitMemory(Box::new(dialler));
             }
             HandshakeStep::AwaitMemory(dialler) => {
@@ -323,6 +327,8 @@ const _: () = assert!(OPEN_BYTES <= REPLY_BYTES && CLOSE_BYTES <= REPLY_BYTES);
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+
     use super::*;
     use landbridge_proto::id::{Address, ClusterId};
     use landbridge_proto::wire::hello::{LogPosition, Role};
@@ -358,6 +364,30 @@ mod tests {
         assert!(relay.advance(identity, NO_MEMORY).unwrap().is_none());
         assert_eq!(relay.time_max(), Some(RELAY_TIME_MAX));
         assert!(!relay.is_overdue() && !relay.is_slow());
+    }
+
+    /// The time that a dialler has computed before its last message is no time of the step after
+    /// this message: the dialler believes that the link is up.
+    #[test]
+    fn the_last_step_after_a_slow_one_has_a_time_of_its_own() {
+        let identity = Identity::current().unwrap();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut accepted = Handshake::accept(theirs.into(), true, introduction());
+        let own = introduction();
+        let dialler = Dialler::new(identity.job, identity.key.clone(), own, random());
+        (&ours).write_all(&dialler.open()).unwrap();
+        assert!(accepted.advance(identity, NO_MEMORY).unwrap().is_none());
+        let mut reply = [0; REPLY_BYTES];
+        (&ours).read_exact(&mut reply).unwrap();
+        let (close, _) = dialler.handle_reply(&reply).unwrap();
+        accepted.since = Instant::now().checked_sub(2 * STEP_TIME_MAX).unwrap();
+        assert!(accepted.is_slow() && !accepted.is_overdue(), "it may compute for 600 s");
+        (&ours).write_all(&close).unwrap();
+        assert!(accepted.advance(identity, NO_MEMORY).unwrap().is_none());
+        assert_eq!(accepted.time_max(), Some(STEP_TIME_MAX));
+        assert!(!accepted.is_overdue() && !accepted.is_slow());
+        accepted.since = Instant::now().checked_sub(2 * STEP_TIME_MAX).unwrap();
+        assert!(accepted.is_overdue(), "a dialler that never passes the memory");
     }
 
     fn introduction() -> Introduction {

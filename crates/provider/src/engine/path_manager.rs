@@ -381,7 +381,7 @@ impl PathManager<'_> {
             if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
                 continue;
             }
-            self.core.channel_mut(peer).advertise_address(advertisement_of(*ip, port, 0));
+            self.core.channel_mut(peer).advertise_address(advertisement_of(*ip, port, None));
         }
     }
 }

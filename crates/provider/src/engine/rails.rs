@@ -19,6 +19,7 @@
 //! What may never happen: a job waits for an interface that leads nowhere.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -223,7 +224,7 @@ pub fn advertised_address(advertisement: &AdvertisedAddress) -> SocketAddr {
 }
 
 /// The advertisement of an address of this side.
-pub fn advertisement_of(ip: IpAddr, port: u16, token: u64) -> AdvertisedAddress {
+pub fn advertisement_of(ip: IpAddr, port: u16, token: Option<NonZeroU64>) -> AdvertisedAddress {
     let ip = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,

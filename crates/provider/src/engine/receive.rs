@@ -5,7 +5,7 @@ use std::io;
 
 use landbridge_drive::checksum::Checksum;
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{PayloadDestination, Peer, REASSEMBLED};
+use landbridge_proto::endpoint::{Fault, PayloadDestination, Peer, REASSEMBLED};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
@@ -113,8 +113,10 @@ impl Engine {
         {
             return self.paths().note_corrupt(peer, path, &header);
         }
-        let handled = self.core.handle_frame(peer, path, &header, body);
-        let place = handled.map_err(|bad| fault(bad.0))?;
+        let place = match self.core.handle_frame(peer, path, &header, body) {
+            Ok(place) => place,
+            Err(bad) => return self.handle_violation(from, peer, sum, bad),
+        };
         match place {
             PayloadDestination::OutOfOrder { frame, whole, at } => {
                 let head = &body[..head_bytes];
@@ -123,6 +125,33 @@ impl Engine {
             _ => self.placement().put(peer, place, payload),
         }
         self.end_payload(peer, path);
+        Ok(())
+    }
+
+    /// Handles a frame of `peer` that contradicts the protocol. On the uplink, the frame is
+    /// discarded and only `peer` is given up: the other peers did nothing wrong. A link of one peer
+    /// ends. So does the uplink if its frames have no checksums, since the source of the frame may
+    /// have been changed on the way, and the uplink of a recorded process.
+    ///
+    /// # Errors
+    /// The link must end.
+    #[cold]
+    fn handle_violation(
+        &mut self,
+        from: Option<Peer>,
+        peer: Peer,
+        sum: Checksum,
+        bad: Fault,
+    ) -> io::Result<()> {
+        if from.is_some() || sum == Checksum::Off || self.replay.is_some() {
+            return Err(fault(bad.0));
+        }
+        // A peer that was given up may not have noticed yet.
+        if self.core.channel(peer).failed().is_none() {
+            log!(Warn, "{}: {}", self.core.address(peer), bad.0);
+            self.core.channel_mut(peer).revoke_goodbye();
+            self.pending.fail(peer, libc::ECONNRESET);
+        }
         Ok(())
     }
 
@@ -167,8 +196,11 @@ impl Engine {
         if header.target != self.own.address {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
-        if super::recorded_uplink::is_divergence_report(header) {
-            return Err(fault("the relay refuses what this process has sent"));
+        if !header.kind.is_forwarded() {
+            return Err(fault(match header.kind {
+                FrameKind::Divergence => "the relay refuses what this process has sent",
+                _ => "the relay sends a frame that only a replay or another relay receives",
+            }));
         }
         if header.kind.reports_undeliverable() && !self.core.is_known(header.source) {
             // The target of a frame of this process was corrupted on the network before the relay.
@@ -287,8 +319,13 @@ impl Engine {
             let Some(peer) = self.sender(link.peer, &header)? else {
                 return Err(fault("a control frame with a payload"));
             };
-            let handled = self.core.handle_frame(peer, link.path, &header, head);
-            let place = handled.map_err(|bad| fault(bad.0))?;
+            let place = match self.core.handle_frame(peer, link.path, &header, head) {
+                Ok(place) => place,
+                Err(bad) => {
+                    self.handle_violation(link.peer, peer, link.sum, bad)?;
+                    PayloadDestination::Discard
+                }
+            };
             self.drain_actions();
             let payload = payload as usize;
             let (mut target, mut skip) =

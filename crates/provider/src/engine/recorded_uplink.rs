@@ -77,7 +77,7 @@ impl RecordedUplink<'_> {
         let mut nondeterminism_sent = None;
         let header = loop {
             match self.receive_determinant() {
-                Ok(Some(header)) if header.kind == Kind::Nondeterminism => {
+                Ok(Some(header)) if header.kind == Kind::NondeterminismState => {
                     nondeterminism_sent = Some(SentNondeterminism::before(header.sequence));
                     continue;
                 }
@@ -99,7 +99,7 @@ impl RecordedUplink<'_> {
             }
             std::thread::yield_now();
         };
-        if header.sequence != 0 {
+        if header.kind != Kind::ReplayStart {
             let why = "it does not begin with how much there was before";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
@@ -115,7 +115,9 @@ impl RecordedUplink<'_> {
         // The frame may have been corrupted on the network.
         let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let header = Header::parse(frame).map_err(|malformed| bad(malformed.0))?;
-        if !matches!(header.kind, Kind::Determinant | Kind::Nondeterminism) {
+        let is_from_relay =
+            header.kind == Kind::Determinant || !header.kind.may_come_from_endpoint();
+        if !header.kind.is_about_log() || !is_from_relay {
             return Err(bad("the relay says something else than what was before"));
         }
         carrier.consume();
@@ -134,10 +136,11 @@ impl RecordedUplink<'_> {
         }
         let header = loop {
             match self.receive_determinant() {
-                Ok(Some(header)) if is_divergence_report(&header) => {
+                Ok(Some(header)) if header.kind == Kind::Divergence => {
                     self.end_diverged(header.delivered)
                 }
-                Ok(Some(header)) => break header,
+                Ok(Some(header)) if header.kind == Kind::Determinant => break header,
+                Ok(Some(_)) => self.end_relay_lost("the relay begins the replay again"),
                 Ok(None) => self.wait_for_relay(),
                 Err(error) => self.end_relay_lost(&error.to_string()),
             }
@@ -258,7 +261,7 @@ impl RecordedUplink<'_> {
         while let Some(carrier) = &mut self.carrier {
             let Ok(Some(frame)) = carrier.peek() else { return };
             let Ok(header) = Header::parse(frame) else { return };
-            if is_divergence_report(&header) {
+            if header.kind == Kind::Divergence {
                 self.end_diverged(header.delivered);
             }
             carrier.consume();
@@ -300,17 +303,11 @@ fn end_with(code: i32, why: &str) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Whether the relay reports that a frame differs from the frame of an earlier incarnation.
-/// `delivered` holds the number of the frame. `sequence` is 0, which no determinant has: polls are
-/// counted from 1, and the opening frame of the log comes before all others.
-pub fn is_divergence_report(header: &Header) -> bool {
-    header.kind == Kind::Determinant && header.sequence == 0
-}
-
 /// The number of the frame that differs from the frame of an earlier incarnation, if `frame`
 /// reports one.
 fn diverged_frame(frame: &[u8]) -> Option<u64> {
-    Header::parse(frame).ok().filter(is_divergence_report).map(|header| header.delivered)
+    let header = Header::parse(frame).ok()?;
+    (header.kind == Kind::Divergence).then_some(header.delivered)
 }
 
 #[cfg(test)]
@@ -338,10 +335,15 @@ mod tests {
             header(kind, sequence).emit(&mut bytes);
             diverged_frame(&bytes)
         };
-        assert_eq!(said(Kind::Determinant, 0), Some(9));
+        assert_eq!(said(Kind::Divergence, 0), Some(9));
         assert_eq!(
-            [said(Kind::Determinant, 1), said(Kind::Data, 0), diverged_frame(&[7; 9])],
-            [None; 3]
+            [
+                said(Kind::Determinant, 0),
+                said(Kind::Determinant, 1),
+                said(Kind::Data, 0),
+                diverged_frame(&[7; 9])
+            ],
+            [None; 4]
         );
     }
 }

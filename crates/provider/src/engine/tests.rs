@@ -10,6 +10,7 @@ mod peeks;
 mod pending_connections;
 mod reconnects;
 mod recovery;
+mod violations;
 
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
@@ -341,7 +342,7 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     let number = larger.av.insert(smaller.name());
     let peer = larger.engine.peer_of(number).unwrap();
     let ip = ip.to_ipv6_mapped().octets();
-    larger.engine.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: 0 });
+    larger.engine.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: None });
     assert!(!has_called(&mut larger), "the peer dials");
     assert!(!larger.engine.peers.rails.handle_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
     assert!(larger.engine.peers.rails.handle_lost(peer, Some((own_ip, address.ip())), 7));

@@ -231,7 +231,7 @@ impl Process {
     ) -> Result<Self, Violation> {
         let mut it = Self::new(task, image.polls, real);
         let LogPosition { determinants, sent, .. } = image.log_position;
-        it.down.extend(determinant_frame(0, determinants as u32, sent));
+        it.down.extend(log_frame(Kind::ReplayStart, 0, determinants as u32, sent));
         it.down.extend(&image.log);
         while it.cursor.polls < image.polls || it.cursor.replaying.is_some() {
             require!(it.step(real)? == StepResult::Progress, "an image is not whole");
@@ -278,7 +278,7 @@ impl Process {
     }
 
     fn log_determinant(&mut self, polls: u64, frames: u32, micros: u64) {
-        self.record.frames.extend(determinant_frame(polls, frames, micros));
+        self.record.frames.extend(log_frame(Kind::Determinant, polls, frames, micros));
         self.record.determinants += 1;
     }
 
@@ -313,12 +313,12 @@ impl Process {
         }
         let Some(frame) = self.take_frame() else { return Ok(false) };
         let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
-        require!(header.kind == Kind::Determinant, "{} gets {header:?}", self.task.index);
+        let expected = match self.cursor.is_opened {
+            true => Kind::Determinant,
+            false => Kind::ReplayStart,
+        };
+        require!(header.kind == expected, "{} gets {header:?}", self.task.index);
         let (polls, frames, micros) = (header.sequence, header.credit, header.delivered);
-        require!(
-            (polls == 0) != self.cursor.is_opened,
-            "the replay begins twice, or not: {header:?}"
-        );
         if self.cursor.is_opened {
             self.cursor.next = Some(Determinant { polls, frames, micros });
             self.cursor.unreplayed -= 1;
@@ -667,12 +667,12 @@ impl Deliveries {
     }
 }
 
-/// A determinant in the relay's format. With `polls` 0 the frame holds the number of determinants
-/// and the number of sent bytes.
-fn determinant_frame(polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
+/// A frame of the relay about the message log: a determinant, or a ReplayStart with the number of
+/// determinants and of sent frames.
+fn log_frame(kind: Kind, polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
     let header = Header {
         length: 0,
-        kind: Kind::Determinant,
+        kind,
         flags: 0,
         hops: 0,
         source: Address::ANONYMOUS,

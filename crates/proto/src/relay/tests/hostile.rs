@@ -25,7 +25,11 @@ impl Chance {
 
 /// A frame of rank 1 that is valid with some probability.
 fn lie(chance: &mut Chance, is_checked: bool) -> Vec<u8> {
-    let kind = Kind::ALL[chance.below(Kind::ALL.len())];
+    let mut kind = Kind::ALL[chance.below(Kind::ALL.len())];
+    // A kind that no endpoint sends to another is refused, whatever else the frame contains.
+    if !kind.is_between_endpoints() && chance.percent(80) {
+        kind = Kind::Ack;
+    }
     let mut flags = chance.below(1 + usize::from(flag::ALL)) as u8;
     if chance.percent(80) {
         flags = if is_checked { flags | flag::CHECKED } else { flags & !flag::CHECKED };

@@ -10,7 +10,7 @@ fn keeping() -> (Relay, LinkId) {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
     relay.enable_recovery();
     let one = attach(&mut relay, 0);
-    assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 0, 0), opening(0)]);
+    assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 0, 0), opening(0)]);
     (relay, one)
 }
 
@@ -57,7 +57,7 @@ fn what_was_read_is_kept_in_order_and_once_no_matter_who_sends_it_again() {
     assert_eq!(send(&mut relay, one, reads(3, 5, b"def")), Stop::Partial);
     relay.suspend(one);
     let one = attach(&mut relay, 1);
-    assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 6, 0), opening(0)]);
+    assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 6, 0), opening(0)]);
     // The restarted incarnation has polled less often, and repeats some bytes.
     assert_eq!(send(&mut relay, one, reads(2, 4, b"cd")), Stop::Partial);
     assert_eq!(kept(&relay), (b"abcdef".to_vec(), 5));
@@ -91,7 +91,7 @@ fn who_is_fenced_does_not_come_back_and_a_later_start_does() {
     relay.fence(rank(1), 10_000);
     assert!(relay.attach(rank(1), 7).is_err());
     let one = attach(&mut relay, 10_001);
-    assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
+    assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 3, 0), opening(0)]);
     // Endpoint 0 has never attached.
     relay.fence(rank(0), 10_000);
     assert!(relay.attach(rank(0), 0).is_err());
@@ -112,7 +112,7 @@ fn one_of_which_there_was_too_much_goes_on_where_it_stands() {
     relay.suspend(one);
     let standing = LogPosition { determinants: 0, taken: 0, sent: 9, kept: 0 };
     let one = relay.attach_at(rank(1), 0, standing).unwrap();
-    assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 4, 0), opening(0)]);
+    assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 4, 0), opening(0)]);
     assert_eq!(send(&mut relay, one, reads(4, 8, b"xyz")), Stop::Partial);
     assert_eq!(send(&mut relay, one, reads(7, 9, b"!")), Stop::Partial);
     let kept = relay.recovery().nondeterminism_of(rank(1)).unwrap();
@@ -198,7 +198,7 @@ fn a_torn_batch_is_forgotten_when_its_node_is_lost() {
             // The endpoint was killed on the same node before: its next incarnation sends the
             // record again from the end of the last whole batch.
             one = attach(&mut relay, 1);
-            assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
+            assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 3, 0), opening(0)]);
             assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 3);
             send(&mut relay, one, piece(3, 4, &[5; 5_000]));
             relay.suspend(one);
@@ -208,7 +208,7 @@ fn a_torn_batch_is_forgotten_when_its_node_is_lost() {
         assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 3);
         // The new incarnation continues with other bytes after the last whole batch.
         let one = attach(&mut relay, 10_001);
-        assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 3, 0), opening(0)]);
+        assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 3, 0), opening(0)]);
         assert_eq!(send(&mut relay, one, piece(3, 5, b"other")), Stop::Partial);
         assert_eq!(send(&mut relay, one, reads(8, 6, b" clocks")), Stop::Partial);
         assert_eq!(kept(&relay), (b"abcother clocks".to_vec(), 6));
@@ -258,7 +258,7 @@ fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
     relay.suspend(one);
     let standing = LogPosition { determinants: 0, taken: 0, sent: 9, kept: 0 };
     let one = relay.attach_at(rank(1), 0, standing).unwrap();
-    assert_eq!(written(&mut relay, one), [(Kind::Nondeterminism, 11, 0), opening(0)]);
+    assert_eq!(written(&mut relay, one), [(Kind::NondeterminismState, 11, 0), opening(0)]);
     assert_eq!(send(&mut relay, one, reads(11, 8, b"lmno")), Stop::Partial);
     assert_eq!((all(&relay).first, all(&relay).bytes), (11, b"lmno".to_vec()));
     assert_eq!(relay.recovery.logs.as_ref().unwrap().bytes, 4);

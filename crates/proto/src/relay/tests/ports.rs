@@ -286,7 +286,7 @@ fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
     if state == Other::BrokenAtRest {
         let nobody = Address::ANONYMOUS;
         let keepalive =
-            Header { delivered: written, ..empty_frame::empty(Kind::Ack, nobody, nobody) };
+            Header { delivered: written, ..empty_frame::empty(Kind::Keepalive, nobody, nobody) };
         let mut bytes = vec![0; HEADER_BYTES];
         keepalive.emit(&mut bytes);
         assert_eq!(feed(&mut relay, stream, bytes).stop, Stop::Partial);

@@ -17,7 +17,7 @@ pub(super) fn recovering() -> (Relay, [LinkId; 2]) {
 
 /// The first frame of each replay, which carries the number of frames that the endpoint has sent.
 pub(super) fn opening(sent: u32) -> (Kind, u64, u32) {
-    (Kind::Determinant, 0, sent)
+    (Kind::ReplayStart, 0, sent)
 }
 
 pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
@@ -35,16 +35,17 @@ pub(super) fn determinant(source: Address, polls: u64, frames: u32, micros: u64)
     bytes
 }
 
-/// Takes everything that waits for an endpoint: kind, number and credit of each frame (for the
-/// opening determinant, the number of sent frames instead of the credit).
+/// Takes everything that waits for an endpoint: kind, number and credit of each frame; of a
+/// ReplayStart the number of sent frames, and of a Divergence that of the frame that differs,
+/// instead of the credit.
 pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
     let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
     relay.handle_sent(link, bytes.len(), &[]);
     let mut frames = Vec::new();
     let mut rest = &bytes[..];
     while let Ok(header) = Header::parse(rest) {
-        let is_opening = header.kind == Kind::Determinant && header.sequence == 0;
-        let last = if is_opening { header.delivered as u32 } else { header.credit };
+        let is_count = matches!(header.kind, Kind::ReplayStart | Kind::Divergence);
+        let last = if is_count { header.delivered as u32 } else { header.credit };
         frames.push((header.kind, header.sequence, last));
         rest = &rest[HEADER_BYTES + header.length as usize..];
     }
@@ -109,7 +110,8 @@ fn divergence_of(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     send(&mut relay, zero, frame(rank(0), rank(1), 9, 9));
     assert_eq!(send(&mut relay, one, frame(rank(1), rank(0), 0, 5)), Stop::Partial);
     assert!(matches!(send(&mut relay, one, second), Stop::Broken(_)));
-    assert_eq!(written(&mut relay, one), [opening(1)], "it hears which frame, and nothing else");
+    let report = [(Kind::Divergence, 0, 1)];
+    assert_eq!(written(&mut relay, one), report, "it hears which frame, and nothing else");
     let Some(LogEvent::Diverged(divergence)) = relay.recovery_mut().poll_log_event() else {
         panic!("nothing is said")
     };
@@ -484,6 +486,60 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
     let stop = send(&mut relay, one, frame(rank(2), rank(0), 8, 10));
     assert!(matches!(stop, Stop::Broken(_)) && relay.ports().may_reconnect(one));
     assert_eq!(written(&mut relay, zero).len(), 1);
+}
+
+#[test]
+fn the_goodbye_of_an_incarnation_is_not_that_of_the_next_one() {
+    let (mut relay, [_, one]) = recovering();
+    let mut goodbye = frame(rank(1), rank(0), 0, 8);
+    goodbye[4] = Kind::Goodbye as u8;
+    goodbye[7] = framing_crc(&goodbye);
+    send(&mut relay, one, goodbye);
+    relay.suspend(one);
+    assert_eq!(relay.attach(rank(1), 1), Ok(one));
+    assert!(relay.ports().may_reconnect(one), "it has sent none yet");
+}
+
+#[test]
+fn frames_about_a_log_are_refused_by_a_relay_without_one() {
+    let mut relay = home();
+    let one = relay.attach(rank(1), 0).unwrap();
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.is_about_log()) {
+        let mut bytes = determinant(rank(1), 1, 1, 1);
+        let header = Header { kind, ..Header::parse(&bytes).unwrap() };
+        header.emit(&mut bytes);
+        assert!(matches!(send(&mut relay, one, bytes), Stop::Broken(_)), "{kind:?}");
+    }
+}
+
+#[test]
+fn only_a_relay_says_how_a_replay_goes_and_no_relay_says_so_to_another() {
+    let (mut relay, [zero, one]) = recovering();
+    let peer = relay.peer(ClusterId(1)).unwrap();
+    let stream = relay.connect(peer, 1).unwrap().stream;
+    let far = rank(RANKS_PER_CLUSTER);
+    let of = |kind: Kind, source: Address, target: Address| {
+        let mut bytes = vec![0; HEADER_BYTES];
+        Header { sequence: 1, credit: 1, ..empty_frame::empty(kind, source, target) }
+            .emit(&mut bytes);
+        bytes
+    };
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_forwarded()) {
+        let stop = send(&mut relay, stream, of(kind, far, rank(0)));
+        assert!(matches!(stop, Stop::Broken(_)), "from a relay: {kind:?}");
+        if !kind.may_come_from_endpoint() {
+            let stop = send(&mut relay, one, of(kind, rank(1), rank(0)));
+            assert!(matches!(stop, Stop::Broken(_)), "from an endpoint: {kind:?}");
+        }
+    }
+    let nobody = Address::ANONYMOUS;
+    assert_eq!(send(&mut relay, stream, of(Kind::Keepalive, nobody, nobody)), Stop::Partial);
+    let mut long = empty_frame::empty(Kind::Keepalive, nobody, nobody);
+    long.length = 1;
+    let mut bytes = vec![0; HEADER_BYTES + 1];
+    long.emit(&mut bytes);
+    assert!(matches!(send(&mut relay, stream, bytes), Stop::Broken(_)));
+    assert_eq!(written(&mut relay, zero), []);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod carry;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -180,8 +181,11 @@ impl Datagrams {
         for (&token, advertised) in &mut self.tokens {
             if advertised.is_due(now) {
                 let Socket { ip, port, .. } = self.sockets[advertised.socket];
-                core.channel_mut(advertised.peer)
-                    .advertise_address(advertisement_of(ip, port, token));
+                core.channel_mut(advertised.peer).advertise_address(advertisement_of(
+                    ip,
+                    port,
+                    NonZeroU64::new(token),
+                ));
             }
         }
     }
@@ -319,6 +323,7 @@ impl Engine {
     /// it.
     #[cold]
     fn open_udp_paths_to(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
+        let Some(token) = advertisement.token.map(NonZeroU64::get) else { return };
         let to = advertised_address(advertisement);
         let open_paths = &self.peers[peer].open_paths;
         let ends =
@@ -330,7 +335,7 @@ impl Engine {
         for own in locals {
             let (links, epoll, now) = (&mut self.links, &self.own.epoll, self.poll_state.time());
             let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
-            match datagrams.open_path(links, epoll, now, peer, (own, to), advertisement.token) {
+            match datagrams.open_path(links, epoll, now, peer, (own, to), token) {
                 Ok(id) => self.send_probes(id),
                 Err(error) => {
                     log!(Info, "{}: udp from {own} to {to}: {error}", self.core.address(peer));

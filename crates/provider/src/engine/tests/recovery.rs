@@ -48,7 +48,8 @@ impl Recorded {
         let determinant = Header::parse(&determinants[0]).unwrap();
         let mut opening = [0; HEADER_BYTES];
         let credit = determinants.len() as u32;
-        Header { sequence: 0, credit, delivered: sent, ..determinant }.emit(&mut opening);
+        let kind = Kind::ReplayStart;
+        Header { kind, sequence: 0, credit, delivered: sent, ..determinant }.emit(&mut opening);
         assert!(again.relay.send(&opening, &[]));
         for determinant in determinants {
             assert!(again.relay.send(determinant, &[]));
