@@ -80,24 +80,24 @@ impl Peeks {
 impl Engine {
     pub fn peek(&mut self, request: &PeekRequest) -> Result<(), Errno> {
         let look = Peek {
-            source: self.source_of(request.source)?,
+            source: self.data.source_of(request.source)?,
             tag: request.tag,
             ignore: request.ignore,
             context: request.context,
             claim: request.claim,
             discard: request.discard,
         };
-        let reads = self.application.sink.receive.as_ref().map_or(0, |queue| queue.reads());
+        let reads = self.data.application.sink.receive.as_ref().map_or(0, |queue| queue.reads());
         match self.receives.peeks.self_messages(request.context, reads) {
-            SelfMessages::UnderWay => self.core.messages_mut().complete_empty_peek(&look),
-            SelfMessages::Delivered => self.core.messages_mut().peek(look),
+            SelfMessages::UnderWay => self.data.core.messages_mut().complete_empty_peek(&look),
+            SelfMessages::Delivered => self.data.core.messages_mut().peek(look),
             SelfMessages::Unknown => {
                 self.poll_to_peek();
-                if request.repeats && self.core.messages_mut().would_match(&look) {
+                if request.repeats && self.data.core.messages_mut().would_match(&look) {
                     self.receives.peeks.pending = Some(Pending { context: request.context, reads });
                     return Err(Errno::EAGAIN);
                 }
-                self.core.messages_mut().peek(look);
+                self.data.core.messages_mut().peek(look);
             }
         }
         self.run_actions();

@@ -29,7 +29,7 @@ use super::links::Link;
 use super::peer_state::SendState;
 use super::request::{Iov, PeekRequest};
 use super::*;
-use crate::abi::CqTaggedEntry;
+use crate::abi::{self, CqTaggedEntry, FiAddr};
 use crate::queue::{EntryFormat, Queue};
 
 /// Far more time than two idle engines need; a loaded machine may need a lot.
@@ -100,14 +100,14 @@ fn what_is_injected_arrives_although_its_sender_never_calls_again() {
 #[test]
 fn an_address_means_one_endpoint_only() {
     let mut party = Party::open();
-    let own = party.engine.own.introduction;
+    let own = party.engine.data.own.introduction;
     let first = Introduction { address: Address::new(5, 0), cookie: 1, ..own };
     let second = Introduction { cookie: 2, ..first };
     let peer = party.engine.peer_introduced(&first).unwrap();
-    assert!(party.engine.peers[peer].recognise(&first).is_ok());
-    assert!(party.engine.peers[peer].recognise(&first).is_ok(), "it may connect again");
+    assert!(party.engine.data.peers[peer].recognise(&first).is_ok());
+    assert!(party.engine.data.peers[peer].recognise(&first).is_ok(), "it may connect again");
     let peer = party.engine.peer_introduced(&second).unwrap();
-    assert!(party.engine.peers[peer].recognise(&second).is_err());
+    assert!(party.engine.data.peers[peer].recognise(&second).is_err());
 }
 
 #[test]
@@ -159,9 +159,9 @@ fn a_peer_with_less_room_is_sent_less() {
     const ROOM: u32 = 100;
     let (mut one, mut other) = (Party::open(), Party::open());
     // The peer comes from a larger world, whose processes give each other less eager credit.
-    other.engine.own.introduction.eager_window = ROOM;
-    other.engine.core = Endpoint::new(Config {
-        address: other.engine.own.address,
+    other.engine.data.own.introduction.eager_window = ROOM;
+    other.engine.data.core = Endpoint::new(Config {
+        address: other.engine.data.own.address,
         eager_window: ROOM,
         min_multi_recv: 64,
         operations_max: OPERATIONS_MAX,
@@ -194,7 +194,10 @@ fn without_a_name_for_shared_memory_tcp_is_left() {
     let squatter = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
     let _squatter = std::os::unix::net::UnixListener::bind_addr(&squatter).unwrap();
     let party = Party::open_with(|setup| Setup { own_format: false, bind: Some(bind), ..setup });
-    assert_eq!(local_endpoint::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
+    assert_eq!(
+        local_endpoint::sockaddr_parts(&party.engine.data.own.name),
+        (*bind.ip(), bind.port())
+    );
 }
 
 /// A relay, whose connection all peers share, reports in the same way that one peer cannot be
@@ -204,12 +207,12 @@ fn memory_that_was_given_back_is_not_sent() {
     let mut party = Party::open();
     let (id, mut far_end) = party.link_to_relay();
     let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
-    let peer = party.engine.peer_of(number).unwrap();
-    party.engine.paths().use_link(peer, id);
+    let peer = party.engine.data.peer_of(number).unwrap();
+    party.engine.data.paths().use_link(peer, id);
     let mut bytes = vec![0xAB; 1 << 20];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     party.engine.send(&SendRequest { payload: &payload, ..empty_message(number) }).unwrap();
-    let is_holding = |party: &Party| match &party.engine.links[id].as_ref().unwrap().carrier {
+    let is_holding = |party: &Party| match &party.engine.data.links[id].as_ref().unwrap().carrier {
         Carrier::Stream(stream) => stream.is_holding(),
         _ => false,
     };
@@ -252,15 +255,15 @@ fn what_has_no_room_is_offered_to_nobody_until_there_is() {
     let mut party = Party::open();
     let (id, far_end) = party.link_to_relay();
     let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
-    let peer = party.engine.peer_of(number).unwrap();
-    party.engine.paths().use_link(peer, id);
+    let peer = party.engine.data.peer_of(number).unwrap();
+    party.engine.data.paths().use_link(peer, id);
     let mut bytes = vec![0xAB; 64 << 10];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let message = SendRequest { payload: &payload, ..empty_message(number) };
     for _ in 0..200 {
         party.engine.send(&message).unwrap();
     }
-    let link = party.engine.links[id].as_ref().unwrap();
+    let link = party.engine.data.links[id].as_ref().unwrap();
     assert!(link.is_full());
     assert_eq!(link.blocked, [peer], "noted once");
     party.engine.fail_peer(peer, libc::EHOSTUNREACH);
@@ -273,20 +276,22 @@ fn a_peer_that_was_only_heard_receives_goodbye() {
     let (id, mut far_end) = one.link_to_relay();
     let number = other.av.insert(name_at(far_end.local_addr().unwrap(), 1));
     let message = other.message_to(number);
-    other.engine.core.send(message).unwrap();
-    let peer = other.engine.peer_of(number).unwrap();
+    other.engine.data.core.send(message).unwrap();
+    let peer = other.engine.data.peer_of(number).unwrap();
     other
         .engine
+        .data
         .core
         .channel_mut(peer)
         .open_path(links::RELAY_PATH, landbridge_proto::endpoint::PathProperties::RELAY);
-    let frame = other.engine.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
-    assert!(one.engine.peers.active(&one.engine.core).is_empty());
+    let frame =
+        other.engine.data.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
+    assert!(one.engine.data.peers.active(&one.engine.data.core).is_empty());
     far_end.write_all(&frame).unwrap();
     until(|| one.engine.read_stream(id) > 0);
-    let heard = one.engine.peers.active(&one.engine.core);
+    let heard = one.engine.data.peers.active(&one.engine.data.core);
     assert_eq!(heard.len(), 1);
-    assert_eq!(one.engine.peers[heard[0]].send_state, SendState::Unknown);
+    assert_eq!(one.engine.data.peers[heard[0]].send_state, SendState::Unknown);
 }
 
 /// The program may intend to cancel the receive, and a peer that has left does not make a receive
@@ -339,12 +344,16 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     parties.sort_by_key(Party::name);
     let [smaller, mut larger] = parties;
     let number = larger.av.insert(smaller.name());
-    let peer = larger.engine.peer_of(number).unwrap();
+    let peer = larger.engine.data.peer_of(number).unwrap();
     let ip = ip.to_ipv6_mapped().octets();
-    larger.engine.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: 0 });
+    larger.engine.data.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: 0 });
+    larger.engine.handle_pending();
     assert!(!has_called(&mut larger), "the peer dials");
-    assert!(!larger.engine.peers.rails.handle_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
-    assert!(larger.engine.peers.rails.handle_lost(peer, Some((own_ip, address.ip())), 7));
+    assert!(
+        !larger.engine.data.peers.rails.handle_lost(peer, Some((own_ip, own_ip)), 7),
+        "no rail"
+    );
+    assert!(larger.engine.data.peers.rails.handle_lost(peer, Some((own_ip, address.ip())), 7));
     until(|| has_called(&mut larger));
 }
 
@@ -390,7 +399,11 @@ impl Party {
     }
 
     fn is_linked(&self) -> bool {
-        self.engine.peers.iter().any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
+        self.engine
+            .data
+            .peers
+            .iter()
+            .any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
     }
 
     fn send(&mut self, target: FiAddr) -> Result<(), Errno> {
@@ -403,7 +416,7 @@ impl Party {
 
     fn message_to(&mut self, number: FiAddr) -> endpoint::Message<Bytes> {
         endpoint::Message {
-            peer: self.engine.peer_of(number).unwrap(),
+            peer: self.engine.data.peer_of(number).unwrap(),
             memory: Bytes::borrow(&[]),
             tag: Some(1),
             data: None,
@@ -422,10 +435,10 @@ impl Party {
         far_end.set_nonblocking(true).unwrap();
         let carrier = Carrier::Stream(Box::new(StreamLink::new(ours.into()).unwrap()));
         let engine = &mut self.engine;
-        let id = engine.links.len();
-        engine.links.push(Some(Box::new(Link::new(carrier, None))));
-        engine.links[id].as_ref().unwrap().watch(&engine.own.epoll, id).unwrap();
-        engine.links.streams += 1;
+        let id = engine.data.links.len();
+        engine.data.links.push(Some(Box::new(Link::new(carrier, None))));
+        engine.data.links[id].as_ref().unwrap().watch(&engine.data.own.epoll, id).unwrap();
+        engine.data.links.streams += 1;
         (id, far_end)
     }
 
@@ -492,7 +505,7 @@ fn leave(mut one: Party, other: &mut Party) {
     drop(one);
     until(|| {
         other.engine.progress();
-        other.engine.peers[Peer(0)].send_state == SendState::Closed
+        other.engine.data.peers[Peer(0)].send_state == SendState::Closed
     });
 }
 

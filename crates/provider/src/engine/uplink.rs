@@ -181,9 +181,9 @@ impl Engine {
     /// Attaches to the relay before this endpoint sends through it: peers in other clusters may
     /// send first.
     pub(super) fn attach(&mut self) {
-        let identity = self.identity;
+        let identity = self.data.identity;
         let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
-        if !is_wanted || self.own.address == Address::ANONYMOUS {
+        if !is_wanted || self.data.own.address == Address::ANONYMOUS {
             return;
         }
         if let Err(error) = self.dial_relay()
@@ -228,20 +228,25 @@ impl Engine {
 
     /// The exchange with the relay about recording, if this process is recorded.
     pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
-        let replay = self.replay.as_mut()?;
-        let link = self.uplink.link().and_then(|id| self.links[id].as_mut());
+        let replay = self.data.replay.as_mut()?;
+        let link = self.uplink.link().and_then(|id| self.data.links[id].as_mut());
         let carrier = link.and_then(|link| match &mut link.carrier {
             Carrier::Shm(ring) => Some(RecordedCarrier::Ring(ring)),
             Carrier::Recorded(stream) => Some(RecordedCarrier::Stream(stream)),
             _ => None,
         });
-        Some(RecordedUplink { replay, carrier, own: self.own.address, identity: self.identity })
+        Some(RecordedUplink {
+            replay,
+            carrier,
+            own: self.data.own.address,
+            identity: self.data.identity,
+        })
     }
 
     /// Dials the next address of the relay.
     pub(super) fn dial_relay(&mut self) -> io::Result<()> {
         let mut may_come = false;
-        while let Some(way) = self.uplink.next_address(self.identity) {
+        while let Some(way) = self.uplink.next_address(self.data.identity) {
             let (socket, is_unix) = match way {
                 RelayAddress::Unix(name) => (dial_unix(name), true),
                 RelayAddress::Tcp(address) => (dial_tcp(*address), false),
@@ -269,11 +274,11 @@ impl Engine {
     /// Sends to `peer` through the relay, once the relay is attached.
     pub(super) fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
         // The state is set before the dial, since the relay may answer at once.
-        self.peers[peer].set_send_state(SendState::AwaitRelay);
+        self.data.peers[peer].set_send_state(SendState::AwaitRelay);
         match self.uplink.state {
             RelayState::Up(id) => {
-                self.paths().use_link(peer, id);
-                self.paths().restripe(peer);
+                self.data.paths().use_link(peer, id);
+                self.data.paths().restripe(peer);
             }
             RelayState::Closed => return Err(io::Error::other("the relay is gone")),
             RelayState::Unknown => match self.dial_relay() {
@@ -289,9 +294,9 @@ impl Engine {
     pub(super) fn relay_up(&mut self, id: usize) {
         self.uplink.state = RelayState::Up(id);
         self.uplink.reconnect = None;
-        for peer in self.peers.all() {
-            if self.peers[peer].send_state == SendState::AwaitRelay {
-                self.paths().use_link(peer, id);
+        for peer in self.data.peers.all() {
+            if self.data.peers[peer].send_state == SendState::AwaitRelay {
+                self.data.paths().use_link(peer, id);
             }
         }
     }
@@ -303,8 +308,8 @@ impl Engine {
         if let Some(mut recorded) = self.recorded_uplink() {
             recorded.end_relay_lost("its relay has closed the connection");
         }
-        self.paths().remove_relay_paths(id, link);
-        self.drain_actions();
+        self.data.paths().remove_relay_paths(id, link);
+        self.data.drain_actions();
         self.uplink.reattach_at_once();
         self.check_relay();
     }
@@ -313,13 +318,13 @@ impl Engine {
     /// `peer_timeout`.
     #[cold]
     pub(super) fn check_relay(&mut self) {
-        match self.uplink.check(self.identity) {
+        match self.uplink.check(self.data.identity) {
             RelayCheck::Nothing => (),
             RelayCheck::GiveUp => {
                 log!(
                     Warn,
                     "the relay could not be reached for {:?}",
-                    self.identity.settings.peer_timeout
+                    self.data.identity.settings.peer_timeout
                 );
                 self.give_up_relay();
             }
@@ -336,8 +341,8 @@ impl Engine {
     pub(super) fn give_up_relay(&mut self) {
         self.uplink.reconnect = None;
         self.uplink.state = RelayState::Closed;
-        for peer in self.peers.all() {
-            if self.peers[peer].send_state == SendState::AwaitRelay {
+        for peer in self.data.peers.all() {
+            if self.data.peers[peer].send_state == SendState::AwaitRelay {
                 self.fail_peer(peer, libc::EHOSTUNREACH);
             }
         }

@@ -23,6 +23,7 @@ use crate::sync::Sleep;
 
 use super::Engine;
 use super::carrier::Carrier;
+use super::data_path::DataPath;
 use super::event_token::EventToken;
 use super::identity::Identity;
 use super::replay::Replay;
@@ -179,9 +180,9 @@ impl Engine {
         if self.is_recorded() {
             return self.progress_recorded();
         }
-        self.core.flush_deferred_acks();
-        if self.peers.has_several || self.core.schedule().needs_time() {
-            self.core.set_time(self.poll_state.time());
+        self.data.core.flush_deferred_acks();
+        if self.data.peers.has_several || self.data.core.schedule().needs_time() {
+            self.data.core.set_time(self.poll_state.time());
         }
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
         let mut events = self.poll_once();
@@ -192,7 +193,7 @@ impl Engine {
         self.poll_state.last_poll = now;
         events += self.poll_epoll_if_due(now);
         let around = self.poll_state.poll_context(self.uplink.is_up());
-        let me = self.own.epoll.as_raw_fd();
+        let me = self.data.own.epoll.as_raw_fd();
         let advised = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
             if events > 0 {
@@ -205,7 +206,7 @@ impl Engine {
         });
         let (advice, should_move) = advised.unwrap_or((Advice::GoOn, false));
         if should_move {
-            self.poll_state.move_to_own_cpu(self.identity.placement_index);
+            self.poll_state.move_to_own_cpu(self.data.identity.placement_index);
         }
         advice
     }
@@ -216,14 +217,14 @@ impl Engine {
     /// completes the operations on a window, also operations on the process's own part of the
     /// window, which MPICH does not pass to the provider.
     pub fn progress_for_counter(&mut self) -> bool {
-        if self.application.one_sided > 0 {
+        if self.data.application.one_sided > 0 {
             return false;
         }
         if self.is_recorded() {
             self.poll_recorded();
         } else {
-            if self.peers.has_several || self.core.schedule().needs_time() {
-                self.core.set_time(self.poll_state.time());
+            if self.data.peers.has_several || self.data.core.schedule().needs_time() {
+                self.data.core.set_time(self.poll_state.time());
             }
             self.poll();
         }
@@ -237,7 +238,7 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         let around = self.poll_state.poll_context(true);
-        let me = self.own.epoll.as_raw_fd();
+        let me = self.data.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
             if events > 0 {
@@ -246,7 +247,7 @@ impl Engine {
             }
             policy.note_nothing(now, around)
         });
-        match self.replay.as_ref().is_some_and(Replay::is_replaying) {
+        match self.data.replay.as_ref().is_some_and(Replay::is_replaying) {
             true => Advice::GoOn,
             false => advice.unwrap_or(Advice::GoOn),
         }
@@ -289,7 +290,7 @@ impl Engine {
             self.flush();
             return 0;
         }
-        self.core.flush_deferred_acks();
+        self.data.core.flush_deferred_acks();
         self.poll_once() + self.poll_epoll_if_due(self.poll_state.clock.now())
     }
 
@@ -311,19 +312,19 @@ impl Engine {
             return 0;
         }
         let mut events = 0;
-        if self.core.schedule().needs_time() {
-            self.handle_time();
+        if self.data.core.schedule().needs_time() {
+            self.data.handle_time();
         }
-        for index in 0..self.links.rings.len() {
-            if let Some(&id) = self.links.rings.get(index) {
+        for index in 0..self.data.links.rings.len() {
+            if let Some(&id) = self.data.links.rings.get(index) {
                 events += self.poll_ring(id);
             }
         }
         self.poll_state.polls = self.poll_state.polls.wrapping_add(1);
-        if let Some(id) = self.links.hot_stream {
+        if let Some(id) = self.data.links.hot_stream {
             events += self.read_stream(id);
         }
-        let every = match (self.links.streams, self.links.hot_stream) {
+        let every = match (self.data.links.streams, self.data.links.hot_stream) {
             (0, _) => POLLS_PER_EPOLL,
             (_, Some(_)) => POLLS_PER_EPOLL_HOT,
             _ => 1,
@@ -331,32 +332,15 @@ impl Engine {
         if self.connector.is_busy() || self.poll_state.polls.is_multiple_of(every) {
             events += self.poll_epoll(0);
         }
-        if self.links.full_rings.is_empty() {
+        if self.data.links.full_rings.is_empty() {
             self.flush();
             return events;
         }
-        let written = self.links.written_to_rings();
-        self.links.retry_full_rings(&mut self.core);
+        let written = self.data.links.written_to_rings();
+        self.data.links.retry_full_rings(&mut self.data.core);
         self.flush();
         // A sent frame is as good a reason to go on as a received frame.
-        events + usize::from(self.links.written_to_rings() != written)
-    }
-
-    /// Runs protocol timers that are due.
-    #[inline]
-    pub(super) fn handle_time(&mut self) {
-        let now = self.poll_state.time();
-        self.core.set_time(now);
-        self.do_what_is_due(now);
-    }
-
-    /// Runs protocol timers that are due at `now`.
-    #[inline]
-    pub(super) fn do_what_is_due(&mut self, now: Time) {
-        if self.core.schedule().next_wake().is_some_and(|at| at <= now) {
-            self.core.handle_time(now);
-            self.drain_actions();
-        }
+        events + usize::from(self.data.links.written_to_rings() != written)
     }
 
     /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
@@ -367,7 +351,7 @@ impl Engine {
     fn poll_epoll_for(&mut self, timeout: Timespec) -> usize {
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
-        let result = epoll::wait(&self.own.epoll, &mut buffer[..], Some(&timeout));
+        let result = epoll::wait(&self.data.own.epoll, &mut buffer[..], Some(&timeout));
         self.poll_state.last_epoll = self.poll_state.clock.now();
         let Ok(count) = result else { return 0 };
         let mut wakeups = 0;
@@ -384,19 +368,19 @@ impl Engine {
             self.poll_state.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        if !self.peers.reconnects.is_empty() || self.uplink.is_reconnecting() {
+        if !self.data.peers.reconnects.is_empty() || self.uplink.is_reconnecting() {
             self.check_reconnects();
             self.check_relay();
         }
         self.check_liveness();
-        if self.links.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
-            let text = self.path_report().page_text();
-            if let Some(slot) = &mut self.links.statistics_slot {
+        if self.data.links.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
+            let text = self.data.path_report().page_text();
+            if let Some(slot) = &mut self.data.links.statistics_slot {
                 slot.write(&text);
             }
         }
-        self.receives.departed.check(&self.core, self.own.address);
-        if self.peers.rails.has_waiting() {
+        self.receives.departed.check(&self.data.core, self.data.own.address);
+        if self.data.peers.rails.has_waiting() {
             self.check_rails();
         }
         count - wakeups
@@ -413,7 +397,7 @@ impl Engine {
     }
 
     fn handle_link_event(&mut self, id: usize, flags: EventFlags) {
-        let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
+        let Some(link) = self.data.links.get_mut(id).and_then(Option::as_mut) else {
             return;
         };
         if let Carrier::Shm(ring) = &mut link.carrier {
@@ -439,7 +423,26 @@ impl Engine {
             && self.read_stream(id) > 0
         {
             let poll_state = &self.poll_state;
-            self.links.note_read(&self.own.epoll, id, || poll_state.has_own_processor());
+            self.data.links.note_read(&self.data.own.epoll, id, || poll_state.has_own_processor());
+        }
+    }
+}
+
+impl DataPath {
+    /// Runs protocol timers that are due.
+    #[inline]
+    pub(super) fn handle_time(&mut self) {
+        let now = Time(self.clock.nanos());
+        self.core.set_time(now);
+        self.do_what_is_due(now);
+    }
+
+    /// Runs protocol timers that are due at `now`.
+    #[inline]
+    pub(super) fn do_what_is_due(&mut self, now: Time) {
+        if self.core.schedule().next_wake().is_some_and(|at| at <= now) {
+            self.core.handle_time(now);
+            self.drain_actions();
         }
     }
 }
@@ -451,7 +454,7 @@ impl Engine {
     pub fn park(&mut self, millis: i32) -> usize {
         let mut events = 0;
         if self.prepare_park() {
-            self.poll_state.watch_wakeup(&self.own.epoll);
+            self.poll_state.watch_wakeup(&self.data.own.epoll);
             if let Some(_sleep) = Sleep::begin() {
                 let nap = self.nap_nanos(millis);
                 events = self.poll_epoll_for(timespec(nap));
@@ -464,7 +467,7 @@ impl Engine {
     /// Records that the thread has followed the advice; a sleep that brought `events` counts as a
     /// poll.
     pub fn note_advice_taken(&self, advice: Advice, events: usize) {
-        let (now, me) = (self.poll_state.clock.now(), self.own.epoll.as_raw_fd());
+        let (now, me) = (self.poll_state.clock.now(), self.data.own.epoll.as_raw_fd());
         PollPolicy::of_this_thread(|policy| {
             policy.note_advice_taken(advice, now);
             if events > 0 {
@@ -476,9 +479,9 @@ impl Engine {
     /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
-        let Some(wake) = self.core.schedule().next_wake() else { return most };
+        let Some(wake) = self.data.core.schedule().next_wake() else { return most };
         let real = self.poll_state.time();
-        let now = self.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
+        let now = self.data.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
         wake.nanos_since(now).min(most)
     }
 
@@ -486,13 +489,13 @@ impl Engine {
     /// readable. Returns false if there is work already. In both cases [`Self::unpark`] must
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
-        self.links.clear_hot_stream(&self.own.epoll);
-        self.links.every_ring(ShmLink::prepare_park)
+        self.data.links.clear_hot_stream(&self.data.own.epoll);
+        self.data.links.every_ring(ShmLink::prepare_park)
     }
 
     /// Withdraws the announcement of [`Self::prepare_park`].
     pub fn unpark(&mut self) {
-        self.links.every_ring(|ring| {
+        self.data.links.every_ring(|ring| {
             ring.unpark();
             true
         });
@@ -505,7 +508,7 @@ impl Engine {
 
     /// The descriptor that becomes readable when a parked engine has work.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.own.epoll.as_fd()
+        self.data.own.epoll.as_fd()
     }
 }
 

@@ -35,6 +35,7 @@ use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
 use super::Engine;
 use super::carrier::Carrier;
+use super::data_path::DataPath;
 use super::event_token::{EventToken, watch};
 use super::identity::random;
 use super::link_table::LinkTable;
@@ -300,6 +301,70 @@ impl Datagrams {
 }
 
 impl Engine {
+    /// Closes UDP path `id`, which has failed: other paths retransmit what the path carried, and
+    /// path validation begins again.
+    pub(super) fn close_udp_path(&mut self, id: usize, why: &'static str) {
+        let Some((peer, _)) = self.data.links.udp_path(id) else {
+            return;
+        };
+        let ends = self.data.links[id].as_ref().and_then(|link| link.ends);
+        let why = io::Error::new(io::ErrorKind::TimedOut, why);
+        self.lose_path(peer, id, ends, &why);
+        if let Some(link) = self.data.links[id].as_mut() {
+            link.path = UNOPENED;
+        }
+    }
+
+    /// Checks all UDP paths: due probes, silence, black holes. The engine calls this every few
+    /// milliseconds.
+    #[cold]
+    pub(super) fn check_datagrams(&mut self, gap: Duration) {
+        self.data.open_udp_paths();
+        let datagrams = self.data.datagrams.as_mut().expect("datagrams are in use");
+        datagrams.readvertise(&mut self.data.core, self.poll_state.time());
+        let (now, suspect_after) =
+            (self.poll_state.time(), self.data.identity.settings.suspect_after.as_nanos() as u64);
+        for id in 0..self.data.links.len() {
+            let Some((peer, udp_path)) = self.data.links.udp_path(id) else {
+                continue;
+            };
+            if gap > POLL_GAP_MIN {
+                udp_path.monitor.handle_poll_gap(now);
+            }
+            let change = udp_path.monitor.expire(now);
+            self.data.handle_change(id, change);
+            if let Some(path) = self.data.links[id].as_ref().map(|link| link.path) {
+                let statistics = self.data.core.channel(peer).path_statistics(path);
+                let large_lost = statistics.map_or(0, |done| done.large_lost);
+                if let Some((_, udp_path)) = self.data.links.udp_path(id) {
+                    udp_path.detect_black_hole(large_lost);
+                }
+            }
+            let elsewhere = self.data.links.last_received_elsewhere(peer, id);
+            let beside = self.data.links.last_received_beside(peer, id);
+            let Some((_, udp_path)) = self.data.links.udp_path(id) else {
+                continue;
+            };
+            if is_bypassed(beside, now) && udp_path.monitor.suspect(now) {
+                self.data.paths().restripe(peer);
+            }
+            let Some((_, udp_path)) = self.data.links.udp_path(id) else {
+                continue;
+            };
+            match udp_path.monitor.assess(now, suspect_after, elsewhere) {
+                PathHealth::Alive => (),
+                PathHealth::Suspected => {
+                    log!(Debug, "{}: udp is silent", self.data.core.address(peer));
+                    self.data.paths().restripe(peer);
+                }
+                PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
+            }
+            self.data.send_probes(id);
+        }
+    }
+}
+
+impl DataPath {
     fn datagrams(&mut self) -> &mut Datagrams {
         // UDP paths exist only while `datagrams` is set.
         self.datagrams.as_mut().expect("datagrams are in use")
@@ -328,7 +393,7 @@ impl Engine {
         locals.sort_unstable();
         locals.dedup();
         for own in locals {
-            let (links, epoll, now) = (&mut self.links, &self.own.epoll, self.poll_state.time());
+            let (links, epoll, now) = (&mut self.links, &self.own.epoll, Time(self.clock.nanos()));
             let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
             match datagrams.open_path(links, epoll, now, peer, (own, to), advertisement.token) {
                 Ok(id) => self.send_probes(id),
@@ -342,7 +407,7 @@ impl Engine {
     /// Sends the probes of UDP path `id` that are due.
     fn send_probes(&mut self, id: usize) {
         let (now, pause_max) =
-            (self.poll_state.time(), self.identity.settings.redial_max.as_nanos() as u64);
+            (Time(self.clock.nanos()), self.identity.settings.redial_max.as_nanos() as u64);
         while let Some((_, udp_path)) = self.links.udp_path(id) {
             let target = udp_path.target();
             let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
@@ -385,68 +450,6 @@ impl Engine {
         self.drain_actions();
     }
 
-    /// Closes UDP path `id`, which has failed: other paths retransmit what the path carried, and
-    /// path validation begins again.
-    pub(super) fn close_udp_path(&mut self, id: usize, why: &'static str) {
-        let Some((peer, _)) = self.links.udp_path(id) else {
-            return;
-        };
-        let ends = self.links[id].as_ref().and_then(|link| link.ends);
-        let why = io::Error::new(io::ErrorKind::TimedOut, why);
-        self.lose_path(peer, id, ends, &why);
-        if let Some(link) = self.links[id].as_mut() {
-            link.path = UNOPENED;
-        }
-    }
-
-    /// Checks all UDP paths: due probes, silence, black holes. The engine calls this every few
-    /// milliseconds.
-    #[cold]
-    pub(super) fn check_datagrams(&mut self, gap: Duration) {
-        self.open_udp_paths();
-        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
-        datagrams.readvertise(&mut self.core, self.poll_state.time());
-        let (now, suspect_after) =
-            (self.poll_state.time(), self.identity.settings.suspect_after.as_nanos() as u64);
-        for id in 0..self.links.len() {
-            let Some((peer, udp_path)) = self.links.udp_path(id) else {
-                continue;
-            };
-            if gap > POLL_GAP_MIN {
-                udp_path.monitor.handle_poll_gap(now);
-            }
-            let change = udp_path.monitor.expire(now);
-            self.handle_change(id, change);
-            if let Some(path) = self.links[id].as_ref().map(|link| link.path) {
-                let statistics = self.core.channel(peer).path_statistics(path);
-                let large_lost = statistics.map_or(0, |done| done.large_lost);
-                if let Some((_, udp_path)) = self.links.udp_path(id) {
-                    udp_path.detect_black_hole(large_lost);
-                }
-            }
-            let elsewhere = self.links.last_received_elsewhere(peer, id);
-            let beside = self.links.last_received_beside(peer, id);
-            let Some((_, udp_path)) = self.links.udp_path(id) else {
-                continue;
-            };
-            if is_bypassed(beside, now) && udp_path.monitor.suspect(now) {
-                self.paths().restripe(peer);
-            }
-            let Some((_, udp_path)) = self.links.udp_path(id) else {
-                continue;
-            };
-            match udp_path.monitor.assess(now, suspect_after, elsewhere) {
-                PathHealth::Alive => (),
-                PathHealth::Suspected => {
-                    log!(Debug, "{}: udp is silent", self.core.address(peer));
-                    self.paths().restripe(peer);
-                }
-                PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
-            }
-            self.send_probes(id);
-        }
-    }
-
     /// Handles ICMP notices about destinations. An attacker can forge a notice, so a notice only
     /// makes the engine try a smaller size.
     pub(super) fn handle_notices(&mut self, socket: usize) {
@@ -454,7 +457,7 @@ impl Engine {
             return;
         };
         let notices: Vec<DestinationNotice> = link.take_notices().collect();
-        let now = self.poll_state.time();
+        let now = Time(self.clock.nanos());
         for notice in notices {
             for id in 0..self.links.len() {
                 let Some((_, udp_path)) = self.links.udp_path(id) else {

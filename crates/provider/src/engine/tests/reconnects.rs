@@ -28,26 +28,26 @@ fn linked() -> (Party, Peer, usize, OwnedFd, TcpStream) {
     let address = SocketAddr::try_from(getsockname(&taken).unwrap()).unwrap();
     let mut party = Party::open();
     let number = party.av.insert(name_at(address, 1));
-    let peer = party.engine.peer_of(number).unwrap();
+    let peer = party.engine.data.peer_of(number).unwrap();
     let (near, far) = connection("127.0.0.1");
     let id = link_up(&mut party, peer, near);
     (party, peer, id, taken, far)
 }
 
 fn has_repair(party: &Party, peer: Peer) -> bool {
-    party.engine.peers[peer].reconnect.is_some()
+    party.engine.data.peers[peer].reconnect.is_some()
 }
 
 #[test]
 fn a_further_address_that_comes_back_first_does_not_stand_in_for_the_main_one() {
     let (mut party, peer, main, taken, _far) = linked();
     let (near, far) = connection("127.0.0.2");
-    party.engine.peers.rails.add(peer, near.peer_addr().unwrap(), false, Instant::now());
+    party.engine.data.peers.rails.add(peer, near.peer_addr().unwrap(), false, Instant::now());
     let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
     party.engine.link_down(main, &reset);
     assert!(has_repair(&party, peer));
     let rail = link_up(&mut party, peer, near);
-    assert_eq!(party.engine.peers[peer].send_state, SendState::Up(rail));
+    assert_eq!(party.engine.data.peers[peer].send_state, SendState::Up(rail));
 
     // A process listens at the address again.
     listen(&taken, 8).unwrap();
@@ -69,13 +69,13 @@ fn a_path_that_is_heard_again_does_not_stand_in_for_one_that_was_lost() {
         let (mut party, peer, main, _taken, _far) = linked();
         let (near, _far) = connection("127.0.0.3");
         let silent = link_up(&mut party, peer, near);
-        party.engine.links[silent].as_mut().unwrap().health.is_unresponsive = true;
+        party.engine.data.links[silent].as_mut().unwrap().health.is_unresponsive = true;
         party.engine.begin_reconnect(peer, false);
         if is_lost {
             let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
             party.engine.link_down(main, &reset);
         }
-        party.engine.paths().clear_suspicion(silent);
+        party.engine.data.paths().clear_suspicion(silent);
         assert_eq!(has_repair(&party, peer), is_lost);
     }
 }
@@ -87,8 +87,8 @@ fn message_frame() -> Vec<u8> {
     let mut bytes = [7; 5];
     let iov = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let message = endpoint::Message { memory: Bytes::borrow(&iov), ..other.message_to(number) };
-    let (peer, path) = (other.engine.peer_of(number).unwrap(), PathId(1));
-    let core = &mut other.engine.core;
+    let (peer, path) = (other.engine.data.peer_of(number).unwrap(), PathId(1));
+    let core = &mut other.engine.data.core;
     core.send(message).unwrap();
     core.channel_mut(peer)
         .open_path(path, PathProperties { checked: true, ..PathProperties::RELAY });
@@ -104,8 +104,8 @@ fn message_frame() -> Vec<u8> {
 #[test]
 fn what_arrives_corrupt_over_tcp_is_counted_for_its_path() {
     let (mut party, peer, id, _taken, mut far) = linked();
-    party.engine.links[id].as_mut().unwrap().sum = Checksum::Crc32c;
-    let path_of = |party: &Party| party.engine.path_report().paths_of(peer)[0].clone();
+    party.engine.data.links[id].as_mut().unwrap().sum = Checksum::Crc32c;
+    let path_of = |party: &Party| party.engine.data.path_report().paths_of(peer)[0].clone();
     assert_eq!((path_of(&party).what, path_of(&party).corrupt), ("tcp", 0));
     let mut frame = message_frame();
     let last = frame.len() - 1;

@@ -31,13 +31,13 @@ impl Recorded {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 9));
         let number = party.av.insert(name_at(nowhere, 1));
         let engine = &mut party.engine;
-        engine.replay = Some(Replay::new(engine.poll_state.time()));
-        let id = engine.links.len();
-        engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-        engine.links.rings.push(id);
+        engine.data.replay = Some(Replay::new(engine.poll_state.time()));
+        let id = engine.data.links.len();
+        engine.data.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
+        engine.data.links.rings.push(id);
         engine.relay_up(id);
-        let peer = engine.peer_of(number).unwrap();
-        engine.paths().use_link(peer, id);
+        let peer = engine.data.peer_of(number).unwrap();
+        engine.data.paths().use_link(peer, id);
         Recorded { party, relay, number }
     }
 
@@ -85,7 +85,7 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     first.poll(3);
     let before = first.sent();
     assert_eq!(kinds(&before), [Kind::Message], "no determinant of polls in vain");
-    first.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    first.party.engine.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     first.poll(3);
     let asked = first.sent();
     assert_eq!(
@@ -101,15 +101,15 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     second.party.send(second.number).unwrap();
     second.poll(3);
     assert_eq!(second.sent(), before);
-    assert!(second.party.engine.replay.as_ref().unwrap().is_replaying());
+    assert!(second.party.engine.data.replay.as_ref().unwrap().is_replaying());
     second.poll(1);
     assert_eq!(second.sent(), asked[1..], "without a moment's wait");
-    assert!(!second.party.engine.replay.as_ref().unwrap().is_replaying());
+    assert!(!second.party.engine.data.replay.as_ref().unwrap().is_replaying());
     // The second incarnation continues as the first would have.
-    second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.party.engine.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(second.sent().len(), 0, "the second question waits twice as long");
-    second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.party.engine.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(kinds(&second.sent()), [Kind::Determinant, Kind::StatusRequest]);
 }
