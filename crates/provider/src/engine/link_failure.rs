@@ -35,14 +35,15 @@ impl Engine {
     /// Gives up `peer`: its operations end, and their memory belongs to the application again, so
     /// no link may touch this memory any more. Links to the peer alone are closed. The relay's
     /// link, which other peers use too, copies the rest of a frame that it has begun to send. If a
-    /// payload from the peer is arriving on the relay's link, the peer fails only after the rest of
-    /// this payload.
+    /// payload from the peer is arriving on the relay's link, the operations end only after the
+    /// rest of this payload.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
         self.data.paths().finish_all_statistics(peer);
         let peer_state = &mut self.data.peers[peer];
         (peer_state.send_state, peer_state.reconnect) = (SendState::Closed, None);
         peer_state.open_paths.clear();
+        let mut is_payload_arriving = false;
         for id in 0..self.data.links.len() {
             let Some(link) = self.data.links[id].as_mut() else {
                 continue;
@@ -58,11 +59,14 @@ impl Engine {
             }
             if link.inside.is_some_and(|(from, _)| from == peer) {
                 link.fail_after_payload = Some(errno);
-                return;
+                is_payload_arriving = true;
             }
         }
         if let Some(datagrams) = &mut self.data.datagrams {
             datagrams.forget_tokens(peer);
+        }
+        if is_payload_arriving {
+            return;
         }
         self.data.core.fail(peer, errno);
         self.data.buffers.early.retain(|&(of, _), _| of != peer);

@@ -78,7 +78,12 @@ impl Peeks {
 }
 
 impl Engine {
+    /// Looks for a message. A context names one claimed message: if a second peek could claim under
+    /// the same context, the first message would never be received, and its sender would wait.
     pub fn peek(&mut self, request: &PeekRequest) -> Result<(), Errno> {
+        if request.claim && self.data.core.messages_mut().is_claimed(request.context) {
+            return Err(Errno::EINVAL);
+        }
         let look = Peek {
             source: self.data.source_of(request.source)?,
             tag: request.tag,

@@ -245,6 +245,10 @@ impl DataPath {
                 if place == PayloadDestination::Scratch {
                     std::mem::swap(&mut self.buffers.scratch, &mut link.scratch);
                 }
+                // The peer fails also if the payload is corrupt, which may end the link.
+                if let Some(errno) = link.fail_after_payload.take() {
+                    self.pending.fail(peer, errno);
+                }
                 if link.summing.take().is_none_or(|summing| summing.is_valid()) {
                     self.end_payload(peer, link.path);
                 } else {
@@ -253,9 +257,6 @@ impl DataPath {
                     if !self.core.channel_mut(peer).handle_corrupt(link.path) {
                         return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }
-                }
-                if let Some(errno) = link.fail_after_payload.take() {
-                    self.pending.fail(peer, errno);
                 }
             }
             self.take_staged(link, &stage[read.start..read.end])?;

@@ -248,6 +248,50 @@ fn memory_that_was_given_back_is_not_sent() {
     }
 }
 
+/// A payload of the peer is arriving on the relay's link, which has a lower number than a link to
+/// the peer alone.
+#[test]
+fn a_peer_that_fails_during_its_payload_keeps_no_other_link() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let (id, mut far_end) = one.link_to_relay();
+    let (direct, _far_end) = one.link_to_relay();
+    let number = other.av.insert(far_end.local_addr().map(|at| name_at(at, 1)).unwrap());
+    let bytes = [7; 1000];
+    let sent = [Iov { base: bytes.as_ptr().cast_mut(), len: bytes.len() }];
+    let message =
+        endpoint::Message { memory: Bytes::borrow(&sent), tag: None, ..other.message_to(number) };
+    other.engine.data.core.send(message).unwrap();
+    let peer = other.engine.data.peer_of(number).unwrap();
+    let properties = landbridge_proto::endpoint::PathProperties::RELAY;
+    other.engine.data.core.channel_mut(peer).open_path(links::RELAY_PATH, properties);
+    let frame = other.engine.data.core.poll_transmit(peer, links::RELAY_PATH).unwrap();
+    let whole = [frame.front(), &bytes[..]].concat();
+    let (first, rest) = whole.split_at(whole.len() - 500);
+    let mut received = [0; 1000];
+    let memory = [Iov { base: received.as_mut_ptr(), len: received.len() }];
+    far_end.write_all(first).unwrap();
+    until(|| one.engine.read_stream(id) > 0);
+    let (peer, _) = one.engine.data.links[id].as_ref().unwrap().inside.unwrap();
+    one.engine.data.links[direct].as_mut().unwrap().peer = Some(peer);
+    for _ in 0..2 {
+        one.engine.data.core.messages_mut().recv(Posting {
+            source: Some(peer),
+            memory: Bytes::borrow(&memory),
+            tag: None,
+            ticket: Ticket { context: 4, notify: true },
+            multi: false,
+        });
+    }
+    one.engine.fail_peer(peer, libc::EHOSTUNREACH);
+    assert!(one.engine.data.links[direct].is_none());
+    assert_eq!(one.next(), None, "the payload is still arriving");
+    far_end.write_all(rest).unwrap();
+    until(|| one.engine.read_stream(id) > 0);
+    assert_eq!(one.next(), Some(Ok(())));
+    assert_eq!(one.next(), Some(Err(Errno(libc::EHOSTUNREACH))));
+    assert_eq!(received, bytes);
+}
+
 /// A frame is summed before it is offered to the link, and every further message makes the engine
 /// offer the frame again.
 #[test]
