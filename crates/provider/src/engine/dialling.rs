@@ -14,11 +14,12 @@ use std::time::Instant;
 use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
+use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::hello::{Introduction, Role};
 
-use super::Engine;
 use super::candidates::PathCandidate;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::connector::{EndedHello, HelloPurpose};
 use super::handshake::EstablishedLink;
 use super::links::Link;
@@ -27,7 +28,7 @@ use super::memory::may_read;
 use super::peer_state::SendState;
 use crate::log;
 
-impl Engine {
+impl Connections {
     /// Dials the next candidate for `peer`.
     #[cold]
     pub(super) fn dial(&mut self, peer: Peer) {
@@ -358,7 +359,7 @@ impl Engine {
             datagrams.advertise(
                 &mut self.data.core,
                 &self.data.own.epoll,
-                self.poll_state.time(),
+                Time(self.data.clock.nanos()),
                 (peer, own),
             );
         }

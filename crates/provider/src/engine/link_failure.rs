@@ -8,15 +8,15 @@ use std::io;
 
 use landbridge_proto::endpoint::Peer;
 
-use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::data_path::DataPath;
 use super::integrity;
 use super::links::Link;
 use super::peer_state::SendState;
 use crate::log;
 
-impl Engine {
+impl Connections {
     /// Does what had to wait while a link was being read: dials further addresses of peers, and
     /// gives up the peers whose failure was found.
     #[cold]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
 
-use super::Engine;
+use super::connections::Connections;
 use super::links::Link;
 use super::path_manager::PathManager;
 
@@ -96,7 +96,7 @@ impl PathManager<'_> {
     }
 }
 
-impl Engine {
+impl Connections {
     /// Checks the connections when a check is due. The engine calls this often.
     #[inline]
     pub(super) fn check_liveness(&mut self) {

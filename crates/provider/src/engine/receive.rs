@@ -10,8 +10,8 @@ use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
-use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::data_path::DataPath;
 use super::integrity;
 use super::links::{Link, RELAY_PATH};
@@ -20,7 +20,7 @@ use crate::log;
 
 /// Reads of one stream before other streams get their turn.
 const READS_PER_TURN: usize = 8;
-impl Engine {
+impl Connections {
     /// Receives what has arrived in the ring of link `id`; returns the number of frames.
     #[inline]
     pub(super) fn poll_ring(&mut self, id: usize) -> usize {

@@ -9,8 +9,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
+use landbridge_proto::path::time::Time;
 
-use super::Engine;
+use super::connections::Connections;
 use super::links::{Link, RELAY_PATH};
 use super::peer_state::{OpenPath, SendState};
 use crate::log;
@@ -19,7 +20,7 @@ use crate::log;
 /// connection between the same two addresses then shows that the older connection is broken.
 const DUPLICATE_AGE_MAX: Duration = Duration::from_secs(2);
 
-impl Engine {
+impl Connections {
     /// Closes the path of `peer` over link `id`, which joined the addresses `ends`, after an error
     /// that need not be final. The engine dials the path again, unless another connection joins the
     /// same addresses.
@@ -69,7 +70,7 @@ impl Engine {
             reconnect.begin_round();
         }
         if self.data.datagrams.is_some() {
-            self.data.links.probe_udp_paths(peer, self.poll_state.time());
+            self.data.links.probe_udp_paths(peer, Time(self.data.clock.nanos()));
         }
         self.dial(peer);
     }

@@ -10,9 +10,10 @@ use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
 use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{InjectMessage, Memory, OutgoingFrame, Peer};
+use landbridge_proto::path::time::Time;
 
-use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::data_path::DataPath;
 use super::integrity;
 use super::links::Link;
@@ -20,7 +21,14 @@ use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
 use super::request::{Completion, OperationKind, SendRequest};
 
-impl Engine {
+impl Connections {
+    /// Executes the protocol's actions, and sends its frames.
+    #[inline]
+    pub(super) fn run_actions(&mut self) {
+        self.data.drain_actions();
+        self.flush();
+    }
+
     /// Sends all frames that can be sent.
     #[inline]
     pub(super) fn flush(&mut self) {
@@ -49,7 +57,7 @@ impl Engine {
     /// Offers the peer's frames to each of its paths; the protocol chooses the frames for a path.
     #[cold]
     fn transmit_by_all(&mut self, peer: Peer) {
-        self.data.core.set_time(self.poll_state.time());
+        self.data.core.set_time(Time(self.data.clock.nanos()));
         for path in 0..PATHS_MAX as u8 {
             let open_paths = &self.data.peers[peer].open_paths;
             if let Some(open_path) = open_paths.iter().find(|open_path| open_path.path.0 == path) {
@@ -101,8 +109,7 @@ impl Engine {
         if let Err(error) = link.set_interest(&self.data.own.epoll, id, EventFlags::IN) {
             return self.link_down(id, &error);
         }
-        self.data.drain_actions();
-        self.flush();
+        self.run_actions();
     }
 }
 

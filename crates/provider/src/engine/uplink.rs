@@ -13,6 +13,7 @@ use landbridge_proto::id::Address;
 
 use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::connector::HelloPurpose;
 use super::identity::{Identity, RelayAddress};
 use super::links::Link;
@@ -181,13 +182,13 @@ impl Engine {
     /// Attaches to the relay before this endpoint sends through it: peers in other clusters may
     /// send first.
     pub(super) fn attach(&mut self) {
-        let identity = self.data.identity;
+        let identity = self.connections.data.identity;
         let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
-        if !is_wanted || self.data.own.address == Address::ANONYMOUS {
+        if !is_wanted || self.connections.data.own.address == Address::ANONYMOUS {
             return;
         }
-        if let Err(error) = self.dial_relay()
-            && self.uplink.reconnect.is_none()
+        if let Err(error) = self.connections.dial_relay()
+            && self.connections.uplink.reconnect.is_none()
         {
             return log!(Warn, "relay: {error}");
         }
@@ -197,15 +198,15 @@ impl Engine {
             false => ATTACH_TIME_MAX,
         };
         let deadline = Instant::now() + time_max;
-        while !self.uplink.is_settled() && Instant::now() < deadline {
-            self.check_relay();
+        while !self.connections.uplink.is_settled() && Instant::now() < deadline {
+            self.connections.check_relay();
             self.poll_epoll(10);
         }
-        let problem = (self.is_recorded() && !self.uplink.is_up()).then(|| {
-            let problem = self.uplink.problem.take();
+        let problem = (self.is_recorded() && !self.connections.uplink.is_up()).then(|| {
+            let problem = self.connections.uplink.problem.take();
             problem.unwrap_or(format!("it has not answered for {time_max:?}"))
         });
-        if let Some(mut recorded) = self.recorded_uplink() {
+        if let Some(mut recorded) = self.connections.recorded_uplink() {
             if let Some(problem) = problem {
                 recorded.end_relay_lost(&format!("its relay cannot be reached: {problem}"));
             }
@@ -218,14 +219,16 @@ impl Engine {
                 }
             }
         }
-        if !self.uplink.is_settled() {
+        if !self.connections.uplink.is_settled() {
             log!(
                 Warn,
                 "the relay does not answer yet; until it does, other clusters are out of reach"
             );
         }
     }
+}
 
+impl Connections {
     /// The exchange with the relay about recording, if this process is recorded.
     pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
         let replay = self.data.replay.as_mut()?;

@@ -20,7 +20,6 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 
 use rustix::event::epoll::EventFlags;
 
-use super::super::Engine;
 use super::super::carrier::Carrier;
 use super::super::data_path::DataPath;
 use super::super::event_token::{EventToken, watch};
@@ -116,52 +115,43 @@ impl Datagrams {
     }
 }
 
-impl Engine {
-    /// Handles an event at a socket; returns the number of received datagrams.
-    pub(in super::super) fn handle_datagram_event(
-        &mut self,
-        socket: usize,
-        flags: EventFlags,
-    ) -> usize {
-        if flags.contains(EventFlags::OUT)
-            && let Some(datagrams) = &mut self.data.datagrams
-            && datagrams.handle_room(&mut self.data.core, &self.data.own.epoll, socket)
-        {
-            self.data.handle_notices(socket);
-            self.flush();
+impl DataPath {
+    /// Sends queued datagrams of a socket that has free space again. Returns false if datagrams are
+    /// still queued.
+    pub(in super::super) fn handle_socket_room(&mut self, socket: usize) -> bool {
+        let Some(datagrams) = &mut self.datagrams else {
+            return false;
+        };
+        let has_room = datagrams.handle_room(&mut self.core, &self.own.epoll, socket);
+        if has_room {
+            self.handle_notices(socket);
         }
-        if flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
-            return self.read_datagrams(socket);
-        }
-        0
+        has_room
     }
 
     /// Receives what has arrived at a socket; returns the number of datagrams.
-    fn read_datagrams(&mut self, socket: usize) -> usize {
-        let Some(entry) = self.data.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
+    pub(in super::super) fn read_datagrams(&mut self, socket: usize) -> usize {
+        let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
         else {
             return 0;
         };
         let Some(mut link) = entry.link.take() else {
             return 0;
         };
-        self.data.core.set_time(self.poll_state.time());
-        let received = link.receive(|from, bytes| self.data.take_datagram(socket, from, bytes));
-        self.data.datagrams().sockets[socket].link = Some(link);
-        for (id, has_sign) in std::mem::take(&mut self.data.datagrams().touched) {
-            self.data.end_batch(id, has_sign);
+        self.core.set_time(Time(self.clock.nanos()));
+        let received = link.receive(|from, bytes| self.take_datagram(socket, from, bytes));
+        self.datagrams().sockets[socket].link = Some(link);
+        for (id, has_sign) in std::mem::take(&mut self.datagrams().touched) {
+            self.end_batch(id, has_sign);
         }
-        for (id, probe) in std::mem::take(&mut self.data.datagrams().answers) {
-            if let Some((_, udp_path)) = self.data.links.udp_path(id) {
+        for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
+            if let Some((_, udp_path)) = self.links.udp_path(id) {
                 let target = udp_path.target();
-                self.data.datagrams().send_probe(target, probe, true);
-                self.data.handle_notices(target.socket);
+                self.datagrams().send_probe(target, probe, true);
+                self.handle_notices(target.socket);
             }
         }
-        self.data.handle_notices(socket);
-        if !self.data.pending.is_empty() {
-            self.handle_pending();
-        }
+        self.handle_notices(socket);
         match received {
             Ok(received) => received.datagrams,
             Err(error) => {
@@ -170,9 +160,7 @@ impl Engine {
             }
         }
     }
-}
 
-impl DataPath {
     /// Sends the frames for `peer` by the UDP path of this link.
     pub(in super::super) fn transmit_datagrams(
         &mut self,
