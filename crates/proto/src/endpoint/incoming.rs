@@ -326,6 +326,11 @@ impl<M: Memory> MessagesMut<'_, M> {
         self.messages.unexpected_queue.tagged.find(&peek.criteria()).is_some()
     }
 
+    /// Whether a peek has claimed a message for `context`, and no claim has received the message.
+    pub fn is_claimed(&self, context: usize) -> bool {
+        self.messages.claimed.contains_key(&context)
+    }
+
     /// Completes a peek with "no message", whatever has arrived.
     pub fn complete_empty_peek(&mut self, peek: &Peek) {
         self.actions.complete(peek.found_nothing());

@@ -14,12 +14,12 @@ use std::time::Instant;
 use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
+use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::hello::{Introduction, Role};
-use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
-use super::Engine;
 use super::candidates::PathCandidate;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::connector::{EndedHello, HelloPurpose};
 use super::handshake::EstablishedLink;
 use super::links::Link;
@@ -28,19 +28,19 @@ use super::memory::may_read;
 use super::peer_state::SendState;
 use crate::log;
 
-impl Engine {
+impl Connections {
     /// Dials the next candidate for `peer`.
     #[cold]
     pub(super) fn dial(&mut self, peer: Peer) {
-        let candidates = match self.peers[peer].candidates.take() {
+        let candidates = match self.data.peers[peer].candidates.take() {
             Some(candidates) => candidates,
-            None => self.paths().candidates(peer),
+            None => self.data.paths().candidates(peer),
         };
-        let peer_state = &mut self.peers[peer];
+        let peer_state = &mut self.data.peers[peer];
         peer_state.candidates = Some(candidates);
         peer_state.is_dialling = true;
         loop {
-            let peer_state = &mut self.peers[peer];
+            let peer_state = &mut self.data.peers[peer];
             let Some(candidate) = peer_state.candidates.as_mut().and_then(Vec::pop) else {
                 peer_state.is_dialling = false;
                 if peer_state.reconnect.is_some() {
@@ -50,7 +50,7 @@ impl Engine {
                     // The peer has connected to this process meanwhile.
                     return;
                 }
-                let (address, ip) = (self.core.address(peer), self.identity.ip);
+                let (address, ip) = (self.data.core.address(peer), self.data.identity.ip);
                 log!(Warn, "no way to {address} is left (this process is at {ip})");
                 return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
@@ -63,8 +63,8 @@ impl Engine {
             match self.try_candidate(peer, &candidate) {
                 Ok(()) => return,
                 Err(error) => {
-                    log!(Info, "{}: {candidate:?}: {error}", self.core.address(peer));
-                    self.peers.note_attempt(peer, &error);
+                    log!(Info, "{}: {candidate:?}: {error}", self.data.core.address(peer));
+                    self.data.peers.note_attempt(peer, &error);
                 }
             }
         }
@@ -78,18 +78,18 @@ impl Engine {
             }
             PathCandidate::Relay => {
                 self.await_relay(peer)?;
-                self.peers[peer].is_dialling = false;
+                self.data.peers[peer].is_dialling = false;
                 return Ok(());
             }
             _ if !self.connector.may_dial() => {
-                self.peers[peer].queue_dial(candidate.clone());
+                self.data.peers[peer].queue_dial(candidate.clone());
                 self.connector.queue_dial(peer);
                 return Ok(());
             }
             PathCandidate::Shm(name) => dial_unix(name)?,
             PathCandidate::Tcp(address) | PathCandidate::Further(address) => dial_tcp(*address)?,
         };
-        self.peers[peer].set_send_state(SendState::Dialling);
+        self.data.peers[peer].set_send_state(SendState::Dialling);
         self.start_handshake(
             socket,
             matches!(candidate, PathCandidate::Shm(_)),
@@ -105,7 +105,7 @@ impl Engine {
         while self.connector.may_dial()
             && let Some(peer) = waiting.pop_front()
         {
-            if self.peers[peer].is_dialling {
+            if self.data.peers[peer].is_dialling {
                 self.dial(peer);
             }
         }
@@ -119,11 +119,11 @@ impl Engine {
         purpose: HelloPurpose,
     ) -> io::Result<()> {
         let connect_time = match purpose {
-            HelloPurpose::Rail(peer, address) => Some(self.peers.rails.pause(peer, address)),
-            HelloPurpose::Peer(peer) => self.peers[peer].pause_after_dial(),
+            HelloPurpose::Rail(peer, address) => Some(self.data.peers.rails.pause(peer, address)),
+            HelloPurpose::Peer(peer) => self.data.peers[peer].pause_after_dial(),
             HelloPurpose::Relay | HelloPurpose::Accepted => None,
         };
-        let id = self.connector.start(&self.own, socket, is_unix, purpose, connect_time)?;
+        let id = self.connector.start(&self.data.own, socket, is_unix, purpose, connect_time)?;
         self.handle_hello(id);
         Ok(())
     }
@@ -131,14 +131,14 @@ impl Engine {
     /// Accepts all connections that wait at a listener.
     pub(super) fn accept_pending(&mut self, is_unix: bool) {
         while self.connector.may_accept() || self.evict_pending() {
-            let Some(socket) = self.connector.accept(&self.own, is_unix) else {
+            let Some(socket) = self.connector.accept(&self.data.own, is_unix) else {
                 return;
             };
             if let Err(error) = self.start_handshake(socket, is_unix, HelloPurpose::Accepted) {
                 self.connector.refuse(None, &error);
             }
         }
-        self.connector.pause_listener(&self.own, is_unix);
+        self.connector.pause_listener(&self.data.own, is_unix);
     }
 
     /// Closes the first pending connection whose hello takes longer than it should, to free its
@@ -149,13 +149,14 @@ impl Engine {
         };
         // The expected bytes may have arrived, unread.
         self.handle_hello(id);
-        self.connector.evict(&self.own, id);
+        self.connector.evict(&self.data.own, id);
         true
     }
 
     /// Continues hello `id` after an event on its socket.
     pub(super) fn handle_hello(&mut self, id: usize) {
-        let Some(EndedHello { purpose, remote, outcome }) = self.connector.advance(&self.own, id)
+        let Some(EndedHello { purpose, remote, outcome }) =
+            self.connector.advance(&self.data.own, id)
         else {
             return;
         };
@@ -168,7 +169,7 @@ impl Engine {
 
     /// Resumes paused listeners, and ends hellos that take too long.
     pub(super) fn check_hellos(&mut self) {
-        self.connector.resume_listeners(&self.own);
+        self.connector.resume_listeners(&self.data.own);
         self.connector.log_refusals(now_millis());
         for id in 0..self.connector.slots() {
             if self.connector.is_overdue(id) {
@@ -181,18 +182,18 @@ impl Engine {
     /// valid name.
     pub(super) fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
         if introduction.address == Address::ANONYMOUS {
-            let peer = self.peers.named(&mut self.core, &introduction.name)?;
-            let is_another = self.peers[peer].is_another(introduction);
-            if is_another || self.core.channel(peer).failed().is_some() {
+            let peer = self.data.peers.named(&mut self.data.core, &introduction.name)?;
+            let is_another = self.data.peers[peer].is_another(introduction);
+            if is_another || self.data.core.channel(peer).failed().is_some() {
                 // The endpoint with this name has ended (an IP address and port can be reused).
                 // From now on the name means the new endpoint.
                 self.fail_peer(peer, libc::ECONNRESET);
-                self.peers.forget_name(peer, &introduction.name);
+                self.data.peers.forget_name(peer, &introduction.name);
             }
-            return self.peers.named(&mut self.core, &introduction.name);
+            return self.data.peers.named(&mut self.data.core, &introduction.name);
         }
-        let peer = self.peers.addressed(&mut self.core, introduction.address);
-        self.peers[peer].name.get_or_insert(introduction.name);
+        let peer = self.data.peers.addressed(&mut self.data.core, introduction.address);
+        self.data.peers[peer].name.get_or_insert(introduction.name);
         Some(peer)
     }
 
@@ -202,8 +203,8 @@ impl Engine {
         let peer = match (purpose, introduction.role) {
             (HelloPurpose::Relay, Role::Relay) => None,
             (HelloPurpose::Peer(peer) | HelloPurpose::Rail(peer, _), Role::Endpoint) => {
-                let address = self.core.address(peer);
-                if !self.peers.is_expected(peer, address, &introduction) {
+                let address = self.data.core.address(peer);
+                if !self.data.peers.is_expected(peer, address, &introduction) {
                     return senseless("somebody else answers at the peer's address");
                 }
                 Some(peer)
@@ -215,17 +216,17 @@ impl Engine {
             _ => return senseless("it plays another role than expected"),
         };
         if let Some(peer) = peer {
-            self.peers[peer].recognise(&introduction)?;
+            self.data.peers[peer].recognise(&introduction)?;
             // Jobs that connect later may differ in size, and so in the eager credit that they
             // give.
-            self.core.channel_mut(peer).set_eager_window(introduction.eager_window);
+            self.data.core.channel_mut(peer).set_eager_window(introduction.eager_window);
         }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer
             && let Ok(pid) = link.peer_pid()
             && may_read(pid, &introduction)
         {
-            self.peers[peer].readable = Some(pid);
+            self.data.peers[peer].readable = Some(pid);
         }
         let is_accepted = matches!(purpose, HelloPurpose::Accepted);
         // The dial has ended, at whichever address the peer answered.
@@ -234,39 +235,28 @@ impl Engine {
             _ => None,
         };
         if let Some(peer) = dialled {
-            self.peers[peer].is_dialling = false;
+            self.data.peers[peer].is_dialling = false;
         }
         let id = match self.link_up(peer, carrier, introduction.pid, is_accepted) {
             Ok(id) => id,
             Err(error) => {
                 if let Some(peer) = dialled {
-                    self.peers[peer].is_dialling = true;
+                    self.data.peers[peer].is_dialling = true;
                 }
                 return Err(error);
             }
         };
         match (purpose, peer) {
-            (HelloPurpose::Rail(peer, address), _) => self.peers.rails.note_up(peer, address, id),
+            (HelloPurpose::Rail(peer, address), _) => {
+                self.data.peers.rails.note_up(peer, address, id)
+            }
             (HelloPurpose::Accepted, Some(peer)) => {
-                let ends = self.links[id].as_ref().and_then(|link| link.ends);
-                self.peers.rails.note_accepted(peer, ends, id);
+                let ends = self.data.links[id].as_ref().and_then(|link| link.ends);
+                self.data.peers.rails.note_accepted(peer, ends, id);
             }
             _ => (),
         }
         Ok(())
-    }
-
-    /// Handles the advertisement of a further address of `peer`.
-    pub(super) fn handle_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
-        if advertisement.token.is_some() {
-            if let Some(datagrams) = &mut self.datagrams {
-                datagrams.note_advertisement(peer, advertisement);
-            }
-            return;
-        }
-        if self.peers.add_rail(peer, advertisement, self.identity, &self.own.name) {
-            self.check_rails();
-        }
     }
 
     /// Dials the further addresses whose next attempt is due. The engine calls this every few
@@ -274,9 +264,10 @@ impl Engine {
     #[cold]
     pub(super) fn check_rails(&mut self) {
         let now = Instant::now();
-        self.peers.drop_rails_of_closed();
-        for index in 0..self.peers.rails.count() {
-            let due = self.peers.rails.take_due(index, self.identity.settings.redial_max, now);
+        self.data.peers.drop_rails_of_closed();
+        for index in 0..self.data.peers.rails.count() {
+            let due =
+                self.data.peers.rails.take_due(index, self.data.identity.settings.redial_max, now);
             let Some((peer, address)) = due else {
                 continue;
             };
@@ -298,9 +289,9 @@ impl Engine {
         match purpose {
             HelloPurpose::Accepted => self.connector.refuse(remote, error),
             HelloPurpose::Peer(peer) => {
-                log!(Info, "{}: hello: {error}", self.core.address(peer));
-                self.peers.note_attempt(peer, error);
-                let peer_state = &mut self.peers[peer];
+                log!(Info, "{}: hello: {error}", self.data.core.address(peer));
+                self.data.peers.note_attempt(peer, error);
+                let peer_state = &mut self.data.peers[peer];
                 if peer_state.is_dialling {
                     if error.kind() == io::ErrorKind::UnexpectedEof && peer_state.retries > 0 {
                         // The listener closed the connection, perhaps because too many connections
@@ -312,8 +303,8 @@ impl Engine {
                 }
             }
             HelloPurpose::Rail(peer, address) => {
-                log!(Debug, "{} at {address}: {error}", self.core.address(peer));
-                self.peers.rails.note_failed(peer, address);
+                log!(Debug, "{} at {address}: {error}", self.data.core.address(peer));
+                self.data.peers.rails.note_failed(peer, address);
             }
             HelloPurpose::Relay => {
                 log!(Warn, "relay: {error}");
@@ -332,43 +323,43 @@ impl Engine {
         pid: u32,
         is_dialled_by_peer: bool,
     ) -> io::Result<usize> {
-        let link = Link::established(carrier, peer, is_dialled_by_peer, self.identity);
+        let link = Link::established(carrier, peer, is_dialled_by_peer, self.data.identity);
         let (ends, what) = (link.ends, link.describe());
-        let id = self.links.insert(&self.own.epoll, link)?;
+        let id = self.data.links.insert(&self.data.own.epoll, link)?;
         let Some(peer) = peer else {
             log!(Info, "relay: {what}");
             self.relay_up(id);
             return Ok(id);
         };
-        log!(Info, "{} (process {pid}): {what}", self.core.address(peer));
-        if !self.paths().add_path(peer, id) {
-            self.close_link(id);
+        log!(Info, "{} (process {pid}): {what}", self.data.core.address(peer));
+        if !self.data.paths().add_path(peer, id) {
+            self.data.close_link(id);
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "enough paths lead there"));
         }
         // The engine redials the peer's first address. A connection to a further address does not
         // replace it.
-        if !self.paths().is_rail(peer, ends, is_dialled_by_peer) {
-            let peer_state = &mut self.peers[peer];
+        if !self.data.paths().is_rail(peer, ends, is_dialled_by_peer) {
+            let peer_state = &mut self.data.peers[peer];
             peer_state.is_dialling &= is_dialled_by_peer;
             peer_state.reconnect = None;
         }
         // If both sides have dialled, a single connection serves both directions better, because
         // confirmations travel with data: the connection whose dialler has the smaller name.
-        let is_smaller = Some(self.own.name) < self.peers[peer].name;
+        let is_smaller = Some(self.data.own.name) < self.data.peers[peer].name;
         let has_duplicate = self.drop_broken_duplicates(peer, id);
-        let is_up = matches!(self.peers[peer].send_state, SendState::Up(_));
+        let is_up = matches!(self.data.peers[peer].send_state, SendState::Up(_));
         if !(is_up && has_duplicate && is_smaller == is_dialled_by_peer) {
-            self.paths().use_link(peer, id);
+            self.data.paths().use_link(peer, id);
         }
-        self.paths().restripe(peer);
-        self.paths().advertise_rails(peer, id);
-        if let Some(datagrams) = &mut self.datagrams
-            && let Some((own, _)) = self.links[id].as_ref().and_then(|link| link.ends)
+        self.data.paths().restripe(peer);
+        self.data.paths().advertise_rails(peer, id);
+        if let Some(datagrams) = &mut self.data.datagrams
+            && let Some((own, _)) = self.data.links[id].as_ref().and_then(|link| link.ends)
         {
             datagrams.advertise(
-                &mut self.core,
-                &self.own.epoll,
-                self.poll_state.time(),
+                &mut self.data.core,
+                &self.data.own.epoll,
+                Time(self.data.clock.nanos()),
                 (peer, own),
             );
         }

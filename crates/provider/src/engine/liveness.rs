@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
 
-use super::Engine;
+use super::connections::Connections;
 use super::links::Link;
 use super::path_manager::PathManager;
 
@@ -96,11 +96,11 @@ impl PathManager<'_> {
     }
 }
 
-impl Engine {
+impl Connections {
     /// Checks the connections when a check is due. The engine calls this often.
     #[inline]
     pub(super) fn check_liveness(&mut self) {
-        if (self.links.streams > 0 || self.datagrams.is_some())
+        if (self.data.links.streams > 0 || self.data.datagrams.is_some())
             && self.liveness.last_check.elapsed() >= self.liveness.gap
         {
             self.update_liveness();
@@ -111,29 +111,29 @@ impl Engine {
     fn update_liveness(&mut self) {
         let gap = self.liveness.last_check.elapsed();
         self.liveness.last_check = Instant::now();
-        if self.datagrams.is_some() {
+        if self.data.datagrams.is_some() {
             self.check_datagrams(gap);
         }
         self.liveness.gap = CHECK_GAP;
         let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_health();
-        let found: Vec<_> = self.links.iter_mut().map(update).collect();
+        let found: Vec<_> = self.data.links.iter_mut().map(update).collect();
         for (id, round_trip) in found.into_iter().enumerate() {
-            let Some(link) = self.links[id].as_ref() else {
+            let Some(link) = self.data.links[id].as_ref() else {
                 continue;
             };
             if link.health.unacked_for >= CHECK_GAP {
                 self.liveness.gap = CHECK_GAP_SHORT;
                 let slack = round_trip.unwrap_or_default() * ROUND_TRIPS;
-                let verdict = self.paths().judge(id, slack);
+                let verdict = self.data.paths().judge(id, slack);
                 self.apply_verdict(id, verdict);
             } else if link.health.is_suspected || link.health.is_unresponsive {
-                self.paths().clear_suspicion(id);
+                self.data.paths().clear_suspicion(id);
             }
         }
     }
 
     fn apply_verdict(&mut self, id: usize, verdict: LivenessVerdict) {
-        let Some(link) = self.links[id].as_ref() else {
+        let Some(link) = self.data.links[id].as_ref() else {
             return;
         };
         let (peer, ends) = (link.peer, link.ends);
@@ -144,14 +144,14 @@ impl Engine {
                 self.link_down(id, &late());
                 // Another connection between the same two addresses fails for the same reason.
                 if let Some(peer) = peer
-                    && let Some(duplicate) = self.paths().duplicate_link(peer, ends)
+                    && let Some(duplicate) = self.data.paths().duplicate_link(peer, ends)
                 {
                     self.link_down(duplicate, &late());
                 }
             }
             LivenessVerdict::Suspect => {
-                self.paths().suspect(id);
-                self.drain_actions();
+                self.data.paths().suspect(id);
+                self.data.drain_actions();
             }
             LivenessVerdict::DialBeside(peer) => self.begin_reconnect(peer, false),
         }

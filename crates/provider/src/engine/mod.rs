@@ -6,7 +6,8 @@
 //! thread: all work happens inside calls of the MPI library, under the endpoint's lock.
 //!
 //! The modules in order; each uses only those before it. Modules from `datagrams` on contain
-//! methods of [`Engine`], which join the types of the modules before them:
+//! methods of [`DataPath`], [`Connections`] and [`Engine`], which join the types of the modules
+//! before them:
 //!
 //! | module | does |
 //! |---|---|
@@ -37,13 +38,13 @@
 //! | `application` | registered memory and completions |
 //! | `payload_placement` | where the bytes of an arriving payload belong |
 //! | `pending_peers` | peers to be given up once a link has been read |
-//! | `datagrams` | sockets and frames of UDP paths |
+//! | `datagrams`, `data_path` | sockets and frames of UDP paths; what sending and receiving need |
+//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
+//! | `connections`, `uplink`, `liveness` | connections to peers and to the relay; their silence |
 //! | `dialling` | dials of peers, and the outcome of hellos |
-//! | `uplink` | the connection to the relay |
 //! | `repair` | repair of broken paths |
 //! | `link_failure` | the end of links and of peers |
-//! | `liveness` | connections without confirmations |
-//! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
+//! | `datagram_events` | events of UDP sockets, and checks of UDP paths |
 //! | `receive` | incoming frames |
 //! | `transmit` | outgoing frames |
 //! | `quiesce` | preparing the process for a checkpoint |
@@ -60,7 +61,10 @@
 mod application;
 mod candidates;
 mod carrier;
+mod connections;
 mod connector;
+mod data_path;
+mod datagram_events;
 mod datagrams;
 mod departed_peers;
 mod dialling;
@@ -110,7 +114,7 @@ use landbridge_drive::refusals::QUIET_MILLIS;
 use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::{self, Config, Endpoint, Peer, Posting, Ticket};
 
-use crate::abi::{self, Errno, FiAddr};
+use crate::abi::Errno;
 use crate::av::Av;
 use crate::mr;
 use crate::poll_policy::Advice;
@@ -119,14 +123,15 @@ use crate::statistics_page::StatisticsSlot;
 use crate::{interposer, log};
 
 use application::Application;
+use connections::Connections;
 use connector::Connector;
+use data_path::DataPath;
 use datagrams::Datagrams;
 use identity::Identity;
 use link_table::LinkTable;
+use liveness::LivenessCheck;
 use local_endpoint::LocalEndpoint;
 use memory::{Bytes, copied_bytes};
-use path_manager::PathManager;
-use path_report::PathReport;
 pub use peeks::library_repeats_peeks;
 use peer_table::PeerTable;
 use pending_peers::PendingPeers;
@@ -169,27 +174,12 @@ const FLUSH_TIME_USUAL: Duration = Duration::from_secs(10);
 /// matters.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// One libfabric endpoint. Each part decides about its own state; the engine executes the decisions
-/// in one order, because a link that ends can give up peers, and a peer that is given up can end
-/// links and dials. That order is why the methods of the engine, though in several modules, belong
-/// to one type.
+/// One libfabric endpoint, in three layers, each of which never calls the layer around it:
+/// [`DataPath`] sends and receives; [`Connections`] lets links begin and end; the engine takes the
+/// program's requests, polls, parks, replays and quiesces.
 pub struct Engine {
-    identity: &'static Identity,
-    own: LocalEndpoint,
-    application: Application,
-    core: Endpoint<Bytes>,
-    peers: PeerTable,
-    uplink: Uplink,
-    links: LinkTable,
-    connector: Connector,
-    pending: PendingPeers,
-    buffers: ReceiveBuffers,
+    connections: Connections,
     receives: WatchedReceives,
-    liveness: liveness::LivenessCheck,
-    /// UDP paths, if the setting `udp` is on.
-    datagrams: Option<Box<datagrams::Datagrams>>,
-    /// State of recording and replay, if this process is recorded.
-    replay: Option<replay::Replay>,
     poll_state: PollState,
 }
 
@@ -219,9 +209,13 @@ impl Engine {
             min_multi_recv: setup.min_multi_recv as u64,
             operations_max: OPERATIONS_MAX,
         });
-        let mut engine = Engine {
+        let settings = &identity.settings;
+        let poll_state = PollState::new(identity);
+        let start = poll_state.time();
+        let data = DataPath {
             identity,
             own,
+            clock: poll_state.clock,
             application: Application {
                 mr: setup.domain_mr,
                 sink: setup.sink,
@@ -230,26 +224,30 @@ impl Engine {
             },
             core,
             peers: PeerTable::new(setup.av, setup.own_format),
-            uplink: Uplink::default(),
             links: LinkTable::new(StatisticsSlot::take()),
-            connector: Connector::new(identity),
             pending: PendingPeers::default(),
-            buffers: ReceiveBuffers::new(identity.settings.retain),
+            buffers: ReceiveBuffers::new(settings.retain),
+            datagrams: settings
+                .datagrams
+                .map(|congestion| Box::new(Datagrams::new(congestion, settings.integrity))),
+            replay: identity.recovers.then(|| replay::Replay::new(start)),
+        };
+        let connections = Connections {
+            data,
+            uplink: Uplink::default(),
+            connector: Connector::new(identity),
+            liveness: LivenessCheck::new(),
+        };
+        let mut engine = Engine {
+            connections,
             receives: WatchedReceives {
                 peeks: peeks::Peeks::default(),
                 departed: departed_peers::DepartedPeers::new(),
             },
-            liveness: liveness::LivenessCheck::new(),
-            datagrams: identity.settings.datagrams.map(|congestion| {
-                Box::new(Datagrams::new(congestion, identity.settings.integrity))
-            }),
-            replay: None,
-            poll_state: PollState::new(identity),
+            poll_state,
         };
-        let start = engine.poll_state.time();
-        engine.replay = identity.recovers.then(|| replay::Replay::new(start));
         engine.attach();
-        if engine.is_recorded() && !engine.uplink.is_up() {
+        if engine.is_recorded() && !engine.connections.uplink.is_up() {
             log!(Warn, "no relay on this node, and nothing can be recorded without");
             return Err(Errno::EIO);
         }
@@ -261,31 +259,18 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The parts of the engine that change together when a path opens, changes or closes.
-    #[inline]
-    fn paths(&mut self) -> PathManager<'_> {
-        PathManager {
-            identity: self.identity,
-            own: &self.own,
-            core: &mut self.core,
-            peers: &mut self.peers,
-            links: &mut self.links,
-            uses_udp: self.datagrams.is_some(),
-        }
-    }
-
     /// The endpoint's name: 48 bytes, or a `sockaddr_in`.
     pub fn name(&self) -> &[u8] {
-        self.own.name()
+        self.connections.data.own.name()
     }
 
     #[inline]
     pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
-        if let Some(queue) = &self.application.sink.receive {
+        if let Some(queue) = &self.connections.data.application.sink.receive {
             queue.note_sent();
         }
-        let peer = self.peer_of(request.target)?;
-        if request.inject && !request.notify && self.inject_fast(peer, request) {
+        let peer = self.connections.data.peer_of(request.target)?;
+        if request.inject && !request.notify && self.connections.data.inject_fast(peer, request) {
             self.poll_state.note_posted();
             return Ok(());
         }
@@ -299,7 +284,7 @@ impl Engine {
             ticket: Ticket { context: request.context, notify: request.notify },
             level: level(request.level),
         };
-        self.core.send(message).map_err(|_| Errno::EAGAIN)?;
+        self.connections.data.core.send(message).map_err(|_| Errno::EAGAIN)?;
         self.submit();
         Ok(())
     }
@@ -311,14 +296,14 @@ impl Engine {
     fn require_path(&mut self, peer: Peer, inject: bool) -> Result<(), Errno> {
         let has_path = |engine: &Self| {
             matches!(
-                engine.peers[peer].send_state,
+                engine.connections.data.peers[peer].send_state,
                 peer_state::SendState::Up(_) | peer_state::SendState::Closed
             )
         };
         if !inject || has_path(self) {
             return Ok(());
         }
-        self.core.channel_mut(peer).mark_busy();
+        self.connections.data.core.channel_mut(peer).mark_busy();
         self.poll();
         if has_path(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -329,12 +314,13 @@ impl Engine {
     #[inline]
     fn require_copy_space(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
         let has_room = |engine: &Self| {
-            copied_bytes() < engine.buffers.retain || !engine.core.channel(peer).retains()
+            copied_bytes() < engine.connections.data.buffers.retain
+                || !engine.connections.data.core.channel(peer).retains()
         };
         if !is_copied || has_room(self) {
             return Ok(());
         }
-        self.core.channel_mut(peer).solicit_ack();
+        self.connections.data.core.channel_mut(peer).solicit_ack();
         self.poll();
         if has_room(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -344,18 +330,12 @@ impl Engine {
     #[inline]
     fn submit(&mut self) {
         self.poll_state.note_posted();
-        self.run_actions();
-    }
-
-    #[inline]
-    fn run_actions(&mut self) {
-        self.drain_actions();
-        self.flush();
+        self.connections.run_actions();
     }
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
-        let source = self.source_of(request.source)?;
-        self.core.messages_mut().recv(Posting {
+        let source = self.connections.data.source_of(request.source)?;
+        self.connections.data.core.messages_mut().recv(Posting {
             source,
             memory: Bytes::borrow(request.payload),
             tag: request.tag,
@@ -369,10 +349,10 @@ impl Engine {
     pub fn claim(&mut self, request: &ClaimRequest) -> Result<(), Errno> {
         let ticket = Ticket { context: request.context, notify: request.notify };
         let found = if request.discard {
-            self.core.messages_mut().claim_discard(ticket)
+            self.connections.data.core.messages_mut().claim_discard(ticket)
         } else {
             let memory = Bytes::borrow(request.payload);
-            self.core.messages_mut().claim(Posting {
+            self.connections.data.core.messages_mut().claim(Posting {
                 source: None,
                 memory,
                 tag: Some((0, 0)),
@@ -385,7 +365,7 @@ impl Engine {
     }
 
     pub fn rma(&mut self, request: &RmaRequest) -> Result<(), Errno> {
-        let peer = self.peer_of(request.target)?;
+        let peer = self.connections.data.peer_of(request.target)?;
         let RemoteIov { key, offset, .. } = request.remote;
         let remote = endpoint::Remote { peer, key, offset };
         let ticket = Ticket { context: request.context, notify: request.notify };
@@ -393,17 +373,19 @@ impl Engine {
         self.require_copy_space(peer, request.inject)?;
         let memory = Bytes::of_request(request.local, request.inject);
         let started = match request.kind {
-            RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
-            RmaKind::Read => self.core.read(remote, memory, ticket),
+            RmaKind::Write => {
+                self.connections.data.core.write(remote, memory, request.data, ticket)
+            }
+            RmaKind::Read => self.connections.data.core.read(remote, memory, ticket),
         };
         started.map_err(|_| Errno::EAGAIN)?;
-        self.application.one_sided += 1;
+        self.connections.data.application.one_sided += 1;
         self.submit();
         Ok(())
     }
 
     pub fn atomic(&mut self, request: &AtomicRequest) -> Result<(), Errno> {
-        let peer = self.peer_of(request.target)?;
+        let peer = self.connections.data.peer_of(request.target)?;
         let remote = request.remote;
         let wanted = endpoint::AtomicRequest {
             op: 0,
@@ -425,68 +407,62 @@ impl Engine {
         };
         let result = wanted.fetch.then(|| Bytes::borrow(request.result));
         let ticket = Ticket { context: request.context, notify: request.notify };
-        let started = self.core.atomic(peer, wanted, operands, result, ticket);
+        let started = self.connections.data.core.atomic(peer, wanted, operands, result, ticket);
         started.map_err(|_| Errno::EAGAIN)?;
-        self.application.one_sided += 1;
+        self.connections.data.application.one_sided += 1;
         self.submit();
         Ok(())
     }
 
     pub fn cancel(&mut self, context: usize) -> Result<(), Errno> {
-        let found = self.core.messages_mut().cancel(context);
-        self.drain_actions();
+        let found = self.connections.data.core.messages_mut().cancel(context);
+        self.connections.data.drain_actions();
         if found { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
     pub fn set_min_multi_recv(&mut self, bytes: usize) {
-        self.core.set_min_multi_recv(bytes as u64);
+        self.connections.data.core.set_min_multi_recv(bytes as u64);
     }
 
     /// Sends everything, and waits a bounded time for peers to receive it.
     pub fn close(&mut self) {
-        if let Some(datagrams) = &self.datagrams {
+        if let Some(datagrams) = &self.connections.data.datagrams {
             datagrams.log_dropped();
         }
-        self.uplink.log_corrupt();
-        self.path_report().log_paths();
-        self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
-        for peer in self.peers.active(&self.core) {
-            self.core.channel_mut(peer).goodbye();
+        self.connections.uplink.log_corrupt();
+        self.connections.data.path_report().log_paths();
+        self.connections.data.replay.iter_mut().for_each(|replay| replay.is_closing = true);
+        for peer in self.connections.data.peers.active(&self.connections.data.core) {
+            self.connections.data.core.channel_mut(peer).goodbye();
         }
         // A relay may lose what it has accepted, and no process retransmits the data after this
         // process has ended.
         self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_safe);
-        if !self.core.is_safe() {
+        if !self.connections.data.core.is_safe() {
             log!(Warn, "closing waits for a peer to take what it was sent");
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_safe);
         }
-        if !self.core.is_safe() {
+        if !self.connections.data.core.is_safe() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
-        if self.links.has_udp_paths() && !self.core.is_drained() {
+        if self.connections.data.links.has_udp_paths() && !self.connections.data.core.is_drained() {
             // No process retransmits a lost datagram after this process has ended.
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_drained);
         }
         // Frames in a ring outlive this process. Bytes in a socket also do, unless the peer's
         // Goodbye is left unread.
-        if self.links.streams > 0 {
+        if self.connections.data.links.streams > 0 {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_drained);
         } else {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_goodbye_acknowledged);
         }
-        self.connector.log_refusals(now_millis() + QUIET_MILLIS);
-        self.recorded_uplink().iter_mut().for_each(RecordedUplink::finish);
-    }
-
-    /// The statistics of all paths.
-    fn path_report(&self) -> PathReport<'_> {
-        let uses_udp = self.datagrams.is_some();
-        PathReport { core: &self.core, peers: &self.peers, links: &self.links, uses_udp }
+        self.connections.connector.log_refusals(now_millis() + QUIET_MILLIS);
+        self.connections.recorded_uplink().iter_mut().for_each(RecordedUplink::finish);
     }
 
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {
         let deadline = Instant::now() + at_most;
-        while !is_done(&self.core) && Instant::now() < deadline {
+        while !is_done(&self.connections.data.core) && Instant::now() < deadline {
             match self.progress() {
                 Advice::GoOn => (),
                 Advice::Yield => {
@@ -499,17 +475,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// The peer with address-vector number `number`.
-    #[inline]
-    fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
-        self.peers.numbered(&mut self.core, number)
-    }
-
-    #[inline]
-    fn source_of(&mut self, number: FiAddr) -> Result<Option<Peer>, Errno> {
-        if number == abi::ADDR_UNSPEC { Ok(None) } else { self.peer_of(number).map(Some) }
     }
 }
 

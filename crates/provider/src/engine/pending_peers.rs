@@ -1,8 +1,9 @@
 //! Peers for which something is to be done once the link that is being read is back in its table.
 //!
-//! What enters: failures of peers that are found while a link is being read. What leaves: the peers
-//! to be given up, and the peers whose relay paths are to be closed. What may never happen: a link
-//! is closed while it is being read.
+//! What enters: failures of peers, and further addresses of peers, that are found while a link is
+//! being read. What leaves: the peers to be given up, the peers whose relay paths are to be closed,
+//! and whether addresses are to be dialled. What may never happen: a link is closed or dialled
+//! while a link is being read.
 
 use landbridge_proto::endpoint::{Endpoint, Peer};
 
@@ -16,12 +17,14 @@ pub struct PendingPeers {
     failed: Vec<(Peer, i32)>,
     /// Peers that the relay cannot reach any more; their relay paths are closed.
     dropped: Vec<Peer>,
+    /// Peers have advertised further addresses that are to be dialled.
+    pub has_new_rails: bool,
 }
 
 impl PendingPeers {
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.failed.is_empty() && self.dropped.is_empty()
+        self.failed.is_empty() && self.dropped.is_empty() && !self.has_new_rails
     }
 
     /// Notes that `peer` is to be given up.

@@ -45,32 +45,33 @@ impl Engine {
     /// hello under way or has no relay.
     #[cold]
     pub(super) fn quiesce_for_checkpoint(&mut self) {
-        let Some(replay) = &self.replay else { return };
+        let Some(replay) = &self.connections.data.replay else { return };
         if replay.is_closing
             || replay.is_replaying()
-            || self.connector.is_busy()
-            || !self.uplink.is_up()
+            || self.connections.connector.is_busy()
+            || !self.connections.uplink.is_up()
         {
             return;
         }
         let Some(socket) = supervisor_socket() else { return };
         let (polls, number) = (interposer::polls(), interposer::checkpoints_wanted());
         let standing = replay.standing(0);
-        let Some(link) = self.uplink.link() else { return };
-        let Some(mut recorded) = self.recorded_uplink() else { return };
+        let Some(link) = self.connections.uplink.link() else { return };
+        let Some(mut recorded) = self.connections.recorded_uplink() else { return };
         recorded.send_nondeterminism();
         // The new link to the relay must get the number of this link.
-        if self.links[..link].iter().any(Option::is_none) || !interposer::quiesce() {
+        if self.connections.data.links[..link].iter().any(Option::is_none) || !interposer::quiesce()
+        {
             return;
         }
         let has_page = statistics_page::quiesce();
         // The relay sends again the frames that this process has not read.
-        let time_max = REPLAY_TIME_MAX.max(self.identity.settings.peer_timeout);
-        if let Some(mut recorded) = self.recorded_uplink() {
+        let time_max = REPLAY_TIME_MAX.max(self.connections.data.identity.settings.peer_timeout);
+        if let Some(mut recorded) = self.connections.recorded_uplink() {
             recorded.finish_for_checkpoint(time_max);
         }
-        drop(self.close_link(link));
-        self.uplink.reset();
+        drop(self.connections.data.close_link(link));
+        self.connections.uplink.reset();
         let message =
             match await_checkpoint(socket, [number, standing.determinants, standing.sent, polls]) {
                 Ok(message) if message.number == number => message,
@@ -83,17 +84,17 @@ impl Engine {
     fn resume(&mut self, message: ResumeMessage, standing: LogPosition, has_page: bool) {
         let ResumeMessage { incarnation, kept, files, .. } = message;
         let mut files = files.into_iter();
-        let is_same = self.own.introduction.incarnation == incarnation;
+        let is_same = self.connections.data.own.introduction.incarnation == incarnation;
         if !files.next().is_some_and(|record| interposer::resume(record, incarnation, is_same)) {
             end_process("its nondeterminism record is not the one that it had");
         }
         if has_page && !files.next().is_some_and(|file| statistics_page::resume(file.as_fd())) {
             log!(Info, "there is no statistics page any more: nobody hears how the paths are");
         }
-        let own = &mut self.own.introduction;
+        let own = &mut self.connections.data.own.introduction;
         if !is_same {
             let real = self.poll_state.time();
-            self.replay.iter_mut().for_each(|replay| replay.resume_clock(real));
+            self.connections.data.replay.iter_mut().for_each(|replay| replay.resume_clock(real));
         }
         (own.incarnation, own.log_position) = (incarnation, LogPosition { kept, ..standing });
         self.attach();

@@ -6,11 +6,13 @@ use std::io;
 use landbridge_drive::checksum::Checksum;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{Fault, PayloadDestination, Peer, REASSEMBLED};
+use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
-use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
+use super::data_path::DataPath;
 use super::integrity;
 use super::links::{Link, RELAY_PATH};
 use super::payload_placement::PayloadPlacement;
@@ -18,11 +20,11 @@ use crate::log;
 
 /// Reads of one stream before other streams get their turn.
 const READS_PER_TURN: usize = 8;
-impl Engine {
+impl Connections {
     /// Receives what has arrived in the ring of link `id`; returns the number of frames.
     #[inline]
     pub(super) fn poll_ring(&mut self, id: usize) -> usize {
-        let Some(link) = self.links[id].as_mut() else {
+        let Some(link) = self.data.links[id].as_mut() else {
             return 0;
         };
         // The usual case is kept short: the ring is empty.
@@ -38,18 +40,18 @@ impl Engine {
     }
 
     pub(super) fn read_ring(&mut self, id: usize) -> usize {
-        let Some(mut link) = self.links[id].take() else {
+        let Some(mut link) = self.data.links[id].take() else {
             return 0;
         };
         let mut frames = 0;
         let mut bytes = 0;
-        let outcome = self.read_frames(&mut link, &mut frames, &mut bytes);
-        self.links[id] = Some(link);
-        if let Some(replay) = &mut self.replay {
+        let outcome = self.data.read_frames(&mut link, &mut frames, &mut bytes);
+        self.data.links[id] = Some(link);
+        if let Some(replay) = &mut self.data.replay {
             replay.taken += bytes;
         }
-        if !self.pending.is_empty() {
-            self.fail_pending_peers();
+        if !self.data.pending.is_empty() {
+            self.handle_pending();
         }
         if let Err(error) = outcome {
             self.link_down(id, &error);
@@ -57,6 +59,30 @@ impl Engine {
         frames
     }
 
+    /// Reads what has arrived on stream `id`; returns the number of reads that brought something.
+    pub(super) fn read_stream(&mut self, id: usize) -> usize {
+        let Some(mut link) = self.data.links.get_mut(id).and_then(Option::take) else {
+            return 0;
+        };
+        let mut stage = std::mem::take(&mut self.data.buffers.stage);
+        let mut reads = 0;
+        let outcome = self.data.read_turn(&mut link, &mut stage, &mut reads);
+        self.data.buffers.stage = stage;
+        self.data.links[id] = Some(link);
+        if !self.data.pending.is_empty() {
+            self.handle_pending();
+        }
+        self.data.open_udp_paths();
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
+            Err(error) => self.link_down(id, &error),
+            Ok(()) => (),
+        }
+        reads
+    }
+}
+
+impl DataPath {
     fn read_frames(
         &mut self,
         link: &mut Link,
@@ -226,28 +252,6 @@ impl Engine {
         }
     }
 
-    /// Reads what has arrived on stream `id`; returns the number of reads that brought something.
-    pub(super) fn read_stream(&mut self, id: usize) -> usize {
-        let Some(mut link) = self.links.get_mut(id).and_then(Option::take) else {
-            return 0;
-        };
-        let mut stage = std::mem::take(&mut self.buffers.stage);
-        let mut reads = 0;
-        let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
-        self.buffers.stage = stage;
-        self.links[id] = Some(link);
-        if !self.pending.is_empty() {
-            self.fail_pending_peers();
-        }
-        self.open_udp_paths();
-        match outcome {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
-            Err(error) => self.link_down(id, &error),
-            Ok(()) => (),
-        }
-        reads
-    }
-
     fn read_turn(
         &mut self,
         link: &mut Link,
@@ -264,7 +268,7 @@ impl Engine {
             };
             *reads += 1;
             if self.datagrams.is_some() {
-                link.last_received = self.poll_state.time();
+                link.last_received = Time(self.clock.nanos());
             }
             link.sum_arrived();
             if read.ended
@@ -272,6 +276,10 @@ impl Engine {
             {
                 if place == PayloadDestination::Scratch {
                     std::mem::swap(&mut self.buffers.scratch, &mut link.scratch);
+                }
+                // The peer fails also if the payload is corrupt, which may end the link.
+                if let Some(errno) = link.fail_after_payload.take() {
+                    self.pending.fail(peer, errno);
                 }
                 if link.summing.take().is_none_or(|summing| summing.is_valid()) {
                     self.end_payload(peer, link.path);
@@ -281,9 +289,6 @@ impl Engine {
                     if !self.core.channel_mut(peer).handle_corrupt(link.path) {
                         return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }
-                }
-                if let Some(errno) = link.fail_after_payload.take() {
-                    self.pending.fail(peer, errno);
                 }
             }
             self.take_staged(link, &stage[read.start..read.end])?;

@@ -8,6 +8,7 @@
 use landbridge_proto::path::time::Time;
 
 use super::Engine;
+use super::data_path::DataPath;
 use super::link_table::FRAMES_PER_TURN;
 use super::recorded_uplink::RecordedUplink;
 use super::replay::{PollAction, Replay};
@@ -17,7 +18,7 @@ impl Engine {
     /// Whether deliveries of this process are recorded.
     #[inline]
     pub fn is_recorded(&self) -> bool {
-        self.replay.is_some()
+        self.connections.data.replay.is_some()
     }
 
     /// Executes a poll of the program: delivers the frames that replay prescribes, or the frames
@@ -26,46 +27,75 @@ impl Engine {
         if interposer::is_checkpoint_wanted() {
             self.quiesce_for_checkpoint();
         }
-        self.core.flush_deferred_acks();
+        self.connections.data.core.flush_deferred_acks();
         let real = self.poll_state.time();
         if self.poll_state.is_epoll_overdue(self.poll_state.clock.now()) {
             // Events can only report the end of the relay connection, which ends this process.
             self.poll_epoll(0);
         }
-        if self.replay.as_ref().is_some_and(Replay::needs_determinant) {
-            self.recorded_uplink().iter_mut().for_each(RecordedUplink::await_determinant);
+        if self.connections.data.replay.as_ref().is_some_and(Replay::needs_determinant) {
+            self.connections
+                .recorded_uplink()
+                .iter_mut()
+                .for_each(RecordedUplink::await_determinant);
         }
-        let Some(poll) = self.replay.as_mut().map(Replay::poll) else { return 0 };
-        let Some(id) = self.uplink.link() else { return 0 };
+        let Some(poll) = self.connections.data.replay.as_mut().map(Replay::poll) else { return 0 };
+        let Some(id) = self.connections.uplink.link() else { return 0 };
         let frames = match poll {
             PollAction::Nothing => 0,
             PollAction::Replay(determinant) => {
-                let now = self.advance_time(determinant.micros, real);
+                let now = self.connections.data.advance_time(determinant.micros, real);
                 let frames = self.replay_frames(id, determinant.frames);
-                if self.replay.as_ref().is_some_and(Replay::has_outrun_relay)
-                    && let Some(mut recorded) = self.recorded_uplink()
+                if self.connections.data.replay.as_ref().is_some_and(Replay::has_outrun_relay)
+                    && let Some(mut recorded) = self.connections.recorded_uplink()
                 {
                     recorded.send_determinant(determinant);
                 }
-                self.do_what_is_due(now);
+                self.connections.data.do_what_is_due(now);
                 frames
             }
-            PollAction::Live if self.has_cause(id, real) => {
-                let micros = self.replay.as_ref().map_or(0, |replay| replay.lag(real));
-                let now = self.advance_time(micros, real);
-                let frames = self.poll_ring(id);
-                if let Some(mut recorded) = self.recorded_uplink() {
+            PollAction::Live if self.connections.data.has_cause(id, real) => {
+                let micros =
+                    self.connections.data.replay.as_ref().map_or(0, |replay| replay.lag(real));
+                let now = self.connections.data.advance_time(micros, real);
+                let frames = self.connections.poll_ring(id);
+                if let Some(mut recorded) = self.connections.recorded_uplink() {
                     recorded.record_determinant(frames as u32, micros);
                 }
-                self.do_what_is_due(now);
+                self.connections.data.do_what_is_due(now);
                 frames
             }
             PollAction::Live => 0,
         };
-        self.flush();
+        self.connections.flush();
         frames
     }
 
+    fn replay_frames(&mut self, id: usize, wanted: u32) -> usize {
+        let mut left = wanted as usize;
+        while left > 0 {
+            self.connections.data.links.frames_per_turn = left;
+            match self.connections.poll_ring(id) {
+                0 => self
+                    .connections
+                    .recorded_uplink()
+                    .iter_mut()
+                    .for_each(RecordedUplink::wait_for_relay),
+                frames => {
+                    left -= frames;
+                    interposer::note_replayed(frames as u64);
+                }
+            }
+        }
+        self.connections.data.links.frames_per_turn = FRAMES_PER_TURN;
+        if let Some(replay) = &self.connections.data.replay {
+            replay.log_if_complete();
+        }
+        wanted as usize
+    }
+}
+
+impl DataPath {
     /// Whether a frame has arrived, or a timer is due by the real clock.
     #[inline]
     fn has_cause(&mut self, id: usize, real: Time) -> bool {
@@ -80,24 +110,5 @@ impl Engine {
         let now = replay.advance(micros, real);
         self.core.set_time(now);
         now
-    }
-
-    fn replay_frames(&mut self, id: usize, wanted: u32) -> usize {
-        let mut left = wanted as usize;
-        while left > 0 {
-            self.links.frames_per_turn = left;
-            match self.poll_ring(id) {
-                0 => self.recorded_uplink().iter_mut().for_each(RecordedUplink::wait_for_relay),
-                frames => {
-                    left -= frames;
-                    interposer::note_replayed(frames as u64);
-                }
-            }
-        }
-        self.links.frames_per_turn = FRAMES_PER_TURN;
-        if let Some(replay) = &self.replay {
-            replay.log_if_complete();
-        }
-        wanted as usize
     }
 }

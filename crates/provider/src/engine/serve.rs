@@ -1,11 +1,12 @@
 //! Executes the protocol's actions: reports completions, moves bytes, accesses registered memory.
 
-use landbridge_proto::endpoint::Action;
+use landbridge_proto::endpoint::{Action, Peer};
+use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
-use super::Engine;
+use super::data_path::DataPath;
 use super::memory::{Bytes, read_process};
 
-impl Engine {
+impl DataPath {
     /// Executes all pending actions of the protocol.
     #[inline]
     pub(super) fn drain_actions(&mut self) {
@@ -37,6 +38,20 @@ impl Engine {
                 Action::Release { peer, frame } => drop(self.buffers.early.remove(&(peer, frame))),
             }
         }
+    }
+
+    /// Handles the advertisement of a further address of `peer`. A new address is dialled once the
+    /// link that brought the advertisement is back in the table.
+    #[cold]
+    pub(super) fn handle_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
+        if advertisement.token.is_some() {
+            if let Some(datagrams) = &mut self.datagrams {
+                datagrams.note_advertisement(peer, advertisement);
+            }
+            return;
+        }
+        self.pending.has_new_rails |=
+            self.peers.add_rail(peer, advertisement, self.identity, &self.own.name);
     }
 }
 

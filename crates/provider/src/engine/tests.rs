@@ -30,7 +30,7 @@ use super::links::Link;
 use super::peer_state::SendState;
 use super::request::{Iov, PeekRequest};
 use super::*;
-use crate::abi::CqTaggedEntry;
+use crate::abi::{self, CqTaggedEntry, FiAddr};
 use crate::queue::{EntryFormat, Queue};
 
 /// Far more time than two idle engines need; a loaded machine may need a lot.
@@ -101,14 +101,17 @@ fn what_is_injected_arrives_although_its_sender_never_calls_again() {
 #[test]
 fn an_address_means_one_endpoint_only() {
     let mut party = Party::open();
-    let own = party.engine.own.introduction;
+    let own = party.engine.connections.data.own.introduction;
     let first = Introduction { address: Address::new(5, 0), cookie: 1, ..own };
     let second = Introduction { cookie: 2, ..first };
-    let peer = party.engine.peer_introduced(&first).unwrap();
-    assert!(party.engine.peers[peer].recognise(&first).is_ok());
-    assert!(party.engine.peers[peer].recognise(&first).is_ok(), "it may connect again");
-    let peer = party.engine.peer_introduced(&second).unwrap();
-    assert!(party.engine.peers[peer].recognise(&second).is_err());
+    let peer = party.engine.connections.peer_introduced(&first).unwrap();
+    assert!(party.engine.connections.data.peers[peer].recognise(&first).is_ok());
+    assert!(
+        party.engine.connections.data.peers[peer].recognise(&first).is_ok(),
+        "it may connect again"
+    );
+    let peer = party.engine.connections.peer_introduced(&second).unwrap();
+    assert!(party.engine.connections.data.peers[peer].recognise(&second).is_err());
 }
 
 #[test]
@@ -160,9 +163,9 @@ fn a_peer_with_less_room_is_sent_less() {
     const ROOM: u32 = 100;
     let (mut one, mut other) = (Party::open(), Party::open());
     // The peer comes from a larger world, whose processes give each other less eager credit.
-    other.engine.own.introduction.eager_window = ROOM;
-    other.engine.core = Endpoint::new(Config {
-        address: other.engine.own.address,
+    other.engine.connections.data.own.introduction.eager_window = ROOM;
+    other.engine.connections.data.core = Endpoint::new(Config {
+        address: other.engine.connections.data.own.address,
         eager_window: ROOM,
         min_multi_recv: 64,
         operations_max: OPERATIONS_MAX,
@@ -195,7 +198,10 @@ fn without_a_name_for_shared_memory_tcp_is_left() {
     let squatter = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
     let _squatter = std::os::unix::net::UnixListener::bind_addr(&squatter).unwrap();
     let party = Party::open_with(|setup| Setup { own_format: false, bind: Some(bind), ..setup });
-    assert_eq!(local_endpoint::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
+    assert_eq!(
+        local_endpoint::sockaddr_parts(&party.engine.connections.data.own.name),
+        (*bind.ip(), bind.port())
+    );
 }
 
 /// A relay, whose connection all peers share, reports in the same way that one peer cannot be
@@ -205,15 +211,16 @@ fn memory_that_was_given_back_is_not_sent() {
     let mut party = Party::open();
     let (id, mut far_end) = party.link_to_relay();
     let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
-    let peer = party.engine.peer_of(number).unwrap();
-    party.engine.paths().use_link(peer, id);
+    let peer = party.engine.connections.data.peer_of(number).unwrap();
+    party.engine.connections.data.paths().use_link(peer, id);
     let mut bytes = vec![0xAB; 1 << 20];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     party.engine.send(&SendRequest { payload: &payload, ..empty_message(number) }).unwrap();
-    let is_holding = |party: &Party| match &party.engine.links[id].as_ref().unwrap().carrier {
-        Carrier::Stream(stream) => stream.is_holding(),
-        _ => false,
-    };
+    let is_holding =
+        |party: &Party| match &party.engine.connections.data.links[id].as_ref().unwrap().carrier {
+            Carrier::Stream(stream) => stream.is_holding(),
+            _ => false,
+        };
     // The connection buffers less than a message; after a short read it sends a frame in part.
     let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     until(|| {
@@ -224,7 +231,7 @@ fn memory_that_was_given_back_is_not_sent() {
         }
         is_full
     });
-    party.engine.fail_peer(peer, libc::EHOSTUNREACH);
+    party.engine.connections.fail_peer(peer, libc::EHOSTUNREACH);
     assert_eq!(party.next(), Some(Err(Errno(libc::EHOSTUNREACH))));
     bytes.fill(0xCD);
     until(|| {
@@ -246,6 +253,50 @@ fn memory_that_was_given_back_is_not_sent() {
     }
 }
 
+/// A payload of the peer is arriving on the relay's link, which has a lower number than a link to
+/// the peer alone.
+#[test]
+fn a_peer_that_fails_during_its_payload_keeps_no_other_link() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let (id, mut far_end) = one.link_to_relay();
+    let (direct, _far_end) = one.link_to_relay();
+    let number = other.av.insert(far_end.local_addr().map(|at| name_at(at, 1)).unwrap());
+    let bytes = [7; 1000];
+    let sent = [Iov { base: bytes.as_ptr().cast_mut(), len: bytes.len() }];
+    let message =
+        endpoint::Message { memory: Bytes::borrow(&sent), tag: None, ..other.message_to(number) };
+    other.engine.connections.data.core.send(message).unwrap();
+    let peer = other.engine.connections.data.peer_of(number).unwrap();
+    let properties = landbridge_proto::endpoint::PathProperties::RELAY;
+    other.engine.connections.data.core.channel_mut(peer).open_path(links::RELAY_PATH, properties);
+    let frame = other.engine.connections.data.core.poll_transmit(peer, links::RELAY_PATH).unwrap();
+    let whole = [frame.front(), &bytes[..]].concat();
+    let (first, rest) = whole.split_at(whole.len() - 500);
+    let mut received = [0; 1000];
+    let memory = [Iov { base: received.as_mut_ptr(), len: received.len() }];
+    far_end.write_all(first).unwrap();
+    until(|| one.engine.connections.read_stream(id) > 0);
+    let (peer, _) = one.engine.connections.data.links[id].as_ref().unwrap().inside.unwrap();
+    one.engine.connections.data.links[direct].as_mut().unwrap().peer = Some(peer);
+    for _ in 0..2 {
+        one.engine.connections.data.core.messages_mut().recv(Posting {
+            source: Some(peer),
+            memory: Bytes::borrow(&memory),
+            tag: None,
+            ticket: Ticket { context: 4, notify: true },
+            multi: false,
+        });
+    }
+    one.engine.connections.fail_peer(peer, libc::EHOSTUNREACH);
+    assert!(one.engine.connections.data.links[direct].is_none());
+    assert_eq!(one.next(), None, "the payload is still arriving");
+    far_end.write_all(rest).unwrap();
+    until(|| one.engine.connections.read_stream(id) > 0);
+    assert_eq!(one.next(), Some(Ok(())));
+    assert_eq!(one.next(), Some(Err(Errno(libc::EHOSTUNREACH))));
+    assert_eq!(received, bytes);
+}
+
 /// A frame is summed before it is offered to the link, and every further message makes the engine
 /// offer the frame again.
 #[test]
@@ -253,18 +304,18 @@ fn what_has_no_room_is_offered_to_nobody_until_there_is() {
     let mut party = Party::open();
     let (id, far_end) = party.link_to_relay();
     let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
-    let peer = party.engine.peer_of(number).unwrap();
-    party.engine.paths().use_link(peer, id);
+    let peer = party.engine.connections.data.peer_of(number).unwrap();
+    party.engine.connections.data.paths().use_link(peer, id);
     let mut bytes = vec![0xAB; 64 << 10];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let message = SendRequest { payload: &payload, ..empty_message(number) };
     for _ in 0..200 {
         party.engine.send(&message).unwrap();
     }
-    let link = party.engine.links[id].as_ref().unwrap();
+    let link = party.engine.connections.data.links[id].as_ref().unwrap();
     assert!(link.is_full());
     assert_eq!(link.blocked, [peer], "noted once");
-    party.engine.fail_peer(peer, libc::EHOSTUNREACH);
+    party.engine.connections.fail_peer(peer, libc::EHOSTUNREACH);
 }
 
 /// Through a relay, frames arrive from peers that this endpoint has not dialled.
@@ -274,20 +325,30 @@ fn a_peer_that_was_only_heard_receives_goodbye() {
     let (id, mut far_end) = one.link_to_relay();
     let number = other.av.insert(name_at(far_end.local_addr().unwrap(), 1));
     let message = other.message_to(number);
-    other.engine.core.send(message).unwrap();
-    let peer = other.engine.peer_of(number).unwrap();
+    other.engine.connections.data.core.send(message).unwrap();
+    let peer = other.engine.connections.data.peer_of(number).unwrap();
     other
         .engine
+        .connections
+        .data
         .core
         .channel_mut(peer)
         .open_path(links::RELAY_PATH, landbridge_proto::endpoint::PathProperties::RELAY);
-    let frame = other.engine.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
-    assert!(one.engine.peers.active(&one.engine.core).is_empty());
+    let frame = other
+        .engine
+        .connections
+        .data
+        .core
+        .poll_transmit(peer, links::RELAY_PATH)
+        .unwrap()
+        .front()
+        .to_vec();
+    assert!(one.engine.connections.data.peers.active(&one.engine.connections.data.core).is_empty());
     far_end.write_all(&frame).unwrap();
-    until(|| one.engine.read_stream(id) > 0);
-    let heard = one.engine.peers.active(&one.engine.core);
+    until(|| one.engine.connections.read_stream(id) > 0);
+    let heard = one.engine.connections.data.peers.active(&one.engine.connections.data.core);
     assert_eq!(heard.len(), 1);
-    assert_eq!(one.engine.peers[heard[0]].send_state, SendState::Unknown);
+    assert_eq!(one.engine.connections.data.peers[heard[0]].send_state, SendState::Unknown);
 }
 
 /// The program may intend to cancel the receive, and a peer that has left does not make a receive
@@ -340,12 +401,24 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     parties.sort_by_key(Party::name);
     let [smaller, mut larger] = parties;
     let number = larger.av.insert(smaller.name());
-    let peer = larger.engine.peer_of(number).unwrap();
+    let peer = larger.engine.connections.data.peer_of(number).unwrap();
     let ip = ip.to_ipv6_mapped().octets();
-    larger.engine.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: None });
+    larger
+        .engine
+        .connections
+        .data
+        .handle_advertisement(peer, &AdvertisedAddress { ip, port, token: None });
+    larger.engine.connections.handle_pending();
     assert!(!has_called(&mut larger), "the peer dials");
-    assert!(!larger.engine.peers.rails.handle_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
-    assert!(larger.engine.peers.rails.handle_lost(peer, Some((own_ip, address.ip())), 7));
+    assert!(
+        !larger.engine.connections.data.peers.rails.handle_lost(peer, Some((own_ip, own_ip)), 7),
+        "no rail"
+    );
+    assert!(larger.engine.connections.data.peers.rails.handle_lost(
+        peer,
+        Some((own_ip, address.ip())),
+        7
+    ));
     until(|| has_called(&mut larger));
 }
 
@@ -391,7 +464,12 @@ impl Party {
     }
 
     fn is_linked(&self) -> bool {
-        self.engine.peers.iter().any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
+        self.engine
+            .connections
+            .data
+            .peers
+            .iter()
+            .any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
     }
 
     fn send(&mut self, target: FiAddr) -> Result<(), Errno> {
@@ -404,7 +482,7 @@ impl Party {
 
     fn message_to(&mut self, number: FiAddr) -> endpoint::Message<Bytes> {
         endpoint::Message {
-            peer: self.engine.peer_of(number).unwrap(),
+            peer: self.engine.connections.data.peer_of(number).unwrap(),
             memory: Bytes::borrow(&[]),
             tag: Some(1),
             data: None,
@@ -423,10 +501,14 @@ impl Party {
         far_end.set_nonblocking(true).unwrap();
         let carrier = Carrier::Stream(Box::new(StreamLink::new(ours.into()).unwrap()));
         let engine = &mut self.engine;
-        let id = engine.links.len();
-        engine.links.push(Some(Box::new(Link::new(carrier, None))));
-        engine.links[id].as_ref().unwrap().watch(&engine.own.epoll, id).unwrap();
-        engine.links.streams += 1;
+        let id = engine.connections.data.links.len();
+        engine.connections.data.links.push(Some(Box::new(Link::new(carrier, None))));
+        engine.connections.data.links[id]
+            .as_ref()
+            .unwrap()
+            .watch(&engine.connections.data.own.epoll, id)
+            .unwrap();
+        engine.connections.data.links.streams += 1;
         (id, far_end)
     }
 
@@ -493,7 +575,7 @@ fn leave(mut one: Party, other: &mut Party) {
     drop(one);
     until(|| {
         other.engine.progress();
-        other.engine.peers[Peer(0)].send_state == SendState::Closed
+        other.engine.connections.data.peers[Peer(0)].send_state == SendState::Closed
     });
 }
 

@@ -10,27 +10,36 @@ use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
 use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{InjectMessage, Memory, OutgoingFrame, Peer};
+use landbridge_proto::path::time::Time;
 
-use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
+use super::data_path::DataPath;
 use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
 use super::request::{Completion, OperationKind, SendRequest};
 
-impl Engine {
+impl Connections {
+    /// Executes the protocol's actions, and sends its frames.
+    #[inline]
+    pub(super) fn run_actions(&mut self) {
+        self.data.drain_actions();
+        self.flush();
+    }
+
     /// Sends all frames that can be sent.
     #[inline]
     pub(super) fn flush(&mut self) {
-        while let Some(peer) = self.core.next_busy() {
+        while let Some(peer) = self.data.core.next_busy() {
             self.transmit(peer);
         }
     }
 
     #[inline]
     fn transmit(&mut self, peer: Peer) {
-        let id = match self.peers[peer].send_state {
+        let id = match self.data.peers[peer].send_state {
             SendState::Up(id) => id,
             SendState::Unknown => return self.dial(peer),
             SendState::Dialling
@@ -39,7 +48,7 @@ impl Engine {
             | SendState::Reconnecting => return,
             SendState::Closed => return self.fail_peer(peer, libc::ECONNRESET),
         };
-        if self.peers[peer].open_paths.len() > 1 {
+        if self.data.peers[peer].open_paths.len() > 1 {
             return self.transmit_by_all(peer);
         }
         self.transmit_by(id, peer);
@@ -48,9 +57,9 @@ impl Engine {
     /// Offers the peer's frames to each of its paths; the protocol chooses the frames for a path.
     #[cold]
     fn transmit_by_all(&mut self, peer: Peer) {
-        self.core.set_time(self.poll_state.time());
+        self.data.core.set_time(Time(self.data.clock.nanos()));
         for path in 0..PATHS_MAX as u8 {
-            let open_paths = &self.peers[peer].open_paths;
+            let open_paths = &self.data.peers[peer].open_paths;
             if let Some(open_path) = open_paths.iter().find(|open_path| open_path.path.0 == path) {
                 self.transmit_by(open_path.link, peer);
             }
@@ -59,16 +68,16 @@ impl Engine {
 
     #[inline]
     fn transmit_by(&mut self, id: usize, peer: Peer) {
-        let Some(mut link) = self.links[id].take() else {
+        let Some(mut link) = self.data.links[id].take() else {
             return;
         };
-        let outcome = self.transmit_on(&mut link, id, peer);
+        let outcome = self.data.transmit_on(&mut link, id, peer);
         let socket = link.socket();
-        self.links[id] = Some(link);
+        self.data.links[id] = Some(link);
         if let Some(socket) = socket {
-            self.handle_notices(socket);
+            self.data.handle_notices(socket);
         }
-        self.drain_actions();
+        self.data.drain_actions();
         if let Err(error) = outcome {
             // The peer's last frames are still readable, for example its Goodbye.
             while self.read_stream(id) > 0 {}
@@ -76,6 +85,35 @@ impl Engine {
         }
     }
 
+    /// Continues sending on a stream that accepts bytes again.
+    pub(super) fn handle_writable(&mut self, id: usize) {
+        let Some(link) = self.data.links.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let Carrier::Stream(stream) = &mut link.carrier else {
+            return;
+        };
+        match stream.flush() {
+            Ok(false) => return,
+            Ok(true) => (),
+            Err(error) => return self.link_down(id, &error),
+        }
+        let path = link.path;
+        if let Some(peer) = link.holding.take() {
+            self.data.core.handle_flushed(peer, path);
+            self.data.core.channel_mut(peer).mark_busy();
+        }
+        for peer in std::mem::take(&mut link.blocked) {
+            self.data.core.channel_mut(peer).mark_busy();
+        }
+        if let Err(error) = link.set_interest(&self.data.own.epoll, id, EventFlags::IN) {
+            return self.link_down(id, &error);
+        }
+        self.run_actions();
+    }
+}
+
+impl DataPath {
     /// Sends an injected message directly on the link, if nothing prevents that. False: the caller
     /// must use the general path.
     #[inline]
@@ -141,7 +179,7 @@ impl Engine {
             return Ok(());
         }
         let path = link.path;
-        let is_recorded = self.is_recorded();
+        let is_recorded = self.replay.is_some();
         if let (Some(replay), Carrier::Recorded(stream)) = (&mut self.replay, &mut link.carrier) {
             replay.send_nondeterminism(self.own.address, stream)?;
         }
@@ -219,34 +257,6 @@ impl Engine {
             self.take_frame(Some(peer), path, Checksum::Off, &bytes)?;
         }
         Ok(())
-    }
-
-    /// Continues sending on a stream that accepts bytes again.
-    pub(super) fn handle_writable(&mut self, id: usize) {
-        let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
-            return;
-        };
-        let Carrier::Stream(stream) = &mut link.carrier else {
-            return;
-        };
-        match stream.flush() {
-            Ok(false) => return,
-            Ok(true) => (),
-            Err(error) => return self.link_down(id, &error),
-        }
-        let path = link.path;
-        if let Some(peer) = link.holding.take() {
-            self.core.handle_flushed(peer, path);
-            self.core.channel_mut(peer).mark_busy();
-        }
-        for peer in std::mem::take(&mut link.blocked) {
-            self.core.channel_mut(peer).mark_busy();
-        }
-        if let Err(error) = link.set_interest(&self.own.epoll, id, EventFlags::IN) {
-            return self.link_down(id, &error);
-        }
-        self.drain_actions();
-        self.flush();
     }
 }
 

@@ -13,6 +13,7 @@ use landbridge_proto::id::Address;
 
 use super::Engine;
 use super::carrier::Carrier;
+use super::connections::Connections;
 use super::connector::HelloPurpose;
 use super::identity::{Identity, RelayAddress};
 use super::links::Link;
@@ -181,13 +182,13 @@ impl Engine {
     /// Attaches to the relay before this endpoint sends through it: peers in other clusters may
     /// send first.
     pub(super) fn attach(&mut self) {
-        let identity = self.identity;
+        let identity = self.connections.data.identity;
         let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
-        if !is_wanted || self.own.address == Address::ANONYMOUS {
+        if !is_wanted || self.connections.data.own.address == Address::ANONYMOUS {
             return;
         }
-        if let Err(error) = self.dial_relay()
-            && self.uplink.reconnect.is_none()
+        if let Err(error) = self.connections.dial_relay()
+            && self.connections.uplink.reconnect.is_none()
         {
             return log!(Warn, "relay: {error}");
         }
@@ -197,15 +198,15 @@ impl Engine {
             false => ATTACH_TIME_MAX,
         };
         let deadline = Instant::now() + time_max;
-        while !self.uplink.is_settled() && Instant::now() < deadline {
-            self.check_relay();
+        while !self.connections.uplink.is_settled() && Instant::now() < deadline {
+            self.connections.check_relay();
             self.poll_epoll(10);
         }
-        let problem = (self.is_recorded() && !self.uplink.is_up()).then(|| {
-            let problem = self.uplink.problem.take();
+        let problem = (self.is_recorded() && !self.connections.uplink.is_up()).then(|| {
+            let problem = self.connections.uplink.problem.take();
             problem.unwrap_or(format!("it has not answered for {time_max:?}"))
         });
-        if let Some(mut recorded) = self.recorded_uplink() {
+        if let Some(mut recorded) = self.connections.recorded_uplink() {
             if let Some(problem) = problem {
                 recorded.end_relay_lost(&format!("its relay cannot be reached: {problem}"));
             }
@@ -218,30 +219,37 @@ impl Engine {
                 }
             }
         }
-        if !self.uplink.is_settled() {
+        if !self.connections.uplink.is_settled() {
             log!(
                 Warn,
                 "the relay does not answer yet; until it does, other clusters are out of reach"
             );
         }
     }
+}
 
+impl Connections {
     /// The exchange with the relay about recording, if this process is recorded.
     pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
-        let replay = self.replay.as_mut()?;
-        let link = self.uplink.link().and_then(|id| self.links[id].as_mut());
+        let replay = self.data.replay.as_mut()?;
+        let link = self.uplink.link().and_then(|id| self.data.links[id].as_mut());
         let carrier = link.and_then(|link| match &mut link.carrier {
             Carrier::Shm(ring) => Some(RecordedCarrier::Ring(ring)),
             Carrier::Recorded(stream) => Some(RecordedCarrier::Stream(stream)),
             _ => None,
         });
-        Some(RecordedUplink { replay, carrier, own: self.own.address, identity: self.identity })
+        Some(RecordedUplink {
+            replay,
+            carrier,
+            own: self.data.own.address,
+            identity: self.data.identity,
+        })
     }
 
     /// Dials the next address of the relay.
     pub(super) fn dial_relay(&mut self) -> io::Result<()> {
         let mut may_come = false;
-        while let Some(way) = self.uplink.next_address(self.identity) {
+        while let Some(way) = self.uplink.next_address(self.data.identity) {
             let (socket, is_unix) = match way {
                 RelayAddress::Unix(name) => (dial_unix(name), true),
                 RelayAddress::Tcp(address) => (dial_tcp(*address), false),
@@ -269,11 +277,11 @@ impl Engine {
     /// Sends to `peer` through the relay, once the relay is attached.
     pub(super) fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
         // The state is set before the dial, since the relay may answer at once.
-        self.peers[peer].set_send_state(SendState::AwaitRelay);
+        self.data.peers[peer].set_send_state(SendState::AwaitRelay);
         match self.uplink.state {
             RelayState::Up(id) => {
-                self.paths().use_link(peer, id);
-                self.paths().restripe(peer);
+                self.data.paths().use_link(peer, id);
+                self.data.paths().restripe(peer);
             }
             RelayState::Closed => return Err(io::Error::other("the relay is gone")),
             RelayState::Unknown => match self.dial_relay() {
@@ -289,9 +297,9 @@ impl Engine {
     pub(super) fn relay_up(&mut self, id: usize) {
         self.uplink.state = RelayState::Up(id);
         self.uplink.reconnect = None;
-        for peer in self.peers.all() {
-            if self.peers[peer].send_state == SendState::AwaitRelay {
-                self.paths().use_link(peer, id);
+        for peer in self.data.peers.all() {
+            if self.data.peers[peer].send_state == SendState::AwaitRelay {
+                self.data.paths().use_link(peer, id);
             }
         }
     }
@@ -303,8 +311,8 @@ impl Engine {
         if let Some(mut recorded) = self.recorded_uplink() {
             recorded.end_relay_lost("its relay has closed the connection");
         }
-        self.paths().remove_relay_paths(id, link);
-        self.drain_actions();
+        self.data.paths().remove_relay_paths(id, link);
+        self.data.drain_actions();
         self.uplink.reattach_at_once();
         self.check_relay();
     }
@@ -313,13 +321,13 @@ impl Engine {
     /// `peer_timeout`.
     #[cold]
     pub(super) fn check_relay(&mut self) {
-        match self.uplink.check(self.identity) {
+        match self.uplink.check(self.data.identity) {
             RelayCheck::Nothing => (),
             RelayCheck::GiveUp => {
                 log!(
                     Warn,
                     "the relay could not be reached for {:?}",
-                    self.identity.settings.peer_timeout
+                    self.data.identity.settings.peer_timeout
                 );
                 self.give_up_relay();
             }
@@ -336,8 +344,8 @@ impl Engine {
     pub(super) fn give_up_relay(&mut self) {
         self.uplink.reconnect = None;
         self.uplink.state = RelayState::Closed;
-        for peer in self.peers.all() {
-            if self.peers[peer].send_state == SendState::AwaitRelay {
+        for peer in self.data.peers.all() {
+            if self.data.peers[peer].send_state == SendState::AwaitRelay {
                 self.fail_peer(peer, libc::EHOSTUNREACH);
             }
         }

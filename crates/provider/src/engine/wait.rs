@@ -23,6 +23,7 @@ use crate::sync::Sleep;
 
 use super::Engine;
 use super::carrier::Carrier;
+use super::data_path::DataPath;
 use super::event_token::EventToken;
 use super::identity::Identity;
 use super::replay::Replay;
@@ -179,9 +180,11 @@ impl Engine {
         if self.is_recorded() {
             return self.progress_recorded();
         }
-        self.core.flush_deferred_acks();
-        if self.peers.has_several || self.core.schedule().needs_time() {
-            self.core.set_time(self.poll_state.time());
+        self.connections.data.core.flush_deferred_acks();
+        if self.connections.data.peers.has_several
+            || self.connections.data.core.schedule().needs_time()
+        {
+            self.connections.data.core.set_time(self.poll_state.time());
         }
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
         let mut events = self.poll_once();
@@ -191,8 +194,8 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         events += self.poll_epoll_if_due(now);
-        let around = self.poll_state.poll_context(self.uplink.is_up());
-        let me = self.own.epoll.as_raw_fd();
+        let around = self.poll_state.poll_context(self.connections.uplink.is_up());
+        let me = self.connections.data.own.epoll.as_raw_fd();
         let advised = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
             if events > 0 {
@@ -205,7 +208,7 @@ impl Engine {
         });
         let (advice, should_move) = advised.unwrap_or((Advice::GoOn, false));
         if should_move {
-            self.poll_state.move_to_own_cpu(self.identity.placement_index);
+            self.poll_state.move_to_own_cpu(self.connections.data.identity.placement_index);
         }
         advice
     }
@@ -216,14 +219,16 @@ impl Engine {
     /// completes the operations on a window, also operations on the process's own part of the
     /// window, which MPICH does not pass to the provider.
     pub fn progress_for_counter(&mut self) -> bool {
-        if self.application.one_sided > 0 {
+        if self.connections.data.application.one_sided > 0 {
             return false;
         }
         if self.is_recorded() {
             self.poll_recorded();
         } else {
-            if self.peers.has_several || self.core.schedule().needs_time() {
-                self.core.set_time(self.poll_state.time());
+            if self.connections.data.peers.has_several
+                || self.connections.data.core.schedule().needs_time()
+            {
+                self.connections.data.core.set_time(self.poll_state.time());
             }
             self.poll();
         }
@@ -237,7 +242,7 @@ impl Engine {
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
         let around = self.poll_state.poll_context(true);
-        let me = self.own.epoll.as_raw_fd();
+        let me = self.connections.data.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
             if events > 0 {
@@ -246,7 +251,7 @@ impl Engine {
             }
             policy.note_nothing(now, around)
         });
-        match self.replay.as_ref().is_some_and(Replay::is_replaying) {
+        match self.connections.data.replay.as_ref().is_some_and(Replay::is_replaying) {
             true => Advice::GoOn,
             false => advice.unwrap_or(Advice::GoOn),
         }
@@ -260,7 +265,7 @@ impl Engine {
         let start = clock.now();
         if clock.micros(start.wrapping_sub(self.poll_state.last_poll)) > TIGHT_GAP_MICROS
             || !self.poll_state.is_most_recent
-            || self.uplink.is_up()
+            || self.connections.uplink.is_up()
         {
             return 0;
         }
@@ -286,10 +291,10 @@ impl Engine {
     /// nothing here.
     pub fn poll(&mut self) -> usize {
         if self.is_recorded() {
-            self.flush();
+            self.connections.flush();
             return 0;
         }
-        self.core.flush_deferred_acks();
+        self.connections.data.core.flush_deferred_acks();
         self.poll_once() + self.poll_epoll_if_due(self.poll_state.clock.now())
     }
 
@@ -300,52 +305,156 @@ impl Engine {
             return 0;
         }
         let events = self.poll_epoll(0);
-        self.flush();
+        self.connections.flush();
         events
     }
 
     #[inline]
     fn poll_once(&mut self) -> usize {
         if self.is_recorded() {
-            self.flush();
+            self.connections.flush();
             return 0;
         }
         let mut events = 0;
-        if self.core.schedule().needs_time() {
-            self.handle_time();
+        if self.connections.data.core.schedule().needs_time() {
+            self.connections.data.handle_time();
         }
-        for index in 0..self.links.rings.len() {
-            if let Some(&id) = self.links.rings.get(index) {
-                events += self.poll_ring(id);
+        for index in 0..self.connections.data.links.rings.len() {
+            if let Some(&id) = self.connections.data.links.rings.get(index) {
+                events += self.connections.poll_ring(id);
             }
         }
         self.poll_state.polls = self.poll_state.polls.wrapping_add(1);
-        if let Some(id) = self.links.hot_stream {
-            events += self.read_stream(id);
+        if let Some(id) = self.connections.data.links.hot_stream {
+            events += self.connections.read_stream(id);
         }
-        let every = match (self.links.streams, self.links.hot_stream) {
-            (0, _) => POLLS_PER_EPOLL,
-            (_, Some(_)) => POLLS_PER_EPOLL_HOT,
-            _ => 1,
-        };
-        if self.connector.is_busy() || self.poll_state.polls.is_multiple_of(every) {
+        let every =
+            match (self.connections.data.links.streams, self.connections.data.links.hot_stream) {
+                (0, _) => POLLS_PER_EPOLL,
+                (_, Some(_)) => POLLS_PER_EPOLL_HOT,
+                _ => 1,
+            };
+        if self.connections.connector.is_busy() || self.poll_state.polls.is_multiple_of(every) {
             events += self.poll_epoll(0);
         }
-        if self.links.full_rings.is_empty() {
-            self.flush();
+        if self.connections.data.links.full_rings.is_empty() {
+            self.connections.flush();
             return events;
         }
-        let written = self.links.written_to_rings();
-        self.links.retry_full_rings(&mut self.core);
-        self.flush();
+        let written = self.connections.data.links.written_to_rings();
+        self.connections.data.links.retry_full_rings(&mut self.connections.data.core);
+        self.connections.flush();
         // A sent frame is as good a reason to go on as a received frame.
-        events + usize::from(self.links.written_to_rings() != written)
+        events + usize::from(self.connections.data.links.written_to_rings() != written)
     }
 
+    /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
+    pub fn poll_epoll(&mut self, millis: i32) -> usize {
+        self.poll_epoll_for(timespec(millis as u64 * MILLISECOND))
+    }
+
+    fn poll_epoll_for(&mut self, timeout: Timespec) -> usize {
+        let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut buffer = [empty; EVENTS];
+        let result = epoll::wait(&self.connections.data.own.epoll, &mut buffer[..], Some(&timeout));
+        self.poll_state.last_epoll = self.poll_state.clock.now();
+        let Ok(count) = result else { return 0 };
+        let mut wakeups = 0;
+        for event in &buffer[..count] {
+            let (flags, data) = (event.flags, event.data);
+            match EventToken::of(data.u64()) {
+                EventToken::Link(NO_LINK) => wakeups += 1,
+                token => self.handle_event(token, flags),
+            }
+        }
+        if (self.connections.connector.is_busy()
+            || self.connections.connector.has_unlogged_refusals())
+            && self.poll_state.hellos_checked.elapsed() > HELLO_GAP
+        {
+            self.poll_state.hellos_checked = Instant::now();
+            self.connections.check_hellos();
+        }
+        if !self.connections.data.peers.reconnects.is_empty()
+            || self.connections.uplink.is_reconnecting()
+        {
+            self.connections.check_reconnects();
+            self.connections.check_relay();
+        }
+        self.connections.check_liveness();
+        if self
+            .connections
+            .data
+            .links
+            .statistics_slot
+            .as_ref()
+            .is_some_and(StatisticsSlot::is_requested)
+        {
+            let text = self.connections.data.path_report().page_text();
+            if let Some(slot) = &mut self.connections.data.links.statistics_slot {
+                slot.write(&text);
+            }
+        }
+        self.receives
+            .departed
+            .check(&self.connections.data.core, self.connections.data.own.address);
+        if self.connections.data.peers.rails.has_waiting() {
+            self.connections.check_rails();
+        }
+        count - wakeups
+    }
+
+    fn handle_event(&mut self, token: EventToken, flags: EventFlags) {
+        match token {
+            EventToken::Listener => self.connections.accept_pending(false),
+            EventToken::UnixListener => self.connections.accept_pending(true),
+            EventToken::Hello(id) => self.connections.handle_hello(id),
+            EventToken::Link(id) => self.handle_link_event(id, flags),
+            EventToken::Datagrams(socket) => {
+                self.connections.handle_datagram_event(socket, flags);
+            }
+        }
+    }
+
+    fn handle_link_event(&mut self, id: usize, flags: EventFlags) {
+        let Some(link) = self.connections.data.links.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        if let Carrier::Shm(ring) = &mut link.carrier {
+            if !ring.drain_doorbell() {
+                // A recorded process receives frames at polls only.
+                while !self.is_recorded() && self.connections.poll_ring(id) > 0 {}
+                self.connections.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
+            }
+            return;
+        }
+        if let Carrier::Recorded(_) = &link.carrier {
+            // Received bytes wait for the next poll. The end of the connection is handled here,
+            // since no other code sees it while replay is under way.
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
+                self.connections.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
+            }
+            return;
+        }
+        if flags.contains(EventFlags::OUT) {
+            self.connections.handle_writable(id);
+        }
+        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
+            && self.connections.read_stream(id) > 0
+        {
+            let poll_state = &self.poll_state;
+            self.connections
+                .data
+                .links
+                .note_read(&self.connections.data.own.epoll, id, || poll_state.has_own_processor());
+        }
+    }
+}
+
+impl DataPath {
     /// Runs protocol timers that are due.
     #[inline]
     pub(super) fn handle_time(&mut self) {
-        let now = self.poll_state.time();
+        let now = Time(self.clock.nanos());
         self.core.set_time(now);
         self.do_what_is_due(now);
     }
@@ -358,90 +467,6 @@ impl Engine {
             self.drain_actions();
         }
     }
-
-    /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
-    pub fn poll_epoll(&mut self, millis: i32) -> usize {
-        self.poll_epoll_for(timespec(millis as u64 * MILLISECOND))
-    }
-
-    fn poll_epoll_for(&mut self, timeout: Timespec) -> usize {
-        let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let mut buffer = [empty; EVENTS];
-        let result = epoll::wait(&self.own.epoll, &mut buffer[..], Some(&timeout));
-        self.poll_state.last_epoll = self.poll_state.clock.now();
-        let Ok(count) = result else { return 0 };
-        let mut wakeups = 0;
-        for event in &buffer[..count] {
-            let (flags, data) = (event.flags, event.data);
-            match EventToken::of(data.u64()) {
-                EventToken::Link(NO_LINK) => wakeups += 1,
-                token => self.handle_event(token, flags),
-            }
-        }
-        if (self.connector.is_busy() || self.connector.has_unlogged_refusals())
-            && self.poll_state.hellos_checked.elapsed() > HELLO_GAP
-        {
-            self.poll_state.hellos_checked = Instant::now();
-            self.check_hellos();
-        }
-        if !self.peers.reconnects.is_empty() || self.uplink.is_reconnecting() {
-            self.check_reconnects();
-            self.check_relay();
-        }
-        self.check_liveness();
-        if self.links.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
-            let text = self.path_report().page_text();
-            if let Some(slot) = &mut self.links.statistics_slot {
-                slot.write(&text);
-            }
-        }
-        self.receives.departed.check(&self.core, self.own.address);
-        if self.peers.rails.has_waiting() {
-            self.check_rails();
-        }
-        count - wakeups
-    }
-
-    fn handle_event(&mut self, token: EventToken, flags: EventFlags) {
-        match token {
-            EventToken::Listener => self.accept_pending(false),
-            EventToken::UnixListener => self.accept_pending(true),
-            EventToken::Hello(id) => self.handle_hello(id),
-            EventToken::Link(id) => self.handle_link_event(id, flags),
-            EventToken::Datagrams(socket) => drop(self.handle_datagram_event(socket, flags)),
-        }
-    }
-
-    fn handle_link_event(&mut self, id: usize, flags: EventFlags) {
-        let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
-            return;
-        };
-        if let Carrier::Shm(ring) = &mut link.carrier {
-            if !ring.drain_doorbell() {
-                // A recorded process receives frames at polls only.
-                while !self.is_recorded() && self.poll_ring(id) > 0 {}
-                self.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
-            }
-            return;
-        }
-        if let Carrier::Recorded(_) = &link.carrier {
-            // Received bytes wait for the next poll. The end of the connection is handled here,
-            // since no other code sees it while replay is under way.
-            if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
-                self.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
-            }
-            return;
-        }
-        if flags.contains(EventFlags::OUT) {
-            self.handle_writable(id);
-        }
-        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
-            && self.read_stream(id) > 0
-        {
-            let poll_state = &self.poll_state;
-            self.links.note_read(&self.own.epoll, id, || poll_state.has_own_processor());
-        }
-    }
 }
 
 impl Engine {
@@ -451,7 +476,7 @@ impl Engine {
     pub fn park(&mut self, millis: i32) -> usize {
         let mut events = 0;
         if self.prepare_park() {
-            self.poll_state.watch_wakeup(&self.own.epoll);
+            self.poll_state.watch_wakeup(&self.connections.data.own.epoll);
             if let Some(_sleep) = Sleep::begin() {
                 let nap = self.nap_nanos(millis);
                 events = self.poll_epoll_for(timespec(nap));
@@ -464,7 +489,7 @@ impl Engine {
     /// Records that the thread has followed the advice; a sleep that brought `events` counts as a
     /// poll.
     pub fn note_advice_taken(&self, advice: Advice, events: usize) {
-        let (now, me) = (self.poll_state.clock.now(), self.own.epoll.as_raw_fd());
+        let (now, me) = (self.poll_state.clock.now(), self.connections.data.own.epoll.as_raw_fd());
         PollPolicy::of_this_thread(|policy| {
             policy.note_advice_taken(advice, now);
             if events > 0 {
@@ -476,9 +501,10 @@ impl Engine {
     /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
-        let Some(wake) = self.core.schedule().next_wake() else { return most };
+        let Some(wake) = self.connections.data.core.schedule().next_wake() else { return most };
         let real = self.poll_state.time();
-        let now = self.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
+        let now =
+            self.connections.data.replay.as_ref().map_or(real, |replay| replay.caught_up(real));
         wake.nanos_since(now).min(most)
     }
 
@@ -486,13 +512,13 @@ impl Engine {
     /// readable. Returns false if there is work already. In both cases [`Self::unpark`] must
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
-        self.links.clear_hot_stream(&self.own.epoll);
-        self.links.every_ring(ShmLink::prepare_park)
+        self.connections.data.links.clear_hot_stream(&self.connections.data.own.epoll);
+        self.connections.data.links.every_ring(ShmLink::prepare_park)
     }
 
     /// Withdraws the announcement of [`Self::prepare_park`].
     pub fn unpark(&mut self) {
-        self.links.every_ring(|ring| {
+        self.connections.data.links.every_ring(|ring| {
             ring.unpark();
             true
         });
@@ -505,7 +531,7 @@ impl Engine {
 
     /// The descriptor that becomes readable when a parked engine has work.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.own.epoll.as_fd()
+        self.connections.data.own.epoll.as_fd()
     }
 }
 

@@ -14,13 +14,14 @@ use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::datagram::DatagramLink;
 use landbridge_drive::link::stream::{Piece, Sent};
 use landbridge_proto::endpoint::{Endpoint, OutgoingFrame, Peer};
+use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::datagram::{self, DatagramBody, PROBE_BYTES, TOKEN_BYTES};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 
 use rustix::event::epoll::EventFlags;
 
-use super::super::Engine;
 use super::super::carrier::Carrier;
+use super::super::data_path::DataPath;
 use super::super::event_token::{EventToken, watch};
 use super::super::integrity;
 use super::super::link_table::LinkTable;
@@ -114,7 +115,52 @@ impl Datagrams {
     }
 }
 
-impl Engine {
+impl DataPath {
+    /// Sends queued datagrams of a socket that has free space again. Returns false if datagrams are
+    /// still queued.
+    pub(in super::super) fn handle_socket_room(&mut self, socket: usize) -> bool {
+        let Some(datagrams) = &mut self.datagrams else {
+            return false;
+        };
+        let has_room = datagrams.handle_room(&mut self.core, &self.own.epoll, socket);
+        if has_room {
+            self.handle_notices(socket);
+        }
+        has_room
+    }
+
+    /// Receives what has arrived at a socket; returns the number of datagrams.
+    pub(in super::super) fn read_datagrams(&mut self, socket: usize) -> usize {
+        let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
+        else {
+            return 0;
+        };
+        let Some(mut link) = entry.link.take() else {
+            return 0;
+        };
+        self.core.set_time(Time(self.clock.nanos()));
+        let received = link.receive(|from, bytes| self.take_datagram(socket, from, bytes));
+        self.datagrams().sockets[socket].link = Some(link);
+        for (id, has_sign) in std::mem::take(&mut self.datagrams().touched) {
+            self.end_batch(id, has_sign);
+        }
+        for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
+            if let Some((_, udp_path)) = self.links.udp_path(id) {
+                let target = udp_path.target();
+                self.datagrams().send_probe(target, probe, true);
+                self.handle_notices(target.socket);
+            }
+        }
+        self.handle_notices(socket);
+        match received {
+            Ok(received) => received.datagrams,
+            Err(error) => {
+                log!(Warn, "a UDP socket fails: {error}");
+                0
+            }
+        }
+    }
+
     /// Sends the frames for `peer` by the UDP path of this link.
     pub(in super::super) fn transmit_datagrams(
         &mut self,
@@ -131,7 +177,7 @@ impl Engine {
         let Some(mut socket) = self.datagrams().sockets[target.socket].link.take() else {
             return Ok(());
         };
-        let now = self.poll_state.time();
+        let now = Time(self.clock.nanos());
         self.core.set_time(now);
         let outcome = self.gather(&mut socket, target, link, peer);
         self.datagrams().sockets[target.socket].link = Some(socket);
@@ -185,64 +231,10 @@ impl Engine {
         socket.flush()
     }
 
-    /// Handles an event at a socket; returns the number of received datagrams.
-    pub(in super::super) fn handle_datagram_event(
-        &mut self,
-        socket: usize,
-        flags: EventFlags,
-    ) -> usize {
-        if flags.contains(EventFlags::OUT)
-            && let Some(datagrams) = &mut self.datagrams
-            && datagrams.handle_room(&mut self.core, &self.own.epoll, socket)
-        {
-            self.handle_notices(socket);
-            self.flush();
-        }
-        if flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
-            return self.read_datagrams(socket);
-        }
-        0
-    }
-
-    /// Receives what has arrived at a socket; returns the number of datagrams.
-    fn read_datagrams(&mut self, socket: usize) -> usize {
-        let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
-        else {
-            return 0;
-        };
-        let Some(mut link) = entry.link.take() else {
-            return 0;
-        };
-        self.core.set_time(self.poll_state.time());
-        let received = link.receive(|from, bytes| self.take_datagram(socket, from, bytes));
-        self.datagrams().sockets[socket].link = Some(link);
-        for (id, has_sign) in std::mem::take(&mut self.datagrams().touched) {
-            self.end_batch(id, has_sign);
-        }
-        for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
-            if let Some((_, udp_path)) = self.links.udp_path(id) {
-                let target = udp_path.target();
-                self.datagrams().send_probe(target, probe, true);
-                self.handle_notices(target.socket);
-            }
-        }
-        self.handle_notices(socket);
-        if !self.pending.is_empty() {
-            self.fail_pending_peers();
-        }
-        match received {
-            Ok(received) => received.datagrams,
-            Err(error) => {
-                log!(Warn, "a UDP socket fails: {error}");
-                0
-            }
-        }
-    }
-
     /// Ends the processing of one receiving call for UDP path `id`. `has_sign`: more arrived than
     /// the peer's own probes, which the peer sends whether or not it receives anything.
     fn end_batch(&mut self, id: usize, has_sign: bool) {
-        let now = self.poll_state.time();
+        let now = Time(self.clock.nanos());
         let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
             return;
         };
@@ -280,13 +272,13 @@ impl Engine {
             Ok(DatagramBody::Frame(frame)) => self.take_framed(id, frame),
             Ok(DatagramBody::Probe(probe)) => {
                 datagrams.answers.push((id, probe));
-                let now = self.poll_state.time();
+                let now = Time(self.clock.nanos());
                 if let Some((_, udp_path)) = self.links.udp_path(id) {
                     udp_path.monitor.handle_peer_probe(now);
                 }
             }
             Ok(DatagramBody::ProbeReply(probe)) => {
-                let now = self.poll_state.time();
+                let now = Time(self.clock.nanos());
                 if let Some((_, udp_path)) = self.links.udp_path(id) {
                     let change = udp_path.monitor.handle_answer(now, probe);
                     self.handle_change(id, change);

@@ -22,7 +22,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 
@@ -34,8 +33,8 @@ use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::datagram::PathProbe;
 use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
-use super::Engine;
 use super::carrier::Carrier;
+use super::data_path::DataPath;
 use super::event_token::{EventToken, watch};
 use super::identity::random;
 use super::link_table::LinkTable;
@@ -43,7 +42,7 @@ use super::links::Link;
 use super::memory::Bytes;
 use super::peer_state::SendState;
 use super::rails::{advertised_address, advertisement_of};
-use super::udp_path::path_monitor::{PathChange, PathHealth, PathMonitor};
+use super::udp_path::path_monitor::{PathChange, PathMonitor};
 use super::udp_path::{DatagramTarget, UNOPENED, UdpPath};
 use crate::log;
 
@@ -52,11 +51,6 @@ const ADVERTISE_NANOS_MIN: u64 = 50 * MILLISECOND;
 /// Longest pause before an advertisement is repeated: a peer that does not answer after a minute
 /// does not use UDP.
 const ADVERTISE_NANOS_MAX: u64 = 32 * SECOND;
-/// Time without a poll after which silence of a peer is not counted.
-const POLL_GAP_MIN: Duration = Duration::from_millis(50);
-/// Lead of the TCP connection's last reception over the UDP path's, in nanoseconds, that shows that
-/// the peer does not use the UDP path.
-const BYPASS_NANOS: u64 = 30 * MILLISECOND;
 
 /// All UDP paths of an engine.
 pub struct Datagrams {
@@ -177,7 +171,7 @@ impl Datagrams {
     }
 
     /// Advertises all tokens again that peers may not know, as far as a repetition is due.
-    fn readvertise(&mut self, core: &mut Endpoint<Bytes>, now: Time) {
+    pub(super) fn readvertise(&mut self, core: &mut Endpoint<Bytes>, now: Time) {
         for (&token, advertised) in &mut self.tokens {
             if advertised.is_due(now) {
                 let Socket { ip, port, .. } = self.sockets[advertised.socket];
@@ -303,7 +297,7 @@ impl Datagrams {
     }
 }
 
-impl Engine {
+impl DataPath {
     fn datagrams(&mut self) -> &mut Datagrams {
         // UDP paths exist only while `datagrams` is set.
         self.datagrams.as_mut().expect("datagrams are in use")
@@ -333,7 +327,7 @@ impl Engine {
         locals.sort_unstable();
         locals.dedup();
         for own in locals {
-            let (links, epoll, now) = (&mut self.links, &self.own.epoll, self.poll_state.time());
+            let (links, epoll, now) = (&mut self.links, &self.own.epoll, Time(self.clock.nanos()));
             let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
             match datagrams.open_path(links, epoll, now, peer, (own, to), token) {
                 Ok(id) => self.send_probes(id),
@@ -345,9 +339,9 @@ impl Engine {
     }
 
     /// Sends the probes of UDP path `id` that are due.
-    fn send_probes(&mut self, id: usize) {
+    pub(super) fn send_probes(&mut self, id: usize) {
         let (now, pause_max) =
-            (self.poll_state.time(), self.identity.settings.redial_max.as_nanos() as u64);
+            (Time(self.clock.nanos()), self.identity.settings.redial_max.as_nanos() as u64);
         while let Some((_, udp_path)) = self.links.udp_path(id) {
             let target = udp_path.target();
             let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
@@ -359,7 +353,7 @@ impl Engine {
     }
 
     /// Applies a change of UDP path `id` that an answer or a timeout has caused.
-    fn handle_change(&mut self, id: usize, change: PathChange) {
+    pub(super) fn handle_change(&mut self, id: usize, change: PathChange) {
         let Some((peer, udp_path)) = self.links.udp_path(id) else {
             return;
         };
@@ -390,68 +384,6 @@ impl Engine {
         self.drain_actions();
     }
 
-    /// Closes UDP path `id`, which has failed: other paths retransmit what the path carried, and
-    /// path validation begins again.
-    pub(super) fn close_udp_path(&mut self, id: usize, why: &'static str) {
-        let Some((peer, _)) = self.links.udp_path(id) else {
-            return;
-        };
-        let ends = self.links[id].as_ref().and_then(|link| link.ends);
-        let why = io::Error::new(io::ErrorKind::TimedOut, why);
-        self.lose_path(peer, id, ends, &why);
-        if let Some(link) = self.links[id].as_mut() {
-            link.path = UNOPENED;
-        }
-    }
-
-    /// Checks all UDP paths: due probes, silence, black holes. The engine calls this every few
-    /// milliseconds.
-    #[cold]
-    pub(super) fn check_datagrams(&mut self, gap: Duration) {
-        self.open_udp_paths();
-        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
-        datagrams.readvertise(&mut self.core, self.poll_state.time());
-        let (now, suspect_after) =
-            (self.poll_state.time(), self.identity.settings.suspect_after.as_nanos() as u64);
-        for id in 0..self.links.len() {
-            let Some((peer, udp_path)) = self.links.udp_path(id) else {
-                continue;
-            };
-            if gap > POLL_GAP_MIN {
-                udp_path.monitor.handle_poll_gap(now);
-            }
-            let change = udp_path.monitor.expire(now);
-            self.handle_change(id, change);
-            if let Some(path) = self.links[id].as_ref().map(|link| link.path) {
-                let statistics = self.core.channel(peer).path_statistics(path);
-                let large_lost = statistics.map_or(0, |done| done.large_lost);
-                if let Some((_, udp_path)) = self.links.udp_path(id) {
-                    udp_path.detect_black_hole(large_lost);
-                }
-            }
-            let elsewhere = self.links.last_received_elsewhere(peer, id);
-            let beside = self.links.last_received_beside(peer, id);
-            let Some((_, udp_path)) = self.links.udp_path(id) else {
-                continue;
-            };
-            if is_bypassed(beside, now) && udp_path.monitor.suspect(now) {
-                self.paths().restripe(peer);
-            }
-            let Some((_, udp_path)) = self.links.udp_path(id) else {
-                continue;
-            };
-            match udp_path.monitor.assess(now, suspect_after, elsewhere) {
-                PathHealth::Alive => (),
-                PathHealth::Suspected => {
-                    log!(Debug, "{}: udp is silent", self.core.address(peer));
-                    self.paths().restripe(peer);
-                }
-                PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
-            }
-            self.send_probes(id);
-        }
-    }
-
     /// Handles ICMP notices about destinations. An attacker can forge a notice, so a notice only
     /// makes the engine try a smaller size.
     pub(super) fn handle_notices(&mut self, socket: usize) {
@@ -459,7 +391,7 @@ impl Engine {
             return;
         };
         let notices: Vec<DestinationNotice> = link.take_notices().collect();
-        let now = self.poll_state.time();
+        let now = Time(self.clock.nanos());
         for notice in notices {
             for id in 0..self.links.len() {
                 let Some((_, udp_path)) = self.links.udp_path(id) else {
@@ -473,14 +405,4 @@ impl Engine {
             }
         }
     }
-}
-
-/// Whether the peer recently sent over the connection between the same addresses, but not by the
-/// UDP path: the peer suspects the UDP path. `beside`: times of the last reception over the
-/// connection, and by the UDP path.
-fn is_bypassed(beside: Option<(Time, Time)>, now: Time) -> bool {
-    beside.is_some_and(|(over_tcp, by_udp)| {
-        let is_recent = now.nanos_since(over_tcp) < 2 * BYPASS_NANOS;
-        is_recent && over_tcp.nanos_since(by_udp) > BYPASS_NANOS
-    })
 }

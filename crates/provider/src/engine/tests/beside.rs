@@ -72,11 +72,11 @@ fn an_address_that_both_nodes_have_is_not_called() {
     let mut party = Party::open();
     let own = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = own.local_addr().unwrap();
-    for ours in party.engine.identity.rails.clone() {
+    for ours in party.engine.connections.data.identity.rails.clone() {
         let IpAddr::V4(ip) = ours else { continue };
         let number = peer_at(&mut party, address, ip.octets());
-        let peer = party.engine.peer_of(number).unwrap();
-        let candidates = party.engine.paths().candidates(peer);
+        let peer = party.engine.connections.data.peer_of(number).unwrap();
+        let candidates = party.engine.connections.data.paths().candidates(peer);
         let ours = SocketAddr::new(ours, address.port());
         let is_ours = |it: &PathCandidate| matches!(it, PathCandidate::Further(to) if *to == ours);
         assert!(!candidates.iter().any(is_ours), "{candidates:?}");

@@ -43,17 +43,21 @@ fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
         Name { address: Address::new(PEER, 0), ..Name::parse(&name_at(nowhere, 1)).unwrap() };
     let number = party.av.insert(name.emit());
     let engine = &mut party.engine;
-    let id = engine.links.len();
-    engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-    engine.links.rings.push(id);
-    engine.relay_up(id);
-    let peer = engine.peer_of(number).unwrap();
-    engine.paths().use_link(peer, id);
-    let own = engine.own.address;
+    let id = engine.connections.data.links.len();
+    engine
+        .connections
+        .data
+        .links
+        .push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
+    engine.connections.data.links.rings.push(id);
+    engine.connections.relay_up(id);
+    let peer = engine.connections.data.peer_of(number).unwrap();
+    engine.connections.data.paths().use_link(peer, id);
+    let own = engine.connections.data.own.address;
     party.send(number).unwrap();
     let closing = std::thread::spawn(move || {
         party.engine.close();
-        party.engine.path_report().paths_of(peer)
+        party.engine.connections.data.path_report().paths_of(peer)
     });
     let (mut seen, mut bytes) = (Vec::new(), 0);
     until(|| {

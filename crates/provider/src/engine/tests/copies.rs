@@ -8,7 +8,7 @@ const LOOKS: usize = 200;
 
 #[test]
 fn without_room_for_copies_what_is_injected_waits_until_the_peer_has_the_rest() {
-    let mut pair = Pair::join(|party| party.engine.buffers.retain = 0);
+    let mut pair = Pair::join(|party| party.engine.connections.data.buffers.retain = 0);
     let mut bytes = [7u8; 100];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let plain = SendRequest { payload: &payload, ..empty_message(pair.number) };
@@ -23,7 +23,7 @@ fn without_room_for_copies_what_is_injected_waits_until_the_peer_has_the_rest() 
 
 #[test]
 fn without_room_for_copies_a_send_ends_when_the_peer_has_it() {
-    let mut pair = Pair::join(|party| party.engine.buffers.retain = 0);
+    let mut pair = Pair::join(|party| party.engine.connections.data.buffers.retain = 0);
     let mut bytes = [7u8; 100];
     let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
     let plain = SendRequest { payload: &payload, ..empty_message(pair.number) };
@@ -33,7 +33,7 @@ fn without_room_for_copies_a_send_ends_when_the_peer_has_it() {
         assert_eq!(pair.one.next(), None);
     }
     until(|| pair.turn() && pair.one.next() == Some(Ok(())));
-    pair.one.engine.buffers.retain = 1 << 20;
+    pair.one.engine.connections.data.buffers.retain = 1 << 20;
     pair.one.engine.send(&plain).unwrap();
     assert_eq!(pair.one.next(), Some(Ok(())), "its copy stands in for it");
 }

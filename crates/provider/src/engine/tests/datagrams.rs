@@ -19,14 +19,14 @@ impl Pair {
     /// Joins the parties by TCP over the loopback, with a UDP path that is open on both sides.
     fn open() -> Self {
         let mut pair = Self::join(|party| {
-            let sum = party.engine.identity.settings.integrity;
+            let sum = party.engine.connections.data.identity.settings.integrity;
             let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic, sum);
-            party.engine.datagrams = Some(Box::new(datagrams));
+            party.engine.connections.data.datagrams = Some(Box::new(datagrams));
         });
         until(|| {
             pair.turn()
-                && pair.one.engine.links.has_udp_paths()
-                && pair.other.engine.links.has_udp_paths()
+                && pair.one.engine.connections.data.links.has_udp_paths()
+                && pair.other.engine.connections.data.links.has_udp_paths()
         });
         pair
     }
@@ -41,9 +41,9 @@ impl Pair {
         let number = one.av.insert(other.name());
         let back = other.av.insert(one.name());
         for (party, number, socket) in [(&mut one, number, ours), (&mut other, back, theirs)] {
-            let peer = party.engine.peer_of(number).unwrap();
+            let peer = party.engine.connections.data.peer_of(number).unwrap();
             let carrier = Carrier::Stream(Box::new(StreamLink::new(socket.into()).unwrap()));
-            party.engine.link_up(Some(peer), carrier, 1, number == back).unwrap();
+            party.engine.connections.link_up(Some(peer), carrier, 1, number == back).unwrap();
         }
         Pair { one, other, number }
     }
@@ -77,26 +77,29 @@ impl Pair {
     fn cut_connection(&mut self) {
         let engine = &mut self.one.engine;
         let is_stream = |link: &Option<Box<Link>>| link.as_ref().is_some_and(|it| it.is_stream());
-        let id = engine.links.iter().position(is_stream).expect("a connection");
-        engine.link_down(id, &std::io::ErrorKind::ConnectionReset.into());
+        let id = engine.connections.data.links.iter().position(is_stream).expect("a connection");
+        engine.connections.link_down(id, &std::io::ErrorKind::ConnectionReset.into());
     }
 
     /// Replaces the addresses of both parties by an address without a listener.
     fn hide_listeners(&mut self) {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for party in [&mut self.one, &mut self.other] {
-            party.engine.peers[Peer(0)].name = Some(name_at(closed, 1));
+            party.engine.connections.data.peers[Peer(0)].name = Some(name_at(closed, 1));
         }
     }
 
     /// Number of bytes that the first party has sent over UDP.
     fn bytes_over_udp(&mut self) -> u64 {
         let engine = &self.one.engine;
-        let lines = engine.peers[Peer(0)].open_paths.iter().filter(|open_path| {
-            engine.links[open_path.link].as_ref().is_some_and(|link| link.socket().is_some())
+        let lines = engine.connections.data.peers[Peer(0)].open_paths.iter().filter(|open_path| {
+            engine.connections.data.links[open_path.link]
+                .as_ref()
+                .is_some_and(|link| link.socket().is_some())
         });
-        let done = lines
-            .filter_map(|open_path| engine.core.channel(Peer(0)).path_statistics(open_path.path));
+        let done = lines.filter_map(|open_path| {
+            engine.connections.data.core.channel(Peer(0)).path_statistics(open_path.path)
+        });
         done.map(|done| done.bytes).sum()
     }
 }
@@ -114,7 +117,8 @@ fn messages_of_all_sizes_go_in_datagrams() {
 #[test]
 fn what_unknown_senders_send_is_dropped() {
     let mut pair = Pair::open();
-    let (to, token) = pair.other.engine.datagrams.as_ref().unwrap().advertised_for_tests();
+    let (to, token) =
+        pair.other.engine.connections.data.datagrams.as_ref().unwrap().advertised_for_tests();
     let unknown = UdpSocket::bind("127.0.0.1:0").unwrap();
     let guess = PathProbe { size: PROBE_BYTES as u32, number: 1 };
     let frame = [&token.to_le_bytes()[..], &[0xff; 100]].concat();
@@ -123,7 +127,8 @@ fn what_unknown_senders_send_is_dropped() {
     for datagram in sent {
         unknown.send_to(datagram, to).unwrap();
     }
-    let dropped = |pair: &Pair| pair.other.engine.datagrams.as_ref().unwrap().dropped();
+    let dropped =
+        |pair: &Pair| pair.other.engine.connections.data.datagrams.as_ref().unwrap().dropped();
     until(|| pair.turn() && dropped(&pair).0 >= 2);
     unknown.set_nonblocking(true).unwrap();
     assert!(unknown.recv(&mut [0; 64]).is_err(), "nobody answers");
@@ -139,9 +144,12 @@ fn corrupt_datagrams_of_a_peer_count_as_lost() {
     for bytes in junk {
         assert!(send_junk(&mut pair.one.engine, bytes));
     }
-    until(|| pair.turn() && pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 4);
+    until(|| {
+        pair.turn()
+            && pair.other.engine.connections.data.datagrams.as_ref().unwrap().dropped().1 >= 4
+    });
     pair.exchange(100_000);
-    assert!(pair.other.engine.links.has_udp_paths());
+    assert!(pair.other.engine.connections.data.links.has_udp_paths());
 }
 
 /// No kernel confirms a datagram, so only silence shows that a process has ended.
@@ -152,10 +160,10 @@ fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
     drop(other);
     until(|| {
         one.engine.progress();
-        one.engine.peers[Peer(0)].send_state == SendState::Closed
+        one.engine.connections.data.peers[Peer(0)].send_state == SendState::Closed
     });
     assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
-    assert!(!one.engine.links.has_udp_paths());
+    assert!(!one.engine.connections.data.links.has_udp_paths());
 }
 
 #[test]
@@ -176,7 +184,7 @@ fn a_line_alone_carries_and_its_connection_is_dialled_all_the_same() {
     pair.exchange(100_000);
     let start = Instant::now();
     until(|| pair.turn() && start.elapsed() > Duration::from_millis(800));
-    let peer_state = &pair.one.engine.peers[Peer(0)];
+    let peer_state = &pair.one.engine.connections.data.peers[Peer(0)];
     assert!(peer_state.reconnect.is_some() && matches!(peer_state.send_state, SendState::Up(_)));
     pair.exchange(100_000);
 }
@@ -190,9 +198,9 @@ fn a_line_that_opens_is_used_whatever_is_being_dialled() {
         pair.hide_listeners();
         fail_udp_path(&mut pair.one.engine);
         pair.cut_connection();
-        pair.one.engine.peers[Peer(0)].send_state = out;
+        pair.one.engine.connections.data.peers[Peer(0)].send_state = out;
         until(|| pair.turn() && pair.one.is_linked());
-        assert!(pair.one.engine.peers[Peer(0)].reconnect.is_some(), "{out:?}");
+        assert!(pair.one.engine.connections.data.peers[Peer(0)].reconnect.is_some(), "{out:?}");
         pair.exchange(100_000);
     }
 }
@@ -205,14 +213,14 @@ fn a_corrupt_datagram_by_a_path_in_validation_ends_nothing() {
     assert!(send_junk(&mut pair.one.engine, &[0xff; 60]));
     until(|| {
         pair.other.engine.progress();
-        pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 1
+        pair.other.engine.connections.data.datagrams.as_ref().unwrap().dropped().1 >= 1
     });
     pair.exchange(100_000);
 }
 
 /// Sends `bytes` behind a valid token by the first UDP path; false if there is no UDP path.
 fn send_junk(engine: &mut Engine, bytes: &[u8]) -> bool {
-    let Engine { links, datagrams, .. } = engine;
+    let DataPath { links, datagrams, .. } = &mut engine.connections.data;
     let mut udp_paths = links.iter().flatten().filter_map(|link| match &link.carrier {
         Carrier::Datagram(udp_path) => Some(udp_path),
         _ => None,
@@ -224,10 +232,10 @@ fn send_junk(engine: &mut Engine, bytes: &[u8]) -> bool {
 /// Closes the first open UDP path, as if the path had failed.
 fn fail_udp_path(engine: &mut Engine) {
     let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
-    let mut links = engine.links.iter().map(Option::as_deref);
+    let mut links = engine.connections.data.links.iter().map(Option::as_deref);
     let id = links.position(|link| link.is_some_and(is_open)).expect("a UDP path");
-    if let Some((_, udp_path)) = engine.links.udp_path(id) {
+    if let Some((_, udp_path)) = engine.connections.data.links.udp_path(id) {
         udp_path.close_for_tests();
     }
-    engine.close_udp_path(id, "a test");
+    engine.connections.close_udp_path(id, "a test");
 }

@@ -92,3 +92,25 @@ fn only_a_number_of_retries_with_progress_before_the_first_counts() {
     assert!(counts("2147483393") && counts("257"));
     assert!(!counts("-1") && !counts("0") && !counts("1") && !counts("256") && !counts("x"));
 }
+
+#[test]
+fn a_context_claims_one_message_at_a_time() {
+    let (mut one, mut other, number) = linked();
+    for _ in 0..2 {
+        one.engine.send(&SendRequest { tag: Some(7), ..empty_message(number) }).unwrap();
+    }
+    one.engine.progress();
+    let claiming = PeekRequest { claim: true, ..any_source(7) };
+    assert_eq!(other.engine.peek(&claiming), Ok(()));
+    assert_eq!(other.next(), Some(Ok(())));
+    assert_eq!(other.engine.peek(&claiming), Err(Errno::EINVAL));
+    assert_eq!(other.next(), None, "a refused peek is not answered");
+    let context = claiming.context;
+    let claim = ClaimRequest { payload: &[], context, notify: true, discard: false };
+    assert_eq!(other.engine.claim(&claim), Ok(()));
+    assert_eq!(other.next(), Some(Ok(())));
+    assert_eq!(other.engine.peek(&claiming), Ok(()), "the second message is still there");
+    assert_eq!(other.next(), Some(Ok(())));
+    assert_eq!(other.engine.claim(&claim), Ok(()));
+    assert_eq!(other.next(), Some(Ok(())));
+}

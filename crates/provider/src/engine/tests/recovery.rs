@@ -31,13 +31,17 @@ impl Recorded {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 9));
         let number = party.av.insert(name_at(nowhere, 1));
         let engine = &mut party.engine;
-        engine.replay = Some(Replay::new(engine.poll_state.time()));
-        let id = engine.links.len();
-        engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-        engine.links.rings.push(id);
-        engine.relay_up(id);
-        let peer = engine.peer_of(number).unwrap();
-        engine.paths().use_link(peer, id);
+        engine.connections.data.replay = Some(Replay::new(engine.poll_state.time()));
+        let id = engine.connections.data.links.len();
+        engine
+            .connections
+            .data
+            .links
+            .push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
+        engine.connections.data.links.rings.push(id);
+        engine.connections.relay_up(id);
+        let peer = engine.connections.data.peer_of(number).unwrap();
+        engine.connections.data.paths().use_link(peer, id);
         Recorded { party, relay, number }
     }
 
@@ -54,7 +58,7 @@ impl Recorded {
         for determinant in determinants {
             assert!(again.relay.send(determinant, &[]));
         }
-        again.party.engine.recorded_uplink().unwrap().begin_replay().unwrap();
+        again.party.engine.connections.recorded_uplink().unwrap().begin_replay().unwrap();
         again
     }
 
@@ -86,7 +90,7 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     first.poll(3);
     let before = first.sent();
     assert_eq!(kinds(&before), [Kind::Message], "no determinant of polls in vain");
-    first.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    first.party.engine.connections.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     first.poll(3);
     let asked = first.sent();
     assert_eq!(
@@ -102,15 +106,15 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     second.party.send(second.number).unwrap();
     second.poll(3);
     assert_eq!(second.sent(), before);
-    assert!(second.party.engine.replay.as_ref().unwrap().is_replaying());
+    assert!(second.party.engine.connections.data.replay.as_ref().unwrap().is_replaying());
     second.poll(1);
     assert_eq!(second.sent(), asked[1..], "without a moment's wait");
-    assert!(!second.party.engine.replay.as_ref().unwrap().is_replaying());
+    assert!(!second.party.engine.connections.data.replay.as_ref().unwrap().is_replaying());
     // The second incarnation continues as the first would have.
-    second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.party.engine.connections.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(second.sent().len(), 0, "the second question waits twice as long");
-    second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.party.engine.connections.data.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(kinds(&second.sent()), [Kind::Determinant, Kind::StatusRequest]);
 }
@@ -119,6 +123,7 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
 fn who_is_not_taken_back_says_where_to_read_why() {
     let Recorded { mut party, relay, .. } = Recorded::start();
     drop(relay);
-    let error = party.engine.recorded_uplink().unwrap().begin_replay().unwrap_err().to_string();
+    let error =
+        party.engine.connections.recorded_uplink().unwrap().begin_replay().unwrap_err().to_string();
     assert!(error.contains("--relay-log"), "{error}");
 }

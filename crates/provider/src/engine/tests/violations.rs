@@ -44,13 +44,13 @@ fn a_peer_that_breaks_the_protocol_on_the_uplink_is_given_up_alone() {
         let memory = ShmLink::receive_memory(theirs.as_fd()).unwrap();
         let mut relay = ShmLink::accept(theirs.into(), memory, Mapper::ANYWHERE).unwrap();
         let mut party = Party::open();
-        let engine = &mut party.engine;
-        let id = engine.links.len();
+        let engine = &mut party.engine.connections;
+        let id = engine.data.links.len();
         let link = Link { sum, ..Link::new(Carrier::Shm(Box::new(ours)), None) };
-        engine.links.push(Some(Box::new(link)));
-        engine.links.rings.push(id);
+        engine.data.links.push(Some(Box::new(link)));
+        engine.data.links.rings.push(id);
         engine.relay_up(id);
-        let own = engine.own.address;
+        let own = engine.data.own.address;
         party.receive(&[]);
         let grant = KindHeader::Grant { send: 99, recv: 1, limit: 1 };
         let message = KindHeader::Message { tag: 0, data: 0, long: None };
@@ -59,7 +59,7 @@ fn a_peer_that_breaks_the_protocol_on_the_uplink_is_given_up_alone() {
         assert!(relay.send(&lie, &[]) && relay.send(&lie, &[]));
         assert!(relay.send(&frame(HONEST, Kind::Message, message, own, sum), &[]));
         party.engine.progress();
-        let engine = &mut party.engine;
+        let engine = &mut party.engine.connections.data;
         let [liar, honest] = [LIAR, HONEST]
             .map(|index| engine.peers.addressed(&mut engine.core, Address::new(index, 0)));
         let failed = [liar, honest].map(|peer| engine.core.channel(peer).failed());
