@@ -5,6 +5,7 @@ In one cluster and in two, on this machine. Cases that need a lab (failing links
 nodes) are in nodes.py.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -531,10 +532,8 @@ def job(
                 else:
                     time.sleep(moment)
                 # On a busy machine the rank may not have begun yet.
-                while not (pids := pids_of(rank)) and running.poll() is None and time.monotonic() < deadline:
+                while not kill_rank(rank) and running.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.01)
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
             code = running.wait(max(deadline - time.monotonic(), 1.0))
         except subprocess.TimeoutExpired:
             running.send_signal(signal.SIGINT)
@@ -547,6 +546,17 @@ def job(
             file.seek(0)
             said.append(file.read())
         return code, said[0].splitlines(), "".join(said)
+
+
+def kill_rank(rank: int) -> bool:
+    """Kills the processes of a rank: False if there are none. A program that the rank has started
+    may end meanwhile."""
+    killed = 0
+    for pid in pids_of(rank):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed > 0
 
 
 def pids_of(rank: int) -> list[int]:
