@@ -314,7 +314,8 @@ fn of_program(start: &[u8]) -> Result<Option<UnobservedReason>, ()> {
 pub unsafe fn before_open(path: *const c_char, flags: c_int) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path.addr() as u64) };
-    if is_opened_for_writing(HERE, path.addr() as u64, name, flags) {
+    // SAFETY: the program's path is a C string.
+    if unsafe { is_opened_for_writing(HERE, path.addr() as u64, flags) } {
         let path = Path(name);
         forbid_restart_of(format_args!("a program that it starts opens {path} for writing"));
         return;

@@ -18,7 +18,7 @@ use crate::file_identity::FileKind;
 use crate::file_metadata::{IoVectors, identity_of, is_installed};
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::messages::Path;
-use crate::restart_refusals::abort_replay;
+use crate::restart_refusals::{self, abort_replay};
 use crate::session::{CallDescription, EffectOutcome, Session, call_of, requires_durability};
 use crate::watched;
 
@@ -184,12 +184,24 @@ impl Session {
         result
     }
 
+    /// Reports a write to a file of the kernel (proc(5)): a replay takes the result from the record,
+    /// and the new process would lack what the write has changed.
+    fn check_virtual_write(&mut self, descriptor: u64) {
+        if self.table.get(descriptor).is_some_and(|open| open.kind == FileKind::Virtual) {
+            let path = Path(self.table.path_of(descriptor));
+            restart_refusals::forbid_restart(format_args!(
+                "it writes {path}, which a restarted process would not write again"
+            ));
+        }
+    }
+
     /// Handles a write. `None`: the descriptor is not that of a recorded file.
     ///
     /// # Safety
     /// The arguments are those of a write, as `IoVectors::of` takes them.
     pub unsafe fn write(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, pointer, length, ..] = arguments;
+        self.check_virtual_write(descriptor);
         let open = self.table.get(descriptor).filter(|open| open.kind == FileKind::File)?;
         // SAFETY: the caller's promise.
         let pieces = unsafe { IoVectors::of(number, pointer, length) };

@@ -8,7 +8,7 @@ use libc::{c_int, c_long};
 
 use crate::descriptor_table::DESCRIPTORS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identity_from};
-use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
+use crate::file_metadata::{self, identity_of, is_exempt, is_exempt_name, is_virtual, path_of};
 use crate::kernel_calls::{error, kernel, text};
 use crate::messages::Path;
 use crate::open_file::{LOCKS, OpenFile};
@@ -43,7 +43,7 @@ impl Session {
     ) -> Option<i64> {
         // SAFETY: a path of the program's.
         let name = unsafe { text(path) };
-        if is_exempt(name) {
+        if is_exempt_name(name) {
             return None;
         }
         let flags = flags as c_int;

@@ -175,8 +175,17 @@ pub fn information_path(descriptor: u64) -> Name {
 
 /// Writes the canonical path of what a path names into `into`; returns the length in bytes, 0 if
 /// nothing has that name.
-pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
-    let flags = (libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
+pub fn path_at(place: (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
+    path_with(place, libc::O_NOFOLLOW, into)
+}
+
+/// The same, for that to which the last symbolic link leads.
+pub fn path_behind(place: (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
+    path_with(place, 0, into)
+}
+
+fn path_with((directory, path): (u64, u64), more: i32, into: &mut [u8; PATH_BYTES]) -> usize {
+    let flags = (libc::O_PATH | libc::O_CLOEXEC | more) as u64;
     let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
     if found < 0 {
         return 0;
@@ -314,6 +323,14 @@ pub fn is_exempt(path: &[u8]) -> bool {
     OURS.iter().any(|start| path.starts_with(start))
 }
 
+/// Whether a name, as a program writes it, may lead out of the directory with which it begins: by
+/// `..`, or by a link of proc(5) or of `/dev` to an open file or a directory.
+pub fn may_lead_out(name: &[u8]) -> bool {
+    const LINKS: [&[u8]; 9] =
+        [b"..", b"cwd", b"root", b"exe", b"fd", b"map_files", b"stdin", b"stdout", b"stderr"];
+    name.split(|byte| *byte == b'/').any(|part| LINKS.contains(&part))
+}
+
 /// Whether the kernel generates the content of the file as it is read (proc, sysfs).
 pub fn is_virtual(path: &[u8]) -> bool {
     path.starts_with(b"/proc/") || path.starts_with(b"/sys/")
@@ -443,6 +460,11 @@ impl IoVectors {
     }
 }
 
+/// Whether a name, as a program writes it, is that of a file that is not recorded.
+pub fn is_exempt_name(name: &[u8]) -> bool {
+    is_exempt(name) && !may_lead_out(name)
+}
+
 /// Whether a path names a file that is not recorded, without resolving the directory.
 ///
 /// # Safety
@@ -450,7 +472,7 @@ impl IoVectors {
 pub unsafe fn is_exempt_at((directory, path): (u64, u64)) -> bool {
     let _ = directory;
     // SAFETY: the caller's promise.
-    is_exempt(unsafe { crate::kernel_calls::text(path) })
+    is_exempt_name(unsafe { crate::kernel_calls::text(path) })
 }
 
 #[cfg(test)]
@@ -578,6 +600,10 @@ mod tests {
                 && in_own_proc_directory(b"/proc/stat").is_none()
         );
         assert!(is_exempt(b"/proc/self/task") && !is_exempt(b"/proc/self/stat"));
+        assert!(is_exempt_name(b"/proc/self/task/7/comm") && is_exempt_name(b"/dev/shm/mpich-1"));
+        for name in ["/proc/self/task/7/cwd/f", "/dev/shm/mpich-1/../f", "/proc/self/task/7/fd/3"] {
+            assert!(!is_exempt_name(name.as_bytes()), "{name}");
+        }
         let (kind, _) = identity_at((HERE, c"/dev/urandom".as_ptr().addr() as u64)).unwrap();
         assert_eq!(kind, FileKind::Random);
     }

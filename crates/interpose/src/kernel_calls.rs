@@ -43,6 +43,14 @@ pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
     unsafe { std::ffi::CStr::from_ptr(pointer as *const std::ffi::c_char) }.to_bytes()
 }
 
+/// Whether a system call is one of recent Linux versions that changes or reads attributes of files
+/// by other numbers than the older ones: fchmodat2(2), setxattrat(2) and its kin,
+/// `open_tree_attr`, `file_getattr` and `file_setattr`. Such a call fails with ENOSYS under
+/// `--recover`, and programs then make the older one.
+pub fn is_too_recent(number: c_long) -> bool {
+    matches!(number, 452 | 463..=469)
+}
+
 /// Memory of the program; empty for null.
 ///
 /// # Safety

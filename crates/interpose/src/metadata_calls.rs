@@ -11,7 +11,8 @@ use crate::compared_arguments::{directory_of, of_values};
 use crate::descriptor_table::OPENS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_metadata::{
-    directory_changed, identity_at, identity_behind, is_exempt, is_exempt_at, path_at, path_of_name,
+    directory_changed, identity_at, identity_behind, is_exempt_at, is_exempt_name, path_at,
+    path_of_name,
 };
 use crate::kernel_calls::{bytes, kernel, text};
 use crate::path_changes::{CompletionCheck, PathAt, PathChange};
@@ -137,7 +138,7 @@ impl Session {
         // SAFETY: the program's paths and buffer.
         let (name, attribute, room) =
             unsafe { (text(path), text(attribute), bytes(into, length as usize)) };
-        if is_exempt(name) {
+        if is_exempt_name(name) {
             return None;
         }
         let words = [digest(attribute), length, 0, 0, 0];

@@ -20,13 +20,14 @@ use libc::c_long;
 use crate::changed_names::NameChange;
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, path_of};
-use crate::kernel_calls::{HERE, text};
+use crate::kernel_calls::{HERE, is_too_recent, text};
 use crate::new_processes::{clone3, fork};
 use crate::path_changes::PathChange;
 use crate::session::Session;
 use crate::watched::{
     self, CHANGED, CHANGED_WAY, EXECUTES_BY_DESCRIPTOR, change_of, forbid_restart,
-    forbid_restart_of, is_foreign, is_opened_for_writing, is_replaying, observed, with_file,
+    forbid_restart_of, is_foreign, is_foreign_at, is_opened_for_writing, is_replaying, observed,
+    with_file,
 };
 use crate::{
     child_programs, content, mapping_calls, process_calls, side_channels, used_descriptors,
@@ -67,6 +68,9 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             | libc::SYS_faccessat
             | libc::SYS_faccessat2
             | libc::SYS_readlinkat => looks("looks at", a, b),
+            libc::SYS_statfs if !is_foreign_at(HERE, a) => {
+                forbid_restart("asks for the file system of", text(a), "");
+            }
             libc::SYS_chdir => looks("enters", HERE, a),
             libc::SYS_getdents | libc::SYS_getdents64 => lists(a),
             libc::SYS_execveat => forbid_restart_of(EXECUTES_BY_DESCRIPTOR),
@@ -78,6 +82,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_io_uring_setup | libc::SYS_io_setup => {
                 return Some(-i64::from(libc::ENOSYS));
             }
+            _ if is_too_recent(number) => return Some(-i64::from(libc::ENOSYS)),
             libc::SYS_execve => {
                 child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
                 looks("executes", HERE, a);
@@ -128,6 +133,9 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
         libc::SYS_dup | libc::SYS_fcntl => forget_own_files(),
         libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
         libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
+        libc::SYS_fstatfs => {
+            with_file(a, |_, path| forbid_restart("asks for the file system of", path, ""));
+        }
         libc::SYS_fstat | libc::SYS_fgetxattr | libc::SYS_flistxattr => examines(a),
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
             let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
@@ -143,7 +151,8 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
 unsafe fn open(directory: u64, path: u64, flags: u64) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
-    if is_opened_for_writing(directory, path, name, flags as c_int) {
+    // SAFETY: the caller's promise.
+    if unsafe { is_opened_for_writing(directory, path, flags as c_int) } {
         forbid_restart("opens", name, " for writing");
     } else if file_metadata::passes_on_at((directory, path)) {
         forbid_restart("opens", name, ", which keeps nothing");
@@ -206,10 +215,10 @@ fn lists(descriptor: u64) {
 /// The arguments are those of a system call.
 unsafe fn names(number: c_long, arguments: [u64; 6]) {
     let Some(path_change) = PathChange::of(number, arguments) else { return };
-    for (_, path) in [path_change.first, path_change.second].into_iter().flatten() {
+    for (directory, path) in [path_change.first, path_change.second].into_iter().flatten() {
         // SAFETY: the caller's promise.
-        let name = unsafe { text(path) };
-        if !is_foreign(name) {
+        let (name, is_foreign) = unsafe { (text(path), is_foreign_at(directory, path)) };
+        if !is_foreign {
             return forbid_restart("changes", name, "");
         }
     }

@@ -43,10 +43,26 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
     }
 }
 
-/// Reports a call that examines or changes limits, priority or processors of another process.
+/// Reports a call that examines or changes limits, priority or processors of another process, or
+/// that shows whether the process runs.
 fn check_state(number: c_long, arguments: [u64; 6]) {
     let [first, second, ..] = arguments;
     let is_other = |process: u64| process as c_int != 0 && !is_own_process(process as c_int);
+    let shows_another = match number {
+        libc::SYS_getpgid
+        | libc::SYS_getsid
+        | libc::SYS_setpgid
+        | libc::SYS_pidfd_open
+        | libc::SYS_get_robust_list
+        | libc::SYS_sched_rr_get_interval => is_other(first),
+        libc::SYS_kcmp => is_other(first) || is_other(second),
+        _ => false,
+    };
+    if shows_another {
+        return watched::forbid_restart_of(format_args!(
+            "it asks about another process (getpgid), which is not recorded"
+        ));
+    }
     // Of the three kinds of `who`, 0 is a process (getpriority(2)), and 1 (ioprio_get(2)).
     let is_other = match number {
         libc::SYS_prlimit64

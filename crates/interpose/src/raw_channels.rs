@@ -9,7 +9,9 @@
 
 use libc::{c_long, mmsghdr};
 
-use crate::side_channels::{self, any_is_for_others, is_end, is_for_others, is_of_others};
+use crate::side_channels::{
+    self, any_is_for_others, is_end, is_for_others, is_of_others, reaches_others,
+};
 use crate::{caller, watched};
 
 /// Longest distance in bytes between the beginning of the C library's `syscall` and the end of its
@@ -53,7 +55,9 @@ unsafe fn channel(number: c_long, arguments: [u64; 6]) -> Option<&'static str> {
                 is_reported(is_made, side_channels::CONNECTS)
             }
             libc::SYS_bind => is_reported(is_of_others(second as *const _), side_channels::BINDS),
-            libc::SYS_sendto => is_reported(is_of_others(fifth as *const _), side_channels::SENDS),
+            libc::SYS_sendto => {
+                is_reported(reaches_others(fifth as *const _), side_channels::SENDS)
+            }
             libc::SYS_sendmsg => {
                 is_reported(is_for_others(second as *const _), side_channels::SENDS)
             }

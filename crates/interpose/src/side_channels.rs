@@ -58,6 +58,21 @@ pub unsafe fn is_of_others(address: *const sockaddr) -> bool {
     family.is_some_and(|family| !matches!(c_int::from(*family), libc::AF_NETLINK | libc::AF_ALG))
 }
 
+/// Whether what is sent to an address reaches another process: netlink(7) reaches the kernel, or
+/// the process with the number in the address.
+///
+/// # Safety
+/// The pointer is null, or that of an address.
+pub unsafe fn reaches_others(address: *const sockaddr) -> bool {
+    // SAFETY: null, or an address, which begins with its family; one of netlink(7) is longer.
+    unsafe {
+        address.as_ref().is_some_and(|common| match c_int::from(common.sa_family) {
+            libc::AF_NETLINK => (*address.cast::<libc::sockaddr_nl>()).nl_pid != 0,
+            _ => is_of_others(address),
+        })
+    }
+}
+
 /// Whether `connect` with this address ends a connection.
 ///
 /// # Safety
@@ -75,7 +90,7 @@ pub unsafe fn is_end(address: *const sockaddr) -> bool {
 /// The pointer is null, or that of a message.
 pub unsafe fn is_for_others(message: *const msghdr) -> bool {
     // SAFETY: the caller's promise.
-    unsafe { message.as_ref().is_some_and(|message| is_of_others(message.msg_name.cast())) }
+    unsafe { message.as_ref().is_some_and(|message| reaches_others(message.msg_name.cast())) }
 }
 
 /// Whether one of the messages names another process as its receiver.
@@ -163,7 +178,7 @@ report_and_call! {
         flags: c_int,
         address: *const sockaddr,
         address_length: socklen_t
-    ) -> isize, SENDS if is_of_others(address);
+    ) -> isize, SENDS if reaches_others(address);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> isize,
         SENDS if is_for_others(message);
     sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int,
@@ -230,7 +245,7 @@ fn log_line(from: usize, function: &'static real_libc::NextSymbol) -> usize {
 /// Reports a system call of any observed or recorded thread that another process notices, or by
 /// which this process notices others.
 pub fn check(number: c_long, arguments: [u64; 6]) {
-    let [_, second, ..] = arguments;
+    let [first, second, ..] = arguments;
     match number {
         libc::SYS_eventfd2 => {
             let is_semaphore = second as c_int & libc::EFD_SEMAPHORE != 0;
@@ -247,7 +262,14 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
                 "it watches files for changes (fcntl), which are not made again"
             ));
         }
-        libc::SYS_mount | libc::SYS_umount2 | libc::SYS_move_mount => {
+        libc::SYS_mount
+        | libc::SYS_umount2
+        | libc::SYS_move_mount
+        | libc::SYS_open_tree
+        | libc::SYS_fsopen
+        | libc::SYS_fsmount
+        | libc::SYS_fspick
+        | libc::SYS_mount_setattr => {
             watched::forbid_restart_of(format_args!("it mounts file systems"));
         }
         // No MPI library makes these calls.
@@ -256,6 +278,15 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
         | libc::SYS_mq_timedreceive
         | libc::SYS_mq_notify
         | libc::SYS_mq_getsetattr => report("it uses a message queue (mq_send)"),
+        libc::SYS_name_to_handle_at | libc::SYS_open_by_handle_at => {
+            report("it uses handles of files (name_to_handle_at)");
+        }
+        libc::SYS_adjtimex | libc::SYS_clock_adjtime => {
+            report("it reads or sets the clock of the system (adjtimex)");
+        }
+        libc::SYS_prctl if first == dispatch::PR_SET_SYSCALL_USER_DISPATCH => {
+            report("it changes the dispatch of its system calls (prctl)");
+        }
         libc::SYS_add_key | libc::SYS_request_key | libc::SYS_keyctl => {
             report("it uses keys of the kernel (keyctl)");
         }

@@ -11,7 +11,7 @@ use std::ffi::c_char;
 use libc::c_long;
 
 use crate::copies::KernelCopy;
-use crate::kernel_calls::{HERE, error};
+use crate::kernel_calls::{HERE, error, is_too_recent};
 use crate::path_changes::PathChange;
 use crate::restart_refusals::abort_replay;
 use crate::session::Session;
@@ -82,9 +82,8 @@ impl Session {
                     self.open(number, HERE, a, flags as u64, b)
                 }
                 libc::SYS_openat => self.open(number, a, b, c, d),
-                libc::SYS_openat2 | FCHMODAT2 | SETXATTRAT | REMOVEXATTRAT | FILE_SETATTR => {
-                    Some(-i64::from(libc::ENOSYS))
-                }
+                libc::SYS_openat2 => Some(-i64::from(libc::ENOSYS)),
+                _ if is_too_recent(number) => Some(-i64::from(libc::ENOSYS)),
                 libc::SYS_getcwd => self.working_directory_name(arguments),
                 libc::SYS_chdir | libc::SYS_fchdir => self.change_directory(number, arguments),
                 libc::SYS_chroot | libc::SYS_pivot_root => {
@@ -176,13 +175,6 @@ impl Session {
         }
     }
 }
-
-/// System calls of recent Linux versions. They fail with ENOSYS here, and programs then use older
-/// calls.
-const FCHMODAT2: c_long = 452;
-const SETXATTRAT: c_long = 463;
-const REMOVEXATTRAT: c_long = 466;
-const FILE_SETATTR: c_long = 469;
 
 /// Bytes that the kernel writes for each of these structures.
 const STAT: usize = size_of::<libc::stat>();

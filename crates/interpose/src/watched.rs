@@ -15,7 +15,7 @@ use landbridge_proto::nondeterminism::RecordHead;
 use crate::changed_names::{self, NameChange};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
-use crate::kernel_calls::text;
+use crate::kernel_calls::{HERE, text};
 use crate::messages::Path;
 use crate::{handler_frames, record_head, record_lock, restart_refusals};
 
@@ -66,17 +66,30 @@ pub unsafe fn change_of(directory: u64, path: u64) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     let head = head()?;
-    if name.is_empty() || is_foreign(name) {
+    // SAFETY: the caller's promise.
+    if name.is_empty() || unsafe { is_foreign_at(directory, path) } {
         return None;
     }
     let since = head.files.since.load(Relaxed) as i64;
-    // SAFETY: the caller's promise.
-    unsafe { changed_names::change_of((directory, path), since) }
+    if !is_foreign(name) {
+        // SAFETY: the caller's promise.
+        return unsafe { changed_names::change_of((directory, path), since) };
+    }
+    // The name leads out of /proc or /dev, whose links are no files.
+    let mut whole = [0; PATH_BYTES];
+    match file_metadata::path_behind((directory, path), &mut whole) {
+        0 => Some(NameChange::Absent),
+        // SAFETY: a path of at most `PATH_BYTES` bytes ends with a zero.
+        _ => unsafe { changed_names::change_of((HERE, whole.as_ptr().addr() as u64), since) },
+    }
 }
 
 /// Whether a call opens a file for writing, creates a file or truncates a file, and a process may
 /// read the file later.
-pub fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_int) -> bool {
+///
+/// # Safety
+/// The path is a C string.
+pub unsafe fn is_opened_for_writing(directory: u64, path: u64, flags: c_int) -> bool {
     let writes =
         flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
     // Nothing reads back what a process writes to a device.
@@ -85,7 +98,8 @@ pub fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_in
             .is_some_and(|(kind, _)| matches!(kind, FileKind::Other | FileKind::Random))
             && !file_metadata::passes_on_at((directory, path))
     };
-    writes && !is_foreign(name) && !is_device()
+    // SAFETY: the caller's name is that at `path`.
+    writes && !unsafe { is_foreign_at(directory, path) } && !is_device()
 }
 
 /// Calls `work` with the time of the last change and the path, if the descriptor is that of a
@@ -104,6 +118,28 @@ pub fn is_foreign(path: &[u8]) -> bool {
     is_exempt(path)
         || is_virtual(path)
         || path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/")
+}
+
+/// Whether a name is that of something outside the set of recorded files, and leads to nothing
+/// inside: `/proc/self/cwd/x` and `/dev/fd/3` may be recorded files.
+///
+/// # Safety
+/// The path is a C string, or null.
+pub unsafe fn is_foreign_at(directory: u64, path: u64) -> bool {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    if !is_foreign(name) || !file_metadata::may_lead_out(name) {
+        return is_foreign(name);
+    }
+    let mut whole = [0; PATH_BYTES];
+    let length = file_metadata::path_behind((directory, path), &mut whole);
+    // A pipe or a socket has a description in place of a path.
+    if length > 0 && whole[0] == b'/' && !is_foreign(&whole[..length]) {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let length = unsafe { file_metadata::path_of_name((directory, path), &mut whole) };
+    length > 0 && is_foreign(&whole[..length])
 }
 
 /// Forbids a restart because of what this thread, handler or program does with a file.
