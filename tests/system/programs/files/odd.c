@@ -22,6 +22,7 @@
 #include <sys/time.h>
 #include <sys/timerfd.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <syslog.h>
 
@@ -780,6 +781,67 @@ static void child_look_act(int step)
 
 static void flag_look(int step) { close(open(path("flag", rank + size * step), O_CREAT | O_WRONLY, 0644)); }
 
+/* --- thread-way: a thread changes the rank's file by a name below /proc. thread-space: it asks how
+ * full the file system is. own-name: the rank writes to a file of the kernel. file-handle: it asks
+ * for a handle of its file. other-process: it asks whether another process runs. */
+
+static void *change_by_way(void *name) { return (void *)(intptr_t)chmod(name, 0600); }
+
+static void thread_way_act(int step)
+{
+    char name[64];
+    pthread_t other;
+    void *result = NULL;
+    (void)step;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", row_file);
+    EXPECT_SAME(pthread_create(&other, NULL, change_by_way, name), 0);
+    EXPECT_SAME(pthread_join(other, &result), 0);
+    EXPECT_SAME((intptr_t)result, 0);
+}
+
+static void *ask_for_space(void *name)
+{
+    struct statfs about;
+    return (void *)(intptr_t)statfs(name, &about);
+}
+
+static void thread_space_act(int step)
+{
+    pthread_t other;
+    void *result = NULL;
+    (void)step;
+    EXPECT_SAME(pthread_create(&other, NULL, ask_for_space, (void *)path("of", rank)), 0);
+    EXPECT_SAME(pthread_join(other, &result), 0);
+    EXPECT_SAME((intptr_t)result, 0);
+}
+
+static void own_name_act(int step)
+{
+    char name[16];
+    int file = open("/proc/self/comm", O_WRONLY);
+    int length = snprintf(name, sizeof name, "step%d", step);
+    EXPECT_OK(file);
+    EXPECT_SAME(write(file, name, length), length);
+    close(file);
+}
+
+static void file_handle_act(int step)
+{
+    union {
+        struct file_handle handle;
+        char room[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+    } about = {.handle.handle_bytes = MAX_HANDLE_SZ};
+    int mount = 0;
+    (void)step;
+    name_to_handle_at(AT_FDCWD, path("of", rank), &about.handle, &mount, 0);
+}
+
+static void other_process_act(int step)
+{
+    (void)step;
+    expect(getpgid(getppid()) > 0, "no group: %s", strerror(errno));
+}
+
 /* --- child-link, thread-link: a child or a thread follows a symbolic link that another rank changes;
  * what the link leads to is older than the job */
 
@@ -1338,6 +1400,11 @@ static const struct row rows[] = {
     {"thread-read", position_begin, thread_read_act, NULL, file_end},
     {"grandchild", NULL, grandchild_act, child_look, NULL},
     {"child-look", NULL, child_look_act, flag_look, NULL},
+    {"thread-way", file_begin, thread_way_act, NULL, file_end},
+    {"thread-space", file_begin, thread_space_act, NULL, file_end},
+    {"own-name", NULL, own_name_act, NULL, NULL},
+    {"file-handle", file_begin, file_handle_act, NULL, file_end},
+    {"other-process", NULL, other_process_act, NULL, NULL},
     {"child-link", NULL, link_act, child_link_look, NULL},
     {"thread-link", NULL, link_act, thread_link_look, NULL},
     {"child-directory", NULL, child_directory_act, child_directory_look, NULL},
