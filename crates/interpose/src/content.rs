@@ -184,8 +184,8 @@ impl Session {
         result
     }
 
-    /// Reports a write to a file of the kernel (proc(5)): a replay takes the result from the record,
-    /// and the new process would lack what the write has changed.
+    /// Reports a write to a file of the kernel (proc(5)): a replay takes the result from the
+    /// record, and the new process would lack what the write has changed.
     fn check_virtual_write(&mut self, descriptor: u64) {
         if self.table.get(descriptor).is_some_and(|open| open.kind == FileKind::Virtual) {
             let path = Path(self.table.path_of(descriptor));
