@@ -94,7 +94,7 @@ pub unsafe fn is_opened_for_writing(directory: u64, path: u64, flags: c_int) -> 
         flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
     // Nothing reads back what a process writes to a device.
     let is_device = || {
-        file_metadata::identity_at((directory, path))
+        file_metadata::identity_behind((directory, path))
             .is_some_and(|(kind, _)| matches!(kind, FileKind::Other | FileKind::Random))
             && !file_metadata::passes_on_at((directory, path))
     };
@@ -169,3 +169,48 @@ pub fn forbid_restart_of(reason: fmt::Arguments<'_>) {
 
 pub const EXECUTES_BY_DESCRIPTOR: fmt::Arguments<'static> =
     format_args!("it executes a program by its descriptor, which nobody can look after");
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::fs::{self, File};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn opens_for_writing(name: &str) -> bool {
+        let name = CString::new(name).unwrap();
+        // SAFETY: a C string.
+        unsafe { is_opened_for_writing(HERE, name.as_ptr().addr() as u64, libc::O_WRONLY) }
+    }
+
+    #[test]
+    fn a_file_is_written_by_whatever_name_leads_to_it() {
+        let folder = std::env::temp_dir().join(format!("lb-watched-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = File::create(folder.join("file")).unwrap();
+        symlink("file", folder.join("link")).unwrap();
+        symlink("/dev/null", folder.join("nothing")).unwrap();
+        let descriptor = file.as_raw_fd();
+        let there = folder.display();
+        for name in [
+            format!("{there}/file"),
+            format!("{there}/link"),
+            format!("{there}/new"),
+            format!("/dev/fd/{descriptor}"),
+            format!("/proc/self/fd/{descriptor}"),
+            format!("/proc/self/root{there}/file"),
+            format!("/dev/..{there}/file"),
+            format!("/proc/self/root{there}/new"),
+        ] {
+            assert!(opens_for_writing(&name), "{name}");
+        }
+        for name in ["/dev/null", "/proc/self/comm", "/dev/shm/mpich-x", "/proc/self/root/dev/null"]
+        {
+            assert!(!opens_for_writing(name), "{name}");
+        }
+        assert!(!opens_for_writing(&format!("{there}/nothing")));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
