@@ -309,7 +309,7 @@ impl Connector {
     }
 }
 
-/// Maps rings into the provider's range of addresses (decision 5 in docs/ARCHITECTURE.md).
+/// Maps rings into the provider's range of addresses (`arena.rs`).
 const MAPPER: Mapper = Mapper {
     map: |file, size| {
         arena::map_fd(file, size).map_err(|errno| io::Error::from_raw_os_error(errno.0))
