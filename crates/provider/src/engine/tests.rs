@@ -439,6 +439,16 @@ struct Party {
 }
 
 impl Party {
+    /// Takes `link` for the connection to the relay.
+    fn attach_relay(&mut self, link: Link) -> usize {
+        let connections = &mut self.engine.connections;
+        let id = connections.data.links.len();
+        connections.data.links.push(Some(Box::new(link)));
+        connections.data.links.rings.push(id);
+        connections.relay_up(id);
+        id
+    }
+
     fn open() -> Party {
         Party::open_with(|setup| setup)
     }

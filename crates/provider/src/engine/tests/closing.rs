@@ -42,15 +42,8 @@ fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
     let name =
         Name { address: Address::new(PEER, 0), ..Name::parse(&name_at(nowhere, 1)).unwrap() };
     let number = party.av.insert(name.emit());
+    let id = party.attach_relay(Link::new(Carrier::Shm(Box::new(ours)), None));
     let engine = &mut party.engine;
-    let id = engine.connections.data.links.len();
-    engine
-        .connections
-        .data
-        .links
-        .push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-    engine.connections.data.links.rings.push(id);
-    engine.connections.relay_up(id);
     let peer = engine.connections.data.peer_of(number).unwrap();
     engine.connections.data.paths().use_link(peer, id);
     let own = engine.connections.data.own.address;

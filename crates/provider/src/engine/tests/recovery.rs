@@ -30,16 +30,9 @@ impl Recorded {
         let mut party = Party::open();
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 9));
         let number = party.av.insert(name_at(nowhere, 1));
+        party.engine.connections.data.replay = Some(Replay::new(party.engine.poll_state.time()));
+        let id = party.attach_relay(Link::new(Carrier::Shm(Box::new(ours)), None));
         let engine = &mut party.engine;
-        engine.connections.data.replay = Some(Replay::new(engine.poll_state.time()));
-        let id = engine.connections.data.links.len();
-        engine
-            .connections
-            .data
-            .links
-            .push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
-        engine.connections.data.links.rings.push(id);
-        engine.connections.relay_up(id);
         let peer = engine.connections.data.peer_of(number).unwrap();
         engine.connections.data.paths().use_link(peer, id);
         Recorded { party, relay, number }

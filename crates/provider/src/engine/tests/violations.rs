@@ -44,13 +44,9 @@ fn a_peer_that_breaks_the_protocol_on_the_uplink_is_given_up_alone() {
         let memory = ShmLink::receive_memory(theirs.as_fd()).unwrap();
         let mut relay = ShmLink::accept(theirs.into(), memory, Mapper::ANYWHERE).unwrap();
         let mut party = Party::open();
-        let engine = &mut party.engine.connections;
-        let id = engine.data.links.len();
         let link = Link { sum, ..Link::new(Carrier::Shm(Box::new(ours)), None) };
-        engine.data.links.push(Some(Box::new(link)));
-        engine.data.links.rings.push(id);
-        engine.relay_up(id);
-        let own = engine.data.own.address;
+        let id = party.attach_relay(link);
+        let own = party.engine.connections.data.own.address;
         party.receive(&[]);
         let grant = KindHeader::Grant { send: 99, recv: 1, limit: 1 };
         let message = KindHeader::Message { tag: 0, data: 0, long: None };
