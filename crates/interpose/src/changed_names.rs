@@ -7,8 +7,9 @@
 //!
 //! Files that ranks create change the times of their directory as well, both to the same value. A
 //! directory that was moved itself has a later time of status change than of modification, until
-//! something is created in it. The directories above the working directory of the process are not
-//! compared: the process is in them.
+//! something is created in it: from then on the only trace is that the directory above has changed.
+//! The directories above the working directory of the process are not compared: the process is in
+//! them.
 //!
 //! What may never happen: a changed symbolic link is passed over.
 
@@ -29,6 +30,16 @@ pub enum NameChange {
     Absent,
 }
 
+/// What a call learns of that to which a name leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// What it is. Of a directory that is used in this way only the name matters: its entries are
+    /// names of their own.
+    Itself,
+    /// Its times, size and number of links as well.
+    Attributes,
+}
+
 /// Number of symbolic links after which the kernel gives up (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 /// Number of the root directory of the kernel's file systems.
@@ -40,6 +51,7 @@ struct Way {
     path: [u8; PATH_BYTES],
     length: usize,
     since: i64,
+    learned: Use,
 }
 
 enum Walk {
@@ -53,10 +65,14 @@ enum Walk {
 ///
 /// # Safety
 /// The path is a C string, or null.
-pub unsafe fn change_of((directory, path): (u64, u64), since: i64) -> Option<NameChange> {
+pub unsafe fn change_of(
+    (directory, path): (u64, u64),
+    since: i64,
+    learned: Use,
+) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
-    let mut way = Way { directory, path: [0; PATH_BYTES], length: name.len(), since };
+    let mut way = Way { directory, path: [0; PATH_BYTES], length: name.len(), since, learned };
     way.path[..PATH_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name);
     for _ in 0..=LINKS_MAX {
         match way.walk() {
@@ -92,10 +108,7 @@ impl Way {
     /// Examines the component that ends where the path has a zero now. `None`: the walk goes on.
     fn examine(&self, start: usize, end: usize, is_last: bool) -> Option<Walk> {
         let Some((mode, found)) = mode_and_identity_at(self.place()) else {
-            // SAFETY: the path ends with a zero.
-            let above = unsafe { file_metadata::directory_of(self.place()) };
-            let has_changed = above.is_some_and(|above| self.has_changed(&above));
-            return Some(Walk::End(has_changed.then_some(NameChange::Absent)));
+            return Some(Walk::End(self.has_changed_above().then_some(NameChange::Absent)));
         };
         let has_changed = self.has_changed(&found);
         match mode & libc::S_IFMT {
@@ -105,11 +118,14 @@ impl Way {
                 Some(Walk::End(None))
             }
             libc::S_IFDIR if has_changed => {
-                let is_moved = found.changed > found.modified;
-                let is_new = is_last && self.is_new();
-                let change = if is_moved { NameChange::Way } else { NameChange::Target };
-                let matters = (is_moved || is_new) && !self.is_above_working_directory();
-                matters.then_some(Walk::End(Some(change)))
+                let is_learned = is_last && (self.learned == Use::Attributes || self.is_new());
+                let change = match is_learned {
+                    _ if found.changed > found.modified => NameChange::Way,
+                    true => NameChange::Target,
+                    false if self.may_be_exchanged(start, end) => NameChange::Way,
+                    false => return None,
+                };
+                (!self.is_above_working_directory()).then_some(Walk::End(Some(change)))
             }
             _ => (is_last && has_changed).then_some(Walk::End(Some(NameChange::Target))),
         }
@@ -121,6 +137,19 @@ impl Way {
 
     fn has_changed(&self, identity: &FileIdentity) -> bool {
         identity.modified.max(identity.changed) >= self.since
+    }
+
+    /// Whether the directory in which the path ends has changed. False: there is no such directory.
+    fn has_changed_above(&self) -> bool {
+        // SAFETY: the path ends with a zero.
+        let above = unsafe { file_metadata::directory_of(self.place()) };
+        above.is_some_and(|above| self.has_changed(&above))
+    }
+
+    /// Whether the directory at these bytes of the path may be another than when the job began. To
+    /// give it this name changed the directory above.
+    fn may_be_exchanged(&self, start: usize, end: usize) -> bool {
+        !matches!(&self.path[start..end], b"." | b"..") && self.has_changed_above()
     }
 
     /// Puts the content of the symbolic link at these bytes of the path in their place. `None`: the
@@ -236,9 +265,13 @@ mod tests {
     }
 
     fn change(path: &Path, since: i64) -> Option<NameChange> {
+        change_for(path, since, Use::Itself)
+    }
+
+    fn change_for(path: &Path, since: i64, learned: Use) -> Option<NameChange> {
         let path = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a C string.
-        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since) }
+        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since, learned) }
     }
 
     #[test]
@@ -278,6 +311,37 @@ mod tests {
         assert_eq!(change("old/sub/file"), Some(NameChange::Way));
     }
 
+    /// A directory that was exchanged has the same two times as one that got a file, once something
+    /// was created in it.
+    #[test]
+    fn an_exchanged_directory_in_which_something_was_created_is_found() {
+        let (folder, since) = Folder::new("exchanged");
+        let change = |name| change(&folder.at(name), since);
+        fs::write(folder.at("old/sub/new"), "").unwrap();
+        assert_eq!(change("old/sub/file"), None, "only the directory itself has changed");
+        fs::rename(folder.at("old/sub"), folder.at("old/before")).unwrap();
+        fs::rename(folder.at("old/before"), folder.at("old/sub")).unwrap();
+        fs::write(folder.at("old/sub/newer"), "").unwrap();
+        assert_eq!(change("old/sub/file"), Some(NameChange::Way));
+        assert_eq!(change("old/sub/"), Some(NameChange::Way));
+        assert_eq!(change("old/sub/../file"), Some(NameChange::Way));
+        assert_eq!(change("old/file"), None, "what is beside it");
+    }
+
+    #[test]
+    fn the_times_of_a_directory_are_compared_where_they_are_learned() {
+        let (folder, since) = Folder::new("times");
+        let change = |name| change_for(&folder.at(name), since, Use::Attributes);
+        for name in ["old", "old/sub", "old/file", "link"] {
+            assert_eq!(change(name), None, "{name}");
+        }
+        fs::write(folder.at("old/new"), "").unwrap();
+        assert_eq!(change("old"), Some(NameChange::Target));
+        assert_eq!(change("link/"), Some(NameChange::Target), "by a link");
+        assert_eq!(change("old/sub"), None, "whose directory has got a file");
+        assert_eq!(change("old/file"), None);
+    }
+
     #[test]
     fn what_the_kernel_makes_up_and_the_working_directory_are_not_compared() {
         let here = std::env::current_dir().unwrap();
@@ -285,7 +349,7 @@ mod tests {
             assert_eq!(change(Path::new(name), 0), None, "{name}");
         }
         // SAFETY: no path.
-        assert_eq!(unsafe { change_of((HERE, 0), 0) }, None);
+        assert_eq!(unsafe { change_of((HERE, 0), 0, Use::Itself) }, None);
         let long = "a/".repeat(PATH_BYTES);
         assert_eq!(change(Path::new(&long), 0), None);
         let (folder, since) = Folder::new("loop");

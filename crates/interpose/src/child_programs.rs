@@ -105,6 +105,24 @@ pub unsafe extern "C" fn add_open(
     }
 }
 
+/// Reports a directory that a later child enters before its program begins, where this library does
+/// not observe it: the names that the child uses begin there.
+///
+/// # Safety
+/// The arguments are valid for the C library's `posix_spawn_file_actions_addchdir_np`.
+pub unsafe extern "C" fn add_directory(
+    actions: *mut posix_spawn_file_actions_t,
+    path: *const c_char,
+) -> c_int {
+    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
+    unsafe {
+        if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
+            before_enter(path);
+        }
+        real_libc::posix_spawn_file_actions_addchdir_np(actions, path)
+    }
+}
+
 /// Whether this library observes a program that inherits the environment of this process.
 pub fn own_environment_loads_interposer() -> bool {
     unsafe extern "C" {
@@ -327,6 +345,23 @@ pub unsafe fn before_open(path: *const c_char, flags: c_int) {
     if is_way {
         let path = Path(name);
         forbid_restart_of(format_args!("a program that it starts opens {path}{CHANGED_WAY}"));
+    }
+}
+
+/// Reports a directory that a program started by this process enters when the program begins, and
+/// that a later incarnation may find changed.
+///
+/// # Safety
+/// The path is a C string.
+unsafe fn before_enter(path: *const c_char) {
+    // SAFETY: the caller's promise.
+    let (name, change) = unsafe {
+        let place = path.addr() as u64;
+        (Path(text(place)), change_of(HERE, place))
+    };
+    if let Some(change) = change {
+        let more = if change == NameChange::Way { CHANGED_WAY } else { CHANGED };
+        forbid_restart_of(format_args!("a program that it starts enters {name}{more}"));
     }
 }
 

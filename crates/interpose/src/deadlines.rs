@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use landbridge_proto::nondeterminism::{Clock, RecordError};
 use libc::{c_int, c_long, clockid_t, timespec};
 
-use crate::kernel_calls::{HERE, kernel};
+use crate::kernel_calls::kernel;
 use crate::real_libc::now;
 use crate::restart_refusals::abort_replay;
 use crate::session::Session;
 use crate::signal_mask::interruptible;
-use crate::user_memory;
+use crate::{processes, user_memory};
 
 const SECOND: i64 = 1_000_000_000;
 
@@ -204,14 +204,14 @@ fn clock_of_file(descriptor: u64) -> Option<clockid_t> {
     let path = crate::file_metadata::information_path(descriptor);
     let mut clock = None;
     // A system without proc(5) is refused before the program starts.
-    each_line(path.text(), |line| clock = clock.or(number_after(line, b"clockid: ")));
+    processes::each_line(path.text(), |line| clock = clock.or(number_after(line, b"clockid: ")));
     clock
 }
 
 /// The clock of a timer of this process (timer_create(2)). `None`: there is no such timer.
 fn clock_of_timer(timer: u64) -> Option<clockid_t> {
     let (mut is_it, mut clock) = (false, None);
-    let is_listed = each_line(c"/proc/self/timers", |line| {
+    let is_listed = processes::each_line(c"/proc/self/timers", |line| {
         if let Some(id) = number_after(line, b"ID: ") {
             is_it = id == timer as c_int;
         }
@@ -228,38 +228,6 @@ fn clock_of_timer(timer: u64) -> Option<clockid_t> {
 /// The decimal number that is the rest of a line after `name`.
 fn number_after(line: &[u8], name: &[u8]) -> Option<c_int> {
     std::str::from_utf8(line.strip_prefix(name)?).ok()?.trim().parse().ok()
-}
-
-/// Calls `work` with each line of a file of proc(5); a line longer than the room is cut off. False:
-/// the file cannot be opened.
-fn each_line(path: &std::ffi::CStr, mut work: impl FnMut(&[u8])) -> bool {
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    let place = path.as_ptr().addr() as u64;
-    let Ok(file) = u64::try_from(kernel(libc::SYS_openat, [HERE, place, flags, 0, 0, 0])) else {
-        return false;
-    };
-    let (mut room, mut line, mut length) = ([0_u8; 1024], [0_u8; 128], 0);
-    loop {
-        let into = room.as_mut_ptr().addr() as u64;
-        let given = kernel(libc::SYS_read, [file, into, room.len() as u64, 0, 0, 0]);
-        let Some(bytes) = usize::try_from(given).ok().and_then(|given| room.get(..given)) else {
-            break;
-        };
-        if bytes.is_empty() {
-            break;
-        }
-        for byte in bytes {
-            if *byte == b'\n' {
-                work(&line[..length]);
-                length = 0;
-            } else if length < line.len() {
-                line[length] = *byte;
-                length += 1;
-            }
-        }
-    }
-    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
-    true
 }
 
 #[cfg(test)]

@@ -174,6 +174,8 @@ interpose! {
     posix_spawn => child_programs::posix_spawn;
     posix_spawnp => child_programs::posix_spawnp;
     posix_spawn_file_actions_addopen => child_programs::add_open;
+    posix_spawn_file_actions_addchdir_np => child_programs::add_directory;
+    posix_spawn_file_actions_addchdir => child_programs::add_directory;
 }
 
 /// Runs when the program is loaded, before the constructors of every other library (`build.rs`),

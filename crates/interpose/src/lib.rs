@@ -53,6 +53,7 @@
 //! | `directory_calls`, `mapping_calls`, `metadata_calls` | recorded calls of one kind each |
 //! | `content` | reads and writes |
 //! | `descriptor_calls` | opening, closing, seeking and locking |
+//! | `unsaved_attributes` | what a checkpoint image lacks |
 //! | `restored_files` | open files when the process goes live, and around a checkpoint |
 //! | `new_processes` | threads and processes that the program begins |
 //! | `raw_channels` | sockets and queues used by raw system calls |
@@ -129,6 +130,7 @@ mod syscalls;
 mod temporary;
 mod trampoline;
 mod trap;
+mod unsaved_attributes;
 mod used_descriptors;
 mod user_memory;
 mod watched;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use libc::c_long;
 
-use crate::changed_names::NameChange;
+use crate::changed_names::{NameChange, Use};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, path_of};
 use crate::kernel_calls::{HERE, is_too_recent, text};
@@ -25,13 +25,16 @@ use crate::new_processes::{clone3, fork};
 use crate::path_changes::PathChange;
 use crate::session::Session;
 use crate::watched::{
-    self, CHANGED, CHANGED_WAY, EXECUTES_BY_DESCRIPTOR, change_of, forbid_restart,
+    self, CHANGED, CHANGED_WAY, EXECUTES_BY_DESCRIPTOR, change_for, change_of, forbid_restart,
     forbid_restart_of, is_foreign, is_foreign_at, is_opened_for_writing, is_replaying, observed,
     with_file,
 };
 use crate::{
     child_programs, content, mapping_calls, process_calls, side_channels, used_descriptors,
 };
+
+/// What follows the name of a file of proc(5) in a report.
+const ABOUT_ANOTHER: &str = ", which is about another process";
 
 /// Observes a system call. `Some`: the result of the call; `None`: the call is let through.
 ///
@@ -54,24 +57,22 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     // SAFETY: paths of the program's.
     unsafe {
         match number {
-            libc::SYS_stat
-            | libc::SYS_lstat
-            | libc::SYS_access
+            libc::SYS_stat | libc::SYS_lstat => looks("looks at", HERE, a, Use::Attributes),
+            libc::SYS_access
             | libc::SYS_readlink
             | libc::SYS_getxattr
             | libc::SYS_lgetxattr
             | libc::SYS_listxattr
-            | libc::SYS_llistxattr => looks("looks at", HERE, a),
+            | libc::SYS_llistxattr => looks("looks at", HERE, a, Use::Itself),
             libc::SYS_newfstatat | libc::SYS_statx if text(b).is_empty() => examines(a),
-            libc::SYS_newfstatat
-            | libc::SYS_statx
-            | libc::SYS_faccessat
-            | libc::SYS_faccessat2
-            | libc::SYS_readlinkat => looks("looks at", a, b),
+            libc::SYS_newfstatat | libc::SYS_statx => looks("looks at", a, b, Use::Attributes),
+            libc::SYS_faccessat | libc::SYS_faccessat2 | libc::SYS_readlinkat => {
+                looks("looks at", a, b, Use::Itself);
+            }
             libc::SYS_statfs if !is_foreign_at(HERE, a) => {
                 forbid_restart("asks for the file system of", text(a), "");
             }
-            libc::SYS_chdir => looks("enters", HERE, a),
+            libc::SYS_chdir => looks("enters", HERE, a, Use::Itself),
             libc::SYS_getdents | libc::SYS_getdents64 => lists(a),
             libc::SYS_execveat => forbid_restart_of(EXECUTES_BY_DESCRIPTOR),
             libc::SYS_open => open(HERE, a, b),
@@ -85,7 +86,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             _ if is_too_recent(number) => return Some(-i64::from(libc::ENOSYS)),
             libc::SYS_execve => {
                 child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
-                looks("executes", HERE, a);
+                looks("executes", HERE, a, Use::Itself);
             }
             libc::SYS_fork | libc::SYS_vfork => return fork(libc::SYS_fork, [0; 6], 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
@@ -152,10 +153,14 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     // SAFETY: the caller's promise.
+    let is_about_another = || unsafe { process_calls::is_about_another_process(directory, path) };
+    // SAFETY: the caller's promise.
     if unsafe { is_opened_for_writing(directory, path, flags as c_int) } {
         forbid_restart("opens", name, " for writing");
     } else if file_metadata::passes_on_at((directory, path)) {
         forbid_restart("opens", name, ", which keeps nothing");
+    } else if is_about_another() {
+        forbid_restart("opens", name, ABOUT_ANOTHER);
     } else {
         // SAFETY: the caller's promise.
         let change = unsafe { change_of(directory, path) };
@@ -178,10 +183,15 @@ fn placeholder(descriptor: u64) {
 ///
 /// # Safety
 /// The path is a C string, or null.
-unsafe fn looks(what: &str, directory: u64, path: u64) {
+unsafe fn looks(what: &str, directory: u64, path: u64, learned: Use) {
     // SAFETY: the caller's promise.
-    let (name, change) = unsafe { (text(path), change_of(directory, path)) };
-    report_change(what, name, change);
+    let name = unsafe { text(path) };
+    // SAFETY: the caller's promise.
+    if unsafe { process_calls::is_about_another_process(directory, path) } {
+        return forbid_restart(what, name, ABOUT_ANOTHER);
+    }
+    // SAFETY: the caller's promise.
+    report_change(what, name, unsafe { change_for(directory, path, learned) });
 }
 
 fn report_change(what: &str, name: &[u8], change: Option<NameChange>) {
@@ -302,9 +312,17 @@ fn reads(descriptor: u64) {
     uses("reads", descriptor);
 }
 
-/// Reports a look at an open file that may change.
+/// Reports a look at an open file or directory that may change.
 fn examines(descriptor: u64) {
-    uses("looks at", descriptor);
+    let Some((FileKind::Directory, _)) = identity_of(descriptor as u32 as u64) else {
+        return uses("looks at", descriptor);
+    };
+    let mut path = [0; PATH_BYTES];
+    let length = path_of(descriptor as u32 as u64, &mut path);
+    let place = path.as_ptr().addr() as u64;
+    // SAFETY: a path of at most `PATH_BYTES` - 1 bytes ends with a zero.
+    let change = unsafe { change_for(HERE, place, Use::Attributes) };
+    report_change("looks at", &path[..length], change);
 }
 
 fn uses(what: &str, descriptor: u64) {

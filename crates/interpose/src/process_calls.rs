@@ -162,6 +162,31 @@ fn is_of_another_process(path: &[u8]) -> bool {
     is_process && is_shared && file_metadata::in_own_proc_directory(path).is_none()
 }
 
+/// Whether a name leads to the directory of another process in proc(5), or to something in it. The
+/// rank that has started this process does not count.
+///
+/// # Safety
+/// The path is a C string, or null.
+pub unsafe fn is_about_another_process(directory: u64, path: u64) -> bool {
+    // SAFETY: the caller's promise.
+    if is_in_directory_of_another(unsafe { text(path) }) {
+        return true;
+    }
+    let mut whole = [0; PATH_BYTES];
+    let length = file_metadata::path_behind((directory, path), &mut whole);
+    is_in_directory_of_another(&whole[..length])
+}
+
+fn is_in_directory_of_another(path: &[u8]) -> bool {
+    let Some(rest) = path.strip_prefix(b"/proc/") else { return false };
+    let word = rest.split(|byte| *byte == b'/').next().unwrap_or_default();
+    let number = std::str::from_utf8(word).ok().and_then(|word| word.parse::<c_int>().ok());
+    let is_rank = |number: c_int| {
+        watched::observed().is_some_and(|head| head.owner.load(Relaxed) == number as u64)
+    };
+    number.is_some_and(|number| !is_rank(number) && !is_own_process(number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +203,21 @@ mod tests {
             [&b"/proc/self/fd/3"[..], b"/proc/1/fd", b"/proc/1/stat", b"/proc/meminfo", b"fd/1"];
         for path in others.into_iter().chain([own.as_bytes()]) {
             assert!(!is_of_another_process(path), "{}", path.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn names_of_what_the_kernel_says_of_other_processes_are_recognized() {
+        let about = |name: &std::ffi::CStr| {
+            // SAFETY: a C string.
+            unsafe { is_about_another_process(HERE, name.as_ptr().addr() as u64) }
+        };
+        for name in [c"/proc/1/comm", c"/proc/1", c"//proc/self/../1/stat", c"/proc/999999999/x"] {
+            assert!(about(name), "{name:?}");
+        }
+        let own = std::ffi::CString::new(format!("/proc/{}/comm", std::process::id())).unwrap();
+        for name in [c"/proc/self/comm", c"/proc/meminfo", c"/proc", c"/tmp/1", c"1", &own] {
+            assert!(!about(name), "{name:?}");
         }
     }
 

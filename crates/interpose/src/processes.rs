@@ -94,3 +94,37 @@ pub fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
     kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
     is_whole
 }
+
+/// Calls `work` with each line of a file of proc(5); a line longer than the room is cut off. False:
+/// the file cannot be opened.
+pub fn each_line(path: &CStr, mut work: impl FnMut(&[u8])) -> bool {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let place = path.as_ptr().addr() as u64;
+    let Ok(file) =
+        u64::try_from(kernel(libc::SYS_openat, [crate::kernel_calls::HERE, place, flags, 0, 0, 0]))
+    else {
+        return false;
+    };
+    let (mut room, mut line, mut length) = ([0_u8; 1024], [0_u8; 128], 0);
+    loop {
+        let into = room.as_mut_ptr().addr() as u64;
+        let given = kernel(libc::SYS_read, [file, into, room.len() as u64, 0, 0, 0]);
+        let Some(bytes) = usize::try_from(given).ok().and_then(|given| room.get(..given)) else {
+            break;
+        };
+        if bytes.is_empty() {
+            break;
+        }
+        for byte in bytes {
+            if *byte == b'\n' {
+                work(&line[..length]);
+                length = 0;
+            } else if length < line.len() {
+                line[length] = *byte;
+                length += 1;
+            }
+        }
+    }
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    true
+}

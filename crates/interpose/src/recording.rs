@@ -21,7 +21,10 @@ use crate::messages::warn;
 use crate::record_head::{self, is_owner, is_record};
 use crate::record_lock::{self, RecordGuard, lock_for_call};
 use crate::session::Session;
-use crate::{deadlines, dispatch, new_processes, origin, processes, restart_refusals, trap};
+use crate::{
+    deadlines, dispatch, new_processes, origin, processes, restart_refusals, trap,
+    unsaved_attributes,
+};
 
 /// Environment variables that the node agent sets.
 const RECORD_VARIABLE: &CStr = c"LANDBRIDGE_RECORD";
@@ -273,6 +276,7 @@ pub fn quiesce() -> bool {
     dispatch::suspend_dispatch();
     let place = present.position();
     deadlines::note_image();
+    unsaved_attributes::remember();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: every recorded call is excluded, and the record's addresses stay reserved.
     unsafe {
@@ -330,6 +334,7 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         record_lock::refresh();
         if !is_same {
             deadlines::note_restore();
+            unsaved_attributes::restore();
         }
         match is_same {
             true if records_files() => while_excluded(|session| session.table.resume()),

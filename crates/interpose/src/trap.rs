@@ -33,11 +33,15 @@ use crate::handler_frames::{self, STACK_BYTES};
 use crate::user_memory::{self, Readable};
 use crate::{
     observe, process_calls, raw_channels, record_head, record_lock, restart_refusals, signal_mask,
-    syscalls, trampoline,
+    syscalls, trampoline, unsaved_attributes, watched,
 };
 
 /// `si_code` of a dispatched call.
 const SYS_USER_DISPATCH: c_int = 2;
+
+/// Offset in bytes of `si_arch` in the kernel's `struct siginfo`, after `si_call_addr` and
+/// `si_syscall`.
+const SI_ARCH: usize = 28;
 
 const SA_RESTORER: u64 = 0x0400_0000;
 
@@ -126,6 +130,12 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
         if (*info).si_code != SYS_USER_DISPATCH {
             return raise_default_sigsys();
         }
+        let number = (*context).uc_mcontext.gregs[libc::REG_RAX as usize] as c_long;
+        if !is_native(architecture_of(info), number) {
+            watched::forbid_restart_of(format_args!("it makes system calls of 32-bit programs"));
+            (*context).uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS);
+            return;
+        }
         let registers = &mut (*context).uc_mcontext.gregs;
         let register = |at: c_int| registers[at as usize] as u64;
         let arguments = [
@@ -136,7 +146,6 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
             register(libc::REG_R8),
             register(libc::REG_R9),
         ];
-        let number = register(libc::REG_RAX) as c_long;
         let mut trapped = TrappedCall { number, arguments, context };
         TRAPS[0].fetch_add(1, Relaxed);
         let result = trapped.handle();
@@ -152,6 +161,23 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
             None => registers[libc::REG_RAX as usize] = raw(number, arguments),
         }
     }
+}
+
+/// The instruction set for which the number of a dispatched call is meant: `si_arch`.
+///
+/// # Safety
+/// The kernel's description of a dispatched call.
+unsafe fn architecture_of(info: *const siginfo_t) -> u32 {
+    // SAFETY: the caller's promise; the field is the third after the address of the call.
+    unsafe { info.cast::<u8>().add(SI_ARCH).cast::<u32>().read() }
+}
+
+/// Whether a system call has the numbers of this library's tables. `int $0x80` makes calls of
+/// 32-bit programs, and a bit of the number those of the x32 ABI.
+fn is_native(architecture: u32, number: c_long) -> bool {
+    const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+    const X32_BIT: c_long = 0x4000_0000;
+    architecture != AUDIT_ARCH_I386 && (number < 0 || number & X32_BIT == 0)
 }
 
 /// Runs before each signal handler of the program. Dispatches the calls of the handler, whatever
@@ -271,6 +297,7 @@ impl TrappedCall {
         unsafe {
             let instruction = self.register(libc::REG_RIP);
             raw_channels::check(number, self.arguments, instruction, self.stack_pointer());
+            unsaved_attributes::note(number, self.arguments);
             match user_memory::check(number, self.arguments) {
                 Readable::All => (),
                 Readable::NotForKernel => return None,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Orderin
 
 use landbridge_proto::nondeterminism::RecordHead;
 
-use crate::changed_names::{self, NameChange};
+use crate::changed_names::{self, NameChange, Use};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::kernel_calls::{HERE, text};
@@ -58,11 +58,20 @@ pub fn is_replaying() -> bool {
 pub const CHANGED: &str = ", which is changed while the job runs";
 pub const CHANGED_WAY: &str = " by a link or directory that is changed while the job runs";
 
-/// What has changed since the job began, of that to which a name leads.
+/// What has changed since the job began, of that to which a name leads; its times do not count.
 ///
 /// # Safety
 /// The path is a C string, or null.
 pub unsafe fn change_of(directory: u64, path: u64) -> Option<NameChange> {
+    // SAFETY: the caller's promise.
+    unsafe { change_for(directory, path, Use::Itself) }
+}
+
+/// What has changed since the job began, of that which a call learns by a name.
+///
+/// # Safety
+/// The path is a C string, or null.
+pub unsafe fn change_for(directory: u64, path: u64, learned: Use) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     let head = head()?;
@@ -73,14 +82,17 @@ pub unsafe fn change_of(directory: u64, path: u64) -> Option<NameChange> {
     let since = head.files.since.load(Relaxed) as i64;
     if !is_foreign(name) {
         // SAFETY: the caller's promise.
-        return unsafe { changed_names::change_of((directory, path), since) };
+        return unsafe { changed_names::change_of((directory, path), since, learned) };
     }
     // The name leads out of /proc or /dev, whose links are no files.
     let mut whole = [0; PATH_BYTES];
     match file_metadata::path_behind((directory, path), &mut whole) {
         0 => Some(NameChange::Absent),
-        // SAFETY: a path of at most `PATH_BYTES` bytes ends with a zero.
-        _ => unsafe { changed_names::change_of((HERE, whole.as_ptr().addr() as u64), since) },
+        _ => {
+            let whole = whole.as_ptr().addr() as u64;
+            // SAFETY: a path of at most `PATH_BYTES` bytes ends with a zero.
+            unsafe { changed_names::change_of((HERE, whole), since, learned) }
+        }
     }
 }
 

@@ -101,3 +101,32 @@ fn a_thread_whose_dispatch_is_gone_begins_again_on_demand() {
     }
     thread.join().unwrap();
 }
+
+/// Such a call would otherwise be taken for another one: number 20 is `getpid` there, `writev` here.
+#[test]
+fn calls_of_32_bit_programs_fail() {
+    assert!(is_native(0xc000_003e, libc::SYS_read) && is_native(0xc000_003e, -1));
+    assert!(!is_native(0x4000_0003, 20) && !is_native(0xc000_003e, 0x4000_0000 | 20));
+    if !install_handler() {
+        return;
+    }
+    // SAFETY: the child makes system calls only, then ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let mut result: i64 = 20;
+            if dispatch::observe_this_thread() {
+                std::arch::asm!("int 0x80", inout("rax") result, out("r8") _, out("r9") _,
+                    out("r10") _, out("r11") _);
+            } else {
+                result = -i64::from(libc::ENOSYS);
+            }
+            libc::_exit(c_int::from(result as i32 != -libc::ENOSYS));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        // A kernel without 32-bit programs ends the child.
+        let is_killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
+        assert!(status == 0 || is_killed, "{status:#x}");
+    }
+}

@@ -15,6 +15,7 @@
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
@@ -22,6 +23,7 @@
 #include <sys/time.h>
 #include <sys/timerfd.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <syslog.h>
@@ -871,6 +873,96 @@ static void thread_link_look(int step)
     close((int)(intptr_t)file);
 }
 
+/* --- spawn-directory: a program begins in a directory to which a link leads that another rank changes */
+
+static const char *const directory_targets[] = {"/", "/usr"};
+
+static void directory_link_act(int step)
+{
+    const char *fresh = path("new", rank);
+    EXPECT_SAME(symlink(directory_targets[step % 2], fresh), 0);
+    EXPECT_SAME(rename(fresh, path("link", rank)), 0);
+}
+
+static void spawn_directory_look(int step)
+{
+    char *words[] = {"test", "-d", "share", NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t child = -1;
+    int status = 0;
+    posix_spawn_file_actions_init(&actions);
+    EXPECT_SAME(posix_spawn_file_actions_addchdir_np(&actions, path("link", NEXT)), 0);
+    EXPECT_SAME(posix_spawn(&child, "/usr/bin/test", &actions, NULL, words, environ), 0);
+    EXPECT_SAME(waitpid(child, &status, 0), child);
+    EXPECT_SAME(status, step % 2 ? 0 : 256);
+    posix_spawn_file_actions_destroy(&actions);
+}
+
+/* --- child-times: a child asks for the times of a directory in which the ranks make files */
+
+static void child_times_act(int step)
+{
+    int file = open(path("of", rank + size * step), O_WRONLY | O_CREAT | O_EXCL, 0644);
+    EXPECT_OK(file);
+    close(file);
+}
+
+static void child_times_look(int step)
+{
+    char command[PATH_MAX + 16];
+    (void)step;
+    snprintf(command, sizeof command, "test -d %s", folder);
+    EXPECT_SAME(system(command), 0);
+}
+
+/* --- child-process: a child asks the kernel about another process */
+
+static void child_process_act(int step)
+{
+    (void)step;
+    EXPECT_SAME(system("read -r name < /proc/1/comm"), 0);
+}
+
+/* --- refused-connect: a connection to a local socket fails while there is none */
+
+static void refused_connect_act(int step)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int file = socket(AF_UNIX, SOCK_STREAM, 0);
+    (void)step;
+    EXPECT_OK(file);
+    snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "landbridge-no-such-socket");
+    EXPECT_SAME(connect(file, (struct sockaddr *)&address, sizeof address), -1);
+    EXPECT_SAME(errno, ECONNREFUSED);
+    close(file);
+}
+
+/* --- wiped: memory that is empty in children, and the slack of the timers, also after an image */
+
+static char *wiped;
+
+static void wiped_begin(void)
+{
+    wiped = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    expect(wiped != MAP_FAILED, "no memory: %s", strerror(errno));
+    EXPECT_SAME(madvise(wiped, 4096, MADV_WIPEONFORK), 0);
+    wiped[0] = 7;
+    EXPECT_SAME(prctl(PR_SET_TIMERSLACK, 77000), 0);
+}
+
+static void wiped_act(int step)
+{
+    int status = -1;
+    pid_t child = fork();
+    (void)step;
+    if (child == 0)
+        _exit(wiped[0]);
+    EXPECT_SAME(waitpid(child, &status, 0), child);
+    EXPECT_SAME(status, 0);
+    EXPECT_SAME(wiped[0], 7);
+    EXPECT_SAME(prctl(PR_GET_TIMERSLACK), 77000);
+}
+
 /* --- child-directory: a child looks at a directory that another rank has made */
 
 static void child_directory_act(int step) { EXPECT_SAME(mkdir(path("made", rank + size * step), 0755), 0); }
@@ -1408,6 +1500,11 @@ static const struct row rows[] = {
     {"child-link", NULL, link_act, child_link_look, NULL},
     {"thread-link", NULL, link_act, thread_link_look, NULL},
     {"child-directory", NULL, child_directory_act, child_directory_look, NULL},
+    {"spawn-directory", NULL, directory_link_act, spawn_directory_look, NULL},
+    {"child-times", NULL, child_times_act, child_times_look, NULL},
+    {"child-process", NULL, child_process_act, NULL, NULL},
+    {"refused-connect", NULL, refused_connect_act, NULL, NULL},
+    {"wiped", wiped_begin, wiped_act, NULL, NULL},
     {"socket", socket_begin, socket_act, socket_look, NULL},
     {"sendmsg", NULL, sendmsg_act, NULL, NULL},
     {"raw-connect", NULL, raw_connect_act, NULL, NULL},
