@@ -22,6 +22,7 @@ SAMPLES = {
         "who draws and is not recorded",
         "who looks at the clock another number of times",
         "a script that starts the program beside itself",
+        "a child that becomes the program, killed",
         "who writes a file together with others",
         "who does something else than before",
         "who has spawned others",

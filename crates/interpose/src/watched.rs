@@ -87,13 +87,32 @@ pub unsafe fn change_for(directory: u64, path: u64, learned: Use) -> Option<Name
     // The name leads out of /proc or /dev, whose links are no files.
     let mut whole = [0; PATH_BYTES];
     match file_metadata::path_behind((directory, path), &mut whole) {
-        0 => Some(NameChange::Absent),
+        0 => ends_among_recorded_files(directory, name).then_some(NameChange::Absent),
         _ => {
             let whole = whole.as_ptr().addr() as u64;
             // SAFETY: a path of at most `PATH_BYTES` bytes ends with a zero.
             unsafe { changed_names::change_of((HERE, whole), since, learned) }
         }
     }
+}
+
+/// Whether a name that leads to nothing ends outside `/proc`, `/sys` and `/dev`: the deepest
+/// directory of the name that exists is not there.
+fn ends_among_recorded_files(directory: u64, name: &[u8]) -> bool {
+    let (mut above, mut whole) = ([0; PATH_BYTES], [0; PATH_BYTES]);
+    let mut rest = &name[..name.len().min(PATH_BYTES - 1)];
+    while let Some(slash) = rest.iter().rposition(|byte| *byte == b'/') {
+        rest = &rest[..slash];
+        above[..slash].copy_from_slice(rest);
+        above[slash..].fill(0);
+        let place = (directory, above.as_ptr().addr() as u64);
+        let length = file_metadata::path_behind(place, &mut whole);
+        if length > 0 {
+            whole[length] = b'/';
+            return !is_foreign(&whole[..=length]);
+        }
+    }
+    true
 }
 
 /// Whether a call opens a file for writing, creates a file or truncates a file, and a process may
@@ -195,6 +214,16 @@ mod tests {
         let name = CString::new(name).unwrap();
         // SAFETY: a C string.
         unsafe { is_opened_for_writing(HERE, name.as_ptr().addr() as u64, libc::O_WRONLY) }
+    }
+
+    #[test]
+    fn a_missing_name_of_the_kernel_says_nothing_about_files() {
+        for name in ["/sys/no/such/..", "/proc/self/no/..", "/proc/no/../x", "/dev/no/such/../x"] {
+            assert!(!ends_among_recorded_files(HERE, name.as_bytes()), "{name}");
+        }
+        for name in ["/proc/self/cwd/no/such", "/proc/self/root/tmp/no/../x", "/dev/../no/such"] {
+            assert!(ends_among_recorded_files(HERE, name.as_bytes()), "{name}");
+        }
     }
 
     #[test]
