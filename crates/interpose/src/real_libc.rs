@@ -40,10 +40,20 @@ impl NextSymbol {
         }
     }
 
+    /// Whether this C library has the function.
+    fn exists(&self) -> bool {
+        !self.address.load(Relaxed).is_null() || !self.look_up().is_null()
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        // SAFETY: the name is a C string.
+        unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }
+    }
+
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: the name is a C string.
-        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let address = self.look_up();
         if address.is_null() {
             // The calling program was linked with the function, so only a broken C library lacks
             // it.
@@ -61,6 +71,25 @@ pub static SYSLOG: NextSymbol = NextSymbol::new(c"syslog");
 pub static VSYSLOG: NextSymbol = NextSymbol::new(c"vsyslog");
 pub static CHECKED_SYSLOG: NextSymbol = NextSymbol::new(c"__syslog_chk");
 pub static CHECKED_VSYSLOG: NextSymbol = NextSymbol::new(c"__vsyslog_chk");
+
+static ADD_DIRECTORY: NextSymbol = NextSymbol::new(c"posix_spawn_file_actions_addchdir_np");
+
+/// `posix_spawn_file_actions_addchdir_np` of glibc 2.29 and later; older ones get ENOSYS.
+///
+/// # Safety
+/// The arguments are valid for that function.
+pub unsafe fn posix_spawn_file_actions_addchdir_np(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    path: *const c_char,
+) -> c_int {
+    type AddDirectory =
+        unsafe extern "C" fn(*mut libc::posix_spawn_file_actions_t, *const c_char) -> c_int;
+    // SAFETY: the type is that of the C library's header; the rest is the caller's promise.
+    match ADD_DIRECTORY.exists() {
+        true => unsafe { ADD_DIRECTORY.get::<AddDirectory>()(actions, path) },
+        false => libc::ENOSYS,
+    }
+}
 
 macro_rules! behind {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
@@ -171,10 +200,6 @@ behind! {
         path: *const c_char,
         flags: c_int,
         mode: libc::mode_t
-    ) -> c_int;
-    posix_spawn_file_actions_addchdir_np(
-        actions: *mut libc::posix_spawn_file_actions_t,
-        path: *const c_char
     ) -> c_int;
     mkstemp(template: *mut c_char) -> c_int;
     mkostemp(template: *mut c_char, flags: c_int) -> c_int;

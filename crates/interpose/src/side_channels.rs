@@ -103,6 +103,11 @@ pub unsafe fn any_is_for_others(messages: *const mmsghdr, count: c_uint) -> bool
     unsafe { (0..count as usize).any(|at| is_for_others(&raw const (*messages.add(at)).msg_hdr)) }
 }
 
+/// Whether an error of connect(2) says something about the address, which then can be read.
+fn is_answer(error: c_int) -> bool {
+    matches!(error, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::EAGAIN)
+}
+
 /// Whether a refused connection tells something about the other ranks: whether there is a local
 /// socket of this name (unix(7)). Sockets in `/run` belong to services of the system. A program
 /// learns a port at which nobody listens only from another process, and that is recorded.
@@ -153,7 +158,7 @@ pub unsafe extern "C" fn connect(
         let is_connected = outcome == 0 || before == libc::EINPROGRESS;
         let matters = match is_connected {
             true => !is_end(address) && is_of_others(address),
-            false => watched::is_watched() && tells_of_others(address, length),
+            false => is_answer(before) && watched::is_watched() && tells_of_others(address, length),
         };
         if matters {
             forbid_restart(from, CONNECTS);
