@@ -14,10 +14,11 @@
 //! What may never happen: a changed symbolic link is passed over.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use crate::file_identity::{FileIdentity, PATH_BYTES};
 use crate::file_metadata::{self, mode_and_identity_at};
-use crate::kernel_calls::{kernel, text};
+use crate::kernel_calls::{HERE, kernel, text};
 
 /// What has changed since the job began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +31,19 @@ pub enum NameChange {
     Absent,
 }
 
-/// What a call learns of that to which a name leads.
+/// What a call asks of that to which a name leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// What it is. Of a directory that is used in this way only the name matters: its entries are
-    /// names of their own.
-    Itself,
+pub enum Asked {
+    /// What it is. Names in a directory are compared on their own.
+    Name,
     /// Its times, size and number of links as well.
     Attributes,
 }
 
 /// Number of symbolic links after which the kernel gives up (path_resolution(7)).
 const LINKS_MAX: usize = 40;
+/// Number of directories above the working directory that are compared.
+const LEVELS_MAX: usize = 64;
 /// Number of the root directory of the kernel's file systems.
 const ROOT_INODE: u64 = 1;
 
@@ -51,7 +53,7 @@ struct Way {
     path: [u8; PATH_BYTES],
     length: usize,
     since: i64,
-    learned: Use,
+    asked: Asked,
 }
 
 enum Walk {
@@ -68,11 +70,11 @@ enum Walk {
 pub unsafe fn change_of(
     (directory, path): (u64, u64),
     since: i64,
-    learned: Use,
+    asked: Asked,
 ) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
-    let mut way = Way { directory, path: [0; PATH_BYTES], length: name.len(), since, learned };
+    let mut way = Way { directory, path: [0; PATH_BYTES], length: name.len(), since, asked };
     way.path[..PATH_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name);
     for _ in 0..=LINKS_MAX {
         match way.walk() {
@@ -87,6 +89,7 @@ impl Way {
     /// Examines the components from the first one on, up to a symbolic link.
     fn walk(&mut self) -> Walk {
         let mut end = 0;
+        let mut above = None;
         loop {
             let rest = &self.path[end..self.length];
             let start = end + rest.iter().take_while(|byte| **byte == b'/').count();
@@ -97,7 +100,7 @@ impl Way {
             end = start + rest.iter().take_while(|byte| **byte != b'/').count();
             let is_last = self.path[end..self.length].iter().all(|byte| *byte == b'/');
             let separator = std::mem::take(&mut self.path[end]);
-            let step = self.examine(start, end, is_last);
+            let step = self.examine(start..end, is_last, &mut above);
             self.path[end] = separator;
             if let Some(step) = step {
                 return step;
@@ -105,27 +108,37 @@ impl Way {
         }
     }
 
-    /// Examines the component that ends where the path has a zero now. `None`: the walk goes on.
-    fn examine(&self, start: usize, end: usize, is_last: bool) -> Option<Walk> {
+    /// Examines the component in these bytes, after which the path has a zero now. `above`: the
+    /// directory that contains it, if that is known; on return the component. `None`: the walk goes
+    /// on.
+    fn examine(
+        &self,
+        part: Range<usize>,
+        is_last: bool,
+        above: &mut Option<FileIdentity>,
+    ) -> Option<Walk> {
         let Some((mode, found)) = mode_and_identity_at(self.place()) else {
-            return Some(Walk::End(self.has_changed_above().then_some(NameChange::Absent)));
+            let change = self.has_changed_above(*above).then_some(NameChange::Absent);
+            return Some(Walk::End(change));
         };
+        let above = above.replace(found);
         let has_changed = self.has_changed(&found);
         match mode & libc::S_IFMT {
             libc::S_IFLNK if has_changed => Some(Walk::End(Some(NameChange::Way))),
-            libc::S_IFLNK => Some(Walk::Link(start, end)),
+            libc::S_IFLNK => Some(Walk::Link(part.start, part.end)),
             libc::S_IFDIR if found.inode == ROOT_INODE && self.is_of_kernel() => {
                 Some(Walk::End(None))
             }
             libc::S_IFDIR if has_changed => {
-                let is_learned = is_last && (self.learned == Use::Attributes || self.is_new());
-                let change = match is_learned {
+                // The times of `/tmp` change in every run, by processes outside the job.
+                let is_asked = self.asked == Asked::Attributes && mode & libc::S_ISVTX == 0;
+                let change = match is_last && (is_asked || self.is_new()) {
                     _ if found.changed > found.modified => NameChange::Way,
                     true => NameChange::Target,
-                    false if self.may_be_exchanged(start, end) => NameChange::Way,
+                    false if self.may_be_exchanged(&self.path[part], above) => NameChange::Way,
                     false => return None,
                 };
-                (!self.is_above_working_directory()).then_some(Walk::End(Some(change)))
+                (!is_above_working_directory(&found)).then_some(Walk::End(Some(change)))
             }
             _ => (is_last && has_changed).then_some(Walk::End(Some(NameChange::Target))),
         }
@@ -139,17 +152,28 @@ impl Way {
         identity.modified.max(identity.changed) >= self.since
     }
 
-    /// Whether the directory in which the path ends has changed. False: there is no such directory.
-    fn has_changed_above(&self) -> bool {
-        // SAFETY: the path ends with a zero.
-        let above = unsafe { file_metadata::directory_of(self.place()) };
+    /// Whether the directory that contains the component has changed. `None`: the component is the
+    /// first one.
+    fn has_changed_above(&self, above: Option<FileIdentity>) -> bool {
+        let first = || match self.path[0] {
+            b'/' => file_metadata::identity_at((HERE, c"/".as_ptr().addr() as u64)),
+            _ => file_metadata::identity_of(self.directory),
+        };
+        let above = above.or_else(|| first().map(|(_, identity)| identity));
         above.is_some_and(|above| self.has_changed(&above))
     }
 
-    /// Whether the directory at these bytes of the path may be another than when the job began. To
-    /// give it this name changed the directory above.
-    fn may_be_exchanged(&self, start: usize, end: usize) -> bool {
-        !matches!(&self.path[start..end], b"." | b"..") && self.has_changed_above()
+    /// Whether the directory of this name at the end of the path may be another than when the job
+    /// began: a rename also changes the times of the directory above. No rename replaces a mount
+    /// point.
+    fn may_be_exchanged(&self, name: &[u8], above: Option<FileIdentity>) -> bool {
+        !matches!(name, b"." | b"..") && self.has_changed_above(above) && !self.is_mount_point()
+    }
+
+    /// False also if the kernel does not tell (before Linux 5.8).
+    fn is_mount_point(&self) -> bool {
+        self.about(0)
+            .is_some_and(|about| about.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0)
     }
 
     /// Puts the content of the symbolic link at these bytes of the path in their place. `None`: the
@@ -180,46 +204,68 @@ impl Way {
     /// Whether the directory of the path was created since the job began, as far as the file system
     /// says.
     fn is_new(&self) -> bool {
+        self.about(libc::STATX_BTIME).is_some_and(|about| {
+            let (seconds, rest) = (about.stx_btime.tv_sec, about.stx_btime.tv_nsec);
+            let born = crate::file_status::nanoseconds(seconds, rest.into());
+            about.stx_mask & libc::STATX_BTIME != 0 && born >= self.since
+        })
+    }
+
+    /// What statx(2) says of the end of the path.
+    fn about(&self, wanted: u32) -> Option<libc::statx> {
         let mut about = MaybeUninit::<libc::statx>::zeroed();
         let (directory, path) = self.place();
         let room = about.as_mut_ptr().addr() as u64;
         let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
-        let wanted = u64::from(libc::STATX_BTIME);
-        let result = kernel(libc::SYS_statx, [directory, path, flags, wanted, room, 0]);
+        let result = kernel(libc::SYS_statx, [directory, path, flags, wanted.into(), room, 0]);
         // SAFETY: all zeros are a value, and the kernel has written another.
-        let about = unsafe { about.assume_init() };
-        let born =
-            crate::file_status::nanoseconds(about.stx_btime.tv_sec, about.stx_btime.tv_nsec.into());
-        result == 0 && about.stx_mask & libc::STATX_BTIME != 0 && born >= self.since
+        (result == 0).then(|| unsafe { about.assume_init() })
     }
 
     /// Whether the kernel makes up the content of the directory (proc(5), sysfs(5)).
     #[cold]
     fn is_of_kernel(&self) -> bool {
         let (directory, path) = self.place();
-        let flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
-        let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
-        let Ok(found) = u64::try_from(found) else { return false };
         let mut about = MaybeUninit::<libc::statfs>::zeroed();
         let room = about.as_mut_ptr().addr() as u64;
-        let result = kernel(libc::SYS_fstatfs, [found, room, 0, 0, 0, 0]);
-        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+        let result = if directory == HERE || self.path[0] == b'/' {
+            kernel(libc::SYS_statfs, [path, room, 0, 0, 0, 0])
+        } else {
+            let flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+            let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
+            let Ok(found) = u64::try_from(found) else { return false };
+            let result = kernel(libc::SYS_fstatfs, [found, room, 0, 0, 0, 0]);
+            kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+            result
+        };
         // SAFETY: all zeros are a value, and the kernel has written another.
         let kind = unsafe { about.assume_init() }.f_type;
         result == 0 && matches!(kind, libc::PROC_SUPER_MAGIC | libc::SYSFS_MAGIC)
     }
+}
 
-    /// Whether the directory of the path is the working directory, or contains it.
-    #[cold]
-    fn is_above_working_directory(&self) -> bool {
-        let (mut above, mut here) = ([0; PATH_BYTES], [0_u8; PATH_BYTES]);
-        let length = file_metadata::path_at(self.place(), &mut above);
-        let room = here.as_mut_ptr().addr() as u64;
-        let here_length = kernel(libc::SYS_getcwd, [room, PATH_BYTES as u64, 0, 0, 0, 0]);
-        let here = &here[..usize::try_from(here_length).unwrap_or(0).saturating_sub(1)];
-        let rest = here.strip_prefix(&above[..length]).filter(|_| length > 0);
-        rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || above[..length] == *b"/")
+/// Whether a directory is the working directory, or contains it. Beyond [`LEVELS_MAX`] levels a
+/// directory counts as outside.
+#[cold]
+fn is_above_working_directory(directory: &FileIdentity) -> bool {
+    const UP: &[u8; 3] = b"../";
+    let mut path = [0; UP.len() * LEVELS_MAX + 2];
+    path[0] = b'.';
+    let mut below = None;
+    for level in 0..=LEVELS_MAX {
+        let place = (HERE, path.as_ptr().addr() as u64);
+        let Some((_, found)) = file_metadata::identity_at(place) else { return false };
+        let found = (found.device, found.inode);
+        if found == (directory.device, directory.inode) {
+            return true;
+        }
+        // The root contains itself.
+        if below.replace(found) == Some(found) || level == LEVELS_MAX {
+            return false;
+        }
+        path[UP.len() * level..][..UP.len()].copy_from_slice(UP);
     }
+    false
 }
 
 #[cfg(test)]
@@ -231,7 +277,6 @@ mod tests {
     use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
     use super::*;
-    use crate::kernel_calls::HERE;
 
     struct Folder(PathBuf);
 
@@ -265,13 +310,13 @@ mod tests {
     }
 
     fn change(path: &Path, since: i64) -> Option<NameChange> {
-        change_for(path, since, Use::Itself)
+        change_for(path, since, Asked::Name)
     }
 
-    fn change_for(path: &Path, since: i64, learned: Use) -> Option<NameChange> {
+    fn change_for(path: &Path, since: i64, asked: Asked) -> Option<NameChange> {
         let path = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a C string.
-        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since, learned) }
+        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since, asked) }
     }
 
     #[test]
@@ -331,7 +376,7 @@ mod tests {
     #[test]
     fn the_times_of_a_directory_are_compared_where_they_are_learned() {
         let (folder, since) = Folder::new("times");
-        let change = |name| change_for(&folder.at(name), since, Use::Attributes);
+        let change = |name| change_for(&folder.at(name), since, Asked::Attributes);
         for name in ["old", "old/sub", "old/file", "link"] {
             assert_eq!(change(name), None, "{name}");
         }
@@ -349,7 +394,7 @@ mod tests {
             assert_eq!(change(Path::new(name), 0), None, "{name}");
         }
         // SAFETY: no path.
-        assert_eq!(unsafe { change_of((HERE, 0), 0, Use::Itself) }, None);
+        assert_eq!(unsafe { change_of((HERE, 0), 0, Asked::Name) }, None);
         let long = "a/".repeat(PATH_BYTES);
         assert_eq!(change(Path::new(&long), 0), None);
         let (folder, since) = Folder::new("loop");

@@ -10,6 +10,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
@@ -20,6 +21,9 @@ use crate::watched::{
     self, CHANGED, CHANGED_WAY, change_of, forbid_restart_of, is_opened_for_writing,
 };
 use crate::{dispatch, real_libc, record_head};
+
+/// Whether a child of this process may enter a directory before its program begins.
+static HAS_DIRECTORY: AtomicBool = AtomicBool::new(false);
 
 type CStringList = *const *mut c_char;
 
@@ -37,6 +41,7 @@ enum UnobservedReason {
     OtherLibrary,
     OtherUser,
     Environment,
+    Directory,
 }
 
 impl fmt::Display for UnobservedReason {
@@ -46,6 +51,7 @@ impl fmt::Display for UnobservedReason {
             UnobservedReason::OtherLibrary => "it is made for another C library",
             UnobservedReason::OtherUser => "it runs as another user or with file capabilities",
             UnobservedReason::Environment => "LD_PRELOAD is taken out of its environment",
+            UnobservedReason::Directory => "its name begins in a directory that it enters first",
         })
     }
 }
@@ -117,6 +123,7 @@ pub unsafe extern "C" fn add_directory(
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
         if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
+            HAS_DIRECTORY.store(true, Relaxed);
             before_enter(path);
         }
         real_libc::posix_spawn_file_actions_addchdir_np(actions, path)
@@ -144,11 +151,18 @@ pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
     let unseen = unsafe { unobserved_reason(CStr::from_ptr(path), environment) };
     if let Some(why) = unseen {
         // SAFETY: the caller's promise.
-        let name = Path(unsafe { text(path.addr() as u64) });
-        watched::forbid_restart_of(format_args!(
-            "it starts {name}, which nobody can look after ({why})"
-        ));
+        unsafe { report_unobserved(path, why) };
     }
+}
+
+/// # Safety
+/// The path is a C string.
+unsafe fn report_unobserved(path: *const c_char, why: UnobservedReason) {
+    // SAFETY: the caller's promise.
+    let name = Path(unsafe { text(path.addr() as u64) });
+    watched::forbid_restart_of(format_args!(
+        "it starts {name}, which nobody can look after ({why})"
+    ));
 }
 
 /// Forbids a restart if this file, which a child that is not observed yet executes, would not be
@@ -161,6 +175,10 @@ unsafe fn check_start(path: *const c_char, environment: CStringList) {
     unsafe {
         check_exec(path, environment);
         if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
+            let is_relative = !text(path.addr() as u64).starts_with(b"/");
+            if is_relative && HAS_DIRECTORY.load(Relaxed) {
+                report_unobserved(path, UnobservedReason::Directory);
+            }
             before_start(path);
         }
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use libc::c_long;
 
-use crate::changed_names::{NameChange, Use};
+use crate::changed_names::{Asked, NameChange};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, path_of};
 use crate::kernel_calls::{HERE, is_too_recent, text};
@@ -57,22 +57,23 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     // SAFETY: paths of the program's.
     unsafe {
         match number {
-            libc::SYS_stat | libc::SYS_lstat => looks("looks at", HERE, a, Use::Attributes),
+            libc::SYS_stat | libc::SYS_lstat => looks("looks at", HERE, a, Asked::Attributes),
             libc::SYS_access
             | libc::SYS_readlink
             | libc::SYS_getxattr
             | libc::SYS_lgetxattr
             | libc::SYS_listxattr
-            | libc::SYS_llistxattr => looks("looks at", HERE, a, Use::Itself),
+            | libc::SYS_llistxattr => looks("looks at", HERE, a, Asked::Name),
             libc::SYS_newfstatat | libc::SYS_statx if text(b).is_empty() => examines(a),
-            libc::SYS_newfstatat | libc::SYS_statx => looks("looks at", a, b, Use::Attributes),
+            libc::SYS_newfstatat => looks("looks at", a, b, Asked::Attributes),
+            libc::SYS_statx => looks("looks at", a, b, asked_of(arguments[3])),
             libc::SYS_faccessat | libc::SYS_faccessat2 | libc::SYS_readlinkat => {
-                looks("looks at", a, b, Use::Itself);
+                looks("looks at", a, b, Asked::Name);
             }
             libc::SYS_statfs if !is_foreign_at(HERE, a) => {
                 forbid_restart("asks for the file system of", text(a), "");
             }
-            libc::SYS_chdir => looks("enters", HERE, a, Use::Itself),
+            libc::SYS_chdir => looks("enters", HERE, a, Asked::Name),
             libc::SYS_getdents | libc::SYS_getdents64 => lists(a),
             libc::SYS_execveat => forbid_restart_of(EXECUTES_BY_DESCRIPTOR),
             libc::SYS_open => open(HERE, a, b),
@@ -86,7 +87,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             _ if is_too_recent(number) => return Some(-i64::from(libc::ENOSYS)),
             libc::SYS_execve => {
                 child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
-                looks("executes", HERE, a, Use::Itself);
+                looks("executes", HERE, a, Asked::Name);
             }
             libc::SYS_fork | libc::SYS_vfork => return fork(libc::SYS_fork, [0; 6], 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
@@ -137,7 +138,8 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
         libc::SYS_fstatfs => {
             with_file(a, |_, path| forbid_restart("asks for the file system of", path, ""));
         }
-        libc::SYS_fstat | libc::SYS_fgetxattr | libc::SYS_flistxattr => examines(a),
+        libc::SYS_fstat => examines(a),
+        libc::SYS_fgetxattr | libc::SYS_flistxattr => uses("looks at", a),
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
             let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
             let writes = is_shared && c as c_int & libc::PROT_WRITE != 0;
@@ -170,6 +172,20 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     }
 }
 
+/// What a call of statx(2) with this mask asks.
+fn asked_of(mask: u64) -> Asked {
+    const ATTRIBUTES: u32 = libc::STATX_ATIME
+        | libc::STATX_MTIME
+        | libc::STATX_CTIME
+        | libc::STATX_NLINK
+        | libc::STATX_SIZE
+        | libc::STATX_BLOCKS;
+    match mask & u64::from(ATTRIBUTES) {
+        0 => Asked::Name,
+        _ => Asked::Attributes,
+    }
+}
+
 /// Reports the use of a descriptor that the recorded thread has, and that is not yet open on its
 /// file because the recorded thread still replays.
 fn placeholder(descriptor: u64) {
@@ -183,7 +199,7 @@ fn placeholder(descriptor: u64) {
 ///
 /// # Safety
 /// The path is a C string, or null.
-unsafe fn looks(what: &str, directory: u64, path: u64, learned: Use) {
+unsafe fn looks(what: &str, directory: u64, path: u64, asked: Asked) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     // SAFETY: the caller's promise.
@@ -191,7 +207,7 @@ unsafe fn looks(what: &str, directory: u64, path: u64, learned: Use) {
         return forbid_restart(what, name, ABOUT_ANOTHER);
     }
     // SAFETY: the caller's promise.
-    report_change(what, name, unsafe { change_for(directory, path, learned) });
+    report_change(what, name, unsafe { change_for(directory, path, asked) });
 }
 
 fn report_change(what: &str, name: &[u8], change: Option<NameChange>) {
@@ -214,6 +230,9 @@ fn lists(descriptor: u64) {
     };
     let mut path = [0; PATH_BYTES];
     let length = path_of(descriptor as u32 as u64, &mut path);
+    if path[..length] == *b"/proc" {
+        return forbid_restart("lists", &path[..length], ABOUT_ANOTHER);
+    }
     if identity.modified.max(identity.changed) >= since && !is_foreign(&path[..length]) {
         forbid_restart("lists", &path[..length], ", which is changed while the job runs");
     }
@@ -321,7 +340,7 @@ fn examines(descriptor: u64) {
     let length = path_of(descriptor as u32 as u64, &mut path);
     let place = path.as_ptr().addr() as u64;
     // SAFETY: a path of at most `PATH_BYTES` - 1 bytes ends with a zero.
-    let change = unsafe { change_for(HERE, place, Use::Attributes) };
+    let change = unsafe { change_for(HERE, place, Asked::Attributes) };
     report_change("looks at", &path[..length], change);
 }
 

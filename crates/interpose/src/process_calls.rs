@@ -10,7 +10,7 @@
 //! What may never happen: a call on this process, its threads or its descendants is reported.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use libc::c_long;
 
@@ -172,14 +172,37 @@ pub unsafe fn is_about_another_process(directory: u64, path: u64) -> bool {
     if is_in_directory_of_another(unsafe { text(path) }) {
         return true;
     }
+    // Most names are elsewhere, and a descriptor could take the number that the recorded thread is
+    // about to use.
+    let behind = file_metadata::identity_behind((directory, path));
+    if behind.is_none_or(|(_, identity)| identity.device != proc_device()) {
+        return false;
+    }
     let mut whole = [0; PATH_BYTES];
     let length = file_metadata::path_behind((directory, path), &mut whole);
     is_in_directory_of_another(&whole[..length])
 }
 
+/// Device of the files of proc(5); `u64::MAX` where there are none.
+fn proc_device() -> u64 {
+    static DEVICE: AtomicU64 = AtomicU64::new(0);
+    match DEVICE.load(Relaxed) {
+        0 => {
+            let found = file_metadata::identity_at((HERE, c"/proc".as_ptr().addr() as u64));
+            let device = found.map_or(u64::MAX, |(_, identity)| identity.device);
+            DEVICE.store(device, Relaxed);
+            device
+        }
+        known => known,
+    }
+}
+
 fn is_in_directory_of_another(path: &[u8]) -> bool {
-    let Some(rest) = path.strip_prefix(b"/proc/") else { return false };
-    let word = rest.split(|byte| *byte == b'/').next().unwrap_or_default();
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    if !path.starts_with(b"/") || parts.next() != Some(b"proc") {
+        return false;
+    }
+    let word = parts.next().unwrap_or_default();
     let number = std::str::from_utf8(word).ok().and_then(|word| word.parse::<c_int>().ok());
     let is_rank = |number: c_int| {
         watched::observed().is_some_and(|head| head.owner.load(Relaxed) == number as u64)
@@ -212,7 +235,13 @@ mod tests {
             // SAFETY: a C string.
             unsafe { is_about_another_process(HERE, name.as_ptr().addr() as u64) }
         };
-        for name in [c"/proc/1/comm", c"/proc/1", c"//proc/self/../1/stat", c"/proc/999999999/x"] {
+        for name in [
+            c"/proc/1/comm",
+            c"/proc/1",
+            c"//proc/self/../1/stat",
+            c"/proc/999999999/x",
+            c"//proc/./1/exe",
+        ] {
             assert!(about(name), "{name:?}");
         }
         let own = std::ffi::CString::new(format!("/proc/{}/comm", std::process::id())).unwrap();

@@ -1,5 +1,5 @@
 //! Descent of processes: whether a process is this one or its descendant, and the parent of a
-//! process.
+//! process; readers of the files of proc(5).
 
 use std::ffi::{CStr, c_int};
 use std::fmt::Write;
@@ -96,7 +96,7 @@ pub fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) -> bool {
 }
 
 /// Calls `work` with each line of a file of proc(5); a line longer than the room is cut off. False:
-/// the file cannot be opened.
+/// the file cannot be read.
 pub fn each_line(path: &CStr, mut work: impl FnMut(&[u8])) -> bool {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let place = path.as_ptr().addr() as u64;
@@ -105,15 +105,15 @@ pub fn each_line(path: &CStr, mut work: impl FnMut(&[u8])) -> bool {
     else {
         return false;
     };
-    let (mut room, mut line, mut length) = ([0_u8; 1024], [0_u8; 128], 0);
-    loop {
+    let (mut room, mut line, mut length) = ([0_u8; 4096], [0_u8; 128], 0);
+    let is_whole = loop {
         let into = room.as_mut_ptr().addr() as u64;
         let given = kernel(libc::SYS_read, [file, into, room.len() as u64, 0, 0, 0]);
         let Some(bytes) = usize::try_from(given).ok().and_then(|given| room.get(..given)) else {
-            break;
+            break false;
         };
         if bytes.is_empty() {
-            break;
+            break true;
         }
         for byte in bytes {
             if *byte == b'\n' {
@@ -124,7 +124,7 @@ pub fn each_line(path: &CStr, mut work: impl FnMut(&[u8])) -> bool {
                 length += 1;
             }
         }
-    }
+    };
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
-    true
+    is_whole
 }

@@ -269,14 +269,14 @@ pub fn quiesce() -> bool {
     if !record_lock::exclude() {
         return false;
     }
-    if records_files() && !while_excluded(Session::quiesce) {
+    let is_remembered = unsaved_attributes::remember();
+    if !is_remembered || records_files() && !while_excluded(Session::quiesce) {
         record_lock::readmit();
         return false;
     }
     dispatch::suspend_dispatch();
     let place = present.position();
     deadlines::note_image();
-    unsaved_attributes::remember();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: every recorded call is excluded, and the record's addresses stay reserved.
     unsafe {

@@ -15,6 +15,7 @@ use landbridge_proto::nondeterminism::RecordHead;
 use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use crate::changed_names::NameChange;
 use crate::kernel_calls::HERE;
 use crate::{caller, dispatch, real_libc, record_head, watched};
 
@@ -108,33 +109,31 @@ fn is_answer(error: c_int) -> bool {
     matches!(error, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::EAGAIN)
 }
 
-/// Whether a refused connection tells something about the other ranks: whether there is a local
-/// socket of this name (unix(7)). Sockets in `/run` belong to services of the system. A program
-/// learns a port at which nobody listens only from another process, and that is recorded.
+/// Whether a refused connection tells something about the other ranks: it names a file of a local
+/// socket (unix(7)) that has changed since the job began. If nothing has this name, or nobody
+/// listens at an abstract or Internet address, a connection that succeeds in a replay is reported
+/// and ends the replay.
 ///
 /// # Safety
-/// The pointer is null, or that of an address of `length` bytes.
+/// The pointer is that of an address of `length` bytes.
 unsafe fn tells_of_others(address: *const sockaddr, length: socklen_t) -> bool {
     const NAME_AT: usize = std::mem::offset_of!(libc::sockaddr_un, sun_path);
-    // SAFETY: the caller's promise: null, or an address, which begins with its family.
+    const NAME_BYTES: usize = size_of::<libc::sockaddr_un>() - NAME_AT;
+    // SAFETY: the caller's promise: an address begins with its family.
     let family = unsafe { address.cast::<libc::sa_family_t>().as_ref() };
     if family.is_none_or(|family| c_int::from(*family) != libc::AF_UNIX) {
         return false;
     }
-    let most = size_of::<libc::sockaddr_un>() - NAME_AT;
-    let bytes = (length as usize).saturating_sub(NAME_AT).min(most);
+    let bytes = (length as usize).saturating_sub(NAME_AT).min(NAME_BYTES);
     // One byte more, because the name may fill its room.
-    let mut name = [0_u8; size_of::<libc::sockaddr_un>() - NAME_AT + 1];
+    let mut name = [0_u8; NAME_BYTES + 1];
     // SAFETY: the address has these bytes.
     name[..bytes].copy_from_slice(unsafe {
         std::slice::from_raw_parts(address.cast::<u8>().add(NAME_AT), bytes)
     });
-    // The name of an abstract socket begins with a zero.
-    let is_abstract = bytes > 0 && name[0] == 0;
-    let is_of_system = name.starts_with(b"/run/") || name.starts_with(b"/var/run/");
-    // SAFETY: a C string.
-    let may_change = || unsafe { watched::change_of(HERE, name.as_ptr().addr() as u64) }.is_some();
-    is_abstract || !is_of_system && may_change()
+    // SAFETY: a C string, which is empty for an abstract socket.
+    let change = unsafe { watched::change_of(HERE, name.as_ptr().addr() as u64) };
+    matches!(change, Some(NameChange::Target | NameChange::Way))
 }
 
 /// Reports a connection that the C library's function has made or begun, or whose refusal tells
@@ -158,7 +157,10 @@ pub unsafe extern "C" fn connect(
         let is_connected = outcome == 0 || before == libc::EINPROGRESS;
         let matters = match is_connected {
             true => !is_end(address) && is_of_others(address),
-            false => is_answer(before) && watched::is_watched() && tells_of_others(address, length),
+            false => {
+                let is_observed = dispatch::is_installed() && watched::is_watched();
+                is_observed && is_answer(before) && tells_of_others(address, length)
+            }
         };
         if matters {
             forbid_restart(from, CONNECTS);
@@ -331,31 +333,5 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
             report("it uses keys of the kernel (keyctl)");
         }
         _ => (),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refusals_by_local_sockets_of_others_are_recognized() {
-        let tells = |family: c_int, name: &[u8]| {
-            // SAFETY: all zeros are a valid address.
-            let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-            address.sun_family = family as libc::sa_family_t;
-            for (place, byte) in address.sun_path.iter_mut().zip(name) {
-                *place = *byte as c_char;
-            }
-            let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len();
-            // SAFETY: an address of this length.
-            unsafe { tells_of_others((&raw const address).cast(), length as socklen_t) }
-        };
-        assert!(tells(libc::AF_UNIX, b"\0abstract"));
-        assert!(!tells(libc::AF_INET, b"\0abstract"));
-        assert!(!tells(libc::AF_UNIX, b""), "no name");
-        assert!(!tells(libc::AF_UNIX, b"/run/uuidd/request"));
-        // SAFETY: no address.
-        assert!(!unsafe { tells_of_others(std::ptr::null(), 0) });
     }
 }

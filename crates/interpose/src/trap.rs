@@ -130,7 +130,8 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
         if (*info).si_code != SYS_USER_DISPATCH {
             return raise_default_sigsys();
         }
-        let number = (*context).uc_mcontext.gregs[libc::REG_RAX as usize] as c_long;
+        // The kernel ignores the upper half of this register.
+        let number = (*context).uc_mcontext.gregs[libc::REG_RAX as usize] as i32 as c_long;
         if !is_native(architecture_of(info), number) {
             watched::forbid_restart_of(format_args!("it makes system calls of 32-bit programs"));
             (*context).uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Orderin
 
 use landbridge_proto::nondeterminism::RecordHead;
 
-use crate::changed_names::{self, NameChange, Use};
+use crate::changed_names::{self, Asked, NameChange};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::kernel_calls::{HERE, text};
@@ -64,14 +64,14 @@ pub const CHANGED_WAY: &str = " by a link or directory that is changed while the
 /// The path is a C string, or null.
 pub unsafe fn change_of(directory: u64, path: u64) -> Option<NameChange> {
     // SAFETY: the caller's promise.
-    unsafe { change_for(directory, path, Use::Itself) }
+    unsafe { change_for(directory, path, Asked::Name) }
 }
 
-/// What has changed since the job began, of that which a call learns by a name.
+/// What has changed since the job began, of what a call asks of that to which a name leads.
 ///
 /// # Safety
 /// The path is a C string, or null.
-pub unsafe fn change_for(directory: u64, path: u64, learned: Use) -> Option<NameChange> {
+pub unsafe fn change_for(directory: u64, path: u64, asked: Asked) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     let head = head()?;
@@ -82,7 +82,7 @@ pub unsafe fn change_for(directory: u64, path: u64, learned: Use) -> Option<Name
     let since = head.files.since.load(Relaxed) as i64;
     if !is_foreign(name) {
         // SAFETY: the caller's promise.
-        return unsafe { changed_names::change_of((directory, path), since, learned) };
+        return unsafe { changed_names::change_of((directory, path), since, asked) };
     }
     // The name leads out of /proc or /dev, whose links are no files.
     let mut whole = [0; PATH_BYTES];
@@ -91,7 +91,7 @@ pub unsafe fn change_for(directory: u64, path: u64, learned: Use) -> Option<Name
         _ => {
             let whole = whole.as_ptr().addr() as u64;
             // SAFETY: a path of at most `PATH_BYTES` bytes ends with a zero.
-            unsafe { changed_names::change_of((HERE, whole), since, learned) }
+            unsafe { changed_names::change_of((HERE, whole), since, asked) }
         }
     }
 }

@@ -923,15 +923,17 @@ static void child_process_act(int step)
     EXPECT_SAME(system("read -r name < /proc/1/comm"), 0);
 }
 
-/* --- refused-connect: a connection to a local socket fails while there is none */
+/* --- refused-connect: a connection fails because a file of this step is no local socket */
 
 static void refused_connect_act(int step)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int file = socket(AF_UNIX, SOCK_STREAM, 0);
-    (void)step;
+    int file = open(path("of", rank + size * step), O_WRONLY | O_CREAT | O_EXCL, 0644);
     EXPECT_OK(file);
-    snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "landbridge-no-such-socket");
+    close(file);
+    file = socket(AF_UNIX, SOCK_STREAM, 0);
+    EXPECT_OK(file);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path("of", rank + size * step));
     EXPECT_SAME(connect(file, (struct sockaddr *)&address, sizeof address), -1);
     EXPECT_SAME(errno, ECONNREFUSED);
     close(file);
