@@ -54,6 +54,7 @@ struct Way {
     length: usize,
     since: i64,
     asked: Asked,
+    is_replay: bool,
 }
 
 enum Walk {
@@ -63,7 +64,8 @@ enum Walk {
 }
 
 /// What has changed, since the time `since`, of that to which a name leads. The last link is
-/// followed as well.
+/// followed as well. In a replay a directory counts as exchanged where it may be: if an earlier
+/// incarnation used the name before the exchange, nothing showed that at the time.
 ///
 /// # Safety
 /// The path is a C string, or null.
@@ -71,10 +73,12 @@ pub unsafe fn change_of(
     (directory, path): (u64, u64),
     since: i64,
     asked: Asked,
+    is_replay: bool,
 ) -> Option<NameChange> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
-    let mut way = Way { directory, path: [0; PATH_BYTES], length: name.len(), since, asked };
+    let (path, length) = ([0; PATH_BYTES], name.len());
+    let mut way = Way { directory, path, length, since, asked, is_replay };
     way.path[..PATH_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name);
     for _ in 0..=LINKS_MAX {
         match way.walk() {
@@ -167,7 +171,10 @@ impl Way {
     /// began: a rename also changes the times of the directory above. No rename replaces a mount
     /// point.
     fn may_be_exchanged(&self, name: &[u8], above: Option<FileIdentity>) -> bool {
-        !matches!(name, b"." | b"..") && self.has_changed_above(above) && !self.is_mount_point()
+        self.is_replay
+            && !matches!(name, b"." | b"..")
+            && self.has_changed_above(above)
+            && !self.is_mount_point()
     }
 
     /// False also if the kernel does not tell (before Linux 5.8).
@@ -316,7 +323,7 @@ mod tests {
     fn change_for(path: &Path, since: i64, asked: Asked) -> Option<NameChange> {
         let path = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a C string.
-        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since, asked) }
+        unsafe { change_of((HERE, path.as_ptr().addr() as u64), since, asked, true) }
     }
 
     #[test]
@@ -394,7 +401,7 @@ mod tests {
             assert_eq!(change(Path::new(name), 0), None, "{name}");
         }
         // SAFETY: no path.
-        assert_eq!(unsafe { change_of((HERE, 0), 0, Asked::Name) }, None);
+        assert_eq!(unsafe { change_of((HERE, 0), 0, Asked::Name, true) }, None);
         let long = "a/".repeat(PATH_BYTES);
         assert_eq!(change(Path::new(&long), 0), None);
         let (folder, since) = Folder::new("loop");

@@ -79,10 +79,10 @@ pub unsafe fn change_for(directory: u64, path: u64, asked: Asked) -> Option<Name
     if name.is_empty() || unsafe { is_foreign_at(directory, path) } {
         return None;
     }
-    let since = head.files.since.load(Relaxed) as i64;
+    let (since, is_replay) = (head.files.since.load(Relaxed) as i64, head.is_replaying());
     if !is_foreign(name) {
         // SAFETY: the caller's promise.
-        return unsafe { changed_names::change_of((directory, path), since, asked) };
+        return unsafe { changed_names::change_of((directory, path), since, asked, is_replay) };
     }
     // The name leads out of /proc or /dev, whose links are no files.
     let mut whole = [0; PATH_BYTES];
@@ -91,7 +91,7 @@ pub unsafe fn change_for(directory: u64, path: u64, asked: Asked) -> Option<Name
         _ => {
             let whole = whole.as_ptr().addr() as u64;
             // SAFETY: a path of at most `PATH_BYTES` bytes ends with a zero.
-            unsafe { changed_names::change_of((HERE, whole), since, asked) }
+            unsafe { changed_names::change_of((HERE, whole), since, asked, is_replay) }
         }
     }
 }
