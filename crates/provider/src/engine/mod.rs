@@ -115,6 +115,7 @@ use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::{self, Config, Endpoint, Peer, Posting, Ticket};
 
 use crate::abi::Errno;
+use crate::atomic::AtomicKind;
 use crate::av::Av;
 use crate::mr;
 use crate::poll_policy::Advice;
@@ -138,8 +139,8 @@ use pending_peers::PendingPeers;
 use receive_buffers::ReceiveBuffers;
 use recorded_uplink::RecordedUplink;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind,
-    RmaRequest, SendRequest,
+    AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind, RmaRequest,
+    SendRequest,
 };
 use uplink::Uplink;
 use wait::PollState;
