@@ -142,7 +142,8 @@ impl Endpoint {
             transmit: Defaults::new(transmit),
             receive: Defaults::new(receive),
             directed,
-            // MPICH requests a table. Intel MPI, which fails when a peek returns `EAGAIN`, does not.
+            // MPICH requests a table. Intel MPI, which fails when a peek returns `EAGAIN`, does
+            // not.
             repeats_peeks: directed && av_type == AV_TABLE && library_repeats_peeks(),
             caps: info.caps,
             format: AddressFormat::of_code(info.addr_format),
