@@ -37,7 +37,7 @@ pub fn remember() {
     TIMER_SLACK.store(u64::try_from(slack).unwrap_or(0), Relaxed);
     if HAS_MARKED.load(Relaxed) && !remember_ranges() {
         watched::forbid_restart_of(format_args!(
-            "it has marked more memory (MADV_WIPEONFORK) than a checkpoint is told of"
+            "it has marked more memory (MADV_WIPEONFORK) than a checkpoint records"
         ));
     }
 }
