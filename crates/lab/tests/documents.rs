@@ -156,7 +156,8 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/launch/src/agent/relay.rs".into());
     files.push("crates/launch/src/agent/state_transfer.rs".into());
     files.push("crates/launch/src/agent/checkpoint_scheduler.rs".into());
-    files.push("crates/launch/src/agent/checkpoint_scheduler/checkpoint_actions.rs".into());
+    files.push("crates/launch/src/agent/checkpoint_scheduler/scheduler_step.rs".into());
+    files.push("crates/launch/src/agent/checkpoint_round.rs".into());
     files.push("crates/launch/src/agent/image_service.rs".into());
     files.push("crates/launch/src/agent/restore.rs".into());
     files.push("crates/launch/src/agent/node_failover.rs".into());
