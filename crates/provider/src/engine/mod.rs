@@ -5,7 +5,7 @@
 //! library polls. What leaves: completions to the [`Sink`], and frames. The engine starts no
 //! thread: all work happens inside calls of the MPI library, under the endpoint's lock.
 //!
-//! The modules in order; each uses only those before it. Modules from `data_path` on contain
+//! The modules in order; each uses only those before it. Most modules from `data_path` on contain
 //! methods of [`DataPath`], [`Connections`] and [`Engine`], which join the types of the modules
 //! before them:
 //!
