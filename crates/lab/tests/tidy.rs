@@ -1,5 +1,6 @@
-//! Rules of the source tree that no compiler checks: which crate may use which, which module of
-//! `proto` may use which, how long a function may be, and what may not stand anywhere.
+//! Rules of the source tree that no compiler checks: which crate may use which, which module of a
+//! folder may use which (`tidy/module_order.rs`), how long a function may be, and what may not
+//! stand anywhere.
 //!
 //! The files are read as text. That is enough because rustfmt has formatted them: a function ends
 //! at the first closing brace that is indented as its first line.
@@ -7,6 +8,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+#[path = "tidy/module_order.rs"]
+mod module_order;
 
 /// Crate, and what it may use of ours (proto <- drive <- {provider, relay}, proto <- launch, proto
 /// <- interpose, {proto, drive} <- lab). No arrow leads back.
@@ -90,79 +94,6 @@ fn proto_can_reach_nothing() {
     for line in ["#![no_std]", "#![forbid(unsafe_code)]"] {
         assert!(head.lines().any(|found| found == line), "proto/src/lib.rs lacks {line}");
     }
-}
-
-#[test]
-fn modules_of_proto_use_only_those_before_them() {
-    let order = module_order();
-    let mut wrong = Vec::new();
-    for source in sources("crates/proto/src") {
-        let Some(at) = order.iter().position(|name| *name == source.module()) else {
-            assert_eq!(source.module(), "lib", "{} is not in the table of lib.rs", source.path);
-            continue;
-        };
-        for (number, line) in source.code() {
-            for used in paths_from_the_root(line) {
-                let place = order.iter().position(|name| name == used);
-                if place.is_none_or(|place| place > at) {
-                    wrong.push(format!("{}:{number}: uses `{used}`", source.path));
-                }
-            }
-        }
-    }
-    assert_none(&wrong);
-}
-
-/// Folders whose `mod.rs`, `lib.rs` or `main.rs` has a table of modules in order. Modules in one
-/// row may use each other; the type in `mod.rs` is that of the whole folder, whose methods are
-/// found in any module.
-const ORDERED: [&str; 5] = [
-    "crates/interpose/src",
-    "crates/launch/src",
-    "crates/launch/src/agent",
-    "crates/proto/src/endpoint",
-    "crates/provider/src/engine",
-];
-
-#[test]
-fn modules_in_order_use_only_those_before_them() {
-    ORDERED.iter().for_each(|folder| check_order(folder));
-}
-
-fn check_order(folder: &str) {
-    let heads = [("mod", "super::"), ("lib", "crate::"), ("main", "crate::")];
-    let has_head = |name: &str| root().join(folder).join(name).with_extension("rs").exists();
-    let (head, step) = heads.into_iter().find(|(name, _)| has_head(name)).unwrap();
-    let text = read(&root().join(folder).join(head).with_extension("rs"));
-    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `"));
-    let cells: Vec<Vec<&str>> = rows
-        .filter_map(|row| row.split(" |").next())
-        .map(|cell| cell.split(", ").map(|name| name.trim_matches('`')).collect())
-        .collect();
-    let row_of = |name: &str| cells.iter().position(|cell| cell.contains(&name));
-    let mut wrong = Vec::new();
-    for source in sources(folder) {
-        let inside = source.path.strip_prefix(folder).unwrap_or_default();
-        let module = inside.trim_start_matches('/').split(['/', '.']).next().unwrap_or_default();
-        let is_test = inside.ends_with("/tests.rs") || inside.contains("/tests/");
-        if is_test || module == head || text.contains(&format!("#[cfg(test)]\nmod {module};")) {
-            continue;
-        }
-        let Some(row) = row_of(module) else {
-            wrong.push(format!("{} is not in the table of {head}.rs", source.path));
-            continue;
-        };
-        let end_of_code = source.text.find("#[cfg(test)]\nmod tests").unwrap_or(usize::MAX);
-        let code = &source.text[..end_of_code.min(source.text.len())];
-        let lines = whole_lines(code);
-        for used in lines.iter().flat_map(|line| paths_from(step, line)) {
-            if row_of(used).is_some_and(|other| other > row) {
-                wrong.push(format!("{}: uses `{used}`", source.path));
-            }
-        }
-    }
-    assert!(cells.len() > 10, "the table of modules in {folder}/{head}.rs was not found");
-    assert_none(&wrong);
 }
 
 #[test]
@@ -290,15 +221,6 @@ fn the_reader_of_functions_counts_right() {
     assert_eq!(lengths, [("one", 2, 1), ("two", 3, 6), ("declared", 10, 3), ("three", 13, 4)]);
 }
 
-#[test]
-fn the_reader_of_paths_sees_every_one() {
-    assert_eq!(paths_from_the_root("use crate::wire::frame::Kind;"), ["wire"]);
-    assert_eq!(paths_from_the_root("use crate::{id::Address, limit};"), ["id", "limit"]);
-    assert_eq!(paths_from_the_root("a(crate::tag::ANY, crate::slab)"), ["tag", "slab"]);
-    assert_eq!(paths_from_the_root("use crate::{"), ["a list over several lines"]);
-    assert!(paths_from_the_root("use super::frame;").is_empty());
-}
-
 /// A Rust file.
 struct Source {
     /// From the root of the repository.
@@ -307,12 +229,6 @@ struct Source {
 }
 
 impl Source {
-    /// The module of a crate's root that the file belongs to.
-    fn module(&self) -> &str {
-        let inside = self.path.split_once("/src/").map_or("", |(_, inside)| inside);
-        inside.split(['/', '.']).next().unwrap_or("")
-    }
-
     /// Lines, numbered from 1, without comments.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let numbered = self.text.lines().enumerate().map(|(index, line)| (index + 1, line));
@@ -365,50 +281,6 @@ fn function_end(lines: &[&str], start: usize) -> usize {
         indent(line) == depth && (text == "}" || (text.starts_with(')') && text.ends_with(';')))
     };
     (start + 1..lines.len()).find(|&at| is_end(lines[at])).unwrap_or(lines.len() - 1)
-}
-
-/// The order of modules in the table of proto's `lib.rs`.
-fn module_order() -> Vec<String> {
-    let text = read(&root().join("crates/proto/src/lib.rs"));
-    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | [`"));
-    let order: Vec<String> =
-        rows.filter_map(|row| row.split('`').next().map(str::to_owned)).collect();
-    assert!(order.len() > 5, "the table of modules in proto/src/lib.rs was not found");
-    order
-}
-
-/// Lines without comments; an import over several lines becomes one.
-fn whole_lines(code: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
-        match lines.last_mut().filter(|last| last.starts_with("use ") && !last.ends_with(';')) {
-            Some(last) => last.push_str(line.trim()),
-            None => lines.push(line.to_owned()),
-        }
-    }
-    lines
-}
-
-/// What follows `crate::` in a line, `crate::{a::…, b}` included.
-fn paths_from_the_root(line: &str) -> Vec<&str> {
-    paths_from("crate::", line)
-}
-
-/// What follows `step` in a line.
-fn paths_from<'a>(step: &str, line: &'a str) -> Vec<&'a str> {
-    let mut found = Vec::new();
-    for rest in line.split(step).skip(1) {
-        match rest.strip_prefix('{') {
-            Some(list) if !list.contains('}') => found.push("a list over several lines"),
-            Some(list) => {
-                let parts = list.split([',', '}']).map(str::trim);
-                found.extend(parts.filter_map(|part| part.split([':', ';']).next()));
-            }
-            None => found.extend(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()),
-        }
-    }
-    found.retain(|name| !name.is_empty());
-    found
 }
 
 /// Where one of `words` stands in code below `folder`, outside of `except`.

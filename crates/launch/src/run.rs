@@ -4,6 +4,17 @@
 //! that accept connections, then the other relays; the agents start the ranks. From then on
 //! [`Watch`] judges the reports of the agents. At the end every agent is ordered to end, and
 //! confirms it.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `cluster_agents` | the agents that the launcher has started |
+//! | `deadlines` | the times of the launcher |
+//! | `forwarded_stdin` | standard input, which rank 0 reads |
+//! | `log_query` | a query to all relays about message logs |
+//! | `status_line` | the status line of a job |
+//! | `status_reporter` | reports of the launcher about its ranks |
 
 mod cluster_agents;
 mod deadlines;

@@ -7,7 +7,6 @@
 //! (libfabric's contract).
 
 use crate::abi::*;
-use crate::engine::request::AtomicKind;
 use crate::info::INJECT_SIZE;
 use crate::sync::SpinLock;
 
@@ -15,6 +14,17 @@ use crate::sync::SpinLock;
 /// inject.
 pub const BYTES_MAX: usize = landbridge_proto::limit::ATOMIC_BYTES_MAX;
 const _: () = assert!(BYTES_MAX <= INJECT_SIZE);
+
+/// The kind of a call, which decides which operations are offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicKind {
+    /// `fi_atomic`: no result is returned.
+    Update,
+    /// `fi_fetch_atomic`
+    Fetch,
+    /// `fi_compare_atomic`
+    Compare,
+}
 
 static SERIAL: SpinLock<()> = SpinLock::new(());
 

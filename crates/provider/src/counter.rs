@@ -1,16 +1,11 @@
 //! A completion counter: successes and errors, counted by the engines and read by the program.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use crate::engine_set::EngineSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Default)]
 pub struct Counter {
     successes: AtomicU64,
     errors: AtomicU64,
-    /// The counter counts more than one-sided operations of this process.
-    counts_messages: AtomicBool,
-    pub engines: EngineSet,
 }
 
 impl Counter {
@@ -20,22 +15,6 @@ impl Counter {
 
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Acquire)
-    }
-
-    /// Declares that the counter counts messages, or remote operations of peers on this process's
-    /// memory.
-    pub fn set_counts_messages(&self) {
-        self.counts_messages.store(true, Ordering::Relaxed);
-    }
-
-    /// Makes progress for a program that reads the counter.
-    #[inline]
-    pub fn progress(&self) {
-        if self.counts_messages.load(Ordering::Relaxed) {
-            self.engines.progress();
-        } else {
-            self.engines.progress_for_counter();
-        }
     }
 
     #[inline]

@@ -2,18 +2,44 @@
 //! behind them.
 //!
 //! `ffi` translates libfabric's calls into `engine` requests and is the only module with raw object
-//! pointers; `engine` knows no `fid`. The modules between them are small: `av` (names by number),
-//! `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (queues and counters
-//! of an endpoint), `engine_set` (the engines that a queue drives). Three modules decide what a
-//! waiting thread does: `poll_policy` (how long it polls), `parking` (an engine behind its lock,
-//! and how a thread sleeps in it) and `cpu_placement` (on which processor it waits). Two modules
-//! serve recorded processes: `stack` (the stack of the engine) and `threads` (which threads call
-//! MPI).
+//! pointers; `engine` knows no `fid`. Progress goes down and completions come back as data: a call
+//! that reads a queue or counter drives the engines of the object's `engine_set`, and the engines
+//! put completions into the queues and counters of their `sink`, which know no engine.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `abi` | libfabric's binary interface |
+//! | `sync` | the provider's lock, and how its holders sleep |
+//! | `arena` | all memory of the provider: one range of addresses |
+//! | `param` | settings of this process |
+//! | `host` | the libfabric that has loaded the provider; its log |
+//! | `interposer` | calls into the interposer |
+//! | `threads` | which threads of a recorded process call MPI |
+//! | `stack` | the stack of an engine of a recorded process |
+//! | `statistics_page` | the statistics page of this process |
+//! | `resolve` | node and service strings, socket addresses |
+//! | `av` | address vectors: names by number |
+//! | `info` | what the provider offers |
+//! | `mr` | registered memory by key |
+//! | `atomic` | atomic operations on registered memory |
+//! | `completion` | completions of operations |
+//! | `queue` | completion queues |
+//! | `counter` | completion counters |
+//! | `sink` | the queues and counters of an endpoint |
+//! | `cpu_placement` | on which processor a waiting thread runs |
+//! | `poll_policy` | what a thread does after polls without result |
+//! | `engine` | the engine of one endpoint |
+//! | `parking` | an engine behind its lock, and how a thread sleeps in it |
+//! | `engine_set` | the engines that a read of a queue or counter drives |
+//! | `ffi` | libfabric's objects and calls |
 
 pub mod abi;
 pub mod arena;
 pub mod atomic;
 pub mod av;
+pub mod completion;
 pub mod counter;
 pub mod cpu_placement;
 pub mod engine;

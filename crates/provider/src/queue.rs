@@ -18,7 +18,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr, MSG, RECV};
-use crate::engine_set::EngineSet;
 use crate::sync::SpinLock;
 
 /// Initial capacity in entries: enough for what a polling MPI library leaves unread, so that the
@@ -69,8 +68,6 @@ pub struct Queue {
     ring: SpinLock<Ring>,
     /// Set by `fi_cq_signal`: the next blocking read returns.
     signaled: AtomicBool,
-    /// The engines whose progress feeds this queue.
-    pub engines: EngineSet,
 }
 
 struct Ring {
@@ -105,7 +102,6 @@ impl Queue {
                 errors: VecDeque::new(),
             }),
             signaled: AtomicBool::new(false),
-            engines: EngineSet::new(),
         }
     }
 

@@ -5,9 +5,8 @@
 use std::sync::Arc;
 
 use crate::abi::{self, CqErrEntry, CqTaggedEntry};
+use crate::completion::{Completion, OperationKind};
 use crate::counter::Counter;
-use crate::engine::request::{Completion, OperationKind};
-use crate::engine_set::EngineSet;
 use crate::queue::Queue;
 
 /// The queues and counters bound to an endpoint. Without a queue or counter the operation is not
@@ -46,16 +45,6 @@ impl Sink {
             None => self.write(&completion, flags),
             Some((errno, excess)) => self.write_error(&completion, flags, errno, excess),
         }
-    }
-
-    /// Calls `action` for each engine set that is driven when a bound queue or counter is read.
-    pub fn each_engine_set(&self, mut action: impl FnMut(&EngineSet)) {
-        [&self.transmit, &self.receive].into_iter().flatten().for_each(|q| action(&q.engines));
-        let c = &self.counters;
-        [&c.send, &c.recv, &c.read, &c.write, &c.remote_write]
-            .into_iter()
-            .flatten()
-            .for_each(|counter| action(&counter.engines));
     }
 
     #[inline]

@@ -1,4 +1,17 @@
 //! The links that carry frames between two processes.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `stream` | frames over a byte stream |
+//! | `datagram` | frames in datagrams |
+//! | `socket` | a relay's end of a stream socket |
+//! | `tls` | TLS between two relays |
+//! | `quic` | QUIC between two relays |
+//! | `recorded` | a link whose bytes are part of the log |
+//! | `shm` | frames through shared memory |
+//! | `relay_shm` | a relay's end of shared memory |
 
 pub mod datagram;
 pub mod quic;

@@ -8,6 +8,7 @@ use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW
 use landbridge_proto::endpoint::{ChannelUsage, InFlightUsage};
 use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 
+use super::channel_record::ChannelRecord;
 use super::world::World;
 use super::{Violation, require};
 
@@ -37,7 +38,7 @@ impl World {
         self.check_bounds_of(node)
     }
 
-    pub fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
+    fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].reap(&mut self.arena)?;
         let endpoint = &self.nodes[node].endpoint;
         require!(
@@ -54,6 +55,32 @@ impl World {
                 let flying =
                     self.nodes[node].endpoint.channel(peer).in_flight_usage(PathId(path_id as u8));
                 flying.map_or(Ok(()), |flying| check_in_flight((node, other, path_id), &flying))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks at the end that no endpoint holds data, work or credit.
+    pub fn check_idle(&mut self) -> Result<(), Violation> {
+        for node in 0..self.nodes.len() {
+            self.check_bounds_of(node)?;
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            require!(node.early.is_empty(), "{index} keeps {} frames", node.early.len());
+            require!(node.stores.is_empty(), "{index} still stores {} messages", node.stores.len());
+            require!(node.endpoint.is_drained(), "{index} is not drained");
+            require!(node.endpoint.is_idle(), "{index} holds operations");
+            require!(node.copies.is_empty(), "{index} keeps {} copies", node.copies.len());
+            for (other, peer) in node.peers.iter().enumerate() {
+                let Some(peer) = *peer else { continue };
+                require!(!node.endpoint.has_work_for(peer), "{index} has work for {other}");
+                let ChannelRecord { eager_sent, eager_returned, .. } = self.channels[index][other];
+                let is_live = !self.model.failed[index][other];
+                // The last frame that returns credit may vanish if no further frame is necessary.
+                let is_silent = node.paths[other].iter().any(|path| path.silent_loss);
+                let has_credit =
+                    eager_sent == eager_returned || (is_silent && self.has_silent_loss);
+                require!(!is_live || has_credit, "{index} has lost credit with {other}");
             }
         }
         Ok(())

@@ -1,23 +1,20 @@
 //! What is known of one channel, from one simulated process to another: which bytes have left,
-//! which
-//! have been delivered, and which credit is left. [`World`](super::world::World) holds one record
-//! for each two processes.
+//! which have been delivered, and which credit is left. The world holds one record for each two
+//! processes.
 //!
 //! What enters: frames as they leave and as their destinations become known. What leaves:
-//! violations
-//! of the protocol. What may never happen: a sender leaves out numbers, sends more eager bytes than
-//! its credit allows, or two frames have a place at the same time.
+//! violations of the protocol. What may never happen: a sender leaves out numbers, sends more eager
+//! bytes than its credit allows, or two frames have a place at the same time.
 
 use std::collections::BTreeMap;
 
 use landbridge_proto::endpoint::PayloadDestination;
-use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::model::Model;
 use super::node::Node;
-use super::{EventCounts, Violation, require};
+use super::{EventCounts, Violation, require, violation};
 
 /// Position of a frame's first byte, and the message that the frame starts.
 type PlacedFrame = (u64, Option<usize>);
@@ -50,10 +47,6 @@ pub struct ChannelRecord {
     /// Messages with announced bytes that have not arrived, by number, with the end position of
     /// these bytes.
     ahead: BTreeMap<u32, (usize, u64)>,
-}
-
-pub fn violation(bad: Malformed) -> Violation {
-    Violation(bad.0.into())
 }
 
 impl ChannelRecord {

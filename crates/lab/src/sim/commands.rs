@@ -12,10 +12,9 @@ use landbridge_proto::endpoint::{
 use landbridge_proto::limit::ATOMIC_BYTES_MAX;
 
 use super::datagrams::with_datagrams;
-use super::frame_transfer::PATHS_MAX;
 use super::memory::{BLANK, Piece, content};
 use super::model::{self, PendingOperation, ReceiveMatch};
-use super::node::random_path;
+use super::node::{PATHS_MAX, random_path};
 use super::remote::{
     CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteKind, RemoteOperation, SUM,
     SWAP_IF_EQUAL, WRITE_BYTES_MAX, WriteWithData,

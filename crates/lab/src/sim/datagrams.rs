@@ -1,20 +1,14 @@
 //! Paths of datagrams: each frame is one datagram, which may be lost, duplicated, delayed or
-//! reordered without a notification, alone or together with all other datagrams of an outage
-//! ([`super::outages`]).
+//! reordered without a notification, alone or together with all other datagrams of an outage.
 //!
 //! Datagrams that arrive are read through the pipe of their path, one whole datagram at a time.
 //! Several datagrams may be read before the endpoint is notified of the end of the batch.
 
-use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::PathProperties;
-use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::path::congestion::CongestionAlgorithm;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
-use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::random::Random;
-use super::world::World;
-use super::{Violation, require};
 
 /// The datagrams under way in one direction, and the rates of their faults.
 pub struct LossyNetwork {
@@ -38,7 +32,7 @@ const PACKETS_MAX: usize = 300;
 const DELAY_MAX: u64 = 100 * SECOND;
 
 /// Datagrams that one receiving call returns at most.
-const BATCH_MAX: u64 = 4;
+pub const BATCH_MAX: u64 = 4;
 
 impl LossyNetwork {
     pub fn random(random: &mut Random) -> Self {
@@ -53,7 +47,7 @@ impl LossyNetwork {
     }
 
     /// Sends a datagram; returns the name of the counter if the datagram had a fault.
-    fn send(&mut self, now: Time, bytes: Vec<u8>, random: &mut Random) -> Option<&'static str> {
+    pub fn send(&mut self, now: Time, bytes: Vec<u8>, random: &mut Random) -> Option<&'static str> {
         let is_full = self.packets.len() >= PACKETS_MAX;
         if is_full || random.below(1_000) < self.lost {
             return Some("datagrams lost");
@@ -89,7 +83,7 @@ impl LossyNetwork {
         self.packets.iter().map(|&(at, _)| at).min()
     }
 
-    fn receive(&mut self, now: Time) -> Option<Vec<u8>> {
+    pub fn receive(&mut self, now: Time) -> Option<Vec<u8>> {
         // Datagrams that were sent before the clock jumped back are due at once.
         let is_due = |at: Time| at <= now || at.nanos_since(now) > DELAY_MAX;
         let due = self.packets.iter().enumerate().filter(|(_, packet)| is_due(packet.0));
@@ -113,78 +107,5 @@ pub fn with_datagrams(
     match datagram {
         None => path,
         Some(_) => PathProperties { datagram, lossless: false, silent_loss: true, ..path },
-    }
-}
-
-impl World {
-    pub fn has_datagrams(&self, from: usize, to: usize, path_id: usize) -> bool {
-        self.pipes[from][to][path_id].network.is_some()
-    }
-
-    /// Sends a frame as a datagram.
-    pub fn send_datagram(
-        &mut self,
-        (from, to, path_id): (usize, usize, usize),
-        bytes: Vec<u8>,
-    ) -> Result<(), Violation> {
-        let most = self.nodes[from].paths[to][path_id].payload_max as usize;
-        let most = most.max(1) + HEADER_BYTES + KIND_HEADER_BYTES_MAX + CHECKSUM_BYTES;
-        require!(bytes.len() <= most, "a datagram of {} bytes where {most} fit", bytes.len());
-        let pipe = &mut self.pipes[from][to][path_id];
-        let Some(network) = pipe.network.as_mut().filter(|_| !pipe.is_cut) else {
-            return Ok(());
-        };
-        if self.blackholed[from][to][path_id] {
-            self.counts.count("datagrams lost");
-            self.has_silent_loss = true;
-            return Ok(());
-        }
-        if let Some(event) = network.send(self.now, bytes, &mut self.random) {
-            self.counts.count(event);
-            self.log_step(|| format!("from {from} to {to} by {path_id}: {event}:"));
-        }
-        Ok(())
-    }
-
-    /// Reads the datagrams of one receiving call; returns false if there are none.
-    pub fn receive_datagrams(
-        &mut self,
-        from: usize,
-        to: usize,
-        path_id: usize,
-    ) -> Result<bool, Violation> {
-        let mut moved = false;
-        for _ in 0..self.random.within(1..=BATCH_MAX) {
-            let pipe = &mut self.pipes[from][to][path_id];
-            let Some(bytes) = pipe.network.as_mut().and_then(|network| network.receive(self.now))
-            else {
-                break;
-            };
-            moved = true;
-            pipe.bytes.extend(bytes);
-            self.read_datagram(from, to, path_id)?;
-        }
-        if moved && self.pipes[from][to][path_id].network.is_some() {
-            let peer = self.peer(to, from);
-            self.nodes[to].endpoint.channel_mut(peer).end_batch(PathId(path_id as u8));
-            self.drain(to)?;
-        }
-        Ok(moved)
-    }
-
-    /// Reads one datagram out of the pipe.
-    fn read_datagram(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
-        loop {
-            // A path that breaks in between has an empty pipe.
-            let has_incoming = self.pipes[from][to][path_id].incoming.is_some();
-            if self.pipes[from][to][path_id].bytes.is_empty() && !has_incoming {
-                return Ok(());
-            }
-            let moved = match has_incoming {
-                true => self.read_payload(from, to, path_id)?,
-                false => self.read_front(from, to, path_id)?,
-            };
-            require!(moved, "a datagram of {from} to {to} is cut off");
-        }
     }
 }

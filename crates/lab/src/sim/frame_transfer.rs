@@ -7,56 +7,21 @@
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    InFlightUsage, InjectMessage, Memory, PathProperties, PayloadDestination, Peer, REASSEMBLED,
+    InFlightUsage, InjectMessage, Memory, PayloadDestination, Peer, REASSEMBLED,
 };
+use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::bounds::check_window;
-use super::channel_record::{FrameArrival, violation};
-use super::datagrams::{random_kind, with_datagrams};
+use super::channel_record::FrameArrival;
+use super::datagrams::BATCH_MAX;
 use super::memory::Piece;
-use super::node::{EarlyFrame, Node, random_path, random_pipe};
-use super::pipe::{IncomingFrame, Pipe, Target, WriteOutcome};
-use super::random::Random;
+use super::node::{EarlyFrame, Node};
+use super::pipe::{IncomingFrame, Target, WriteOutcome};
 use super::remote::REFUSED;
 use super::world::World;
-use super::{Violation, require};
-
-/// Paths between two processes at most.
-pub const PATHS_MAX: usize = 3;
-
-/// Makes a pipe for each path between every two processes; both ends of a path are of one kind.
-pub fn random_pipes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Vec<Vec<Vec<Pipe>>> {
-    let count = nodes.len();
-    let mut pipes: Vec<Vec<Vec<Pipe>>> =
-        (0..count).map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
-    for a in 0..count {
-        for b in a..count {
-            let path_count = if a == b { 1 } else { random.pick(&[1, 1, 1, 2, 3]) };
-            for _ in 0..path_count {
-                let lossless = a == b || random.percent(30);
-                let silent_loss = !lossless && random.percent(30);
-                let datagram = if a == b { None } else { random_kind(random) };
-                for (from, to) in [(a, b), (b, a)] {
-                    if from == a || a != b {
-                        let path = random_path(random, largest);
-                        let path = with_datagrams(
-                            PathProperties { lossless, silent_loss, ..path },
-                            datagram,
-                        );
-                        nodes[from].paths[to].push(path);
-                        pipes[from][to].push(random_pipe(&path, random));
-                    }
-                    if a == b {
-                        break;
-                    }
-                }
-            }
-        }
-    }
-    pipes
-}
+use super::{Violation, require, violation};
 
 impl World {
     pub fn write(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
@@ -239,12 +204,7 @@ impl World {
         Ok(moved)
     }
 
-    pub fn read_front(
-        &mut self,
-        from: usize,
-        to: usize,
-        path_id: usize,
-    ) -> Result<bool, Violation> {
+    fn read_front(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
         let pipe = &mut self.pipes[from][to][path_id];
         if pipe.bytes.len() < HEADER_BYTES {
             return Ok(false);
@@ -361,12 +321,7 @@ impl World {
         })
     }
 
-    pub fn read_payload(
-        &mut self,
-        from: usize,
-        to: usize,
-        path_id: usize,
-    ) -> Result<bool, Violation> {
+    fn read_payload(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
         let pipe = &mut self.pipes[from][to][path_id];
         let Some(incoming) = &pipe.incoming else {
             return Ok(false);
@@ -474,5 +429,76 @@ impl World {
             self.drain(to)?;
         }
         Ok(())
+    }
+
+    pub fn has_datagrams(&self, from: usize, to: usize, path_id: usize) -> bool {
+        self.pipes[from][to][path_id].network.is_some()
+    }
+
+    /// Sends a frame as a datagram.
+    fn send_datagram(
+        &mut self,
+        (from, to, path_id): (usize, usize, usize),
+        bytes: Vec<u8>,
+    ) -> Result<(), Violation> {
+        let most = self.nodes[from].paths[to][path_id].payload_max as usize;
+        let most = most.max(1) + HEADER_BYTES + KIND_HEADER_BYTES_MAX + CHECKSUM_BYTES;
+        require!(bytes.len() <= most, "a datagram of {} bytes where {most} fit", bytes.len());
+        let pipe = &mut self.pipes[from][to][path_id];
+        let Some(network) = pipe.network.as_mut().filter(|_| !pipe.is_cut) else {
+            return Ok(());
+        };
+        if self.blackholed[from][to][path_id] {
+            self.counts.count("datagrams lost");
+            self.has_silent_loss = true;
+            return Ok(());
+        }
+        if let Some(event) = network.send(self.now, bytes, &mut self.random) {
+            self.counts.count(event);
+            self.log_step(|| format!("from {from} to {to} by {path_id}: {event}:"));
+        }
+        Ok(())
+    }
+
+    /// Reads the datagrams of one receiving call; returns false if there are none.
+    fn receive_datagrams(
+        &mut self,
+        from: usize,
+        to: usize,
+        path_id: usize,
+    ) -> Result<bool, Violation> {
+        let mut moved = false;
+        for _ in 0..self.random.within(1..=BATCH_MAX) {
+            let pipe = &mut self.pipes[from][to][path_id];
+            let Some(bytes) = pipe.network.as_mut().and_then(|network| network.receive(self.now))
+            else {
+                break;
+            };
+            moved = true;
+            pipe.bytes.extend(bytes);
+            self.read_datagram(from, to, path_id)?;
+        }
+        if moved && self.pipes[from][to][path_id].network.is_some() {
+            let peer = self.peer(to, from);
+            self.nodes[to].endpoint.channel_mut(peer).end_batch(PathId(path_id as u8));
+            self.drain(to)?;
+        }
+        Ok(moved)
+    }
+
+    /// Reads one datagram out of the pipe.
+    fn read_datagram(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
+        loop {
+            // A path that breaks in between has an empty pipe.
+            let has_incoming = self.pipes[from][to][path_id].incoming.is_some();
+            if self.pipes[from][to][path_id].bytes.is_empty() && !has_incoming {
+                return Ok(());
+            }
+            let moved = match has_incoming {
+                true => self.read_payload(from, to, path_id)?,
+                false => self.read_front(from, to, path_id)?,
+            };
+            require!(moved, "a datagram of {from} to {to} is cut off");
+        }
     }
 }

@@ -9,6 +9,30 @@
 //!
 //! Processes that are killed and restarted are simulated separately, with relays ([`recovery`]).
 //!
+//! The modules in order; each uses only modules of its row and of the rows above. Modules from
+//! `bounds` to `schedule` contain methods of the [`World`](world::World):
+//!
+//! | module | holds |
+//! |---|---|
+//! | `random` | the only source of randomness |
+//! | `memory` | memory of the simulated processes |
+//! | `remote` | remote memory, and the expected effects of operations on it |
+//! | `model` | the expected behaviour of messages |
+//! | `datagrams` | datagrams under way, with their faults |
+//! | `pipe` | one direction of a path |
+//! | `node` | a simulated process |
+//! | `channel_record` | what is known of one channel |
+//! | `world` | the state of one run; actions of endpoints |
+//! | `bounds` | what endpoints hold, compared with its bounds |
+//! | `frame_transfer`, `path_faults` | frames, and the paths that break under them |
+//! | `outages` | paths that let nothing through; single-path periods |
+//! | `schedule` | order and times of the steps of a run |
+//! | `commands` | commands of the simulated applications |
+//! | `hostile` | a peer that sends arbitrary frames |
+//! | `recovery` | processes that crash and replay |
+//! | `throughput` | throughput of one path of datagrams |
+//! | `command` | the subcommand `simulate` |
+//!
 //! What may never happen: two runs of one seed differ; a wrong completion stays undetected; an
 //! endpoint panics, whatever a peer sends ([`hostile`]).
 
@@ -38,6 +62,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use landbridge_proto::wire::Malformed;
 
 /// An event that must not happen, described for the developer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +104,10 @@ macro_rules! require {
     };
 }
 pub(crate) use require;
+
+fn violation(bad: Malformed) -> Violation {
+    Violation(bad.0.into())
+}
 
 impl EventCounts {
     fn count(&mut self, event: &'static str) {

@@ -9,13 +9,15 @@ use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use landbridge_proto::wire::frame::Header;
 use landbridge_proto::wire::kind_header::KindHeader;
 
-use super::channel_record::violation;
-use super::datagrams::LossyNetwork;
+use super::datagrams::{LossyNetwork, random_kind, with_datagrams};
 use super::memory::{Arena, Piece};
 use super::pipe::{IncomingFrame, Pipe, Target};
 use super::random::Random;
 use super::remote::Region;
-use super::{Violation, require};
+use super::{Violation, require, violation};
+
+/// Paths between two processes at most.
+pub const PATHS_MAX: usize = 3;
 
 /// A process.
 pub struct Node {
@@ -282,4 +284,36 @@ pub fn random_pipe(path: &PathProperties, random: &mut Random) -> Pipe {
     let mut pipe = Pipe::new(capacity, random.percent(60));
     pipe.network = path.datagram.map(|_| LossyNetwork::random(random));
     pipe
+}
+
+/// Makes a pipe for each path between every two processes; both ends of a path are of one kind.
+pub fn random_pipes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Vec<Vec<Vec<Pipe>>> {
+    let count = nodes.len();
+    let mut pipes: Vec<Vec<Vec<Pipe>>> =
+        (0..count).map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
+    for a in 0..count {
+        for b in a..count {
+            let path_count = if a == b { 1 } else { random.pick(&[1, 1, 1, 2, 3]) };
+            for _ in 0..path_count {
+                let lossless = a == b || random.percent(30);
+                let silent_loss = !lossless && random.percent(30);
+                let datagram = if a == b { None } else { random_kind(random) };
+                for (from, to) in [(a, b), (b, a)] {
+                    if from == a || a != b {
+                        let path = random_path(random, largest);
+                        let path = with_datagrams(
+                            PathProperties { lossless, silent_loss, ..path },
+                            datagram,
+                        );
+                        nodes[from].paths[to].push(path);
+                        pipes[from][to].push(random_pipe(&path, random));
+                    }
+                    if a == b {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    pipes
 }

@@ -16,8 +16,7 @@ use landbridge_proto::channel::PathId;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 
 use super::Violation;
-use super::frame_transfer::PATHS_MAX;
-use super::node::random_pipe;
+use super::node::{PATHS_MAX, random_pipe};
 use super::world::World;
 
 /// An outage: nothing arrives by a path in at least one direction.

@@ -5,9 +5,8 @@ use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::PathProperties;
 
 use super::Violation;
-use super::frame_transfer::PATHS_MAX;
 use super::model::LOST;
-use super::node::random_pipe;
+use super::node::{PATHS_MAX, random_pipe};
 use super::world::World;
 
 impl World {

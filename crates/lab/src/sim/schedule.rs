@@ -8,7 +8,7 @@
 use landbridge_proto::channel::probe_timeout::PROBE_TIMEOUT_NANOS_MAX;
 use landbridge_proto::path::time::{MILLISECOND, Time};
 
-use super::frame_transfer::PATHS_MAX;
+use super::node::PATHS_MAX;
 use super::outages::Outages;
 use super::world::World;
 use super::{Violation, require};

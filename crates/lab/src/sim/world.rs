@@ -13,10 +13,9 @@ use landbridge_proto::id::Address;
 use landbridge_proto::path::time::Time;
 
 use super::channel_record::ChannelRecord;
-use super::frame_transfer::{PATHS_MAX, random_pipes};
 use super::memory::{Arena, Piece};
 use super::model::{Model, PendingOperation};
-use super::node::{Node, Pull, ReadRequest, random_config};
+use super::node::{Node, PATHS_MAX, Pull, ReadRequest, random_config, random_pipes};
 use super::pipe::{Pipe, Target};
 use super::random::Random;
 use super::remote::{self, CompletionContext, REFUSED, Region};
@@ -319,31 +318,5 @@ impl World {
         self.nodes[index].endpoint.messages_mut().handle_pulled(pull.recv, outcome);
         self.drain(index)?;
         Ok(true)
-    }
-
-    /// Checks at the end that no endpoint holds data, work or credit.
-    pub fn check_idle(&mut self) -> Result<(), Violation> {
-        for node in 0..self.nodes.len() {
-            self.check_bounds_of(node)?;
-        }
-        for (index, node) in self.nodes.iter().enumerate() {
-            require!(node.early.is_empty(), "{index} keeps {} frames", node.early.len());
-            require!(node.stores.is_empty(), "{index} still stores {} messages", node.stores.len());
-            require!(node.endpoint.is_drained(), "{index} is not drained");
-            require!(node.endpoint.is_idle(), "{index} holds operations");
-            require!(node.copies.is_empty(), "{index} keeps {} copies", node.copies.len());
-            for (other, peer) in node.peers.iter().enumerate() {
-                let Some(peer) = *peer else { continue };
-                require!(!node.endpoint.has_work_for(peer), "{index} has work for {other}");
-                let ChannelRecord { eager_sent, eager_returned, .. } = self.channels[index][other];
-                let is_live = !self.model.failed[index][other];
-                // The last frame that returns credit may vanish if no further frame is necessary.
-                let is_silent = node.paths[other].iter().any(|path| path.silent_loss);
-                let has_credit =
-                    eager_sent == eager_returned || (is_silent && self.has_silent_loss);
-                require!(!is_live || has_credit, "{index} has lost credit with {other}");
-            }
-        }
-        Ok(())
     }
 }

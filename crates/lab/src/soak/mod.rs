@@ -2,16 +2,24 @@
 //! network.
 //!
 //! In: a lab, a seed, a time, and the programs and kinds of faults. Out: a line for each fault and
-//! each program, a table, and whether every program ended right. `fault` defines what can fail and
-//! the requests to the lab, `schedule` when and where faults happen (pure: a function of seed and
-//! plan), and `network_faults` makes them happen. `program` defines what runs and when a run is
-//! right, `run` runs the programs, `tally` counts, and `command` is `landbridge lab soak`.
-//!
-//! `punish` runs programs under `landbridge run --recover`, with `rank_killer` in place of
-//! `network_faults`.
+//! each program, a table, and whether every program ended right.
 //!
 //! The soak runs in the lab that it disturbs. However a soak ends, no process and no network device
 //! of the lab remains.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `fault` | what can fail, and the requests to the lab |
+//! | `program` | what runs, and when a run is right |
+//! | `tally` | counts, and the table at the end |
+//! | `run` | one program at a time, with faults |
+//! | `schedule` | when and where faults happen; pure |
+//! | `network_faults` | network faults, according to the schedule |
+//! | `command` | `landbridge lab soak` |
+//! | `rank_killer` | ranks that are killed at random times |
+//! | `punish` | `landbridge lab punish`: programs under `--recover` with `rank_killer` |
 
 pub mod command;
 pub mod fault;

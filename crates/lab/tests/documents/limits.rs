@@ -10,7 +10,7 @@ use super::{check_or_write, read, rows, unquoted, with_table};
 const DOCUMENT: &str = "docs/LIMITS.md";
 
 /// Files of which every constant is in the table.
-const COMPLETE_FILES: [&str; 9] = [
+const COMPLETE_FILES: [&str; 10] = [
     "proto/src/limit.rs",
     "proto/src/channel/mod.rs",
     "proto/src/relay/bounds.rs",
@@ -20,6 +20,7 @@ const COMPLETE_FILES: [&str; 9] = [
     "provider/src/engine/repair.rs",
     "provider/src/engine/liveness.rs",
     "provider/src/engine/uplink.rs",
+    "provider/src/engine/relay_attachment.rs",
 ];
 
 /// Each row names a constant, the file that defines it, and its value as written in that file. With

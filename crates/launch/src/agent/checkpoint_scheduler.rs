@@ -24,9 +24,9 @@
 //! before the image is sealed, or while only this node has the image and this node may be lost; the
 //! agent waits for the disk on which images lie (`disk_tasks`).
 
-mod checkpoint_actions;
 mod disk_tasks;
 mod quiesce_socket;
+mod scheduler_step;
 mod unrestorable;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,9 +43,10 @@ use crate::checkpoint::object_store::ObjectStore;
 use crate::control::rank_state::CheckpointLocation;
 use crate::ending::Ending;
 use crate::sys;
-pub use checkpoint_actions::{CheckpointRound, CheckpointStep};
 use disk_tasks::{BackgroundRemovals, ImageFolder, SealedImage};
-pub use quiesce_socket::QuiesceSocket;
+pub use quiesce_socket::{QuiesceReply, QuiesceSocket};
+pub use scheduler_step::SchedulerStep;
+pub use unrestorable::unrestorable;
 
 /// Images of a rank that are kept: if the newest image is torn, the rank is restored from the other
 /// one.
@@ -253,6 +254,20 @@ impl CheckpointScheduler {
         &self.config
     }
 
+    /// Number of the newest image that was requested or taken over from another node; 0: none.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, CheckpointState::Idle)
+    }
+
+    /// Whether the rank is asked to quiesce.
+    pub fn is_requested(&self) -> bool {
+        matches!(self.state, CheckpointState::Requested { .. })
+    }
+
     /// Whether a thread is writing an image to the disk.
     pub fn is_sealing(&self) -> bool {
         matches!(&self.state, CheckpointState::Sealing { thread } if !thread.is_finished())
@@ -284,7 +299,7 @@ impl CheckpointScheduler {
 
     /// Locations of the newest [`KEPT_IMAGES`] usable images, oldest first, if they differ from the
     /// locations of the last call.
-    fn new_locations(&mut self) -> Option<Vec<CheckpointLocation>> {
+    pub fn new_locations(&mut self) -> Option<Vec<CheckpointLocation>> {
         let mut all: Vec<CheckpointLocation> =
             self.usable().rev().take(KEPT_IMAGES).map(CheckpointImage::location).collect();
         all.reverse();
@@ -325,7 +340,7 @@ impl CheckpointScheduler {
 
     /// Replay position of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;
     /// with fewer the rank may have to replay from the start of the program.
-    fn oldest(&self) -> Option<&ReplayPosition> {
+    pub fn oldest(&self) -> Option<&ReplayPosition> {
         self.usable().rev().nth(KEPT_IMAGES - 1).map(|image| &image.header.replay_position)
     }
 
@@ -534,7 +549,7 @@ impl CheckpointScheduler {
 
     /// Whether an image is due: the interval is over, or the rank has `read` more than
     /// [`READ_BYTES_MAX`] of clocks and random numbers since the newest image.
-    fn is_due(&mut self, read: impl FnOnce() -> u64, now: Instant) -> bool {
+    pub fn is_due(&mut self, read: impl FnOnce() -> u64, now: Instant) -> bool {
         if self.failures >= FAILURES_MAX {
             return false;
         }
@@ -559,7 +574,7 @@ impl CheckpointScheduler {
     /// CRIU makes system calls in each process of an image. In a child of a rank whose files are
     /// recorded these calls are dispatched, and that ends the child. A restored child would not be
     /// observed any more.
-    fn wait_for_child(&mut self, child: u32) -> Option<String> {
+    pub fn wait_for_child(&mut self, child: u32) -> Option<String> {
         (self.child, self.state) = (Some(child), CheckpointState::Idle);
         self.due = Instant::now() + CHILD_RETRY;
         let is_reported = std::mem::replace(&mut self.notices.is_child_reported, true);
@@ -568,14 +583,9 @@ impl CheckpointScheduler {
         })
     }
 
-    /// Whether the child that has prevented the last image prevents the next one as well.
-    fn is_child_alive(&self, rank: u32) -> bool {
-        self.child.is_some_and(|child| sys::is_living_child(child, rank))
-    }
-
     /// Notes that the rank has something open that no image restores. Returns what the user is to
     /// read: once, and for each image that the user has requested.
-    fn wait_for_close(&mut self, what: &str) -> Option<String> {
+    pub fn wait_for_close(&mut self, what: &str) -> Option<String> {
         self.state = CheckpointState::Idle;
         self.schedule_next();
         let is_reported = std::mem::replace(&mut self.notices.is_unrestorable_reported, true);
@@ -585,14 +595,14 @@ impl CheckpointScheduler {
 
     /// Notes that the rank must not be restarted for this reason, so that an image would be of no
     /// use. Returns what a user who has requested an image is to read.
-    fn skip_useless(&mut self, why: &str) -> Option<String> {
+    pub fn skip_useless(&mut self, why: &str) -> Option<String> {
         self.schedule_next();
         std::mem::take(&mut self.notices.is_user_waiting)
             .then(|| format!("has no checkpoint: it cannot be restarted: {why}"))
     }
 
     /// When the scheduler has to act without an event on a descriptor.
-    fn next_time(&self) -> Option<Instant> {
+    pub fn next_time(&self) -> Option<Instant> {
         match &self.state {
             CheckpointState::Idle => {
                 (self.failures < FAILURES_MAX).then(|| self.due.min(self.next_read_check))
@@ -611,20 +621,8 @@ impl CheckpointScheduler {
         }
     }
 
-    /// Kills CRIU after [`DUMP_MAX`], because the rank stands still until CRIU has ended.
-    fn end_late(&mut self, now: Instant) {
-        if let CheckpointState::Dumping(it) = &mut self.state
-            && it.ended.is_none()
-            && !it.is_late
-            && now >= it.began + DUMP_MAX
-        {
-            it.is_late = true;
-            sys::kill(it.criu, libc::SIGKILL);
-        }
-    }
-
     /// What the user is to read of a rank that does not answer; each text is returned once.
-    fn overdue_notice(&mut self, now: Instant) -> Option<String> {
+    pub fn overdue_notice(&mut self, now: Instant) -> Option<String> {
         match &mut self.state {
             CheckpointState::Requested { since }
                 if !self.notices.is_slow_reported && now >= *since + QUIESCE_WARN_AFTER =>
@@ -654,7 +652,7 @@ impl CheckpointScheduler {
 
     /// Number and bytes of the newest image, if the launcher does not know of it; number 0: there
     /// is no image any more.
-    fn unreported_image(&mut self) -> Option<(u64, u64)> {
+    pub fn unreported_image(&mut self) -> Option<(u64, u64)> {
         let newest = self.kept.images.back();
         let number = newest.map_or(0, |image| image.header.number);
         let is_new = std::mem::replace(&mut self.notices.reported, number) != number;

@@ -22,7 +22,9 @@
 //! | `replicated_rank_state`, `state_transfer` | what other nodes need of a rank |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
-//! | `rank`, `checkpoint_scheduler` | a rank and its images: one whole |
+//! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
+//! | `rank` | a rank: its process, its PMI socket, its streams |
+//! | `checkpoint_round` | one round of a rank's checkpoint |
 //! | `restore` | the return of a rank from an image |
 //! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
 //! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
@@ -33,6 +35,7 @@
 //! What may never happen: a process that the agent has started outlives the agent. When the stream
 //! to the parent ends, for whatever reason, the agent ends everything that it has started.
 
+mod checkpoint_round;
 mod checkpoint_scheduler;
 mod child_agent;
 mod contact;
@@ -75,9 +78,8 @@ use crate::control::{ALIVE_INTERVAL, Message, PING_INTERVAL};
 use crate::control_stream::ControlStream;
 use crate::ending::Ending;
 use crate::sys::{self, Signals};
-use checkpoint_scheduler::{
-    CheckpointRequester, CheckpointRound, CheckpointScheduler, CheckpointStep,
-};
+use checkpoint_round::{CheckpointRound, CheckpointStep};
+use checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use child_agent::ChildAgents;
 use course::{Course, Phase};
 use image_service::ImageService;

@@ -319,6 +319,19 @@ impl LocalRank {
         }
     }
 
+    /// Lets the rank's process resume, with the descriptors of its record and its statistics page.
+    pub fn resume(&self, number: u64, incarnation: u32, kept: u64) -> Result<()> {
+        let (Some(quiesce_socket), Some(recording)) = (&self.quiesce_socket, &self.recording)
+        else {
+            return Ok(());
+        };
+        let record = recording.fd();
+        let statistics_page =
+            self.statistics_page.as_ref().map(|statistics_page| statistics_page.fd());
+        let files: Vec<BorrowedFd> = [record].into_iter().chain(statistics_page).collect();
+        quiesce_socket.resume(number, incarnation, kept, &files)
+    }
+
     /// Takes over the standard input of the last incarnation; the rank reads from byte `at` on.
     pub fn inherit_input(&mut self, old: &mut LocalRank, at: u64) {
         let pipe =

@@ -1,5 +1,21 @@
 //! `landbridge doctor`: checks this machine and reports what is there, what is missing, and what to
 //! do. Each check returns [`Finding`]s; no check changes anything.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `dynamic` | libraries opened by their path |
+//! | `environment` | variables that choose another transport |
+//! | `probe` | one libfabric, loaded in a process of its own |
+//! | `libraries` | MPI libraries, and the libfabric of each |
+//! | `pairs` | paths between the hosts of a topology |
+//! | `paths` | which paths work between two processes |
+//! | `peer` | one of these two processes |
+//! | `relay` | whether a relay answers |
+//! | `settings` | settings without their default value, invalid settings |
+//! | `tun` | whether labs work for this user |
+//! | `system` | permissions and limits of the kernel |
 
 mod dynamic;
 mod environment;

@@ -4,6 +4,17 @@
 //! (`rank_table`). This command queries all launchers, removes files of launchers that have ended,
 //! and prints a table or JSON. Process ids of a job that was started in another pid namespace of
 //! the same kernel, such as a lab, are translated to the namespace of this command.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `paths` | the paths of a job's ranks |
+//! | `log_status` | the message logs of a job |
+//! | `rank_table` | process, incarnation and state of each rank |
+//! | `status_socket` | the socket on which a launcher answers |
+//! | `checkpoint` | `landbridge checkpoint` |
+//! | `log` | `landbridge log` |
 
 pub mod checkpoint;
 pub mod log;

@@ -14,11 +14,12 @@ use alloc::collections::VecDeque;
 use crate::channel::flight::{Flight, SentDatagram};
 use crate::channel::probe_timeout::ProbeTimeout;
 use crate::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
-use crate::path::congestion::{Acked, Congestion, CongestionAlgorithm};
+use crate::path::congestion::{Congestion, CongestionAlgorithm};
 use crate::path::mtu::BASE_BYTES;
 use crate::path::pacer::{BATCH_BYTES_MAX, Pacer};
 use crate::path::rtt::RttEstimator;
 use crate::path::time::{MILLISECOND, Time};
+use crate::path::window::Acked;
 use crate::wire::frame::HEADER_BYTES;
 
 /// An acknowledgement leaves at most this long after a datagram has arrived, in nanoseconds.

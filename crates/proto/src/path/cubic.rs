@@ -14,9 +14,9 @@
 //! Acknowledgements of bytes that were sent while the application had no more to send do not let
 //! the window grow: they do not show what a larger window would do.
 
-use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
 use super::rtt::RttEstimator;
 use super::time::{MILLISECOND, SECOND, Time, percent_of, rate_of};
+use super::window::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
 
 /// The steepness of the curve, in datagrams per cubed second.
 const STEEPNESS: f64 = 0.4;

@@ -7,13 +7,17 @@
 //! back. Estimates may then be wrong for a while, but no sum overflows, nothing is divided by zero
 //! and no answer is "never".
 //!
+//! The modules in order; each uses only those before it:
+//!
 //! | module | answers |
 //! |---|---|
 //! | [`time`] | what time is, and how bytes, rates and spans are converted |
 //! | [`rtt`] | how long a round trip takes, and when an answer is late |
-//! | [`congestion`] | how many bytes may be in flight, and how fast they may leave |
-//! | [`cubic`], [`bbr`] | the two congestion control algorithms |
 //! | [`pacer`] | whether this batch may leave now |
+//! | [`window`] | what both congestion control algorithms share |
+//! | [`cubic`] | the algorithm CUBIC |
+//! | [`bbr`] | the algorithm BBR |
+//! | [`congestion`] | how many bytes may be in flight, and how fast they may leave |
 //! | [`rate`] | when a number of bytes would have arrived on this path |
 //! | [`mtu`] | how large a datagram may be |
 
@@ -25,6 +29,7 @@ pub mod pacer;
 pub mod rate;
 pub mod rtt;
 pub mod time;
+pub mod window;
 
 #[cfg(test)]
 mod model;

@@ -7,10 +7,11 @@ use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
-use super::congestion::{Acked, Congestion, CongestionAlgorithm};
+use super::congestion::{Congestion, CongestionAlgorithm};
 use super::pacer::{BATCH_BYTES_MAX, Pacer};
 use super::rtt::RttEstimator;
 use super::time::{MICROSECOND, Time, nanos_for};
+use super::window::Acked;
 
 pub(super) const PACKET_BYTES: u64 = 1472;
 

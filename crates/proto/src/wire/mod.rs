@@ -2,6 +2,18 @@
 //! encoding is the same on the wire, in shared memory and in a message log. Parsing never panics:
 //! malformed input is a [`Malformed`], and every length is bounded before memory is allocated for
 //! it.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `datagram` | the datagram: a token, then one frame or one probe |
+//! | `framing_crc` | the CRC of the header bytes that decide how long a frame is |
+//! | `frame` | the frame: a range of a channel behind a fixed header |
+//! | `name` | the name of an endpoint |
+//! | `hello` | the hello |
+//! | `kind_header` | what follows the header, fixed for each kind |
+//! | `nondeterminism_frame` | frames about the record of clocks and random numbers |
 
 pub mod datagram;
 pub mod frame;

@@ -9,6 +9,9 @@
 //! | `CqErrEntry` | `src_addr` (1.20) | copied out by the caller's version |
 //! | `OpsAv` | the auth-key calls | guarded by `size` |
 //! | `MrAttr` | from `hmem_data` | never read |
+//!
+//! Objects, their operation tables and the attributes point to each other in circles, as in the
+//! headers, so these modules have no order.
 
 mod errno;
 mod events;

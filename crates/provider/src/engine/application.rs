@@ -14,9 +14,9 @@ use landbridge_proto::endpoint::{
 
 use super::memory::Bytes;
 use super::peer_table::PeerTable;
-use super::request::{Completion, OperationKind};
 use crate::abi::{self, Errno};
 use crate::atomic;
+use crate::completion::{Completion, OperationKind};
 use crate::mr::MrTable;
 use crate::sink::Sink;
 

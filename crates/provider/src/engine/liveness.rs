@@ -10,13 +10,10 @@
 //! [`SOLE_PATH_TIMEOUT`] another connection is dialled in addition: a connection that was
 //! interrupted for long retransmits much later than a new connection would.
 
-use std::io;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
 
-use super::connections::Connections;
-use super::links::Link;
 use super::path_manager::PathManager;
 
 /// Usual time between two checks.
@@ -42,10 +39,32 @@ impl LivenessCheck {
     pub fn new() -> Self {
         Self { last_check: Instant::now(), gap: CHECK_GAP }
     }
+
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        self.last_check.elapsed() >= self.gap
+    }
+
+    /// Begins a check; returns the time since the last one.
+    pub fn begin(&mut self) -> Duration {
+        let since_last = self.last_check.elapsed();
+        (self.last_check, self.gap) = (Instant::now(), CHECK_GAP);
+        since_last
+    }
+
+    /// Whether a link is to be judged whose bytes have not been confirmed for this time. The next
+    /// check then follows sooner.
+    pub fn is_silent(&mut self, unacked_for: Duration) -> bool {
+        let is_silent = unacked_for >= CHECK_GAP;
+        if is_silent {
+            self.gap = CHECK_GAP_SHORT;
+        }
+        is_silent
+    }
 }
 
 /// What follows from the silence of a link.
-enum LivenessVerdict {
+pub enum LivenessVerdict {
     Nothing,
     /// The link is closed, and with it another connection of the peer between the same addresses.
     Close,
@@ -56,9 +75,10 @@ enum LivenessVerdict {
 }
 
 impl PathManager<'_> {
-    /// Judges link `id`, whose bytes have not been confirmed for some time. `slack` is added to
-    /// each limit.
-    fn judge(&mut self, id: usize, slack: Duration) -> LivenessVerdict {
+    /// Judges link `id`, whose bytes have not been confirmed for some time. Each limit is longer by
+    /// some round trips.
+    pub fn judge(&mut self, id: usize, round_trip: Option<Duration>) -> LivenessVerdict {
+        let slack = round_trip.unwrap_or_default() * ROUND_TRIPS;
         let Some(link) = self.links[id].as_ref() else {
             return LivenessVerdict::Nothing;
         };
@@ -92,68 +112,6 @@ impl PathManager<'_> {
             }
             None if unacked_for > SOLE_PATH_TIMEOUT + slack => LivenessVerdict::Close,
             _ => LivenessVerdict::Nothing,
-        }
-    }
-}
-
-impl Connections {
-    /// Checks the connections when a check is due. The engine calls this often.
-    #[inline]
-    pub(super) fn check_liveness(&mut self) {
-        if (self.data.links.streams > 0 || self.data.datagrams.is_some())
-            && self.liveness.last_check.elapsed() >= self.liveness.gap
-        {
-            self.update_liveness();
-        }
-    }
-
-    #[cold]
-    fn update_liveness(&mut self) {
-        let gap = self.liveness.last_check.elapsed();
-        self.liveness.last_check = Instant::now();
-        if self.data.datagrams.is_some() {
-            self.check_datagrams(gap);
-        }
-        self.liveness.gap = CHECK_GAP;
-        let update = |link: &mut Option<Box<Link>>| link.as_mut()?.update_health();
-        let found: Vec<_> = self.data.links.iter_mut().map(update).collect();
-        for (id, round_trip) in found.into_iter().enumerate() {
-            let Some(link) = self.data.links[id].as_ref() else {
-                continue;
-            };
-            if link.health.unacked_for >= CHECK_GAP {
-                self.liveness.gap = CHECK_GAP_SHORT;
-                let slack = round_trip.unwrap_or_default() * ROUND_TRIPS;
-                let verdict = self.data.paths().judge(id, slack);
-                self.apply_verdict(id, verdict);
-            } else if link.health.is_suspected || link.health.is_unresponsive {
-                self.data.paths().clear_suspicion(id);
-            }
-        }
-    }
-
-    fn apply_verdict(&mut self, id: usize, verdict: LivenessVerdict) {
-        let Some(link) = self.data.links[id].as_ref() else {
-            return;
-        };
-        let (peer, ends) = (link.peer, link.ends);
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "nothing is confirmed any more");
-        match verdict {
-            LivenessVerdict::Nothing => (),
-            LivenessVerdict::Close => {
-                self.link_down(id, &late());
-                // Another connection between the same two addresses fails for the same reason.
-                if let Some(peer) = peer
-                    && let Some(duplicate) = self.data.paths().duplicate_link(peer, ends)
-                {
-                    self.link_down(duplicate, &late());
-                }
-            }
-            LivenessVerdict::Suspect => {
-                self.data.paths().suspect(id);
-                self.data.drain_actions();
-            }
-            LivenessVerdict::DialBeside(peer) => self.begin_reconnect(peer, false),
         }
     }
 }

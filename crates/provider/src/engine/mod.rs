@@ -5,7 +5,7 @@
 //! library polls. What leaves: completions to the [`Sink`], and frames. The engine starts no
 //! thread: all work happens inside calls of the MPI library, under the endpoint's lock.
 //!
-//! The modules in order; each uses only those before it. Modules from `datagrams` on contain
+//! The modules in order; each uses only those before it. Most modules from `data_path` on contain
 //! methods of [`DataPath`], [`Connections`] and [`Engine`], which join the types of the modules
 //! before them:
 //!
@@ -30,17 +30,25 @@
 //! | `carrier` | what transports the frames of a link |
 //! | `handshake` | one hello, step by step |
 //! | `connector` | hellos under way, queued dials, paused listeners |
-//! | `links`, `link_table` | links to peers, and which of them are polled |
+//! | `links` | links to peers |
+//! | `link_table` | all links, and which of them are polled |
 //! | `path_statistics` | statistics of one path |
-//! | `peer_state`, `peer_table` | state of each peer, names and numbers |
+//! | `peer_state` | state of each peer |
+//! | `peer_table` | all peers, with names and numbers |
 //! | `path_manager` | which links are the paths of which peer |
 //! | `path_report` | statistics of all paths |
 //! | `application` | registered memory and completions |
 //! | `payload_placement` | where the bytes of an arriving payload belong |
 //! | `pending_peers` | peers to be given up once a link has been read |
-//! | `datagrams`, `data_path` | sockets and frames of UDP paths; what sending and receiving need |
+//! | `datagrams` | sockets and tokens of UDP paths |
+//! | `data_path` | what sending and receiving need |
+//! | `datagram_transfer` | frames of UDP paths |
 //! | `serve` | actions of the protocol: bytes moved, remote memory accessed |
-//! | `connections`, `uplink`, `liveness` | connections to peers and to the relay; their silence |
+//! | `uplink` | state of the connection to the relay |
+//! | `liveness` | what follows from the silence of a connection |
+//! | `connections` | connections to peers and to the relay |
+//! | `relay_attachment` | dials of the relay, its loss, its return |
+//! | `liveness_actions` | the regular check of connections for silence |
 //! | `dialling` | dials of peers, and the outcome of hellos |
 //! | `repair` | repair of broken paths |
 //! | `link_failure` | the end of links and of peers |
@@ -65,6 +73,7 @@ mod connections;
 mod connector;
 mod data_path;
 mod datagram_events;
+mod datagram_transfer;
 mod datagrams;
 mod departed_peers;
 mod dialling;
@@ -76,6 +85,7 @@ mod link_failure;
 mod link_table;
 mod links;
 mod liveness;
+mod liveness_actions;
 mod local_endpoint;
 mod memory;
 mod path_manager;
@@ -94,6 +104,7 @@ mod receive_buffers;
 mod reconnect;
 mod recorded_polls;
 mod recorded_uplink;
+mod relay_attachment;
 mod repair;
 mod replay;
 pub mod request;
@@ -115,6 +126,7 @@ use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::{self, Config, Endpoint, Peer, Posting, Ticket};
 
 use crate::abi::Errno;
+use crate::atomic::AtomicKind;
 use crate::av::Av;
 use crate::mr;
 use crate::poll_policy::Advice;
@@ -138,8 +150,8 @@ use pending_peers::PendingPeers;
 use receive_buffers::ReceiveBuffers;
 use recorded_uplink::RecordedUplink;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind,
-    RmaRequest, SendRequest,
+    AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind, RmaRequest,
+    SendRequest,
 };
 use uplink::Uplink;
 use wait::PollState;

@@ -1,5 +1,4 @@
-//! Requests of the libfabric functions (`ffi`) to the engine, and the completions that the engine
-//! returns.
+//! Requests of the libfabric functions (`ffi`) to the engine.
 //!
 //! The functions in `ffi` translate C structures into these requests; the engine never sees a
 //! `fid`. Addresses are plain pointers because the memory belongs to the MPI library: it stays
@@ -7,6 +6,7 @@
 //! `inject` is set.
 
 use crate::abi::FiAddr;
+use crate::atomic::AtomicKind;
 
 /// A piece of the caller's memory.
 #[derive(Clone, Copy, Debug)]
@@ -107,16 +107,6 @@ pub struct RmaRequest<'a> {
     pub notify: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicKind {
-    /// `fi_atomic`: no result is returned.
-    Update,
-    /// `fi_fetch_atomic`
-    Fetch,
-    /// `fi_compare_atomic`
-    Compare,
-}
-
 /// An atomic operation. The request is complete when the peer has executed it. Operands are copied
 /// before the call returns, with or without inject.
 pub struct AtomicRequest<'a> {
@@ -136,59 +126,4 @@ pub struct AtomicRequest<'a> {
     /// open.
     pub inject: bool,
     pub notify: bool,
-}
-
-/// The kind of an operation, for the choice of queue, counter and completion flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OperationKind {
-    Send,
-    TaggedSend,
-    Recv,
-    TaggedRecv,
-    Read,
-    Write,
-    Atomic,
-    /// The target of an `fi_writedata`.
-    RemoteWrite,
-}
-
-/// One finished operation, for a completion queue and the counters.
-#[derive(Clone, Copy, Debug)]
-pub struct Completion {
-    pub kind: OperationKind,
-    /// False: only counters count the operation, unless `error` is set.
-    pub notify: bool,
-    pub context: usize,
-    /// FI_REMOTE_CQ_DATA, FI_MULTI_RECV and similar flags, to be or-ed to the flags of `kind`.
-    pub flags: u64,
-    /// Bytes received (receives, peeks).
-    pub len: usize,
-    /// Address of the message (multi-receive).
-    pub buf: *mut u8,
-    pub data: u64,
-    pub tag: u64,
-    /// The sender's address-vector number, or `FI_ADDR_NOTAVAIL`.
-    pub source: FiAddr,
-    /// `Some((errno, olen))`: an error entry; errno is positive, `olen` is the number of bytes that
-    /// did not fit.
-    pub error: Option<(i32, usize)>,
-}
-
-impl Completion {
-    /// A successful completion for counters only.
-    #[inline]
-    pub fn quiet(kind: OperationKind, context: usize) -> Self {
-        Completion {
-            kind,
-            notify: false,
-            context,
-            flags: 0,
-            len: 0,
-            buf: std::ptr::null_mut(),
-            data: 0,
-            tag: 0,
-            source: crate::abi::ADDR_NOTAVAIL,
-            error: None,
-        }
-    }
 }

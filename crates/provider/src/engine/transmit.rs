@@ -19,7 +19,8 @@ use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
-use super::request::{Completion, OperationKind, SendRequest};
+use super::request::SendRequest;
+use crate::completion::{Completion, OperationKind};
 
 impl Connections {
     /// Executes the protocol's actions, and sends its frames.

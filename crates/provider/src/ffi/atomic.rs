@@ -6,8 +6,8 @@ use std::ptr;
 use super::ep::{OpOptions, endpoint, total};
 use super::{status, status_long};
 use crate::abi::*;
-use crate::atomic::{BYTES_MAX, element_bytes, supports};
-use crate::engine::request::{AtomicKind, AtomicRequest, Iov, RemoteIov};
+use crate::atomic::{AtomicKind, BYTES_MAX, element_bytes, supports};
+use crate::engine::request::{AtomicRequest, Iov, RemoteIov};
 use crate::info::{IOV_MAX, RMA_IOV_MAX};
 
 type Void = *mut c_void;

@@ -3,10 +3,9 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use super::cm::copy_name;
 use super::domain::Domain;
 use super::eq::EventQueue;
-use super::{Head, Object, close, nosys, object, ops, publish, share};
+use super::{Head, Object, close, copy_name, nosys, object, ops, publish, share};
 use crate::abi::*;
 use crate::av::{Av, AvName, NAME_BYTES};
 use crate::info::AddressFormat;

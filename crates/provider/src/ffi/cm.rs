@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::ep::Endpoint;
-use super::{nosys, object, status};
+use super::{copy_name, nosys, object, status};
 use crate::abi::*;
 use crate::info::AddressFormat;
 use crate::resolve::{SOCKADDR_BYTES, read_sockaddr};
@@ -50,18 +50,4 @@ unsafe extern "C" fn getname(fid: *mut Fid, target: *mut c_void, len: *mut usize
         Ok(unsafe { copy_name(name, target, len) })
     });
     named.unwrap_or_else(Errno::negative)
-}
-
-/// # Safety
-/// `target` holds `*len` bytes.
-pub unsafe fn copy_name(name: &[u8], target: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: the caller guarantees the target; no more than fits is copied.
-    unsafe {
-        let room = std::mem::replace(&mut *len, name.len());
-        let copied = room.min(name.len());
-        if copied > 0 {
-            target.cast::<u8>().copy_from_nonoverlapping(name.as_ptr(), copied);
-        }
-        if room < name.len() { Errno::ETOOSMALL.negative() } else { 0 }
-    }
 }

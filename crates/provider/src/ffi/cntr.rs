@@ -2,10 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Head, Object, close, deadline, is_over, nosys, object, ops, publish};
 use crate::abi::*;
 use crate::counter::Counter;
+use crate::engine_set::EngineSet;
 
 /// Longest sleep of a wait in milliseconds. After this time at the latest the wait notices a value
 /// set by another thread.
@@ -17,11 +19,33 @@ const POLLS_BEFORE_WAIT: u32 = 200;
 pub struct CompletionCounter {
     head: Head<FidCntr>,
     pub counter: Arc<Counter>,
+    /// The counter counts more than one-sided operations of this process.
+    counts_messages: AtomicBool,
+    /// The engines whose progress feeds the counter: a read of the counter drives them.
+    pub engines: EngineSet,
 }
 
 // SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for CompletionCounter {
     const CLASS: usize = CLASS_CNTR;
+}
+
+impl CompletionCounter {
+    /// Declares that the counter counts messages, or remote operations of peers on this process's
+    /// memory.
+    pub fn set_counts_messages(&self) {
+        self.counts_messages.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes progress for a program that reads the counter.
+    #[inline]
+    fn progress(&self) {
+        if self.counts_messages.load(Ordering::Relaxed) {
+            self.engines.progress();
+        } else {
+            self.engines.progress_for_counter();
+        }
+    }
 }
 
 static OPS: Ops = ops(close::<CompletionCounter>, nosys::bind, nosys::control);
@@ -50,6 +74,8 @@ pub unsafe fn open(
     let made = CompletionCounter {
         head: Head::new(FidCntr { fid: super::fid(CLASS_CNTR, context, &OPS), ops: &CNTR_OPS }),
         counter: Arc::new(Counter::default()),
+        counts_messages: AtomicBool::new(false),
+        engines: EngineSet::new(),
     };
     publish(Arc::new(made), target);
     0
@@ -64,16 +90,16 @@ unsafe fn counter<'a>(cntr: *mut FidCntr) -> &'a Counter {
 
 unsafe extern "C" fn read(cntr: *mut FidCntr) -> u64 {
     // SAFETY: `cntr` is a counter of this provider.
-    let counter = unsafe { counter(cntr) };
-    counter.progress();
-    counter.value()
+    let cntr = unsafe { object::<CompletionCounter, _>(cntr) };
+    cntr.progress();
+    cntr.counter.value()
 }
 
 unsafe extern "C" fn readerr(cntr: *mut FidCntr) -> u64 {
     // SAFETY: `cntr` is a counter of this provider.
-    let counter = unsafe { counter(cntr) };
-    counter.progress();
-    counter.errors()
+    let cntr = unsafe { object::<CompletionCounter, _>(cntr) };
+    cntr.progress();
+    cntr.counter.errors()
 }
 
 unsafe extern "C" fn add(cntr: *mut FidCntr, value: u64) -> c_int {
@@ -104,12 +130,12 @@ unsafe extern "C" fn seterr(cntr: *mut FidCntr, value: u64) -> c_int {
 /// Polls at least once, so that a wait of 0 ms makes progress.
 unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) -> c_int {
     // SAFETY: `cntr` is a counter of this provider.
-    let counter = unsafe { counter(cntr) };
+    let CompletionCounter { counter, engines, .. } = unsafe { object(cntr) };
     let deadline = deadline(timeout);
     let errors = counter.errors();
     let mut polls = 0u32;
     loop {
-        counter.engines.progress();
+        engines.progress();
         if counter.value() >= threshold {
             return 0;
         }
@@ -122,7 +148,7 @@ unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) ->
         polls += 1;
         if polls < POLLS_BEFORE_WAIT {
             std::hint::spin_loop();
-        } else if !counter.engines.wait(WAIT_SLICE_MS) {
+        } else if !engines.wait(WAIT_SLICE_MS) {
             std::thread::sleep(std::time::Duration::from_millis(WAIT_SLICE_MS as u64));
         }
     }

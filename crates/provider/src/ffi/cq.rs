@@ -5,11 +5,11 @@ use std::mem::offset_of;
 use std::ptr;
 use std::sync::Arc;
 
-use super::domain::Domain;
 use super::{
     Head, Object, close, count, deadline, error_text, is_over, nosys, object, ops, publish,
 };
 use crate::abi::*;
+use crate::engine_set::EngineSet;
 use crate::queue::{EntryFormat, Queue};
 
 /// Longest sleep of a blocking read in milliseconds. After this time at the latest the read notices
@@ -23,6 +23,8 @@ const POLLS_BEFORE_WAIT: u32 = 200;
 pub struct CompletionQueue {
     head: Head<FidCq>,
     pub queue: Arc<Queue>,
+    /// The engines whose progress feeds the queue: a read of the empty queue drives them.
+    pub engines: EngineSet,
     /// The interface version decides how much of an error entry the program has memory for.
     api_version: u32,
 }
@@ -35,7 +37,7 @@ unsafe impl Object for CompletionQueue {
 impl CompletionQueue {
     /// Whether nothing can be read, after a poll of the network.
     pub fn is_idle(&self) -> bool {
-        self.queue.engines.progress();
+        self.engines.progress();
         self.queue.is_empty()
     }
 }
@@ -48,7 +50,7 @@ static CQ_OPS: OpsCq =
 /// # Safety
 /// The contract of `fi_cq_open` holds.
 pub unsafe fn open(
-    domain: &Domain,
+    api_version: u32,
     attr: Option<&mut CqAttr>,
     target: *mut *mut FidCq,
     context: *mut c_void,
@@ -76,7 +78,8 @@ pub unsafe fn open(
     let made = CompletionQueue {
         head: Head::new(FidCq { fid: super::fid(CLASS_CQ, context, &OPS), ops: &CQ_OPS }),
         queue: Arc::new(Queue::new(format, size)),
-        api_version: domain.api_version,
+        engines: EngineSet::new(),
+        api_version,
     };
     publish(Arc::new(made), target);
     0
@@ -94,9 +97,9 @@ unsafe extern "C" fn readfrom(
     sources: *mut FiAddr,
 ) -> isize {
     // SAFETY: `cq` is a completion queue of this provider.
-    let queue = unsafe { &object::<CompletionQueue, _>(cq).queue };
+    let cq = unsafe { object::<CompletionQueue, _>(cq) };
     // SAFETY: the buffers hold `room` entries.
-    count(unsafe { take(queue, target, room, sources) })
+    count(unsafe { take(cq, target, room, sources) })
 }
 
 /// Reads waiting entries, and polls the network only if none wait. A library that reads until the
@@ -106,17 +109,17 @@ unsafe extern "C" fn readfrom(
 /// The buffers hold `room` entries.
 #[inline]
 unsafe fn take(
-    queue: &Queue,
+    cq: &CompletionQueue,
     target: *mut c_void,
     room: usize,
     sources: *mut FiAddr,
 ) -> Result<usize, Errno> {
-    queue.note_read();
-    if queue.is_empty() {
-        queue.engines.progress();
+    cq.queue.note_read();
+    if cq.queue.is_empty() {
+        cq.engines.progress();
     }
     // SAFETY: the caller guarantees the size of the buffers.
-    unsafe { queue.read(target.cast(), room, sources) }
+    unsafe { cq.queue.read(target.cast(), room, sources) }
 }
 
 unsafe extern "C" fn readerr(cq: *mut FidCq, target: *mut CqErrEntry, _: u64) -> isize {
@@ -168,27 +171,27 @@ unsafe extern "C" fn sreadfrom(
     timeout: c_int,
 ) -> isize {
     // SAFETY: `cq` is a completion queue of this provider.
-    let queue = unsafe { &object::<CompletionQueue, _>(cq).queue };
+    let cq = unsafe { object::<CompletionQueue, _>(cq) };
     let deadline = deadline(timeout);
     let mut polls = 0u32;
     loop {
         // SAFETY: the buffers hold `room` entries.
-        match unsafe { take(queue, target, room, sources) } {
-            Err(Errno::EAGAIN) if queue.take_signal() || is_over(deadline) => {
+        match unsafe { take(cq, target, room, sources) } {
+            Err(Errno::EAGAIN) if cq.queue.take_signal() || is_over(deadline) => {
                 return Errno::EAGAIN.negative() as isize;
             }
-            Err(Errno::EAGAIN) => park(queue, &mut polls),
+            Err(Errno::EAGAIN) => park(cq, &mut polls),
             result => return count(result),
         }
     }
 }
 
 /// Spins for a while, then sleeps for a slice.
-fn park(queue: &Queue, polls: &mut u32) {
+fn park(cq: &CompletionQueue, polls: &mut u32) {
     *polls += 1;
     if *polls < POLLS_BEFORE_WAIT {
         std::hint::spin_loop();
-    } else if !queue.engines.wait(WAIT_SLICE_MS) {
+    } else if !cq.engines.wait(WAIT_SLICE_MS) {
         std::thread::sleep(std::time::Duration::from_millis(WAIT_SLICE_MS as u64));
     }
 }

@@ -1,32 +1,29 @@
-//! Endpoints: binding, enabling, options, and the common path of data calls to the engine.
+//! Endpoints: enabling, options, and the common path of data calls to the engine.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::av::AddressVector;
+use super::bound_objects::BoundObjects;
 use super::cntr::CompletionCounter;
 use super::cq::CompletionQueue;
 use super::domain::Domain;
-use super::{Head, Object, atomic, cm, msg, nosys, object, ops, publish, reclaim, rma, status};
+use super::{Head, Object, object};
 use crate::abi::*;
 use crate::av::Av;
 use crate::engine::request::{CompletionLevel, Iov};
 use crate::engine::{Engine, Setup, library_repeats_peeks};
-use crate::info::{self, AddressFormat, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
+use crate::info::{self, AddressFormat, INJECT_SIZE, IOV_MAX};
 use crate::interposer::UnrecordedCalls;
 use crate::log;
 use crate::parking::SharedEngine;
-use crate::sink::Sink;
 use crate::stack::Stack;
 use crate::sync::SpinLock;
 
 /// A multi-receive buffer is released when fewer bytes than this are left, unless the program sets
 /// another value (`FI_OPT_MIN_MULTI_RECV`).
 const MIN_MULTI_RECV: usize = 64;
-/// Reported free entries of queues, which have no fixed depth.
-const SIZE_LEFT: isize = 1024;
 
 #[repr(C)]
 pub struct Endpoint {
@@ -50,14 +47,14 @@ pub struct Endpoint {
 /// Objects and addresses that an endpoint collects before it is enabled.
 struct Bindings {
     av: Option<Arc<Av>>,
-    sink: Sink,
+    objects: BoundObjects,
     bind: Option<SocketAddrV4>,
     min_multi_recv: usize,
 }
 
 /// The operation flags of one direction, in the form that data calls need. Only calls that the
 /// program serialises with all others (bind, control) change them.
-struct Defaults {
+pub struct Defaults {
     op_flags: AtomicU64,
     selective: AtomicBool,
     notify: AtomicBool,
@@ -67,68 +64,6 @@ struct Defaults {
 // SAFETY: the type is `repr(C)`, its first field is the fid, and `CLASS` is its class.
 unsafe impl Object for Endpoint {
     const CLASS: usize = CLASS_EP;
-}
-
-static OPS: Ops = ops(close, bind, control);
-
-static EP_OPS: OpsEp = OpsEp {
-    size: size_of::<OpsEp>(),
-    cancel,
-    getopt,
-    setopt,
-    tx_ctx: nosys::tx_ctx,
-    rx_ctx: nosys::rx_ctx,
-    rx_size_left: size_left,
-    tx_size_left: size_left,
-};
-
-/// # Safety
-/// The contract of `fi_endpoint` holds.
-pub unsafe fn open(
-    domain: Arc<Domain>,
-    info: &Info,
-    target: *mut *mut FidEp,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: the attributes are null or valid, and the addresses have the given lengths.
-    let (transmit, receive, bind, av_type) = unsafe {
-        (
-            info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags),
-            info.rx_attr.as_ref().map_or(0, |rx| rx.op_flags),
-            info::bind_address(info),
-            info.domain_attr.cast::<DomainAttrBase>().as_ref().map_or(AV_UNSPEC, |it| it.av_type),
-        )
-    };
-    let directed = info.caps & (DIRECTED_RECV | TAGGED_DIRECTED_RECV) != 0;
-    let made = Endpoint {
-        head: Head::new(FidEp {
-            fid: super::fid(CLASS_EP, context, &OPS),
-            ops: &EP_OPS,
-            cm: &cm::CM_OPS,
-            msg: &msg::MSG_OPS,
-            rma: &rma::RMA_OPS,
-            tagged: &super::tagged::TAGGED_OPS,
-            atomic: &atomic::ATOMIC_OPS,
-            collective: std::ptr::null(),
-        }),
-        domain,
-        port: OnceLock::new(),
-        transmit: Defaults::new(transmit),
-        receive: Defaults::new(receive),
-        directed,
-        // MPICH requests a table. Intel MPI, which fails when a peek returns `EAGAIN`, does not.
-        repeats_peeks: directed && av_type == AV_TABLE && library_repeats_peeks(),
-        caps: info.caps,
-        format: AddressFormat::of_code(info.addr_format),
-        bindings: SpinLock::new(Bindings {
-            av: None,
-            sink: Sink::default(),
-            bind,
-            min_multi_recv: MIN_MULTI_RECV,
-        }),
-    };
-    publish(Arc::new(made), target);
-    0
 }
 
 impl Defaults {
@@ -143,11 +78,11 @@ impl Defaults {
         defaults
     }
 
-    fn op_flags(&self) -> u64 {
+    pub fn op_flags(&self) -> u64 {
         self.op_flags.load(Ordering::Relaxed)
     }
 
-    fn set(&self, op_flags: u64) {
+    pub fn set(&self, op_flags: u64) {
         self.op_flags.store(op_flags, Ordering::Relaxed);
         self.notify.store(self.notify_for(op_flags), Ordering::Relaxed);
         self.level.store(level_of(op_flags) as u8, Ordering::Relaxed);
@@ -184,6 +119,43 @@ pub struct OpOptions {
 }
 
 impl Endpoint {
+    /// # Safety
+    /// The pointers in `info` are null or valid, and its addresses have the given lengths.
+    pub unsafe fn new(fid: FidEp, domain: Arc<Domain>, info: &Info) -> Endpoint {
+        // SAFETY: the caller guarantees the attributes and the addresses.
+        let (transmit, receive, bind, av_type) = unsafe {
+            (
+                info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags),
+                info.rx_attr.as_ref().map_or(0, |rx| rx.op_flags),
+                info::bind_address(info),
+                info.domain_attr
+                    .cast::<DomainAttrBase>()
+                    .as_ref()
+                    .map_or(AV_UNSPEC, |it| it.av_type),
+            )
+        };
+        let directed = info.caps & (DIRECTED_RECV | TAGGED_DIRECTED_RECV) != 0;
+        Endpoint {
+            head: Head::new(fid),
+            domain,
+            port: OnceLock::new(),
+            transmit: Defaults::new(transmit),
+            receive: Defaults::new(receive),
+            directed,
+            // MPICH requests a table. Intel MPI, which fails when a peek returns `EAGAIN`, does
+            // not.
+            repeats_peeks: directed && av_type == AV_TABLE && library_repeats_peeks(),
+            caps: info.caps,
+            format: AddressFormat::of_code(info.addr_format),
+            bindings: SpinLock::new(Bindings {
+                av: None,
+                objects: BoundObjects::default(),
+                bind,
+                min_multi_recv: MIN_MULTI_RECV,
+            }),
+        }
+    }
+
     /// Locks the engine and calls `work`; `EOPBADSTATE` before `fi_enable`.
     #[inline(always)]
     pub fn with<R>(&self, work: impl FnOnce(&mut Engine) -> Result<R, Errno>) -> Result<R, Errno> {
@@ -255,19 +227,44 @@ impl Endpoint {
 
     /// Sets the address at which the endpoint accepts connections from `fi_enable` on.
     pub fn set_bind(&self, address: SocketAddrV4) -> Result<(), Errno> {
-        if self.port.get().is_some() {
+        if self.is_enabled() {
             return Err(Errno::EOPBADSTATE);
         }
         self.bindings.lock().bind = Some(address);
         Ok(())
     }
 
-    fn enable(&self) -> Result<(), Errno> {
-        if self.port.get().is_some() {
+    pub fn is_enabled(&self) -> bool {
+        self.port.get().is_some()
+    }
+
+    /// The operation flags of the direction that `flags` name (FI_TRANSMIT or FI_RECV).
+    pub fn direction(&self, flags: u64) -> Result<&Defaults, Errno> {
+        match flags & (SEND | RECV) {
+            SEND => Ok(&self.transmit),
+            RECV => Ok(&self.receive),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    pub fn min_multi_recv(&self) -> usize {
+        self.bindings.lock().min_multi_recv
+    }
+
+    pub fn set_min_multi_recv(&self, bytes: usize) {
+        self.bindings.lock().min_multi_recv = bytes;
+        // An endpoint that is not enabled passes the value to the engine when it is enabled.
+        let _ = self.with(|engine| {
+            engine.set_min_multi_recv(bytes);
+            Ok(())
+        });
+    }
+
+    pub fn enable(&self) -> Result<(), Errno> {
+        if self.is_enabled() {
             return Ok(());
         }
         let setup = self.setup()?;
-        let sink = setup.sink.clone();
         let mut stack = Stack::new();
         // SAFETY: the stack is local, so nothing else uses it.
         let opened = unsafe {
@@ -278,7 +275,7 @@ impl Endpoint {
             opened.inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
         let stack = engine.is_recorded().then_some(stack);
         let port = SharedEngine::new(engine, stack);
-        sink.each_engine_set(|ports| ports.add(&port));
+        self.bound_objects().each_engine_set(|ports| ports.add(&port));
         self.domain.engines.add(&port);
         // The cell is empty: the program serialises enabling.
         let _ = self.port.set(port);
@@ -287,7 +284,7 @@ impl Endpoint {
 
     fn setup(&self) -> Result<Setup, Errno> {
         let bindings = self.bindings.lock();
-        let sink = bindings.sink.clone();
+        let sink = bindings.objects.sink();
         if self.caps & SEND != 0 && sink.transmit.is_none() && sink.counters.send.is_none() {
             return Err(Errno::ENOCQ);
         }
@@ -305,7 +302,25 @@ impl Endpoint {
         })
     }
 
-    fn bind_queue(&self, cq: &CompletionQueue, flags: u64) -> Result<(), Errno> {
+    fn bound_objects(&self) -> BoundObjects {
+        self.bindings.lock().objects.clone()
+    }
+
+    /// Closes the engine. The endpoint leaves the queues first, so that no thread drives the engine
+    /// any more, and then drains.
+    pub fn close(&self) {
+        if let Some(port) = self.port.get() {
+            self.bound_objects().each_engine_set(|ports| ports.remove(port));
+            self.domain.engines.remove(port);
+            port.close();
+        }
+    }
+
+    pub fn bind_av(&self, av: &Arc<Av>) {
+        self.bindings.lock().av = Some(Arc::clone(av));
+    }
+
+    pub fn bind_queue(&self, cq: &Arc<CompletionQueue>, flags: u64) -> Result<(), Errno> {
         const KNOWN: u64 = SEND | RECV | SELECTIVE_COMPLETION;
         if flags & !KNOWN != 0 || flags & (SEND | RECV) == 0 {
             return Err(Errno::EBADFLAGS);
@@ -313,7 +328,7 @@ impl Endpoint {
         let mut bindings = self.bindings.lock();
         let selective = flags & SELECTIVE_COMPLETION != 0;
         if flags & SEND != 0 {
-            bindings.sink.transmit = Some(Arc::clone(&cq.queue));
+            bindings.objects.transmit = Some(Arc::clone(cq));
             if selective {
                 self.transmit.set_selective();
             }
@@ -322,7 +337,7 @@ impl Endpoint {
             if self.repeats_peeks {
                 cq.queue.let_library_go_first();
             }
-            bindings.sink.receive = Some(Arc::clone(&cq.queue));
+            bindings.objects.receive = Some(Arc::clone(cq));
             if selective {
                 self.receive.set_selective();
             }
@@ -330,7 +345,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn bind_counter(&self, cntr: &CompletionCounter, flags: u64) -> Result<(), Errno> {
+    pub fn bind_counter(&self, cntr: &Arc<CompletionCounter>, flags: u64) -> Result<(), Errno> {
         const KNOWN: u64 = SEND | RECV | READ | WRITE | REMOTE_WRITE;
         if flags & REMOTE_READ != 0 {
             // FI_REMOTE_READ needs FI_RMA_EVENT, which is not offered; the program would wait for a
@@ -341,165 +356,22 @@ impl Endpoint {
             return Err(Errno::EBADFLAGS);
         }
         if flags & !(READ | WRITE) != 0 {
-            cntr.counter.set_counts_messages();
+            cntr.set_counts_messages();
         }
-        let counters = &mut self.bindings.lock().sink.counters;
+        let objects = &mut self.bindings.lock().objects;
         for (flag, slot) in [
-            (SEND, &mut counters.send),
-            (RECV, &mut counters.recv),
-            (READ, &mut counters.read),
-            (WRITE, &mut counters.write),
-            (REMOTE_WRITE, &mut counters.remote_write),
+            (SEND, &mut objects.send_counter),
+            (RECV, &mut objects.recv_counter),
+            (READ, &mut objects.read_counter),
+            (WRITE, &mut objects.write_counter),
+            (REMOTE_WRITE, &mut objects.remote_write_counter),
         ] {
             if flags & flag != 0 {
-                *slot = Some(Arc::clone(&cntr.counter));
+                *slot = Some(Arc::clone(cntr));
             }
         }
         Ok(())
     }
-}
-
-/// Closes an endpoint. The endpoint leaves the queues first, so that no thread drives it any more,
-/// and then drains.
-unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: the program closes the endpoint once.
-    let endpoint = unsafe { reclaim::<Endpoint>(fid) };
-    if let Some(port) = endpoint.port.get() {
-        let sink = endpoint.bindings.lock().sink.clone();
-        sink.each_engine_set(|ports| ports.remove(port));
-        endpoint.domain.engines.remove(port);
-        port.close();
-    }
-    0
-}
-
-unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
-    // SAFETY: `fid` is an endpoint, and `other` is another object of this provider, whose class
-    // gives its type.
-    unsafe {
-        let endpoint = object::<Endpoint, _>(fid);
-        if endpoint.port.get().is_some() {
-            return Errno::EOPBADSTATE.negative();
-        }
-        status(match (*other).class {
-            CLASS_AV => {
-                let av = Arc::clone(&object::<AddressVector, _>(other).av);
-                endpoint.bindings.lock().av = Some(av);
-                Ok(())
-            }
-            CLASS_CQ => endpoint.bind_queue(object(other), flags),
-            CLASS_CNTR => endpoint.bind_counter(object(other), flags),
-            CLASS_EQ => Ok(()),
-            _ => Err(Errno::EINVAL),
-        })
-    }
-}
-
-unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: `fid` is an endpoint of this provider.
-    let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    status(match command {
-        ENABLE => endpoint.enable(),
-        // SAFETY: the argument of this command is a 64-bit word of flags.
-        GETOPSFLAG => unsafe { ops_flags(endpoint, argument.cast()) },
-        // SAFETY: the argument of this command is a 64-bit word of flags.
-        SETOPSFLAG => unsafe { set_ops_flags(endpoint, argument.cast()) },
-        _ => Err(Errno::ENOSYS),
-    })
-}
-
-/// # Safety
-/// `word` points to flags with the direction (FI_TRANSMIT or FI_RECV).
-unsafe fn ops_flags(endpoint: &Endpoint, word: *mut u64) -> Result<(), Errno> {
-    // SAFETY: the caller guarantees the word.
-    unsafe { *word = direction(endpoint, *word)?.op_flags() };
-    Ok(())
-}
-
-/// # Safety
-/// `word` points to flags with the direction (FI_TRANSMIT or FI_RECV) and the new operation flags.
-unsafe fn set_ops_flags(endpoint: &Endpoint, word: *const u64) -> Result<(), Errno> {
-    // SAFETY: the caller guarantees the word.
-    let flags = unsafe { *word };
-    direction(endpoint, flags)?.set(flags & !(SEND | RECV));
-    Ok(())
-}
-
-fn direction(endpoint: &Endpoint, flags: u64) -> Result<&Defaults, Errno> {
-    match flags & (SEND | RECV) {
-        SEND => Ok(&endpoint.transmit),
-        RECV => Ok(&endpoint.receive),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
-    // SAFETY: `fid` is an endpoint of this provider.
-    let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    super::status_long(endpoint.with(|engine| engine.cancel(context as usize)))
-}
-
-unsafe extern "C" fn getopt(
-    fid: *mut Fid,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut usize,
-) -> c_int {
-    // SAFETY: `fid` is an endpoint of this provider.
-    let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    let known = match name {
-        _ if level != OPT_ENDPOINT => return Errno::ENOPROTOOPT.negative(),
-        OPT_MIN_MULTI_RECV => endpoint.bindings.lock().min_multi_recv,
-        OPT_CM_DATA_SIZE => 0,
-        OPT_MAX_MSG_SIZE | OPT_MAX_TAGGED_SIZE | OPT_MAX_RMA_SIZE => MESSAGE_SIZE_MAX,
-        OPT_MAX_ATOMIC_SIZE => crate::atomic::BYTES_MAX,
-        OPT_INJECT_MSG_SIZE
-        | OPT_INJECT_TAGGED_SIZE
-        | OPT_INJECT_RMA_SIZE
-        | OPT_INJECT_ATOMIC_SIZE => INJECT_SIZE,
-        _ => return Errno::ENOPROTOOPT.negative(),
-    };
-    // SAFETY: `value` holds `*len` bytes.
-    unsafe {
-        let room = std::mem::replace(&mut *len, size_of::<usize>());
-        if room < size_of::<usize>() {
-            return Errno::ETOOSMALL.negative();
-        }
-        value.cast::<usize>().write_unaligned(known);
-    }
-    0
-}
-
-unsafe extern "C" fn setopt(
-    fid: *mut Fid,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: usize,
-) -> c_int {
-    // SAFETY: `fid` is an endpoint of this provider.
-    let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    match name {
-        OPT_MIN_MULTI_RECV if level == OPT_ENDPOINT => {}
-        _ => return Errno::ENOPROTOOPT.negative(),
-    }
-    if len != size_of::<usize>() {
-        return Errno::EINVAL.negative();
-    }
-    // SAFETY: `value` holds `len` bytes.
-    let bytes = unsafe { value.cast::<usize>().read_unaligned() };
-    endpoint.bindings.lock().min_multi_recv = bytes;
-    // An endpoint that is not enabled passes the value to the engine when it is enabled.
-    let _ = endpoint.with(|engine| {
-        engine.set_min_multi_recv(bytes);
-        Ok(())
-    });
-    0
-}
-
-unsafe extern "C" fn size_left(_: *mut FidEp) -> isize {
-    SIZE_LEFT
 }
 
 /// The endpoint of a data call.

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Head, Object, close, domain, eq, nosys, object, ops, publish, share};
+use super::{Head, Object, close, domain_calls, eq, nosys, object, ops, publish, share};
 use crate::abi::*;
 use crate::info;
 
@@ -74,7 +74,10 @@ unsafe extern "C" fn open_domain(
 ) -> c_int {
     // SAFETY: `fabric` is a fabric of this provider, and the host made `info` from an info of this
     // provider.
-    unsafe { domain::open(object(fabric), info, target, context) }
+    unsafe {
+        let fabric = object::<Fabric, _>(fabric);
+        domain_calls::open(fabric.api_version(), info, target, context)
+    }
 }
 
 unsafe extern "C" fn open_domain2(

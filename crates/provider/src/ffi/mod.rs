@@ -6,14 +6,40 @@
 //! program. The program upholds libfabric's contract (a pointer is not used after its close, calls
 //! get pointers of the right class). All unsafe code here relies on this contract, which `Object`
 //! states once.
+//!
+//! The modules in order; each uses only those before it. An object whose calls open or use other
+//! objects has two modules: the object, and its calls.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `nosys` | calls that are not offered |
+//! | `domain` | what the objects of a domain share |
+//! | `mr` | memory registration |
+//! | `eq` | event queues |
+//! | `av` | address vectors |
+//! | `cntr`, `cq` | counters, completion queues |
+//! | `pollset` | poll sets |
+//! | `bound_objects` | queues and counters of an endpoint |
+//! | `ep` | endpoints: enabling, options, the common path of data calls |
+//! | `cm` | names of endpoints |
+//! | `msg` | messages without tags |
+//! | `tagged` | messages with tags |
+//! | `rma` | remote reads and writes |
+//! | `atomic` | remote atomic operations |
+//! | `ep_calls` | calls of an endpoint apart from its data calls |
+//! | `domain_calls` | calls of a domain, which open objects |
+//! | `fabric` | the fabric object, which opens domains and event queues |
 
 mod atomic;
 mod av;
+mod bound_objects;
 mod cm;
 mod cntr;
 mod cq;
 mod domain;
+mod domain_calls;
 mod ep;
+mod ep_calls;
 mod eq;
 pub mod fabric;
 mod mr;
@@ -179,4 +205,21 @@ unsafe fn error_text(errno: c_int, buffer: *mut c_char, len: usize) -> *const c_
         *buffer.add(copied) = 0;
     }
     buffer
+}
+
+/// Copies as much of a name as fits, and sets `*len` to the length of the whole name. `ETOOSMALL`:
+/// the name did not fit.
+///
+/// # Safety
+/// `target` holds `*len` bytes.
+unsafe fn copy_name(name: &[u8], target: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: the caller guarantees the target; no more than fits is copied.
+    unsafe {
+        let room = std::mem::replace(&mut *len, name.len());
+        let copied = room.min(name.len());
+        if copied > 0 {
+            target.cast::<u8>().copy_from_nonoverlapping(name.as_ptr(), copied);
+        }
+        if room < name.len() { Errno::ETOOSMALL.negative() } else { 0 }
+    }
 }

@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use super::cntr::CompletionCounter;
 use super::cq::CompletionQueue;
-use super::{Head, Object, close, nosys, object, ops, publish};
+use super::{Head, Object, close, nosys, object, ops, publish, share};
 use crate::abi::*;
-use crate::counter::Counter;
-use crate::queue::Queue;
 use crate::sync::SpinLock;
 
 #[repr(C)]
@@ -27,9 +25,9 @@ struct Member {
 }
 
 enum Source {
-    Queue(Arc<Queue>),
+    Queue(Arc<CompletionQueue>),
     /// A counter, with its successes and errors at the last report.
-    Counter(Arc<Counter>, (u64, u64)),
+    Counter(Arc<CompletionCounter>, (u64, u64)),
 }
 
 // SAFETY: the poll set passes the pointers back to the program, and never dereferences them.
@@ -66,13 +64,10 @@ impl Source {
     /// Whether the source has news. A change of a counter is news once.
     fn take_news(&mut self) -> bool {
         match self {
-            Source::Queue(queue) => {
-                queue.engines.progress();
-                !queue.is_empty()
-            }
-            Source::Counter(counter, reported) => {
-                counter.engines.progress();
-                let now = (counter.value(), counter.errors());
+            Source::Queue(cq) => !cq.is_idle(),
+            Source::Counter(cntr, reported) => {
+                cntr.engines.progress();
+                let now = (cntr.counter.value(), cntr.counter.errors());
                 std::mem::replace(reported, now) != now
             }
         }
@@ -103,10 +98,11 @@ unsafe extern "C" fn add(set: *mut FidPoll, fid: *mut Fid, flags: u64) -> c_int 
     // its type.
     let (set, source, context) = unsafe {
         let source = match (*fid).class {
-            CLASS_CQ => Source::Queue(Arc::clone(&object::<CompletionQueue, _>(fid).queue)),
+            CLASS_CQ => Source::Queue(share(fid)),
             CLASS_CNTR => {
-                let counter = &object::<CompletionCounter, _>(fid).counter;
-                Source::Counter(Arc::clone(counter), (counter.value(), counter.errors()))
+                let cntr: Arc<CompletionCounter> = share(fid);
+                let reported = (cntr.counter.value(), cntr.counter.errors());
+                Source::Counter(cntr, reported)
             }
             _ => return Errno::EINVAL.negative(),
         };

@@ -11,6 +11,25 @@
 //! has read and cannot forward yet: the beginning of a frame, or, while its input is paused, the
 //! frames that it had read. Once all links together keep `UNPARSED_BYTES_MAX`, each link reads no
 //! more at once than it needs to go on.
+//!
+//! The modules in order; each uses only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `transport` | the transport of a connection |
+//! | `udp_upgrade` | how a stream over TCP returns to UDP |
+//! | `pending_connection` | a connection until the end of its hello |
+//! | `connection` | slots of all connections |
+//! | `udp_backoff` | whether a stream is dialled over UDP |
+//! | `dials` | streams that this relay dials: when, and at which address |
+//! | `protocol_violations` | endpoints that break the protocol |
+//! | `teardown` | how connections end |
+//! | `waiting` | when to spin, when to sleep |
+//! | `forwarder` | bytes between links and the state machine |
+//! | `listeners` | how connections begin |
+//! | `liveness` | connections on which nothing has been heard for too long |
+//! | `log_storage` | message logs on the disk |
+//! | `udp_hubs` | links over UDP, with their sockets |
 
 mod connection;
 mod dials;

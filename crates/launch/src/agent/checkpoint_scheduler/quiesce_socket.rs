@@ -22,7 +22,7 @@ pub struct QuiesceSocket {
 
 /// What a rank has reported on its quiesce socket.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum QuiesceReply {
+pub enum QuiesceReply {
     Nothing,
     /// The rank stands still: image number, determinants, frames sent, polls.
     Quiesced([u64; 4]),
@@ -31,7 +31,7 @@ pub(super) enum QuiesceReply {
 }
 
 impl QuiesceSocket {
-    pub(super) fn read(&self) -> QuiesceReply {
+    pub fn read(&self) -> QuiesceReply {
         let mut word = [0; 32];
         // The rank writes a report with one call, and a pair of Unix sockets delivers it whole.
         match rustix::net::recv(&self.socket, &mut word, RecvFlags::DONTWAIT) {

@@ -3,7 +3,6 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use super::super::rank::LocalRank;
 use super::quiesce_socket::{QuiesceReply, QuiesceSocket};
 use super::*;
 use crate::checkpoint::criu::ExternalInodes;
@@ -56,23 +55,6 @@ fn a_quiesce_socket_has_a_reply_or_none_or_is_closed() {
     let until = Instant::now() + Duration::from_secs(5);
     while quiesce_socket.read() == QuiesceReply::Nothing && Instant::now() < until {}
     assert_eq!(quiesce_socket.read(), QuiesceReply::Closed);
-}
-
-#[test]
-fn who_has_ended_is_not_waited_for() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let state = CheckpointState::Requested { since: Instant::now() };
-    let mut rank = LocalRank::vacant(2, None, None);
-    rank.scheduler = Some(scheduler(state));
-    rank.quiesce_socket =
-        Some(QuiesceSocket { socket: ours.into(), inodes: ExternalInodes::default() });
-    drop(theirs);
-    assert!(rank.quiesce_fd().is_none() && rank.checkpoint_time().is_none());
-    rank.ending = None;
-    assert!(rank.quiesce_fd().is_some() && rank.checkpoint_time().is_some());
-    rank.scheduler =
-        Some(scheduler(CheckpointState::Disconnected { since: Instant::now(), is_reported: true }));
-    assert!(rank.quiesce_fd().is_none() && rank.checkpoint_time().is_none());
 }
 
 #[test]

@@ -44,10 +44,10 @@ pub use state::BbrState;
 
 use state::TransitionInputs;
 
-use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
 use super::pacer::BATCH_BYTES_MAX;
 use super::rtt::SAMPLE_NANOS_MAX;
 use super::time::{MILLISECOND, SECOND, Time, bytes_in, percent_of, rate_of};
+use super::window::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
 
 /// The rounds for which a measured rate counts. This is more than from one Up to the next, so that
 /// one of the rounds has always tried more than the measured rate.

@@ -7,28 +7,28 @@
 //! handed over.
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 
 use landbridge_drive::checksum::Checksum;
-use landbridge_drive::link::datagram::DatagramLink;
+use landbridge_drive::link::datagram::{DatagramLink, DestinationNotice};
 use landbridge_drive::link::stream::{Piece, Sent};
-use landbridge_proto::endpoint::{Endpoint, OutgoingFrame, Peer};
+use landbridge_proto::endpoint::{OutgoingFrame, Peer};
 use landbridge_proto::path::time::Time;
-use landbridge_proto::wire::datagram::{self, DatagramBody, PROBE_BYTES, TOKEN_BYTES};
+use landbridge_proto::wire::datagram::{self, DatagramBody, TOKEN_BYTES};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
-use rustix::event::epoll::EventFlags;
-
-use super::super::carrier::Carrier;
-use super::super::data_path::DataPath;
-use super::super::event_token::{EventToken, watch};
-use super::super::integrity;
-use super::super::link_table::LinkTable;
-use super::super::links::Link;
-use super::super::memory::Bytes;
-use super::super::udp_path::DatagramTarget;
-use super::Datagrams;
+use super::carrier::Carrier;
+use super::data_path::DataPath;
+use super::datagrams::Datagrams;
+use super::integrity;
+use super::links::Link;
+use super::memory::Bytes;
+use super::peer_state::SendState;
+use super::rails::advertised_address;
+use super::udp_path::DatagramTarget;
+use super::udp_path::path_monitor::PathChange;
 use crate::log;
 
 /// Buffer size for everything in front of a frame's payload.
@@ -37,88 +37,118 @@ const FRONT_BYTES_MAX: usize = 256;
 /// Maximum number of payload pieces, including the part of a payload in the frame's front.
 const PIECES_MAX: usize = 9;
 
-impl Datagrams {
-    /// Queues `peer` until the socket has free space.
-    #[cold]
-    fn await_room(&mut self, epoll: &OwnedFd, socket: usize, peer: Peer) -> io::Result<()> {
-        let entry = &mut self.sockets[socket];
-        if !entry.blocked.contains(&peer) {
-            entry.blocked.push(peer);
-        }
-        self.watch_socket(epoll, socket, EventFlags::IN | EventFlags::OUT)
-    }
-
-    fn watch_socket(&self, epoll: &OwnedFd, socket: usize, interest: EventFlags) -> io::Result<()> {
-        let link = self.sockets.get(socket).and_then(|entry| entry.link.as_ref());
-        link.map_or(Ok(()), |link| watch(epoll, link.fd(), EventToken::Datagrams(socket), interest))
-    }
-
-    /// Sends queued datagrams of a socket that has free space again, and marks the peers busy that
-    /// have waited for the space. Returns false if datagrams are still queued.
-    #[cold]
-    fn handle_room(&mut self, core: &mut Endpoint<Bytes>, epoll: &OwnedFd, socket: usize) -> bool {
-        let Some(entry) = self.sockets.get_mut(socket) else {
-            return false;
-        };
-        let Some(link) = &mut entry.link else {
-            return false;
-        };
-        match link.flush() {
-            Ok(Sent::All) => (),
-            Ok(_) => return false,
-            Err(error) => {
-                log!(Warn, "a UDP socket fails: {error}");
-                return false;
-            }
-        }
-        for peer in std::mem::take(&mut entry.blocked) {
-            core.channel_mut(peer).mark_busy();
-        }
-        // If epoll cannot change the interest, it reports the free space again.
-        let _ = self.watch_socket(epoll, socket, EventFlags::IN);
-        true
-    }
-
-    /// The UDP path by which a datagram has arrived.
-    #[inline]
-    fn udp_path_from(
-        &mut self,
-        links: &LinkTable,
-        socket: usize,
-        from: SocketAddr,
-        bytes: &[u8],
-    ) -> Option<usize> {
-        let token = datagram::token(bytes)?;
-        if let Some((known, at, id)) = self.last
-            && (known, at) == (token, from)
-        {
-            return Some(id);
-        }
-        let mut advertised =
-            self.tokens.get_mut(&token).filter(|advertised| advertised.socket == socket);
-        if let Some(advertised) = &mut advertised {
-            advertised.is_known = true;
-        }
-        let is_it = |id: &&usize| match links.get(**id).and_then(Option::as_ref) {
-            Some(link) => {
-                matches!(&link.carrier, Carrier::Datagram(udp_path) if udp_path.to == from)
-            }
-            None => false,
-        };
-        let found =
-            advertised.and_then(|advertised| advertised.udp_paths.iter().find(is_it).copied());
-        match found {
-            Some(id) => self.last = Some((token, from, id)),
-            None => self.unknown += 1,
-        }
-        found
-    }
-}
-
 impl DataPath {
+    fn datagrams(&mut self) -> &mut Datagrams {
+        // UDP paths exist only while `datagrams` is set.
+        self.datagrams.as_mut().expect("datagrams are in use")
+    }
+
+    /// Opens UDP paths to the addresses that peers have advertised.
+    #[inline]
+    pub(super) fn open_udp_paths(&mut self) {
+        if self.datagrams.as_ref().is_some_and(|datagrams| datagrams.has_advertisements()) {
+            for (peer, advertisement) in std::mem::take(&mut self.datagrams().advertisements) {
+                self.open_udp_paths_to(peer, &advertisement);
+            }
+        }
+    }
+
+    /// Opens a UDP path to an advertised address from every local address that has a connection to
+    /// it.
+    #[cold]
+    fn open_udp_paths_to(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
+        let Some(token) = advertisement.token.map(NonZeroU64::get) else { return };
+        let to = advertised_address(advertisement);
+        let open_paths = &self.peers[peer].open_paths;
+        let ends =
+            open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref()?.ends);
+        let mut locals: Vec<IpAddr> =
+            ends.filter(|&(_, theirs)| theirs == to.ip()).map(|(own, _)| own).collect();
+        locals.sort_unstable();
+        locals.dedup();
+        for own in locals {
+            let (links, epoll, now) = (&mut self.links, &self.own.epoll, Time(self.clock.nanos()));
+            let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
+            match datagrams.open_path(links, epoll, now, peer, (own, to), token) {
+                Ok(id) => self.send_probes(id),
+                Err(error) => {
+                    log!(Info, "{}: udp from {own} to {to}: {error}", self.core.address(peer));
+                }
+            }
+        }
+    }
+
+    /// Sends the probes of UDP path `id` that are due.
+    pub(super) fn send_probes(&mut self, id: usize) {
+        let (now, pause_max) =
+            (Time(self.clock.nanos()), self.identity.settings.redial_max.as_nanos() as u64);
+        while let Some((_, udp_path)) = self.links.udp_path(id) {
+            let target = udp_path.target();
+            let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
+                return;
+            };
+            self.datagrams().send_probe(target, probe, false);
+            self.handle_notices(target.socket);
+        }
+    }
+
+    /// Applies a change of UDP path `id` that an answer or a timeout has caused.
+    pub(super) fn handle_change(&mut self, id: usize, change: PathChange) {
+        let Some((peer, udp_path)) = self.links.udp_path(id) else {
+            return;
+        };
+        let (to, size) = (udp_path.to, udp_path.monitor.size());
+        match change {
+            PathChange::Nothing => return,
+            PathChange::Opened => {
+                if !self.paths().add_path(peer, id) {
+                    if let Some((_, udp_path)) = self.links.udp_path(id) {
+                        udp_path.monitor.close(Time(u64::MAX));
+                    }
+                    return;
+                }
+                if let Some((_, udp_path)) = self.links.udp_path(id) {
+                    udp_path.has_worked = true;
+                }
+                log!(Info, "{}: udp to {to}", self.core.address(peer));
+                if self.peers[peer].send_state != SendState::Closed {
+                    // A dial under way continues: a UDP path does not replace a connection.
+                    self.peers[peer].set_send_state(SendState::Up(id));
+                }
+            }
+            PathChange::Resized => {
+                log!(Info, "{}: udp to {to}: datagrams of {size} bytes", self.core.address(peer));
+            }
+        }
+        self.paths().restripe(peer);
+        self.drain_actions();
+    }
+
+    /// Handles ICMP notices about destinations. An attacker can forge a notice, so a notice only
+    /// makes the engine try a smaller size.
+    pub(super) fn handle_notices(&mut self, socket: usize) {
+        let Some(link) = &mut self.datagrams().sockets[socket].link else {
+            return;
+        };
+        let notices: Vec<DestinationNotice> = link.take_notices().collect();
+        let now = Time(self.clock.nanos());
+        for notice in notices {
+            for id in 0..self.links.len() {
+                let Some((_, udp_path)) = self.links.udp_path(id) else {
+                    continue;
+                };
+                if (udp_path.socket, udp_path.to) != (socket, notice.to) {
+                    continue;
+                }
+                let change = udp_path.handle_notice(now, notice.error);
+                self.handle_change(id, change);
+            }
+        }
+    }
+
     /// Sends queued datagrams of a socket that has free space again. Returns false if datagrams are
     /// still queued.
-    pub(in super::super) fn handle_socket_room(&mut self, socket: usize) -> bool {
+    pub(super) fn handle_socket_room(&mut self, socket: usize) -> bool {
         let Some(datagrams) = &mut self.datagrams else {
             return false;
         };
@@ -130,7 +160,7 @@ impl DataPath {
     }
 
     /// Receives what has arrived at a socket; returns the number of datagrams.
-    pub(in super::super) fn read_datagrams(&mut self, socket: usize) -> usize {
+    pub(super) fn read_datagrams(&mut self, socket: usize) -> usize {
         let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
         else {
             return 0;
@@ -162,11 +192,7 @@ impl DataPath {
     }
 
     /// Sends the frames for `peer` by the UDP path of this link.
-    pub(in super::super) fn transmit_datagrams(
-        &mut self,
-        link: &mut Link,
-        peer: Peer,
-    ) -> io::Result<()> {
+    pub(super) fn transmit_datagrams(&mut self, link: &mut Link, peer: Peer) -> io::Result<()> {
         let Carrier::Datagram(udp_path) = &mut link.carrier else {
             return Ok(());
         };
@@ -356,23 +382,4 @@ unsafe fn push_frame(
     // SAFETY: the caller guarantees valid memory, `lead` lives as long as the call, and nothing is
     // written.
     unsafe { socket.push_summed(sum, &front[..end], &pieces[..=payload.len()]) }
-}
-
-/// Sends a probe or an answer. If the socket is full, the probe counts as lost.
-pub(super) fn push_probe(
-    socket: &mut DatagramLink,
-    to: SocketAddr,
-    front: &[u8; PROBE_BYTES],
-    size: usize,
-) {
-    static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
-    if !socket.begin(to, size) {
-        return;
-    }
-    let rest = Piece { base: ZEROES.as_ptr().cast_mut(), len: size - PROBE_BYTES };
-    // SAFETY: the zeroes are static, and are only read.
-    if unsafe { socket.push(front, &[rest]) } {
-        // A later notice or the next frame reports an error.
-        let _ = socket.flush();
-    }
 }

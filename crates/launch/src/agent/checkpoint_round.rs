@@ -8,21 +8,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use super::super::image_service::ImageService;
-use super::super::input;
-use super::super::parent_agent::ParentAgent;
-use super::super::pmi_replay::PmiReplay;
-use super::super::rank::LocalRank;
-use super::super::relay::RelayService;
-use super::disk_tasks::{self, ImageFolder, SealedImage};
-use super::quiesce_socket::{QuiesceReply, QuiesceSocket};
-use super::unrestorable::unrestorable;
-use super::{CheckpointScheduler, CheckpointState, DUMP_MAX, Dump, FAILURES_MAX, FIRST_POLL_RETRY};
+use super::checkpoint_scheduler::{
+    CheckpointScheduler, QuiesceReply, QuiesceSocket, SchedulerStep, unrestorable,
+};
+use super::image_service::ImageService;
+use super::input;
+use super::parent_agent::ParentAgent;
+use super::pmi_replay::PmiReplay;
+use super::rank::LocalRank;
+use super::relay::RelayService;
 use crate::checkpoint::checkpoint_image::{ImageHeader, ReplayPosition};
-use crate::checkpoint::criu;
 use crate::control::Message;
 use crate::control::rank_state::RankUpdate;
-use crate::ending::Ending;
 use crate::ps::paths;
 use crate::sys;
 
@@ -51,13 +48,9 @@ impl CheckpointRound<'_> {
         self.report_checkpoint();
         let Err(error) = outcome else { return };
         let mut text = format!("rank {} has no checkpoint: {error:#}", self.rank.rank);
-        if let Some(scheduler) = &mut self.rank.scheduler {
-            scheduler.failures += 1;
-            if scheduler.failures >= FAILURES_MAX {
-                text += "; no more are tried";
-            }
-            scheduler.schedule_next();
-            scheduler.state = CheckpointState::Idle;
+        let scheduler = self.rank.scheduler.as_mut();
+        if scheduler.is_some_and(CheckpointScheduler::note_failure) {
+            text += "; no more are tried";
         }
         self.parent.note(text);
     }
@@ -103,22 +96,22 @@ impl CheckpointRound<'_> {
             return Ok(CheckpointStep::Nothing);
         }
         if !has_begun {
-            scheduler.due = Instant::now() + FIRST_POLL_RETRY;
+            scheduler.wait_for_first_poll();
             return Ok(CheckpointStep::Nothing);
         }
         let refusal = rank.recording.as_ref().and_then(|recording| recording.refusal());
-        let skipped = match (refusal, scheduler.child) {
-            (Some(why), _) => Some(scheduler.skip_useless(&why)),
-            (None, Some(child)) if scheduler.is_child_alive(rank.pid) => {
-                Some(scheduler.wait_for_child(child))
+        let skipped = match refusal {
+            Some(why) => Some(scheduler.skip_useless(&why)),
+            None => {
+                let child = scheduler.preventing_child(rank.pid);
+                child.map(|child| scheduler.wait_for_child(child))
             }
-            _ => None,
         };
         if let Some(notice) = skipped {
             self.report_skipped(notice);
             return Ok(CheckpointStep::Nothing);
         }
-        if scheduler.kept.removals.is_full() {
+        if scheduler.is_disk_stuck() {
             bail!("older ones are not gone yet: their disk does not answer");
         }
         Ok(CheckpointStep::Due)
@@ -133,9 +126,7 @@ impl CheckpointRound<'_> {
         if let (Some(scheduler), Some(recording)) =
             (self.rank.scheduler.as_mut(), &self.rank.recording)
         {
-            scheduler.number += 1;
-            recording.request_checkpoint(scheduler.number);
-            scheduler.state = CheckpointState::Requested { since: Instant::now() };
+            recording.request_checkpoint(scheduler.begin_request());
         }
     }
 
@@ -151,58 +142,28 @@ impl CheckpointRound<'_> {
         let rank = &mut *self.rank;
         let is_replaying = rank.is_replaying();
         let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(CheckpointStep::Nothing) };
-        let outcome = match &mut scheduler.state {
-            CheckpointState::Idle if is_replaying => Ok(()),
-            CheckpointState::Idle => return self.check_due(),
-            CheckpointState::Requested { .. } => return self.handle_quiesce_reply(),
-            CheckpointState::Preparing { thread, began, .. } => {
-                let is_over = thread.is_finished() || began.elapsed() >= DUMP_MAX;
-                if is_over { self.end_preparing() } else { Ok(()) }
-            }
-            CheckpointState::Dumping(Dump { ended: Some(_), .. }) => self.seal_checkpoint(),
-            // The rank was killed meanwhile. The end of its process is not reported while CRIU
-            // holds its threads, and CRIU waits for these threads.
-            CheckpointState::Dumping(_) if sys::is_over(rank.pid) => {
-                scheduler.end_incarnation();
-                Ok(())
-            }
-            CheckpointState::Dumping(_) => {
-                scheduler.end_late(Instant::now());
-                Ok(())
-            }
-            CheckpointState::Sealing { thread } if thread.is_finished() => {
-                let CheckpointState::Sealing { thread } =
-                    std::mem::replace(&mut scheduler.state, CheckpointState::Idle)
-                else {
-                    return Ok(CheckpointStep::Nothing);
-                };
-                let unreachable = scheduler.finish(thread)?;
-                if let (true, Some(image)) = (
-                    std::mem::take(&mut scheduler.notices.is_user_waiting),
-                    scheduler.kept.images.back(),
-                ) {
-                    let (number, bytes) = (image.header.number, paths::bytes(image.bytes()));
-                    let text =
-                        format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
-                    self.parent.note(text);
+        match scheduler.step(rank.pid, is_replaying)? {
+            SchedulerStep::Nothing => (),
+            SchedulerStep::CheckDue => return self.check_due(),
+            SchedulerStep::ReadReply => return self.handle_quiesce_reply(),
+            SchedulerStep::BeginDump => self.end_preparing()?,
+            SchedulerStep::Seal => self.seal_checkpoint()?,
+            SchedulerStep::Sealed { unreachable, requested } => {
+                if let Some((number, bytes)) = requested {
+                    let (rank, bytes) = (rank.rank, paths::bytes(bytes));
+                    self.parent
+                        .note(format!("checkpoint {number} of rank {rank} is there: {bytes}"));
                 }
                 self.images.report_unreachable(&unreachable, self.parent);
-                Ok(())
             }
-            CheckpointState::Uploading { thread, .. } if thread.is_finished() => {
-                if let Some((number, uploaded)) = scheduler.finish_upload() {
-                    let number = format!("checkpoint {number} of rank {}", rank.rank);
-                    let unreachable = uploaded.as_deref().unwrap_or(&[]);
-                    self.images.report_unreachable(unreachable, self.parent);
-                    self.images.report_store_state(&number, uploaded.map(drop), self.parent);
-                }
-                Ok(())
+            SchedulerStep::Uploaded(number, uploaded) => {
+                let number = format!("checkpoint {number} of rank {}", rank.rank);
+                let unreachable = uploaded.as_deref().unwrap_or(&[]);
+                self.images.report_unreachable(unreachable, self.parent);
+                self.images.report_store_state(&number, uploaded.map(drop), self.parent);
             }
-            CheckpointState::Sealing { .. }
-            | CheckpointState::Uploading { .. }
-            | CheckpointState::Disconnected { .. } => Ok(()),
-        };
-        outcome.map(|()| CheckpointStep::Nothing)
+        }
+        Ok(CheckpointStep::Nothing)
     }
 
     /// Reads the answer of a rank that was asked to quiesce.
@@ -226,8 +187,7 @@ impl CheckpointRound<'_> {
             QuiesceReply::Closed => {
                 rank.quiesce_socket = None;
                 if let Some(scheduler) = rank.scheduler.as_mut() {
-                    scheduler.state =
-                        CheckpointState::Disconnected { since: Instant::now(), is_reported: false };
+                    scheduler.note_disconnect();
                 }
             }
         }
@@ -259,23 +219,19 @@ impl CheckpointRound<'_> {
         let more = sys::resident_bytes(self.rank.pid);
         let rank = &mut *self.rank;
         let Some(scheduler) = rank.scheduler.as_mut() else { return false };
-        let has_room = taken + more <= scheduler.config.space;
-        if !has_room {
-            scheduler.schedule_next();
-        }
-        if !has_room && !scheduler.notices.is_full_reported {
+        let (has_space, is_to_be_reported) = scheduler.check_space(taken + more);
+        if is_to_be_reported {
             let text = format!(
                 "rank {} has no checkpoint: it may take {}, and those of this node take {} of {} \
                  (checkpoint_space)",
                 rank.rank,
                 paths::bytes(more),
                 paths::bytes(taken),
-                paths::bytes(scheduler.config.space)
+                paths::bytes(scheduler.config().space)
             );
             self.parent.note(text);
         }
-        scheduler.notices.is_full_reported = !has_room;
-        has_room
+        has_space
     }
 
     /// Prepares the image of a rank that has quiesced at this position, after the agent's loop has
@@ -298,8 +254,8 @@ impl CheckpointRound<'_> {
             return Ok(());
         };
         let [number, determinants, sent, polls] = position;
-        if number != scheduler.number {
-            bail!("it speaks of checkpoint {number}, and {} was wanted", scheduler.number);
+        if number != scheduler.number() {
+            bail!("it speaks of checkpoint {number}, and {} was wanted", scheduler.number());
         }
         let replay = rank.replay.as_ref().context("it does not come back")?;
         let (asked, stage, printed) = replay.position();
@@ -316,57 +272,19 @@ impl CheckpointRound<'_> {
             read,
             recording_bytes,
         };
-        let (folder, pid, inodes) = (scheduler.folder.clone(), rank.pid, quiesce_socket.inodes);
-        scheduler.expected = sys::resident_bytes(pid);
-        let thread =
-            disk_tasks::start("prepare", move || ImageFolder::prepare(&folder, number, pid))?;
+        let (pid, inodes) = (rank.pid, quiesce_socket.inodes);
         let header = ImageHeader { number, pid, replay_position, inodes, shared: Vec::new() };
-        scheduler.state = CheckpointState::Preparing { thread, header, began: Instant::now() };
-        Ok(())
+        scheduler.begin_preparing(header)
     }
 
     /// Ends the preparation of the folder. The rank waits whatever the outcome.
     fn end_preparing(&mut self) -> Result<()> {
-        let outcome = self.begin_dump();
+        let scheduler = self.rank.scheduler.as_mut();
+        let outcome = scheduler.map_or(Ok(()), CheckpointScheduler::begin_dump);
         if outcome.is_err() {
             self.resume()?;
         }
         outcome
-    }
-
-    /// Starts CRIU, once the folder of the image is ready.
-    fn begin_dump(&mut self) -> Result<()> {
-        let Some(scheduler) = self.rank.scheduler.as_mut() else { return Ok(()) };
-        let (thread, header, began) =
-            match std::mem::replace(&mut scheduler.state, CheckpointState::Idle) {
-                CheckpointState::Preparing { thread, header, began } if thread.is_finished() => {
-                    (thread, header, began)
-                }
-                late => {
-                    scheduler.state = late;
-                    scheduler.end_incarnation();
-                    bail!("there was no folder for it after {} s", DUMP_MAX.as_secs());
-                }
-            };
-        let image_folder = thread.join().unwrap_or_else(|_| bail!("there is no folder for it"))?;
-        let criu = match criu::dump(
-            &scheduler.config.tool,
-            header.pid,
-            &header.inodes,
-            &image_folder.folder,
-        ) {
-            Ok(criu) => criu.id(),
-            Err(error) => {
-                scheduler.kept.removals.add(scheduler.expected, move || image_folder.remove());
-                return Err(error);
-            }
-        };
-        let ImageFolder { folder, shared } = image_folder;
-        let header = ImageHeader { shared, ..header };
-        let (ended, is_late) = (None, false);
-        scheduler.state =
-            CheckpointState::Dumping(Dump { criu, ended, is_late, folder, header, began });
-        Ok(())
     }
 
     /// CRIU has ended: lets the rank resume, and starts to write the image to the disk.
@@ -374,31 +292,12 @@ impl CheckpointRound<'_> {
         self.resume()?;
         let rank = &mut *self.rank;
         let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(()) };
-        let CheckpointState::Dumping(dump) =
-            std::mem::replace(&mut scheduler.state, CheckpointState::Idle)
-        else {
-            return Ok(());
-        };
-        let Dump { ended, is_late, folder, header, began, .. } = dump;
-        if ended != Some(Ending::Exited(0)) {
-            let copies = if is_late { 0 } else { sys::copies(rank.pid) };
-            let thread = disk_tasks::start("seal", move || {
-                disk_tasks::dump_failure(&folder, is_late, copies)
-            })?;
-            scheduler.state = CheckpointState::Sealing { thread };
-            return Ok(());
-        }
-        let text = format!(
-            "checkpoint {} of rank {}: it stood still for {} ms",
-            header.number,
-            rank.rank,
-            began.elapsed().as_millis()
-        );
-        let config = scheduler.config.clone();
-        let thread =
-            disk_tasks::start("seal", move || SealedImage::seal(&folder, header, &config))?;
-        scheduler.state = CheckpointState::Sealing { thread };
-        if self.parent.assignment.as_ref().is_some_and(|own| own.job.verbose) {
+        if let Some((number, stood_still)) = scheduler.seal(rank.pid)?
+            && self.parent.assignment.as_ref().is_some_and(|own| own.job.verbose)
+        {
+            let (rank, millis) = (rank.rank, stood_still.as_millis());
+            let text =
+                format!("checkpoint {number} of rank {rank}: it stood still for {millis} ms");
             self.parent.note(text);
         }
         Ok(())
@@ -408,7 +307,7 @@ impl CheckpointRound<'_> {
         let rank = &mut *self.rank;
         let incarnation = rank.replay.as_ref().map_or(0, PmiReplay::incarnation);
         let Some(scheduler) = &mut rank.scheduler else { return Ok(()) };
-        let (number, kept) = (scheduler.number, scheduler.trim_position());
+        let (number, kept) = (scheduler.number(), scheduler.trim_position());
         if let Some(oldest) = scheduler.oldest() {
             rank.streams.input.trim(oldest.read);
             rank.recording.iter().for_each(|recording| recording.trim(oldest.recording_bytes));
@@ -418,19 +317,6 @@ impl CheckpointRound<'_> {
 }
 
 impl LocalRank {
-    /// Lets the rank's process resume, with the descriptors of its record and its statistics page.
-    pub fn resume(&self, number: u64, incarnation: u32, kept: u64) -> Result<()> {
-        let (Some(quiesce_socket), Some(recording)) = (&self.quiesce_socket, &self.recording)
-        else {
-            return Ok(());
-        };
-        let record = recording.fd();
-        let statistics_page =
-            self.statistics_page.as_ref().map(|statistics_page| statistics_page.fd());
-        let files: Vec<BorrowedFd> = [record].into_iter().chain(statistics_page).collect();
-        quiesce_socket.resume(number, incarnation, kept, &files)
-    }
-
     /// A living child of the rank whose system calls are dispatched. The caller has the rank stand
     /// still, so the rank starts no other child meanwhile.
     fn observed_child(&self) -> Option<u32> {
@@ -442,19 +328,47 @@ impl LocalRank {
     /// idle scheduler while the rank replays.
     pub fn checkpoint_time(&self) -> Option<Instant> {
         let scheduler = self.scheduler.as_ref().filter(|_| self.ending.is_none())?;
-        let rests = matches!(scheduler.state, CheckpointState::Idle);
-        scheduler.next_time().filter(|_| !(rests && self.is_replaying()))
+        scheduler.next_time().filter(|_| !(scheduler.is_idle() && self.is_replaying()))
     }
 
     /// The quiesce socket for the poll set, while the rank is asked to quiesce.
     pub fn quiesce_fd(&self) -> Option<BorrowedFd<'_>> {
-        let is_requested = |scheduler: &CheckpointScheduler| {
-            matches!(scheduler.state, CheckpointState::Requested { .. }) && self.ending.is_none()
-        };
-        let is_requested = self.scheduler.as_ref().is_some_and(is_requested);
+        let scheduler = self.scheduler.as_ref().filter(|_| self.ending.is_none());
+        let is_requested = scheduler.is_some_and(CheckpointScheduler::is_requested);
         self.quiesce_socket
             .as_ref()
             .filter(|_| is_requested)
             .map(|quiesce_socket| quiesce_socket.socket.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::checkpoint::CheckpointConfig;
+    use crate::checkpoint::criu::ExternalInodes;
+
+    #[test]
+    fn who_has_ended_is_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let config = CheckpointConfig::sample(1, Path::new("/"));
+        let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
+        scheduler.begin_request();
+        let mut rank = LocalRank::vacant(2, None, None);
+        rank.scheduler = Some(scheduler);
+        rank.quiesce_socket =
+            Some(QuiesceSocket { socket: ours.into(), inodes: ExternalInodes::default() });
+        drop(theirs);
+        assert!(rank.quiesce_fd().is_none() && rank.checkpoint_time().is_none());
+        rank.ending = None;
+        assert!(rank.quiesce_fd().is_some() && rank.checkpoint_time().is_some());
+        let scheduler = rank.scheduler.as_mut().unwrap();
+        scheduler.note_disconnect();
+        assert!(scheduler.overdue_notice(Instant::now() + Duration::from_secs(60)).is_some());
+        assert!(rank.quiesce_fd().is_none() && rank.checkpoint_time().is_none());
     }
 }
