@@ -26,6 +26,7 @@ use landbridge_proto::relay::{FRAME_BYTES_MAX, LogEvent, Relay, Stop};
 use landbridge_proto::route::routing_table::{ClusterRange, LinkId};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 use landbridge_proto::wire::hello::LogPosition;
+use landbridge_testbed::relay::LOGS_IN_MEMORY;
 
 use super::random::Random;
 use super::{EventCounts, Violation, require};
@@ -159,7 +160,7 @@ impl RecoveryWorld {
             match room {
                 Some(room) => relay.enable_recovery_within(room),
                 None if has_tight_memory => relay.enable_recovery_within(Disk::tight_room(seed)),
-                None => relay.enable_recovery(),
+                None => relay.enable_recovery_within(LOGS_IN_MEMORY),
             }
             Ok(Side {
                 relay,
