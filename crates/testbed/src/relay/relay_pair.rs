@@ -40,6 +40,13 @@ pub struct FarEnd {
     pub is_stalled: bool,
 }
 
+impl FarEnd {
+    /// Whether a link is connected, and the relay has not paused it.
+    pub fn may_be_read(&self) -> bool {
+        self.link.is_some() && !self.is_paused
+    }
+}
+
 impl RelayPair {
     /// Two relays of clusters of `ranks` ranks each, with up to `streams` streams. Nothing is
     /// connected.
@@ -138,7 +145,7 @@ impl RelayPair {
     /// the handled bytes, and why the relay stopped there; `None` if no link is connected.
     pub fn read(&mut self, side: usize, port: usize, most: usize) -> Option<(Vec<u8>, Stop)> {
         let end = &mut self.ends[side][port];
-        let link = end.link.filter(|_| !end.is_paused)?;
+        let link = end.link.filter(|_| end.may_be_read())?;
         let mut bytes = std::mem::take(&mut end.input);
         let most = most.min(bytes.len());
         let consumed = self.relays[side].handle_input(link, &mut bytes[..most]);
