@@ -7,8 +7,7 @@ use super::*;
 /// Endpoint 1 has received ten frames, which exceed the memory bound, has delivered six and sent
 /// two.
 fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
-    let (mut relay, [zero, one]) = recovering();
-    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    let (mut relay, [zero, one]) = recovering_within(LogLimits { memory: 500, ..LOGS_IN_MEMORY });
     for number in 0..10 {
         feed(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
     }
@@ -71,7 +70,7 @@ fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it
         let far = rank(RANKS_PER_CLUSTER);
         feed(&mut relay, one, frame(rank(1), far, 0, 10));
         assert_eq!(written(&mut relay, stream).len(), 1);
-        relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
+        relay.enable_recovery_within(LogLimits { memory: 0, ..LOGS_IN_MEMORY });
         feed(&mut relay, stream, frame(far, rank(1), 0, 10));
         assert_eq!(written(&mut relay, one).len(), 1);
         relay.disconnect(stream);
@@ -91,7 +90,7 @@ fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it
 #[test]
 fn one_that_was_sent_too_much_before_it_came_is_replayed_from_the_beginning() {
     let mut relay = home();
-    relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
+    relay.enable_recovery_within(LogLimits { memory: 0, ..LOGS_IN_MEMORY });
     let zero = relay.attach(rank(0), 0).unwrap();
     feed(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
     relay.recovery_mut().set_memory(1 << 20);

@@ -2,7 +2,7 @@
 
 use landbridge_testbed::relay::Disk;
 
-use super::recovery::opening;
+use super::recovery::recovering_within;
 use super::*;
 
 const SEGMENT: usize = 40 << 10;
@@ -30,12 +30,7 @@ impl Rig {
     }
 
     fn with(room: LogLimits) -> Self {
-        let mut relay = home();
-        relay.enable_recovery_within(room);
-        let [zero, one] = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
-        for link in [zero, one] {
-            assert_eq!(written(&mut relay, link), [opening(0)]);
-        }
+        let (relay, [zero, one]) = recovering_within(room);
         Self { relay, zero, one, sent: 0, disk: Disk::default() }
     }
 
@@ -56,13 +51,9 @@ impl Rig {
         }
     }
 
-    fn collect(&mut self) {
-        self.disk.collect(&mut self.relay);
-    }
-
     /// Serves the next disk request. Returns false if there is none.
     fn work(&mut self, is_well: bool) -> bool {
-        self.collect();
+        self.disk.collect(&mut self.relay);
         self.disk.serve(&mut self.relay, 0, is_well).unwrap().is_some()
     }
 
@@ -169,7 +160,7 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_replayed() {
     assert!(on_disk > 0);
     while rig.disk.requests.is_empty() {
         rig.send();
-        rig.collect();
+        rig.disk.collect(&mut rig.relay);
     }
     assert!(rig.work(false));
     let before = rig.sent;
@@ -179,7 +170,7 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_replayed() {
     // continues to run.
     while rig.relay.recovery_mut().poll_log_event().is_none() {
         assert_eq!(rig.send(), Stop::Partial);
-        rig.collect();
+        rig.disk.collect(&mut rig.relay);
         assert!(!rig.disk.requests.iter().any(|order| matches!(order, DiskRequest::Write(..))));
     }
     let (digests, disk) = rig.relay.recovery().kept_bytes();

@@ -6,10 +6,15 @@ use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::*;
 
-/// A relay of one cluster whose endpoints 0 and 1 are attached.
+/// A relay whose endpoints 0 and 1 are attached.
 pub(super) fn recovering() -> (Relay, [LinkId; 2]) {
+    recovering_within(LOGS_IN_MEMORY)
+}
+
+/// A relay with these bounds of its message logs, whose endpoints 0 and 1 are attached.
+pub(super) fn recovering_within(room: LogLimits) -> (Relay, [LinkId; 2]) {
     let mut relay = home();
-    relay.enable_recovery_within(LOGS_IN_MEMORY);
+    relay.enable_recovery_within(room);
     let links = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
     links.iter().for_each(|link| assert_eq!(written(&mut relay, *link), [opening(0)]));
     (relay, links)
@@ -124,8 +129,7 @@ fn of_a_frame_to_another_cluster_kind_length_and_target_are_named() {
 
 #[test]
 fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
-    let (mut relay, [zero, one]) = recovering();
-    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    let (mut relay, [zero, one]) = recovering_within(LogLimits { memory: 500, ..LOGS_IN_MEMORY });
     for n in 0..10 {
         feed(&mut relay, zero, frame(rank(0), rank(1), n * 100, 100));
     }

@@ -129,7 +129,8 @@ impl RelayPair {
     fn clear(&mut self, side: usize, port: usize) -> Option<LinkId> {
         let end = &mut self.ends[side][port];
         let link = end.link.take()?;
-        (end.input.clear(), end.output.clear());
+        end.input.clear();
+        end.output.clear();
         end.is_paused = false;
         Some(link)
     }
