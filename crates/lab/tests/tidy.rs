@@ -35,7 +35,7 @@ const FILE_LINES_MAX: usize = 700;
 /// where each must get.
 const REPLACED_WORDS: [(&str, &str, usize); 16] = [
     ("intake", "determinant", 0),
-    ("intakes", "determinants", 1),
+    ("intakes", "determinants", 0),
     ("ward", "replicated rank state", 0),
     ("wards", "replicated rank states", 0),
     ("spoilt", "corrupt", 0),

@@ -33,10 +33,10 @@
 //! stream that breaks after an idle period has lost nothing. Endpoints send no keepalives, hence
 //! all frames that were written to an endpoint recently count as lost.
 //!
-//! **Restarted processes** ([`Relay::enable_recovery_within`]). The relay then logs every frame for each
-//! endpoint, and drops the frames that a restarted incarnation sends again: see `message_logs`. The
-//! frames that wait for an endpoint are in the log, whose bound replaces the bound of the queue.
-//! Replay to a restarted incarnation goes through the queue piece by piece
+//! **Restarted processes** ([`Relay::enable_recovery_within`]). The relay then logs every frame for
+//! each endpoint, and drops the frames that a restarted incarnation sends again: see
+//! `message_logs`. The frames that wait for an endpoint are in the log, whose bound replaces the
+//! bound of the queue. Replay to a restarted incarnation goes through the queue piece by piece
 //! ([`Relay::replay_next`]): see `replay`. Log segments beyond the memory bound go to a disk: see
 //! `log_storage`.
 //!
@@ -227,7 +227,7 @@ impl Relay {
         &mut self.recovery
     }
 
-    /// Sets the bound of the queue towards each endpoint, in bytes: [`ENDPOINT_QUEUE_BYTES_MAX`], or
+    /// Sets the bound of the queue towards each endpoint, in bytes: [`ENDPOINT_QUEUE_BYTES_MAX`],
     /// less in tests that fill the queue.
     pub fn set_endpoint_queue_bytes_max(&mut self, bytes: usize) {
         self.switch.memory.endpoint_bound = bytes;
