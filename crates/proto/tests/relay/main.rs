@@ -19,8 +19,8 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag, pair_check
 use landbridge_proto::wire::framing_crc::framing_crc;
 use landbridge_proto::wire::hello::LogPosition;
 use landbridge_testbed::relay::{
-    LOGS_IN_MEMORY, determinant, emit, empty, feed, frame, frames, keepalive, rank, read, waiting,
-    write_all, write_frames,
+    LOGS_IN_MEMORY, determinant, emit, empty, feed, frame, frames, goodbye, keepalive, rank, read,
+    waiting, write_all, write_frames,
 };
 use world::World;
 
@@ -574,11 +574,6 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
     });
     let why = "a frame without a check: is `integrity` the same for all processes?";
     assert_eq!(without, broken(why));
-}
-
-/// The goodbye of a rank.
-fn goodbye(source: Address, target: Address) -> Vec<u8> {
-    emit(empty(Kind::Goodbye, source, target), &[0; 8])
 }
 
 /// Writes what waits for a link: (kind, source) of each frame.

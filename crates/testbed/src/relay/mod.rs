@@ -69,6 +69,11 @@ pub fn determinant(source: Address, polls: u64, frames: u32, micros: u64) -> Vec
     emit(Header { sequence: polls, credit: frames, delivered: micros, ..header }, &[])
 }
 
+/// A frame with which `source` says goodbye to `target`.
+pub fn goodbye(source: Address, target: Address) -> Vec<u8> {
+    emit(empty(Kind::Goodbye, source, target), &[0; 8])
+}
+
 /// A keepalive of a peer relay that has received `delivered` bytes.
 pub fn keepalive(delivered: u64) -> Vec<u8> {
     let nobody = Address::ANONYMOUS;
