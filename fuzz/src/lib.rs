@@ -5,8 +5,7 @@ mod channel;
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::KIND_HEADER_BYTES_MAX;
-use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
-use landbridge_proto::route::routing_table::ClusterRange;
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Stop};
 use landbridge_proto::setting::{SETTINGS, find, nearest};
 use landbridge_proto::wire::datagram::{self, DatagramBody, PROBE_BYTES, PathProbe};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
@@ -16,6 +15,7 @@ use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role, LogPosition,
 };
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
+use landbridge_testbed::relay::{emit, empty, frames, rank, read, relay};
 
 /// A target by name.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
@@ -105,9 +105,8 @@ pub fn name(bytes: &[u8]) {
 /// the stream is cut.
 pub fn stream(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
-    let ranges = [0, 4].map(|first| ClusterRange { first, count: 4, spawned: 0 }).to_vec();
-    let Ok(mut relay) = Relay::new(ClusterId(0), ranges, 0) else { unreachable!("a good map") };
-    let Ok(rank) = relay.attach(Address::new(1, 0), 0) else { unreachable!("a member") };
+    let mut relay = relay(0, 4, 0);
+    let Ok(rank) = relay.attach(rank(1), 0) else { unreachable!("a member") };
     let Some(peer) = relay.peer(ClusterId(1)) else { unreachable!("there are two clusters") };
     let Ok(new_stream) = relay.connect(peer, 1) else { unreachable!("the first of its streams") };
     let peer = new_stream.stream;
@@ -118,13 +117,7 @@ pub fn stream(bytes: &[u8]) {
     let mut buffer: Vec<u8> = Vec::new();
     for chunk in rest.chunks(step) {
         buffer.extend_from_slice(chunk);
-        let taken = relay.handle_input(from, &mut buffer);
-        while let Some(output) = relay.poll_flush() {
-            relay.keep(output, &buffer);
-        }
-        assert!(taken.bytes <= buffer.len());
-        buffer.drain(..taken.bytes);
-        match taken.stop {
+        match read(&mut relay, from, &mut buffer).stop {
             Stop::Broken(_) => break,
             Stop::Partial => assert!(buffer.len() < FRAME_BYTES_MAX),
             Stop::Full => unreachable!("so few bytes fill no queue"),
@@ -132,14 +125,10 @@ pub fn stream(bytes: &[u8]) {
     }
     // Whatever is forwarded consists of whole frames.
     for output in [rank, peer] {
+        let lengths: Vec<usize> = relay.frame_lengths(output).collect();
         let bytes: Vec<u8> = relay.slices(output, &[]).flatten().copied().collect();
-        let mut rest = &bytes[..];
-        for length in relay.frame_lengths(output).collect::<Vec<_>>() {
-            let header = Header::parse(rest).map(|header| HEADER_BYTES + header.length as usize);
-            assert_eq!(header, Ok(length));
-            rest = &rest[length..];
-        }
-        assert!(rest.is_empty());
+        assert!(frames(&bytes).map(|(_, frame)| frame.len()).eq(lengths.iter().copied()));
+        assert_eq!(bytes.len(), lengths.iter().sum());
     }
 }
 
@@ -223,30 +212,21 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let mut add = |target, name: String, bytes: &[u8]| seeds.push((target, name, bytes.to_vec()));
     for (n, kind) in Kind::ALL.into_iter().enumerate() {
         for flags in [0, 2, 15] {
-            let mut header = [0; HEADER_BYTES];
-            let body = KindHeader::size(kind, flags) + n;
-            let (source, target) = (Address::new(1, 0), Address::new(n as u32, 0));
-            let meaning = Header {
-                length: body as u32,
-                kind,
+            let body = vec![n as u8; KindHeader::size(kind, flags) + n];
+            let header = Header {
                 flags,
                 hops: n as u8,
-                source,
-                target,
                 sequence: 1 << n,
                 delivered: n as u64,
                 credit: 3,
+                ..empty(kind, rank(1), rank(n as u32))
             };
-            meaning.emit(&mut header);
-            add("frame", format!("{kind:?}-{flags}"), &header);
-            let body = vec![n as u8; body];
+            let frame = emit(header, &body);
+            add("frame", format!("{kind:?}-{flags}"), &frame[..HEADER_BYTES]);
             add("head", format!("{kind:?}-{flags}"), &[&[n as u8, flags], &body[..]].concat());
-            let two = [&header[..], &body, &header, &body].concat();
-            add("stream", format!("rank-{kind:?}-{flags}"), &[&[18], &two[..]].concat());
-            let from_peer = Header { source: Address::new(5, 0), target: source, ..meaning };
-            from_peer.emit(&mut header);
-            let two = [&header[..], &body, &header, &body].concat();
-            add("stream", format!("relay-{kind:?}-{flags}"), &[&[19], &two[..]].concat());
+            add("stream", format!("rank-{kind:?}-{flags}"), &[&[18], &frame[..], &frame].concat());
+            let frame = emit(Header { source: rank(5), target: rank(1), ..header }, &body);
+            add("stream", format!("relay-{kind:?}-{flags}"), &[&[19], &frame[..], &frame].concat());
         }
     }
     let dialler = || Dialler::new(JOB, JobKey([7; 32]), introduction(), [1; 32]);
@@ -270,21 +250,9 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let probe = PathProbe { size: 40, number: 3 };
     add("datagram", "probe".into(), &[&probe.emit(1, false)[..], &[0; 16]].concat());
     add("datagram", "answer".into(), &probe.emit(1, true));
-    let mut header = [0; HEADER_BYTES];
-    let source = Address::new(1, 0);
-    let advertisement = Header {
-        length: 32,
-        kind: Kind::UdpAdvertisement,
-        flags: 0,
-        hops: 0,
-        source,
-        target: source,
-        sequence: 5,
-        delivered: 6,
-        credit: 7,
-    };
-    advertisement.emit(&mut header);
-    add("datagram", "frame".into(), &[&[9; 8][..], &header, &[1; 32]].concat());
+    let advertisement = empty(Kind::UdpAdvertisement, rank(1), rank(1));
+    let advertisement = Header { sequence: 5, delivered: 6, credit: 7, ..advertisement };
+    add("datagram", "frame".into(), &[&[9; 8][..], &emit(advertisement, &[1; 32])].concat());
     add("config", "good".into(), CONFIG.as_bytes());
     add("config", "peers".into(), format!("{CONFIG}{PEER}").as_bytes());
     add("config", "ranges".into(), CONFIG.replace("[4, 4]", "[3, 4]").as_bytes());

@@ -18,19 +18,17 @@
 //! of its source; a process is notified that another process is unreachable; a relay refuses a
 //! process for divergence.
 
-mod disk;
 mod process;
+mod slow_disk;
 
-use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, LogEvent, Relay, Stop};
-use landbridge_proto::route::routing_table::{ClusterRange, LinkId};
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, LogEvent, Stop};
 use landbridge_proto::wire::hello::LogPosition;
+use landbridge_testbed::relay::{LOGS_IN_MEMORY, RelayPair, frames, rank as address, relay};
 
 use super::random::Random;
 use super::{EventCounts, Violation, require};
-use disk::Disk;
 use process::{CheckpointImage, PlantedFault, Process, ProgramEvent, StepResult, Task};
+use slow_disk::SlowDisk;
 
 /// Steps of a run at most.
 const STEPS_MAX: usize = 3_000_000;
@@ -46,15 +44,9 @@ struct SimulatedRank {
     task: Task,
     process: Option<Process>,
     incarnation: u32,
-    link: Option<LinkId>,
-    /// Bytes in the ring of a killed incarnation that the relay has not read.
-    unread_output: Vec<u8>,
     polls: u64,
     /// Events that the furthest incarnation has seen.
     events: Vec<ProgramEvent>,
-    is_paused: bool,
-    /// The ring of the rank is full, and a frame waits for it.
-    is_full: bool,
     is_done: bool,
     /// The newest checkpoints, oldest first.
     checkpoints: Vec<CheckpointImage>,
@@ -65,24 +57,20 @@ struct SimulatedRank {
     is_unrecoverable: bool,
 }
 
-/// One cluster: its relay, and the stream to the other relay.
+/// What belongs to the relay of one cluster.
 struct Side {
-    relay: Relay,
-    disk: Disk,
-    stream: Option<LinkId>,
-    /// Bytes received from the other side.
-    wire: Vec<u8>,
-    is_paused: bool,
+    disk: SlowDisk,
     /// The message logs may exceed the relay's memory.
     has_tight_memory: bool,
 }
 
 struct RecoveryWorld {
     random: Random,
+    /// The relays, the rings of the ranks, and one stream.
+    pair: RelayPair,
     sides: [Side; 2],
     ranks: Vec<SimulatedRank>,
     per_side: usize,
-    ring_bytes: usize,
     micros: u64,
     /// Steps per thousand in which a process is killed. `break_permille` and `checkpoint_permille`
     /// do the same for breaks of the stream and for checkpoints.
@@ -137,50 +125,41 @@ impl RecoveryWorld {
             task: task(index),
             process: None,
             incarnation: 0,
-            link: None,
-            unread_output: Vec::new(),
             polls: 0,
             events: Vec::new(),
-            is_paused: false,
-            is_full: false,
             is_done: false,
             checkpoints: Vec::new(),
             released: 0,
             is_unrecoverable: false,
         };
-        let per = per_side as u32;
-        let range = |first| ClusterRange { first: first * per, count: per, spawned: 0 };
         let micros = random.below(1 << 40);
-        let side = |own, random: &mut Random| {
-            let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
-            let mut relay = relay.map_err(|why| Violation(why.into()))?;
-            let (disk, room) = Disk::new(random);
+        let mut relays = [0, 1].map(|own| relay(own, per_side as u32, micros / 1_000));
+        let mut side = |own: usize, random: &mut Random| {
+            let (disk, room) = SlowDisk::new(random);
             let has_tight_memory = room.is_none() && seed.is_multiple_of(3);
-            match room {
-                Some(room) => relay.enable_recovery_within(room),
-                None if has_tight_memory => relay.enable_recovery_within(Disk::tight_room(seed)),
-                None => relay.enable_recovery(),
-            }
-            Ok(Side {
-                relay,
-                disk,
-                stream: None,
-                wire: Vec::new(),
-                is_paused: false,
-                has_tight_memory,
-            })
+            let room = room.unwrap_or(match has_tight_memory {
+                true => SlowDisk::tight_room(seed),
+                false => LOGS_IN_MEMORY,
+            });
+            relays[own].enable_recovery_within(room);
+            Side { disk, has_tight_memory }
         };
         let ring_bytes = random.pick(&[FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX, 256 << 10]);
         let (kill_permille, break_permille) =
             (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
         let kills_left = random.pick(&[1, 3, 10, 30]);
         let checkpoint_permille = random.pick(&[0, 0, 1, 10, 100]);
-        let sides = [side(0, &mut random)?, side(1, &mut random)?];
+        let sides = [side(0, &mut random), side(1, &mut random)];
+        let mut pair = RelayPair::new(relays, per_side, 1);
+        for ends in &mut pair.ends {
+            ends.iter_mut().for_each(|end| end.capacity = ring_bytes);
+            ends[per_side].capacity = 4 * FRAME_BYTES_MAX;
+        }
         let mut world = Self {
+            pair,
             sides,
             ranks: (0..count).map(rank).collect(),
             per_side,
-            ring_bytes,
             micros,
             kill_permille,
             break_permille,
@@ -205,6 +184,11 @@ impl RecoveryWorld {
         rank / self.per_side
     }
 
+    /// Side and port of a rank.
+    fn port_of(&self, rank: usize) -> (usize, usize) {
+        (self.side_of(rank), rank % self.per_side)
+    }
+
     fn step(&mut self) -> Result<(), Violation> {
         self.micros += self.random.below(STEP_MICROS);
         let rank = self.random.index(self.ranks.len());
@@ -214,9 +198,9 @@ impl RecoveryWorld {
             true => self.work(rank)?,
         }
         if self.random.below(1_000) < self.break_permille {
-            self.break_stream()?;
+            self.break_stream();
         }
-        if self.sides[0].stream.is_none() && self.random.percent(2) {
+        if self.pair.ends[0][self.per_side].link.is_none() && self.random.percent(2) {
             self.connect_relays()?;
         }
         for side in 0..2 {
@@ -227,9 +211,7 @@ impl RecoveryWorld {
         // The clock jumps now and then, so that timers expire.
         if self.random.below(3_000) == 0 {
             self.micros += self.random.below(SLEEP_MICROS);
-            for side in &mut self.sides {
-                side.relay.handle_time(self.micros / 1_000);
-            }
+            self.pair.handle_time(self.micros / 1_000);
         }
         Ok(())
     }
@@ -254,21 +236,20 @@ impl RecoveryWorld {
         self.log_step(|| format!("{rank} begins for the {incarnation}th time: {log_position:?}"));
         let it = &mut self.ranks[rank];
         it.incarnation += 1;
-        it.process = Some(process);
-        self.attach(rank, log_position)?;
-        self.drain(side, &[])
+        let process = it.process.insert(process);
+        let end = &mut self.pair.ends[side][rank % self.per_side];
+        process.exchange_rings(end);
+        end.is_stalled = false;
+        self.attach(rank, log_position)
     }
 
     /// Attaches the present incarnation of a rank to its relay, at its position in the log.
     fn attach(&mut self, rank: usize, log_position: LogPosition) -> Result<(), Violation> {
-        let side = self.side_of(rank);
-        let it = &mut self.ranks[rank];
+        let it = &self.ranks[rank];
         let log_position = LogPosition { kept: it.released, ..log_position };
-        let (address, start) = (Address::new(it.task.index, 0), it.incarnation - 1);
-        let link = self.sides[side].relay.attach_at(address, start, log_position);
-        let link = link.map_err(|why| Violation(format!("{rank} cannot come back: {why}")))?;
-        self.ranks[rank].link = Some(link);
-        Ok(())
+        let (address, start) = (address(it.task.index), it.incarnation - 1);
+        let attached = self.pair.attach(self.port_of(rank), address, start, log_position);
+        attached.map_err(|why| Violation(format!("{rank} cannot come back: {why}")))
     }
 
     /// The checkpoint with which the next incarnation begins: the newest, or the one before if the
@@ -294,7 +275,6 @@ impl RecoveryWorld {
             return Ok(());
         };
         let image = process.quiesce();
-        it.unread_output = std::mem::take(&mut process.up);
         if it.checkpoints.len() == CHECKPOINTS_MAX {
             it.released = it.released.max(it.checkpoints[0].log_position.determinants);
             it.checkpoints.remove(0);
@@ -305,15 +285,15 @@ impl RecoveryWorld {
         self.log_step(|| format!("an image of {rank}: {log_position:?}"));
         self.read_unread_output(rank)?;
         self.attach(rank, log_position)?;
-        self.drain(side, &[])?;
         self.handle_remarks(side)
     }
 
     /// Handles the relay's reports of processes whose log has become too large to be kept, or can
     /// be kept again.
     fn handle_remarks(&mut self, side: usize) -> Result<(), Violation> {
-        let Side { relay, has_tight_memory, .. } = &mut self.sides[side];
-        while let Some(remark) = Disk::poll_log_event(relay, *has_tight_memory)? {
+        let has_tight_memory = self.sides[side].has_tight_memory;
+        let relay = &mut self.pair.relays[side];
+        while let Some(remark) = SlowDisk::poll_log_event(relay, has_tight_memory)? {
             let (LogEvent::Unrecoverable(who, _) | LogEvent::Recoverable(who)) = remark else {
                 return Err(Violation(format!("{remark:?}")));
             };
@@ -335,16 +315,8 @@ impl RecoveryWorld {
 
     /// Lets the relay read the ring of a killed incarnation to its end.
     fn read_unread_output(&mut self, rank: usize) -> Result<(), Violation> {
-        let side = self.side_of(rank);
-        let Some(link) = self.ranks[rank].link.take() else { return Ok(()) };
-        let mut bytes = std::mem::take(&mut self.ranks[rank].unread_output);
-        self.ranks[rank].is_paused = false;
-        let relay = &mut self.sides[side].relay;
-        relay.begin_drain(link);
-        let taken = relay.handle_input(link, &mut bytes);
-        require!(taken.stop == Stop::Partial, "the last words of {rank}: {:?}", taken.stop);
-        self.drain(side, &bytes)?;
-        self.sides[side].relay.suspend(link);
+        let stop = self.pair.drain(self.port_of(rank));
+        require!(stop == Stop::Partial, "the last words of {rank}: {stop:?}");
         Ok(())
     }
 
@@ -353,10 +325,15 @@ impl RecoveryWorld {
         self.handle_remarks(self.side_of(rank))?;
         let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kill_permille;
         let is_killed = is_killed && !self.ranks[rank].is_unrecoverable;
+        let (side, port) = self.port_of(rank);
+        let end = &mut self.pair.ends[side][port];
         let it = &mut self.ranks[rank];
         let Some(process) = &mut it.process else { return Ok(()) };
-        let (said, seen) = (process.up.len(), it.events.len());
-        if process.step(micros)? == StepResult::NeedsRelay {
+        let (said, seen) = (end.input.len(), it.events.len());
+        process.exchange_rings(end);
+        let result = process.step(micros)?;
+        process.exchange_rings(end);
+        if result == StepResult::NeedsRelay {
             self.counts.count("waits for the relay");
         }
         it.polls = it.polls.max(process.cursor.polls);
@@ -380,17 +357,19 @@ impl RecoveryWorld {
     /// the ring keeps a random number.
     fn kill(&mut self, rank: usize, said: usize) {
         self.kills_left -= 1;
+        let (side, port) = self.port_of(rank);
         let it = &mut self.ranks[rank];
         let Some(process) = it.process.take() else { return };
+        let input = &mut self.pair.ends[side][port].input;
         let mut ends = vec![said];
-        let mut at = said;
-        while let Ok(header) = Header::parse(&process.up[at..]) {
-            at += HEADER_BYTES + header.length as usize;
-            ends.push(at);
-        }
-        let end = self.random.pick(&ends);
+        ends.extend(frames(&input[said..]).scan(said, |at, (_, frame)| {
+            *at += frame.len();
+            Some(*at)
+        }));
+        let (end, at) = (self.random.pick(&ends), input.len());
+        input.truncate(end);
+        self.pair.ends[side][port].is_stalled = true;
         let is_again = process.cursor.replayed_determinants > 0;
-        it.unread_output = process.up[..end].to_vec();
         it.is_done = false;
         self.counts.count("processes killed");
         self.counts.add_some("determinants replayed", process.cursor.replayed_determinants);
@@ -406,162 +385,56 @@ impl RecoveryWorld {
     // --- relays
 
     fn run_relay(&mut self, side: usize) -> Result<(), Violation> {
-        for rank in side * self.per_side..(side + 1) * self.per_side {
-            self.read_rank_output(rank)?;
+        for port in 0..=self.per_side {
+            self.read_port(side, port)?;
         }
-        self.read_stream(side)?;
         // Full outputs may have capacity again; other outputs are written when the relay requests
         // it.
-        for rank in side * self.per_side..(side + 1) * self.per_side {
-            let it = &self.ranks[rank];
-            if let (Some(link), true) = (it.link, it.process.is_some() && it.is_full) {
-                self.write(side, link, &[])?;
+        for port in 0..self.per_side {
+            if self.pair.ends[side][port].is_full {
+                self.pair.write(side, port);
             }
         }
-        if let Some(stream) = self.sides[side].stream {
-            self.write(side, stream, &[])?;
+        self.pair.write(side, self.per_side);
+        self.pair.flush(side, &[]);
+        while let Some(port) = self.pair.poll_resume(side) {
+            self.read_port(side, port)?;
         }
-        self.drain(side, &[])?;
-        while let Some(link) = self.sides[side].relay.poll_resume() {
-            // Both relays number their links from 0.
-            let mut own = side * self.per_side..(side + 1) * self.per_side;
-            match own.find(|rank| self.ranks[*rank].link == Some(link)) {
-                Some(rank) => {
-                    self.ranks[rank].is_paused = false;
-                    self.read_rank_output(rank)?;
-                }
-                None => {
-                    self.sides[side].is_paused = false;
-                    self.read_stream(side)?;
-                }
-            }
-        }
-        if self.sides[side].relay.recovery().has_replay_work() {
+        let relay = &mut self.pair.relays[side];
+        if relay.recovery().has_replay_work() {
             self.counts.count("replay pieces sent");
-            self.sides[side].relay.replay_next();
-            self.drain(side, &[])?;
+            relay.replay_next();
+            self.pair.flush(side, &[]);
         }
-        let Side { relay, disk, .. } = &mut self.sides[side];
-        disk.work(relay, &mut self.random, &mut self.counts)?;
-        Ok(())
+        let (relay, disk) = (&mut self.pair.relays[side], &mut self.sides[side].disk);
+        disk.work(relay, &mut self.random, &mut self.counts)
     }
 
-    /// Lets the relay read a random part of the bytes that a process has written.
-    fn read_rank_output(&mut self, rank: usize) -> Result<(), Violation> {
-        let side = self.side_of(rank);
-        let it = &mut self.ranks[rank];
-        let (Some(link), Some(process), false) = (it.link, &mut it.process, it.is_paused) else {
+    /// Lets the relay read a random part of the bytes that a process has written, or all bytes of
+    /// the stream.
+    fn read_port(&mut self, side: usize, port: usize) -> Result<(), Violation> {
+        let end = &self.pair.ends[side][port];
+        if !end.may_be_read() || end.is_stalled {
             return Ok(());
+        }
+        let part = match port < self.per_side {
+            true => self.random.below(end.input.len() as u64 + 1) as usize,
+            false => usize::MAX,
         };
-        let part = self.random.below(process.up.len() as u64 + 1) as usize;
-        let mut bytes: Vec<u8> = process.up[..part].to_vec();
-        let taken = self.sides[side].relay.handle_input(link, &mut bytes);
-        self.drain(side, &bytes)?;
-        let it = &mut self.ranks[rank];
-        if let Some(process) = &mut it.process {
-            process.up.drain(..taken.bytes);
-        }
-        it.is_paused = taken.stop == Stop::Full;
-        require!(!matches!(taken.stop, Stop::Broken(_)), "{rank} is stopped: {:?}", taken.stop);
-        Ok(())
-    }
-
-    fn read_stream(&mut self, side: usize) -> Result<(), Violation> {
-        let (Some(stream), false) = (self.sides[side].stream, self.sides[side].is_paused) else {
-            return Ok(());
-        };
-        let mut bytes = self.sides[side].wire.clone();
-        let taken = self.sides[side].relay.handle_input(stream, &mut bytes);
-        self.drain(side, &bytes)?;
-        self.sides[side].wire.drain(..taken.bytes);
-        self.sides[side].is_paused = taken.stop == Stop::Full;
-        require!(!matches!(taken.stop, Stop::Broken(_)), "relays: {:?}", taken.stop);
-        Ok(())
-    }
-
-    fn drain(&mut self, side: usize, buffer: &[u8]) -> Result<(), Violation> {
-        while let Some(output) = self.sides[side].relay.poll_flush() {
-            for number in 0..self.sides[side].relay.ports().writer_count(output) {
-                if let Some(writer) = self.sides[side].relay.ports().writer(output, number) {
-                    self.write(side, writer, buffer)?;
-                }
-            }
-            self.sides[side].relay.keep(output, buffer);
-        }
-        Ok(())
-    }
-
-    /// Writes queued bytes of a link to its receiver, as far as the receiver has capacity.
-    fn write(&mut self, side: usize, link: LinkId, buffer: &[u8]) -> Result<(), Violation> {
-        let [one, other] = &mut self.sides;
-        let (own, far) = if side == 0 { (one, other) } else { (other, one) };
-        let first = side * self.per_side;
-        let ranks = &mut self.ranks[first..first + self.per_side];
-        if own.stream == Some(link) {
-            write_queued(&mut own.relay, link, buffer, &mut far.wire, 4 * FRAME_BYTES_MAX);
-        } else if let Some(rank) = ranks.iter_mut().find(|rank| rank.link == Some(link))
-            && let Some(process) = &mut rank.process
-        {
-            rank.is_full =
-                write_queued(&mut own.relay, link, buffer, &mut process.down, self.ring_bytes);
-        }
+        let Some((_, stop)) = self.pair.read(side, port, part) else { return Ok(()) };
+        require!(!matches!(stop, Stop::Broken(_)), "port {port} of side {side} ends: {stop:?}");
         Ok(())
     }
 
     // --- the stream between them
 
-    fn break_stream(&mut self) -> Result<(), Violation> {
-        let [one, other] = &mut self.sides;
-        for side in [one, other] {
-            if let Some(stream) = side.stream.take() {
-                side.relay.disconnect(stream);
-            }
-            side.wire.clear();
-            side.is_paused = false;
-        }
+    fn break_stream(&mut self) {
+        self.pair.disconnect(self.per_side);
         self.counts.count("streams broken");
-        self.drain(0, &[])?;
-        self.drain(1, &[])
     }
 
     fn connect_relays(&mut self) -> Result<(), Violation> {
-        for side in 0..2 {
-            let relay = &mut self.sides[side].relay;
-            let peer = relay.peer(ClusterId(1 - side as u16));
-            let Some(peer) = peer else { return Err(Violation("there is no other relay".into())) };
-            let new_stream = relay.connect(peer, 1).map_err(|why| Violation(why.into()))?;
-            self.sides[side].stream = Some(new_stream.stream);
-        }
-        self.drain(0, &[])?;
-        self.drain(1, &[])
-    }
-}
-
-/// Writes the queued bytes of a link, as a driver does. Returns whether bytes remained because `to`
-/// was full.
-fn write_queued(
-    relay: &mut Relay,
-    link: LinkId,
-    buffer: &[u8],
-    to: &mut Vec<u8>,
-    capacity: usize,
-) -> bool {
-    loop {
-        let before = to.len();
-        let mut is_full = false;
-        for slice in relay.slices(link, buffer) {
-            let left = capacity.saturating_sub(to.len());
-            to.extend(&slice[..slice.len().min(left)]);
-            is_full = slice.len() > left;
-            if is_full {
-                break;
-            }
-        }
-        let written = to.len() - before;
-        relay.handle_sent(link, written, buffer);
-        if is_full || written == 0 || !relay.has_output(link) {
-            return is_full;
-        }
+        self.pair.connect(self.per_side).map_err(|why| Violation(why.into()))
     }
 }
 

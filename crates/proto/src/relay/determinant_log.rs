@@ -197,4 +197,24 @@ mod tests {
         assert_eq!(list.count(), all.len() as u64);
         assert_eq!(determinant(100, 1, 15_000).bytes(), 4, "the usual one");
     }
+
+    #[test]
+    fn the_position_after_any_determinant_is_known_without_reading_all() {
+        let mut list = DeterminantLog::default();
+        let mut positions = vec![list.end()];
+        for number in 1..2_000_u64 {
+            list.push(Determinant { polls: number, frames: 1 + number as u32 % 3, micros: number });
+            positions.push(list.end());
+        }
+        let sums = |position: DeterminantPosition| {
+            (position.number, position.polls, position.frames, position.micros)
+        };
+        for (number, position) in positions.iter().enumerate() {
+            let counted = list.position_after(positions[0], number as u64).unwrap();
+            assert_eq!(sums(counted), sums(*position), "{number}");
+            let (mut one, mut other) = (counted.cursor, position.cursor);
+            assert_eq!(list.read(&mut one), list.read(&mut other));
+        }
+        assert!(list.position_after(positions[0], 2_000).is_none());
+    }
 }

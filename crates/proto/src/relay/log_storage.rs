@@ -152,7 +152,6 @@ impl LogStorage {
         }
     }
 
-    #[cfg(test)]
     pub fn set_memory(&mut self, memory: u64) {
         self.room.memory = memory;
     }

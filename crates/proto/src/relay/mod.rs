@@ -33,10 +33,10 @@
 //! stream that breaks after an idle period has lost nothing. Endpoints send no keepalives, hence
 //! all frames that were written to an endpoint recently count as lost.
 //!
-//! **Restarted processes** ([`Relay::enable_recovery`]). The relay then logs every frame for each
-//! endpoint, and drops the frames that a restarted incarnation sends again: see `message_logs`. The
-//! frames that wait for an endpoint are in the log, whose bound replaces the bound of the queue.
-//! Replay to a restarted incarnation goes through the queue piece by piece
+//! **Restarted processes** ([`Relay::enable_recovery_within`]). The relay then logs every frame for
+//! each endpoint, and drops the frames that a restarted incarnation sends again: see
+//! `message_logs`. The frames that wait for an endpoint are in the log, whose bound replaces the
+//! bound of the queue. Replay to a restarted incarnation goes through the queue piece by piece
 //! ([`Relay::replay_next`]): see `replay`. Log segments beyond the memory bound go to a disk: see
 //! `log_storage`.
 //!
@@ -116,8 +116,6 @@ mod segmented_log;
 mod stream_receipts;
 mod stream_set;
 mod switch;
-#[cfg(test)]
-mod tests;
 mod writer;
 
 use alloc::vec::Vec;
@@ -145,6 +143,7 @@ use port_state::{PortEvent, PortState};
 pub use ports::Ports;
 use recovery::Filtered;
 pub use recovery::Recovery;
+pub use replay::REPLAY_BYTES_MAX;
 use replay_state::ReplayState;
 pub use segment_buffers::SegmentId;
 pub use segmented_log::ShownFrame;
@@ -228,6 +227,12 @@ impl Relay {
         &mut self.recovery
     }
 
+    /// Sets the bound of the queue towards each endpoint, in bytes: [`ENDPOINT_QUEUE_BYTES_MAX`],
+    /// less in tests that fill the queue.
+    pub fn set_endpoint_queue_bytes_max(&mut self, bytes: usize) {
+        self.switch.memory.endpoint_bound = bytes;
+    }
+
     /// Sets how many milliseconds frames wait for an endpoint whose link has broken.
     pub fn set_reconnect_timeout(&mut self, endpoint_reconnect_millis: u64) {
         self.endpoint_reconnect_millis = endpoint_reconnect_millis;
@@ -245,15 +250,7 @@ impl Relay {
     }
 
     /// Enables recovery: endpoints that are killed from now on may be restarted, and their peers
-    /// notice nothing. The message logs take at most [`MESSAGE_LOGS_BYTES_MAX`] bytes of memory,
-    /// and no disk.
-    pub fn enable_recovery(&mut self) {
-        let (memory, segment) = (MESSAGE_LOGS_BYTES_MAX, SEGMENT_BYTES);
-        self.enable_recovery_within(LogLimits { memory, disk: None, segment });
-    }
-
-    /// Enables recovery as [`Relay::enable_recovery`] does, with the bounds `room` for all message
-    /// logs.
+    /// notice nothing. All message logs together obey the bounds `room`.
     ///
     /// # Panics
     /// If a frame does not fit into a segment.
@@ -262,7 +259,7 @@ impl Relay {
         self.recovery.enable(room);
     }
 
-    /// Whether [`Relay::enable_recovery`] or [`Relay::enable_recovery_within`] has been called.
+    /// Whether [`Relay::enable_recovery_within`] has been called.
     pub fn is_recovery_enabled(&self) -> bool {
         self.recovery.is_enabled()
     }
@@ -287,12 +284,17 @@ impl Relay {
         self.switch.table.peer(cluster)
     }
 
+    /// The port of an endpoint of this relay's cluster, attached or awaited.
+    pub fn endpoint(&self, address: Address) -> Option<LinkId> {
+        let Route::Link(link) = self.switch.table.route(address) else { return None };
+        self.ports().find(link)?.endpoint().map(|_| link)
+    }
+
     /// The link and the incarnation of `address` if the endpoint is attached.
     pub fn incarnation(&self, address: Address) -> Option<(LinkId, u32)> {
-        let Route::Link(link) = self.switch.table.route(address) else { return None };
-        let port = self.switch.ports.find(link)?;
-        let is_attached = port.is_up() && port.endpoint().is_some();
-        is_attached.then_some((link, port.incarnation?))
+        let link = self.endpoint(address)?;
+        let port = self.ports().get(link);
+        port.is_up().then_some((link, port.incarnation?))
     }
 
     // ---- endpoints attach and detach -----------------------------------------------------

@@ -14,7 +14,7 @@ use crate::route::byte_queue::ChunkPool;
 #[derive(Debug)]
 pub(super) struct QueueMemory {
     pub pool: ChunkPool,
-    /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill the queue.
+    /// Bytes: see [`super::Relay::set_endpoint_queue_bytes_max`].
     pub endpoint_bound: usize,
 }
 

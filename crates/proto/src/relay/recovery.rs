@@ -414,6 +414,13 @@ impl Recovery {
         self.replays.handle_read(logs, switch, address, is_good);
     }
 
+    /// Sets [`LogLimits::memory`]. The logs that exceed this bound notice with their next frame.
+    pub fn set_memory(&mut self, bytes: u64) {
+        if let Some(logs) = &mut self.logs {
+            logs.storage.set_memory(bytes);
+        }
+    }
+
     /// Sets how many bytes the log of an endpoint may grow before the next checkpoint is due,
     /// whatever the time. The relay checks the growth with each full segment.
     pub fn set_checkpoint_log_bytes(&mut self, bytes: u64) {

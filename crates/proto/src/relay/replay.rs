@@ -33,7 +33,7 @@ use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 
 /// Bytes of replayed frames that wait in the queue of an endpoint, approximately: the capacity of
 /// its shared-memory ring. Direct replay writes as many bytes before other links get their turn.
-pub(super) const REPLAY_BYTES_MAX: usize = 256 << 10;
+pub const REPLAY_BYTES_MAX: usize = 256 << 10;
 
 /// The replay to an endpoint: see the module head. Its methods receive the logs of the endpoint.
 #[derive(Clone, Copy, Debug)]

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::framing_crc::framing_crc;
 use landbridge_proto::wire::hello::{Dialler, Introduction, LogPosition, REPLY_BYTES, Role};
+use landbridge_testbed::relay::{emit, empty, goodbye, rank};
 
 /// The longest wait. Nothing in these tests takes longer, except on a machine that has stopped.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -281,16 +281,12 @@ impl Rank {
     }
 
     pub fn send(&mut self, target: u32, sequence: u64, body: &[u8]) {
-        let mut bytes = frame(self.address, Address::new(target, 0), sequence, body);
-        self.stream.write_all(&std::mem::take(&mut bytes)).unwrap();
+        self.stream.write_all(&frame(self.address, rank(target), sequence, body)).unwrap();
     }
 
     /// Sends Goodbye to a peer.
     pub fn say_goodbye(&mut self, target: u32) {
-        let mut bytes = frame(self.address, Address::new(target, 0), 0, &[0; 8]);
-        bytes[4] = Kind::Goodbye as u8;
-        bytes[7] = framing_crc(&bytes);
-        self.stream.write_all(&bytes).unwrap();
+        self.stream.write_all(&goodbye(self.address, rank(target))).unwrap();
     }
 
     /// The next frame that does not come from a relay.
@@ -344,23 +340,9 @@ pub fn introduction(index: u32) -> Introduction {
     }
 }
 
+/// A frame of a kind without a kind header, so the test determines the whole body.
 pub fn frame(source: Address, target: Address, sequence: u64, body: &[u8]) -> Vec<u8> {
-    let header = Header {
-        length: body.len() as u32,
-        // The kind has no head, so the test determines the whole body.
-        kind: Kind::Ack,
-        flags: 0,
-        hops: 0,
-        source,
-        target,
-        sequence,
-        delivered: 0,
-        credit: 0,
-    };
-    let mut bytes = vec![0; HEADER_BYTES];
-    header.emit(&mut bytes);
-    bytes.extend_from_slice(body);
-    bytes
+    emit(Header { sequence, ..empty(Kind::Ack, source, target) }, body)
 }
 
 /// Bytes that show their position.

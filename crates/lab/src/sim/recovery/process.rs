@@ -18,6 +18,7 @@ use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::hello::LogPosition;
 use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_testbed::relay::{FarEnd, determinant, emit, empty, frames, rank};
 
 use super::super::random::Random;
 use super::super::{Violation, require};
@@ -126,9 +127,9 @@ pub struct Process {
     endpoint: Endpoint<ProgramMemory>,
     buffers: Buffers,
     /// Bytes for the relay.
-    pub up: Vec<u8>,
+    up: Vec<u8>,
     /// Bytes from the relay.
-    pub down: Vec<u8>,
+    down: Vec<u8>,
     pub program: SimulatedProgram,
     pub cursor: ReplayCursor,
     clock: Clock,
@@ -231,7 +232,9 @@ impl Process {
     ) -> Result<Self, Violation> {
         let mut it = Self::new(task, image.polls, real);
         let LogPosition { determinants, sent, .. } = image.log_position;
-        it.down.extend(log_frame(Kind::ReplayStart, 0, determinants as u32, sent));
+        let (nobody, credit) = (Address::ANONYMOUS, determinants as u32);
+        let start = empty(Kind::ReplayStart, nobody, nobody);
+        it.down.extend(emit(Header { delivered: sent, credit, ..start }, &[]));
         it.down.extend(&image.log);
         while it.cursor.polls < image.polls || it.cursor.replaying.is_some() {
             require!(it.step(real)? == StepResult::Progress, "an image is not whole");
@@ -256,10 +259,9 @@ impl Process {
         knows_all && has_done_all && self.cursor.replaying.is_none()
     }
 
-    /// Takes a checkpoint. The process drops its rings, so the relay has to send undelivered frames
-    /// again.
+    /// Takes a checkpoint. The rings of the process are dropped next, so the relay has to send
+    /// undelivered frames again.
     pub fn quiesce(&mut self) -> CheckpointImage {
-        self.down.clear();
         self.cursor.is_opened = false;
         CheckpointImage {
             log_position: self.log_position(),
@@ -278,7 +280,7 @@ impl Process {
     }
 
     fn log_determinant(&mut self, polls: u64, frames: u32, micros: u64) {
-        self.record.frames.extend(log_frame(Kind::Determinant, polls, frames, micros));
+        self.record.frames.extend(determinant(Address::ANONYMOUS, polls, frames, micros));
         self.record.determinants += 1;
     }
 
@@ -293,6 +295,12 @@ impl Process {
     pub fn check_deliveries(&self) -> Result<(), Violation> {
         let others = (0..self.task.count).filter(|other| *other != self.task.index);
         self.program.deliveries.check_complete(others, self.task.each)
+    }
+
+    /// Exchanges the rings of the process and those that the relay reads and writes.
+    pub fn exchange_rings(&mut self, end: &mut FarEnd) {
+        std::mem::swap(&mut self.up, &mut end.input);
+        std::mem::swap(&mut self.down, &mut end.output);
     }
 
     /// Runs the program a little and polls for messages. `real` is the clock in microseconds.
@@ -449,21 +457,9 @@ impl Process {
         }
         // The determinant precedes all frames that follow from it.
         let frames = waiting.len() as u32;
-        let frame = Header {
-            length: 0,
-            kind: Kind::Determinant,
-            flags: 0,
-            hops: 0,
-            source: Address::new(self.task.index, 0),
-            target: Address::ANONYMOUS,
-            sequence: self.cursor.polls_since_determinant,
-            delivered: lag,
-            credit: frames,
-        };
         if frames > 0 || lag > 0 {
-            let mut bytes = [0; HEADER_BYTES];
-            frame.emit(&mut bytes);
-            self.up.extend(bytes);
+            let polls = self.cursor.polls_since_determinant;
+            self.up.extend(determinant(rank(self.task.index), polls, frames, lag));
             self.cursor.polls_since_determinant = 0;
         }
         self.finish_poll()
@@ -483,9 +479,9 @@ impl Process {
 
     /// The next complete frame of the ring, if there is one.
     fn take_frame(&mut self) -> Option<Vec<u8>> {
-        let header = Header::parse(&self.down).ok()?;
-        let length = HEADER_BYTES + header.length as usize;
-        (self.down.len() >= length).then(|| self.down.drain(..length).collect())
+        let (_, frame) = frames(&self.down).next()?;
+        let length = frame.len();
+        Some(self.down.drain(..length).collect())
     }
 
     fn deliver_frame(&mut self, frame: &[u8]) -> Result<(), Violation> {
@@ -665,25 +661,6 @@ impl Deliveries {
         }
         Ok(())
     }
-}
-
-/// A frame of the relay about the message log: a determinant, or a ReplayStart with the number of
-/// determinants and of sent frames.
-fn log_frame(kind: Kind, polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
-    let header = Header {
-        length: 0,
-        kind,
-        flags: 0,
-        hops: 0,
-        source: Address::ANONYMOUS,
-        target: Address::ANONYMOUS,
-        sequence: polls,
-        delivered: micros,
-        credit: frames,
-    };
-    let mut bytes = [0; HEADER_BYTES];
-    header.emit(&mut bytes);
-    bytes
 }
 
 /// The bytes of a message: its sender, its number, and a pattern.

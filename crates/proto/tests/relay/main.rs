@@ -8,15 +8,20 @@ mod ports;
 mod recovery;
 mod world;
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec;
-use alloc::vec::Vec;
+use std::collections::BTreeSet;
 
-use super::*;
-use crate::id::Address;
-use crate::limit::{RELAY_PAYLOAD_BYTES_MAX, RELAY_WINDOW_BYTES};
-use crate::wire::frame::{flag, pair_check};
-use crate::wire::framing_crc::framing_crc;
+use landbridge_proto::id::{Address, ClusterId};
+use landbridge_proto::limit::{HOPS_MAX, RELAY_PAYLOAD_BYTES_MAX};
+use landbridge_proto::relay::*;
+use landbridge_proto::route::routing_table::LinkId;
+use landbridge_proto::wire::Malformed;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag, pair_check};
+use landbridge_proto::wire::framing_crc::framing_crc;
+use landbridge_proto::wire::hello::LogPosition;
+use landbridge_testbed::relay::{
+    LOGS_IN_MEMORY, determinant, emit, empty, feed, frame, frames, goodbye, keepalive, rank, read,
+    waiting, write_all, write_frames,
+};
 use world::World;
 
 const RANKS_PER_CLUSTER: u32 = 4;
@@ -44,13 +49,13 @@ const SMALL_BOUND: usize = 8 << 20;
 fn memory_stays_bounded_when_nobody_reads_and_all_arrives_when_they_do() {
     for seed in 1..=2 {
         let mut world = World::new(seed);
-        world.stalled = true;
+        world.stall(true);
         for _ in 0..15_000 {
             world.send_something();
             world.step();
         }
-        assert!(world.relays.iter().all(|relay| relay.counters().pauses > 0), "seed {seed}");
-        world.stalled = false;
+        assert!(world.pair.relays.iter().all(|relay| relay.counters().pauses > 0), "seed {seed}");
+        world.stall(false);
         world.settle();
         assert_eq!(world.sent, world.counts(), "seed {seed}");
     }
@@ -64,7 +69,7 @@ fn whatever_breaks_nothing_is_lost_silently() {
         for round in 0..2_000 {
             world.send_something();
             world.step();
-            match world.draw(60) {
+            match world.chance.below(60) {
                 0 => world.break_stream(),
                 1 => world.break_endpoint(),
                 2..=6 => world.mend_something(),
@@ -74,9 +79,9 @@ fn whatever_breaks_nothing_is_lost_silently() {
         }
         world.mend_all();
         world.settle();
-        for (channel, taken) in &world.taken {
+        for (channel, accepted) in &world.accepted {
             let arrived = world.arrived.entry(*channel).or_default();
-            let missing = taken.iter().filter(|(sequence, _)| !arrived.contains(sequence));
+            let missing = accepted.iter().filter(|(sequence, _)| !arrived.contains(sequence));
             let last = missing.map(|(_, step)| *step).max();
             let heard = world.reported_losses.get(channel).copied();
             assert!(last <= heard, "seed {seed}: {channel:?} has a silent hole");
@@ -85,7 +90,7 @@ fn whatever_breaks_nothing_is_lost_silently() {
         }
         assert!(world.unreachable.is_empty(), "seed {seed}: nobody has left");
         assert_eq!(
-            world.relays.iter().map(|relay| relay.counters().reports_dropped).max(),
+            world.pair.relays.iter().map(|relay| relay.counters().reports_dropped).max(),
             Some(0)
         );
     }
@@ -107,7 +112,7 @@ fn an_idle_link_may_break_without_anybody_noticing() {
     world.settle();
     assert_eq!(world.sent, world.counts());
     assert!(world.reported_losses.is_empty() && world.unreachable.is_empty());
-    assert!(world.relays.iter().all(|relay| relay.counters().lost_bytes == 0));
+    assert!(world.pair.relays.iter().all(|relay| relay.counters().lost_bytes == 0));
 }
 
 #[test]
@@ -149,27 +154,22 @@ fn a_stream_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     let far = rank(RANKS_PER_CLUSTER);
     feed(&mut relay, here, frame(rank(0), far, 0, 100));
     // Half of a frame has left when the new stream connects.
-    let whole: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
+    let whole: usize = waiting(&relay, old);
     relay.handle_sent(old, whole / 2, &[]);
     let new = relay.connect(peer, 7).unwrap();
     assert!(!new.is_first);
     relay.retire(old);
     feed(&mut relay, here, frame(rank(0), far, 100, 100));
-    let rest: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
+    let rest: usize = waiting(&relay, old);
     assert_eq!(rest, whole - whole / 2, "the rest of its own");
     assert_eq!(
         (relay.ports().streams(peer), relay.ports().writer(peer, 0)),
         (&[new.stream][..], Some(new.stream))
     );
-    assert_eq!(raw(&mut relay, old).len(), rest);
-    assert_eq!(raw(&mut relay, new.stream).len(), whole);
+    assert_eq!(write_all(&mut relay, old).len(), rest);
+    assert_eq!(write_all(&mut relay, new.stream).len(), whole);
     assert!(!relay.ports().is_acknowledged(old), "nobody has said that it has arrived");
-    let keepalive = Header {
-        delivered: whole as u64,
-        ..empty_frame::empty(Kind::Keepalive, Address::ANONYMOUS, Address::ANONYMOUS)
-    };
-    let mut bytes = vec![0; HEADER_BYTES];
-    keepalive.emit(&mut bytes);
+    let mut bytes = keepalive(whole as u64);
     // Frames in flight to this relay still arrive on the retired stream.
     bytes.extend(frame(far, rank(0), 0, 100));
     feed(&mut relay, old, bytes);
@@ -182,17 +182,17 @@ fn a_stream_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
 
 #[test]
 fn signs_of_life_acknowledge_what_has_been_taken_in() {
-    let (mut here, mut there) = (home(), Relay::new(ClusterId(1), clusters(), 0).unwrap());
+    let (mut here, mut there) = (home(), relay(1));
     let (one, five) = (here.attach(rank(1), 0).unwrap(), there.attach(rank(5), 0).unwrap());
     let peers = [here.peer(ClusterId(1)).unwrap(), there.peer(ClusterId(0)).unwrap()];
     let to = here.connect(peers[0], 1).unwrap().stream;
     let from = there.connect(peers[1], 1).unwrap().stream;
     for round in 1..=3 {
         feed(&mut here, one, frame(rank(1), rank(5), round, 10));
-        feed(&mut there, from, raw(&mut here, to));
+        feed(&mut there, from, write_all(&mut here, to));
         assert_eq!(output(&mut there, five), [(Kind::Ack, rank(1))]);
         there.handle_time(round * KEEPALIVE_MILLIS);
-        let keepalive = raw(&mut there, from);
+        let keepalive = write_all(&mut there, from);
         assert_eq!(keepalive.len(), HEADER_BYTES, "one each second");
         feed(&mut here, to, keepalive);
         there.handle_time(round * KEEPALIVE_MILLIS + KEEPALIVE_MILLIS / 2);
@@ -213,16 +213,13 @@ fn signs_of_life_acknowledge_what_has_been_taken_in() {
     let stream = here.ports().streams(peers[0])[0];
     while !there.has_output(from) {
         feed(&mut here, one, frame(rank(1), rank(5), 0, 30_000));
-        feed(&mut there, from, raw(&mut here, stream));
+        feed(&mut there, from, write_all(&mut here, stream));
         assert!(output(&mut there, five).len() == 1);
     }
-    let header = Header::parse(&raw(&mut there, from)).unwrap();
+    let header = Header::parse(&write_all(&mut there, from)).unwrap();
     assert!((KEEPALIVE_BYTES..2 * KEEPALIVE_BYTES).contains(&header.delivered), "{header:?}");
 
-    let excess = Header { delivered: u64::MAX, ..header };
-    let mut bytes = vec![0; HEADER_BYTES];
-    excess.emit(&mut bytes);
-    assert!(matches!(feed(&mut here, stream, bytes).stop, Stop::Broken(_)));
+    assert!(matches!(feed(&mut here, stream, keepalive(u64::MAX)), Stop::Broken(_)));
 }
 
 #[test]
@@ -240,7 +237,7 @@ fn a_relay_takes_no_more_streams_than_allowed() {
 #[test]
 fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_has_not() {
     let mut relay = home();
-    relay.switch.memory.endpoint_bound = QUEUE_BYTES_MIN;
+    relay.set_endpoint_queue_bytes_max(QUEUE_BYTES_MIN);
     let links = [1, 2, 3].map(|n| relay.attach(rank(n), 7).unwrap());
     feed(&mut relay, links[0], frame(rank(1), rank(2), 0, 10));
     assert_eq!(output(&mut relay, links[1]).len(), 1, "written, and nobody knows whether read");
@@ -259,8 +256,10 @@ fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_ha
     // lost.
     relay.suspend(links[1]);
     for number in 0..10 {
-        let taken = feed(&mut relay, links[0], frame(rank(1), rank(2), number, 30_000));
-        assert_eq!(taken.stop, Stop::Partial);
+        assert_eq!(
+            feed(&mut relay, links[0], frame(rank(1), rank(2), number, 30_000)),
+            Stop::Partial
+        );
     }
     assert!(relay.queued_bytes() < 2 * QUEUE_BYTES_MIN);
     relay.attach(rank(2), 7).unwrap();
@@ -297,10 +296,7 @@ fn who_has_taken_leave_does_not_come_back_and_nobody_is_alarmed() {
     let [one, two] = [1, 2].map(|n| relay.attach(rank(n), 0).unwrap());
     feed(&mut relay, one, frame(rank(1), rank(2), 0, 10));
     output(&mut relay, two);
-    let mut goodbye = frame(rank(2), rank(1), 0, 8);
-    goodbye[4] = Kind::Goodbye as u8;
-    goodbye[7] = framing_crc(&goodbye);
-    feed(&mut relay, two, goodbye);
+    feed(&mut relay, two, goodbye(rank(2), rank(1)));
     assert!(!relay.ports().may_reconnect(two) && relay.ports().may_reconnect(one));
     relay.detach(two);
     assert_eq!(output(&mut relay, one), [(Kind::Goodbye, rank(2))]);
@@ -309,10 +305,10 @@ fn who_has_taken_leave_does_not_come_back_and_nobody_is_alarmed() {
 #[test]
 fn notices_wait_for_room_and_survive_breaks() {
     let mut relay = home();
-    relay.switch.memory.endpoint_bound = QUEUE_BYTES_MIN;
+    relay.set_endpoint_queue_bytes_max(QUEUE_BYTES_MIN);
     let [one, two] = [1, 2].map(|n| relay.attach(rank(n), 0).unwrap());
     // So many frames wait for the first endpoint that no further reports fit.
-    while relay.switch.bound(one) > relay.ports().get(one).output.waiting_bytes() {
+    while waiting(&relay, one) < QUEUE_BYTES_MIN {
         feed(&mut relay, two, frame(rank(2), rank(1), 0, 30_000));
     }
     for number in 10..5_000 {
@@ -356,7 +352,7 @@ fn no_input_is_starved_at_a_busy_output() {
                 paused[n] = hand_over(&mut relay, inputs[n], &mut rests[n], &mut shares[n]);
             }
         }
-        while relay.slices(output, &[]).map(<[u8]>::len).sum::<usize>() > 100_000 {
+        while waiting(&relay, output) > 100_000 {
             relay.handle_sent(output, 50_000, &[]);
         }
         while let Some(input) = relay.poll_resume() {
@@ -368,13 +364,9 @@ fn no_input_is_starved_at_a_busy_output() {
     assert!(*most < 2 * least, "{shares:?}");
 
     fn hand_over(relay: &mut Relay, from: LinkId, rest: &mut Vec<u8>, share: &mut usize) -> bool {
-        let taken = relay.handle_input(from, rest);
-        while let Some(link) = relay.poll_flush() {
-            relay.keep(link, rest);
-        }
-        rest.drain(..taken.bytes);
-        *share += taken.bytes;
-        taken.stop == Stop::Full
+        let consumed = read(relay, from, rest);
+        *share += consumed.bytes;
+        consumed.stop == Stop::Full
     }
 }
 
@@ -397,15 +389,12 @@ fn who_waits_for_an_endpoint_that_never_comes_is_notified() {
 
 /// Rank 1 sends more frames to rank 2 than its queue may hold, and waits.
 fn fill(relay: &mut Relay, one: LinkId) {
-    relay.switch.memory.endpoint_bound = SMALL_BOUND;
+    relay.set_endpoint_queue_bytes_max(SMALL_BOUND);
     let mut bytes = Vec::new();
     while bytes.len() < 2 * SMALL_BOUND {
         bytes.extend(frame(rank(1), rank(2), 0, 30_000));
     }
-    assert_eq!(relay.handle_input(one, &mut bytes).stop, Stop::Full);
-    while let Some(link) = relay.poll_flush() {
-        relay.keep(link, &bytes);
-    }
+    assert_eq!(feed(relay, one, bytes), Stop::Full);
 }
 
 #[test]
@@ -418,7 +407,7 @@ fn who_waits_for_an_endpoint_that_leaves_is_notified_and_goes_on() {
     assert_eq!(relay.poll_resume(), Some(one));
     assert_eq!(relay.queued_bytes(), 0);
     assert_eq!(output(&mut relay, one), [(Kind::Unreachable, rank(2))]);
-    assert_eq!(feed(&mut relay, one, frame(rank(1), rank(2), 0, 9)).stop, Stop::Partial);
+    assert_eq!(feed(&mut relay, one, frame(rank(1), rank(2), 0, 9)), Stop::Partial);
     assert_eq!(output(&mut relay, one), [(Kind::Unreachable, rank(2))]);
 }
 
@@ -427,8 +416,7 @@ fn who_may_go_on_does_so_though_its_output_leaves_first() {
     let mut relay = home();
     let (one, two) = (relay.attach(rank(1), 0).unwrap(), relay.attach(rank(2), 0).unwrap());
     fill(&mut relay, one);
-    let waiting = relay.slices(two, &[]).map(<[u8]>::len).sum();
-    relay.handle_sent(two, waiting, &[]);
+    write_all(&mut relay, two);
     relay.detach(two);
     assert_eq!((relay.poll_resume(), relay.poll_resume()), (Some(one), None));
 }
@@ -480,7 +468,7 @@ fn links_that_lie_are_closed() {
         (peer, frame(rank(2), rank(1), 0, 1)),
         (peer, frame(rank(5), rank(6), 0, 1)),
     ] {
-        assert!(matches!(feed(&mut relay, link, bytes).stop, Stop::Broken(_)));
+        assert!(matches!(feed(&mut relay, link, bytes), Stop::Broken(_)));
     }
     assert_eq!(relay.counters().malformed, 9);
     let mut looping = frame(rank(5), rank(1), 0, 1);
@@ -504,21 +492,12 @@ fn only_members_of_the_cluster_attach_and_only_once() {
 
 // ---- helpers -----------------------------------------------------------------------------
 
-fn rank_side(address: Address) -> u32 {
-    address.index() / RANKS_PER_CLUSTER
-}
-
-fn clusters() -> Vec<ClusterRange> {
-    let range = |first| ClusterRange { first, count: RANKS_PER_CLUSTER, spawned: 0 };
-    vec![range(0), range(RANKS_PER_CLUSTER)]
+fn relay(own: u16) -> Relay {
+    landbridge_testbed::relay::relay(own, RANKS_PER_CLUSTER, 0)
 }
 
 fn home() -> Relay {
-    Relay::new(ClusterId(0), clusters(), 0).unwrap()
-}
-
-fn rank(index: u32) -> Address {
-    Address::new(index, 0)
+    relay(0)
 }
 
 #[test]
@@ -542,7 +521,7 @@ fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_els
     for (bytes, why) in cases {
         let mut relay = home();
         let links = [1, 2].map(|number| relay.attach(rank(number), 0).unwrap());
-        let Stop::Broken(said) = feed(&mut relay, links[0], bytes.clone()).stop else {
+        let Stop::Broken(said) = feed(&mut relay, links[0], bytes.clone()) else {
             panic!("{why}: it is passed on");
         };
         assert!(said.0.contains(why), "{}", said.0);
@@ -552,7 +531,7 @@ fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_els
         let stream = relay.connect(peer, 1).unwrap().stream;
         let mut far = bytes;
         far[8..12].copy_from_slice(&rank(5).0.to_le_bytes());
-        assert_eq!(feed(&mut relay, stream, far).stop, Stop::Partial);
+        assert_eq!(feed(&mut relay, stream, far), Stop::Partial);
     }
 }
 
@@ -577,7 +556,7 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
         let links = [1, 2].map(|number| relay.attach(rank(number), 0).unwrap());
         let mut bytes = checked();
         change(&mut bytes);
-        let stop = feed(&mut relay, links[0], bytes).stop;
+        let stop = feed(&mut relay, links[0], bytes);
         assert_eq!(output(&mut relay, links[1]).len(), usize::from(stop == Stop::Partial));
         stop
     };
@@ -597,51 +576,33 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
     assert_eq!(without, broken(why));
 }
 
-fn frame(source: Address, target: Address, sequence: u64, length: usize) -> Vec<u8> {
-    let header = Header {
-        length: length as u32,
-        // A kind without a kind header, so that any length is valid.
-        kind: Kind::Ack,
-        flags: 0,
-        hops: 0,
-        source,
-        target,
-        sequence,
-        delivered: 0,
-        credit: 0,
-    };
-    let mut bytes = vec![0; HEADER_BYTES];
-    header.emit(&mut bytes);
-    bytes.extend((sequence..sequence + length as u64).map(|n| n as u8));
-    bytes
-}
-
-fn feed(relay: &mut Relay, link: LinkId, mut bytes: Vec<u8>) -> Consumed {
-    let taken = relay.handle_input(link, &mut bytes);
-    while let Some(to) = relay.poll_flush() {
-        relay.keep(to, &bytes);
-    }
-    taken
-}
-
-/// Takes all bytes that wait for a link.
-fn raw(relay: &mut Relay, link: LinkId) -> Vec<u8> {
-    while let Some(to) = relay.poll_flush() {
-        relay.keep(to, &[]);
-    }
-    let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
-    relay.handle_sent(link, bytes.len(), &[]);
-    bytes
-}
-
-/// Takes all bytes that wait for a link: (kind, source) of each frame.
+/// Writes what waits for a link: (kind, source) of each frame.
 fn output(relay: &mut Relay, link: LinkId) -> Vec<(Kind, Address)> {
-    let bytes = raw(relay, link);
-    let mut frames = Vec::new();
-    let mut rest = &bytes[..];
-    while let Ok(header) = Header::parse(rest) {
-        frames.push((header.kind, header.source));
-        rest = &rest[HEADER_BYTES + header.length as usize..];
+    write_frames(relay, link).iter().map(|header| (header.kind, header.source)).collect()
+}
+
+/// Writes what waits for a link: kind, number and credit of each frame; of a ReplayStart the number
+/// of sent frames, and of a Divergence that of the frame that differs, instead of the credit.
+fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
+    let summary = |header: Header| match header.kind {
+        Kind::ReplayStart | Kind::Divergence => {
+            (header.kind, header.sequence, header.delivered as u32)
+        }
+        _ => (header.kind, header.sequence, header.credit),
+    };
+    write_frames(relay, link).into_iter().map(summary).collect()
+}
+
+/// A linear congruential generator.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % bound
     }
-    frames
+
+    fn percent(&mut self, chance: usize) -> bool {
+        self.below(100) < chance
+    }
 }

@@ -7,16 +7,15 @@ use super::*;
 /// Endpoint 1 has received ten frames, which exceed the memory bound, has delivered six and sent
 /// two.
 fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
-    let (mut relay, [zero, one]) = recovering();
-    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    let (mut relay, [zero, one]) = recovering_within(LogLimits { memory: 500, ..LOGS_IN_MEMORY });
     for number in 0..10 {
-        send(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
+        feed(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
     }
     let event = relay.recovery_mut().poll_log_event();
     assert!(matches!(event, Some(LogEvent::Unrecoverable(who, _)) if who == rank(1)));
-    send(&mut relay, one, determinant(rank(1), 7, 6, 0));
+    feed(&mut relay, one, determinant(rank(1), 7, 6, 0));
     for at in [0, 5] {
-        send(&mut relay, one, frame(rank(1), rank(0), at, 5));
+        feed(&mut relay, one, frame(rank(1), rank(0), at, 5));
     }
     assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (10, 2));
     let taken = 6 * frame(rank(0), rank(1), 0, 100).len() as u64;
@@ -29,24 +28,23 @@ fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     // While endpoint 1 is suspended for its checkpoint another frame arrives, and reports for it
     // were in its ring.
     relay.suspend(one);
-    send(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
-    relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    feed(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
+    relay.recovery_mut().set_memory(1 << 20);
     let one = relay.attach_at(rank(1), 0, image).unwrap();
     assert_eq!(relay.recovery_mut().poll_log_event(), Some(LogEvent::Recoverable(rank(1))));
-    while relay.poll_flush().is_some() {}
     // The frames that endpoint 1 had not delivered are lost, and their source is notified.
     assert_eq!(written(&mut relay, zero), [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
     assert_eq!(written(&mut relay, one), [opening(0)]);
-    send(&mut relay, zero, frame(rank(0), rank(1), 600, 100));
-    send(&mut relay, one, determinant(rank(1), 3, 1, 0));
-    send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 600, 100));
+    feed(&mut relay, one, determinant(rank(1), 3, 1, 0));
+    feed(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (1, 1));
     relay.suspend(one);
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("not kept any more"));
     let one = relay.attach_at(rank(1), 1, image).unwrap();
     let replayed = [opening(1), (Kind::Determinant, 3, 1), (Kind::Ack, 600, 0)];
     assert_eq!(written(&mut relay, one), replayed);
-    send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
+    feed(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
     // As usual, later checkpoints trim the log before them.
     let next = LogPosition { determinants: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
@@ -70,69 +68,42 @@ fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it
     for is_in_ring in [true, false] {
         let (mut relay, one, stream) = with_a_peer();
         let far = rank(RANKS_PER_CLUSTER);
-        send(&mut relay, one, frame(rank(1), far, 0, 10));
+        feed(&mut relay, one, frame(rank(1), far, 0, 10));
         assert_eq!(written(&mut relay, stream).len(), 1);
-        relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
-        send(&mut relay, stream, frame(far, rank(1), 0, 10));
+        relay.enable_recovery_within(LogLimits { memory: 0, ..LOGS_IN_MEMORY });
+        feed(&mut relay, stream, frame(far, rank(1), 0, 10));
         assert_eq!(written(&mut relay, one).len(), 1);
         relay.disconnect(stream);
         let peer = relay.peer(ClusterId(1)).unwrap();
         relay.connect(peer, 7).unwrap();
-        while relay.poll_flush().is_some() {}
         let lost = (Kind::Lost, pair_check(far, rank(1)), 0);
         if is_in_ring {
             assert_eq!(written(&mut relay, one), [lost]);
         }
         relay.suspend(one);
-        relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+        relay.recovery_mut().set_memory(1 << 20);
         relay.attach_at(rank(1), 0, LogPosition { sent: 1, ..LogPosition::default() }).unwrap();
-        while relay.poll_flush().is_some() {}
         assert_eq!(written(&mut relay, one), [opening(0), lost], "in the ring: {is_in_ring}");
     }
 }
 
 #[test]
 fn one_that_was_sent_too_much_before_it_came_is_replayed_from_the_beginning() {
-    let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-    relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
+    let mut relay = home();
+    relay.enable_recovery_within(LogLimits { memory: 0, ..LOGS_IN_MEMORY });
     let zero = relay.attach(rank(0), 0).unwrap();
-    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    feed(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    relay.recovery_mut().set_memory(1 << 20);
     let one = relay.attach(rank(1), 0).unwrap();
-    while relay.poll_flush().is_some() {}
     assert_eq!(written(&mut relay, one), [opening(0)]);
     assert_eq!(written(&mut relay, zero)[1..], [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
-}
-
-#[test]
-fn where_intakes_go_on_behind_all_of_them_is_known_without_reading_them() {
-    let mut list = determinant_log::DeterminantLog::default();
-    let mut positions = vec![list.end()];
-    for number in 1..2_000_u64 {
-        list.push(determinant_log::Determinant {
-            polls: number,
-            frames: 1 + number as u32 % 3,
-            micros: number,
-        });
-        positions.push(list.end());
-    }
-    let sums = |position: determinant_log::DeterminantPosition| {
-        (position.number, position.polls, position.frames, position.micros)
-    };
-    for (number, position) in positions.iter().enumerate() {
-        let counted = list.position_after(positions[0], number as u64).unwrap();
-        assert_eq!(sums(counted), sums(*position), "{number}");
-        let (mut one, mut other) = (counted.cursor, position.cursor);
-        assert_eq!(list.read(&mut one), list.read(&mut other));
-    }
-    assert!(list.position_after(positions[0], 2_000).is_none());
 }
 
 #[test]
 fn one_that_takes_all_at_once_goes_on_after_others_had_their_turn() {
     let (mut relay, [zero, one]) = recovering();
     for n in 0..100 {
-        send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+        feed(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
     }
     let mut turns = Vec::new();
     while turns.iter().sum::<usize>() < 100 {

@@ -107,10 +107,7 @@ fn a_rank_in_every_state_under_every_event() {
 
 fn rank_after(state: Rank, event: RankEvent) -> Outcome {
     let (mut relay, one) = with_rank(state);
-    let link = |relay: &Relay| match relay.switch.table.route(rank(2)) {
-        Route::Link(link) => Some(link),
-        _ => None,
-    };
+    let link = |relay: &Relay| relay.endpoint(rank(2));
     match event {
         RankEvent::Attach(start) => {
             relay.attach(rank(2), start).ok()?;
@@ -124,32 +121,33 @@ fn rank_after(state: Rank, event: RankEvent) -> Outcome {
         RankEvent::Detach => relay.detach(link(&relay)?),
         RankEvent::Time(millis) => relay.handle_time(millis),
     }
-    let stands = match relay.switch.table.route(rank(2)) {
-        Route::NotAttached => RouteState::Unknown,
-        Route::Detached => RouteState::Left,
-        Route::NoRoute => unreachable!("rank 2 belongs here"),
-        Route::Link(link) => match relay.ports().get(link).state() {
-            PortState::Up | PortState::Draining | PortState::Retired => RouteState::Up,
-            PortState::Disconnected { .. } => RouteState::Waited,
-            PortState::Abandoned => unreachable!("a rank is never given up and kept"),
-        },
-    };
-    assert_eq!(relay.ports().needs_time(), stands == RouteState::Waited || has_other_away(&relay));
+    let is_up = link(&relay).is_some_and(|link| relay.ports().is_up(link));
+    // The other relay is connected, so the relay waits for nobody but rank 2.
+    assert_eq!(relay.ports().needs_time(), link(&relay).is_some() && !is_up);
     let heard = kinds(output(&mut relay, one));
-    let gets = match (stands, link(&relay)) {
-        (RouteState::Up, Some(link)) => kinds(output(&mut relay, link)),
+    let gets = match link(&relay) {
+        Some(link) if is_up => kinds(output(&mut relay, link)),
         _ => &[],
+    };
+    let stands = match link(&relay) {
+        Some(_) if is_up => RouteState::Up,
+        Some(_) => RouteState::Waited,
+        None if is_refused(&mut relay, one, rank(2)) => RouteState::Left,
+        None => RouteState::Unknown,
     };
     Some((stands, heard, gets))
 }
 
-fn has_other_away(relay: &Relay) -> bool {
-    let peer = relay.peer(ClusterId(1)).unwrap();
-    matches!(relay.ports().get(peer).state(), PortState::Disconnected { .. })
+/// Whether the source of a new frame for `target` hears at once that `target` is unreachable.
+fn is_refused(relay: &mut Relay, one: LinkId, target: Address) -> bool {
+    feed(relay, one, frame(rank(1), target, 20, 10));
+    output(relay, one).contains(&(Kind::Unreachable, target))
 }
 
 fn with_rank(state: Rank) -> (Relay, LinkId) {
     let mut relay = home();
+    let peer = relay.peer(ClusterId(1)).unwrap();
+    relay.connect(peer, 1).unwrap();
     let one = relay.attach(rank(1), 0).unwrap();
     if state == Rank::Unknown {
         return (relay, one);
@@ -164,10 +162,7 @@ fn with_rank(state: Rank) -> (Relay, LinkId) {
     assert_eq!(output(&mut relay, two), [(Kind::Ack, rank(1))]);
     match state {
         Rank::Leaving => {
-            let mut goodbye = frame(rank(2), rank(1), 0, 8);
-            goodbye[4] = Kind::Goodbye as u8;
-            goodbye[7] = framing_crc(&goodbye);
-            feed(&mut relay, two, goodbye);
+            feed(&mut relay, two, goodbye(rank(2), rank(1)));
         }
         Rank::Broken => relay.suspend(two),
         Rank::Gone => relay.detach(two),
@@ -254,18 +249,20 @@ fn other_after(state: Other, event: OtherEvent) -> OtherOutcome {
         }
         OtherEvent::Time(millis) => relay.handle_time(millis),
     }
-    let stands = match relay.ports().get(peer).state() {
-        PortState::Up | PortState::Draining | PortState::Retired => "up",
-        PortState::Disconnected { .. } => "away",
-        PortState::Abandoned => "lost",
-    };
     assert_eq!(
         relay.ports().is_up(peer),
         !relay.ports().streams(peer).is_empty(),
         "up as long as a stream is"
     );
-    assert_eq!(relay.ports().needs_time(), stands == "away");
-    Some((stands, kinds(output(&mut relay, one))))
+    let (is_up, needs_time) = (relay.ports().is_up(peer), relay.ports().needs_time());
+    let heard = kinds(output(&mut relay, one));
+    let stands = match is_refused(&mut relay, one, rank(5)) {
+        _ if is_up => "up",
+        true => "lost",
+        false => "away",
+    };
+    assert_eq!(needs_time, stands == "away");
+    Some((stands, heard))
 }
 
 fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
@@ -282,14 +279,9 @@ fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
     }
     let stream = relay.connect(peer, INCARNATION).unwrap().stream;
     feed(&mut relay, one, frame(rank(1), rank(5), 0, 10));
-    let written = raw(&mut relay, stream).len() as u64;
+    let written = write_all(&mut relay, stream).len() as u64;
     if state == Other::BrokenAtRest {
-        let nobody = Address::ANONYMOUS;
-        let keepalive =
-            Header { delivered: written, ..empty_frame::empty(Kind::Keepalive, nobody, nobody) };
-        let mut bytes = vec![0; HEADER_BYTES];
-        keepalive.emit(&mut bytes);
-        assert_eq!(feed(&mut relay, stream, bytes).stop, Stop::Partial);
+        assert_eq!(feed(&mut relay, stream, keepalive(written)), Stop::Partial);
     }
     if state != Other::Joined {
         relay.disconnect(stream);

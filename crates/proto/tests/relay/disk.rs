@@ -1,10 +1,9 @@
 //! Message logs beyond their memory bound: the test decides when the disk writes and reads.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use landbridge_testbed::relay::Disk;
 
-use super::recovery::{determinant, opening, send, written};
+use super::recovery::recovering_within;
 use super::*;
-use crate::relay::log_storage::LogStorage;
 
 const SEGMENT: usize = 40 << 10;
 /// More memory than segments that are not full may take in any case.
@@ -22,25 +21,23 @@ struct Rig {
     zero: LinkId,
     one: LinkId,
     sent: u64,
-    files: BTreeMap<SegmentId, Vec<u8>>,
-    requests: VecDeque<DiskRequest>,
+    disk: Disk,
 }
 
 impl Rig {
     fn new(disk: Option<u64>) -> Self {
-        let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-        relay.enable_recovery_within(LogLimits { memory: MEMORY, disk, segment: SEGMENT });
-        let [zero, one] = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
-        for link in [zero, one] {
-            assert_eq!(written(&mut relay, link), [opening(0)]);
-        }
-        Self { relay, zero, one, sent: 0, files: BTreeMap::new(), requests: VecDeque::new() }
+        Self::with(LogLimits { memory: MEMORY, disk, segment: SEGMENT })
+    }
+
+    fn with(room: LogLimits) -> Self {
+        let (relay, [zero, one]) = recovering_within(room);
+        Self { relay, zero, one, sent: 0, disk: Disk::default() }
     }
 
     /// Sends one more frame to endpoint 1.
     fn send(&mut self) -> Stop {
         let stop =
-            send(&mut self.relay, self.zero, frame(rank(0), rank(1), self.sent * 10_000, LENGTH));
+            feed(&mut self.relay, self.zero, frame(rank(0), rank(1), self.sent * 10_000, LENGTH));
         self.sent += (stop == Stop::Partial) as u64;
         let _ = written(&mut self.relay, self.one);
         stop
@@ -54,36 +51,10 @@ impl Rig {
         }
     }
 
-    fn collect(&mut self) {
-        while let Some(order) = self.relay.recovery_mut().poll_disk_request() {
-            self.requests.push_back(order);
-        }
-    }
-
     /// Serves the next disk request. Returns false if there is none.
     fn work(&mut self, is_well: bool) -> bool {
-        self.collect();
-        match self.requests.pop_front() {
-            None => return false,
-            Some(DiskRequest::Write(id, bytes)) => {
-                if is_well {
-                    assert!(self.files.insert(id, bytes.to_vec()).is_none());
-                }
-                drop(bytes);
-                self.relay.handle_written(id, is_well);
-            }
-            Some(DiskRequest::Read(id, length, mut into)) => {
-                assert!(into.is_empty() && into.capacity() >= length);
-                into.extend(&self.files[&id]);
-                self.relay.handle_read(id, Some(into).filter(|_| is_well));
-            }
-            Some(DiskRequest::Delete(id)) => drop(self.files.remove(&id)),
-        }
-        true
-    }
-
-    fn disk_bytes(&self) -> u64 {
-        self.files.values().map(|file| file.len() as u64).sum()
+        self.disk.collect(&mut self.relay);
+        self.disk.serve(&mut self.relay, 0, is_well).unwrap().is_some()
     }
 
     /// Endpoint 1 is killed, and its next incarnation attaches.
@@ -100,21 +71,14 @@ impl Rig {
         loop {
             idle += 1;
             assert!(idle < 100_000, "it never ends");
-            let bytes: Vec<u8> = self.relay.slices(self.one, &[]).flatten().copied().collect();
-            self.relay.handle_sent(self.one, bytes.len(), &[]);
-            let mut rest = &bytes[..];
-            while let Ok(header) = Header::parse(rest) {
-                let (now, later) = rest.split_at(HEADER_BYTES + header.length as usize);
-                if header.kind == Kind::Ack {
-                    let mut expected = frame(rank(0), rank(1), count * 10_000, LENGTH);
-                    expected[6] = 1;
-                    assert!(now == expected, "frame {count}");
-                    count += 1;
-                }
-                rest = later;
+            let bytes = write_all(&mut self.relay, self.one);
+            for (_, now) in frames(&bytes).filter(|(header, _)| header.kind == Kind::Ack) {
+                let mut expected = frame(rank(0), rank(1), count * 10_000, LENGTH);
+                expected[6] = 1;
+                assert!(now == expected, "frame {count}");
+                count += 1;
             }
             let has_replayed = self.relay.recovery().has_replay_work() && self.relay.replay_next();
-            while self.relay.poll_flush().is_some() {}
             if bytes.is_empty() && !has_replayed && !self.work(is_well) {
                 return count;
             }
@@ -127,7 +91,7 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_replayed_from_there() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(1_000);
     let (memory, disk) = rig.relay.recovery().kept_bytes();
-    assert!(memory <= MEMORY && disk > 8 << 20 && disk == rig.disk_bytes(), "{memory} {disk}");
+    assert!(memory <= MEMORY && disk > 8 << 20 && disk == rig.disk.bytes(), "{memory} {disk}");
     assert_eq!(memory + disk, 1_000 * KEPT as u64);
     assert_eq!(rig.relay.counters().disk_waits, 0);
     for start in 1..4 {
@@ -174,7 +138,7 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     written(&mut rig.relay, rig.zero);
     for sequence in 0..rig.sent {
         // The next incarnation sends its earlier frames again.
-        send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), sequence * 10_000, LENGTH));
+        feed(&mut rig.relay, rig.zero, frame(rank(0), rank(1), sequence * 10_000, LENGTH));
     }
     assert_eq!(rig.send(), Stop::Full);
     while rig.relay.poll_resume().is_none() {
@@ -194,9 +158,9 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_replayed() {
     rig.send_many(300);
     let on_disk = rig.relay.recovery().kept_bytes().1;
     assert!(on_disk > 0);
-    while rig.requests.is_empty() {
+    while rig.disk.requests.is_empty() {
         rig.send();
-        rig.collect();
+        rig.disk.collect(&mut rig.relay);
     }
     assert!(rig.work(false));
     let before = rig.sent;
@@ -206,13 +170,13 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_replayed() {
     // continues to run.
     while rig.relay.recovery_mut().poll_log_event().is_none() {
         assert_eq!(rig.send(), Stop::Partial);
-        rig.collect();
-        assert!(!rig.requests.iter().any(|order| matches!(order, DiskRequest::Write(..))));
+        rig.disk.collect(&mut rig.relay);
+        assert!(!rig.disk.requests.iter().any(|order| matches!(order, DiskRequest::Write(..))));
     }
     let (digests, disk) = rig.relay.recovery().kept_bytes();
     assert!(digests <= SENT as u64 * rig.sent && disk == 0, "{digests} {disk}");
     while rig.work(true) {}
-    assert!(rig.files.is_empty(), "nothing is kept that nobody needs");
+    assert!(rig.disk.is_empty(), "nothing is kept that nobody needs");
     assert_eq!(rig.send(), Stop::Partial);
     assert!(rig.kill(2).unwrap_err().contains("cannot come back"));
 }
@@ -237,7 +201,7 @@ fn a_disk_that_is_full_is_reported_once_and_what_comes_stays_in_memory() {
     };
     assert!(matches!(why, LogEvent::Unrecoverable(who, _) if who == rank(1)), "{why:?}");
     while rig.work(true) {}
-    assert!(rig.relay.recovery().kept_bytes().0 <= SENT as u64 * rig.sent && rig.disk_bytes() == 0);
+    assert!(rig.relay.recovery().kept_bytes().0 <= SENT as u64 * rig.sent && rig.disk.bytes() == 0);
 }
 
 #[test]
@@ -260,20 +224,19 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
     // Endpoint 1 takes no frames for a long time.
     for n in 0..1_000 {
         let frame = frame(rank(0), rank(1), n * 10_000, LENGTH);
-        assert_eq!(send(&mut rig.relay, rig.zero, frame), Stop::Partial);
+        assert_eq!(feed(&mut rig.relay, rig.zero, frame), Stop::Partial);
         while rig.work(true) {}
     }
-    assert!(rig.disk_bytes() > MEMORY);
+    assert!(rig.disk.bytes() > MEMORY);
     let replayed = rig.replayed(false);
     assert!((1..1_000).contains(&replayed), "{replayed}");
     assert!(rig.relay.recovery_mut().poll_failed_replay().is_none(), "it is still there");
     let event = rig.relay.recovery_mut().poll_log_event();
     assert!(matches!(event, Some(LogEvent::Unrecoverable(who, _)) if who == rank(1)));
-    while rig.relay.poll_flush().is_some() {}
     let lost = (Kind::Lost, pair_check(rank(1), rank(0)), 0);
     assert_eq!(written(&mut rig.relay, rig.zero), [lost], "who has sent it asks after it");
     for n in replayed..1_000 {
-        send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
+        feed(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
         assert_eq!(written(&mut rig.relay, rig.one), [(Kind::Ack, n * 10_000, 0)]);
     }
     assert!(rig.kill(1).unwrap_err().contains("could not be read back"));
@@ -284,7 +247,7 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(500);
     for (polls, frames, micros) in [(7, 1, 0), (3, 0, 50), (2, 20, 1)] {
-        send(&mut rig.relay, rig.one, determinant(rank(1), polls, frames, micros));
+        feed(&mut rig.relay, rig.one, determinant(rank(1), polls, frames, micros));
     }
     let all: Vec<LogStatus> = rig.relay.recovery().log_statuses(rank(0)).collect();
     let [zero, one] = &all[..] else { panic!("{all:?}") };
@@ -294,7 +257,7 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
         (one.determinants, one.delivered_frames, one.polls, one.is_replaying),
         (3, 21, 12, false)
     );
-    assert_eq!(one.disk_bytes, rig.disk_bytes());
+    assert_eq!(one.disk_bytes, rig.disk.bytes());
     assert_eq!(rig.relay.recovery().log_statuses(rank(1)).count(), 1);
 
     let shown = rig.relay.recovery().log_excerpt(rank(1), 0, 2).unwrap();
@@ -337,7 +300,7 @@ fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
     let events: Vec<LogEvent> =
         std::iter::from_fn(|| rig.relay.recovery_mut().poll_log_event()).collect();
     assert_eq!(events, [LogEvent::CheckpointDue(rank(1))]);
-    send(&mut rig.relay, rig.one, determinant(rank(1), 7, 140, 0));
+    feed(&mut rig.relay, rig.one, determinant(rank(1), 7, 140, 0));
     rig.relay.suspend(rig.one);
     let standing = LogPosition { determinants: 1, taken: 140 * FRAME as u64, sent: 0, kept: 0 };
     rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
@@ -352,20 +315,18 @@ fn memory_that_is_not_needed_any_more_is_for_the_one_that_stocks_it() {
     const COUNT: u64 = 400;
     let full = (COUNT as usize * FRAME / SEGMENT) as u64;
     let memory = 2 * full * SEGMENT as u64;
-    let mut rig = Rig::new(None);
-    let room = LogLimits { memory, disk: None, segment: SEGMENT };
-    rig.relay.recovery.logs.as_mut().unwrap().storage = LogStorage::new(room);
+    let mut rig = Rig::with(LogLimits { memory, disk: None, segment: SEGMENT });
     rig.send_many(COUNT);
     assert!(rig.relay.recovery_mut().poll_surplus_buffer().is_none(), "all of it is needed");
     let kept = rig.relay.recovery().kept_bytes().0;
     assert!(rig.relay.recovery().unused_bytes() <= memory - kept);
-    send(&mut rig.relay, rig.one, determinant(rank(1), 1, COUNT as u32, 0));
+    feed(&mut rig.relay, rig.one, determinant(rank(1), 1, COUNT as u32, 0));
     let taken = COUNT * FRAME as u64;
     let standing = LogPosition { determinants: 1, taken, sent: 0, kept: 1 };
     rig.relay.suspend(rig.one);
     rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
     let surplus: Vec<_> =
-        core::iter::from_fn(|| rig.relay.recovery_mut().poll_surplus_buffer()).collect();
+        std::iter::from_fn(|| rig.relay.recovery_mut().poll_surplus_buffer()).collect();
     assert!(surplus.iter().all(|it| it.is_empty() && it.capacity() >= SEGMENT));
     assert!(surplus.len() as u64 + 40 > full, "{} of {full}", surplus.len());
     assert!(rig.relay.recovery().unused_bytes() + (40 * SEGMENT) as u64 > memory);
@@ -380,7 +341,7 @@ fn one_that_is_far_behind_hears_everything_though_the_disk_is_full_and_so_is_the
         assert!(sent < 2_000);
         while rig.work(true) {}
         let frame = frame(rank(0), rank(1), sent * 10_000, LENGTH);
-        assert_eq!(send(&mut rig.relay, rig.zero, frame), Stop::Partial);
+        assert_eq!(feed(&mut rig.relay, rig.zero, frame), Stop::Partial);
         sent += 1;
     }
     let (memory, disk) = rig.relay.recovery().kept_bytes();

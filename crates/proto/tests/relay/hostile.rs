@@ -1,27 +1,14 @@
 //! An endpoint that sends arbitrary frames under a random seed: every receiver can parse the frames
 //! that the relay forwards, and a refused frame ends only the connection of its sender.
 
+use landbridge_proto::limit::KIND_HEADER_BYTES_MAX;
+use landbridge_proto::wire::kind_header::KindHeader;
+
 use super::*;
-use crate::limit::KIND_HEADER_BYTES_MAX;
-use crate::wire::kind_header::KindHeader;
 
 const SEEDS: u64 = 4_000;
 /// Frames of one connection, unless the relay refuses one before.
 const FRAMES: usize = 30;
-
-/// A linear congruential generator, as in [`World`].
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % bound
-    }
-
-    fn percent(&mut self, chance: usize) -> bool {
-        self.below(100) < chance
-    }
-}
 
 /// A frame of rank 1 that is valid with some probability.
 fn lie(chance: &mut Chance, is_checked: bool) -> Vec<u8> {
@@ -61,23 +48,22 @@ fn lie(chance: &mut Chance, is_checked: bool) -> Vec<u8> {
 /// Number of frames of rank 1 that wait for `link`. The reader must be able to parse every waiting
 /// frame without ending its connection.
 fn readable(relay: &mut Relay, link: LinkId, is_checked: bool, seed: u64) -> usize {
-    let bytes = raw(relay, link);
-    let (mut rest, mut count) = (&bytes[..], 0);
-    while !rest.is_empty() {
-        let header = Header::parse(rest).unwrap_or_else(|bad| panic!("seed {seed}: {}", bad.0));
-        let whole = HEADER_BYTES + header.length as usize;
+    let bytes = write_all(relay, link);
+    let (mut whole, mut count) = (0, 0);
+    for (header, frame) in frames(&bytes) {
+        whole += frame.len();
         if header.source != Address::ANONYMOUS && !header.kind.reports_undeliverable() {
             assert!([rank(1), rank(3)].contains(&header.source), "seed {seed}: {header:?}");
             let head = KindHeader::size(header.kind, header.flags);
-            let body = &rest[HEADER_BYTES..whole];
+            let body = &frame[HEADER_BYTES..];
             let is_readable = header.payload(head).is_ok()
                 && KindHeader::parse(header.kind, header.flags, body).is_ok()
-                && (!is_checked || header.verify(&rest[..HEADER_BYTES + head], sum).is_ok());
+                && (!is_checked || header.verify(&frame[..HEADER_BYTES + head], sum).is_ok());
             assert!(is_readable, "seed {seed}: passed on, and nobody can read it: {header:?}");
             count += usize::from(header.source == rank(1));
         }
-        rest = &rest[whole..];
     }
+    assert_eq!(whole, bytes.len(), "seed {seed}: not only whole frames");
     count
 }
 
@@ -95,7 +81,7 @@ fn whatever_a_liar_sends_its_receivers_can_read_what_is_passed_on_and_live() {
         let peer = relay.peer(ClusterId(1)).unwrap();
         let stream = relay.connect(peer, 1).unwrap().stream;
         for _ in 0..FRAMES {
-            let stop = feed(&mut relay, liar, lie(&mut chance, is_checked)).stop;
+            let stop = feed(&mut relay, liar, lie(&mut chance, is_checked));
             for link in [two, three, stream] {
                 passed += readable(&mut relay, link, is_checked, seed);
             }
@@ -111,7 +97,7 @@ fn whatever_a_liar_sends_its_receivers_can_read_what_is_passed_on_and_live() {
         honest[7] = framing_crc(&honest);
         let check = sum(&honest[..HEADER_BYTES + 16]);
         honest[36..40].copy_from_slice(&check.to_le_bytes());
-        assert_eq!(feed(&mut relay, three, honest).stop, Stop::Partial, "seed {seed}");
+        assert_eq!(feed(&mut relay, three, honest), Stop::Partial, "seed {seed}");
         let heard = output(&mut relay, two);
         assert!(heard.contains(&(Kind::Tagged, rank(3))), "seed {seed}: {heard:?}");
     }

@@ -1,24 +1,20 @@
 //! The disk of a relay's message log: it performs requests at random times.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use landbridge_proto::relay::{
-    DiskRequest, FRAME_BYTES_MAX, LogEvent, LogLimits, Relay, SegmentId,
-};
+use landbridge_proto::relay::{DiskRequest, FRAME_BYTES_MAX, LogEvent, LogLimits, Relay};
+use landbridge_testbed::relay::{Disk, Served};
 
 use super::super::random::Random;
 use super::super::{EventCounts, Violation, require};
 
-/// Pending requests and stored segments of a disk.
+/// A disk that performs requests at random times.
 #[derive(Default)]
-pub struct Disk {
-    orders: VecDeque<DiskRequest>,
-    files: BTreeMap<SegmentId, Vec<u8>>,
+pub struct SlowDisk {
+    disk: Disk,
     /// Calls of `work` in which the disk performs a request, in percent.
     percent: u64,
 }
 
-impl Disk {
+impl SlowDisk {
     /// A disk, and the limits of its relay's message log; some relays have no disk.
     pub fn new(random: &mut Random) -> (Self, Option<LogLimits>) {
         let percent = random.pick(&[0, 2, 20, 100]);
@@ -55,35 +51,18 @@ impl Disk {
         random: &mut Random,
         counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        while let Some(order) = relay.recovery_mut().poll_disk_request() {
-            self.orders.push_back(order);
-        }
+        self.disk.collect(relay);
         require!(relay.recovery_mut().poll_failed_replay().is_none(), "what is kept is of no use");
-        if self.orders.is_empty() || !random.percent(self.percent) {
+        let requests = &self.disk.requests;
+        if requests.is_empty() || !random.percent(self.percent) {
             return Ok(());
         }
-        let is_read = |order: &DiskRequest| matches!(order, DiskRequest::Read(..));
-        let at = self.orders.iter().position(is_read).unwrap_or(0);
-        match self.orders.remove(at) {
-            None => (),
-            Some(DiskRequest::Write(id, bytes)) => {
-                counts.count("segments written");
-                self.files.insert(id, bytes.to_vec());
-                drop(bytes);
-                relay.handle_written(id, true);
-            }
-            Some(DiskRequest::Read(id, length, mut into)) => {
-                counts.count("segments read back");
-                let Some(file) = self.files.get(&id) else {
-                    return Err(Violation("a segment is read that is not on the disk".into()));
-                };
-                into.extend(file);
-                require!(into.len() == length, "{length} bytes are asked for, of {}", into.len());
-                relay.handle_read(id, Some(into));
-            }
-            Some(DiskRequest::Delete(id)) => {
-                require!(self.files.remove(&id).is_some(), "a segment is forgotten twice");
-            }
+        let is_read = |request: &DiskRequest| matches!(request, DiskRequest::Read(..));
+        let number = requests.iter().position(is_read).unwrap_or(0);
+        match self.disk.serve(relay, number, true).map_err(Violation)? {
+            Some(Served::Write) => counts.count("segments written"),
+            Some(Served::Read) => counts.count("segments read back"),
+            Some(Served::Delete) | None => (),
         }
         Ok(())
     }

@@ -1,15 +1,20 @@
 //! Endpoints that are killed and restarted.
 
-use alloc::string::ToString as _;
+use landbridge_proto::limit::KIND_HEADER_BYTES_MAX;
+use landbridge_proto::route::byte_queue::CHUNK_BYTES;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::*;
-use crate::relay::replay::REPLAY_BYTES_MAX;
-use crate::wire::kind_header::KindHeader;
 
-/// A relay of one cluster whose endpoints 0 and 1 are attached.
+/// A relay whose endpoints 0 and 1 are attached.
 pub(super) fn recovering() -> (Relay, [LinkId; 2]) {
-    let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-    relay.enable_recovery();
+    recovering_within(LOGS_IN_MEMORY)
+}
+
+/// A relay with these bounds of its message logs, whose endpoints 0 and 1 are attached.
+pub(super) fn recovering_within(room: LogLimits) -> (Relay, [LinkId; 2]) {
+    let mut relay = home();
+    relay.enable_recovery_within(room);
     let links = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
     links.iter().for_each(|link| assert_eq!(written(&mut relay, *link), [opening(0)]));
     (relay, links)
@@ -20,80 +25,44 @@ pub(super) fn opening(sent: u32) -> (Kind, u64, u32) {
     (Kind::ReplayStart, 0, sent)
 }
 
-pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
-    let taken = relay.handle_input(from, &mut bytes);
-    while let Some(link) = relay.poll_flush() {
-        relay.keep(link, &bytes);
-    }
-    taken.stop
-}
-
-pub(super) fn determinant(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
-    let header = empty_frame::empty(Kind::Determinant, source, Address::ANONYMOUS);
-    let mut bytes = vec![0; HEADER_BYTES];
-    Header { sequence: polls, credit: frames, delivered: micros, ..header }.emit(&mut bytes);
-    bytes
-}
-
-/// Takes everything that waits for an endpoint: kind, number and credit of each frame; of a
-/// ReplayStart the number of sent frames, and of a Divergence that of the frame that differs,
-/// instead of the credit.
-pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
-    let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
-    relay.handle_sent(link, bytes.len(), &[]);
-    let mut frames = Vec::new();
-    let mut rest = &bytes[..];
-    while let Ok(header) = Header::parse(rest) {
-        let is_count = matches!(header.kind, Kind::ReplayStart | Kind::Divergence);
-        let last = if is_count { header.delivered as u32 } else { header.credit };
-        frames.push((header.kind, header.sequence, last));
-        rest = &rest[HEADER_BYTES + header.length as usize..];
-    }
-    frames
-}
-
 #[test]
 fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
     let (mut relay, [zero, one]) = recovering();
-    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    send(&mut relay, one, determinant(rank(1), 7, 1, 0));
-    send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    feed(&mut relay, one, determinant(rank(1), 7, 1, 0));
+    feed(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, one).len(), 1);
     assert_eq!(written(&mut relay, zero).len(), 1);
     relay.suspend(one);
     // A frame for the suspended endpoint arrives.
-    send(&mut relay, zero, frame(rank(0), rank(1), 10, 10));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 10, 10));
     let one = relay.attach(rank(1), 1).unwrap();
     let given = written(&mut relay, one);
     let kind = Kind::Ack;
     assert_eq!(given, [opening(1), (Kind::Determinant, 7, 1), (kind, 0, 0), (kind, 10, 0)]);
-    send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
+    feed(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
-    send(&mut relay, one, frame(rank(1), rank(0), 5, 5));
+    feed(&mut relay, one, frame(rank(1), rank(0), 5, 5));
     assert_eq!(written(&mut relay, zero).len(), 1);
 }
 
 #[test]
 fn one_that_does_something_else_is_stopped_and_nobody_is_given_it() {
     let (mut relay, [zero, one]) = recovering();
-    send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
+    feed(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, zero).len(), 1);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    let stop = send(&mut relay, one, frame(rank(1), rank(0), 0, 6));
+    let stop = feed(&mut relay, one, frame(rank(1), rank(0), 0, 6));
     assert!(matches!(stop, Stop::Broken(_)), "{stop:?}");
     assert_eq!(written(&mut relay, zero), []);
 }
 
 /// A message with a tag.
 pub(super) fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
-    let mut head = [0; crate::limit::KIND_HEADER_BYTES_MAX];
+    let mut head = [0; KIND_HEADER_BYTES_MAX];
     let size = KindHeader::Message { tag, data: 0, long: None }.emit(&mut head);
-    let header = empty_frame::empty(Kind::Tagged, rank(1), target);
-    let mut bytes = vec![0; HEADER_BYTES];
-    Header { length: (size + text.len()) as u32, ..header }.emit(&mut bytes);
-    bytes.extend(head[..size].iter().chain(text));
-    bytes
+    emit(empty(Kind::Tagged, rank(1), target), &[&head[..size], text].concat())
 }
 
 /// The divergence that is reported if an incarnation sends `second` in place of `first`, after a
@@ -101,15 +70,15 @@ pub(super) fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
 fn divergence_of(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     let (mut relay, [zero, one]) = recovering();
     relay.set_reconnect_timeout(1);
-    send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
-    send(&mut relay, one, first);
-    send(&mut relay, zero, frame(rank(0), rank(1), 0, 9));
+    feed(&mut relay, one, frame(rank(1), rank(0), 0, 5));
+    feed(&mut relay, one, first);
+    feed(&mut relay, zero, frame(rank(0), rank(1), 0, 9));
     relay.suspend(one);
     let one = relay.attach(rank(1), 3).unwrap();
     written(&mut relay, one);
-    send(&mut relay, zero, frame(rank(0), rank(1), 9, 9));
-    assert_eq!(send(&mut relay, one, frame(rank(1), rank(0), 0, 5)), Stop::Partial);
-    assert!(matches!(send(&mut relay, one, second), Stop::Broken(_)));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 9, 9));
+    assert_eq!(feed(&mut relay, one, frame(rank(1), rank(0), 0, 5)), Stop::Partial);
+    assert!(matches!(feed(&mut relay, one, second), Stop::Broken(_)));
     let report = [(Kind::Divergence, 0, 1)];
     assert_eq!(written(&mut relay, one), report, "it hears which frame, and nothing else");
     let Some(LogEvent::Diverged(divergence)) = relay.recovery_mut().poll_log_event() else {
@@ -160,10 +129,9 @@ fn of_a_frame_to_another_cluster_kind_length_and_target_are_named() {
 
 #[test]
 fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
-    let (mut relay, [zero, one]) = recovering();
-    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    let (mut relay, [zero, one]) = recovering_within(LogLimits { memory: 500, ..LOGS_IN_MEMORY });
     for n in 0..10 {
-        send(&mut relay, zero, frame(rank(0), rank(1), n * 100, 100));
+        feed(&mut relay, zero, frame(rank(0), rank(1), n * 100, 100));
     }
     assert_eq!(written(&mut relay, one).len(), 10);
     relay.suspend(one);
@@ -174,23 +142,22 @@ fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
 fn time_that_went_on_without_a_frame_goes_on_again() {
     let (mut relay, [_, one]) = recovering();
     for (polls, frames, micros) in [(3, 0, 4_000_000), (1, 2, 17)] {
-        let stop = send(&mut relay, one, determinant(rank(1), polls, frames, micros));
+        let stop = feed(&mut relay, one, determinant(rank(1), polls, frames, micros));
         assert_eq!(stop, Stop::Partial);
     }
-    let stop = send(&mut relay, one, determinant(rank(1), 9, 0, 0));
+    let stop = feed(&mut relay, one, determinant(rank(1), 9, 0, 0));
     assert!(matches!(stop, Stop::Broken(_)), "nothing has come to pass: {stop:?}");
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    let bytes: Vec<u8> = relay.slices(one, &[]).flatten().copied().collect();
-    let replayed = bytes.chunks(HEADER_BYTES).map(|frame| Header::parse(frame).unwrap());
+    let replayed = write_frames(&mut relay, one).into_iter();
     let replayed: Vec<_> = replayed.map(|it| (it.sequence, it.credit, it.delivered)).collect();
     assert_eq!(replayed, [(0, 2, 0), (3, 0, 4_000_000), (1, 2, 17)]);
 }
 
 /// A relay of cluster 0 with endpoint 1, and a stream to the relay of cluster 1.
 pub(super) fn with_a_peer() -> (Relay, LinkId, LinkId) {
-    let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-    relay.enable_recovery();
+    let mut relay = home();
+    relay.enable_recovery_within(LOGS_IN_MEMORY);
     let one = relay.attach(rank(1), 0).unwrap();
     written(&mut relay, one);
     let peer = relay.peer(ClusterId(1)).unwrap();
@@ -202,7 +169,7 @@ pub(super) fn with_a_peer() -> (Relay, LinkId, LinkId) {
 fn what_was_lost_between_relays_while_an_endpoint_was_away_is_reported_to_its_next_start() {
     let (mut relay, one, stream) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
-    send(&mut relay, one, frame(rank(1), far, 0, 10));
+    feed(&mut relay, one, frame(rank(1), far, 0, 10));
     assert_eq!(written(&mut relay, stream).len(), 1);
     relay.suspend(one);
     relay.disconnect(stream);
@@ -212,7 +179,6 @@ fn what_was_lost_between_relays_while_an_endpoint_was_away_is_reported_to_its_ne
     assert_eq!(relay.poll_flush(), None);
     for start in 1..3 {
         let one = relay.attach(rank(1), start).unwrap();
-        while relay.poll_flush().is_some() {}
         assert_eq!(
             written(&mut relay, one),
             [opening(1), (Kind::Lost, pair_check(far, rank(1)), 0)]
@@ -228,19 +194,17 @@ fn one_that_waits_for_one_that_never_comes_back_is_notified() {
     written(&mut relay, zero);
     // The endpoint receives the first frame before it is killed, and the second waits for its
     // restart.
-    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
     assert_eq!(written(&mut relay, one).len(), 1);
     relay.suspend(one);
-    send(&mut relay, stream, frame(far, rank(1), 0, 10));
+    feed(&mut relay, stream, frame(far, rank(1), 0, 10));
     relay.handle_time(RESTART_MILLIS_MAX);
-    while relay.poll_flush().is_some() {}
     assert_eq!(
         (written(&mut relay, zero), written(&mut relay, stream).len()),
         (vec![], 1),
         "a sign"
     );
     relay.handle_time(RESTART_MILLIS_MAX + 1);
-    while relay.poll_flush().is_some() {}
     let unreachable = |by: Address| (Kind::Unreachable, pair_check(rank(1), by), 0);
     assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
     assert_eq!(written(&mut relay, stream), [unreachable(far)]);
@@ -251,12 +215,11 @@ fn one_that_waits_for_one_that_never_comes_back_is_notified() {
 fn nobody_hears_of_one_that_was_away_and_has_come_back() {
     let (mut relay, one, stream) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
-    send(&mut relay, stream, frame(far, rank(1), 0, 10));
+    feed(&mut relay, stream, frame(far, rank(1), 0, 10));
     written(&mut relay, one);
     relay.suspend(one);
-    send(&mut relay, stream, frame(far, rank(1), 10, 10));
+    feed(&mut relay, stream, frame(far, rank(1), 10, 10));
     let one = relay.attach(rank(1), 1).unwrap();
-    while relay.poll_flush().is_some() {}
     assert_eq!(written(&mut relay, one).len(), 3);
     assert_eq!(written(&mut relay, stream), []);
 }
@@ -265,10 +228,10 @@ fn nobody_hears_of_one_that_was_away_and_has_come_back() {
 fn what_a_killed_one_has_still_said_passes_an_output_that_is_full() {
     let (mut relay, one, _) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
-    while send(&mut relay, one, frame(rank(1), far, 0, 30_000)) != Stop::Full {}
+    while feed(&mut relay, one, frame(rank(1), far, 0, 30_000)) != Stop::Full {}
     relay.begin_drain(one);
-    assert_eq!(send(&mut relay, one, frame(rank(1), far, 0, 30_000)), Stop::Partial);
-    assert_eq!(send(&mut relay, one, determinant(rank(1), 5, 1, 0)), Stop::Partial);
+    assert_eq!(feed(&mut relay, one, frame(rank(1), far, 0, 30_000)), Stop::Partial);
+    assert_eq!(feed(&mut relay, one, determinant(rank(1), 5, 1, 0)), Stop::Partial);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
     assert_eq!(written(&mut relay, one)[1], (Kind::Determinant, 5, 1));
@@ -281,12 +244,12 @@ pub(super) fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u6
     let mut expected = Vec::new();
     for n in 0..400_u64 {
         let sequence = n * 30_000;
-        send(relay, zero, frame(rank(0), rank(1), sequence, 30_000));
+        feed(relay, zero, frame(rank(0), rank(1), sequence, 30_000));
         for polls in 1..=3 {
-            send(relay, one, determinant(rank(1), polls, 0, 1_000));
+            feed(relay, one, determinant(rank(1), polls, 0, 1_000));
             expected.push((Kind::Determinant, polls, 0));
         }
-        send(relay, one, determinant(rank(1), n + 4, 1, 0));
+        feed(relay, one, determinant(rank(1), n + 4, 1, 0));
         expected.extend([(Kind::Determinant, n + 4, 1), (Kind::Ack, sequence, 0)]);
     }
     while !written(relay, one).is_empty() {}
@@ -299,7 +262,7 @@ pub(super) fn replayed(
     one: LinkId,
     between: impl FnMut(&mut Relay),
 ) -> Vec<(Kind, u64, u32)> {
-    rest(relay, one, REPLAY_BYTES_MAX + 2 * FRAME_BYTES_MAX, between)
+    rest(relay, one, REPLAY_BYTES_MAX + 2 * FRAME_BYTES_MAX + CHUNK_BYTES, between)
 }
 
 /// Replays to endpoint 1 as `replayed` does; no more than `most` bytes may wait at a time.
@@ -311,7 +274,7 @@ pub(super) fn rest(
 ) -> Vec<(Kind, u64, u32)> {
     let mut replayed = Vec::new();
     loop {
-        let waiting = relay.ports().get(one).output.waiting_bytes();
+        let waiting = relay.queued_bytes();
         assert!(waiting <= most, "{waiting} bytes wait");
         let piece = written(relay, one);
         between(relay);
@@ -320,7 +283,6 @@ pub(super) fn rest(
         }
         replayed.extend(piece);
         relay.replay_next();
-        while relay.poll_flush().is_some() {}
     }
 }
 
@@ -335,11 +297,11 @@ fn what_was_is_replayed_in_pieces_and_others_are_served_in_between() {
     let mut rounds = 0;
     let given = replayed(&mut relay, one, |relay| {
         rounds += 1;
-        send(relay, two, frame(rank(2), rank(3), rounds, 10));
+        feed(relay, two, frame(rank(2), rank(3), rounds, 10));
         assert_eq!(written(relay, three), [(Kind::Ack, rounds, 0)]);
         if rounds == 2 {
             // A new frame for the endpoint under replay arrives, and follows in its turn.
-            send(relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
+            feed(relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
         }
     });
     assert!(rounds > 30, "{rounds}");
@@ -348,7 +310,7 @@ fn what_was_is_replayed_in_pieces_and_others_are_served_in_between() {
     assert_eq!(given.len(), expected.len());
     assert_eq!(given, expected);
     // After the replay the endpoint receives new frames at once.
-    send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
     assert_eq!(written(&mut relay, one).len(), 1);
     assert_eq!(relay.queued_bytes(), 0);
 }
@@ -360,12 +322,12 @@ fn one_that_is_killed_during_its_replay_gets_all_of_it_again() {
     let mut link = one;
     for start in 1..4 {
         relay.suspend(link);
-        send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + start * 10, 10));
+        feed(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + start * 10, 10));
         link = relay.attach(rank(1), start as u32).unwrap();
         let piece = written(&mut relay, link);
         assert_eq!((piece[0], piece[1]), (opening(0), expected[0]));
         assert!(piece.len() < expected.len() / 10);
-        assert!(relay.replay_next() && relay.ports().get(link).output.waiting_bytes() > 0);
+        assert!(relay.replay_next() && relay.queued_bytes() > 0);
     }
     let rest = replayed(&mut relay, link, |_| ());
     assert_eq!(rest.last(), Some(&(Kind::Ack, 400 * 30_000 + 30, 0)));
@@ -384,13 +346,13 @@ fn one_that_falls_behind_replays_out_of_what_is_kept_and_little_waits_for_it_bes
     let (mut relay, [zero, one]) = recovering();
     let message = |n: u64| (Kind::Ack, n * 30_000, 0);
     for n in 0..100 {
-        send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+        feed(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
         assert_eq!(relay.queued_bytes(), 0, "it waits where it is kept");
     }
     let given = replayed(&mut relay, one, |_| ());
     assert_eq!(given, Vec::from_iter((0..100).map(message)));
     // After the backlog the endpoint receives new frames at once.
-    send(&mut relay, zero, frame(rank(0), rank(1), 100 * 30_000, 30_000));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 100 * 30_000, 30_000));
     assert_eq!(written(&mut relay, one), [message(100)]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
@@ -401,10 +363,10 @@ fn one_that_falls_behind_replays_out_of_what_is_kept_and_little_waits_for_it_bes
 #[test]
 fn one_that_is_given_up_before_it_has_done_anything_begins_again_with_its_first_image() {
     let (mut relay, [zero, one]) = recovering();
-    relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
+    relay.recovery_mut().set_memory(0);
     relay.suspend(one);
-    send(&mut relay, zero, frame(rank(0), rank(1), 0, 50));
-    relay.recovery.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    feed(&mut relay, zero, frame(rank(0), rank(1), 0, 50));
+    relay.recovery_mut().set_memory(1 << 20);
     let one = relay.attach_at(rank(1), 0, LogPosition::default()).unwrap();
     assert_eq!(written(&mut relay, one)[0], opening(0));
 }
@@ -415,17 +377,16 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
     let mut given = Vec::new();
     for n in 0..200 {
         if n == 100 {
-            relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
+            relay.recovery_mut().set_memory(0);
         }
         // Two frames arrive at a time; the endpoint takes one piece of the waiting frames now and
         // then.
         let mut both = frame(rank(0), rank(1), 2 * n * 30_000, 30_000);
         both.extend(frame(rank(0), rank(1), (2 * n + 1) * 30_000, 30_000));
-        send(&mut relay, zero, both);
+        feed(&mut relay, zero, both);
         if n % 10 == 0 {
             given.extend(written(&mut relay, one));
             relay.replay_next();
-            while relay.poll_flush().is_some() {}
         }
         let kept = relay.recovery().kept_bytes().0;
         assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot come back");
@@ -442,15 +403,14 @@ fn one_that_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_
         let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
         written(&mut relay, zero);
         for n in 0..20 {
-            send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+            feed(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
         }
-        send(&mut relay, stream, frame(far, rank(1), 0, 10));
+        feed(&mut relay, stream, frame(far, rank(1), 0, 10));
         if is_replaying {
             replayed(&mut relay, one, |_| ());
         }
         relay.suspend(one);
         relay.handle_time(RESTART_MILLIS_MAX + 1);
-        while relay.poll_flush().is_some() {}
         let unreachable = |by: Address| (Kind::Unreachable, pair_check(rank(1), by), 0);
         assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
         let heard = written(&mut relay, stream);
@@ -464,11 +424,11 @@ fn one_that_replays_hears_all_of_it_though_it_may_not_come_back_again() {
     let expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    relay.recovery.logs.as_mut().unwrap().storage.set_memory(0);
-    send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
+    relay.recovery_mut().set_memory(0);
+    feed(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
     let given = replayed(&mut relay, one, |_| ());
     assert_eq!(given.len(), expected.len() + 2);
-    send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
     assert_eq!(written(&mut relay, one).len(), 1);
     relay.suspend(one);
     assert!(relay.attach(rank(1), 2).unwrap_err().contains("cannot come back"));
@@ -477,13 +437,10 @@ fn one_that_replays_hears_all_of_it_though_it_may_not_come_back_again() {
 #[test]
 fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
     let (mut relay, [zero, one]) = recovering();
-    let mut goodbye = frame(rank(1), rank(0), 0, 8);
-    goodbye[4] = Kind::Goodbye as u8;
-    goodbye[7] = framing_crc(&goodbye);
-    send(&mut relay, one, goodbye);
+    feed(&mut relay, one, goodbye(rank(1), rank(0)));
     assert!(!relay.ports().may_reconnect(one));
     // A frame in the name of another endpoint.
-    let stop = send(&mut relay, one, frame(rank(2), rank(0), 8, 10));
+    let stop = feed(&mut relay, one, frame(rank(2), rank(0), 8, 10));
     assert!(matches!(stop, Stop::Broken(_)) && relay.ports().may_reconnect(one));
     assert_eq!(written(&mut relay, zero).len(), 1);
 }
@@ -491,10 +448,7 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
 #[test]
 fn the_goodbye_of_an_incarnation_is_not_that_of_the_next_one() {
     let (mut relay, [_, one]) = recovering();
-    let mut goodbye = frame(rank(1), rank(0), 0, 8);
-    goodbye[4] = Kind::Goodbye as u8;
-    goodbye[7] = framing_crc(&goodbye);
-    send(&mut relay, one, goodbye);
+    feed(&mut relay, one, goodbye(rank(1), rank(0)));
     relay.suspend(one);
     assert_eq!(relay.attach(rank(1), 1), Ok(one));
     assert!(relay.ports().may_reconnect(one), "it has sent none yet");
@@ -505,10 +459,9 @@ fn frames_about_a_log_are_refused_by_a_relay_without_one() {
     let mut relay = home();
     let one = relay.attach(rank(1), 0).unwrap();
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_about_log()) {
-        let mut bytes = determinant(rank(1), 1, 1, 1);
-        let header = Header { kind, ..Header::parse(&bytes).unwrap() };
-        header.emit(&mut bytes);
-        assert!(matches!(send(&mut relay, one, bytes), Stop::Broken(_)), "{kind:?}");
+        let header = Header::parse(&determinant(rank(1), 1, 1, 1)).unwrap();
+        let bytes = emit(Header { kind, ..header }, &[]);
+        assert!(matches!(feed(&mut relay, one, bytes), Stop::Broken(_)), "{kind:?}");
     }
 }
 
@@ -519,26 +472,20 @@ fn only_a_relay_says_how_a_replay_goes_and_no_relay_says_so_to_another() {
     let stream = relay.connect(peer, 1).unwrap().stream;
     let far = rank(RANKS_PER_CLUSTER);
     let of = |kind: Kind, source: Address, target: Address| {
-        let mut bytes = vec![0; HEADER_BYTES];
-        Header { sequence: 1, credit: 1, ..empty_frame::empty(kind, source, target) }
-            .emit(&mut bytes);
-        bytes
+        emit(Header { sequence: 1, credit: 1, ..empty(kind, source, target) }, &[])
     };
     for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_forwarded()) {
-        let stop = send(&mut relay, stream, of(kind, far, rank(0)));
+        let stop = feed(&mut relay, stream, of(kind, far, rank(0)));
         assert!(matches!(stop, Stop::Broken(_)), "from a relay: {kind:?}");
         if !kind.may_come_from_endpoint() {
-            let stop = send(&mut relay, one, of(kind, rank(1), rank(0)));
+            let stop = feed(&mut relay, one, of(kind, rank(1), rank(0)));
             assert!(matches!(stop, Stop::Broken(_)), "from an endpoint: {kind:?}");
         }
     }
     let nobody = Address::ANONYMOUS;
-    assert_eq!(send(&mut relay, stream, of(Kind::Keepalive, nobody, nobody)), Stop::Partial);
-    let mut long = empty_frame::empty(Kind::Keepalive, nobody, nobody);
-    long.length = 1;
-    let mut bytes = vec![0; HEADER_BYTES + 1];
-    long.emit(&mut bytes);
-    assert!(matches!(send(&mut relay, stream, bytes), Stop::Broken(_)));
+    assert_eq!(feed(&mut relay, stream, of(Kind::Keepalive, nobody, nobody)), Stop::Partial);
+    let long = emit(empty(Kind::Keepalive, nobody, nobody), &[0]);
+    assert!(matches!(feed(&mut relay, stream, long), Stop::Broken(_)));
     assert_eq!(written(&mut relay, zero), []);
 }
 
@@ -553,11 +500,11 @@ fn one_that_stands_in_the_middle_gets_the_replay_of_what_came_after() {
         places.push(LogPosition { determinants, taken, sent: number / 2, kept: 0 });
         match number % 2 {
             0 => {
-                send(&mut relay, zero, frame(rank(0), rank(1), 20 * number, 10));
-                send(&mut relay, zero, frame(rank(0), rank(1), 20 * number + 10, 10));
-                send(&mut relay, one, determinant(rank(1), 7 + number, 2, 0));
+                feed(&mut relay, zero, frame(rank(0), rank(1), 20 * number, 10));
+                feed(&mut relay, zero, frame(rank(0), rank(1), 20 * number + 10, 10));
+                feed(&mut relay, one, determinant(rank(1), 7 + number, 2, 0));
             }
-            _ => _ = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5)),
+            _ => _ = feed(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5)),
         }
     }
     written(&mut relay, zero);
@@ -568,7 +515,7 @@ fn one_that_stands_in_the_middle_gets_the_replay_of_what_came_after() {
     };
     assert_eq!(everything.len(), 1 + 3 * 3);
     for (start, place) in places.iter().chain(&places).enumerate() {
-        let Route::Link(one) = relay.switch.table.route(rank(1)) else { panic!("it is known") };
+        let one = relay.endpoint(rank(1)).unwrap();
         relay.suspend(one);
         let one = relay.attach_at(rank(1), start as u32 + 1, *place).unwrap();
         let given = written(&mut relay, one);
@@ -576,7 +523,7 @@ fn one_that_stands_in_the_middle_gets_the_replay_of_what_came_after() {
         assert_eq!(given[1..], everything[1 + 3 * place.determinants as usize..], "{place:?}");
         // The endpoint sends the remaining frames again, and no other endpoint receives them.
         for number in (1..6).step_by(2).skip(place.sent as usize) {
-            let stop = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5));
+            let stop = feed(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5));
             assert_eq!(stop, Stop::Partial);
         }
         assert_eq!(written(&mut relay, zero), []);
@@ -586,8 +533,8 @@ fn one_that_stands_in_the_middle_gets_the_replay_of_what_came_after() {
 #[test]
 fn nobody_stands_where_it_has_never_been() {
     let (mut relay, [zero, one]) = recovering();
-    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    send(&mut relay, one, determinant(rank(1), 7, 1, 0));
+    feed(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    feed(&mut relay, one, determinant(rank(1), 7, 1, 0));
     let size = frame(rank(0), rank(1), 0, 10).len() as u64;
     let right = LogPosition { determinants: 1, taken: size, sent: 0, kept: 0 };
     relay.suspend(one);
@@ -601,10 +548,9 @@ fn nobody_stands_where_it_has_never_been() {
     }
     relay.attach_at(rank(1), 1, right).unwrap();
     let never = LogPosition { determinants: 1, ..LogPosition::default() };
-    assert!(Relay::new(ClusterId(0), clusters(), 0).is_ok_and(|mut relay| {
-        relay.enable_recovery();
-        relay.attach_at(rank(1), 1, never).is_err()
-    }));
+    let mut relay = home();
+    relay.enable_recovery_within(LOGS_IN_MEMORY);
+    assert!(relay.attach_at(rank(1), 1, never).is_err());
 }
 
 #[test]
@@ -615,9 +561,9 @@ fn what_came_before_the_oldest_image_is_dropped() {
     let (mut kept_most, mut images) = (0, Vec::<LogPosition>::new());
     for round in 0..200_u64 {
         for number in 0..20 {
-            send(&mut relay, zero, frame(rank(0), rank(1), 20 * round + number, 3000));
-            send(&mut relay, link, determinant(rank(1), 7, 1, 0));
-            send(&mut relay, link, frame(rank(1), rank(0), 20 * round + number, 5));
+            feed(&mut relay, zero, frame(rank(0), rank(1), 20 * round + number, 3000));
+            feed(&mut relay, link, determinant(rank(1), 7, 1, 0));
+            feed(&mut relay, link, frame(rank(1), rank(0), 20 * round + number, 5));
         }
         written(&mut relay, link);
         written(&mut relay, zero);
