@@ -318,8 +318,15 @@ pub fn is_exempt(path: &[u8]) -> bool {
     if in_own_proc_directory(path).is_some_and(|rest| rest.starts_with(b"task")) {
         return true;
     }
-    const OURS: [&[u8]; 5] =
-        [b"/dev/shm/mpich", b"/dev/shm/ucx", b"/dev/shm/psm", b"/memfd:", b"/dev/infiniband"];
+    // Python's shared memory has names that begin with `psm_`.
+    const OURS: [&[u8]; 6] = [
+        b"/dev/shm/mpich",
+        b"/dev/shm/ucx",
+        b"/dev/shm/psm2_shm",
+        b"/dev/shm/psm3_shm",
+        b"/memfd:",
+        b"/dev/infiniband",
+    ];
     OURS.iter().any(|start| path.starts_with(start))
 }
 
@@ -344,7 +351,8 @@ pub fn is_installed(descriptor: u64, path: &[u8], identity: &FileIdentity, since
 }
 
 /// Whether an open file is a shared library, or another file of the system: the installed files
-/// that programs map.
+/// that programs map. A file that has changed since the job began is none, wherever it is: some
+/// sites have the folders of their users below `/usr`.
 pub fn is_installed_library(
     descriptor: u64,
     path: &[u8],
@@ -352,7 +360,7 @@ pub fn is_installed_library(
     since: i64,
 ) -> bool {
     let is_library = || has_name_of_library(path) && begins_as_library(descriptor);
-    is_of_system(path) || is_older(identity, since) && is_library()
+    is_older(identity, since) && (is_of_system(path) || is_library())
 }
 
 fn is_older(identity: &FileIdentity, since: i64) -> bool {
@@ -360,7 +368,8 @@ fn is_older(identity: &FileIdentity, since: i64) -> bool {
 }
 
 fn is_of_system(path: &[u8]) -> bool {
-    path.starts_with(b"/usr/") || path.starts_with(b"/lib") || path.starts_with(b"/etc/")
+    const FOLDERS: [&[u8]; 5] = [b"/usr/", b"/lib/", b"/lib64/", b"/lib32/", b"/etc/"];
+    FOLDERS.iter().any(|folder| path.starts_with(folder))
 }
 
 fn has_name_of_library(path: &[u8]) -> bool {
@@ -515,6 +524,16 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_the_system_that_has_changed_is_a_users() {
+        let file = FileIdentity { modified: 5, changed: 5, ..FileIdentity::NONE };
+        let is_installed = |name: &[u8], since| is_installed_library(u64::MAX, name, &file, since);
+        for name in [&b"/usr/share/x"[..], b"/lib64/x", b"/etc/x"] {
+            assert!(is_installed(name, 6) && !is_installed(name, 5), "{}", name.escape_ascii());
+        }
+        assert!(!is_installed(b"/library/x", 6));
+    }
+
+    #[test]
     fn a_descriptor_shares_its_position_with_its_copies_alone() {
         // SAFETY: this test opens the descriptors.
         let [one, copy, other] = unsafe {
@@ -600,6 +619,7 @@ mod tests {
                 && in_own_proc_directory(b"/proc/stat").is_none()
         );
         assert!(is_exempt(b"/proc/self/task") && !is_exempt(b"/proc/self/stat"));
+        assert!(is_exempt(b"/dev/shm/psm2_shm.1") && !is_exempt(b"/dev/shm/psm_5b1f"), "Python");
         assert!(is_exempt_name(b"/proc/self/task/7/comm") && is_exempt_name(b"/dev/shm/mpich-1"));
         for name in ["/proc/self/task/7/cwd/f", "/dev/shm/mpich-1/../f", "/proc/self/task/7/fd/3"] {
             assert!(!is_exempt_name(name.as_bytes()), "{name}");

@@ -1,14 +1,14 @@
 //! Lines of this library for the user, built without allocation.
 //!
 //! In: a text. Out: a line in the provider's format, in the pipe that the node agent reads. What
-//! may never happen: a line goes into a file of the program.
+//! may never happen: a line goes into a file of the program, or into a pipe that the program reads.
 
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use landbridge_proto::id::LINE_TAG;
 
-use crate::kernel_calls::kernel;
+use crate::kernel_calls::{HERE, kernel};
 
 /// Writes a line of level "Warn" to standard error, in the provider's format.
 #[cold]
@@ -33,20 +33,49 @@ pub fn write(text: fmt::Arguments<'_>) {
     let _ = line.write_fmt(text);
     let bytes = line.bytes();
     let (start, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
-    if let Some(descriptor) = line_descriptor() {
-        kernel(libc::SYS_write, [descriptor, start, length, 0, 0, 0]);
+    let put = |descriptor: u64| kernel(libc::SYS_write, [descriptor, start, length, 0, 0, 0]);
+    match RANK.load(Relaxed) {
+        0 => _ = line_descriptor().map(put),
+        rank => with_pipe_of(rank, put),
     }
 }
 
 /// Descriptor of the pipe that the node agent reads; -1: none.
 static LINES: AtomicI64 = AtomicI64::new(-1);
+/// The rank that has started this process; 0: this process is the rank.
+static RANK: AtomicU64 = AtomicU64::new(0);
 
 /// Sets where this library writes its lines, instead of standard error.
 pub fn write_lines_to(descriptor: Option<u64>) {
     LINES.store(descriptor.map_or(-1, |it| it as i64), Relaxed);
 }
 
-/// Where a line goes: into the agent's pipe, or to standard error if the program has closed the
+/// Makes this process one that the process `rank` has started.
+pub fn write_lines_of(rank: u64) {
+    RANK.store(rank, Relaxed);
+}
+
+/// Calls `put` with the agent's pipe as the rank has it. A program that the rank has started may
+/// have closed the pipe, and the rank may read what the program writes to standard error: without
+/// the pipe nothing is written.
+fn with_pipe_of(rank: u64, put: impl Fn(u64) -> i64) {
+    let Ok(pipe) = u64::try_from(LINES.load(Relaxed)) else {
+        put(libc::STDERR_FILENO as u64);
+        return;
+    };
+    let mut name = MessageBuffer::new();
+    let _ = write!(name, "/proc/{rank}/fd/{pipe}\0");
+    let place = name.bytes().as_ptr().addr() as u64;
+    let flags = (libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
+    let found = kernel(libc::SYS_openat, [HERE, place, flags, 0, 0, 0]);
+    let Ok(descriptor) = u64::try_from(found) else { return };
+    if has_kind(descriptor, libc::S_IFIFO) {
+        put(descriptor);
+    }
+    kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+}
+
+/// Where a line of a rank goes: into the agent's pipe, or to standard error if the program has closed the
 /// pipe. A line in a file to which the program has redirected standard error would move the
 /// program's position in the file, which is recorded without the line.
 fn line_descriptor() -> Option<u64> {

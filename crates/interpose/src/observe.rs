@@ -70,6 +70,9 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_faccessat | libc::SYS_faccessat2 | libc::SYS_readlinkat => {
                 looks("looks at", a, b, Asked::Name);
             }
+            libc::SYS_statfs if file_metadata::identity_behind((HERE, a)).is_none() => {
+                looks("looks at", HERE, a, Asked::Name);
+            }
             libc::SYS_statfs if !is_foreign_at(HERE, a) => {
                 forbid_restart("asks for the file system of", text(a), "");
             }

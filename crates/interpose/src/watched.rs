@@ -16,7 +16,7 @@ use crate::changed_names::{self, Asked, NameChange};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::kernel_calls::{HERE, text};
-use crate::messages::Path;
+use crate::messages::{self, Path};
 use crate::{handler_frames, record_head, record_lock, restart_refusals};
 
 /// In a program that a rank has started: the head of that rank's record.
@@ -31,6 +31,9 @@ pub fn is_watched() -> bool {
 /// Makes this process one that a recorded process has started.
 pub fn set_observed(head: *mut RecordHead) {
     OBSERVED.store(head, Release);
+    if let Some(head) = observed() {
+        messages::write_lines_of(head.owner.load(Relaxed));
+    }
 }
 
 /// The head of the record to which this process belongs, as the recorded one or as its child.

@@ -179,8 +179,8 @@ impl Cause {
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: true } => format!(
-                "{} has ended with exit code 0 without MPI_Finalize, and the others go on; ending \
-                 the job",
+                "{} has ended with exit code 0 without MPI_Finalize: under --recover its part \
+                 counts as lost; ending the job",
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: false } => format!(
@@ -418,14 +418,23 @@ impl Watch {
     pub fn verdict(&self, now: Instant) -> Verdict {
         let is_over = |grace: ExitGrace| now >= grace.at + EXIT_GRACE;
         let only_left = self.reports.iter().all(|report| report.cause.grants_grace());
-        if only_left && self.all_ended() {
+        if only_left && self.all_ended() && !self.has_lost_part() {
             return Verdict::Finished { code: self.left_code() };
         }
-        if only_left && !self.grace.is_some_and(is_over) {
+        if only_left && !self.all_ended() && !self.grace.is_some_and(is_over) {
             return Verdict::GoOn;
         }
         culprit(&self.reports, &self.lost_peer_ranks)
             .map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
+    }
+
+    /// Whether a rank of a job that recovers has ended without MPI_Finalize: a script can hide that
+    /// the program within was killed.
+    fn has_lost_part(&self) -> bool {
+        let is_lost = |report: &Report| {
+            matches!(report.cause, Cause::QuitWithoutFinalize { recovers: true, .. })
+        };
+        self.reports.iter().any(is_lost)
     }
 
     /// Exit code of the first rank that ended with an error after MPI_Finalize; 0 if there is none.
