@@ -75,9 +75,9 @@ fn with_pipe_of(rank: u64, put: impl Fn(u64) -> i64) {
     kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
 }
 
-/// Where a line of a rank goes: into the agent's pipe, or to standard error if the program has closed the
-/// pipe. A line in a file to which the program has redirected standard error would move the
-/// program's position in the file, which is recorded without the line.
+/// Where a line of a rank goes: into the agent's pipe, or to standard error if the program has
+/// closed the pipe. A line in a file to which the program has redirected standard error would move
+/// the program's position in the file, which is recorded without the line.
 fn line_descriptor() -> Option<u64> {
     let stderr = libc::STDERR_FILENO as u64;
     match u64::try_from(LINES.load(Relaxed)) {
