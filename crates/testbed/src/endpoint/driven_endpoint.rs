@@ -30,8 +30,7 @@ pub struct DrivenEndpoint<M> {
     incoming: BTreeMap<(Peer, PathId), IncomingFrame<M>>,
     /// Payloads of unexpected messages and their senders, by number of the stored message.
     unexpected: BTreeMap<u32, (Peer, Vec<u8>)>,
-    /// Frames that arrived early, by sender and first byte.
-    early: BTreeMap<(Peer, u64), EarlyFrame>,
+    early: BTreeMap<Peer, EarlyFrames>,
     /// The operands of the last atomic operation of each peer.
     scratch: BTreeMap<Peer, Vec<u8>>,
     /// Actions that have been performed, as far as the driver can do this alone.
@@ -65,6 +64,13 @@ enum Target<M> {
     Scratch(Vec<u8>),
     /// The bytes are dropped.
     Discard,
+}
+
+/// The frames of one peer that arrived early, by first byte, and their bytes.
+#[derive(Default)]
+struct EarlyFrames {
+    frames: BTreeMap<u64, EarlyFrame>,
+    bytes: usize,
 }
 
 /// A frame that arrived early: its header, as if it had arrived whole; its head and payload.
@@ -299,7 +305,7 @@ impl<M: Memory> DrivenEndpoint<M> {
         peer: Peer,
     ) -> Result<Option<(Frame, PayloadDestination)>, Violation> {
         let Some(start) = self.endpoint.channel(peer).next_reassembled() else { return Ok(None) };
-        let Some(EarlyFrame { header, bytes: mut head }) = self.early.remove(&(peer, start)) else {
+        let Some(EarlyFrame { header, bytes: mut head }) = self.take_early(peer, start) else {
             return Err(Violation(format!("early frame {start} is not kept")));
         };
         let placed = self.endpoint.handle_reassembled(peer, &head);
@@ -323,7 +329,7 @@ impl<M: Memory> DrivenEndpoint<M> {
     /// Declares a peer unreachable, and drops what has arrived of its frames.
     pub fn fail(&mut self, peer: Peer, errno: i32) {
         self.incoming.retain(|(from, _), _| *from != peer);
-        self.early.retain(|(from, _), _| *from != peer);
+        self.early.remove(&peer);
         self.endpoint.fail(peer, errno);
     }
 
@@ -372,7 +378,7 @@ impl<M: Memory> DrivenEndpoint<M> {
                 incoming.target = Target::Discard;
                 incoming.is_discarded = true;
             }
-            Action::Release { peer, frame } => drop(self.early.remove(&(*peer, *frame))),
+            Action::Release { peer, frame } => drop(self.take_early(*peer, *frame)),
             _ => (),
         }
         Ok(())
@@ -388,7 +394,8 @@ impl<M: Memory> DrivenEndpoint<M> {
     /// # Errors
     /// A violation if it does.
     pub fn check_empty(&self) -> Result<(), Violation> {
-        let (early, unexpected) = (self.early.len(), self.unexpected.len());
+        let early: usize = self.early.values().map(|early| early.frames.len()).sum();
+        let unexpected = self.unexpected.len();
         require!(early == 0, "{early} early frames are kept");
         require!(unexpected == 0, "{unexpected} unexpected messages are stored");
         Ok(())
@@ -424,34 +431,41 @@ impl<M: Memory> DrivenEndpoint<M> {
     /// Opens a buffer for a frame that arrived early, unless a part of the frame has one already.
     fn open_early(
         &mut self,
-        key: (Peer, u64),
+        (peer, start): (Peer, u64),
         Frame { header, head, size, .. }: &Frame,
         whole: u32,
         at: u32,
     ) -> Result<(), Violation> {
         let kind_header = KindHeader::parse(header.kind, header.flags, head);
         let kind_header = kind_header.map_err(|bad| Violation(bad.0.into()))?;
-        let early = self.early.entry(key).or_insert_with(|| {
+        let early = self.early.entry(peer).or_default();
+        let buffer = early.frames.entry(start).or_insert_with(|| {
             let header = match kind_header {
                 KindHeader::Fragment { kind, flags, .. } => {
-                    Header { kind, flags, length: whole, sequence: key.1, ..*header }
+                    Header { kind, flags, length: whole, sequence: start, ..*header }
                 }
                 _ => *header,
             };
+            early.bytes += whole as usize;
             EarlyFrame { header, bytes: vec![0; whole as usize] }
         });
-        let fits = early.bytes.len() as u64 >= at as u64 + size;
-        require!(fits, "early frame {} does not hold {at}+{size}", key.1);
+        let fits = buffer.bytes.len() as u64 >= at as u64 + size;
+        require!(fits, "early frame {start} does not hold {at}+{size}");
         if !matches!(kind_header, KindHeader::Fragment { .. }) {
-            early.bytes[..at as usize].copy_from_slice(&head[..at as usize]);
+            buffer.bytes[..at as usize].copy_from_slice(&head[..at as usize]);
         }
-        let mine = || self.early.range((key.0, 0)..=(key.0, u64::MAX));
-        let bytes: usize = mine().map(|(_, early)| early.bytes.len()).sum();
+        let (frames, bytes) = (early.frames.len(), early.bytes);
         let most = REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX;
-        require!(bytes <= most, "{bytes} early bytes of {:?}", key.0);
-        let frames = mine().count();
-        require!(frames <= REORDER_WINDOW_FRAMES_MAX, "{frames} early frames of {:?}", key.0);
+        require!(bytes <= most, "{bytes} early bytes of {peer:?}");
+        require!(frames <= REORDER_WINDOW_FRAMES_MAX, "{frames} early frames of {peer:?}");
         Ok(())
+    }
+
+    fn take_early(&mut self, peer: Peer, start: u64) -> Option<EarlyFrame> {
+        let early = self.early.get_mut(&peer)?;
+        let frame = early.frames.remove(&start)?;
+        early.bytes -= frame.bytes.len();
+        Some(frame)
     }
 
     fn take_incoming(&mut self, by: (Peer, PathId)) -> Result<IncomingFrame<M>, Violation> {
@@ -489,7 +503,9 @@ impl<M: Memory> DrivenEndpoint<M> {
                 into(self.unexpected.get_mut(store).map(|(_, buffer)| buffer), *at)?;
             }
             Target::Early { frame, at } => {
-                into(self.early.get_mut(&(peer, *frame)).map(|early| &mut early.bytes), *at)?;
+                let early = self.early.get_mut(&peer);
+                let frame = early.and_then(|early| early.frames.get_mut(frame));
+                into(frame.map(|frame| &mut frame.bytes), *at)?;
             }
             Target::Scratch(operands) => {
                 operands.truncate(done as usize);
