@@ -30,6 +30,20 @@ impl Frame {
         Self { header, head: head.to_vec(), payload: payload[check..].to_vec(), size }
     }
 
+    /// Writes the frame behind `bytes`, as a stream carries it.
+    ///
+    /// # Panics
+    /// Panics if the frame has a checksum, or if a part of its payload has not left its sender.
+    pub fn emit(&self, bytes: &mut Vec<u8>) {
+        let mut header = [0; HEADER_BYTES];
+        self.header.emit(&mut header);
+        let before = bytes.len();
+        bytes.extend(header);
+        bytes.extend(&self.head);
+        bytes.extend(&self.payload);
+        assert_eq!(bytes.len() - before, HEADER_BYTES + self.header.length as usize);
+    }
+
     /// The kind.
     pub fn kind(&self) -> Kind {
         self.header.kind
