@@ -1,19 +1,18 @@
 //! The smallest cases of the faults that the simulator has found in the endpoint, and the table of
 //! a receive's states.
 
-mod common;
-
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, CompletionKind, CompletionLevel, Config, Endpoint, Failure, Fault,
-    Message, OperationCompletion, PathProperties, PayloadDestination, Peek, Peer, Posting, Remote,
-    Ticket,
+    Action, AtomicRequest, CompletionKind, CompletionLevel, Failure, Fault, OperationCompletion,
+    PathProperties, PayloadDestination, Peek, Posting, Ticket,
 };
 use landbridge_proto::id::Address;
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
+use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
+use landbridge_proto::wire::frame::{Header, Kind, flag};
 use landbridge_proto::wire::kind_header::{KindHeader, Long};
-
-use common::Room;
+use landbridge_testbed::endpoint::{
+    Frame, PEER, PairEnd, REFUSED, REMOTE, SizedMemory, TICKET, message, posting,
+};
 
 const WINDOW: u32 = 1_000;
 const PIECES: PathProperties = PathProperties {
@@ -36,14 +35,13 @@ const PIECES: PathProperties = PathProperties {
 fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
     let (mut a, mut b) = pair();
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    let (header, head) = a.transmit().unwrap();
-    b.handle_frame(PEER, PATH, &header, &head).unwrap();
+    b.begin_frame(PATH, &a.next(PATH).unwrap());
     // Another frame leaves between header and payload.
     b.send(message(1, CompletionLevel::TransmitComplete)).unwrap();
-    a.deliver(b.transmit().unwrap());
-    b.handle_payload(PEER, PATH);
-    let ack = b.transmit().expect("an acknowledgement");
-    a.deliver(ack);
+    a.deliver(PATH, &b.next(PATH).unwrap());
+    b.end_frame(PATH);
+    let ack = b.next(PATH).expect("an acknowledgement");
+    a.deliver(PATH, &ack);
     assert_eq!(a.done().iter().filter(|done| done.kind == CompletionKind::TaggedSend).count(), 1);
 }
 
@@ -51,19 +49,16 @@ fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
 fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     let (mut a, mut b) = pair();
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    b.deliver(a.transmit().unwrap());
-    let late = b.transmit().expect("an acknowledgement");
-    assert_eq!((late.0.kind, late.0.length), (Kind::Ack, 0));
+    b.deliver(PATH, &a.next(PATH).unwrap());
+    let late = b.next(PATH).expect("an acknowledgement");
+    assert_eq!((late.kind(), late.header.length), (Kind::Ack, 0));
     // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving
     // when the acknowledgement arrives.
     b.send(message(7, CompletionLevel::TransmitComplete)).unwrap();
-    let (header, head) = b.transmit().unwrap();
-    a.handle_frame(PEER, PATH, &header, &head).unwrap();
-    a.deliver(late);
-    a.handle_payload(PEER, PATH);
-    let mut posting = posting(7);
-    posting.tag = Some((1, 0));
-    a.messages_mut().recv(posting);
+    a.begin_frame(PATH, &b.next(PATH).unwrap());
+    a.deliver(PathId(1), &late);
+    a.end_frame(PATH);
+    a.messages_mut().recv(posting(7));
     let done = a.done();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(done.iter().all(|done| done.error.is_none()));
@@ -88,9 +83,9 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
         a.send(message(size, CompletionLevel::DeliveryComplete)).unwrap();
         // Nothing comes back meanwhile.
         let mut unasked = 0;
-        while let Some(frame) = a.transmit() {
-            unasked += frame.0.length as u64 - frame.1.len() as u64;
-            b.deliver(frame);
+        while let Some(frame) = a.next(PATH) {
+            unasked += frame.size;
+            b.deliver(PATH, &frame);
         }
         // Half of the credit that is left behind the first piece.
         let ahead = (WINDOW as u64 - 100) / 2;
@@ -98,10 +93,10 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
         if !is_posted {
             b.messages_mut().recv(posting(size));
         }
-        while let Some(frame) = b.transmit() {
-            a.deliver(frame);
-            while let Some(frame) = a.transmit() {
-                b.deliver(frame);
+        while let Some(frame) = b.next(PATH) {
+            a.deliver(PATH, &frame);
+            while let Some(frame) = a.next(PATH) {
+                b.deliver(PATH, &frame);
             }
         }
         let (sent, received) = (a.done(), b.done());
@@ -117,10 +112,10 @@ fn a_peer_that_only_asks_is_given_up() {
     let head = KindHeader::Read { op: 0, key: 1, offset: 0, length: 8 };
     let size = KindHeader::size(Kind::Read, 0) as u64;
     let asked = (0..=(1 << 18)).find(|&count| {
-        let heard = b.hear(count * size, Kind::Read, 0, head, 0);
+        let heard = hear(&mut b, count * size, Kind::Read, head, 0);
         if heard.is_ok() {
             b.handle_payload(PEER, PATH);
-            b.channel_mut(PEER).serve(0, Room(8));
+            b.channel_mut(PEER).serve(0, SizedMemory(8));
             while b.poll_action().is_some() {}
         }
         heard.is_err()
@@ -141,25 +136,19 @@ fn the_answer_to_an_atomic_is_one_frame_whatever_the_path_likes() {
         key: 1,
         offset: 0,
     };
-    a.atomic(PEER, request, Room(64), Some(Room(64)), TICKET).unwrap();
-    b.deliver(a.transmit().unwrap());
-    let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
-    b.channel_mut(PEER).answer(request.op, Room(64));
-    let (header, _) = b.transmit().unwrap();
+    a.atomic(PEER, request, SizedMemory(64), Some(SizedMemory(64)), TICKET).unwrap();
+    b.deliver(PATH, &a.next(PATH).unwrap());
+    let Some(Action::Atomic { request, .. }) = b.next_action() else { panic!("no request") };
+    b.channel_mut(PEER).answer(request.op, SizedMemory(64));
+    let Frame { header, .. } = b.next(PATH).unwrap();
     assert_eq!((header.kind, header.length), (Kind::AtomicReply, 8 + 64));
 }
 
 #[test]
 fn a_refused_write_is_announced_to_nobody() {
     let (mut a, mut b) = pair();
-    a.write(REMOTE, Room(5), Some(7), TICKET).unwrap();
-    let (header, head) = a.transmit().unwrap();
-    let PayloadDestination::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap()
-    else {
-        panic!()
-    };
-    b.channel_mut(PEER).refuse(op, 13);
-    b.handle_payload(PEER, PATH);
+    a.write(REMOTE, SizedMemory(5), Some(7), TICKET).unwrap();
+    b.refuse_write(PATH, &a.next(PATH).unwrap());
     assert_eq!(b.done(), []);
 }
 
@@ -167,58 +156,42 @@ fn a_refused_write_is_announced_to_nobody() {
 fn no_refusal_acknowledges_the_bytes_of_another() {
     let (mut a, mut b) = pair();
     for _ in 0..2 {
-        a.write(REMOTE, Room(5), None, TICKET).unwrap();
-        let (header, head) = a.transmit().unwrap();
-        let place = b.handle_frame(PEER, PATH, &header, &head).unwrap();
-        let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
-        b.channel_mut(PEER).refuse(op, 13);
-        b.handle_payload(PEER, PATH);
+        a.write(REMOTE, SizedMemory(5), None, TICKET).unwrap();
+        b.refuse_write(PATH, &a.next(PATH).unwrap());
     }
-    while let Some(frame) = b.transmit() {
-        a.deliver(frame);
+    while let Some(frame) = b.next(PATH) {
+        a.deliver(PATH, &frame);
     }
-    let errors: Vec<_> = a.done().iter().map(|done| done.error).collect();
-    assert_eq!(errors, [Some(Failure::Errno(13)); 2]);
+    assert_eq!(a.errors(), [Some(Failure::Errno(REFUSED)); 2]);
 }
 
 #[test]
 fn one_refusal_that_waits_is_for_all_pieces_of_a_write() {
     let (mut a, mut b) = pair();
-    a.write(REMOTE, Room(200), None, TICKET).unwrap();
-    let pieces: Vec<_> = std::iter::from_fn(|| a.transmit()).collect();
+    a.write(REMOTE, SizedMemory(200), None, TICKET).unwrap();
+    let pieces = a.next_all(PATH);
     assert!(pieces.len() > 5, "{} pieces", pieces.len());
-    for (header, head) in &pieces {
-        let place = b.handle_frame(PEER, PATH, header, head).unwrap();
-        let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
-        b.channel_mut(PEER).refuse(op, 13);
-        b.handle_payload(PEER, PATH);
-    }
+    pieces.iter().for_each(|piece| b.refuse_write(PATH, piece));
     assert_eq!(b.channel(PEER).usage().queue, 1);
-    a.deliver(b.transmit().unwrap());
-    assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
-    let rest = b.transmit().map(|(header, _)| (header.kind, header.delivered));
+    a.deliver(PATH, &b.next(PATH).unwrap());
+    assert_eq!(a.done()[0].error, Some(Failure::Errno(REFUSED)));
+    let rest = b.next(PATH).map(|frame| (frame.kind(), frame.header.delivered));
     assert!(rest.is_none_or(|(kind, _)| kind != Kind::Refused), "{rest:?}");
 }
 
 #[test]
 fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     let (mut a, mut b) = pair();
-    a.write(REMOTE, Room(25), None, TICKET).unwrap();
-    let (header, head) = a.transmit().unwrap();
-    let PayloadDestination::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap()
-    else {
-        panic!()
-    };
-    b.channel_mut(PEER).refuse(op, 13);
-    b.handle_payload(PEER, PATH);
+    a.write(REMOTE, SizedMemory(25), None, TICKET).unwrap();
+    b.refuse_write(PATH, &a.next(PATH).unwrap());
     // The second piece is half sent when the refusal of the first arrives.
     assert!(a.poll_transmit(PEER, PATH).is_some());
     a.transmitted(PEER, PATH, false, None);
-    a.deliver(b.transmit().unwrap());
+    a.deliver(PATH, &b.next(PATH).unwrap());
     assert_eq!(a.done(), []);
     a.handle_flushed(PEER, PATH);
-    assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
-    assert!(a.transmit().is_none(), "pieces of a refused write");
+    assert_eq!(a.done()[0].error, Some(Failure::Errno(REFUSED)));
+    assert!(a.next(PATH).is_none(), "pieces of a refused write");
 }
 
 #[test]
@@ -241,10 +214,9 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
     let (mut a, mut b) = pair();
     for context in [1, 2] {
         a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
-        let (header, head) = a.transmit().unwrap();
-        b.handle_frame(PEER, PATH, &header, &head).unwrap();
+        b.begin_frame(PATH, &a.next(PATH).unwrap());
         if context == 1 {
-            b.handle_payload(PEER, PATH);
+            b.end_frame(PATH);
         }
         b.messages_mut().peek(Peek {
             source: None,
@@ -261,8 +233,7 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
         let ticket = Ticket { context, notify: true };
         assert!(b.messages_mut().claim(Posting { ticket, ..posting(10) }));
     }
-    let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
-    assert_eq!(errors, [None, Some(Failure::Errno(103))]);
+    assert_eq!(b.errors(), [None, Some(Failure::Errno(103))]);
     assert!(b.is_idle());
 }
 
@@ -270,26 +241,26 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
 fn a_lost_peer_gets_nothing() {
     let (mut a, _) = pair();
     a.fail(PEER, 103);
-    a.channel_mut(PEER).serve(1, Room(5));
+    a.channel_mut(PEER).serve(1, SizedMemory(5));
     a.channel_mut(PEER).refuse(1, 13);
     a.channel_mut(PEER).goodbye();
-    assert!(a.transmit().is_none() && a.is_drained());
+    assert!(a.next(PATH).is_none() && a.is_drained());
 }
 
 #[test]
 fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
     let (mut a, mut b) = pair();
     a.send(message(50, CompletionLevel::TransmitComplete)).unwrap();
-    b.deliver(a.transmit().unwrap());
+    b.deliver(PATH, &a.next(PATH).unwrap());
     a.channel_mut(PEER).goodbye();
-    b.deliver(a.transmit().unwrap());
+    b.deliver(PATH, &a.next(PATH).unwrap());
     assert!(b.channel(PEER).has_left() && !a.is_flushed(), "40 bytes wait for a receive");
     b.messages_mut().recv(posting(50));
     while !a.is_flushed() {
-        while let Some(frame) = b.transmit() {
-            a.deliver(frame);
+        while let Some(frame) = b.next(PATH) {
+            a.deliver(PATH, &frame);
         }
-        b.deliver(a.transmit().expect("the rest goes out behind the goodbye"));
+        b.deliver(PATH, &a.next(PATH).expect("the rest goes out behind the goodbye"));
     }
     assert_eq!(b.done().iter().map(|done| (done.length, done.error)).next(), Some((50, None)));
 }
@@ -298,20 +269,20 @@ fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
 fn nobody_waits_for_a_peer_that_has_left_to_ask_for_a_message() {
     let (mut a, mut b) = pair();
     a.send(message(50, CompletionLevel::TransmitComplete)).unwrap();
-    a.transmit().unwrap();
+    a.next(PATH).unwrap();
     b.channel_mut(PEER).goodbye();
-    a.deliver(b.transmit().unwrap());
-    assert!(a.transmit().is_some() && a.is_flushed());
+    a.deliver(PATH, &b.next(PATH).unwrap());
+    assert!(a.next(PATH).is_some() && a.is_flushed());
 }
 
 #[test]
 fn a_message_to_a_peer_that_has_left_counts_as_sent() {
     let (mut a, mut b) = pair();
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
-    a.transmit().unwrap();
+    a.next(PATH).unwrap();
     b.channel_mut(PEER).goodbye();
-    a.deliver(b.transmit().unwrap());
-    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    a.deliver(PATH, &b.next(PATH).unwrap());
+    a.write(REMOTE, SizedMemory(5), None, TICKET).unwrap();
     a.fail(PEER, 104);
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     let outcomes: Vec<_> = a.done().iter().map(|done| (done.kind, done.error)).collect();
@@ -329,17 +300,17 @@ fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
     let (mut a, mut b) = pair();
     a.channel_mut(PEER).goodbye();
     a.channel_mut(PEER).goodbye();
-    b.deliver(a.transmit().unwrap());
-    assert!(a.transmit().is_none() && b.channel(PEER).has_left());
-    assert!(b.hear(8, Kind::Goodbye, 0, KindHeader::Goodbye, 0).is_err());
+    b.deliver(PATH, &a.next(PATH).unwrap());
+    assert!(a.next(PATH).is_none() && b.channel(PEER).has_left());
+    assert!(hear(&mut b, 8, Kind::Goodbye, KindHeader::Goodbye, 0).is_err());
 }
 
 #[test]
 fn what_begins_or_ends_at_a_relay_is_no_frame_of_a_peer() {
     for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_between_endpoints()) {
         let (_, mut b) = pair();
-        assert!(b.hear(0, kind, 0, KindHeader::Empty, 0).is_err(), "{kind:?}");
-        assert!(b.hear(0, Kind::Ack, 0, KindHeader::Empty, 0).is_ok());
+        assert!(hear(&mut b, 0, kind, KindHeader::Empty, 0).is_err(), "{kind:?}");
+        assert!(hear(&mut b, 0, Kind::Ack, KindHeader::Empty, 0).is_ok());
     }
 }
 
@@ -348,16 +319,15 @@ fn who_breaks_the_protocol_has_not_left_in_good_order() {
     let (mut a, mut b) = pair();
     b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });
     a.channel_mut(PEER).goodbye();
-    b.deliver(a.transmit().unwrap());
+    b.deliver(PATH, &a.next(PATH).unwrap());
     assert_eq!(b.awaited_departed_peers().collect::<Vec<_>>(), [PEER]);
-    assert!(b.hear(8, Kind::Goodbye, 0, KindHeader::Goodbye, 0).is_err());
+    assert!(hear(&mut b, 8, Kind::Goodbye, KindHeader::Goodbye, 0).is_err());
     b.channel_mut(PEER).revoke_goodbye();
     b.fail(PEER, 104);
     b.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     b.messages_mut().recv(Posting { source: Some(PEER), ..posting(5) });
     let lost = Some(Failure::Errno(104));
-    let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
-    assert_eq!(errors, [lost, lost, lost]);
+    assert_eq!(b.errors(), [lost, lost, lost]);
     assert_eq!(b.awaited_departed_peers().count(), 0);
 }
 
@@ -365,9 +335,9 @@ fn who_breaks_the_protocol_has_not_left_in_good_order() {
 fn eager_bytes_beyond_the_window_are_a_fault() {
     let (_, mut b) = pair();
     let head = KindHeader::Message { tag: 1, data: 0, long: None };
-    assert!(b.hear(0, Kind::Tagged, 0, head, WINDOW).is_ok());
+    assert!(hear(&mut b, 0, Kind::Tagged, head, WINDOW).is_ok());
     b.handle_payload(PEER, PATH);
-    assert!(b.hear(WINDOW as u64 + 16, Kind::Tagged, 0, head, 1).is_err());
+    assert!(hear(&mut b, WINDOW as u64 + 16, Kind::Tagged, head, 1).is_err());
 }
 
 #[test]
@@ -376,9 +346,9 @@ fn traits_no_frame_can_have_are_cut() {
     let huge = PathProperties { payload_max: u32::MAX, eager_max: u32::MAX, window: 0, ..PIECES };
     a.channel_mut(PEER).set_path(PATH, huge);
     a.send(message(2 << 20, CompletionLevel::TransmitComplete)).unwrap();
-    let (header, _) = a.transmit().unwrap();
+    let Frame { header, .. } = a.next(PATH).unwrap();
     assert!(header.flags & flag::LONG != 0);
-    let bound = landbridge_proto::limit::FRAME_BODY_BYTES_MAX as u32;
+    let bound = FRAME_BODY_BYTES_MAX as u32;
     assert!(a.channel(PEER).path().payload_max < bound && a.channel(PEER).path().window > 0);
 }
 
@@ -410,7 +380,7 @@ fn data_is_taken_only_where_it_was_granted() {
             let is_granted = state == Granted && offset == 10 && (1..=100).contains(&bytes);
             let (mut b, sequence) = in_state(state);
             let outcome =
-                b.hear(sequence, Kind::Data, 0, KindHeader::Data { recv: 0, offset }, bytes);
+                hear(&mut b, sequence, Kind::Data, KindHeader::Data { recv: 0, offset }, bytes);
             if state == First {
                 // By another path, the piece may arrive before the first piece has ended; then it
                 // is buffered.
@@ -431,7 +401,7 @@ fn data_is_taken_only_where_it_was_granted() {
 
 /// An endpoint whose receive number 0, of 500 bytes, is in `state`, and the sequence number that
 /// its peer has reached.
-fn in_state(state: State) -> (Endpoint<Room>, u64) {
+fn in_state(state: State) -> (PairEnd, u64) {
     let (_, mut b) = pair();
     let pull = state == State::Pulling;
     b.channel_mut(PEER).set_path(PATH, PathProperties { pull, ..PIECES });
@@ -445,54 +415,26 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let memory = if pull { 4096 } else { 0 };
     let long = Some(Long { total: 500, send: 0, memory, ahead: 0 });
     let head = KindHeader::Message { tag: 1, data: 0, long };
-    let (header, bytes) = frame(0, Kind::Tagged, flag::LONG, head, 10);
-    b.handle_frame(from, PATH, &header, &bytes).unwrap();
+    let first = frame(0, Kind::Tagged, flag::LONG, head, 10);
+    let place = b.place(from, PATH, &first).unwrap();
+    b.begin((from, PATH), &first, place, None).unwrap();
     if state != State::First {
-        b.handle_payload(from, PATH);
+        b.end((from, PATH)).unwrap();
     }
-    let is_pulled = matches!(b.poll_action(), Some(Action::Pull { .. }));
+    let is_pulled = matches!(b.next_action(), Some(Action::Pull { .. }));
     assert_eq!(is_pulled, pull);
-    (b, if from == PEER { header.length as u64 } else { 0 })
+    (b, if from == PEER { first.header.length as u64 } else { 0 })
 }
 
-/// The peer in every test.
-const PEER: Peer = Peer(0);
+/// The only path.
 const PATH: PathId = PathId(0);
-const TICKET: Ticket = Ticket { context: 7, notify: true };
-const REMOTE: Remote = Remote { peer: PEER, key: 1, offset: 0 };
 
-fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
-    let endpoint = |index: u32| {
-        let address = Address::new(index, 0);
-        let mut endpoint = Endpoint::new(Config {
-            address,
-            eager_window: WINDOW,
-            min_multi_recv: 10,
-            operations_max: 100,
-        });
-        assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
-        endpoint.channel_mut(PEER).open_path(PATH, PIECES);
-        endpoint
-    };
-    (endpoint(0), endpoint(1))
+fn pair() -> (PairEnd, PairEnd) {
+    landbridge_testbed::endpoint::pair((WINDOW, 100), &[(PATH, PIECES)])
 }
 
-fn message(bytes: u64, level: CompletionLevel) -> Message<Room> {
-    Message { peer: PEER, memory: Room(bytes), tag: Some(1), data: None, ticket: TICKET, level }
-}
-
-fn posting(bytes: u64) -> Posting<Room> {
-    Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
-}
-
-fn frame(
-    sequence: u64,
-    kind: Kind,
-    flags: u8,
-    head: KindHeader,
-    payload: u32,
-) -> (Header, Vec<u8>) {
-    let mut bytes = [0; landbridge_proto::limit::KIND_HEADER_BYTES_MAX];
+fn frame(sequence: u64, kind: Kind, flags: u8, head: KindHeader, payload: u32) -> Frame {
+    let mut bytes = [0; KIND_HEADER_BYTES_MAX];
     let size = head.emit(&mut bytes);
     let header = Header {
         length: size as u32 + payload,
@@ -505,58 +447,17 @@ fn frame(
         delivered: 0,
         credit: 0,
     };
-    (header, bytes[..size].to_vec())
+    Frame { header, head: bytes[..size].to_vec(), payload: Vec::new(), size: payload as u64 }
 }
 
-/// What a test does with an endpoint.
-trait Drive {
-    fn transmit(&mut self) -> Option<(Header, Vec<u8>)>;
-    fn deliver(&mut self, frame: (Header, Vec<u8>));
-    /// Passes in header and head of a frame; its payload is still to come.
-    fn hear(
-        &mut self,
-        sequence: u64,
-        kind: Kind,
-        flags: u8,
-        head: KindHeader,
-        payload: u32,
-    ) -> Result<PayloadDestination, Fault>;
-    fn done(&mut self) -> Vec<OperationCompletion>;
-}
-
-impl Drive for Endpoint<Room> {
-    /// The next frame, as if the path had capacity for the whole frame.
-    fn transmit(&mut self) -> Option<(Header, Vec<u8>)> {
-        let front = self.poll_transmit(PEER, PATH)?.front().to_vec();
-        self.transmitted(PEER, PATH, true, None);
-        Some((Header::parse(&front).unwrap(), front[HEADER_BYTES..].to_vec()))
-    }
-
-    fn deliver(&mut self, (header, head): (Header, Vec<u8>)) {
-        self.handle_frame(PEER, PATH, &header, &head).unwrap();
-        self.handle_payload(PEER, PATH);
-    }
-
-    fn hear(
-        &mut self,
-        sequence: u64,
-        kind: Kind,
-        flags: u8,
-        head: KindHeader,
-        payload: u32,
-    ) -> Result<PayloadDestination, Fault> {
-        let (header, bytes) = frame(sequence, kind, flags, head, payload);
-        self.handle_frame(PEER, PATH, &header, &bytes)
-    }
-
-    /// The completions so far.
-    fn done(&mut self) -> Vec<OperationCompletion> {
-        let actions = std::iter::from_fn(|| self.poll_action());
-        actions
-            .filter_map(|action| match action {
-                Action::Complete(done) => Some(done),
-                _ => None,
-            })
-            .collect()
-    }
+/// Passes header and head of a frame to an endpoint; its payload is still to come.
+fn hear(
+    end: &mut PairEnd,
+    sequence: u64,
+    kind: Kind,
+    head: KindHeader,
+    payload: u32,
+) -> Result<PayloadDestination, Fault> {
+    let Frame { header, head, .. } = frame(sequence, kind, 0, head, payload);
+    end.handle_frame(PEER, PATH, &header, &head)
 }

@@ -1,24 +1,23 @@
-//! The driver of two endpoints: paths in memory, which lose what they hold when an end closes, and the places that payloads
-//! go to.
+//! Paths in memory between two endpoints. A path loses what it holds when an end closes.
+//!
+//! The paths are the fuzzer's own, because each operation of its input moves, swaps, drops or
+//! corrupts a frame that is on its way, even a frame that has left only in part.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Endpoint, REASSEMBLED, Memory, PathProperties, Peer, PayloadDestination,
+    Action, AtomicRequest, PathProperties, PayloadDestination, Peer, REASSEMBLED,
 };
-use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
-use landbridge_proto::path::congestion;
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_proto::path::congestion::CongestionAlgorithm;
+use landbridge_proto::wire::frame::Kind;
+use landbridge_testbed::endpoint::{DrivenEndpoint, Frame, REFUSED};
 
 use super::World;
 use super::memory::Piece;
 
 /// Each endpoint has one peer.
 pub const PEER: Peer = Peer(0);
-/// The errno of a refusal.
-pub const REFUSED: i32 = 13;
 /// The key of both regions.
 pub const KEY: u64 = 0x5000;
 
@@ -27,12 +26,8 @@ const ACKS_MAX: usize = 16;
 
 /// A process.
 pub struct Side {
-    pub endpoint: Endpoint<Piece>,
-    pub stores: BTreeMap<u32, Vec<u8>>,
-    /// Frames that came early, by first byte.
-    pub early: BTreeMap<u64, Vec<u8>>,
+    pub endpoint: DrivenEndpoint<Piece>,
     pub region: Piece,
-    scratch: Vec<u8>,
     /// Which paths are up here.
     pub up: Vec<bool>,
     /// Which paths may take frames.
@@ -42,44 +37,16 @@ pub struct Side {
 /// A path in one direction.
 #[derive(Default)]
 pub struct PathQueue {
-    pub frames: VecDeque<FrameInFlight>,
+    pub frames: VecDeque<Frame>,
     /// What the last frame still has in its sender's memory: where, from which byte on, how much.
     rest: Option<(Piece, u64, u64)>,
-    incoming: Option<IncomingFrame>,
-}
-
-/// A frame on its way.
-#[derive(Clone)]
-pub struct FrameInFlight {
-    header: Header,
-    head: Vec<u8>,
-    /// As far as it has left.
-    payload: Vec<u8>,
-    size: u64,
-}
-
-/// A frame whose payload is on its way into its place.
-struct IncomingFrame {
-    target: PayloadTarget,
-    done: u64,
-}
-
-enum PayloadTarget {
-    Piece { piece: Piece, at: u64, take: u64 },
-    Store { store: u32, at: u64 },
-    Early { frame: u64, at: u64 },
-    Scratch(Vec<u8>),
-    Skip,
 }
 
 impl Side {
-    pub fn new(endpoint: Endpoint<Piece>, region: Piece, path_count: usize) -> Self {
+    pub fn new(endpoint: DrivenEndpoint<Piece>, region: Piece, path_count: usize) -> Self {
         Self {
             endpoint,
-            stores: BTreeMap::new(),
-            early: BTreeMap::new(),
             region,
-            scratch: Vec::new(),
             up: vec![false; path_count],
             ready: vec![false; path_count],
         }
@@ -91,23 +58,13 @@ impl World {
     pub fn drain(&mut self, at: usize) {
         let mut asked = Vec::new();
         while let Some(action) = self.sides[at].endpoint.poll_action() {
+            self.sides[at].endpoint.perform(&action, &mut self.arena).unwrap();
             match action {
                 Action::Complete(done) => self.finish(at, &done),
-                Action::CopyUnexpected { store, memory, at: start, length } => {
-                    let bytes = self.sides[at].stores.remove(&store).expect("a store");
-                    self.arena.write(&memory, start, &bytes[..length as usize]);
-                }
-                Action::DropUnexpected { store } => {
-                    assert!(self.sides[at].stores.remove(&store).is_some(), "no store {store}");
-                }
-                Action::DiscardPayload { path, .. } => {
-                    let incoming = self.queues[1 - at][path.0 as usize].incoming.as_mut();
-                    incoming.expect("nothing to divert").target = PayloadTarget::Skip;
-                }
-                Action::Release { frame, .. } => drop(self.sides[at].early.remove(&frame)),
                 Action::AddressAdvertisement { .. } => panic!("nobody has advertised an address"),
                 Action::Pull { .. } => panic!("a pull of memory without an address"),
                 Action::Serve { .. } | Action::Atomic { .. } => asked.push(action),
+                _ => (),
             }
         }
         for action in asked {
@@ -123,16 +80,6 @@ impl World {
         while self.sides[at].endpoint.next_busy().is_some() {
             self.sides[at].ready.fill(true);
         }
-        self.check_bounds(at);
-    }
-
-    fn check_bounds(&self, at: usize) {
-        let side = &self.sides[at];
-        let stored: usize = side.stores.values().map(Vec::len).sum();
-        assert!(stored <= self.eager_window as usize, "{stored} unexpected bytes are stored");
-        let early: usize = side.early.values().map(Vec::len).sum();
-        assert!(early <= REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX, "{early} early bytes");
-        assert!(side.early.len() <= REORDER_WINDOW_FRAMES_MAX, "{} early frames", side.early.len());
     }
 
     fn serve(&mut self, at: usize, op: u32, key: u64, offset: u64, length: u64) {
@@ -147,7 +94,7 @@ impl World {
     /// Adds to one 64-bit number.
     fn perform(&mut self, at: usize, request: &AtomicRequest) {
         let side = &mut self.sides[at];
-        let operands = std::mem::take(&mut side.scratch);
+        let operands = side.endpoint.take_operands(PEER);
         if request.key != KEY {
             return side.endpoint.channel_mut(PEER).refuse(request.op, REFUSED);
         }
@@ -177,8 +124,7 @@ impl World {
         }
         self.sides[at].up[path_id] = false;
         self.queues[at][path_id].rest = None;
-        let coming = &mut self.queues[1 - at][path_id];
-        (coming.incoming, coming.frames) = (None, VecDeque::new());
+        self.queues[1 - at][path_id].frames.clear();
         self.stale[path_id] = self.sides[1 - at].up[path_id];
         if !self.stale[path_id] {
             self.queues[at][path_id] = PathQueue::default();
@@ -199,7 +145,7 @@ impl World {
             side.ready[path_id] = false;
             return true;
         };
-        let (mut flying, left) = (FrameInFlight::new(frame.front()), frame.payload);
+        let (mut flying, left) = (Frame::new(frame.front()), frame.payload);
         let is_datagram = self.traits[path_id].datagram.is_some();
         let most = if is_datagram { u64::MAX } else { most };
         let fits = flying.size <= self.traits[path_id].payload_max as u64;
@@ -230,7 +176,7 @@ impl World {
     }
 
     /// A frame enters a path; nowhere if nobody will ever read it.
-    pub fn push(&mut self, from: usize, path_id: usize, frame: FrameInFlight) {
+    pub fn push(&mut self, from: usize, path_id: usize, frame: Frame) {
         if !self.stale[path_id] || self.sides[1 - from].up[path_id] {
             self.queues[from][path_id].frames.push_back(frame);
         }
@@ -266,7 +212,7 @@ impl World {
             return false;
         };
         let size = frame.size;
-        let Some(incoming) = &mut queue.incoming else {
+        let Some(incoming) = self.sides[to].endpoint.incoming(PEER, PathId(path_id as u8)) else {
             self.begin(from, path_id);
             if size == 0 {
                 self.end(from, path_id);
@@ -280,11 +226,9 @@ impl World {
         if now == 0 {
             return false;
         }
-        incoming.done += now;
-        let is_whole = incoming.done == size;
-        let bytes = frame.payload[start..start + now as usize].to_vec();
-        self.put(from, path_id, start as u64, &bytes);
-        if is_whole {
+        let bytes = &frame.payload[start..start + now as usize];
+        let by = (PEER, PathId(path_id as u8));
+        if self.sides[to].endpoint.receive(by, bytes, &mut self.arena).unwrap() {
             self.end(from, path_id);
         }
         true
@@ -293,116 +237,35 @@ impl World {
     fn begin(&mut self, from: usize, path_id: usize) {
         let to = 1 - from;
         self.acks[to] = 0;
-        let FrameInFlight { header, head, size, .. } = &self.queues[from][path_id].frames[0];
-        let (header, head, size) = (*header, head.clone(), *size);
-        let endpoint = &mut self.sides[to].endpoint;
-        let place = endpoint.handle_frame(PEER, PathId(path_id as u8), &header, &head);
-        let place = place.unwrap_or_else(|fault| panic!("{}: {header:?}", fault.0));
+        let frame = self.queues[from][path_id].frames[0].clone();
+        let place = self.sides[to].endpoint.place(PEER, PathId(path_id as u8), &frame).unwrap();
         self.drain(to);
-        if let PayloadDestination::OutOfOrder { frame, whole, at } = place {
-            let early = &mut self.sides[to].early;
-            let buffer = early.entry(frame).or_insert_with(|| vec![0; whole as usize]);
-            if header.kind != Kind::Fragment {
-                buffer[..at as usize].copy_from_slice(&head);
-            }
-        }
-        let target = self.target(to, place, size);
-        self.queues[from][path_id].incoming = Some(IncomingFrame { target, done: 0 });
+        self.begin_payload(to, PathId(path_id as u8), &frame, place);
     }
 
-    fn target(&mut self, to: usize, place: PayloadDestination, size: u64) -> PayloadTarget {
-        let side = &mut self.sides[to];
-        match place {
-            PayloadDestination::Discard => PayloadTarget::Skip,
-            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
-                let (piece, at, take) = side.endpoint.place_memory(place).expect("memory");
-                let take = take.min(size);
-                assert!(at + take <= piece.size(), "{place:?} outside {piece:?}");
-                PayloadTarget::Piece { piece: piece.clone(), at, take }
-            }
-            PayloadDestination::NewUnexpected { store, size } => {
-                if size > 0 {
-                    let before = side.stores.insert(store, vec![0; size as usize]);
-                    assert!(before.is_none(), "store {store} is in use");
-                }
-                PayloadTarget::Store { store, at: 0 }
-            }
-            PayloadDestination::Unexpected { store, at } => PayloadTarget::Store { store, at },
-            PayloadDestination::Region { op, key, offset } => {
-                if key == KEY {
-                    return PayloadTarget::Piece { piece: side.region.clone(), at: offset, take: size };
-                }
-                side.endpoint.channel_mut(PEER).refuse(op, REFUSED);
-                self.drain(to);
-                PayloadTarget::Skip
-            }
-            PayloadDestination::Scratch => PayloadTarget::Scratch(Vec::new()),
-            PayloadDestination::OutOfOrder { frame, at, .. } => PayloadTarget::Early { frame, at: at as u64 },
-        }
-    }
-
-    fn put(&mut self, from: usize, path_id: usize, start: u64, bytes: &[u8]) {
-        if let Some(mut incoming) = self.queues[from][path_id].incoming.take() {
-            self.put_to(1 - from, &mut incoming.target, start, bytes);
-            self.queues[from][path_id].incoming = Some(incoming);
-        }
-    }
-
-    /// The bytes from `start` on of a payload get to their place.
-    fn put_to(&mut self, to: usize, target: &mut PayloadTarget, start: u64, bytes: &[u8]) {
-        let side = &mut self.sides[to];
-        let into = |buffer: &mut Vec<u8>, at: u64| {
-            let at = (at + start) as usize;
-            buffer[at..at + bytes.len()].copy_from_slice(bytes);
-        };
-        match target {
-            PayloadTarget::Piece { piece, at, take } => {
-                let left = take.saturating_sub(start).min(bytes.len() as u64);
-                if left > 0 {
-                    self.arena.write(piece, *at + start, &bytes[..left as usize]);
-                }
-            }
-            PayloadTarget::Store { store, at } if !bytes.is_empty() => {
-                into(side.stores.get_mut(store).expect("a store"), *at);
-            }
-            PayloadTarget::Early { frame, at } => {
-                into(side.early.get_mut(frame).expect("what is kept"), *at);
-            }
-            PayloadTarget::Scratch(scratch) => scratch.extend_from_slice(bytes),
-            PayloadTarget::Store { .. } | PayloadTarget::Skip => (),
-        }
+    fn begin_payload(&mut self, to: usize, path: PathId, frame: &Frame, place: PayloadDestination) {
+        let Side { endpoint, region, .. } = &mut self.sides[to];
+        let region = endpoint.region(PEER, place, |key, offset| (key == KEY).then(|| (region.clone(), offset)));
+        endpoint.begin((PEER, path), frame, place, region).unwrap();
+        self.drain(to);
     }
 
     fn end(&mut self, from: usize, path_id: usize) {
-        let to = 1 - from;
-        let queue = &mut self.queues[from][path_id];
-        queue.frames.pop_front();
-        if let Some(IncomingFrame { target: PayloadTarget::Scratch(scratch), .. }) = queue.incoming.take() {
-            self.sides[to].scratch = scratch;
-        }
-        self.sides[to].endpoint.handle_payload(PEER, PathId(path_id as u8));
+        let (to, path) = (1 - from, PathId(path_id as u8));
+        self.queues[from][path_id].frames.pop_front();
+        self.sides[to].endpoint.end((PEER, path)).unwrap();
         if self.traits[path_id].datagram.is_some() && self.sides[to].up[path_id] {
-            self.sides[to].endpoint.channel_mut(PEER).end_batch(PathId(path_id as u8));
+            self.sides[to].endpoint.channel_mut(PEER).end_batch(path);
         }
         self.drain(to);
-        while let Some(frame) = self.sides[to].endpoint.channel(PEER).next_reassembled() {
-            self.deliver_early_frame(to, frame);
+        while let Some((frame, place)) = self.sides[to].endpoint.next_early(PEER).unwrap() {
+            self.drain(to);
+            self.begin_payload(to, REASSEMBLED, &frame, place);
+            let endpoint = &mut self.sides[to].endpoint;
+            endpoint.receive((PEER, REASSEMBLED), &frame.payload, &mut self.arena).unwrap();
+            endpoint.end((PEER, REASSEMBLED)).unwrap();
+            self.drain(to);
         }
-    }
-
-    fn deliver_early_frame(&mut self, to: usize, frame: u64) {
-        let side = &mut self.sides[to];
-        let body = side.early.remove(&frame).expect("the frame whose turn has come");
-        let kept = side.endpoint.handle_reassembled(PEER, &body);
-        let (place, head) = kept.unwrap_or_else(|fault| panic!("a kept frame: {}", fault.0));
-        self.drain(to);
-        let mut target = self.target(to, place, (body.len() - head) as u64);
-        self.put_to(to, &mut target, 0, &body[head..]);
-        if let PayloadTarget::Scratch(scratch) = target {
-            self.sides[to].scratch = scratch;
-        }
-        self.sides[to].endpoint.handle_payload(PEER, REASSEMBLED);
-        self.drain(to);
     }
 
     /// The first payload of a path turns out to be corrupt: before it has a place, or when it is there.
@@ -414,19 +277,12 @@ impl World {
         if !is_whole || !self.sides[to].up[path_id] || self.traits[path_id].lossless {
             return;
         }
-        let (header, size) = (frame.header, frame.size);
-        let is_bearable = if let Some(incoming) = &mut queue.incoming {
-            incoming.done = 0;
-            if let PayloadTarget::Scratch(scratch) = &mut incoming.target {
-                scratch.clear();
-            }
-            self.put(from, path_id, 0, &vec![0xee; size as usize]);
-            self.sides[to].endpoint.channel_mut(PEER).handle_corrupt(PathId(path_id as u8))
-        } else {
-            self.sides[to].endpoint.channel_mut(PEER).handle_corrupt_frame(&header)
+        let (header, path) = (frame.header, PathId(path_id as u8));
+        let endpoint = &mut self.sides[to].endpoint;
+        let is_bearable = match endpoint.incoming(PEER, path) {
+            Some(_) => endpoint.corrupt((PEER, path), &mut self.arena).unwrap(),
+            None => endpoint.channel_mut(PEER).handle_corrupt_frame(&header),
         };
-        let queue = &mut self.queues[from][path_id];
-        queue.incoming = None;
         queue.frames.pop_front();
         self.drain(to);
         if !is_bearable {
@@ -437,7 +293,8 @@ impl World {
     /// Frames of a path that nobody reads yet, and that have quite left.
     fn movable(&self, from: usize, path_id: usize) -> std::ops::Range<usize> {
         let queue = &self.queues[from][path_id];
-        let first = usize::from(queue.incoming.is_some());
+        let incoming = self.sides[1 - from].endpoint.incoming(PEER, PathId(path_id as u8));
+        let first = usize::from(incoming.is_some());
         first..queue.frames.len() - usize::from(queue.rest.is_some() && !queue.frames.is_empty())
     }
 
@@ -477,28 +334,11 @@ impl PathQueue {
     }
 }
 
-impl FrameInFlight {
-    /// A frame without those bytes of its payload that lie in memory.
-    pub fn new(front: &[u8]) -> Self {
-        let header = Header::parse(front).expect("a header");
-        let head = KindHeader::size(header.kind, header.flags);
-        let (size, check) = header.payload(head).expect("a payload");
-        let (head, payload) = front[HEADER_BYTES..].split_at(head);
-        Self { header, head: head.to_vec(), payload: payload[check..].to_vec(), size }
-    }
-
-    /// The same with its payload.
-    pub fn with(mut self, payload: &[u8]) -> Self {
-        self.payload.extend_from_slice(payload);
-        self
-    }
-}
-
 /// Traits of a path out of one byte and the least sizes.
 pub fn traits(byte: u8, more: u8, least: u32) -> PathProperties {
     let pick = |choices: [u32; 4], shift: u32| choices[(byte >> shift) as usize & 3];
-    let datagram = [None, None, Some(congestion::CongestionAlgorithm::Cubic), Some(congestion::CongestionAlgorithm::Bbr)]
-        [more as usize >> 6];
+    let datagram =
+        [None, None, Some(CongestionAlgorithm::Cubic), Some(CongestionAlgorithm::Bbr)][more as usize >> 6];
     PathProperties {
         payload_max: pick([5, 64, 500, 8_192], 0).max(least),
         eager_max: pick([0, 50, 500, 8_192], 2),

@@ -1,12 +1,16 @@
 //! Memory of both processes: slots of bytes that are taken away when their operation is done, and copies that live as
 //! long as somebody holds them.
 //!
-//! What may never happen, and panics: memory is touched outside its bounds or after its owner had it back.
+//! What may never happen, and panics: memory is touched outside its bounds or after its owner had it back. The last
+//! holder of a copy drops it, as in a real driver, so that a copy that an endpoint forgets is found at the end; the
+//! simulator's memory cannot show this.
 
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use landbridge_proto::endpoint::Memory;
+use landbridge_testbed::Violation;
+use landbridge_testbed::endpoint::ByteStore;
 
 /// A piece of memory.
 #[derive(Clone, Debug)]
@@ -77,6 +81,22 @@ impl Arena {
     /// Copies that somebody still holds.
     pub fn copies(&self) -> usize {
         self.copies.iter().filter(|copy| copy.strong_count() > 0).count()
+    }
+}
+
+impl ByteStore<Piece> for Arena {
+    fn read(&self, memory: &Piece, at: u64, length: u64) -> Result<Vec<u8>, Violation> {
+        Ok(self.read(memory, at, length).to_vec())
+    }
+
+    fn write(&mut self, memory: &Piece, at: u64, bytes: &[u8]) -> Result<(), Violation> {
+        self.write(memory, at, bytes);
+        Ok(())
+    }
+
+    fn copy(&mut self, memory: &Piece, at: u64, length: u64) -> Result<Piece, Violation> {
+        let bytes = self.read(memory, at, length).to_vec();
+        Ok(self.copy(&bytes))
     }
 }
 

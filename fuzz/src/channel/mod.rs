@@ -13,13 +13,14 @@ mod memory;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    AtomicRequest, Config, OperationCompletion, Endpoint, Failure, CompletionLevel, Memory, Message, InjectMessage, PathProperties, Posting,
+    AtomicRequest, Config, OperationCompletion, Failure, CompletionLevel, Memory, Message, InjectMessage, PathProperties, Posting,
     Remote, Ticket, CompletionKind,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::{MILLISECOND, Time};
+use landbridge_testbed::endpoint::{DrivenEndpoint, Frame, REFUSED};
 
-use driver::{FrameInFlight, KEY, PathQueue, PEER, REFUSED, Side, traits};
+use driver::{KEY, PathQueue, PEER, Side, traits};
 use memory::{Arena, Piece, content};
 
 const TAGS: usize = 3;
@@ -42,7 +43,6 @@ pub struct World {
     arena: Arena,
     /// Acknowledgements that each side has sent since it has heard anything.
     acks: [usize; 2],
-    eager_window: u32,
     sizes: [u64; 8],
     operations: Vec<PendingOperation>,
     /// Messages by sender and tag, receives by receiver and tag.
@@ -106,7 +106,7 @@ impl World {
                 min_multi_recv: 1,
                 operations_max: 1_000,
             };
-            let mut endpoint = Endpoint::new(config);
+            let mut endpoint = DrivenEndpoint::new(config);
             assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
             let mut region = content(9_000 + index as usize, CONSTANT_BYTES);
             region.resize(REGION_BYTES as usize, 0);
@@ -120,7 +120,6 @@ impl World {
             stale: vec![false; path_count],
             arena,
             acks: [0; 2],
-            eager_window,
             sizes: [0, 1, 7, 40, 60, largest / 9, largest / 2, largest],
             operations: Vec::new(),
             sent: Default::default(),
@@ -207,7 +206,9 @@ impl World {
         }
         let bytes = content(self.operations.len(), size);
         let copy = frame.wants_copy.then(|| self.arena.copy(&bytes));
-        self.push(side, path_id, FrameInFlight::new(frame.front()).with(&bytes));
+        let mut flying = Frame::new(frame.front());
+        flying.payload.extend_from_slice(&bytes);
+        self.push(side, path_id, flying);
         let memory = self.arena.keep(Vec::new());
         let ticket = self.start_operation(side, OperationKind::Send { size, data: None }, memory);
         self.operations[ticket.context].is_done = true;
@@ -456,7 +457,7 @@ impl World {
     fn check_idle(&mut self) {
         for side in &mut self.sides {
             assert!(side.endpoint.is_idle() && side.endpoint.is_drained(), "something is held");
-            assert!(side.stores.is_empty() && side.early.is_empty(), "something is kept");
+            side.endpoint.check_empty().unwrap();
             for path_id in 0..self.traits.len() {
                 let frame = side.endpoint.poll_transmit(PEER, PathId(path_id as u8));
                 assert!(frame.is_none(), "a frame that nobody was notified of");

@@ -4,12 +4,11 @@
 //! panics; a payload would be placed outside of posted memory; the victim's unexpected bytes exceed
 //! the credit that it gave; messages of the honest peer are affected.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties,
+    Action, AtomicRequest, CompletionLevel, Config, Memory, Message, PathProperties,
     PayloadDestination, Peek, Peer, Posting, Remote, Ticket,
 };
 use landbridge_proto::id::Address;
@@ -17,6 +16,7 @@ use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader, Long};
+use landbridge_testbed::endpoint::{DrivenEndpoint, Frame, NoBytes, REFUSED};
 
 use super::datagrams::{random_kind, with_datagrams};
 use super::node::random_path;
@@ -34,7 +34,7 @@ const PEERS: usize = 3;
 /// The only path of each peer.
 const PATH: PathId = PathId(0);
 
-/// Memory that has a size and no bytes.
+/// Memory that has a size and no bytes; that of even size has an address.
 #[derive(Clone, Debug)]
 struct FakeMemory(u64);
 
@@ -48,15 +48,20 @@ impl Memory for FakeMemory {
     }
 }
 
+impl From<u64> for FakeMemory {
+    fn from(bytes: u64) -> Self {
+        Self(bytes)
+    }
+}
+
 /// The victim, and the knowledge of its peers that an attacker has.
 struct Victim {
-    endpoint: Endpoint<FakeMemory>,
+    endpoint: DrivenEndpoint<FakeMemory>,
     peers: [Peer; PEERS],
     /// Number of the next byte from each peer. `sent` holds the number of the next byte to each
     /// peer.
     sequence: [u64; PEERS],
     sent: [u64; PEERS],
-    stores: BTreeMap<u32, (usize, u64)>,
     /// Operation numbers in frames that were sent to each attacker.
     known: [KnownNumbers; PEERS],
     /// Pulls that have begun and are not done.
@@ -93,7 +98,7 @@ pub fn run(seed: u64, trace: bool) -> Result<EventCounts, Violation> {
 impl Victim {
     fn new(seed: u64, trace: bool) -> Self {
         let mut random = Random::new(seed);
-        let mut endpoint = Endpoint::new(Config {
+        let mut endpoint = DrivenEndpoint::new(Config {
             address: Address::new(100, 0),
             eager_window: WINDOW,
             min_multi_recv: 10,
@@ -108,7 +113,6 @@ impl Victim {
             peers,
             sequence: [0; PEERS],
             sent: [0; PEERS],
-            stores: BTreeMap::new(),
             known: Default::default(),
             pulls: Vec::new(),
             honest_pending: 0,
@@ -267,7 +271,14 @@ impl Victim {
             self.sequence[from] += head_size as u64 + payload;
         }
         self.drain()?;
-        self.check_place(from, place, payload)?;
+        require!(payload <= FRAME_BODY_BYTES_MAX as u64, "a payload of {payload} bytes");
+        let frame = Frame { header, head, payload: Vec::new(), size: payload };
+        self.endpoint.begin((peer, PATH), &frame, place, None)?;
+        if let PayloadDestination::Region { op, .. } = place
+            && self.random.percent(50)
+        {
+            self.endpoint.channel_mut(peer).refuse(op, REFUSED);
+        }
         match self.random.below(20) {
             // A command may be issued before the payload arrives.
             0 => self.command(),
@@ -275,7 +286,7 @@ impl Victim {
             _ => (),
         }
         self.drain()?;
-        self.endpoint.handle_payload(peer, PATH);
+        self.endpoint.end((peer, PATH))?;
         self.drain()
     }
 
@@ -292,43 +303,6 @@ impl Victim {
         }
         let peer = self.peers[self.random.index(PEERS)];
         self.endpoint.channel_mut(peer).end_batch(PATH);
-    }
-
-    fn check_place(
-        &mut self,
-        from: usize,
-        place: PayloadDestination,
-        payload: u64,
-    ) -> Result<(), Violation> {
-        require!(payload <= FRAME_BODY_BYTES_MAX as u64, "a payload of {payload} bytes");
-        match place {
-            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
-                let memory = self.endpoint.place_memory(place);
-                let Some((memory, at, take)) = memory else {
-                    return Err(Violation(format!("{place:?} has no memory")));
-                };
-                let end = at.checked_add(take.min(payload));
-                require!(end.is_some_and(|end| end <= memory.0), "{place:?} is outside {memory:?}");
-            }
-            PayloadDestination::NewUnexpected { store, size } if size > 0 => {
-                require!(payload <= size, "{payload} bytes into a store of {size}");
-                let before = self.stores.insert(store, (from, size));
-                require!(before.is_none(), "store {store} is in use");
-                let stored: u64 =
-                    self.stores.values().filter(|(of, _)| *of == from).map(|(_, size)| size).sum();
-                require!(stored <= WINDOW as u64, "{from} makes us store {stored} bytes");
-            }
-            PayloadDestination::Unexpected { store, at } => {
-                let size = self.stores.get(&store).map(|&(_, size)| size);
-                let fits = size.is_some_and(|size| at + payload <= size);
-                require!(fits, "{payload} bytes at {at} of store {store} of {size:?}");
-            }
-            PayloadDestination::Region { op, .. } if self.random.percent(50) => {
-                self.endpoint.channel_mut(self.peers[from]).refuse(op, 13);
-            }
-            _ => (),
-        }
-        Ok(())
     }
 
     fn handle_fault(&mut self, from: usize, why: &'static str) -> Result<(), Violation> {
@@ -348,16 +322,13 @@ impl Victim {
         self.endpoint.channel_mut(self.peers[from]).open_path(PATH, path);
         self.known[from] = KnownNumbers::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
-        for (of, _) in self.stores.values_mut().filter(|(of, _)| *of == from) {
-            // Stores of the old peer number have a credit of their own.
-            *of = PEERS;
-        }
         Ok(())
     }
 
     fn drain(&mut self) -> Result<(), Violation> {
         let mut deferred = Vec::new();
         while let Some(action) = self.endpoint.poll_action() {
+            self.endpoint.perform(&action, &mut NoBytes)?;
             match action {
                 Action::Complete(done) => {
                     if done.ticket.context < 1_000
@@ -366,20 +337,6 @@ impl Victim {
                     {
                         self.honest_pending -= 1;
                     }
-                }
-                Action::CopyUnexpected { store, memory, at, length } => {
-                    let kept = self.stores.remove(&store);
-                    require!(
-                        kept.is_some_and(|(_, size)| length <= size),
-                        "fill out of store {store}"
-                    );
-                    require!(
-                        at.checked_add(length).is_some_and(|end| end <= memory.0),
-                        "fill outside"
-                    );
-                }
-                Action::DropUnexpected { store } => {
-                    require!(self.stores.remove(&store).is_some(), "store {store} forgotten twice");
                 }
                 Action::Pull { recv, memory, at, length, .. } => {
                     require!(
@@ -396,7 +353,9 @@ impl Victim {
                 Action::Serve { peer, op, length, .. } if length <= 10_000 => {
                     self.endpoint.channel_mut(peer).serve(op, FakeMemory(length))
                 }
-                Action::Serve { peer, op, .. } => self.endpoint.channel_mut(peer).refuse(op, 13),
+                Action::Serve { peer, op, .. } => {
+                    self.endpoint.channel_mut(peer).refuse(op, REFUSED)
+                }
                 Action::Atomic { peer, request } if request.fetch => {
                     self.endpoint
                         .channel_mut(peer)

@@ -64,10 +64,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use landbridge_proto::wire::Malformed;
-
-/// An event that must not happen, described for the developer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation(pub String);
+pub use landbridge_testbed::Violation;
+pub(crate) use landbridge_testbed::require;
 
 /// The kind of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,16 +92,6 @@ pub struct FailedSeed {
 /// Number of occurrences of each event.
 #[derive(Clone, Debug, Default)]
 pub struct EventCounts(BTreeMap<&'static str, u64>);
-
-/// Fails the enclosing function with a [`Violation`] unless the condition holds.
-macro_rules! require {
-    ($condition:expr, $($message:tt)+) => {
-        if !$condition {
-            return Err($crate::sim::Violation(format!($($message)+)));
-        }
-    };
-}
-pub(crate) use require;
 
 fn violation(bad: Malformed) -> Violation {
     Violation(bad.0.into())

@@ -5,20 +5,20 @@
 //! the time and datagrams as from a driver, a little late. The result is a table: for each delay,
 //! loss rate and congestion control, the rate of the first message and of later messages, and the
 //! number of spurious retransmissions.
+//!
+//! The link is the simulation's own, because no other harness has a link with a rate.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties, PayloadDestination,
-    Peer, Posting, REASSEMBLED, Ticket,
+    Action, CompletionLevel, Config, Message, PathProperties, PayloadDestination, Posting, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::congestion::CongestionAlgorithm;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time, nanos_for};
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
-use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_proto::wire::frame::HEADER_BYTES;
+use landbridge_testbed::endpoint::{DrivenEndpoint, Frame, NoBytes, PEER, SizedMemory};
 
 use super::random::Random;
 
@@ -45,7 +45,6 @@ const PING_PONGS: [usize; 2] = [4, 30];
 const SENT: usize = 0;
 const RECEIVED: usize = 1;
 
-const PEER: Peer = Peer(0);
 const PATH: PathId = PathId(0);
 
 /// The parameters of a measurement.
@@ -76,24 +75,9 @@ pub struct ThroughputResult {
     pub spurious: u64,
 }
 
-#[derive(Clone, Debug)]
-struct SizedMemory(u64);
-
-impl Memory for SizedMemory {
-    fn size(&self) -> u64 {
-        self.0
-    }
-
-    fn address(&self) -> u64 {
-        0
-    }
-}
-
 struct SimulatedEnd {
-    endpoint: Endpoint<SizedMemory>,
-    arrived: VecDeque<Vec<u8>>,
-    /// Heads of frames that arrived out of order.
-    early: BTreeMap<u64, Vec<u8>>,
+    endpoint: DrivenEndpoint<SizedMemory>,
+    arrived: VecDeque<Frame>,
     /// Time from which the link of this end is free.
     free_at: Time,
     reads_at: Option<Time>,
@@ -104,9 +88,8 @@ struct SimulatedEnd {
     received: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndEvent {
-    Arrive(Vec<u8>),
+    Arrive(Frame),
     Read,
     Wake,
 }
@@ -116,7 +99,8 @@ struct LinkModel {
     now: Time,
     random: Random,
     ends: [SimulatedEnd; 2],
-    events: BinaryHeap<Reverse<(Time, u64, usize, EndEvent)>>,
+    /// The events to come, by their time and number, and the ends that they concern.
+    events: BTreeMap<(Time, u64), (usize, EndEvent)>,
     count: u64,
     sent: u64,
     spurious: u64,
@@ -151,7 +135,7 @@ pub fn ping_pong(case: ThroughputCase, seed: u64) -> u64 {
 impl LinkModel {
     fn new(case: ThroughputCase, seed: u64) -> Self {
         let end = |index: u32| {
-            let mut endpoint = Endpoint::new(Config {
+            let mut endpoint = DrivenEndpoint::new(Config {
                 address: Address::new(index, 0),
                 eager_window: 2 << 20,
                 min_multi_recv: 0,
@@ -162,7 +146,6 @@ impl LinkModel {
             SimulatedEnd {
                 endpoint,
                 arrived: VecDeque::new(),
-                early: BTreeMap::new(),
                 free_at: Time(0),
                 reads_at: None,
                 wakes_at: None,
@@ -175,7 +158,7 @@ impl LinkModel {
             now: Time(SECOND),
             random: Random::new(seed),
             ends: [end(0), end(1)],
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             count: 0,
             sent: 0,
             spurious: 0,
@@ -228,7 +211,8 @@ impl LinkModel {
     fn run_until(&mut self, is_over: impl Fn(&Self) -> bool) -> u64 {
         let start = self.now;
         while !is_over(self) {
-            let Reverse((at, _, end, event)) = self.events.pop().expect("something that happens");
+            let next = self.events.pop_first().expect("something that happens");
+            let ((at, _), (end, event)) = next;
             self.now = self.now.max(at);
             let taken = self.now.nanos_since(start);
             assert!(taken < LONGEST, "{:?}: a message is never there", self.case);
@@ -271,31 +255,15 @@ impl LinkModel {
         self.ends[at].endpoint.channel_mut(PEER).end_batch(PATH);
     }
 
-    fn handle_datagram(&mut self, at: usize, packet: &[u8]) {
-        let header = Header::parse(packet).expect("a header");
-        let size = KindHeader::size(header.kind, header.flags);
-        let head = &packet[HEADER_BYTES..HEADER_BYTES + size];
+    fn handle_datagram(&mut self, at: usize, packet: &Frame) {
         let endpoint = &mut self.ends[at].endpoint;
-        let place = endpoint.handle_frame(PEER, PATH, &header, head).expect("no fault");
-        if header.length as usize > size && place == PayloadDestination::Discard {
-            self.spurious += 1;
-        }
-        if let PayloadDestination::OutOfOrder { frame, .. } = place {
-            self.ends[at].early.insert(frame, head.to_vec());
-        }
-        self.ends[at].endpoint.handle_payload(PEER, PATH);
+        let place = endpoint.deliver((PEER, PATH), packet, &mut NoBytes).unwrap();
+        self.spurious += (packet.size > 0 && place == PayloadDestination::Discard) as u64;
         self.drain(at);
-        while let Some(frame) = self.ends[at].endpoint.channel(PEER).next_reassembled() {
-            let head = self.ends[at].early.remove(&frame).expect("a kept frame");
-            // The endpoint reads only the head; the length of the payload is known.
-            self.ends[at].endpoint.handle_reassembled(PEER, &head).expect("no fault");
-            self.ends[at].endpoint.handle_payload(PEER, REASSEMBLED);
-            self.drain(at);
-        }
     }
 
     fn drain(&mut self, at: usize) {
-        while let Some(action) = self.ends[at].endpoint.poll_action() {
+        while let Some(action) = self.ends[at].endpoint.next_action(&mut NoBytes).unwrap() {
             match action {
                 Action::Complete(done) => {
                     assert_eq!(done.error, None);
@@ -303,8 +271,9 @@ impl LinkModel {
                     *if done.ticket.context == SENT { &mut end.done } else { &mut end.received } +=
                         1;
                 }
-                Action::Release { frame, .. } => drop(self.ends[at].early.remove(&frame)),
-                Action::CopyUnexpected { .. } | Action::DropUnexpected { .. } => (),
+                Action::Release { .. }
+                | Action::CopyUnexpected { .. }
+                | Action::DropUnexpected { .. } => (),
                 other => panic!("{other:?}"),
             }
         }
@@ -327,14 +296,14 @@ impl LinkModel {
     }
 
     fn transmit(&mut self, at: usize) -> bool {
-        let Some(frame) = self.ends[at].endpoint.poll_transmit(PEER, PATH) else { return false };
-        let front = frame.front().to_vec();
-        let payload = frame.payload.map_or(0, |(_, _, length)| length);
-        let copy = frame.wants_copy.then_some(SizedMemory(payload));
-        self.ends[at].endpoint.transmitted(PEER, PATH, true, copy);
+        let endpoint = &mut self.ends[at].endpoint;
+        let Some(frame) = endpoint.transmit((PEER, PATH), &mut NoBytes).unwrap() else {
+            return false;
+        };
         self.drain(at);
-        self.sent += (payload > 0) as u64;
-        let nanos = nanos_for(front.len() as u64 + payload + OVERHEAD, RATE);
+        self.sent += (frame.size > 0) as u64;
+        let bytes = HEADER_BYTES as u64 + frame.header.length as u64;
+        let nanos = nanos_for(bytes + OVERHEAD, RATE);
         let waiting = self.ends[at].free_at.nanos_since(self.now);
         if waiting + nanos > nanos_for(self.queue_bytes(), RATE) {
             return true;
@@ -342,7 +311,7 @@ impl LinkModel {
         let free_at = self.now.after(waiting + nanos);
         self.ends[at].free_at = free_at;
         if self.random.below(10_000) >= self.case.lost {
-            self.push(free_at.after(self.case.round_trip / 2), 1 - at, EndEvent::Arrive(front));
+            self.push(free_at.after(self.case.round_trip / 2), 1 - at, EndEvent::Arrive(frame));
         }
         true
     }
@@ -367,7 +336,7 @@ impl LinkModel {
 
     fn push(&mut self, at: Time, end: usize, event: EndEvent) {
         self.count += 1;
-        self.events.push(Reverse((at, self.count, end, event)));
+        self.events.insert((at, self.count), (end, event));
     }
 }
 

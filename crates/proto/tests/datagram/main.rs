@@ -1,24 +1,17 @@
 //! Paths with silent loss: what is retransmitted, when, and which status requests are sent. The
 //! tests set the time by hand.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod pieces;
 
 use std::num::NonZeroU64;
 
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{
-    Action, AtomicRequest, CompletionLevel, Config, Endpoint, Message, OperationCompletion,
-    PathProperties, PayloadDestination, Peer, Posting, Remote, Ticket,
-};
-use landbridge_proto::id::Address;
+use landbridge_proto::endpoint::{Action, AtomicRequest, CompletionLevel, Message, PathProperties};
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
+use landbridge_proto::wire::frame::{Kind, flag};
 use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader};
-
-use common::Room;
+use landbridge_testbed::endpoint::{Frame, PEER, PairEnd, REMOTE, SizedMemory, TICKET, posting};
 
 const DATAGRAMS: PathProperties = PathProperties {
     payload_max: 1_000,
@@ -61,7 +54,8 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     b.deliver(ONE, &again);
     settle(&mut a, &mut b);
     assert_eq!((a.done().len(), a.is_drained()), (1, true));
-    a.handle_time(a.schedule().next_wake().unwrap());
+    let wake = a.schedule().next_wake().unwrap();
+    a.handle_time(wake);
     assert_eq!(a.schedule().next_wake(), None, "there is nothing more to wait for");
 }
 
@@ -78,11 +72,11 @@ fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_acknowledged() {
     a.channel_mut(PEER).presume_path_lost(ONE);
     b.deliver(ONE, &a.next(ONE).unwrap());
     a.deliver(ONE, &b.next(ONE).unwrap());
-    let again: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    let again = a.next_all(ONE);
     let kinds: Vec<Kind> = again.iter().map(Frame::kind).collect();
     assert_eq!(kinds[..2], [lost.kind(), goodbye.kind()]);
     assert!(a.is_flushed() && !a.is_safe());
-    again.iter().for_each(|frame| b.deliver(ONE, frame));
+    again.iter().for_each(|frame| _ = b.deliver(ONE, frame));
     settle(&mut a, &mut b);
     assert!(a.is_safe() && a.is_goodbye_acknowledged());
 }
@@ -196,7 +190,7 @@ fn a_datagram_goes_again_when_three_later_ones_have_come() {
 fn one_that_is_overtaken_has_nine_eighths_of_a_round_trip() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
-    frames.iter().take(3).for_each(|frame| b.deliver(ONE, frame));
+    frames.iter().take(3).for_each(|frame| _ = b.deliver(ONE, frame));
     b.deliver(ONE, &frames[4]);
     a.set_time(at(80));
     a.deliver(ONE, &b.next(ONE).unwrap());
@@ -237,7 +231,7 @@ fn all_that_a_busy_peer_has_taken_in_does_not_go_again() {
         a.handle_time(wake);
         asks.push(a.next(ONE).unwrap());
     }
-    frames.iter().chain(&asks).for_each(|frame| b.deliver(ONE, frame));
+    frames.iter().chain(&asks).for_each(|frame| _ = b.deliver(ONE, frame));
     b.channel_mut(PEER).end_batch(ONE);
     a.set_time(at(10_000));
     while let Some(frame) = b.next(ONE) {
@@ -303,11 +297,11 @@ fn copies_that_are_wanted_back_are_asked_about_once() {
 #[test]
 fn what_is_read_here_is_copied_in_any_case() {
     let (mut a, mut b) = pair(STREAM);
-    a.read(Remote { peer: PEER, key: 1, offset: 0 }, Room(10), TICKET).unwrap();
+    a.read(REMOTE, SizedMemory(10), TICKET).unwrap();
     b.deliver(ONE, &a.next(ONE).unwrap());
-    let Some(Action::Serve { op, length, .. }) = b.poll_action() else { panic!("a read") };
+    let Some(Action::Serve { op, length, .. }) = b.next_action() else { panic!("a read") };
     b.channel_mut(PEER).set_copying(false);
-    b.channel_mut(PEER).serve(op, Room(length));
+    b.channel_mut(PEER).serve(op, SizedMemory(length));
     assert!(b.poll_transmit(PEER, ONE).unwrap().wants_copy);
 }
 
@@ -334,14 +328,16 @@ fn one_report_after_another_tells_of_every_gap() {
     for _ in 0..20 {
         a.send(message(5)).unwrap();
     }
-    let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    let frames = a.next_all(ONE);
     let odd: Vec<&Frame> = frames.iter().skip(1).step_by(2).collect();
     assert!(odd.len() >= 5, "{}", frames.len());
-    odd.iter().for_each(|frame| b.deliver(ONE, frame));
+    odd.iter().for_each(|frame| _ = b.deliver(ONE, frame));
     b.channel_mut(PEER).end_batch(ONE);
     let mut named = Vec::new();
     while let Some(report) = b.next(ONE) {
-        let KindHeader::Sack { ranges, .. } = report.head() else { panic!("{:?}", report.header) };
+        let KindHeader::Sack { ranges, .. } = report.kind_header() else {
+            panic!("{:?}", report.header)
+        };
         named.extend(ranges.into_iter().map(|(start, _)| start));
     }
     for frame in odd {
@@ -353,13 +349,13 @@ fn one_report_after_another_tells_of_every_gap() {
 fn no_more_leaves_than_the_window_has_room_for() {
     let (mut a, mut b) = pair(DATAGRAMS);
     a.send(message(1 << 19)).unwrap();
-    let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    let frames = a.next_all(ONE);
     assert!((5..20).contains(&frames.len()), "{}", frames.len());
     // More frames leave when these are acknowledged, and the endpoint names the peer as busy by
     // itself.
     a.set_time(at(5));
     while a.next_busy().is_some() {}
-    frames.iter().for_each(|frame| b.deliver(ONE, frame));
+    frames.iter().for_each(|frame| _ = b.deliver(ONE, frame));
     b.channel_mut(PEER).end_batch(ONE);
     a.deliver(ONE, &b.next(ONE).unwrap());
     assert_eq!(a.next_busy(), Some(PEER));
@@ -388,7 +384,7 @@ fn who_is_paced_is_named_again_when_more_may_leave() {
     // more.
     a.handle_time(now);
     while a.next_busy().is_some() {}
-    let burst = std::iter::from_fn(|| a.next(ONE)).count();
+    let burst = a.next_all(ONE).len();
     let wake = a.schedule().next_wake().unwrap();
     assert!(burst > 2 && wake.0 < now.0 + 10 * MILLISECOND, "{burst} at {now:?}, then {wake:?}");
     a.handle_time(wake);
@@ -474,7 +470,7 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
     let large =
         PathProperties { payload_max: 2_000, eager_max: 2_000, copy_max: 2_000, ..DATAGRAMS };
     let (mut a, mut b) = pair(large);
-    let lost = |a: &Endpoint<Room>| a.channel(PEER).path_statistics(ONE).unwrap().large_lost;
+    let lost = |a: &PairEnd| a.channel(PEER).path_statistics(ONE).unwrap().large_lost;
     for size in [2_000, 2_000, 5] {
         a.send(message(size)).unwrap();
         a.next(ONE).unwrap();
@@ -502,7 +498,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         // Status requests become less and less frequent.
         while let Some(wake) = a.schedule().next_wake().filter(|wake| *wake < at(600_000)) {
             a.handle_time(wake);
-            frames.extend(std::iter::from_fn(|| a.next(ONE)));
+            frames.extend(a.next_all(ONE));
         }
         let mut now = at(600_000);
         for _ in 0..20 {
@@ -510,7 +506,7 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         }
         let (mut done, mut millis) = (0, 0);
         while done < 21 {
-            frames.drain(..).for_each(|frame| b.deliver(ONE, &frame));
+            frames.drain(..).for_each(|frame| _ = b.deliver(ONE, &frame));
             b.channel_mut(PEER).end_batch(ONE);
             b.handle_time(now);
             a.set_time(now);
@@ -519,140 +515,43 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
             }
             done += a.done().len();
             a.handle_time(now);
-            frames.extend(std::iter::from_fn(|| a.next(ONE)));
+            frames.extend(a.next_all(ONE));
             (now, millis) = (now.after(MILLISECOND), millis + 1);
             assert!(millis < 2_000, "{kind:?}: {done} of 21 messages in {millis} ms");
         }
     }
 }
 
-/// The peer in every test, and the paths to it.
-const PEER: Peer = Peer(0);
+/// The paths to the peer.
 const ONE: PathId = PathId(0);
 const TWO: PathId = PathId(1);
-const TICKET: Ticket = Ticket { context: 7, notify: true };
 
 fn at(millis: u64) -> Time {
     Time(millis * MILLISECOND)
 }
 
-fn pair(path: PathProperties) -> (Endpoint<Room>, Endpoint<Room>) {
-    let endpoint = |index: u32| {
-        let mut endpoint = Endpoint::new(Config {
-            address: Address::new(index, 0),
-            eager_window: 1 << 20,
-            min_multi_recv: 10,
-            operations_max: 100,
-        });
-        assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
-        endpoint.channel_mut(PEER).open_path(ONE, path);
-        while endpoint.next_busy().is_some() {}
-        endpoint
-    };
-    (endpoint(0), endpoint(1))
+fn pair(path: PathProperties) -> (PairEnd, PairEnd) {
+    let (mut a, mut b) = landbridge_testbed::endpoint::pair((1 << 20, 100), &[(ONE, path)]);
+    [&mut a, &mut b].into_iter().for_each(|end| while end.next_busy().is_some() {});
+    (a, b)
 }
 
-fn message(bytes: u64) -> Message<Room> {
-    let (tag, ticket) = (Some(1), TICKET);
-    Message {
-        peer: PEER,
-        memory: Room(bytes),
-        tag,
-        data: None,
-        ticket,
-        level: CompletionLevel::DeliveryComplete,
-    }
-}
-
-fn posting(bytes: u64) -> Posting<Room> {
-    Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
+fn message(bytes: u64) -> Message<SizedMemory> {
+    landbridge_testbed::endpoint::message(bytes, CompletionLevel::DeliveryComplete)
 }
 
 /// Sends five messages at time 0.
-fn five(a: &mut Endpoint<Room>) -> Vec<Frame> {
+fn five(a: &mut PairEnd) -> Vec<Frame> {
     for _ in 0..5 {
         a.send(message(5)).unwrap();
     }
-    let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    let frames = a.next_all(ONE);
     assert_eq!(frames.len(), 5);
     while a.next_busy().is_some() {}
     frames
 }
 
 /// Exchanges frames by any path until there are no more.
-fn settle(a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
-    for _ in 0..100 {
-        let mut moved = false;
-        for path in [ONE, TWO] {
-            let (there, back) = (a.next(path), b.next(path));
-            moved |= there.is_some() || back.is_some();
-            there.into_iter().for_each(|frame| b.deliver(path, &frame));
-            back.into_iter().for_each(|frame| a.deliver(path, &frame));
-        }
-        if !moved {
-            return;
-        }
-    }
-    panic!("they never come to rest");
-}
-
-/// A frame without its payload.
-#[derive(Clone, Debug)]
-struct Frame {
-    header: Header,
-    head: Vec<u8>,
-    payload: u64,
-}
-
-impl Frame {
-    fn kind(&self) -> Kind {
-        self.header.kind
-    }
-
-    fn head(&self) -> KindHeader {
-        KindHeader::parse(self.header.kind, self.header.flags, &self.head).unwrap()
-    }
-}
-
-trait Drive {
-    fn next(&mut self, path: PathId) -> Option<Frame>;
-    fn deliver(&mut self, path: PathId, frame: &Frame);
-    fn done(&mut self) -> Vec<OperationCompletion>;
-}
-
-impl Drive for Endpoint<Room> {
-    fn next(&mut self, path: PathId) -> Option<Frame> {
-        let frame = self.poll_transmit(PEER, path)?;
-        let header = Header::parse(frame.front()).unwrap();
-        let size = KindHeader::size(header.kind, header.flags);
-        let head = frame.front()[HEADER_BYTES..HEADER_BYTES + size].to_vec();
-        let payload = header.payload(size).unwrap().0;
-        let copy = frame.wants_copy.then_some(Room(payload));
-        self.transmitted(PEER, path, true, copy);
-        Some(Frame { header, head, payload })
-    }
-
-    fn deliver(&mut self, path: PathId, frame: &Frame) {
-        let place = self.handle_frame(PEER, path, &frame.header, &frame.head).unwrap();
-        let _: PayloadDestination = place;
-        self.handle_payload(PEER, path);
-        while let Some(kept) = self.channel(PEER).next_reassembled() {
-            // All frames that arrive early are short messages of one kind.
-            if frame.kind() == Kind::Fragment || self.handle_reassembled(PEER, &[0; 48]).is_err() {
-                return;
-            }
-            assert!(kept > 0);
-            self.handle_payload(PEER, landbridge_proto::endpoint::REASSEMBLED);
-        }
-    }
-
-    fn done(&mut self) -> Vec<OperationCompletion> {
-        let actions = std::iter::from_fn(|| self.poll_action());
-        actions
-            .filter_map(|action| match action {
-                Action::Complete(done) => Some(done),
-                _ => None,
-            })
-            .collect()
-    }
+fn settle(a: &mut PairEnd, b: &mut PairEnd) {
+    landbridge_testbed::endpoint::settle(a, b, &[ONE, TWO]);
 }

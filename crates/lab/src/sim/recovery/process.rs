@@ -10,14 +10,13 @@ use std::rc::Rc;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties, PayloadDestination,
-    Peer, Posting, REASSEMBLED, Ticket,
+    Action, CompletionLevel, Config, Memory, Message, PathProperties, Peer, Posting, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::{MICROSECOND, Time};
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::frame::{Header, Kind};
 use landbridge_proto::wire::hello::LogPosition;
-use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_testbed::endpoint::{ByteStore, DrivenEndpoint, Frame};
 use landbridge_testbed::relay::{FarEnd, determinant, emit, empty, frames, rank};
 
 use super::super::random::Random;
@@ -35,10 +34,6 @@ impl ProgramMemory {
     fn new(bytes: Vec<u8>) -> Self {
         Self(Rc::new(RefCell::new(bytes)))
     }
-
-    fn write(&self, at: usize, bytes: &[u8]) {
-        self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-    }
 }
 
 impl Memory for ProgramMemory {
@@ -48,6 +43,29 @@ impl Memory for ProgramMemory {
 
     fn address(&self) -> u64 {
         0
+    }
+}
+
+/// The bytes that [`ProgramMemory`] holds itself.
+struct ProgramBytes;
+
+impl ByteStore<ProgramMemory> for ProgramBytes {
+    fn read(&self, memory: &ProgramMemory, at: u64, length: u64) -> Result<Vec<u8>, Violation> {
+        Ok(memory.0.borrow()[at as usize..(at + length) as usize].to_vec())
+    }
+
+    fn write(&mut self, memory: &ProgramMemory, at: u64, bytes: &[u8]) -> Result<(), Violation> {
+        memory.0.borrow_mut()[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        it: &ProgramMemory,
+        at: u64,
+        length: u64,
+    ) -> Result<ProgramMemory, Violation> {
+        self.read(it, at, length).map(ProgramMemory::new)
     }
 }
 
@@ -124,8 +142,7 @@ pub struct CheckpointImage {
 /// One incarnation of a process.
 pub struct Process {
     task: Task,
-    endpoint: Endpoint<ProgramMemory>,
-    buffers: Buffers,
+    endpoint: DrivenEndpoint<ProgramMemory>,
     /// Bytes for the relay.
     up: Vec<u8>,
     /// Bytes from the relay.
@@ -134,13 +151,6 @@ pub struct Process {
     pub cursor: ReplayCursor,
     clock: Clock,
     record: Record,
-}
-
-/// Payload that waits for a receive, and frames that arrived early.
-#[derive(Default)]
-struct Buffers {
-    stores: BTreeMap<u32, Vec<u8>>,
-    early: BTreeMap<(Peer, u64), Vec<u8>>,
 }
 
 /// The program of the process.
@@ -201,8 +211,7 @@ impl Process {
         let mut left = vec![task.each; task.count as usize];
         left[task.index as usize] = 0;
         Self {
-            endpoint: Endpoint::new(config),
-            buffers: Buffers::default(),
+            endpoint: DrivenEndpoint::new(config),
             up: Vec::new(),
             down: Vec::new(),
             program: SimulatedProgram {
@@ -404,7 +413,8 @@ impl Process {
                 self.log_determinant(next.polls, next.frames, next.micros);
                 self.clock.micros += next.micros;
                 self.clock.real = real;
-                self.endpoint.set_time(self.now());
+                let now = self.now();
+                self.endpoint.set_time(now);
                 self.cursor.replayed_determinants += 1;
                 return self.replay_determinant(next, next.frames);
             }
@@ -450,7 +460,8 @@ impl Process {
         }
         self.clock.micros += lag;
         self.clock.real = real;
-        self.endpoint.set_time(self.now());
+        let now = self.now();
+        self.endpoint.set_time(now);
         self.log_determinant(self.cursor.polls_since_determinant, waiting.len() as u32, lag);
         for frame in &waiting {
             self.deliver_frame(frame)?;
@@ -494,80 +505,28 @@ impl Process {
                 self.endpoint.channel_mut(peer).presume_path_lost(PATH);
                 return Ok(());
             }
-            Kind::Unreachable => return Err(Violation(format!("{header:?}"))),
+            // No program here accesses remote memory.
+            Kind::Unreachable | Kind::Write | Kind::ReadData | Kind::Atomic | Kind::AtomicReply => {
+                return Err(Violation(format!("{header:?}")));
+            }
             _ => (),
         }
-        let body = &frame[HEADER_BYTES..];
-        let head = KindHeader::size(header.kind, header.flags);
-        let place = self.endpoint.handle_frame(peer, PATH, &header, body);
-        let place = place.map_err(|fault| Violation(format!("{}: {header:?}", fault.0)))?;
-        let payload = &body[head..];
-        if let PayloadDestination::OutOfOrder { frame, whole, at } = place {
-            let early =
-                self.buffers.early.entry((peer, frame)).or_insert_with(|| vec![0; whole as usize]);
-            if header.kind != Kind::Fragment {
-                early[..head].copy_from_slice(&body[..head]);
-            }
-            early[at as usize..at as usize + payload.len()].copy_from_slice(payload);
-        } else {
-            self.put(place, payload)?;
-        }
-        self.endpoint.handle_payload(peer, PATH);
-        self.handle_actions()?;
-        while let Some(frame) = self.endpoint.channel(peer).next_reassembled() {
-            let Some(body) = self.buffers.early.remove(&(peer, frame)) else {
-                return Err(Violation(format!("frame {frame} is not kept")));
-            };
-            let taken = self.endpoint.handle_reassembled(peer, &body);
-            let (place, head) = taken.map_err(|fault| Violation(fault.0.into()))?;
-            self.handle_actions()?;
-            self.put(place, &body[head..])?;
-            self.endpoint.handle_payload(peer, REASSEMBLED);
-            self.handle_actions()?;
-        }
-        Ok(())
-    }
-
-    fn put(&mut self, place: PayloadDestination, payload: &[u8]) -> Result<(), Violation> {
-        match place {
-            PayloadDestination::Discard => (),
-            PayloadDestination::Receive { .. } => {
-                if let Some((memory, at, take)) = self.endpoint.place_memory(place) {
-                    memory.write(at as usize, &payload[..payload.len().min(take as usize)]);
-                }
-            }
-            PayloadDestination::NewUnexpected { store, size } if size > 0 => {
-                let mut bytes = payload.to_vec();
-                bytes.resize(size as usize, 0);
-                self.buffers.stores.insert(store, bytes);
-            }
-            PayloadDestination::NewUnexpected { .. } => (),
-            PayloadDestination::Unexpected { store, at } => {
-                let Some(bytes) = self.buffers.stores.get_mut(&store) else {
-                    return Err(Violation(format!("there is no store {store}")));
-                };
-                bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
-            }
-            other => return Err(Violation(format!("nobody does {other:?} here"))),
-        }
-        Ok(())
+        self.endpoint.deliver((peer, PATH), &Frame::new(frame), &mut ProgramBytes)?;
+        self.handle_actions()
     }
 
     /// Performs the actions that the endpoint requests.
     fn handle_actions(&mut self) -> Result<(), Violation> {
-        while let Some(action) = self.endpoint.poll_action() {
+        while let Some(action) = self.endpoint.next_action(&mut ProgramBytes)? {
             match action {
                 Action::Complete(done) => {
                     require!(done.error.is_none(), "{}: {done:?}", self.task.index);
                     self.finish(done.ticket.context, done.source, done.length as usize)?;
                 }
-                Action::CopyUnexpected { store, memory, at, length } => {
-                    let bytes = self.buffers.stores.remove(&store).unwrap_or_default();
-                    memory.write(at as usize, &bytes[..length as usize]);
-                }
-                Action::DropUnexpected { store } => drop(self.buffers.stores.remove(&store)),
-                Action::DiscardPayload { .. } => (),
-                Action::Release { peer, frame } => drop(self.buffers.early.remove(&(peer, frame))),
+                Action::CopyUnexpected { .. }
+                | Action::DropUnexpected { .. }
+                | Action::DiscardPayload { .. }
+                | Action::Release { .. } => (),
                 other => return Err(Violation(format!("nobody does {other:?} here"))),
             }
         }
@@ -611,17 +570,9 @@ impl Process {
     fn drain(&mut self) -> Result<(), Violation> {
         self.handle_actions()?;
         while let Some(peer) = self.endpoint.next_busy() {
-            while let Some(frame) = self.endpoint.poll_transmit(peer, PATH) {
-                let mut copy = Vec::new();
-                self.up.extend(frame.front());
-                if let Some((memory, at, length)) = frame.payload {
-                    let bytes = memory.0.borrow();
-                    copy.extend(&bytes[at as usize..(at + length) as usize]);
-                    self.up.extend(&copy);
-                }
-                let copy = frame.wants_copy.then(|| ProgramMemory::new(copy));
+            while let Some(frame) = self.endpoint.transmit((peer, PATH), &mut ProgramBytes)? {
+                frame.emit(&mut self.up);
                 self.cursor.sent += 1;
-                self.endpoint.transmitted(peer, PATH, true, copy);
             }
             self.handle_actions()?;
         }
