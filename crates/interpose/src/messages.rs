@@ -36,7 +36,7 @@ pub fn write(text: fmt::Arguments<'_>) {
     let put = |descriptor: u64| kernel(libc::SYS_write, [descriptor, start, length, 0, 0, 0]);
     match RANK.load(Relaxed) {
         0 => _ = line_descriptor().map(put),
-        rank => with_pipe_of(rank, put),
+        rank => with_pipe_of(rank, LINES.load(Relaxed), put),
     }
 }
 
@@ -57,9 +57,9 @@ pub fn write_lines_of(rank: u64) {
 
 /// Calls `put` with the agent's pipe as the rank has it. A program that the rank has started may
 /// have closed the pipe, and the rank may read what the program writes to standard error: without
-/// the pipe nothing is written.
-fn with_pipe_of(rank: u64, put: impl Fn(u64) -> i64) {
-    let Ok(pipe) = u64::try_from(LINES.load(Relaxed)) else {
+/// the pipe nothing is written. `pipe`: its number in the rank; -1: there is none.
+fn with_pipe_of(rank: u64, pipe: i64, mut put: impl FnMut(u64) -> i64) {
+    let Ok(pipe) = u64::try_from(pipe) else {
         put(libc::STDERR_FILENO as u64);
         return;
     };
@@ -140,5 +140,34 @@ impl fmt::Display for Path<'_> {
             f.write_str(chunk.valid())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// A line of a child in its standard error would be data for a rank that reads that.
+    #[test]
+    fn lines_of_a_child_go_into_the_pipe_of_the_rank_or_nowhere() {
+        let rank = u64::from(std::process::id());
+        let written_to = |pipe: i64| {
+            let mut found = None;
+            with_pipe_of(rank, pipe, |descriptor| {
+                found = Some((descriptor, has_kind(descriptor, libc::S_IFIFO)));
+                0
+            });
+            found
+        };
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let pipe = i64::from(writer.as_raw_fd());
+        let (descriptor, is_pipe) = written_to(pipe).unwrap();
+        assert!(is_pipe && descriptor != libc::STDERR_FILENO as u64);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert_eq!(written_to(file.as_raw_fd().into()), None, "what the rank has there is a file");
+        assert_eq!(written_to(1 << 20), None, "the rank has closed it");
+        assert_eq!(written_to(-1).map(|it| it.0), Some(libc::STDERR_FILENO as u64));
     }
 }
