@@ -124,7 +124,7 @@ pub unsafe extern "C" fn add_directory(
     unsafe {
         if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
             HAS_DIRECTORY.store(true, Relaxed);
-            before_enter(path);
+            before_use("a program that it starts enters", path);
         }
         real_libc::posix_spawn_file_actions_addchdir_np(actions, path)
     }
@@ -179,7 +179,7 @@ unsafe fn check_start(path: *const c_char, environment: CStringList) {
             if is_relative && HAS_DIRECTORY.load(Relaxed) {
                 report_unobserved(path, UnobservedReason::Directory);
             }
-            before_start(path);
+            before_use("it starts", path);
         }
     }
 }
@@ -366,12 +366,12 @@ pub unsafe fn before_open(path: *const c_char, flags: c_int) {
     }
 }
 
-/// Reports a directory that a program started by this process enters when the program begins, and
-/// that a later incarnation may find changed.
+/// Reports what a program started by this process uses when it begins, and what a later incarnation
+/// may find changed: the program itself, or its directory.
 ///
 /// # Safety
 /// The path is a C string.
-unsafe fn before_enter(path: *const c_char) {
+unsafe fn before_use(what: &str, path: *const c_char) {
     // SAFETY: the caller's promise.
     let (name, change) = unsafe {
         let place = path.addr() as u64;
@@ -379,23 +379,7 @@ unsafe fn before_enter(path: *const c_char) {
     };
     if let Some(change) = change {
         let more = if change == NameChange::Way { CHANGED_WAY } else { CHANGED };
-        forbid_restart_of(format_args!("a program that it starts enters {name}{more}"));
-    }
-}
-
-/// Reports a program that this process starts, and that a later incarnation may find changed.
-///
-/// # Safety
-/// The path is a C string.
-pub unsafe fn before_start(path: *const c_char) {
-    // SAFETY: the caller's promise.
-    let (name, change) = unsafe {
-        let place = path.addr() as u64;
-        (Path(text(place)), change_of(HERE, place))
-    };
-    if let Some(change) = change {
-        let more = if change == NameChange::Way { CHANGED_WAY } else { CHANGED };
-        forbid_restart_of(format_args!("it starts {name}{more}"));
+        forbid_restart_of(format_args!("{what} {name}{more}"));
     }
 }
 
