@@ -131,3 +131,27 @@ fn calls_of_32_bit_programs_fail() {
         assert!(status == 0 || is_killed, "{status:#x}");
     }
 }
+
+/// The kernel ignores the upper half of a call's number. A mask with SIGSYS that came to the kernel
+/// would end the child at its next call.
+#[test]
+fn a_call_is_known_by_the_lower_half_of_its_number() {
+    if !install_handler() {
+        return;
+    }
+    // SAFETY: the child makes system calls only, then ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let is_observed = dispatch::observe_this_thread();
+            let (set, how) = (SIGSYS_BIT, libc::SIG_BLOCK);
+            let number = 1 << 32 | libc::SYS_rt_sigprocmask;
+            let result = libc::syscall(number, how, &raw const set, 0_usize, 8_usize);
+            libc::getppid();
+            libc::_exit(c_int::from(is_observed && result != 0));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0);
+    }
+}
