@@ -100,10 +100,9 @@ def main() -> int:
     programs_beside(checks, options, program[0])
     name = "who reads standard input"
     if checks.wants(name):
-        reader = [program[0], str(common.PROGRAMS / "lines.py")]
-        undisturbed = sorted(recovery.job_with_input(options, reader, [])[1])
+        undisturbed = sorted(recovery.job_with_input(options, [])[1])
         kills = [(moment(), 0), (0.8, 2), (0.8, 0)]
-        outcome = recovery.job_with_input(options, reader, kills, job=job)
+        outcome = recovery.job_with_input(options, kills, job=job)
         check_same(checks, name, outcome, undisturbed, len(kills))
     name = "whose threads wait in the kernel"
     if checks.wants(name):

@@ -28,6 +28,8 @@ FILLED = {"MALLOC_PERTURB_": "255"}
 SKIPPED = 77
 # Seconds for a job; on an idle machine no job takes a tenth of it.
 LIMIT_S = 120.0
+# Lines of failed checks that are repeated at the end of a driver's output.
+REPEATED_LINES = 60
 
 
 class Checks:
@@ -39,6 +41,8 @@ class Checks:
         self.failed = 0
         self.made = 0
         self.named = []
+        # Lines of failed checks, repeated at the end: a log may be read from its end only.
+        self.failures: list[str] = []
         # Cases of the sample that have not run yet; empty if all cases run.
         self.sample = set(SAMPLES[Path(sys.argv[0]).stem]) if options.sample else None
         self.unseen = set(self.sample or ())
@@ -64,14 +68,10 @@ class Checks:
         self.failed += not is_ok
         before, self.checked_at = self.checked_at, time.monotonic()
         print(f"{'ok' if is_ok else 'FAILED':6} {self.checked_at - before:5.1f} s  {name}: {measured}", flush=True)
-        if not is_ok and output:
-            shown = process.tail(output, 15).splitlines()
-            # The panic of one of Landbridge's processes may be far above the end of the output.
-            lines = output.splitlines()
-            first = next((number for number, line in enumerate(lines) if "panicked at" in line), None)
-            if first is not None:
-                shown = [*lines[first : first + 12], "...", *shown]
-            print("\n".join("       | " + line for line in shown))
+        if not is_ok:
+            lines = [f"FAILED {name}: {measured}", *("       | " + line for line in telling(output))]
+            print("\n".join(lines[1:]), flush=True)
+            self.failures += lines
         return is_ok
 
     def end(self) -> int:
@@ -82,10 +82,24 @@ class Checks:
             print(f"the sample names a case that there is not: {name}")
             self.failed += 1
         left_out = f", {len(self.left_out)} cases left to make test-all" if self.left_out else ""
+        if self.failures:
+            print("\n".join(["", *self.failures[:REPEATED_LINES], ""]))
         print(f"{self.made} checks, {self.failed} failed{left_out}")
         if not self.made:
             print("no check was made")
         return 1 if self.failed or not self.made else 0
+
+
+def telling(output: str) -> list[str]:
+    """The lines of a failed job that tell why: its end, and before it the panic of one of
+    Landbridge's processes and the errors that a program of the tests found, which may be far above
+    the end."""
+    lines = output.splitlines()
+    end = lines[-15:]
+    first = next((number for number, line in enumerate(lines) if "panicked at" in line), None)
+    above = lines[first : first + 12] if first is not None else []
+    above += [line for line in lines[:-15] if line.startswith("wrong: ")][:12]
+    return [*above, "...", *end] if above else end
 
 
 def arguments(description: str, add=None):

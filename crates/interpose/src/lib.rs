@@ -53,6 +53,7 @@
 //! | `directory_calls`, `mapping_calls`, `metadata_calls` | recorded calls of one kind each |
 //! | `content` | reads and writes |
 //! | `descriptor_calls` | opening, closing, seeking and locking |
+//! | `standard_input` | reads of standard input |
 //! | `unsaved_attributes` | what a checkpoint image lacks |
 //! | `restored_files` | open files when the process goes live, and around a checkpoint |
 //! | `new_processes` | threads and processes that the program begins |
@@ -126,6 +127,7 @@ mod restored_files;
 mod session;
 mod side_channels;
 mod signal_mask;
+mod standard_input;
 mod syscalls;
 mod temporary;
 mod trampoline;

@@ -3,7 +3,7 @@
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record.
 
 use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
-use libc::c_long;
+use libc::{c_int, c_long};
 
 use crate::compared_arguments::of_values;
 use crate::file_identity::FileKind;
@@ -27,7 +27,7 @@ impl Session {
         open.is_recorded = true;
         // SAFETY: the caller's promise.
         let values = unsafe { of_values(number, arguments) };
-        let resizing = ResizeReplay::of(number, arguments[1]);
+        let resizing = ResizeReplay::of(number, arguments);
         let call = call_of(number, [descriptor, values, 0, 0, 0], &[]);
         let about =
             CallDescription::Path("change of size or attributes", self.table.path_of(descriptor));
@@ -56,14 +56,19 @@ impl Session {
 enum ResizeReplay {
     /// The file gets this length; a repetition would remove later bytes of other processes.
     Length(u64),
+    /// The file gets this length if it is shorter, and its content stays.
+    AtLeast(u64),
     /// A repetition could undo what another process has changed since, or fail.
     Other,
 }
 
 impl ResizeReplay {
-    fn of(number: c_long, second: u64) -> ResizeReplay {
-        match number {
-            libc::SYS_ftruncate => ResizeReplay::Length(second),
+    fn of(number: c_long, [_, second, third, fourth, ..]: [u64; 6]) -> ResizeReplay {
+        match (number, second as c_int) {
+            (libc::SYS_ftruncate, _) => ResizeReplay::Length(second),
+            (libc::SYS_fallocate, 0) => ResizeReplay::AtLeast(third.saturating_add(fourth)),
+            // Disk space alone, which no program sees in the content.
+            (libc::SYS_fallocate, libc::FALLOC_FL_KEEP_SIZE) => ResizeReplay::AtLeast(0),
             _ => ResizeReplay::Other,
         }
     }
@@ -73,7 +78,37 @@ impl ResizeReplay {
         match self {
             _ if before == now => EffectOutcome::NotPerformed,
             ResizeReplay::Length(wanted) if wanted == now[0] => EffectOutcome::NotPerformed,
+            ResizeReplay::AtLeast(wanted) if wanted <= now[0] => EffectOutcome::NotPerformed,
             _ => EffectOutcome::Unknown,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_change_is_repeated_only_where_that_changes_nothing_of_others() {
+        let is_repeated = |number, mode: c_int, now: [u64; 2]| {
+            let replay = ResizeReplay::of(number, [0, mode as u64, 60, 40, 0, 0]);
+            matches!(replay.outcome([50, 1], now), EffectOutcome::NotPerformed)
+        };
+        for (number, mode) in [
+            (libc::SYS_ftruncate, 70),
+            (libc::SYS_fallocate, 0),
+            (libc::SYS_fallocate, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+            (libc::SYS_fchmod, 0o600),
+        ] {
+            assert!(is_repeated(number, mode, [50, 1]), "nothing has changed: {number} {mode}");
+            assert!(!is_repeated(number, mode, [50, 2]), "others have changed it: {number} {mode}");
+        }
+        assert!(is_repeated(libc::SYS_ftruncate, 70, [70, 2]));
+        assert!(!is_repeated(libc::SYS_ftruncate, 70, [100, 2]), "others have written behind it");
+        assert!(is_repeated(libc::SYS_fallocate, 0, [100, 2]));
+        assert!(is_repeated(libc::SYS_fallocate, 0, [130, 2]));
+        assert!(!is_repeated(libc::SYS_fallocate, 0, [99, 2]), "others have cut it");
+        assert!(is_repeated(libc::SYS_fallocate, libc::FALLOC_FL_KEEP_SIZE, [10, 2]));
+        assert!(!is_repeated(libc::SYS_fallocate, libc::FALLOC_FL_PUNCH_HOLE, [130, 2]));
     }
 }

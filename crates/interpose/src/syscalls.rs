@@ -69,7 +69,10 @@ impl Session {
                 | libc::SYS_pread64
                 | libc::SYS_readv
                 | libc::SYS_preadv
-                | libc::SYS_preadv2 => self.read(number, arguments),
+                | libc::SYS_preadv2 => match self.read(number, arguments) {
+                    None => self.read_input(number, arguments),
+                    result => result,
+                },
                 libc::SYS_write
                 | libc::SYS_pwrite64
                 | libc::SYS_writev

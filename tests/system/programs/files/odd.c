@@ -1319,7 +1319,9 @@ static void vm_write_act(int step)
 static void vm_write_look(int step) { EXPECT_SAME(received_word, value((rank + size - 1) % size, step, 0)); }
 
 /* --- deadline: the rank waits until a time of its clock for another thread, which comes long before
- * that time */
+ * that time: after 6 ms, on a busy machine later */
+
+enum { DEADLINE_MS = 400 };
 
 static sem_t deadline_semaphore;
 static pthread_mutex_t deadline_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -1359,7 +1361,7 @@ static struct timespec deadline_in(clockid_t clock, long ms)
 
 static void wait_by_timer(void)
 {
-    struct itimerspec when = {.it_value = deadline_in(CLOCK_MONOTONIC, 100)};
+    struct itimerspec when = {.it_value = deadline_in(CLOCK_MONOTONIC, DEADLINE_MS)};
     int timer = timerfd_create(CLOCK_MONOTONIC, 0);
     uint64_t times = 0;
     EXPECT_SAME(timerfd_settime(timer, TFD_TIMER_ABSTIME, &when, NULL), 0);
@@ -1372,7 +1374,7 @@ static void deadline_act(int step)
 {
     pthread_t other;
     deadline_has_come = 0;
-    struct timespec late = deadline_in(CLOCK_REALTIME, 5000), soon = deadline_in(CLOCK_MONOTONIC, 100);
+    struct timespec late = deadline_in(CLOCK_REALTIME, 5000), soon = deadline_in(CLOCK_MONOTONIC, DEADLINE_MS);
     struct timespec later = deadline_in(CLOCK_MONOTONIC, 5000);
     EXPECT_SAME(pthread_create(&other, NULL, come_in_thread, NULL), 0);
     EXPECT_SAME(sem_timedwait(&deadline_semaphore, &late), 0);
