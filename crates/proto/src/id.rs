@@ -102,6 +102,12 @@ impl fmt::Debug for JobKey {
 }
 
 impl JobId {
+    /// The 32 hexadecimal digits of the id.
+    pub fn to_hex(self) -> [u8; 32] {
+        let digit = |at: usize| self.0[at / 2] >> (4 * (1 - at % 2)) & 15;
+        core::array::from_fn(|at| b"0123456789abcdef"[usize::from(digit(at))])
+    }
+
     /// Parses 32 hexadecimal digits.
     pub fn from_hex(text: &str) -> Option<Self> {
         bytes_from_hex(text).map(Self)

@@ -14,6 +14,7 @@
 //! | [`id`] | identities of jobs, processes, endpoints and clusters |
 //! | [`nondeterminism`] | record of the clocks and random numbers that a program reads |
 //! | [`statistics_page`] | shared memory in which a process publishes the statistics of its paths |
+//! | [`node_log`] | layout of the logs in shared memory of one node's processes |
 //! | [`range`] | sets of sequence numbers |
 //! | [`digest`] | digests that distinguish byte sequences |
 //! | [`wire`] | wire formats: frames, their kind headers, the hello |
@@ -41,6 +42,7 @@ pub mod endpoint;
 pub mod id;
 pub mod limit;
 pub mod matching;
+pub mod node_log;
 pub mod nondeterminism;
 pub mod path;
 pub mod range;

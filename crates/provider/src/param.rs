@@ -61,6 +61,7 @@ pub const NODE_SIZE: Knob = Knob(&setting::NODE_SIZE);
 pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
 pub const RELAY: Knob = Knob(&setting::RELAY);
 pub const STATISTICS_PAGE: Knob = Knob(&setting::STATISTICS_PAGE);
+pub const NODE_LOGS: Knob = Knob(&setting::NODE_LOGS);
 pub const QUIESCE_SOCKET: Knob = Knob(&setting::QUIESCE_SOCKET);
 
 impl Knob {
@@ -186,6 +187,7 @@ mod tests {
             ADDRESS,
             RELAY,
             STATISTICS_PAGE,
+            NODE_LOGS,
             QUIESCE_SOCKET,
         ];
         let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);

@@ -12,8 +12,10 @@
 //! | `recorded` | a link whose bytes are part of the log |
 //! | `shm` | frames through shared memory |
 //! | `relay_shm` | a relay's end of shared memory |
+//! | `node_log` | frames between recorded processes of one node |
 
 pub mod datagram;
+pub mod node_log;
 pub mod quic;
 pub mod recorded;
 pub mod relay_shm;

@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::setting::NODE_LOGS;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::checkpoint_scheduler::{CheckpointScheduler, QuiesceSocket};
 use super::contact::Contact;
 use super::input::Stdin;
+use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{PmiReplay, PollCounts};
 use super::rank_recording::{RankRecording, same_length};
@@ -63,6 +65,8 @@ pub struct LaunchSpec<'a> {
     pub recording: Option<Rc<RankRecording>>,
     /// The page on which the rank reports its paths, the same for all incarnations.
     pub statistics_page: Option<Rc<StatisticsPage>>,
+    /// The message logs of this node's ranks, if the senders keep messages.
+    pub node_logs: Option<Rc<NodeLogs>>,
     /// Checkpoint images of the rank are taken.
     pub has_images: bool,
     /// Process id of the rank's last incarnation, which programs may have passed on to other
@@ -127,7 +131,7 @@ pub struct StandardStreams {
 fn prepare_process(
     command: &mut Command,
     is_repeatable: bool,
-    inherited: [Option<i32>; 5],
+    inherited: [Option<i32>; 6],
     wanted_pid: &Arc<AtomicU32>,
 ) {
     let (parent, open_files) = (std::process::id(), sys::rank_open_files());
@@ -170,7 +174,9 @@ impl LocalRank {
         if let Some(number) = stderr_fd {
             command.env("LANDBRIDGE_STDERR", same_length(number));
         }
-        let inherited = [Some(sys::raw(&theirs)), record, statistics_page, quiesce_fd, stderr_fd];
+        let node_logs = start.node_logs.as_ref().map(|node_logs| sys::raw(&node_logs.fd()));
+        let own = Some(sys::raw(&theirs));
+        let inherited = [own, record, statistics_page, node_logs, quiesce_fd, stderr_fd];
         let wanted_pid = Arc::new(AtomicU32::new(0));
         prepare_process(&mut command, start.incarnation.is_some(), inherited, &wanted_pid);
         let (pid, mut child) =
@@ -417,6 +423,9 @@ fn command(job: &Job, node: &Node, relay: &str, start: &LaunchSpec, pmi: RawFd) 
     if let Some(statistics_page) = &start.statistics_page {
         command
             .env("LANDBRIDGE_STATISTICS_PAGE", descriptor(start, sys::raw(&statistics_page.fd())));
+    }
+    if let Some(node_logs) = &start.node_logs {
+        command.env(NODE_LOGS.variable(), descriptor(start, sys::raw(&node_logs.fd())));
     }
     command
 }

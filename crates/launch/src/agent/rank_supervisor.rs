@@ -25,6 +25,7 @@ use super::rank::{LaunchSpec, LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
+use super::node_logs::NodeLogs;
 use super::statistics_page::StatisticsPage;
 use crate::cleanup;
 use crate::control::rank_state::{CheckpointLocation, RankUpdate};
@@ -69,6 +70,8 @@ pub struct RankSupervisor {
     /// MPI libraries that were found in processes of the ranks.
     libraries: Libraries,
     limits: ResourceLimits,
+    /// The message logs of this node's ranks, if the senders keep messages.
+    node_logs: Option<Rc<NodeLogs>>,
     /// When the replay progress of the ranks was reported last.
     progress_reported_at: Instant,
 }
@@ -81,6 +84,7 @@ impl RankSupervisor {
             exits: Exits::new(),
             libraries: Libraries::default(),
             limits: ResourceLimits::default(),
+            node_logs: None,
             progress_reported_at: Instant::now(),
         }
     }
@@ -195,6 +199,7 @@ impl RankSupervisor {
         cleanup::remove_orphaned_mpich_files();
         let plans = plans(job, node, parent)?;
         let config = images.config(job, node, parent);
+        self.node_logs = NodeLogs::new(job, node)?;
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let recording =
@@ -205,6 +210,7 @@ impl RankSupervisor {
             let start = LaunchSpec {
                 recording,
                 statistics_page: StatisticsPage::shared(),
+                node_logs: self.node_logs.clone(),
                 group: 0,
                 index: rank,
                 rank,
@@ -261,6 +267,7 @@ impl RankSupervisor {
                     incarnation: None,
                     recording: None,
                     statistics_page: StatisticsPage::shared(),
+                    node_logs: None,
                     has_images: false,
                     pid: None,
                 };
@@ -391,6 +398,7 @@ impl RankSupervisor {
         let start = LaunchSpec {
             recording: old.recording.clone(),
             statistics_page: old.statistics_page.clone(),
+            node_logs: self.node_logs.clone(),
             has_images: old.scheduler.is_some(),
             pid: Some(old.pid).filter(|pid| *pid > 0),
             group: 0,

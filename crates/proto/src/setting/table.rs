@@ -292,6 +292,18 @@ pub const CRIU: Setting = Setting {
     readers: &[Reader::Launcher],
     description: "The program that takes checkpoints of processes: CRIU 4 or newer.",
 };
+pub const RECOVER_LOG: Setting = Setting {
+    name: "recover_log",
+    default: "relay",
+    unit: "relay or sender",
+    kind: SettingKind::Choice(&["relay", "sender"]),
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    description: "With `recover`: who keeps messages for ranks that may be restarted. `relay`: the \
+               relay of the receiver, through which all messages go. `sender` is an experiment: \
+               messages between ranks of one node stay in shared memory, where the receiver reads \
+               them. It works for jobs of one node without checkpoints and spawned ranks.",
+};
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",
     default: "4GiB",
@@ -449,6 +461,15 @@ pub const STATISTICS_PAGE: Setting = Setting {
     description: "Shared memory into which this process writes the state of its paths for \
                `landbridge ps --paths`.",
 };
+pub const NODE_LOGS: Setting = Setting {
+    name: "node_logs",
+    default: "none",
+    unit: "descriptor",
+    kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    description: "Memory file with the message logs of this node's processes (`recover_log=sender`).",
+};
 pub const QUIESCE_SOCKET: Setting = Setting {
     name: "quiesce_socket",
     default: "none",
@@ -489,6 +510,7 @@ pub const SETTINGS: &[&Setting] = &[
     &CHECKPOINT_SPACE,
     &CHECKPOINT_LEVEL,
     &CRIU,
+    &RECOVER_LOG,
     &RECOVER_MEMORY,
     &RECOVER_DIR,
     &RECOVER_DISK,
@@ -505,5 +527,6 @@ pub const SETTINGS: &[&Setting] = &[
     &ADDRESS,
     &RELAY,
     &STATISTICS_PAGE,
+    &NODE_LOGS,
     &QUIESCE_SOCKET,
 ];

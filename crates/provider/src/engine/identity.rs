@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -47,6 +48,8 @@ pub struct Identity {
     pub recovers: bool,
     /// Number of earlier starts of this process.
     pub incarnation: u32,
+    /// The memory file with the logs of this node's processes, if these record messages themselves.
+    pub node_logs: Option<BorrowedFd<'static>>,
 }
 
 /// An address of this cluster's relay.
@@ -95,6 +98,10 @@ impl Identity {
             rails: rails()?,
             recovers,
             incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,
+            node_logs: number(&param::NODE_LOGS)?
+                // SAFETY: the agent has opened the descriptor for this process, which never closes
+                // it.
+                .map(|file| unsafe { BorrowedFd::borrow_raw(file as i32) }),
         })
     }
 

@@ -12,7 +12,6 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
-use landbridge_drive::link::shm::ShmLink;
 use landbridge_proto::endpoint::{Endpoint, Peer};
 use landbridge_proto::path::time::Time;
 use rustix::event::epoll;
@@ -70,7 +69,7 @@ impl LinkTable {
     pub fn insert(&mut self, epoll: &OwnedFd, link: Link) -> io::Result<usize> {
         link.watch(epoll, self.next_number())?;
         match link.carrier {
-            Carrier::Shm(_) | Carrier::Recorded(_) => self.rings.push(self.next_number()),
+            Carrier::Shm(_) | Carrier::Recorded(_) | Carrier::Logs(_) => self.rings.push(self.next_number()),
             Carrier::Stream(_) => self.streams += 1,
             Carrier::Datagram(_) | Carrier::Loopback => (),
         }
@@ -120,6 +119,7 @@ impl LinkTable {
         match self.links[id].as_mut().map(|link| &mut link.carrier) {
             Some(Carrier::Shm(ring)) => !matches!(ring.peek(), Ok(None)),
             Some(Carrier::Recorded(stream)) => !matches!(stream.peek(), Ok(None)),
+            Some(Carrier::Logs(logs)) => !matches!(logs.peek(), Ok(None)),
             _ => false,
         }
     }
@@ -260,17 +260,28 @@ impl LinkTable {
         self.links.iter().flatten().any(|link| is_open(link))
     }
 
-    /// Calls `what` for each ring until a call returns false. Returns whether all calls returned
-    /// true.
-    pub fn every_ring(&mut self, what: fn(&mut ShmLink) -> bool) -> bool {
+    /// Announces in each ring that this thread will sleep; returns false if one has work already.
+    pub fn prepare_park(&mut self) -> bool {
         let links = &mut self.links;
         self.rings.iter().all(|&id| match links[id].as_mut().map(|link| &mut link.carrier) {
-            Some(Carrier::Shm(ring)) => what(ring),
+            Some(Carrier::Shm(ring)) => ring.prepare_park(),
+            Some(Carrier::Logs(logs)) => logs.prepare_park(),
             // Epoll reports bytes in the socket, but not bytes that were read from the socket
             // already.
             Some(Carrier::Recorded(stream)) => !stream.has_frame(),
             _ => true,
         })
+    }
+
+    /// Withdraws what [`Self::prepare_park`] has announced.
+    pub fn unpark(&mut self) {
+        for &id in &self.rings {
+            match self.links[id].as_mut().map(|link| &mut link.carrier) {
+                Some(Carrier::Shm(ring)) => ring.unpark(),
+                Some(Carrier::Logs(logs)) => logs.unpark(),
+                _ => (),
+            }
+        }
     }
 }
 

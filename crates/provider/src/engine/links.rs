@@ -143,6 +143,7 @@ impl Link {
             Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Datagram(_) => {
                 identity.settings.integrity
             }
+            Carrier::Logs(_) => identity.settings.integrity_shm,
             Carrier::Loopback => Checksum::Off,
         };
         let ends = match &carrier {
@@ -167,6 +168,7 @@ impl Link {
             Carrier::Shm(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
             Carrier::Stream(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
             Carrier::Recorded(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
+            Carrier::Logs(logs) => watch(epoll, logs.fd(), EventToken::Link(id), interest),
             // The engine watches the socket that UDP paths share.
             Carrier::Datagram(_) | Carrier::Loopback => Ok(()),
         }
@@ -251,6 +253,7 @@ impl Link {
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
+            Carrier::Logs(_) => "logs in shared memory",
             Carrier::Stream(_) | Carrier::Recorded(_) => "tcp",
             Carrier::Datagram(_) => "udp",
             Carrier::Loopback => "itself",
@@ -282,7 +285,10 @@ impl Link {
             Carrier::Datagram(ref udp_path) => {
                 PathProperties { checked, ..udp_path.traits(copy_max) }
             }
-            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Loopback => PathProperties {
+            Carrier::Stream(_)
+            | Carrier::Recorded(_)
+            | Carrier::Logs(_)
+            | Carrier::Loopback => PathProperties {
                 payload_max: TCP_PAYLOAD_MAX,
                 eager_max: TCP_EAGER_MAX,
                 first_piece: TCP_FIRST_PIECE,

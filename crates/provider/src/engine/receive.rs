@@ -31,6 +31,7 @@ impl Connections {
         let is_empty = match &mut link.carrier {
             Carrier::Shm(ring) => matches!(ring.peek(), Ok(None)),
             Carrier::Recorded(stream) => matches!(stream.peek(), Ok(None)),
+            Carrier::Logs(logs) => matches!(logs.peek(), Ok(None)),
             _ => false,
         };
         if is_empty {
@@ -94,6 +95,7 @@ impl DataPath {
             let frame = match &mut link.carrier {
                 Carrier::Shm(ring) => ring.peek()?,
                 Carrier::Recorded(stream) => stream.peek()?,
+                Carrier::Logs(logs) => logs.peek()?,
                 _ => None,
             };
             let Some(frame) = frame else { break };
@@ -102,6 +104,7 @@ impl DataPath {
             match &mut link.carrier {
                 Carrier::Shm(ring) => ring.consume(),
                 Carrier::Recorded(stream) => stream.consume(),
+                Carrier::Logs(logs) => logs.consume(),
                 _ => (),
             }
             *frames += 1;

@@ -11,6 +11,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::node_log::NodeLogs;
 use landbridge_drive::link::recorded::RecordedLink;
 use landbridge_drive::link::shm::ShmLink;
 use landbridge_proto::id::{Address, EXIT_UNRECOVERABLE, EXIT_UPLINK_LOST};
@@ -31,6 +32,8 @@ const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 pub enum RecordedCarrier<'a> {
     Ring(&'a mut ShmLink),
     Stream(&'a mut RecordedLink),
+    /// The logs of this node, which need no relay.
+    Logs(&'a mut NodeLogs),
 }
 
 impl RecordedCarrier<'_> {
@@ -38,6 +41,7 @@ impl RecordedCarrier<'_> {
         match self {
             RecordedCarrier::Ring(ring) => ring.peek(),
             RecordedCarrier::Stream(stream) => stream.peek(),
+            RecordedCarrier::Logs(_) => Ok(None),
         }
     }
 
@@ -45,6 +49,7 @@ impl RecordedCarrier<'_> {
         match self {
             RecordedCarrier::Ring(ring) => ring.consume(),
             RecordedCarrier::Stream(stream) => stream.consume(),
+            RecordedCarrier::Logs(_) => (),
         }
     }
 
@@ -53,7 +58,7 @@ impl RecordedCarrier<'_> {
     fn is_open(&mut self) -> bool {
         match self {
             RecordedCarrier::Ring(ring) => ring.drain_doorbell(),
-            RecordedCarrier::Stream(_) => true,
+            RecordedCarrier::Stream(_) | RecordedCarrier::Logs(_) => true,
         }
     }
 }
@@ -71,6 +76,10 @@ impl RecordedUplink<'_> {
     /// Receives from the relay how many determinants and sent frames of earlier incarnations the
     /// log holds.
     pub fn begin_replay(&mut self) -> io::Result<()> {
+        if let Some(RecordedCarrier::Logs(logs)) = &self.carrier {
+            self.replay.begin_from_logs(logs.determinant_count(), logs.sent_before());
+            return Ok(());
+        }
         let deadline = Instant::now() + REPLAY_TIME_MAX;
         let other = io::Error::other;
         const CLOSED: &str = "it has closed the connection at once; its log (--relay-log) says why";
@@ -132,7 +141,12 @@ impl RecordedUplink<'_> {
     #[cold]
     pub fn await_determinant(&mut self) {
         if !self.replay.awaits_relay() {
-            return self.replay.take_local_determinant();
+            let number = self.replay.next_number();
+            let determinant = match &self.carrier {
+                Some(RecordedCarrier::Logs(logs)) => logs.determinant(number),
+                _ => interposer::determinant(number),
+            };
+            return self.replay.take_local_determinant(determinant);
         }
         let header = loop {
             match self.receive_determinant() {
@@ -164,6 +178,10 @@ impl RecordedUplink<'_> {
             return;
         }
         let (number, determinant) = self.replay.note_determinant(frames, micros);
+        if let Some(RecordedCarrier::Logs(logs)) = &mut self.carrier {
+            return logs
+                .note_determinant(number, [determinant.polls, frames.into(), micros]);
+        }
         if let Some(RecordedCarrier::Stream(_)) = self.carrier {
             interposer::note_determinant(number, [determinant.polls, frames.into(), micros]);
         }
@@ -202,7 +220,7 @@ impl RecordedUplink<'_> {
                 self.replay.send_nondeterminism(self.own, stream)?;
                 stream.send(bytes, &[]).map(|()| true)
             }
-            None => Ok(true),
+            Some(RecordedCarrier::Logs(_)) | None => Ok(true),
         }
     }
 

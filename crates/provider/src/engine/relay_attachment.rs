@@ -6,8 +6,10 @@
 //! these peers.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::node_log::NodeLogs;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
 
@@ -37,6 +39,9 @@ impl Engine {
     /// send first.
     pub(super) fn attach(&mut self) {
         let identity = self.connections.data.identity;
+        if let Some(file) = identity.node_logs {
+            return self.attach_to_logs(file);
+        }
         let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
         if !is_wanted || self.connections.data.own.address == Address::ANONYMOUS {
             return;
@@ -82,6 +87,22 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Opens the logs of this node, which stand in for the relay.
+    fn attach_to_logs(&mut self, file: BorrowedFd<'static>) {
+        let identity = self.connections.data.identity;
+        let (own, size) = (self.connections.data.own.address.index(), identity.size);
+        let name = identity.job.to_hex();
+        let attached = NodeLogs::open(file, own as usize, size as usize, &name)
+            .and_then(|logs| self.connections.link_up(None, Carrier::Logs(Box::new(logs)), 0, false));
+        if let Err(error) = attached {
+            end_process(&format!("the logs of its node cannot be opened: {error}"));
+        }
+        let begun = self.connections.recorded_uplink().map(|mut recorded| recorded.begin_replay());
+        debug_assert!(matches!(begun, Some(Ok(()))));
+    }
+}
+
 impl Connections {
     /// The exchange with the relay about recording, if this process is recorded.
     pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
@@ -90,6 +111,7 @@ impl Connections {
         let carrier = link.and_then(|link| match &mut link.carrier {
             Carrier::Shm(ring) => Some(RecordedCarrier::Ring(ring)),
             Carrier::Recorded(stream) => Some(RecordedCarrier::Stream(stream)),
+            Carrier::Logs(logs) => Some(RecordedCarrier::Logs(logs)),
             _ => None,
         });
         Some(RecordedUplink {

@@ -253,9 +253,22 @@ impl Replay {
         self.awaited_count > 0
     }
 
+    /// Begins replay from the logs of this node: `count` determinants, and `sent` frames that
+    /// earlier incarnations have sent.
+    pub fn begin_from_logs(&mut self, count: u64, sent: u64) {
+        (self.local_count, self.relay_count, self.sent_before) = (count, u64::MAX, sent);
+        if count > 0 {
+            log!(Info, "restarted: {count} polls are replayed");
+        }
+    }
+
+    /// Number of the next determinant.
+    pub fn next_number(&self) -> u64 {
+        self.determinants
+    }
+
     /// Takes the determinant of the next poll out of those that this node has recorded.
-    pub fn take_local_determinant(&mut self) {
-        let determinant = interposer::determinant(self.determinants);
+    pub fn take_local_determinant(&mut self, determinant: Option<[u64; 3]>) {
         // The determinant existed when this incarnation began, and replay records no determinants
         // on this node.
         self.next = determinant.map(|[polls, frames, micros]| Determinant {

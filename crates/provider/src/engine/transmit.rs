@@ -148,7 +148,10 @@ impl DataPath {
                     Err(_) => return false,
                 }
             }
-            Carrier::Recorded(_) | Carrier::Datagram(_) | Carrier::Loopback => return false,
+            Carrier::Recorded(_)
+            | Carrier::Logs(_)
+            | Carrier::Datagram(_)
+            | Carrier::Loopback => return false,
         };
         if sent == Sent::Busy {
             return false;
@@ -173,7 +176,7 @@ impl DataPath {
         match link.carrier {
             Carrier::Loopback => return self.transmit_to_self(peer, link.path),
             Carrier::Datagram(_) => return self.transmit_datagrams(link, peer),
-            Carrier::Shm(_) | Carrier::Stream(_) | Carrier::Recorded(_) => (),
+            Carrier::Shm(_) | Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Logs(_) => (),
         }
         if link.is_full() {
             link.await_room(peer);
@@ -184,6 +187,7 @@ impl DataPath {
         if let (Some(replay), Carrier::Recorded(stream)) = (&mut self.replay, &mut link.carrier) {
             replay.send_nondeterminism(self.own.address, stream)?;
         }
+        let target = self.core.address(peer).index() as usize;
         while let Some(mut frame) = self.next_frame(peer, path) {
             let payload = frame.payload;
             let pieces = payload.map(|(memory, at, len)| memory.range(at, len));
@@ -196,6 +200,10 @@ impl DataPath {
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
                 Carrier::Recorded(stream) => {
                     stream.send(frame.front(), &slices_of(pieces)[..pieces.len()])?;
+                    Sent::All
+                }
+                Carrier::Logs(logs) => {
+                    logs.send(target, frame.front(), &slices_of(pieces)[..pieces.len()])?;
                     Sent::All
                 }
                 // SAFETY: the memory is valid until the operation completes.

@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use landbridge_drive::link::shm::ShmLink;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
@@ -427,6 +426,9 @@ impl Engine {
             }
             return;
         }
+        if let Carrier::Logs(logs) = &mut link.carrier {
+            return logs.drain_doorbell();
+        }
         if let Carrier::Recorded(_) = &link.carrier {
             // Received bytes wait for the next poll. The end of the connection is handled here,
             // since no other code sees it while replay is under way.
@@ -513,15 +515,12 @@ impl Engine {
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
         self.connections.data.links.clear_hot_stream(&self.connections.data.own.epoll);
-        self.connections.data.links.every_ring(ShmLink::prepare_park)
+        self.connections.data.links.prepare_park()
     }
 
     /// Withdraws the announcement of [`Self::prepare_park`].
     pub fn unpark(&mut self) {
-        self.connections.data.links.every_ring(|ring| {
-            ring.unpark();
-            true
-        });
+        self.connections.data.links.unpark();
     }
 
     /// Whether no thread other than the thread with this token drives the engine.
