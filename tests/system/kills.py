@@ -43,6 +43,8 @@ BAD_NETWORK_LIMIT_S = 300.0
 # in.
 LINK, LAB = "near-far", common.ROOT / "labs" / "two-rails.toml"
 BAD = ["--loss 1%", "--corrupt 1%", "--repair-checksums true", "--reorder 5%", "--reorder-by 1ms"]
+PLACES = {"one cluster": [], "two clusters": recovery.TWO_CLUSTERS}
+SENDERS = {"logs of the senders": ["--set", "recover_log=sender"]}
 CUT_S = 3.0
 # Largest number of seconds until a killed rank is killed again.
 BACK_S = 10.0
@@ -104,7 +106,9 @@ def every_case(options) -> list[Case]:
     kinds = list(KINDS) if options.all else ["a storm"]
     cases = []
     for has_images in (False, True):
-        for clusters, words in (("one cluster", []), ("two clusters", recovery.TWO_CLUSTERS)):
+        # Messages in the logs of their senders are not part of an image yet.
+        places = PLACES if has_images else PLACES | SENDERS
+        for clusters, words in places.items():
             for program in programs:
                 for kind in kinds:
                     start = "from images" if has_images else "from the start"

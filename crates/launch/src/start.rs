@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use landbridge_proto::setting;
+use landbridge_proto::node_log::NODE_PROCESSES_MAX;
+use landbridge_proto::setting::{self, RECOVER_LOG};
 
 use crate::allocation;
 use crate::applications::{self, exported};
@@ -50,6 +51,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     check_recovery(&settings, &plan)?;
+    check_sender_logs(&settings, &plan)?;
     check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
@@ -69,6 +71,23 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
             "--recover needs a relay, which keeps what ranks are given: let the topology name one, \
              in [cluster.relay]; see docs/RECOVERY.md"
         );
+    }
+    Ok(())
+}
+
+/// Messages in the logs of their senders stay on one node, and are not part of a checkpoint yet.
+fn check_sender_logs(settings: &Settings, plan: &plan::Plan) -> Result<()> {
+    if !settings.recovers() || settings.text(&RECOVER_LOG) != "sender" {
+        return Ok(());
+    }
+    if plan.nodes.len() > 1 || plan.size as usize > NODE_PROCESSES_MAX {
+        bail!(
+            "recover_log=sender is an experiment for one node with at most {NODE_PROCESSES_MAX} \
+             ranks: use recover_log=relay"
+        );
+    }
+    if settings.takes_checkpoints() {
+        bail!("recover_log=sender works without checkpoints: use recover_log=relay with them");
     }
     Ok(())
 }

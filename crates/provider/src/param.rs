@@ -53,6 +53,7 @@ pub const KEY: Knob = Knob(&setting::KEY);
 pub const INDEX: Knob = Knob(&setting::INDEX);
 pub const SIZE: Knob = Knob(&setting::SIZE);
 pub const RECOVER: Knob = Knob(&setting::RECOVER);
+pub const RECOVER_MEMORY: Knob = Knob(&setting::RECOVER_MEMORY);
 pub const RECOVER_CLOCKS: Knob = Knob(&setting::RECOVER_CLOCKS);
 pub const INCARNATION: Knob = Knob(&setting::INCARNATION);
 pub const CLUSTER: Knob = Knob(&setting::CLUSTER);
@@ -175,6 +176,7 @@ mod tests {
             RETAIN,
             COPY_MAX,
             RECOVER,
+            RECOVER_MEMORY,
             RECOVER_CLOCKS,
             JOB,
             KEY,

@@ -122,7 +122,7 @@ impl LogWriter {
         assert!(bytes <= FRAME_BYTES_MAX && front.len() >= HEADER_BYTES);
         let end = self.at + bytes.next_multiple_of(SLOT);
         if end + SLOT > self.log.bytes {
-            return Err(io::Error::other("its log to another process of this node is full"));
+            return Err(full("a log of its messages"));
         }
         self.log.prepare(end);
         let announcement = u64::from_le_bytes(front[..8].try_into().unwrap_or_default());
@@ -138,7 +138,8 @@ impl LogWriter {
         // SAFETY: the frame ends inside the log, and only this process writes the log.
         unsafe {
             let mut to = self.log.memory.add(self.at + 8);
-            for piece in std::iter::once(&front[8..]).chain(payload.iter().map(|piece| &piece[..])) {
+            for piece in std::iter::once(&front[8..]).chain(payload.iter().map(|piece| &piece[..]))
+            {
                 to.copy_from_nonoverlapping(NonNull::from(piece).cast(), piece.len());
                 to = to.add(piece.len());
             }
@@ -160,7 +161,10 @@ impl LogWriter {
         }
         Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("its frame {} to that process is not what it sent there before", self.frames),
+            format!(
+                "its frame {} to a process of its node is not what it sent there before",
+                self.frames
+            ),
         ))
     }
 
@@ -177,6 +181,10 @@ impl LogWriter {
         }
         frames
     }
+}
+
+fn full(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::StorageFull, format!("{what} is full"))
 }
 
 /// The end of a log that this process reads.
@@ -236,20 +244,30 @@ impl Deliveries {
         is_there.then(|| [0, 1, 2].map(|word| self.word(number, word).load(Ordering::Relaxed)))
     }
 
-    fn note(&mut self, number: u64, determinant: [u64; 3]) {
-        self.determinants.prepare((number as usize + 1) * Self::DETERMINANT);
+    fn note(&mut self, number: u64, determinant: [u64; 3]) -> io::Result<()> {
+        let end = (number as usize + 1) * Self::DETERMINANT;
+        if end > self.determinants.bytes {
+            return Err(full("its record of deliveries"));
+        }
+        self.determinants.prepare(end);
         for (word, value) in determinant.into_iter().enumerate() {
             self.word(number, word).store(value, Ordering::Relaxed);
         }
         self.control.word(Self::COUNT_AT).store(number + 1, Ordering::Release);
+        Ok(())
     }
 
     /// The byte that names the source of a frame.
-    fn source(&mut self, frame: u64) -> &mut u8 {
+    ///
+    /// # Errors
+    /// There is no room for so many frames.
+    fn source(&mut self, frame: u64) -> io::Result<&mut u8> {
+        if frame as usize >= self.sources.bytes {
+            return Err(full("its record of deliveries"));
+        }
         self.sources.prepare(frame as usize);
-        assert!((frame as usize) < self.sources.bytes);
         // SAFETY: inside the mapping; only this process uses these bytes.
-        unsafe { self.sources.memory.add(frame as usize).as_mut() }
+        Ok(unsafe { self.sources.memory.add(frame as usize).as_mut() })
     }
 }
 
@@ -269,6 +287,9 @@ pub struct NodeLogs {
     replayed: u64,
     /// Frames that earlier incarnations have sent.
     sent_before: u64,
+    /// Bytes that the logs of this process may take, and that they take.
+    bytes_max: u64,
+    bytes: u64,
     /// The log that is looked at first.
     turn: usize,
     /// The log of the frame that was shown, and its bytes.
@@ -277,6 +298,7 @@ pub struct NodeLogs {
 
 impl NodeLogs {
     /// Opens the logs of process `own` of `processes` in the agent's file. `name`: of the job.
+    /// `bytes_max`: what the frames that this process sends may take.
     ///
     /// # Errors
     /// The file has another size, or memory is short.
@@ -285,6 +307,7 @@ impl NodeLogs {
         own: usize,
         processes: usize,
         name: &[u8],
+        bytes_max: u64,
     ) -> io::Result<NodeLogs> {
         let size = rustix::fs::fstat(file)?.st_size as u64;
         if own >= processes || processes > NODE_PROCESSES_MAX || size != file_bytes(processes) {
@@ -311,6 +334,8 @@ impl NodeLogs {
         let writers = all.clone().map(writer).collect::<io::Result<Vec<_>>>()?;
         Ok(NodeLogs {
             own,
+            bytes_max,
+            bytes: 0,
             sent_before: writers.iter().map(LogWriter::frames_before).sum(),
             writers,
             readers: all
@@ -333,17 +358,17 @@ impl NodeLogs {
     /// # Errors
     /// The frame is another one than an earlier incarnation has sent, or the log is full.
     #[inline]
-    pub fn send(
-        &mut self,
-        to: usize,
-        front: &[u8],
-        payload: &[IoSlice<'_>],
-    ) -> io::Result<()> {
+    pub fn send(&mut self, to: usize, front: &[u8], payload: &[IoSlice<'_>]) -> io::Result<()> {
         let writer = self
             .writers
             .get_mut(to)
             .ok_or_else(|| io::Error::other("a frame for a process that is not on this node"))?;
+        let before = writer.at;
         writer.append(front, payload)?;
+        self.bytes += (writer.at - before) as u64;
+        if self.bytes > self.bytes_max {
+            return Err(full("its share of recover_memory"));
+        }
         fence(Ordering::SeqCst);
         if self.parked(to).load(Ordering::Relaxed) != 0 {
             self.ring_doorbell(to);
@@ -395,20 +420,24 @@ impl NodeLogs {
 
     #[cold]
     fn next_replayed(&mut self) -> io::Result<Option<(usize, usize)>> {
-        let from = usize::from(*self.deliveries.source(self.received));
+        let from = usize::from(*self.deliveries.source(self.received)?);
         let reader = self.readers.get(from).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Some(reader.next()?).filter(|bytes| *bytes > 0).map(|bytes| (from, bytes)))
     }
 
-    /// Removes the frame that [`Self::peek`] has shown.
+    /// Removes the frame that [`Self::peek`] has shown, and notes its source.
+    ///
+    /// # Errors
+    /// There is no room for so many frames.
     #[inline]
-    pub fn consume(&mut self) {
+    pub fn consume(&mut self) -> io::Result<()> {
         if let Some((from, bytes)) = self.shown.take() {
+            *self.deliveries.source(self.received)? = from as u8;
             self.readers[from].consume(bytes);
-            *self.deliveries.source(self.received) = from as u8;
             self.received += 1;
             self.turn = from + 1;
         }
+        Ok(())
     }
 
     /// Number of determinants of the incarnation that got furthest.
@@ -422,8 +451,11 @@ impl NodeLogs {
     }
 
     /// Notes determinant `number`.
-    pub fn note_determinant(&mut self, number: u64, determinant: [u64; 3]) {
-        self.deliveries.note(number, determinant);
+    ///
+    /// # Errors
+    /// There is no room for so many determinants.
+    pub fn note_determinant(&mut self, number: u64, determinant: [u64; 3]) -> io::Result<()> {
+        self.deliveries.note(number, determinant)
     }
 
     /// Number of frames that earlier incarnations have sent.
@@ -485,7 +517,7 @@ mod tests {
 
     fn receive(logs: &mut NodeLogs) -> Option<Vec<u8>> {
         let payload = logs.peek().unwrap().map(|frame| frame[HEADER_BYTES..].to_vec());
-        logs.consume();
+        logs.consume().unwrap();
         payload
     }
 
@@ -493,15 +525,15 @@ mod tests {
     fn the_next_incarnation_receives_and_sends_the_same_again() {
         let name = format!("test-{}", std::process::id());
         let file = memory_file(3);
-        let open = |own| NodeLogs::open(file.as_fd(), own, 3, name.as_bytes()).unwrap();
+        let open = |own| NodeLogs::open(file.as_fd(), own, 3, name.as_bytes(), 1 << 30).unwrap();
         let (mut zero, mut one, mut two) = (open(0), open(1), open(2));
         send(&mut one, 0, b"first of one").unwrap();
         send(&mut two, 0, b"first of two").unwrap();
         send(&mut one, 0, &[9; 5000]).unwrap();
         let seen: Vec<_> = std::iter::from_fn(|| receive(&mut zero)).collect();
         assert_eq!(seen.len(), 3);
-        zero.note_determinant(0, [4, 2, 10]);
-        zero.note_determinant(1, [1, 1, 0]);
+        zero.note_determinant(0, [4, 2, 10]).unwrap();
+        zero.note_determinant(1, [1, 1, 0]).unwrap();
         send(&mut zero, 2, b"answer").unwrap();
         send(&mut two, 0, b"not delivered before the kill").unwrap();
 
@@ -514,7 +546,10 @@ mod tests {
         send(&mut zero, 2, b"answer").unwrap();
         assert_eq!(receive(&mut zero).unwrap(), b"not delivered before the kill");
         send(&mut zero, 2, b"more").unwrap();
-        assert_eq!([receive(&mut two).unwrap(), receive(&mut two).unwrap()], [&b"answer"[..], b"more"]);
+        assert_eq!(
+            [receive(&mut two).unwrap(), receive(&mut two).unwrap()],
+            [&b"answer"[..], b"more"]
+        );
         assert_eq!(receive(&mut two), None);
     }
 
@@ -522,10 +557,13 @@ mod tests {
     fn another_frame_than_before_is_refused() {
         let name = format!("test-other-{}", std::process::id());
         let file = memory_file(2);
-        let open = || NodeLogs::open(file.as_fd(), 0, 2, name.as_bytes()).unwrap();
+        let open = || NodeLogs::open(file.as_fd(), 0, 2, name.as_bytes(), 1 << 30).unwrap();
         send(&mut open(), 1, b"one").unwrap();
         let error = send(&mut open(), 1, b"two").unwrap_err();
-        assert!(error.to_string().contains("frame 0 to that process is not what"), "{error}");
+        assert!(
+            error.to_string().contains("frame 0 to a process of its node is not what"),
+            "{error}"
+        );
         assert!(send(&mut open(), 1, b"one longer").is_err());
         assert!(send(&mut open(), 1, b"one").is_ok());
     }
@@ -534,10 +572,11 @@ mod tests {
     fn who_sleeps_is_woken() {
         let name = format!("test-bell-{}", std::process::id());
         let file = memory_file(2);
-        let open = |own| NodeLogs::open(file.as_fd(), own, 2, name.as_bytes()).unwrap();
+        let open = |own| NodeLogs::open(file.as_fd(), own, 2, name.as_bytes(), 1 << 30).unwrap();
         let (mut zero, mut one) = (open(0), open(1));
         let rings = |logs: &NodeLogs| {
-            let mut fds = [rustix::event::PollFd::new(&logs.doorbell, rustix::event::PollFlags::IN)];
+            let mut fds =
+                [rustix::event::PollFd::new(&logs.doorbell, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() == 1
         };
         send(&mut zero, 1, b"nobody sleeps").unwrap();

@@ -6,12 +6,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use anyhow::{Context, Result, bail};
-use landbridge_proto::node_log::{NODE_PROCESSES_MAX, file_bytes};
+use anyhow::{Context, Result};
+use landbridge_proto::node_log::file_bytes;
 use landbridge_proto::setting::{RECOVER_LOG, Value};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::control::{Job, Node};
+use crate::control::Job;
 use crate::sys;
 
 /// The message logs of one node.
@@ -19,19 +19,13 @@ pub struct NodeLogs(OwnedFd);
 
 impl NodeLogs {
     /// The logs of this node; `None` if relays keep the messages of this job.
-    pub fn new(job: &Job, node: &Node) -> Result<Option<Rc<NodeLogs>>> {
+    pub fn new(job: &Job) -> Result<Option<Rc<NodeLogs>>> {
         let variable = RECOVER_LOG.variable();
         let stated = job.environment.iter().find(|(name, _)| *name == variable);
         let is_wanted =
             stated.is_some_and(|(_, text)| RECOVER_LOG.parse(text) == Ok(Value::Word("sender")));
         if !is_wanted {
             return Ok(None);
-        }
-        if node.rank_count != job.size || job.size as usize > NODE_PROCESSES_MAX {
-            bail!(
-                "recover_log=sender is an experiment for jobs of one node with at most \
-                 {NODE_PROCESSES_MAX} ranks: use recover_log=relay"
-            );
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("landbridge-logs", flags)?;

@@ -17,6 +17,7 @@ use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
 use super::exits::Exits;
 use super::image_service::ImageService;
+use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::PmiReplay;
 use super::prepare::{plan, plans};
@@ -25,7 +26,6 @@ use super::rank::{LaunchSpec, LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
-use super::node_logs::NodeLogs;
 use super::statistics_page::StatisticsPage;
 use crate::cleanup;
 use crate::control::rank_state::{CheckpointLocation, RankUpdate};
@@ -199,7 +199,7 @@ impl RankSupervisor {
         cleanup::remove_orphaned_mpich_files();
         let plans = plans(job, node, parent)?;
         let config = images.config(job, node, parent);
-        self.node_logs = NodeLogs::new(job, node)?;
+        self.node_logs = NodeLogs::new(job)?;
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let recording =

@@ -137,9 +137,14 @@ impl Settings {
     /// Whether checkpoints are wanted although nondeterminism is not recorded
     /// (`recover_clocks=off`), so that no checkpoint can be taken.
     pub fn lacks_clocks_for_images(&self) -> bool {
-        let every = self.value(&setting::CHECKPOINT).and_then(|value| value.duration());
         let clocks = self.value(&setting::RECOVER_CLOCKS).and_then(|value| value.is_on());
-        self.recovers() && !every.unwrap_or_default().is_zero() && clocks == Some(false)
+        self.takes_checkpoints() && clocks == Some(false)
+    }
+
+    /// Whether checkpoints are wanted.
+    pub fn takes_checkpoints(&self) -> bool {
+        let every = self.value(&setting::CHECKPOINT).and_then(|value| value.duration());
+        self.recovers() && !every.unwrap_or_default().is_zero()
     }
 
     /// The value in force for a row of the job.

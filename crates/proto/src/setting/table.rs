@@ -310,9 +310,10 @@ pub const RECOVER_MEMORY: Setting = Setting {
     unit: "size, 1MiB to 1024GiB",
     kind: SettingKind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
-    readers: &[Reader::Relay],
+    readers: &[Reader::Relay, Reader::Process],
     description: "With `recover`: memory of each relay for message logs. With `recover_dir` it is \
-               at least 8 MiB for each process of the relay.",
+               at least 8 MiB for each process of the relay. With `recover_log=sender`: memory of \
+               the node for messages, in equal shares for its ranks.",
 };
 pub const RECOVER_DIR: Setting = Setting {
     name: "recover_dir",

@@ -69,7 +69,9 @@ impl LinkTable {
     pub fn insert(&mut self, epoll: &OwnedFd, link: Link) -> io::Result<usize> {
         link.watch(epoll, self.next_number())?;
         match link.carrier {
-            Carrier::Shm(_) | Carrier::Recorded(_) | Carrier::Logs(_) => self.rings.push(self.next_number()),
+            Carrier::Shm(_) | Carrier::Recorded(_) | Carrier::Logs(_) => {
+                self.rings.push(self.next_number())
+            }
             Carrier::Stream(_) => self.streams += 1,
             Carrier::Datagram(_) | Carrier::Loopback => (),
         }

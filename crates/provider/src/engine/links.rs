@@ -253,7 +253,7 @@ impl Link {
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
-            Carrier::Logs(_) => "logs in shared memory",
+            Carrier::Logs(_) => "message logs",
             Carrier::Stream(_) | Carrier::Recorded(_) => "tcp",
             Carrier::Datagram(_) => "udp",
             Carrier::Loopback => "itself",
@@ -285,24 +285,23 @@ impl Link {
             Carrier::Datagram(ref udp_path) => {
                 PathProperties { checked, ..udp_path.traits(copy_max) }
             }
-            Carrier::Stream(_)
-            | Carrier::Recorded(_)
-            | Carrier::Logs(_)
-            | Carrier::Loopback => PathProperties {
-                payload_max: TCP_PAYLOAD_MAX,
-                eager_max: TCP_EAGER_MAX,
-                first_piece: TCP_FIRST_PIECE,
-                pull: false,
-                window: u64::MAX,
-                ahead: false,
-                lossless: matches!(self.carrier, Carrier::Loopback),
-                checked,
-                copy_max,
-                spare: false,
-                silent_loss: false,
-                datagram: None,
-                reorders: false,
-            },
+            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Logs(_) | Carrier::Loopback => {
+                PathProperties {
+                    payload_max: TCP_PAYLOAD_MAX,
+                    eager_max: TCP_EAGER_MAX,
+                    first_piece: TCP_FIRST_PIECE,
+                    pull: false,
+                    window: u64::MAX,
+                    ahead: false,
+                    lossless: matches!(self.carrier, Carrier::Loopback),
+                    checked,
+                    copy_max,
+                    spare: false,
+                    silent_loss: false,
+                    datagram: None,
+                    reorders: false,
+                }
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Settings of paths: which are used, how their frames are checked, kept and retransmitted.
 //!
 //! What enters: settings from the environment. What leaves: values that do not change while the
-//! process runs. What may never happen: a recorded process uses a direct path.
+//! process runs. What may never happen: a recorded process uses a direct path
+//! beside the logs of its node.
 
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct PathSettings {
     pub copy_max: u32,
     /// Bytes of retained copies beyond which nothing more is copied.
     pub retain: u64,
+    /// Bytes of this node's memory for messages that senders keep.
+    pub recover_memory: u64,
     /// Congestion control of direct UDP paths; `None` if UDP is off.
     pub datagrams: Option<congestion::CongestionAlgorithm>,
 }
@@ -61,6 +64,7 @@ impl PathSettings {
             rail_networks: param::RAILS.networks()?,
             copy_max: u32::try_from(param::COPY_MAX.bytes()?).unwrap_or(u32::MAX),
             retain: param::RETAIN.bytes()?,
+            recover_memory: param::RECOVER_MEMORY.bytes()?,
             datagrams: if recovers { None } else { datagrams()? },
         })
     }

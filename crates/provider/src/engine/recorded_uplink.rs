@@ -179,8 +179,10 @@ impl RecordedUplink<'_> {
         }
         let (number, determinant) = self.replay.note_determinant(frames, micros);
         if let Some(RecordedCarrier::Logs(logs)) = &mut self.carrier {
+            let words = [determinant.polls, frames.into(), micros];
             return logs
-                .note_determinant(number, [determinant.polls, frames.into(), micros]);
+                .note_determinant(number, words)
+                .unwrap_or_else(|error| end_process(&error.to_string()));
         }
         if let Some(RecordedCarrier::Stream(_)) = self.carrier {
             interposer::note_determinant(number, [determinant.polls, frames.into(), micros]);

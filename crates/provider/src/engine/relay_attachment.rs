@@ -93,8 +93,11 @@ impl Engine {
         let identity = self.connections.data.identity;
         let (own, size) = (self.connections.data.own.address.index(), identity.size);
         let name = identity.job.to_hex();
-        let attached = NodeLogs::open(file, own as usize, size as usize, &name)
-            .and_then(|logs| self.connections.link_up(None, Carrier::Logs(Box::new(logs)), 0, false));
+        let bytes_max = identity.settings.recover_memory / u64::from(size);
+        let attached = NodeLogs::open(file, own as usize, size as usize, &name, bytes_max)
+            .and_then(|logs| {
+                self.connections.link_up(None, Carrier::Logs(Box::new(logs)), 0, false)
+            });
         if let Err(error) = attached {
             end_process(&format!("the logs of its node cannot be opened: {error}"));
         }

@@ -19,6 +19,7 @@ use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
+use super::recorded_uplink::end_process;
 use super::request::SendRequest;
 use crate::completion::{Completion, OperationKind};
 
@@ -148,10 +149,9 @@ impl DataPath {
                     Err(_) => return false,
                 }
             }
-            Carrier::Recorded(_)
-            | Carrier::Logs(_)
-            | Carrier::Datagram(_)
-            | Carrier::Loopback => return false,
+            Carrier::Recorded(_) | Carrier::Logs(_) | Carrier::Datagram(_) | Carrier::Loopback => {
+                return false;
+            }
         };
         if sent == Sent::Busy {
             return false;
@@ -203,7 +203,8 @@ impl DataPath {
                     Sent::All
                 }
                 Carrier::Logs(logs) => {
-                    logs.send(target, frame.front(), &slices_of(pieces)[..pieces.len()])?;
+                    logs.send(target, frame.front(), &slices_of(pieces)[..pieces.len()])
+                        .unwrap_or_else(|error| end_process(&error.to_string()));
                     Sent::All
                 }
                 // SAFETY: the memory is valid until the operation completes.
