@@ -1,18 +1,19 @@
 //! Frames between recorded processes of one node, through append-only logs in shared memory.
 //!
 //! A *log* holds the frames of one process to another in the order in which they were sent, from
-//! the first frame on. Logs lie in a memory file of the node's agent, so they outlive the processes.
-//! A receiver reads frames in place. A later incarnation of the receiver reads them again. A later
-//! incarnation of the sender produces them again: each frame is compared with the one that is there
-//! and is not written twice, and from the end of the log on frames are appended.
+//! the first frame on. Logs lie in a memory file of the node's agent, so they outlive the
+//! processes. A receiver reads frames in place. A later incarnation of the receiver reads them
+//! again. A later incarnation of the sender produces them again: each frame is compared with the
+//! one that is there and is not written twice, and from the end of the log on frames are appended.
 //!
 //! The file also holds, for each process, its *deliveries*: a determinant for each poll that had an
-//! effect (polls since the last determinant, frames delivered, microseconds), and from which process
-//! each frame came. With these a later incarnation delivers the same frames at the same polls.
+//! effect (polls since the last determinant, frames delivered, microseconds), and the process from
+//! which each frame came. With these a later incarnation delivers the same frames at the same
+//! polls.
 //!
 //! A frame begins at a multiple of [`SLOT`] bytes. The first eight bytes of its header (length and
-//! kind, never 0) are written last and announce the frame; the eight bytes behind the last frame are
-//! 0.
+//! kind, never 0) are written last and announce the frame; the eight bytes behind the last frame
+//! are 0.
 //!
 //! What may never happen: a frame is seen before it is whole; a frame that was announced changes; a
 //! side sleeps while a frame waits for it.

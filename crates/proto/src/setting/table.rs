@@ -469,7 +469,8 @@ pub const NODE_LOGS: Setting = Setting {
     kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    description: "Memory file with the message logs of this node's processes (`recover_log=sender`).",
+    description: "Memory file with the message logs of this node's processes, with \
+               `recover_log=sender`.",
 };
 pub const QUIESCE_SOCKET: Setting = Setting {
     name: "quiesce_socket",

@@ -2,7 +2,8 @@
 //!
 //! What enters: the transport on which two sides have agreed in a hello, or a UDP path. What
 //! leaves: the kind of a link, which `links`, `transmit` and `receive` distinguish. What may never
-//! happen: a recorded process has another carrier to its relay than a ring, a recorded link or the logs of its node.
+//! happen: a recorded process has another carrier to its relay than a ring or a recorded link, and
+//! beside it none but the logs of its node.
 
 use landbridge_drive::link::node_log::NodeLogs;
 use landbridge_drive::link::recorded::RecordedLink;
