@@ -66,8 +66,7 @@ impl World {
             self.check_bounds_of(node)?;
         }
         for (index, node) in self.nodes.iter().enumerate() {
-            require!(node.early.is_empty(), "{index} keeps {} frames", node.early.len());
-            require!(node.stores.is_empty(), "{index} still stores {} messages", node.stores.len());
+            node.endpoint.check_empty()?;
             require!(node.endpoint.is_drained(), "{index} is not drained");
             require!(node.endpoint.is_idle(), "{index} holds operations");
             require!(node.copies.is_empty(), "{index} keeps {} copies", node.copies.len());

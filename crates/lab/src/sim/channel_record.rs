@@ -9,24 +9,16 @@
 use std::collections::BTreeMap;
 
 use landbridge_proto::endpoint::PayloadDestination;
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::frame::Kind;
 use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_testbed::endpoint::Frame;
 
 use super::model::Model;
 use super::node::Node;
-use super::{EventCounts, Violation, require, violation};
+use super::{EventCounts, Violation, require};
 
 /// Position of a frame's first byte, and the message that the frame starts.
 type PlacedFrame = (u64, Option<usize>);
-
-/// A frame whose destination becomes known: its header, kind header, payload length and place.
-#[derive(Clone, Copy)]
-pub struct FrameArrival<'a> {
-    pub header: &'a Header,
-    pub head: &'a [u8],
-    pub payload: u64,
-    pub place: PayloadDestination,
-}
 
 /// The record of one channel: see the module head.
 #[derive(Clone, Default)]
@@ -55,16 +47,14 @@ impl ChannelRecord {
     pub fn spend(
         &mut self,
         (from, to): (usize, usize),
-        front: &[u8],
+        frame: &Frame,
         sender: &Node,
         counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        let header = Header::parse(front).map_err(violation)?;
+        let header = &frame.header;
         if !header.kind.is_numbered() {
             return Ok(());
         }
-        let head_size = KindHeader::size(header.kind, header.flags);
-        let (payload, _) = header.payload(head_size).map_err(violation)?;
         let may_be_cut_up = sender.paths[to].iter().any(|path| path.datagram.is_some());
         if header.kind == Kind::Fragment || header.sequence < self.next_sequence {
             counts.count("frames retransmitted");
@@ -79,15 +69,13 @@ impl ChannelRecord {
             header.sequence == self.next_sequence || may_be_cut_up,
             "{from} leaves numbers out towards {to}: {header:?}"
         );
-        self.next_sequence = header.sequence + head_size as u64 + payload;
-        let head = KindHeader::parse(header.kind, header.flags, &front[HEADER_BYTES..])
-            .map_err(violation)?;
-        if let KindHeader::Message { long, .. } = head {
+        self.next_sequence = header.sequence + frame.head.len() as u64 + frame.size;
+        if let KindHeader::Message { long, .. } = frame.kind_header() {
             let ahead = long.map_or(0, |long| long.ahead);
             if ahead > 0 {
                 counts.count("messages sent ahead");
             }
-            self.eager_sent = self.eager_sent.wrapping_add(payload as u32 + ahead);
+            self.eager_sent = self.eager_sent.wrapping_add(frame.size as u32 + ahead);
             let under_way = self.eager_sent.wrapping_sub(self.eager_returned);
             let window = sender.config.eager_window;
             require!(under_way <= window, "{from} sends {under_way} eager bytes to {to}");
@@ -112,11 +100,12 @@ impl ChannelRecord {
     pub fn begin_frame(
         &mut self,
         (from, to): (usize, usize),
-        frame: FrameArrival<'_>,
+        frame: &Frame,
+        place: PayloadDestination,
         model: &mut Model,
         counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        let FrameArrival { header, head, payload, .. } = frame;
+        let header = &frame.header;
         let is_first = header.sequence == self.delivered_up_to;
         if !header.kind.is_numbered() || header.kind == Kind::Fragment || !is_first {
             return Ok(());
@@ -126,27 +115,26 @@ impl ChannelRecord {
             counts.count("places found twice");
             return Ok(());
         }
-        let head_size = KindHeader::size(header.kind, header.flags) as u64;
-        let head = KindHeader::parse(header.kind, header.flags, head).map_err(violation)?;
-        let message = self.begin_message((from, to), frame, &head, model)?;
+        let message = self.begin_message((from, to), frame, place, model)?;
         self.placed_frame = Some((header.sequence, message));
-        self.frame_end = header.sequence + head_size + payload;
+        self.frame_end = header.sequence + frame.head.len() as u64 + frame.size;
         Ok(())
     }
 
     fn begin_message(
         &mut self,
         (from, to): (usize, usize),
-        FrameArrival { header, payload, place, .. }: FrameArrival<'_>,
-        head: &KindHeader,
+        frame: &Frame,
+        place: PayloadDestination,
         model: &mut Model,
     ) -> Result<Option<usize>, Violation> {
-        let long = match *head {
+        let payload = frame.size;
+        let long = match frame.kind_header() {
             KindHeader::Message { long, .. } => long,
             KindHeader::Ahead { send, offset } => return Ok(self.go_on(send, offset + payload)),
             _ => return Ok(None),
         };
-        let (tagged, is_long) = (header.kind == Kind::Tagged, long.is_some());
+        let (tagged, is_long) = (frame.kind() == Kind::Tagged, long.is_some());
         let ahead = long.map_or(0, |long| long.ahead as u64);
         let (message, is_wanted) = model.arrive(to, from, tagged, payload + ahead, is_long)?;
         let is_right = match place {

@@ -7,21 +7,20 @@
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    InFlightUsage, InjectMessage, Memory, PayloadDestination, Peer, REASSEMBLED,
+    InFlightUsage, InjectMessage, PayloadDestination, Peer, REASSEMBLED,
 };
 use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_testbed::endpoint::{ByteStore, Frame, IncomingFrame};
 
 use super::bounds::check_window;
-use super::channel_record::FrameArrival;
 use super::datagrams::BATCH_MAX;
 use super::memory::Piece;
-use super::node::{EarlyFrame, Node};
-use super::pipe::{IncomingFrame, Target, WriteOutcome};
-use super::remote::REFUSED;
+use super::node::Node;
+use super::pipe::WriteOutcome;
 use super::world::World;
-use super::{Violation, require, violation};
+use super::{Violation, require};
 
 impl World {
     pub fn write(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
@@ -48,14 +47,15 @@ impl World {
         self.allow_copies(from, peer)?;
         let before = self.flying(from, peer, path_id);
         let node = &mut self.nodes[from];
-        let Some(frame) = node.endpoint.poll_transmit(peer, path) else {
+        let Some(outgoing) = node.endpoint.poll_transmit(peer, path) else {
             node.ready.remove(&(to, path_id));
             return Ok(true);
         };
-        let front = frame.front().to_vec();
-        let header = Header::parse(&front).map_err(violation)?;
-        let payload = frame.payload.map(|(piece, at, length)| (*piece, at, length));
-        let (wants_copy, must_release_memory) = (frame.wants_copy, frame.must_release_memory);
+        let front = outgoing.front().to_vec();
+        let frame = Frame::new(&front);
+        let header = frame.header;
+        let payload = outgoing.payload.map(|(piece, at, length)| (*piece, at, length));
+        let (wants_copy, must_release_memory) = (outgoing.wants_copy, outgoing.must_release_memory);
         let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
         let written = self.enter((from, to, path_id), &front, payload)?;
@@ -68,12 +68,11 @@ impl World {
         if let (true, Some((piece, at, length))) = (wants_copy, payload) {
             let is_answer = matches!(header.kind, Kind::ReadData | Kind::AtomicReply);
             self.nodes[from].check_copy(from, is_answer, length)?;
-            let bytes = self.arena.read(piece, at, length)?.to_vec();
-            copy = Some(self.nodes[from].keep_copy(bytes, &mut self.arena));
+            copy = Some(self.nodes[from].keep_copy(self.arena.copy(&piece, at, length)?));
         }
         self.log_step(|| format!("{from} -> {to} by {path_id} {written:?} {header:?}"));
         let sender = &self.nodes[from];
-        self.channels[from][to].spend((from, to), &front, sender, &mut self.counts)?;
+        self.channels[from][to].spend((from, to), &frame, sender, &mut self.counts)?;
         if written == WriteOutcome::Part {
             self.counts.count("frames in parts");
         }
@@ -155,24 +154,23 @@ impl World {
         self.allow_copies(from, peer)?;
         let path_id = self.random.index(self.pipes[from][to].len());
         let path = PathId(path_id as u8);
-        let Some(frame) = self.nodes[from].endpoint.inject(&passing, path) else {
+        let Some(outgoing) = self.nodes[from].endpoint.inject(&passing, path) else {
             return Ok(false);
         };
-        let wants_copy = frame.wants_copy;
-        let frame = [frame.front(), bytes].concat();
-        if !self.pipes[from][to][path_id].fits(frame.len()) {
+        let (frame, wants_copy) = (Frame::new(outgoing.front()), outgoing.wants_copy);
+        let sent = [outgoing.front(), bytes].concat();
+        if !self.pipes[from][to][path_id].fits(sent.len()) {
             return Ok(false);
         }
-        let header = Header::parse(&frame).map_err(violation)?;
         if !(self.blackholed[from][to][path_id] && self.nodes[from].paths[to][path_id].silent_loss)
         {
-            self.pipes[from][to][path_id].begin(&frame, None, &self.arena)?;
+            self.pipes[from][to][path_id].begin(&sent, None, &self.arena)?;
         }
         let node = &mut self.nodes[from];
-        let copy = wants_copy.then(|| node.keep_copy(bytes.to_vec(), &mut self.arena));
+        let copy = wants_copy.then(|| node.keep_copy(self.arena.keep(bytes.to_vec(), false)));
         self.nodes[from].endpoint.injected(&passing, path, copy);
         self.counts.count("messages passed the short way");
-        self.log_step(|| format!("{from} -> {to} passes by {path_id} {header:?}"));
+        self.log_step(|| format!("{from} -> {to} passes by {path_id} {:?}", frame.header));
         let sender = &self.nodes[from];
         self.channels[from][to].spend((from, to), &frame, sender, &mut self.counts)?;
         self.drain(from)?;
@@ -186,16 +184,14 @@ impl World {
         if self.has_datagrams(from, to, path_id) {
             return self.receive_datagrams(from, to, path_id);
         }
-        if self.blackholed[from][to][path_id] && !self.nodes[from].paths[to][path_id].silent_loss {
+        let had = self.pipes[from][to][path_id].bytes.len();
+        let is_blackholed = self.blackholed[from][to][path_id];
+        let is_silent = self.nodes[from].paths[to][path_id].silent_loss;
+        if had == 0 || (is_blackholed && !is_silent) {
             // The frame is still under way.
             return Ok(false);
         }
-        let had = self.pipes[from][to][path_id].bytes.len();
-        let moved = if self.pipes[from][to][path_id].incoming.is_some() {
-            self.read_payload(from, to, path_id)?
-        } else {
-            self.read_front(from, to, path_id)?
-        };
+        let moved = self.read_some(from, to, path_id)?;
         let is_emptier = self.pipes[from][to][path_id].bytes.len() < had;
         if let (true, Some(peer)) = (is_emptier, self.nodes[from].peers[to]) {
             self.nodes[from].endpoint.channel_mut(peer).mark_busy();
@@ -209,223 +205,141 @@ impl World {
         if pipe.bytes.len() < HEADER_BYTES {
             return Ok(false);
         }
-        let header = Header::parse(&pipe.peek(HEADER_BYTES)).map_err(violation)?;
-        let head_size = KindHeader::size(header.kind, header.flags);
-        let (payload, check) = header.payload(head_size).map_err(violation)?;
-        let front_size = HEADER_BYTES + head_size + check;
+        let header = Header::parse(&pipe.peek(HEADER_BYTES))?;
+        let (payload, _) = header.payload(KindHeader::size(header.kind, header.flags))?;
+        let whole_size = HEADER_BYTES + header.length as usize;
+        let front_size = whole_size - payload as usize;
         if pipe.bytes.len() < front_size {
             return Ok(false);
         }
-        let is_whole = pipe.bytes.len() as u64 >= front_size as u64 + payload;
+        let is_whole = pipe.bytes.len() >= whole_size;
         let is_corrupt = payload > 0 && self.random.percent(self.rates.corrupt_percent);
         let peer = self.peer(to, from);
         let pipe = &mut self.pipes[from][to][path_id];
-        let front = pipe.take(front_size);
+        let frame = Frame::new(&pipe.take(front_size));
         if is_corrupt && is_whole && !self.nodes[from].paths[to][path_id].lossless {
             pipe.take(payload as usize);
             self.counts.count("frames corrupted");
             self.log_step(|| format!("{to} <- {from} by {path_id} corrupt {header:?}"));
             let is_bearable =
                 self.nodes[to].endpoint.channel_mut(peer).handle_corrupt_frame(&header);
-            self.drain(to)?;
-            if !is_bearable {
-                self.break_path(from, to, path_id)?;
-            }
+            self.end_corrupt(from, to, path_id, is_bearable)?;
             return Ok(true);
         }
         self.channels[to][from].handle_credit(header.credit);
-        let place = self.nodes[to]
-            .endpoint
-            .handle_frame(peer, PathId(path_id as u8), &header, &front[HEADER_BYTES..])
-            .map_err(|fault| Violation(format!("{to} blames {from}: {}: {header:?}", fault.0)))?;
+        let path = PathId(path_id as u8);
+        let place = self.nodes[to].endpoint.place(peer, path, &frame)?;
         self.log_step(|| {
             format!("{to} <- {from} by {path_id} {:?} {} {place:?}", header.kind, header.sequence)
         });
-        if !matches!(place, PayloadDestination::OutOfOrder { .. }) {
-            let head = &front[HEADER_BYTES..];
-            let arrival = FrameArrival { header: &header, head, payload, place };
-            let (model, counts) = (&mut self.model, &mut self.counts);
-            self.channels[from][to].begin_frame((from, to), arrival, model, counts)?;
-        }
-        self.drain(to)?;
-        if let PayloadDestination::OutOfOrder { frame, whole, .. } = place {
-            let (key, head) = ((from, frame), &front[HEADER_BYTES..]);
-            self.nodes[to].open_early_buffer(key, to, whole, &header, head)?;
-        }
-        let target = self.target(from, to, place, payload)?;
-        if let PayloadDestination::OutOfOrder { frame, at, .. } = place
-            && header.kind != Kind::Fragment
-            && let Some(early) = self.nodes[to].early.get_mut(&(from, frame))
-        {
-            early.bytes[..at as usize]
-                .copy_from_slice(&front[HEADER_BYTES..HEADER_BYTES + head_size]);
-        }
-        self.pipes[from][to][path_id].incoming =
-            Some(IncomingFrame { header, place, target, payload, done: 0, is_duplicate: false });
+        self.begin_payload((from, to), path, &frame, place)?;
         if payload == 0 {
             self.end_frame(from, to, path_id)?;
         }
         Ok(true)
     }
 
-    /// The destination of a payload, in terms of the driver.
-    fn target(
+    /// Records that the destination of a frame is known, and prepares the destination.
+    fn begin_payload(
         &mut self,
-        from: usize,
-        to: usize,
+        (from, to): (usize, usize),
+        path: PathId,
+        frame: &Frame,
         place: PayloadDestination,
-        payload: u64,
-    ) -> Result<Target, Violation> {
-        Ok(match place {
-            PayloadDestination::Discard => Target::Skip,
-            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
-                let memory = self.nodes[to].endpoint.place_memory(place);
-                let Some((piece, at, take)) = memory else {
-                    return Err(Violation(format!("{place:?} has no memory")));
-                };
-                let take = take.min(payload);
-                require!(at + take <= piece.size(), "{place:?} outside {piece:?}");
-                Target::Piece { piece: *piece, at, take }
-            }
-            PayloadDestination::NewUnexpected { store, size } => {
-                require!(payload <= size, "store {store} is smaller than what comes first");
-                self.nodes[to].open_store(from, to, store, size)?;
-                Target::Store { store, at: 0 }
-            }
-            PayloadDestination::Unexpected { store, at } => {
-                let kept = self.nodes[to].stores.get(&store);
-                let fits = kept.is_some_and(|store| at + payload <= store.size);
-                require!(fits, "store {store} does not hold {at}+{payload}");
-                Target::Store { store, at }
-            }
-            PayloadDestination::Region { op, key, offset } => {
-                let region = &self.nodes[to].region;
-                match region.resolve(key, offset, payload) {
-                    Some(at) => Target::Piece { piece: region.piece, at, take: payload },
-                    None => {
-                        let peer = self.peer(to, from);
-                        self.nodes[to].endpoint.channel_mut(peer).refuse(op, REFUSED);
-                        self.drain(to)?;
-                        Target::Skip
-                    }
-                }
-            }
-            PayloadDestination::Scratch => Target::Scratch(Vec::new()),
-            PayloadDestination::OutOfOrder { frame, at, .. } => {
-                let early = self.nodes[to].early.get(&(from, frame));
-                let bytes = early.map_or(0, |early| early.bytes.len() as u64);
-                require!(bytes >= at as u64 + payload, "{place:?} does not hold {payload}");
-                self.counts.count("frames that came early");
-                Target::Early { frame, at: at as u64 }
-            }
-        })
+    ) -> Result<(), Violation> {
+        if matches!(place, PayloadDestination::OutOfOrder { .. }) {
+            self.counts.count("frames that came early");
+        } else {
+            let (model, counts) = (&mut self.model, &mut self.counts);
+            self.channels[from][to].begin_frame((from, to), frame, place, model, counts)?;
+        }
+        self.drain(to)?;
+        let peer = self.peer(to, from);
+        let Node { endpoint, region, .. } = &mut self.nodes[to];
+        let region = endpoint.region(peer, place, |key, offset| {
+            region.resolve(key, offset, frame.size).map(|at| (region.piece, at))
+        });
+        self.drain(to)?;
+        self.nodes[to].endpoint.begin((peer, path), frame, place, region)
     }
 
-    fn read_payload(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
-        let pipe = &mut self.pipes[from][to][path_id];
-        let Some(incoming) = &pipe.incoming else {
-            return Ok(false);
+    /// Reads a part of the payload that is arriving, or else the front of the next frame.
+    fn read_some(&mut self, from: usize, to: usize, path_id: usize) -> Result<bool, Violation> {
+        let Some(incoming) = self.nodes[to].incoming(from, path_id) else {
+            return self.read_front(from, to, path_id);
         };
-        let most = (incoming.payload - incoming.done).min(pipe.bytes.len() as u64);
+        let pipe = &mut self.pipes[from][to][path_id];
+        let most = (incoming.size - incoming.done).min(pipe.bytes.len() as u64);
         if most == 0 {
             return Ok(false);
         }
         let now = if self.random.percent(70) { most } else { self.random.within(1..=most) };
         let bytes = pipe.take(now as usize);
-        if let Some(incoming) = &mut pipe.incoming {
-            self.nodes[to].put((from, to), incoming, &bytes, &mut self.arena)?;
-            incoming.done += now;
-            if incoming.done == incoming.payload {
-                self.end_frame(from, to, path_id)?;
-            }
+        let by = (self.peer(to, from), PathId(path_id as u8));
+        if self.nodes[to].endpoint.receive(by, &bytes, &mut self.arena)? {
+            self.end_frame(from, to, path_id)?;
         }
         Ok(true)
     }
 
     fn end_frame(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
-        let Some(mut incoming) = self.pipes[from][to][path_id].incoming.take() else {
+        let Some(&IncomingFrame { header, place, size, is_discarded, .. }) =
+            self.nodes[to].incoming(from, path_id)
+        else {
             return Ok(());
         };
-        let (peer, path) = (self.peer(to, from), PathId(path_id as u8));
+        let by = (self.peer(to, from), PathId(path_id as u8));
         let is_lossless = self.nodes[from].paths[to][path_id].lossless;
-        if incoming.payload > 0 && !is_lossless && self.random.percent(self.rates.corrupt_percent) {
-            return self.corrupt_payload(from, to, path_id, incoming);
+        if size > 0 && !is_lossless && self.random.percent(self.rates.corrupt_percent) {
+            self.counts.count("payloads corrupted");
+            self.log_step(|| format!("{to} has {header:?} of {from} corrupt"));
+            let is_bearable = self.nodes[to].endpoint.corrupt(by, &mut self.arena)?;
+            return self.end_corrupt(from, to, path_id, is_bearable);
         }
-        self.log_step(|| {
-            format!("{to} has {:?} of {from} in {:?}", incoming.header.kind, incoming.place)
-        });
-        let is_diverted = matches!(incoming.target, Target::Skip);
+        self.log_step(|| format!("{to} has {:?} of {from} in {place:?}", header.kind));
         // A control frame has the number of the next new byte, which may be old when the frame
         // arrives. A fragment never ends a frame: every fragment arrives out of order or is a
         // duplicate.
-        let is_placed = incoming.header.kind.is_numbered()
-            && incoming.header.kind != Kind::Fragment
-            && self.channels[from][to].placed() == Some(incoming.header.sequence);
-        let is_early = matches!(incoming.place, PayloadDestination::OutOfOrder { .. });
-        if is_placed && !is_early && !(is_diverted && incoming.is_duplicate) {
+        let is_placed = header.kind.is_numbered()
+            && header.kind != Kind::Fragment
+            && self.channels[from][to].placed() == Some(header.sequence);
+        let is_early = matches!(place, PayloadDestination::OutOfOrder { .. });
+        if is_placed && !is_early && !is_discarded {
             self.channels[from][to].finish_placed_frame(&mut self.model);
         }
-        if let Target::Scratch(scratch) = &mut incoming.target {
-            self.nodes[to].scratch[from] = std::mem::take(scratch);
-        }
-        self.nodes[to].endpoint.handle_payload(peer, path);
+        self.nodes[to].endpoint.end(by)?;
         self.drain(to)?;
         self.deliver_early_frames(from, to)
     }
 
-    /// Handles a payload whose bytes differ from the sent bytes.
-    fn corrupt_payload(
+    /// Breaks the path of a corrupt frame or payload that the receiver cannot bear.
+    fn end_corrupt(
         &mut self,
         from: usize,
         to: usize,
         path_id: usize,
-        mut incoming: IncomingFrame,
+        is_bearable: bool,
     ) -> Result<(), Violation> {
-        self.counts.count("payloads corrupted");
-        self.log_step(|| format!("{to} has {:?} of {from} corrupt", incoming.header));
-        let junk = vec![0xee; incoming.payload as usize];
-        incoming.done = 0;
-        self.nodes[to].put((from, to), &mut incoming, &junk, &mut self.arena)?;
-        let peer = self.peer(to, from);
-        let is_bearable =
-            self.nodes[to].endpoint.channel_mut(peer).handle_corrupt(PathId(path_id as u8));
         self.drain(to)?;
-        if !is_bearable {
-            self.break_path(from, to, path_id)?;
+        match is_bearable {
+            true => Ok(()),
+            false => self.break_path(from, to, path_id),
         }
-        Ok(())
     }
 
     /// Delivers frames that arrived out of order and are next now.
     fn deliver_early_frames(&mut self, from: usize, to: usize) -> Result<(), Violation> {
         let peer = self.peer(to, from);
-        while let Some(frame) = self.nodes[to].endpoint.channel(peer).next_reassembled() {
-            let Some(EarlyFrame { header, bytes: body }) =
-                self.nodes[to].early.remove(&(from, frame))
-            else {
-                return Err(Violation(format!("{to} has let go of frame {frame} of {from}")));
-            };
-            let kept = self.nodes[to].endpoint.handle_reassembled(peer, &body);
-            let (place, head_size) =
-                kept.map_err(|fault| Violation(format!("{to} blames {from}: {}", fault.0)))?;
-            self.log_step(|| format!("{to} delivers {frame} of {from}: {place:?}"));
-            let payload = (body.len() - head_size) as u64;
-            let arrival = FrameArrival { header: &header, head: &body, payload, place };
-            let (model, counts) = (&mut self.model, &mut self.counts);
-            self.channels[from][to].begin_frame((from, to), arrival, model, counts)?;
-            self.drain(to)?;
-            let target = self.target(from, to, place, payload)?;
-            let mut incoming =
-                IncomingFrame { header, place, target, payload, done: 0, is_duplicate: false };
-            let bytes = &body[head_size..];
-            self.nodes[to].put((from, to), &mut incoming, bytes, &mut self.arena)?;
-            if let Target::Scratch(scratch) = &mut incoming.target {
-                self.nodes[to].scratch[from] = std::mem::take(scratch);
-            }
-            if self.channels[from][to].placed() == Some(frame) {
+        while let Some((frame, place)) = self.nodes[to].endpoint.next_early(peer)? {
+            let first = frame.header.sequence;
+            self.log_step(|| format!("{to} delivers {first} of {from}: {place:?}"));
+            self.begin_payload((from, to), REASSEMBLED, &frame, place)?;
+            let endpoint = &mut self.nodes[to].endpoint;
+            endpoint.receive((peer, REASSEMBLED), &frame.payload, &mut self.arena)?;
+            if self.channels[from][to].placed() == Some(first) {
                 self.channels[from][to].finish_placed_frame(&mut self.model);
             }
-            self.nodes[to].endpoint.handle_payload(peer, REASSEMBLED);
+            endpoint.end((peer, REASSEMBLED))?;
             self.drain(to)?;
         }
         Ok(())
@@ -488,17 +402,13 @@ impl World {
 
     /// Reads one datagram out of the pipe.
     fn read_datagram(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
-        loop {
-            // A path that breaks in between has an empty pipe.
-            let has_incoming = self.pipes[from][to][path_id].incoming.is_some();
-            if self.pipes[from][to][path_id].bytes.is_empty() && !has_incoming {
-                return Ok(());
-            }
-            let moved = match has_incoming {
-                true => self.read_payload(from, to, path_id)?,
-                false => self.read_front(from, to, path_id)?,
-            };
+        // A path that breaks in between has an empty pipe.
+        while !self.pipes[from][to][path_id].bytes.is_empty()
+            || self.nodes[to].incoming(from, path_id).is_some()
+        {
+            let moved = self.read_some(from, to, path_id)?;
             require!(moved, "a datagram of {from} to {to} is cut off");
         }
+        Ok(())
     }
 }

@@ -383,7 +383,7 @@ impl Victim {
             for _ in 0..self.random.below(5) {
                 let Some(frame) = self.endpoint.poll_transmit(peer, PATH) else { break };
                 let bytes = frame.front();
-                let header = Header::parse(bytes).map_err(|bad| Violation(bad.0.into()))?;
+                let header = Header::parse(bytes)?;
                 if let Some((memory, at, length)) = frame.payload {
                     require!(at + length <= memory.0, "{header:?} reads outside {memory:?}");
                 }

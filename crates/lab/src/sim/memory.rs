@@ -5,6 +5,7 @@
 //! byte that moves.
 
 use landbridge_proto::endpoint::Memory;
+use landbridge_testbed::endpoint::ByteStore;
 
 use super::Violation;
 
@@ -63,19 +64,6 @@ impl Arena {
             .ok_or_else(|| Violation(format!("read of {at}+{length} outside {piece:?}")))
     }
 
-    /// Writes `bytes` at offset `at` of `piece`.
-    pub fn write(&mut self, piece: Piece, at: u64, bytes: &[u8]) -> Result<(), Violation> {
-        let target = self
-            .slots
-            .get_mut(piece.slot as usize)
-            .and_then(|slot| slot.as_mut())
-            .ok_or_else(|| Violation(format!("write to {piece:?} after it was given back")))?;
-        let range = range(target.len(), at, bytes.len() as u64)
-            .ok_or_else(|| Violation(format!("write at {at}+{} outside {piece:?}", bytes.len())))?;
-        target[range].copy_from_slice(bytes);
-        Ok(())
-    }
-
     /// The `length` bytes at an address of a [`Piece`].
     pub fn read_address(&self, address: u64, length: u64) -> Result<&[u8], Violation> {
         let slot = (address >> SLOT_SHIFT)
@@ -100,6 +88,29 @@ impl Arena {
             .get(slot as usize)
             .and_then(|slot| slot.as_ref())
             .ok_or_else(|| Violation(format!("slot {slot} is read after it was given back")))
+    }
+}
+
+impl ByteStore<Piece> for Arena {
+    fn read(&self, piece: &Piece, at: u64, length: u64) -> Result<Vec<u8>, Violation> {
+        Ok(self.read(*piece, at, length)?.to_vec())
+    }
+
+    fn write(&mut self, piece: &Piece, at: u64, bytes: &[u8]) -> Result<(), Violation> {
+        let target = self
+            .slots
+            .get_mut(piece.slot as usize)
+            .and_then(|slot| slot.as_mut())
+            .ok_or_else(|| Violation(format!("write to {piece:?} after it was given back")))?;
+        let range = range(target.len(), at, bytes.len() as u64)
+            .ok_or_else(|| Violation(format!("write at {at}+{} outside {piece:?}", bytes.len())))?;
+        target[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy(&mut self, piece: &Piece, at: u64, length: u64) -> Result<Piece, Violation> {
+        let bytes = self.read(*piece, at, length)?.to_vec();
+        Ok(self.keep(bytes, false))
     }
 }
 

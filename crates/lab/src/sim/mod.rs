@@ -63,7 +63,6 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use landbridge_proto::wire::Malformed;
 pub use landbridge_testbed::Violation;
 pub(crate) use landbridge_testbed::require;
 
@@ -92,10 +91,6 @@ pub struct FailedSeed {
 /// Number of occurrences of each event.
 #[derive(Clone, Debug, Default)]
 pub struct EventCounts(BTreeMap<&'static str, u64>);
-
-fn violation(bad: Malformed) -> Violation {
-    Violation(bad.0.into())
-}
 
 impl EventCounts {
     fn count(&mut self, event: &'static str) {

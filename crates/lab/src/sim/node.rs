@@ -1,37 +1,32 @@
-//! A simulated process: an endpoint and the state of its driver.
+//! A simulated process: an endpoint that the harness of the tests drives, and what the rest of its
+//! driver has to do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use landbridge_proto::channel::{REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
-use landbridge_proto::endpoint::{Config, Endpoint, Memory, PathProperties, Peer};
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::{Config, Memory, PathProperties, Peer};
 use landbridge_proto::id::Address;
-use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
-use landbridge_proto::wire::frame::Header;
-use landbridge_proto::wire::kind_header::KindHeader;
+use landbridge_testbed::endpoint::{DrivenEndpoint, IncomingFrame};
 
 use super::datagrams::{LossyNetwork, random_kind, with_datagrams};
 use super::memory::{Arena, Piece};
-use super::pipe::{IncomingFrame, Pipe, Target};
+use super::pipe::Pipe;
 use super::random::Random;
 use super::remote::Region;
-use super::{Violation, require, violation};
+use super::{Violation, require};
 
 /// Paths between two processes at most.
 pub const PATHS_MAX: usize = 3;
 
 /// A process.
 pub struct Node {
-    pub endpoint: Endpoint<Piece>,
+    pub endpoint: DrivenEndpoint<Piece>,
     pub config: Config,
     /// The peer numbers that the process uses for other processes, once assigned.
     pub peers: Vec<Option<Peer>>,
     /// Path properties, by process and number of the path.
     pub paths: Vec<Vec<PathProperties>>,
     pub region: Region,
-    pub stores: BTreeMap<u32, UnexpectedPayload>,
-    /// Frames that arrived out of order, by sender and first byte.
-    pub early: BTreeMap<(usize, u64), EarlyFrame>,
-    pub scratch: Vec<Vec<u8>>,
     /// Copies of bytes that may be retransmitted, by slot. `copies_max` is the number of copied
     /// bytes from which on no further copies are made.
     pub copies: BTreeMap<u32, Piece>,
@@ -42,19 +37,6 @@ pub struct Node {
     pub read_requests: VecDeque<ReadRequest>,
     /// Peers with frames to send, and the paths that may have capacity.
     pub ready: BTreeSet<(usize, usize)>,
-}
-
-/// The payload of an unexpected message.
-pub struct UnexpectedPayload {
-    pub from: usize,
-    pub size: u64,
-    pub bytes: Vec<u8>,
-}
-
-/// A frame that arrived out of order.
-pub struct EarlyFrame {
-    pub header: Header,
-    pub bytes: Vec<u8>,
 }
 
 /// A pending read of another process's memory.
@@ -84,16 +66,13 @@ impl Node {
         copies_max: u64,
     ) -> Self {
         Self {
-            endpoint: Endpoint::new(config),
+            endpoint: DrivenEndpoint::new(config),
             config,
             peers: vec![None; paths.len()],
-            scratch: vec![Vec::new(); paths.len()],
             paths,
             region,
             copies: BTreeMap::new(),
             copies_max,
-            stores: BTreeMap::new(),
-            early: BTreeMap::new(),
             pulls: VecDeque::new(),
             read_requests: VecDeque::new(),
             ready: BTreeSet::new(),
@@ -110,12 +89,9 @@ impl Node {
         self.peers.iter().position(|&other| other == Some(peer)).expect("a numbered peer")
     }
 
-    pub fn take_store(&mut self, store: u32) -> Result<Vec<u8>, Violation> {
-        let Some(UnexpectedPayload { bytes, size, .. }) = self.stores.remove(&store) else {
-            return Err(Violation(format!("store {store} is filled from twice")));
-        };
-        require!(bytes.len() as u64 == size, "store {store} is used before it is filled");
-        Ok(bytes)
+    /// The frame whose payload is arriving from another process by a path.
+    pub fn incoming(&self, from: usize, path_id: usize) -> Option<&IncomingFrame<Piece>> {
+        self.endpoint.incoming(self.peers[from]?, PathId(path_id as u8))
     }
 
     // ---- copies ------------------------------------------------------------------------
@@ -150,97 +126,9 @@ impl Node {
     }
 
     /// Keeps a copy of bytes that may be retransmitted.
-    pub fn keep_copy(&mut self, bytes: Vec<u8>, arena: &mut Arena) -> Piece {
-        let copy = arena.keep(bytes, false);
+    pub fn keep_copy(&mut self, copy: Piece) -> Piece {
         self.copies.insert(copy.slot(), copy);
         copy
-    }
-
-    // ---- destinations of payloads --------------------------------------------------------
-
-    /// Opens a buffer for a frame that arrived out of order, if the frame has no buffer.
-    pub fn open_early_buffer(
-        &mut self,
-        key: (usize, u64),
-        to: usize,
-        whole: u32,
-        header: &Header,
-        head: &[u8],
-    ) -> Result<(), Violation> {
-        let head = KindHeader::parse(header.kind, header.flags, head).map_err(violation)?;
-        let header = match head {
-            KindHeader::Fragment { kind, flags, .. } => {
-                Header { kind, flags, length: whole, sequence: key.1, ..*header }
-            }
-            _ => *header,
-        };
-        let bytes = vec![0; whole as usize];
-        let early = &mut self.early;
-        early.entry(key).or_insert(EarlyFrame { header, bytes });
-        let mine = || early.iter().filter(|((from, _), _)| *from == key.0);
-        let bytes: usize = mine().map(|(_, early)| early.bytes.len()).sum();
-        let most = REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX;
-        require!(
-            bytes <= most && mine().count() <= REORDER_WINDOW_FRAMES_MAX,
-            "{to} keeps {bytes} bytes"
-        );
-        Ok(())
-    }
-
-    /// Opens a store for an unexpected message of `from`. `to` is the number of this process.
-    pub fn open_store(
-        &mut self,
-        from: usize,
-        to: usize,
-        store: u32,
-        size: u64,
-    ) -> Result<(), Violation> {
-        if size == 0 {
-            return Ok(());
-        }
-        let stores = &mut self.stores;
-        let before =
-            stores.insert(store, UnexpectedPayload { from, size, bytes: vec![0; size as usize] });
-        require!(before.is_none(), "store {store} is in use");
-        let stored: u64 = stores.values().filter(|s| s.from == from).map(|s| s.size).sum();
-        let window = self.config.eager_window as u64;
-        require!(stored <= window, "{to} stores {stored} bytes of {from}");
-        Ok(())
-    }
-
-    /// Writes bytes of a frame of `from` to their destination. `to` is the number of this process.
-    pub fn put(
-        &mut self,
-        (from, to): (usize, usize),
-        incoming: &mut IncomingFrame,
-        bytes: &[u8],
-        arena: &mut Arena,
-    ) -> Result<(), Violation> {
-        let IncomingFrame { target, done, .. } = incoming;
-        match target {
-            Target::Piece { piece, at, take } => {
-                let left = take.saturating_sub(*done).min(bytes.len() as u64);
-                if left > 0 {
-                    arena.write(*piece, *at + *done, &bytes[..left as usize])?;
-                }
-            }
-            Target::Store { store, at } => {
-                if let Some(store) = self.stores.get_mut(store) {
-                    let start = (*at + *done) as usize;
-                    store.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-                }
-            }
-            Target::Early { frame, at } => {
-                let Some(early) = self.early.get_mut(&(from, *frame)) else {
-                    return Err(Violation(format!("{to} writes to frame {frame} it has let go")));
-                };
-                let start = (*at + *done) as usize;
-                early.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-            }
-            Target::Scratch(scratch) => scratch.extend_from_slice(bytes),
-            Target::Skip => (),
-        }
-        Ok(())
     }
 }
 

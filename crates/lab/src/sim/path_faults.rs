@@ -99,7 +99,6 @@ impl World {
         for path_id in 0..self.pipes[node][other].len() {
             self.pipes[node][other][path_id].cut();
             let pipe = &mut self.pipes[other][node][path_id];
-            pipe.incoming = None;
             pipe.bytes.clear();
             pipe.network = None;
             pipe.cut();
@@ -107,7 +106,6 @@ impl World {
         self.model.fail(node, other, &unfinished);
         let state = &mut self.nodes[node];
         state.pulls.retain(|pull| pull.from != other);
-        state.early.retain(|&(from, _), _| from != other);
         // The driver answers the requests of a lost peer nevertheless: the endpoint must tolerate
         // the answers.
         state.endpoint.fail(peer, LOST);

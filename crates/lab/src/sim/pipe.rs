@@ -5,14 +5,13 @@
 
 use std::collections::VecDeque;
 
-use landbridge_proto::endpoint::PayloadDestination;
-use landbridge_proto::wire::frame::Header;
+use landbridge_testbed::endpoint::ByteStore;
 
 use super::Violation;
 use super::datagrams::LossyNetwork;
 use super::memory::{Arena, Piece};
 
-/// The bytes in the pipe, and the frames at its two ends.
+/// The bytes in the pipe, and the frame that is entering.
 pub struct Pipe {
     pub bytes: VecDeque<u8>,
     capacity: usize,
@@ -21,8 +20,6 @@ pub struct Pipe {
     partial: bool,
     /// The part of the last frame that has not entered.
     pub pending_write: Option<PendingWrite>,
-    /// The frame that is being read.
-    pub incoming: Option<IncomingFrame>,
     /// The pipe is broken: written bytes vanish.
     pub is_cut: bool,
     /// The network of a path of datagrams, which datagrams pass before they enter the pipe.
@@ -33,34 +30,6 @@ pub struct Pipe {
 pub struct PendingWrite {
     front: Vec<u8>,
     payload: Option<(Piece, u64, u64)>,
-}
-
-/// A frame whose payload is being read.
-pub struct IncomingFrame {
-    pub header: Header,
-    pub place: PayloadDestination,
-    /// Destination of the payload's bytes.
-    pub target: Target,
-    pub payload: u64,
-    pub done: u64,
-    /// The frame has arrived by another path meanwhile.
-    pub is_duplicate: bool,
-}
-
-/// Destination of a payload's bytes.
-#[derive(Clone, Debug)]
-pub enum Target {
-    /// The first `take` bytes are written at offset `at` of a piece.
-    Piece { piece: Piece, at: u64, take: u64 },
-    /// The bytes are written to a store, from offset `at` on.
-    Store { store: u32, at: u64 },
-    /// The bytes are written to the buffer of a frame that arrived out of order, from offset `at`
-    /// on.
-    Early { frame: u64, at: u64 },
-    /// The bytes are written to the scratch memory of the pipe.
-    Scratch(Vec<u8>),
-    /// The bytes are dropped.
-    Skip,
 }
 
 /// The result of an attempt to write a frame.
@@ -74,15 +43,7 @@ pub enum WriteOutcome {
 impl Pipe {
     pub fn new(capacity: usize, partial: bool) -> Self {
         let bytes = VecDeque::new();
-        Self {
-            bytes,
-            capacity,
-            partial,
-            pending_write: None,
-            incoming: None,
-            is_cut: false,
-            network: None,
-        }
+        Self { bytes, capacity, partial, pending_write: None, is_cut: false, network: None }
     }
 
     fn room(&self) -> usize {
@@ -145,8 +106,7 @@ impl Pipe {
         if let Some(PendingWrite { payload: Some((piece, at, length)), .. }) =
             &mut self.pending_write
         {
-            let bytes = arena.read(*piece, *at, *length)?.to_vec();
-            (*piece, *at) = (arena.keep(bytes, false), 0);
+            (*piece, *at) = (arena.copy(piece, *at, *length)?, 0);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use landbridge_proto::endpoint::{
     AtomicRequest, CompletionKind, Failure, Memory, OperationCompletion,
 };
+use landbridge_testbed::endpoint::{ByteStore, REFUSED};
 
 use super::memory::{Arena, Piece, content};
 use super::{EventCounts, Violation, require};
@@ -19,8 +20,6 @@ pub const WRITE_BYTES_MAX: u64 = 3_000;
 pub const CONSTANT_BYTES: u64 = 4 << 10;
 /// Offsets count from this base, as virtual addresses do.
 pub const REGION_BASE: u64 = 0x7f00_0000_0000;
-/// The errno of a refusal.
-pub const REFUSED: i32 = 13;
 
 /// Registered memory of one process.
 pub struct Region {
@@ -118,7 +117,7 @@ pub fn perform(
     let length = request.length as u64;
     let old = arena.read(region, at, length)?.to_vec();
     let new = combine(request, operands, &old)?;
-    arena.write(region, at, &new)?;
+    arena.write(&region, at, &new)?;
     Ok(old)
 }
 

@@ -4,6 +4,7 @@
 //! What enters: the choices of the [schedule](super::schedule) (which bytes move next, which path
 //! fails) and of the [applications](super::commands). What leaves: violations. What may never
 //! happen: an endpoint requests something that its driver cannot do.
+//! [`DrivenEndpoint`](landbridge_testbed::endpoint::DrivenEndpoint) finds most such requests.
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
@@ -11,14 +12,15 @@ use landbridge_proto::endpoint::{
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::Time;
+use landbridge_testbed::endpoint::{ByteStore, REFUSED};
 
 use super::channel_record::ChannelRecord;
 use super::memory::{Arena, Piece};
 use super::model::{Model, PendingOperation};
 use super::node::{Node, PATHS_MAX, Pull, ReadRequest, random_config, random_pipes};
-use super::pipe::{Pipe, Target};
+use super::pipe::Pipe;
 use super::random::Random;
-use super::remote::{self, CompletionContext, REFUSED, Region};
+use super::remote::{self, CompletionContext, Region};
 use super::{EventCounts, Violation, require};
 
 /// The state of one simulation run.
@@ -170,17 +172,9 @@ impl World {
     ) -> Result<(), Violation> {
         self.log_step(|| format!("  {index}: {action:?}"));
         let node = &mut self.nodes[index];
+        node.endpoint.perform(&action, &mut self.arena)?;
         match action {
             Action::Complete(done) => return self.finish(index, done),
-            Action::CopyUnexpected { store, memory, at, length } => {
-                let bytes = node.take_store(store)?;
-                require!(length <= bytes.len() as u64, "fill of {length} out of store {store}");
-                self.arena.write(memory, at, &bytes[..length as usize])?;
-            }
-            Action::DropUnexpected { store } => {
-                let forgotten = node.stores.remove(&store);
-                require!(forgotten.is_some(), "store {store} is forgotten twice");
-            }
             Action::Pull { peer, recv, address, memory, at, length } => {
                 let from = node.index_of(peer);
                 node.pulls.push_back(Pull { from, recv, address, memory, at, length });
@@ -189,24 +183,14 @@ impl World {
                 let to = node.index_of(peer);
                 node.read_requests.push_back(ReadRequest { to, op, key, offset, length });
             }
-            Action::DiscardPayload { peer, path } => {
-                let from = node.index_of(peer);
-                let incoming = self.pipes[from][index][path.0 as usize].incoming.as_mut();
-                let Some(incoming) = incoming else {
-                    return Err(Violation(format!("{path:?} has nothing to divert")));
-                };
-                incoming.target = Target::Skip;
-                incoming.is_duplicate = true;
-                self.counts.count("payloads diverted");
-            }
+            Action::DiscardPayload { .. } => self.counts.count("payloads diverted"),
             Action::AddressAdvertisement { .. } => {
                 return Err(Violation("a door that nobody has".into()));
             }
-            Action::Release { peer, frame } => {
-                let from = node.index_of(peer);
-                node.early.remove(&(from, frame));
-            }
             Action::Atomic { peer, request } => atomics.push((node.index_of(peer), request)),
+            Action::CopyUnexpected { .. }
+            | Action::DropUnexpected { .. }
+            | Action::Release { .. } => (),
         }
         Ok(())
     }
@@ -262,7 +246,7 @@ impl World {
     ) -> Result<(), Violation> {
         let peer = self.peer(index, from);
         let node = &mut self.nodes[index];
-        let operands = std::mem::take(&mut node.scratch[from]);
+        let operands = node.endpoint.take_operands(peer);
         match node.region.resolve(request.key, request.offset, request.length as u64) {
             None => node.endpoint.channel_mut(peer).refuse(request.op, REFUSED),
             Some(at) => {
@@ -289,8 +273,7 @@ impl World {
         match region.resolve(key, offset, length) {
             None => self.nodes[index].endpoint.channel_mut(peer).refuse(op, REFUSED),
             Some(at) => {
-                let bytes = self.arena.read(region.piece, at, length)?.to_vec();
-                let memory = self.arena.keep(bytes, false);
+                let memory = self.arena.copy(&region.piece, at, length)?;
                 self.nodes[index].endpoint.channel_mut(peer).serve(op, memory);
             }
         }
@@ -312,7 +295,7 @@ impl World {
         } else {
             self.counts.count("pulls");
             let bytes = self.arena.read_address(pull.address, pull.length)?.to_vec();
-            self.arena.write(pull.memory, pull.at, &bytes)?;
+            self.arena.write(&pull.memory, pull.at, &bytes)?;
             Ok(())
         };
         self.nodes[index].endpoint.messages_mut().handle_pulled(pull.recv, outcome);

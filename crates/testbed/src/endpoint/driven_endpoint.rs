@@ -436,8 +436,7 @@ impl<M: Memory> DrivenEndpoint<M> {
         whole: u32,
         at: u32,
     ) -> Result<(), Violation> {
-        let kind_header = KindHeader::parse(header.kind, header.flags, head);
-        let kind_header = kind_header.map_err(|bad| Violation(bad.0.into()))?;
+        let kind_header = KindHeader::parse(header.kind, header.flags, head)?;
         let early = self.early.entry(peer).or_default();
         let buffer = early.frames.entry(start).or_insert_with(|| {
             let header = match kind_header {

@@ -329,7 +329,7 @@ impl Process {
             return Ok(true);
         }
         let Some(frame) = self.take_frame() else { return Ok(false) };
-        let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
+        let header = Header::parse(&frame)?;
         let expected = match self.cursor.is_opened {
             true => Kind::Determinant,
             false => Kind::ReplayStart,
@@ -496,7 +496,7 @@ impl Process {
     }
 
     fn deliver_frame(&mut self, frame: &[u8]) -> Result<(), Violation> {
-        let header = Header::parse(frame).map_err(|bad| Violation(bad.0.into()))?;
+        let header = Header::parse(frame)?;
         self.record.frames.extend(frame);
         self.record.delivered_bytes += frame.len() as u64;
         let peer = self.peer(header.source.index());
