@@ -45,6 +45,8 @@ LINK, LAB = "near-far", common.ROOT / "labs" / "two-rails.toml"
 BAD = ["--loss 1%", "--corrupt 1%", "--repair-checksums true", "--reorder 5%", "--reorder-by 1ms"]
 PLACES = {"one cluster": [], "two clusters": recovery.TWO_CLUSTERS}
 SENDERS = {"logs of the senders": ["--set", "recover_log=sender"]}
+# Programs run that many times as fast with logs of the senders.
+FASTER = 4
 CUT_S = 3.0
 # Largest number of seconds until a killed rank is killed again.
 BACK_S = 10.0
@@ -101,15 +103,13 @@ def main() -> int:
 
 
 def every_case(options) -> list[Case]:
-    programs = [heat(options), wildcards(options)]
-    programs += [benchmark(options, [one], REPEATS_ALONE.get(one, REPEATS)) for one in PATTERNS] if options.all else [benchmark(options, PATTERNS)]
     kinds = list(KINDS) if options.all else ["a storm"]
     cases = []
     for has_images in (False, True):
         # Messages in the logs of their senders are not part of an image yet.
         places = PLACES if has_images else PLACES | SENDERS
         for clusters, words in places.items():
-            for program in programs:
+            for program in programs(options, FASTER if clusters in SENDERS else 1):
                 for kind in kinds:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
@@ -123,6 +123,14 @@ def every_case(options) -> list[Case]:
                     name = f"{program.name}, a bad network{line}, {start}"
                     cases.append(Case(name, program, "a storm", words, has_images, line))
     return cases
+
+
+def programs(options, times: int) -> list[Program]:
+    """The programs, `times` as long as they are when messages go through a relay."""
+    found = [heat(options, STEPS * times), wildcards(options, MESSAGES * times)]
+    if not options.all:
+        return [*found, benchmark(options, PATTERNS, REPEATS * times)]
+    return found + [benchmark(options, [one], REPEATS_ALONE.get(one, REPEATS) * times) for one in PATTERNS]
 
 
 LINES = {

@@ -79,6 +79,7 @@ SAMPLES = {
         "wildcards and probes, two clusters, from the start, a storm",
         "wildcards and probes, one cluster, from images, a storm",
         "IMB-MPI1 Sendrecv Allreduce Alltoall, one cluster, from the start, a storm",
+        "heat, logs of the senders, from the start, a storm",
         "heat, a bad network over UDP, from images",
         "wildcards and probes, a bad network, from the start",
     ],

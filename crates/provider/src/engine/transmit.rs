@@ -20,6 +20,7 @@ use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
 use super::recorded_uplink::end_process;
+use super::replay::Replay;
 use super::request::SendRequest;
 use crate::completion::{Completion, OperationKind};
 
@@ -130,6 +131,7 @@ impl DataPath {
         let size = memory.size();
         let passing = InjectMessage { peer, tag: request.tag, data: request.data, size };
         let path = link.path;
+        let target = self.core.address(peer).index() as usize;
         self.core.channel_mut(peer).set_copying(copied_bytes() < self.buffers.retain);
         let Some(mut frame) = self.core.inject(&passing, path) else {
             return false;
@@ -149,9 +151,17 @@ impl DataPath {
                     Err(_) => return false,
                 }
             }
-            Carrier::Recorded(_) | Carrier::Logs(_) | Carrier::Datagram(_) | Carrier::Loopback => {
-                return false;
+            Carrier::Logs(logs) => {
+                logs.send(
+                    target,
+                    frame.front(),
+                    &slices_of(pieces.as_slice())[..pieces.as_slice().len()],
+                )
+                .unwrap_or_else(|error| end_process(&error.to_string()));
+                self.replay.iter_mut().for_each(Replay::note_sent);
+                Sent::All
             }
+            Carrier::Recorded(_) | Carrier::Datagram(_) | Carrier::Loopback => return false,
         };
         if sent == Sent::Busy {
             return false;
