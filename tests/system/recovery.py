@@ -154,7 +154,41 @@ def main() -> int:
             file.flush()
             code, _, output = job(options, program, [], "--topology", file.name)
         checks.check(name, code == 1 and "--recover needs a relay" in output, f"exit code {code}", output)
+    logs_of_senders(options, checks, ring)
     return checks.end()
+
+
+def logs_of_senders(options, checks, ring) -> None:
+    """Messages that stay in the logs of their senders (`recover_log=sender`): kills, divergence, a
+    full log, and jobs for which the logs do not work yet. kills.py has more programs."""
+    logs = ["--set", "recover_log=sender"]
+    name = "logs of the senders"
+    if checks.wants(name):
+        longer = [*ring[:-1], "1500"]
+        undisturbed = sorted(job(options, longer, [], *logs)[1])
+        kills = [(1.0, 1), (0.3, 3), (0.2, 3), (0.3, 0)]
+        check_same(checks, name, job(options, longer, kills, *logs), undisturbed, len(kills))
+    name = "logs of the senders, who does something else than before"
+    if checks.wants(name):
+        code, _, output = job(options, [*ring[:-1], "1500", "--drift"], [(1.0, 1)], *logs)
+        is_said = bool(re.search(r"its frame \d+ to a process of its node is not what it sent there before", output))
+        checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} what differs", output)
+    name = "logs of the senders, which are full"
+    if checks.wants(name):
+        code, _, output = job(options, [*ring[:-1], "1500", "--numbers", "5000"], [], *logs, "--set", "recover_memory=4MiB")
+        is_said = "its share of recover_memory is full" in output
+        checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} what is full", output)
+    spawner = [common.python(options), str(common.PROGRAMS / "spawned.py")]
+    for what, program, words, text in (
+        ("over two clusters", ring, TWO_CLUSTERS, "for one node"),
+        ("with checkpoints", ring, ["--checkpoint", "1s"], "works without checkpoints"),
+        ("who spawns", spawner, [], "works without spawned ranks"),
+    ):
+        name = f"logs of the senders, {what}"
+        if checks.wants(name):
+            code, _, output = job(options, program, [], *words, *logs)
+            is_said = f"recover_log=sender {text}" in output or f"recover_log=sender is an experiment {text}" in output
+            checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
 def spawning(options, checks) -> None:

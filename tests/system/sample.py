@@ -32,6 +32,8 @@ SAMPLES = {
         "who leaves with the code of those who cannot go on",
         "who is killed more often than allowed",
         "where it cannot be",
+        "logs of the senders, who does something else than before",
+        "logs of the senders, which are full",
     ],
     # A wide-area link that fails; a relay on another node; a cable; a lost node with each kind of
     # program; no spare node.

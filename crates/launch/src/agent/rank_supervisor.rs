@@ -244,6 +244,9 @@ impl RankSupervisor {
         parent: &mut ParentAgent,
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
+        if self.node_logs.is_some() {
+            bail!("recover_log=sender works without spawned ranks: use recover_log=relay");
+        }
         let plans = order.on(node).map(|block| {
             let task = &order.tasks[block.appnum as usize];
             Ok((block, task, plan(task, job, node, parent)?))
