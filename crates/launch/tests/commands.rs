@@ -162,8 +162,7 @@ fn doctor_gives_up_an_address_that_never_answers_and_explains_the_firewall() {
     let second = TcpStream::connect_timeout(&address, Duration::from_millis(200));
     assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
     let (text, took) = doctor_waits_for("doctor-silent", address);
-    let found = format!("!!  {address} cannot be reached: {address}: connection timed out
-");
+    let found = format!("!!  {address} cannot be reached: {address}: connection timed out");
     let firewall = format!("-> a firewall must let TCP port {} through", address.port());
     assert!(text.contains(&found) && text.contains(&firewall), "{text}");
     assert!(text.contains("-> a relay listens only while its job runs"), "{text}");
