@@ -54,14 +54,19 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     result = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         program, wrapper = build(Path(folder))
-        for part, ways in (("calls", CALLS), ("counters", COUNTERS)):
-            if part in parts:
-                unseen: dict[str, list[str]] = {}
-                one = lambda way, unseen=unseen: run(way, program, wrapper, unseen)  # noqa: E731
-                result[part] = files.in_turns(part, rounds, ways, one) | {"unseen": unseen}
+        if "calls" in parts:
+            result["calls"] = in_turns("calls", rounds, CALLS, program, wrapper)
+        if "counters" in parts:
+            result["counters"] = in_turns("counters", rounds, COUNTERS, program, wrapper)
     result |= {"rounds": rounds, "stamp": stamp.now()}
     file.write_text(json.dumps(result, indent=1))
     return result
+
+
+def in_turns(part: str, rounds: int, ways: list[Way], program: Path, wrapper: Path) -> dict:
+    """Medians and samples, and for each way the kinds of calls that it does not see."""
+    unseen: dict[str, list[str]] = {}
+    return files.in_turns(part, rounds, ways, lambda way: run(way, program, wrapper, unseen)) | {"unseen": unseen}
 
 
 def build(folder: Path) -> tuple[Path, Path]:
