@@ -4,13 +4,11 @@
 wrong graphs. `own.py mutex TIMES` makes mutexes of mpi4py one after the other, and each rank takes
 each mutex once: a rank empties its place in the queue of waiting ranks by an accumulate to itself,
 and a peer then enters itself there. `own.py window TIMES` makes rank 0 put to, get from and
-accumulate in its own part of a window, counts its sleeps, and prints the mean time of small puts
-and accumulates.
+accumulate in its own part of a window, and counts its sleeps.
 """
 
 import resource
 import sys
-import time
 
 import numpy
 from mpi4py import MPI
@@ -60,27 +58,11 @@ def window() -> None:
             made.Flush(0)
             made.Get(got, 0)
             made.Flush(0)
-        print(f"value: {set(got.tolist())}", flush=True)
-        timed(made)
         print(f"sleeps: {sleeps() - before}", flush=True)
+        print(f"value: {set(got.tolist())}", flush=True)
     made.Unlock_all()
     comm.barrier()
     made.Free()
-
-
-def timed(made) -> None:
-    ones, got = numpy.ones(16, "q"), numpy.zeros(16, "q")
-    for operation, numbers in ((made.Put, 1), (made.Accumulate, 4), (made.Accumulate, 8), (made.Accumulate, 16)):
-        began = time.perf_counter()
-        for _ in range(times):
-            operation(ones[:numbers], 0)
-            made.Flush(0)
-        took = time.perf_counter() - began
-        print(f"{operation.__name__} {8 * numbers} B, us: {took / times * 1e6:.1f}", flush=True)
-    made.Get(got, 0)
-    made.Flush(0)
-    right = [1 + 3 * times, *[2 + 3 * times] * 3, *[2 * times] * 4, *[times] * 8]
-    print(f"wrong numbers: {sum(got != right)}", flush=True)
 
 
 def sleeps() -> int:
