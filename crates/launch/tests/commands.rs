@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -177,6 +177,28 @@ fn doctor_gives_up_a_server_that_takes_a_connection_and_never_answers() {
     let (text, took) = doctor_waits_for("doctor-mute", address);
     let found = format!("!!  {address} takes connections, and is no relay: it does not answer");
     assert!(text.contains(&found), "{text}");
+    assert!(took < RELAY_WAIT, "{took:?}");
+}
+
+#[test]
+fn doctor_gives_up_a_server_that_answers_byte_by_byte() {
+    let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = slow.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in slow.incoming().take(2) {
+            std::thread::spawn(move || {
+                // The head of a TLS message, and the beginning of the message.
+                for byte in [22, 3, 3, 63, 0].into_iter().chain([2; 60]) {
+                    if stream.as_ref().unwrap().write_all(&[byte]).is_err() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+            });
+        }
+    });
+    let (text, took) = doctor_waits_for("doctor-slow", address);
+    assert!(text.contains(&format!("!!  {address} takes connections, and is no relay")), "{text}");
     assert!(took < RELAY_WAIT, "{took:?}");
 }
 
