@@ -65,22 +65,21 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     with tempfile.TemporaryDirectory() as folder:
         if "calls" in parts:
             program = build(Path(folder))
-            result["calls"] = in_turns("calls", rounds, lambda way: calls(way, program))
+            result["calls"] = in_turns("calls", rounds, variants(), lambda way: calls(way, program))
         if "free" in parts:
             steps = STEPS // 4 if quick else STEPS
-            result["free"] = in_turns("free", rounds, lambda way: free(way, steps))
+            result["free"] = in_turns("free", rounds, variants(), lambda way: free(way, steps))
     result |= {"rounds": rounds, "stamp": stamp.now()}
     file.write_text(json.dumps(result, indent=1))
     return result
 
 
-def in_turns(part: str, rounds: int, one) -> dict:
-    """Medians and samples, by variant and measured quantity."""
+def in_turns(part: str, rounds: int, ways: list, one) -> dict:
+    """Medians and samples, by the name of a variant and measured quantity."""
     samples: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
-        turn = variants()
         # The order rotates, so that the predecessor of a variant has no influence.
-        for way in turn[number % len(turn) :] + turn[: number % len(turn)]:
+        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
             print(f"{part}: round {number + 1} of {rounds}: {way.name}", flush=True)
             for what, value in one(way).items():
                 samples.setdefault(way.name, {}).setdefault(what, []).append(value)

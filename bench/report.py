@@ -15,6 +15,7 @@ import files
 import hop_cost
 import hotspots
 import integrity
+import intercept
 import own_core
 import prose
 import rails
@@ -31,7 +32,7 @@ PICTURES = paths.ROOT / "docs" / "pictures"
 # Modules with a `section`, some with a `picture` too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "second-path": second_path}
-OTHERS |= {"own-core": own_core, "recovery": recovery, "checkpoint": checkpoint, "files": files}
+OTHERS |= {"own-core": own_core, "recovery": recovery, "checkpoint": checkpoint, "files": files, "intercept": intercept}
 
 
 def write(names: list[str] | None = None) -> None:

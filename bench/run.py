@@ -36,6 +36,7 @@ import hotspots  # noqa: E402
 import idle  # noqa: E402
 import imb  # noqa: E402
 import integrity  # noqa: E402
+import intercept  # noqa: E402
 import labs  # noqa: E402
 import own_core  # noqa: E402
 import peers  # noqa: E402
@@ -155,6 +156,7 @@ def jobs(options) -> dict:
     found["recovery"] = lambda: recovery.measure(rounds, quick=options.quick)
     found["checkpoint"] = lambda: checkpoint.measure(rounds, quick=options.quick)
     found["files"] = lambda: files.measure(rounds, quick=options.quick)
+    found["intercept"] = lambda: intercept.measure(rounds)
     found["streams"] = streams.quick if options.quick else streams.measure
     return found
 

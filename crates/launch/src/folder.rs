@@ -190,6 +190,7 @@ fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
 mod tests {
     use std::fs::{self, DirBuilder, Permissions};
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
+    use std::process::Command;
 
     use super::*;
 
@@ -288,6 +289,46 @@ mod tests {
             let why = why(path);
             let name = format!("{} belongs to number 4711", culprit.display());
             assert!(why.contains(&name) && why.contains("name a folder of your own"), "{why}");
+        }
+    }
+
+    #[test]
+    fn an_opened_folder_is_reached_though_another_folder_has_its_name() {
+        let place = TestFolder::new("opened");
+        let own = place.folder("own", 0o700);
+        fs::write(own.join("whose"), "own").unwrap();
+        let opened = open_own(&own).unwrap();
+        fs::rename(&own, place.0.join("moved")).unwrap();
+        place.folder("own", 0o700);
+        fs::write(own.join("whose"), "another").unwrap();
+        assert_eq!(fs::read_to_string(opened.join("whose")).unwrap(), "own");
+        fs::write(opened.join("later"), "").unwrap();
+        assert!(place.0.join("moved/later").exists() && !own.join("later").exists());
+        // Relays and agents are children of the process that has opened the folder.
+        let output = Command::new("cat").arg(opened.join("whose")).output().unwrap();
+        assert_eq!(output.stdout, b"own", "{output:?}");
+    }
+
+    #[test]
+    fn a_folder_that_others_can_open_is_not_opened() {
+        let place = TestFolder::new("not-opened");
+        let own = place.folder("own", 0o700);
+        let why = |path: &Path| open_own(path).unwrap_err().to_string();
+        for mode in [0o710, 0o740, 0o701, 0o704, 0o755, 0o777, 0o1777, 0o2770] {
+            fs::set_permissions(&own, Permissions::from_mode(mode)).unwrap();
+            let why = why(&own);
+            assert!(why.contains("not a folder that only this user can open"), "{mode:o}: {why}");
+        }
+        fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+        open_own(&own).unwrap();
+        symlink(&own, place.0.join("link")).unwrap();
+        fs::write(place.0.join("file"), "").unwrap();
+        for name in ["link", "file", "missing"] {
+            assert!(why(&place.0.join(name)).contains("cannot open"), "{name}");
+        }
+        if sys::user() == ROOT {
+            chown(&own, Some(4711), None).unwrap();
+            assert!(why(&own).contains("not a folder that only this user can open"));
         }
     }
 

@@ -2,9 +2,13 @@
 
 mod common;
 
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Landbridge, assert_code, python_of, stderr, stdout};
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
 #[test]
 fn env_prints_what_a_shell_takes_in() {
@@ -90,6 +94,112 @@ fn doctor_sees_that_a_library_does_not_take_a_broken_provider() {
     let text = stdout(&output);
     assert!(text.contains("!!  MPICH ") && text.contains("does not load the provider"), "{text}");
     assert!(text.contains("doctor-probe"), "{text}");
+}
+
+#[test]
+fn doctor_names_variables_that_choose_another_transport_and_what_follows() {
+    let run = "`landbridge run` gives its ranks";
+    let env = "`landbridge env --mpi openmpi` sets";
+    let instead = |what: &str| format!("{run} {what} and says so; for an mpirun of your own");
+    let rows = [
+        ("FI_PROVIDER", "tcp", "than Landbridge", instead("FI_PROVIDER=landbridge")),
+        ("MPIR_CVAR_CH4_NETMOD", "ucx", "than Landbridge", instead("MPIR_CVAR_CH4_NETMOD=ofi")),
+        ("I_MPI_OFI_PROVIDER", "tcp", "than Landbridge", instead("I_MPI_OFI_PROVIDER=landbridge")),
+        ("I_MPI_FABRICS", "shm:tcp", "than Landbridge", instead("I_MPI_FABRICS=ofi")),
+        ("OMPI_MCA_pml", "ucx", "for Open MPI", format!("{env} OMPI_MCA_pml=cm")),
+        ("OMPI_MCA_btl", "self,vader,tcp", "for Open MPI", format!("{env} OMPI_MCA_btl=self,ofi")),
+        (
+            "OMPI_MCA_mtl_ofi_provider_include",
+            "psm3",
+            "for Open MPI",
+            format!("{env} no OMPI_MCA_mtl_ofi_provider_include"),
+        ),
+    ];
+    let lb = Landbridge::new("doctor-transport");
+    let mut command = lb.command(&["doctor"]);
+    command.envs(rows.iter().map(|(name, value, ..)| (name, value)));
+    let text = stdout(&command.output().unwrap());
+    for (name, value, of, follows) in &rows {
+        let is = format!("  --  {name}={value} is set here, and chooses another transport {of}");
+        let mut lines = text.lines().skip_while(|line| *line != is).skip(1);
+        let advice = lines.next().and_then(|line| line.strip_prefix("      -> "));
+        assert!(advice.is_some_and(|advice| advice.starts_with(follows)), "{is} in {text}");
+    }
+    let mut command = lb.command(&["doctor"]);
+    rows.iter().for_each(|(name, ..)| _ = command.env_remove(name));
+    let text = stdout(&command.output().unwrap());
+    assert!(!text.contains("is set here"), "{text}");
+}
+
+/// The longest wait for one address, as the doctor states it.
+const RELAY_WAIT: Duration = Duration::from_secs(15);
+
+/// Runs the doctor for an address without an answer. Returns what the doctor prints, and the time
+/// from the line that announces the wait to the end.
+fn doctor_waits_for(name: &str, address: SocketAddr) -> (String, Duration) {
+    let lb = Landbridge::new(name);
+    let mut command = lb.command(&["doctor", "--relay", &address.to_string()]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let announced = format!("is there a relay at {address}? (up to {} s)", RELAY_WAIT.as_secs());
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = lines.find(|line| line.as_ref().unwrap().contains(&announced));
+    let began = Instant::now();
+    assert!(line.is_some(), "{:?}", child.wait_with_output());
+    let output = child.wait_with_output().unwrap();
+    assert_code(&output, 1);
+    (stdout(&output), began.elapsed())
+}
+
+#[test]
+fn doctor_gives_up_an_address_that_never_answers_and_explains_the_firewall() {
+    // A full queue of connections that nobody accepts: the kernel drops further ones, as a firewall
+    // does.
+    let silent = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&silent, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    listen(&silent, 0).unwrap();
+    let address = SocketAddr::try_from(getsockname(&silent).unwrap()).unwrap();
+    let _first = TcpStream::connect(address).unwrap();
+    let second = TcpStream::connect_timeout(&address, Duration::from_millis(200));
+    assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+    let (text, took) = doctor_waits_for("doctor-silent", address);
+    let found = format!("!!  {address} cannot be reached: {address}: connection timed out");
+    let firewall = format!("-> a firewall must let TCP port {} through", address.port());
+    assert!(text.contains(&found) && text.contains(&firewall), "{text}");
+    assert!(text.contains("-> a relay listens only while its job runs"), "{text}");
+    assert!(took > Duration::from_secs(4), "announced only {took:?} before the end");
+    assert!(took < RELAY_WAIT, "{took:?}");
+}
+
+#[test]
+fn doctor_gives_up_a_server_that_takes_a_connection_and_never_answers() {
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = mute.local_addr().unwrap();
+    let (text, took) = doctor_waits_for("doctor-mute", address);
+    let found = format!("!!  {address} takes connections, and is no relay: it does not answer");
+    assert!(text.contains(&found), "{text}");
+    assert!(took < RELAY_WAIT, "{took:?}");
+}
+
+#[test]
+fn doctor_gives_up_a_server_that_answers_byte_by_byte() {
+    let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = slow.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in slow.incoming().take(2) {
+            std::thread::spawn(move || {
+                // The head of a TLS message, and the beginning of the message.
+                for byte in [22, 3, 3, 63, 0].into_iter().chain([2; 60]) {
+                    if stream.as_ref().unwrap().write_all(&[byte]).is_err() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+            });
+        }
+    });
+    let (text, took) = doctor_waits_for("doctor-slow", address);
+    assert!(text.contains(&format!("!!  {address} takes connections, and is no relay")), "{text}");
+    assert!(took < RELAY_WAIT, "{took:?}");
 }
 
 #[test]

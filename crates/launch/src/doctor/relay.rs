@@ -9,7 +9,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::wire::hello::{Dialler, Introduction, LogPosition, Role};
@@ -138,7 +138,7 @@ impl ServerCertVerifier for CertificateRecorder {
 
 /// The cluster of the relay that shows its certificate on this connection; `None` if the server
 /// shows no relay's certificate.
-fn certified_cluster(mut stream: TcpStream) -> Option<u16> {
+fn certified_cluster(stream: TcpStream) -> Option<u16> {
     let provider = Arc::new(ring::default_provider());
     let witness =
         Arc::new(CertificateRecorder { provider: provider.clone(), seen: Mutex::default() });
@@ -150,6 +150,7 @@ fn certified_cluster(mut stream: TcpStream) -> Option<u16> {
         .with_no_client_auth();
     let name = ServerName::try_from(relay_name(0)).ok()?;
     let mut connection = ClientConnection::new(Arc::new(config), name).ok()?;
+    let mut stream = TimedStream { stream, deadline: Instant::now() + PATIENCE };
     while connection.is_handshaking() {
         // A relay finally refuses a client without a certificate; by then the relay has shown its
         // own certificate.
@@ -163,6 +164,33 @@ fn certified_cluster(mut stream: TcpStream) -> Option<u16> {
         let name = ServerName::try_from(relay_name(cluster));
         name.is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
     })
+}
+
+/// A connection that ends at a deadline, however few bytes each read brings.
+struct TimedStream {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Read for TimedStream {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for TimedStream {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 fn relay_name(cluster: u16) -> String {

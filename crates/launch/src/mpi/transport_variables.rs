@@ -183,6 +183,24 @@ mod tests {
         ] {
             assert!(text.contains(piece), "{piece} in {text}");
         }
+        let mut intel = environment(&[&set[..], &[("I_MPI_OFI_PROVIDER", "tcp")]].concat());
+        let replaced = choose(&mut intel, Some(Family::Intel), &[]);
+        let expected = [
+            ("FI_PROVIDER", "landbridge"),
+            ("I_MPI_FABRICS", "ofi"),
+            ("I_MPI_OFI_PROVIDER", "landbridge"),
+            ("MPIR_CVAR_CH4_NETMOD", "ucx"),
+            ("MPIR_CVAR_OFI_USE_PROVIDER", "tcp"),
+            ("MPIR_CVAR_NOLOCAL", "0"),
+        ];
+        assert_eq!(intel, environment(&expected));
+        let text = replaced.text().unwrap();
+        for piece in [
+            "(FI_PROVIDER=verbs;ofi_rxm, I_MPI_FABRICS=shm:tcp, I_MPI_OFI_PROVIDER=tcp)",
+            "get FI_PROVIDER=landbridge, I_MPI_FABRICS=ofi, I_MPI_OFI_PROVIDER=landbridge instead",
+        ] {
+            assert!(text.contains(piece), "{piece} in {text}");
+        }
         let mut unknown = environment(&set);
         assert_eq!(choose(&mut unknown, None, &[]).rows.len(), 4);
         assert_eq!(choose(&mut unknown, None, &[]).text(), None, "all of it is as it should be");

@@ -61,13 +61,20 @@ static void look_at(int file, long place, int who, int step)
 /* --- write-at-all: a growing array is written whole, so that its bytes change their writer, and
  * also the rank that collects them */
 
+static uint32_t all_pieces[64 * PIECE];
+
+/* Fills the part of this rank, and returns its place in the file. */
+static MPI_Offset fill_all(int step)
+{
+    for (int p = 0; p <= step; p++)
+        fill(all_pieces + p * PIECE, PIECE * sizeof *all_pieces, rank * 64 + p, step);
+    return (MPI_Offset)rank * (step + 1) * (MPI_Offset)(PIECE * sizeof *all_pieces);
+}
+
 static void at_all_act(int step)
 {
-    static uint32_t pieces[64 * PIECE];
-    MPI_Offset at = (MPI_Offset)rank * (step + 1) * (MPI_Offset)(PIECE * sizeof *pieces);
-    for (int p = 0; p <= step; p++)
-        fill(pieces + p * PIECE, PIECE * sizeof *pieces, rank * 64 + p, step);
-    EXPECT_MPI(MPI_File_write_at_all(FILE_OF_ROW, at, pieces, (step + 1) * PIECE, MPI_UINT32_T, MPI_STATUS_IGNORE));
+    MPI_Offset at = fill_all(step);
+    EXPECT_MPI(MPI_File_write_at_all(FILE_OF_ROW, at, all_pieces, (step + 1) * PIECE, MPI_UINT32_T, MPI_STATUS_IGNORE));
 }
 
 static void at_all_look(int step)
@@ -215,6 +222,34 @@ static void iwrite_look(int step)
     close(file);
 }
 
+/* --- iwrite-at-all, iwrite-shared: a write is in progress while the rank computes and communicates;
+ * the bytes are those of write-at-all and write-shared */
+
+static void finish_later(int step, MPI_Request request)
+{
+    int all = 0;
+    compute(1);
+    MPI_Allreduce(&step, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    EXPECT_MPI(MPI_Wait(&request, MPI_STATUS_IGNORE));
+}
+
+static void iwrite_at_all_act(int step)
+{
+    MPI_Request request;
+    MPI_Offset at = fill_all(step);
+    EXPECT_MPI(MPI_File_iwrite_at_all(FILE_OF_ROW, at, all_pieces, (step + 1) * PIECE, MPI_UINT32_T, &request));
+    finish_later(step, request);
+}
+
+static void iwrite_shared_act(int step)
+{
+    char record[RECORD];
+    MPI_Request request;
+    record_of(record, rank, step);
+    EXPECT_MPI(MPI_File_iwrite_shared(FILE_OF_ROW, record, RECORD, MPI_CHAR, &request));
+    finish_later(step, request);
+}
+
 /* --- write-split: a collective write in two halves, after all earlier bytes, into a file that is
  * opened in each step */
 
@@ -271,6 +306,9 @@ static const struct row rows[] = {
     {"write-shared", file_begin, shared_act, shared_look, file_end},
     {"write-ordered", file_begin, ordered_act, ordered_look, file_end},
     {"iwrite-at", file_begin, iwrite_act, iwrite_look, file_end},
+    {"iwrite-at-all", file_begin, iwrite_at_all_act, at_all_look, file_end},
+    {"iwrite-at-all:enable", file_begin, iwrite_at_all_act, at_all_look, file_end},
+    {"iwrite-shared", file_begin, iwrite_shared_act, shared_look, file_end},
     {"write-split", NULL, split_act, split_look, NULL},
     {"set-size", file_begin, set_size_act, NULL, file_end},
 };

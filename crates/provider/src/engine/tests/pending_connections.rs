@@ -9,14 +9,45 @@ use super::*;
 
 const OTHERS: usize = 300;
 
-/// Runs in a process of its own, whose standard error is the log.
 #[test]
 fn connections_without_number_of_other_processes_cost_a_few_lines_that_count_them_all() {
+    let name = "connections_without_number_of_other_processes_cost_a_few_lines_that_count_them_all";
+    assert_few_lines_count_all(name, |party| {
+        for _ in 0..OTHERS {
+            let mut stream = connect(party);
+            stream.write_all(&[b'G'; OPEN_BYTES]).unwrap();
+            until(|| {
+                party.engine.progress();
+                is_closed(&mut stream)
+            });
+        }
+    });
+}
+
+/// More connections than there are slots: some wait in the listening queue until others have ended.
+#[test]
+fn connections_without_number_that_say_nothing_cost_a_few_lines_that_count_them_all() {
+    let name = "connections_without_number_that_say_nothing_cost_a_few_lines_that_count_them_all";
+    assert_few_lines_count_all(name, |party| {
+        let mut idle: Vec<TcpStream> = (0..OTHERS).map(|_| connect(party)).collect();
+        until(|| {
+            party.engine.progress();
+            idle.retain_mut(|stream| !is_closed(stream));
+            idle.is_empty()
+        });
+    });
+}
+
+/// Runs the test with this name again, in a process whose standard error is the log. There, `visit`
+/// makes [`OTHERS`] connections to an endpoint, which refuses them all.
+fn assert_few_lines_count_all(name: &str, visit: fn(&mut Party)) {
     const CHILD: &str = "LANDBRIDGE_TEST_OTHERS";
     if std::env::var_os(CHILD).is_some() {
-        return be_visited();
+        let mut party = Party::open();
+        visit(&mut party);
+        party.engine.close();
+        return;
     }
-    let name = "connections_without_number_of_other_processes_cost_a_few_lines_that_count_them_all";
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--nocapture", "--exact", &format!("engine::tests::pending_connections::{name}")]);
     let began = Instant::now();
@@ -36,20 +67,16 @@ fn connections_without_number_of_other_processes_cost_a_few_lines_that_count_the
     assert!(lines.len() <= 2 * (seconds + 2), "{} lines in {seconds} s: {log}", lines.len());
 }
 
-fn be_visited() {
-    let mut party = Party::open();
-    let address = SocketAddr::from(([127, 0, 0, 1], Name::parse(&party.name()).unwrap().port));
-    for _ in 0..OTHERS {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(&[b'G'; OPEN_BYTES]).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        until(|| {
-            party.engine.progress();
-            match stream.read(&mut [0]) {
-                Ok(count) => count == 0,
-                Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
-            }
-        });
+fn connect(party: &Party) -> TcpStream {
+    let port = Name::parse(&party.name()).unwrap().port;
+    let stream = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    stream
+}
+
+fn is_closed(stream: &mut TcpStream) -> bool {
+    match stream.read(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
     }
-    party.engine.close();
 }
