@@ -537,7 +537,7 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
 # A kill while a rank creates a file or folder that others may create or remove as well (a lock,
 # say), or just before a write within one page of a file that others write meanwhile: nothing shows
 # which rank did. Such a job is refused, which must be rare.
-CANNOT_TELL = r"killed within its (open|change of a name|change of size or attributes|write of \d+ bytes at \d+) .*cannot be known"
+CANNOT_TELL = r"killed within its (open|change of a name|change of size or attributes|copy within the kernel|write of \d+ bytes at \d+) .*cannot be known"
 # Why a row that may be refused is: any other reason would be a failure.
 EITHER_REASON = (
     CANNOT_TELL + r"|killed while it held a lock on|which it had mapped, has changed since|is not there any more"

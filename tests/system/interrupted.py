@@ -53,6 +53,7 @@ EFFECTS = [
     Effect("append-more", WRITE, is_exact=True),
     Effect("write", PWRITE, is_told=True),
     Effect("write-pages", PWRITE, is_told=True),
+    Effect("copy", SENDFILE, is_told=True),
     Effect("truncate", TRUNCATE),
     Effect("chmod", CHMOD),
     Effect("attribute", SETXATTR, has_answer=False),

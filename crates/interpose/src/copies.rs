@@ -5,6 +5,8 @@
 //! the same bytes to a pipe again, for the reader of the pipe, which is a child of this process or
 //! its node agent. A copy to a recorded file is an effect, which replay does not repeat.
 
+use std::cell::Cell;
+
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
@@ -76,18 +78,39 @@ impl Session {
             unsafe { [self.copy_position(from, from_offset), self.copy_position(to, to_offset)] };
         let words = [to, from, copy.length(), positions[0] as u64, positions[1] as u64];
         let call = call_of(copy.number, words, &[]);
-        let about = CallDescription::Path("copy", &[]);
+        let about = CallDescription::Path("copy within the kernel", self.table.path_of(to));
         let result = if self.is_live() {
+            let is_recorded = self.table.index(from).is_some();
             let changed = |file| identity_of(file).map_or(0, |(_, now)| now.changed) as u64;
-            let precondition = || [changed(from), changed(to), 0, 0, 0, 0, 0, 0];
-            // Other processes may have answered in the target, or changed the source.
-            let outcome = |before: [u64; PRECONDITION_WORDS]| match before[..2]
-                == [changed(from), changed(to)]
-            {
-                true => EffectOutcome::NotPerformed,
-                false => EffectOutcome::Unknown,
+            // A file in memory is another one in each incarnation, which fills it again.
+            let state = || [if is_recorded { changed(from) } else { 0 }, changed(to)];
+            let precondition = || {
+                let [from, to] = state();
+                [from, to, 0, 0, 0, 0, 0, 0]
+            };
+            let source_at = match is_recorded || from_offset != 0 {
+                true => positions[0],
+                false => kernel(libc::SYS_lseek, [from, 0, libc::SEEK_CUR as u64, 0, 0, 0]),
+            };
+            let places = [(from, source_at as u64), (to, positions[1] as u64)];
+            let is_behind = Cell::new(false);
+            let outcome = |before: [u64; PRECONDITION_WORDS]| {
+                let length = copy.length() as usize;
+                let outcome = outcome_of_copy([before[0], before[1]], state(), places, length);
+                is_behind.set(matches!(outcome, EffectOutcome::Performed(_)));
+                outcome
             };
             let result = self.effect(call, about, precondition, outcome, || copy.perform());
+            if is_behind.get() {
+                // The incarnation that copied had moved positions that died with it.
+                for ((descriptor, at), offset) in places.into_iter().zip([from_offset, to_offset]) {
+                    // SAFETY: 0, or the program's offset, which the kernel would have advanced.
+                    match unsafe { (offset as *mut i64).as_mut() } {
+                        Some(offset) => *offset += result,
+                        None => move_to(descriptor, at.saturating_add_signed(result)),
+                    }
+                }
+            }
             self.note(call, result, &[]);
             result
         } else {
@@ -176,6 +199,31 @@ impl Session {
     }
 }
 
+fn move_to(descriptor: u64, at: u64) {
+    kernel(libc::SYS_lseek, [descriptor, at, libc::SEEK_SET as u64, 0, 0, 0]);
+}
+
+/// Whether a copy has happened during which the last incarnation was killed. `before` and `now`: the
+/// times at which source and target were changed last. `places`: descriptor and position of both.
+/// Other processes may have answered in the target, or changed the source.
+fn outcome_of_copy(
+    before: [u64; 2],
+    now: [u64; 2],
+    [from, to]: [(u64, u64); 2],
+    length: usize,
+) -> EffectOutcome {
+    if before == now {
+        return EffectOutcome::NotPerformed;
+    }
+    let source = content_of(from.0, from.1, length).filter(|_| before[0] == now[0]);
+    match source {
+        Some((bytes, _)) if content_of(to.0, to.1, bytes as usize) == source => {
+            EffectOutcome::Performed(bytes as i64)
+        }
+        _ => EffectOutcome::Unknown,
+    }
+}
+
 /// Ends the process if the file does not have the bytes that an earlier incarnation copied.
 fn check_content(from: u64, at: i64, result: i64, before: u64, about: CallDescription<'_>) {
     let (found, now) = content_of(from, at as u64, result as usize).unwrap_or_default();
@@ -234,6 +282,30 @@ mod tests {
         repeat_copy(copy, 7, 250_000);
         drop(writer);
         assert!(reading.join().unwrap() == bytes[7..250_007]);
+    }
+
+    #[test]
+    fn an_interrupted_copy_has_happened_if_its_bytes_are_there() {
+        let [source, target] = [b"....source", b"..source.."].map(|bytes| {
+            let mut file = std::fs::File::from(memory_file());
+            file.write_all(bytes).unwrap();
+            file
+        });
+        let outcome = |before, now, at: [u64; 2]| {
+            let descriptors = [&source, &target].map(|file| file.as_raw_fd() as u64);
+            let places = [(descriptors[0], at[0]), (descriptors[1], at[1])];
+            outcome_of_copy(before, now, places, 6)
+        };
+        let is_performed =
+            |now, at| matches!(outcome([0, 1], now, at), EffectOutcome::Performed(6));
+        let is_unknown = |now, at| matches!(outcome([0, 1], now, at), EffectOutcome::Unknown);
+        assert!(matches!(outcome([0, 1], [0, 1], [4, 2]), EffectOutcome::NotPerformed));
+        assert!(is_performed([0, 2], [4, 2]));
+        assert!(is_unknown([0, 2], [4, 3]), "others have written there");
+        assert!(is_unknown([3, 2], [4, 2]), "the source has changed");
+        // The source ends early, and so did the copy.
+        let short = outcome([0, 1], [0, 2], [8, 6]);
+        assert!(matches!(short, EffectOutcome::Performed(2)));
     }
 
     fn memory_file() -> std::os::fd::OwnedFd {

@@ -150,6 +150,17 @@ static void answer(void)
     close(file);
 }
 
+/* The same by copies within the kernel, which move the positions of both files. */
+static void prepare_question(void) { make("question", "ask?!!"); }
+static int copy_question(void)
+{
+    int from = open("question", O_RDONLY), to = open("base", O_WRONLY);
+    int got = sendfile(to, from, NULL, 4), rest = sendfile(to, from, NULL, 4);
+    close(from);
+    close(to);
+    return 10 * got + rest;
+}
+
 /* Rank 0 changes length or mode; rank 1 changes it back. */
 static int shorten(void) { return truncate("base", 2); }
 static int is_short(void) { return strlen(content()) == 2; }
@@ -194,6 +205,7 @@ static const struct effect {
     {"append-more", append_to_log, NULL, NULL, begin_log},
     {"write", ask, is_asked, answer},
     {"write-pages", hand_in, is_handed_in, fill_in, lay_out},
+    {"copy", copy_question, is_asked, answer, prepare_question},
     {"truncate", shorten, is_short, restore_length},
     {"chmod", hide, is_hidden, show},
     {"attribute", label, NULL, NULL},
