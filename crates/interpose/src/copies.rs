@@ -203,8 +203,9 @@ fn move_to(descriptor: u64, at: u64) {
     kernel(libc::SYS_lseek, [descriptor, at, libc::SEEK_SET as u64, 0, 0, 0]);
 }
 
-/// Whether a copy has happened during which the last incarnation was killed. `before` and `now`: the
-/// times at which source and target were changed last. `places`: descriptor and position of both.
+/// Whether a copy has happened during which the last incarnation was killed. `before` and `now`:
+/// the times at which source and target were changed last. `places`: descriptor and position of
+/// both.
 /// Other processes may have answered in the target, or changed the source.
 fn outcome_of_copy(
     before: [u64; 2],
