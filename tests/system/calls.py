@@ -67,9 +67,15 @@ CHANNELS = {
     "directory ioctl": "it uses ioctl(2) 0x80086601 on ",
     "close in thread": "another thread than the first closes a file that the rank has open",
 }
-# What an incarnation prints that changes a file with another value than the one before.
+# What an incarnation prints that changes a file with another value than the one before. A write of
+# other bytes names the file, the place (-1: its end) and two digests.
 CHANGE, RESIZE = "its change of a name of ", "its change of size or attributes of "
+WRITE = r"cannot go on: its write of {} bytes at {} of \S+/of has the digest (?P<now>[0-9a-f]{{16}}), and it wrote (?!(?P=now))[0-9a-f]{{16}} there before"
 CHANGES = {
+    "write": WRITE.format(20, 4),
+    "writev": WRITE.format(20, 4),
+    "pwrite": WRITE.format(20, 7),
+    "append": WRITE.format(20, -1),
     "truncate": CHANGE,
     "ftruncate": RESIZE,
     "chmod": CHANGE,
@@ -175,14 +181,29 @@ def change(checks, options, program: Path, name: str, words: str) -> None:
     if not checks.wants(case):
         return
     with Case(options, program) as (record, folder):
-        outcomes = [record.run(name, folder, value) for value in (1, 1, 2)]
+        outcomes, states = [], []
+        for value in (1, 1, 2):
+            outcomes.append(record.run(name, folder, value))
+            states.append(state(folder))
     codes, output = [code for code, _ in outcomes], outcomes[2][1]
     if "not here" in outcomes[0][1]:
         print(f"skip   {case}: no such attributes in {tempfile.gettempdir()}")
         return
-    is_named = "this process cannot go on: " in output and words in output
-    measured = f"exit codes {codes}, {'named' if is_named else 'not named'}"
-    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_named, measured, output)
+    is_named = "this process cannot go on: " in output and re.search(words, output) is not None
+    is_once = states[0] == states[1] == states[2]
+    measured = f"exit codes {codes}, {'named' if is_named else 'not named'}, {'the same' if is_once else 'other'} files"
+    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_named and is_once, measured, output)
+
+
+def state(folder: Path) -> dict[str, tuple]:
+    """Mode, times of the last change and content of everything in a folder. The status change
+    shows a call that has written the same again."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (about.st_mode, about.st_mtime_ns, about.st_ctime_ns, content)
+    return found
 
 
 def copy_out(checks, options, program: Path) -> None:

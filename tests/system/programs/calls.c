@@ -30,6 +30,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -318,6 +319,45 @@ static void by_own_library(void)
 
 /* --- changes of files, by VALUE */
 
+/* Writes of other bytes with the same length, at the same place. */
+static struct iovec bytes_by_value(void)
+{
+    static char text[32];
+    return (struct iovec){text, (size_t)snprintf(text, sizeof text, "value %-13ld\n", value)};
+}
+
+static int begun_file(int flags)
+{
+    int file = open(path("of"), O_RDWR | O_CREAT | flags, 0644);
+    need(write(file, "head", 4) == 4, "write");
+    return file;
+}
+
+static void by_write(void)
+{
+    struct iovec piece = bytes_by_value();
+    need(write(begun_file(0), piece.iov_base, piece.iov_len) == 20, "write");
+}
+
+static void by_writev(void)
+{
+    struct iovec piece = bytes_by_value();
+    struct iovec two[2] = {{piece.iov_base, 8}, {(char *)piece.iov_base + 8, piece.iov_len - 8}};
+    need(writev(begun_file(0), two, 2) == 20, "writev");
+}
+
+static void by_pwrite(void)
+{
+    struct iovec piece = bytes_by_value();
+    need(pwrite(begun_file(0), piece.iov_base, piece.iov_len, 7) == 20, "pwrite");
+}
+
+static void by_append(void)
+{
+    struct iovec piece = bytes_by_value();
+    need(write(begun_file(O_APPEND), piece.iov_base, piece.iov_len) == 20, "write");
+}
+
 static void by_truncate(void)
 {
     close(new_file("of"));
@@ -521,6 +561,10 @@ static const struct {
     {"vsyslog", by_vsyslog},
     {"within", within},
     {"library", communicate},
+    {"write", by_write},
+    {"writev", by_writev},
+    {"pwrite", by_pwrite},
+    {"append", by_append},
     {"truncate", by_truncate},
     {"ftruncate", by_ftruncate},
     {"chmod", by_chmod},
