@@ -17,6 +17,7 @@ SAMPLES = {
         "a record that is mostly on disk",
         "a record for which there is no room",
         "a record that is to lie where nothing can",
+        "a record below a folder that others could exchange",
         "two clusters, who reads standard input",
         "who draws from clocks and chance",
         "who draws and is not recorded",
