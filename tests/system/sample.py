@@ -45,6 +45,8 @@ SAMPLES = {
         "a node is lost, and there is no other one",
         "a node is lost, who draws from clocks and chance, and the next one",
         "a node is lost, who takes whatever comes, and a second one",
+        "a node is lost, who prints its hostname",
+        "a node is lost, who sends its hostname",
         "a node is lost, while a rank spawns",
         "a node is lost, heat, two clusters",
     ],
