@@ -11,6 +11,7 @@ two ranks is lost, and they are restarted on a spare node, which sees the same f
 """
 
 import contextlib
+import functools
 import os
 import random
 import re
@@ -294,6 +295,7 @@ def every_case(options) -> list[Case]:
                 if not options.all and (bool(words) != has_images or is_seldom and has_images):
                     continue
                 inside = ["within writes"] * (name == "mpiio")
+                inside += ["within images"] * (has_images and (name == "libc" or options.all and name in ("mpiio", "python")))
                 for kind in [rows[0].kind] if rows[0].kind else [*kinds, *inside]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
@@ -393,13 +395,34 @@ class WithinWrites:
                     left[rank] = max(left[rank] - 1, 0)
 
 
+class WithinImages:
+    """Kills each rank while CRIU takes its second image (checkpoint.criu_that_kills). `folder`: of
+    the program that stands for CRIU, and of what it notes."""
+
+    def __init__(self, _):
+        self.folder = tempfile.TemporaryDirectory()
+
+    def criu(self, options) -> Path:
+        # The shortest dumps take five hundredths.
+        return checkpoint.criu_that_kills(Path(self.folder.name), options.criu, "1 + $$ % 4")
+
+    def __len__(self) -> int:
+        return len(list(Path(self.folder.name).glob("*.killed")))
+
+
+def unfinished_images(output: str) -> int:
+    """Number of images that were begun and not finished, as their numbers show."""
+    numbers = [set(map(int, re.findall(rf"^landbridge: checkpoint (\d+) of rank {rank}: it stood", output, re.M))) for rank in range(RANKS)]
+    return sum(len(set(range(1, max(found, default=0))) - found) for found in numbers)
+
+
 def is_stopped(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
     return False
 
 
-KINDS = {"within writes": within_writes, "rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
+KINDS = {"within writes": within_writes, "within images": WithinImages, "rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
 
 
 # --- one job
@@ -425,7 +448,9 @@ def play(options, programs: Programs, case: Case, kills, *words):
             is_over.set()
             killer.join()
         else:
-            code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
+            is_by_criu = isinstance(kills, WithinImages)
+            job = functools.partial(recovery.job, limit_s=LIMIT_S, recover=is_by_criu or bool(kills))
+            code, _, output = job(options, program, [] if is_by_criu else kills, *words)
         return code, output.replace(folder, "FOLDER"), contents(Path(folder))
 
 
@@ -516,16 +541,22 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     kills = chance.uniform(0.0, 0.8) if case.is_lost else KINDS[case.kind](chance)
     words = [*case.words, *case.rows[0].words]
     if case.has_images:
-        words += ["--checkpoint", "1s", "--set", f"criu={options.criu}"]
+        criu = kills.criu(options) if case.kind == "within images" else options.criu
+        words += ["--checkpoint", "1s", "--set", f"criu={criu}"]
+        # A line for each image that was taken.
+        words += ["--verbose"] * (case.kind == "within images")
     code, output, files = play(options, programs, case, kills, *words)
     outcome, measured = judge(case, code, output, files, undisturbed)
     starts, images = len(re.findall("^landbridge: .*: restarted", output, re.M)), checkpoint.restores(output)
     within = checkpoint.kills_within_restores(output)
     is_met = starts + within == len(kills) if not case.is_lost else "are restarted on north-2" in output
     is_met &= images > 0 or case.is_lost or not case.has_images
+    if case.kind == "within images":
+        is_met &= starts >= RANKS - 1 and unfinished_images(output) > 0
     if outcome == REFUSED and (missing := missing_reason(case, output)):
         outcome, measured = "failed", f"{missing}; {measured}"
     measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
+    measured += f", killed within {unfinished_images(output)}" if case.kind == "within images" else ""
     is_said = bool(re.search(case.rows[0].says, output))
     measured += "" if is_said else f", {case.rows[0].says!r} is not said"
     is_right = outcome == RIGHT and is_met and case.outcome == RIGHT or outcome == REFUSED and may_refuse(case, measured)
