@@ -77,6 +77,9 @@ def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]
     return [Row(name, program, outcome, **more) for name in names.split()]
 
 
+# Rows of nodes that have a disk or a kernel of their own: files that are appended to, written again
+# and again, replaced by new ones, and read by the rank that has written them.
+APART = ("append", "rewrite", "rename", "scratch")
 TO_FILE = 'export ROWS_TOLD_ON_STDOUT=1; exec "$0" "$@" 2> "$1/redirected-stderr.of.$PMI_RANK"'
 ROWS = [
     *rows_of("libc", "rewrite rename renames trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
@@ -305,23 +308,27 @@ def every_case(options) -> list[Case]:
             if rows[0].outcome == RIGHT and (options.all or name == "libc") and not has_images:
                 cases.append(Case(f"{name}, the agent of a node is cut off", rows, "", nodes.SPARE, False, is_lost=True, is_cut=True))
             if name == "libc":
-                cases += apart_cases(rows, start, has_images)
+                cases += apart_cases(rows, start, has_images, options.all)
             if options.all and rows[0].outcome == RIGHT and not has_images:
                 words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
                 cases.append(Case(f"{name}, a node falls silent", rows, "", words, False, is_lost=True, is_silent=True))
     return cases
 
 
-def apart_cases(rows: list[Row], start: str, has_images: bool) -> list[Case]:
+def apart_cases(rows: list[Row], start: str, has_images: bool, has_all: bool) -> list[Case]:
     """A node is lost that has more for itself than its processes. With a disk of its own, what its
     ranks have written and closed is lost with it."""
-    rows = [row for row in rows if row.name == "append"]
+    rows = [row for row in rows if row.name in APART]
     ways = [("a disk", "disk", REFUSED), ("a kernel", "kernel", RIGHT), ("a disk and a kernel", "disk,kernel", REFUSED)]
-    return [
-        Case(f"libc, a node with {what} of its own is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True, apart=apart, outcome=outcome)
-        for what, apart, outcome in ways
-        if rows
-    ]
+    cases = []
+    for what, apart, outcome in ways:
+        # Where the job must be refused, each row needs a job: one refused row hides the others.
+        jobs = [rows] if outcome == RIGHT else [[row] for row in rows if has_all or row.name == APART[0]]
+        for these in filter(None, jobs):
+            row = "" if outcome == RIGHT or these[0].name == APART[0] else f" {these[0].name}"
+            name = f"libc{row}, a node with {what} of its own is lost, {start}"
+            cases.append(Case(name, these, "", nodes.SPARE, has_images, is_lost=True, apart=apart, outcome=outcome))
+    return cases
 
 
 def groups(options) -> dict[str, list[Row]]:
@@ -438,7 +445,9 @@ def play(options, programs: Programs, case: Case, kills, *words):
         if case.rows[0].wrapper:
             program = [f"{program[0]}-wrapper", *program]
         if isinstance(kills, float):
-            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, "step 4", topology(case, folder))
+            # By then each rank has an image.
+            begun = "step 6" if case.has_images else "step 4"
+            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, begun, topology(case, folder))
         elif isinstance(kills, WithinWrites):
             is_over = threading.Event()
             killer = threading.Thread(target=kills.run, args=[is_over])
@@ -548,9 +557,10 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     code, output, files = play(options, programs, case, kills, *words)
     outcome, measured = judge(case, code, output, files, undisturbed)
     starts, images = len(re.findall("^landbridge: .*: restarted", output, re.M)), checkpoint.restores(output)
+    images += len(re.findall(r"^landbridge: rank \d is restored from checkpoint \d+ on north-2", output, re.M))
     within = checkpoint.kills_within_restores(output)
     is_met = starts + within == len(kills) if not case.is_lost else "are restarted on north-2" in output
-    is_met &= images > 0 or case.is_lost or not case.has_images
+    is_met &= images > 0 or not case.has_images
     if case.kind == "within images":
         is_met &= starts >= RANKS - 1 and unfinished_images(output) > 0
     if outcome == REFUSED and (missing := missing_reason(case, output)):
