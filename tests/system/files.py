@@ -40,6 +40,8 @@ LIMIT_S = 120.0
 SILENT_S = 22.5
 # Seconds: the agent of a node whose connection is cut resumes, and ends its ranks.
 CUT_S = 4.0
+# Kills of ranks on several nodes of a lab.
+ON_NODES = "one on each node"
 SOURCES = common.PROGRAMS / "files"
 # Message of a job that ends because a rank cannot be recovered. A rank that reports before any kill
 # that it is not recoverable has refused nothing yet.
@@ -196,6 +198,8 @@ class Case:
     is_silent: bool = False
     # the connection of the node's agent is cut, and the ranks of the node go on for a while
     is_cut: bool = False
+    # the ranks are on several nodes of a lab, and none is lost
+    is_in_lab: bool = False
     # What each node has for itself (programs/apart.py), and what follows for a lost one.
     apart: str = ""
     outcome: str = RIGHT
@@ -215,7 +219,7 @@ def main() -> int:
     checks = common.Checks(options)
     cases = [case for case in every_case(options) if checks.wants(case.name)]
     cases = possible(cases, "images", lambda case: case.has_images, lambda: checkpoint.no_criu(options.criu))
-    cases = possible(cases, "a lab", lambda case: case.is_lost, lambda: network.no_lab(options))
+    cases = possible(cases, "a lab", lambda case: case.is_lost or case.is_in_lab, lambda: network.no_lab(options))
     with tempfile.TemporaryDirectory() as folder:
         programs = Programs(options, Path(folder))
         undisturbed, undecided = {}, 0
@@ -302,6 +306,12 @@ def every_case(options) -> list[Case]:
                 for kind in [rows[0].kind] if rows[0].kind else [*kinds, *inside]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
+            if rows[0].outcome == RIGHT and (options.all or name in ("libc", "mpiio") and not has_images):
+                # On the second node of a cluster messages and determinants reach the relay by TCP.
+                places = [("two nodes", []), ("two nodes of two clusters", nodes.EACH_NODE_ONE)]
+                for place, words in places[has_images:] if options.all else places[:1]:
+                    case = Case(f"{name}, {place}, {start}", rows, ON_NODES, words, has_images, is_in_lab=True)
+                    cases.append(case)
             if rows[0].outcome == RIGHT and (options.all or name == "libc"):
                 start = "from images" if has_images else "from the start"
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
@@ -372,6 +382,14 @@ def at_the_change(chance) -> list:
     return [(at(7, chance.uniform(0.0, 0.1)), 1)]
 
 
+def on_nodes(chance) -> list:
+    """Kills a rank of the relay's node and one of another node, at moments after the first line of a
+    step, and the latter again."""
+    near, far = chance.randrange(2), chance.randrange(2, RANKS)
+    first, second = chance.uniform(0.0, 0.4), chance.uniform(0.5, 0.9)
+    return [(first, far), (second, near), (second + chance.uniform(0.3, 0.6), far)]
+
+
 def within_writes(chance) -> "WithinWrites":
     ways = ["before", "after", str(chance.randrange(2000)), str(chance.randrange(2000))]
     stops = [f"{rank}:{chance.randrange(10, 120)}:{way}" for rank, way in enumerate(chance.sample(ways, RANKS))]
@@ -429,7 +447,15 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
-KINDS = {"within writes": within_writes, "within images": WithinImages, "rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
+KINDS = {
+    "rank 0": of_rank(0),
+    "rank 1": of_rank(1),
+    "several": several,
+    "rank 1 at the change": at_the_change,
+    "within writes": within_writes,
+    "within images": WithinImages,
+    ON_NODES: on_nodes,
+}
 
 
 # --- one job
@@ -448,6 +474,8 @@ def play(options, programs: Programs, case: Case, kills, *words):
             # By then each rank has an image.
             begun = "step 6" if case.has_images else "step 4"
             code, _, output = nodes.lab_job(options, program, loss(case, kills), words, begun, topology(case, folder))
+        elif case.is_in_lab and kills:
+            code, _, output = nodes.lab_job(options, program, kills, words, "step 4")
         elif isinstance(kills, WithinWrites):
             is_over = threading.Event()
             killer = threading.Thread(target=kills.run, args=[is_over])

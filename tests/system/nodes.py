@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import common
 import network
-from recovery import LIMIT_S, RANKS, DRAW_WORDS, check_divergence, check_same, pids_of
+from recovery import LIMIT_S, RANKS, DRAW_WORDS, check_divergence, check_same, kill_rank, pids_of
 from support import process
 
 LAB = common.ROOT / "labs" / "two-sites.toml"
@@ -426,7 +426,9 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
             if not started.sleep_until(started.started + at):
                 break
             if isinstance(what, int):
-                [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+                # The rank may be between two incarnations.
+                while not kill_rank(what) and started.sleep_until(time.monotonic() + 0.01):
+                    pass
             elif callable(what):
                 what()
             elif isinstance(what, tuple):
