@@ -594,7 +594,9 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     if outcome == REFUSED and (missing := missing_reason(case, output)):
         outcome, measured = "failed", f"{missing}; {measured}"
     measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
-    measured += f", killed within {unfinished_images(output)}" if case.kind == "within images" else ""
+    if case.kind == "within images":
+        unfinished, why = unfinished_images(output), re.findall(r"has no checkpoint.*|no checkpoints on.*", output)
+        measured += f", {unfinished} images unfinished" + (f" ({why[0] if why else 'without a line'})" if unfinished > len(kills) else "")
     is_said = bool(re.search(case.rows[0].says, output))
     measured += "" if is_said else f", {case.rows[0].says!r} is not said"
     is_right = outcome == RIGHT and is_met and case.outcome == RIGHT or outcome == REFUSED and may_refuse(case, measured)
