@@ -28,6 +28,7 @@ LIMIT_S = 20.0
 REFUSED = "if this process is killed it cannot be restarted"
 SOCKET, SENDS = "it {} a socket, which is not recorded", "it sends by a socket, which is not recorded"
 OTHERS = "it examines or changes limits, priority or processors of another process"
+OTHER_THREAD = "it begins a thread otherwise than by pthread_create"
 # The reason that is printed at the call, once; empty: none.
 CHANNELS = {
     "sendmsg": SENDS,
@@ -65,11 +66,22 @@ CHANNELS = {
     "within": "",
     "library": "",
     "directory ioctl": "it uses ioctl(2) 0x80086601 on ",
+    "thrd_create": OTHER_THREAD,
+    "timer thread": OTHER_THREAD,
+    "chroot": "it changes its root directory",
+    "32-bit call": "it makes system calls of 32-bit programs",
+    "x32 call": "it makes system calls of 32-bit programs",
     "close in thread": "another thread than the first closes a file that the rank has open",
 }
-# What an incarnation prints that changes a file with another value than the one before.
+# What an incarnation prints that changes a file with another value than the one before. A write of
+# other bytes names the file, the place (-1: its end) and two digests.
 CHANGE, RESIZE = "its change of a name of ", "its change of size or attributes of "
+WRITE = r"cannot go on: its write of {} bytes at {} of \S+/of has the digest (?P<now>[0-9a-f]{{16}}), and it wrote (?!(?P=now))[0-9a-f]{{16}} there before"
 CHANGES = {
+    "write": WRITE.format(20, 4),
+    "writev": WRITE.format(20, 4),
+    "pwrite": WRITE.format(20, 7),
+    "append": WRITE.format(20, -1),
     "truncate": CHANGE,
     "ftruncate": RESIZE,
     "chmod": CHANGE,
@@ -138,6 +150,7 @@ def main() -> int:
         for name, words in CHANGES.items():
             change(checks, options, program, name, words)
         copy_out(checks, options, program)
+        deadlock(checks, options, program)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
     return checks.end()
@@ -161,6 +174,9 @@ def channel(checks, options, program: Path, name: str, reason: str) -> None:
         return
     with Case(options, program) as (record, folder):
         code, output = record.run(name, folder)
+    if "not here" in output:
+        print(f"skip   {case}: this system has no such call")
+        return
     said = re.findall(rf"landbridge\[\d+\]: Warn: (.*): {REFUSED}$", output, re.M)
     is_named = len(said) == bool(reason) and all(one.startswith(reason) for one in said)
     # The arguments of syslog(3) reach the C library, which prints them as well.
@@ -175,14 +191,29 @@ def change(checks, options, program: Path, name: str, words: str) -> None:
     if not checks.wants(case):
         return
     with Case(options, program) as (record, folder):
-        outcomes = [record.run(name, folder, value) for value in (1, 1, 2)]
+        outcomes, states = [], []
+        for value in (1, 1, 2):
+            outcomes.append(record.run(name, folder, value))
+            states.append(state(folder))
     codes, output = [code for code, _ in outcomes], outcomes[2][1]
     if "not here" in outcomes[0][1]:
         print(f"skip   {case}: no such attributes in {tempfile.gettempdir()}")
         return
-    is_named = "this process cannot go on: " in output and words in output
-    measured = f"exit codes {codes}, {'named' if is_named else 'not named'}"
-    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_named, measured, output)
+    is_named = "this process cannot go on: " in output and re.search(words, output) is not None
+    is_once = states[0] == states[1] == states[2]
+    measured = f"exit codes {codes}, {'named' if is_named else 'not named'}, {'the same' if is_once else 'other'} files"
+    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_named and is_once, measured, output)
+
+
+def state(folder: Path) -> dict[str, tuple]:
+    """Mode, times of the last change and content of everything in a folder. The status change
+    shows a call that has written the same again."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (about.st_mode, about.st_mtime_ns, about.st_ctime_ns, content)
+    return found
 
 
 def copy_out(checks, options, program: Path) -> None:
@@ -224,6 +255,18 @@ def lock(checks, options, program: Path, name: str) -> None:
     # A thousand writes after the wait: each has an entry of more than 16 bytes.
     is_right &= name != "left lock" or recorded > 16_000
     checks.check(case, is_right, f"exit code {code} after {took_s:.1f} s, {recorded} bytes recorded", output)
+
+
+def deadlock(checks, options, program: Path) -> None:
+    """Two processes that wait for a range of each other get no EDEADLK."""
+    case = "two that wait for locks of each other"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder), Case(options, program) as (other, _):
+        children = [which.start("deadlock", folder, value) for which, value in ((record, 1), (other, 2))]
+        outcomes = [finished(child) for child in children]
+    codes = [code for code, _ in outcomes]
+    checks.check(case, codes == [0, 0], f"exit codes {codes}", "".join(output for _, output in outcomes))
 
 
 class Case:

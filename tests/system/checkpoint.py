@@ -553,15 +553,15 @@ def killed_during_dump(checks, options) -> None:
     checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
 
 
-def criu_that_kills(folder: Path, criu: Path) -> Path:
+def criu_that_kills(folder: Path, criu: Path, after: str = "2 + $$ % 8") -> Path:
     """A program that takes the first checkpoint of each process, and kills the process at the
-    second one."""
+    second one, so many hundredths of a second after it begins."""
     tool = folder / "criu"
     lines = [
         "#!/bin/sh",
         'if [ "$1" = dump ]; then',
         f'  for word; do [ "$last" = --tree ] && pid=$word; last=$word; done; mark={folder}/$pid',
-        '  if [ -e "$mark" ] && [ ! -e "$mark.killed" ]; then : > "$mark.killed"; (sleep 0.0$((2 + $$ % 8)); kill -9 "$pid") & fi',
+        f'  if [ -e "$mark" ] && [ ! -e "$mark.killed" ]; then : > "$mark.killed"; (sleep 0.0$(({after})); kill -9 "$pid") & fi',
         '  : > "$mark"',
         "fi",
         f'exec {criu} "$@"',

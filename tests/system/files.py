@@ -11,6 +11,7 @@ two ranks is lost, and they are restarted on a spare node, which sees the same f
 """
 
 import contextlib
+import functools
 import os
 import random
 import re
@@ -39,6 +40,8 @@ LIMIT_S = 120.0
 SILENT_S = 22.5
 # Seconds: the agent of a node whose connection is cut resumes, and ends its ranks.
 CUT_S = 4.0
+# Kills of ranks on several nodes of a lab.
+ON_NODES = "one on each node"
 SOURCES = common.PROGRAMS / "files"
 # Message of a job that ends because a rank cannot be recovered. A rank that reports before any kill
 # that it is not recoverable has refused nothing yet.
@@ -76,6 +79,9 @@ def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]
     return [Row(name, program, outcome, **more) for name in names.split()]
 
 
+# Rows of nodes that have a disk or a kernel of their own: files that are appended to, written again
+# and again, replaced by new ones, and read by the rank that has written them.
+APART = ("append", "rewrite", "rename", "scratch")
 TO_FILE = 'export ROWS_TOLD_ON_STDOUT=1; exec "$0" "$@" 2> "$1/redirected-stderr.of.$PMI_RANK"'
 ROWS = [
     *rows_of("libc", "rewrite rename renames trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
@@ -193,6 +199,8 @@ class Case:
     is_silent: bool = False
     # the connection of the node's agent is cut, and the ranks of the node go on for a while
     is_cut: bool = False
+    # the ranks are on several nodes of a lab, and none is lost
+    is_in_lab: bool = False
     # What each node has for itself (programs/apart.py), and what follows for a lost one.
     apart: str = ""
     outcome: str = RIGHT
@@ -212,7 +220,7 @@ def main() -> int:
     checks = common.Checks(options)
     cases = [case for case in every_case(options) if checks.wants(case.name)]
     cases = possible(cases, "images", lambda case: case.has_images, lambda: checkpoint.no_criu(options.criu))
-    cases = possible(cases, "a lab", lambda case: case.is_lost, lambda: network.no_lab(options))
+    cases = possible(cases, "a lab", lambda case: case.is_lost or case.is_in_lab, lambda: network.no_lab(options))
     with tempfile.TemporaryDirectory() as folder:
         programs = Programs(options, Path(folder))
         undisturbed, undecided = {}, 0
@@ -295,32 +303,43 @@ def every_case(options) -> list[Case]:
                 if not options.all and (bool(words) != has_images or is_seldom and has_images):
                     continue
                 inside = ["within writes"] * (name == "mpiio")
+                inside += ["within images"] * (has_images and (name == "libc" or options.all and name in ("mpiio", "python")))
                 for kind in [rows[0].kind] if rows[0].kind else [*kinds, *inside]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
+            if rows[0].outcome == RIGHT and (options.all or name in ("libc", "mpiio") and not has_images):
+                # On the second node of a cluster messages and determinants reach the relay by TCP.
+                places = [("two nodes", []), ("two nodes of two clusters", nodes.EACH_NODE_ONE)]
+                for place, words in places[has_images:] if options.all else places[:1]:
+                    case = Case(f"{name}, {place}, {start}", rows, ON_NODES, words, has_images, is_in_lab=True)
+                    cases.append(case)
             if rows[0].outcome == RIGHT and (options.all or name == "libc"):
                 start = "from images" if has_images else "from the start"
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
             if rows[0].outcome == RIGHT and (options.all or name == "libc") and not has_images:
                 cases.append(Case(f"{name}, the agent of a node is cut off", rows, "", nodes.SPARE, False, is_lost=True, is_cut=True))
             if name == "libc":
-                cases += apart_cases(rows, start, has_images)
+                cases += apart_cases(rows, start, has_images, options.all)
             if options.all and rows[0].outcome == RIGHT and not has_images:
                 words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
                 cases.append(Case(f"{name}, a node falls silent", rows, "", words, False, is_lost=True, is_silent=True))
     return cases
 
 
-def apart_cases(rows: list[Row], start: str, has_images: bool) -> list[Case]:
+def apart_cases(rows: list[Row], start: str, has_images: bool, has_all: bool) -> list[Case]:
     """A node is lost that has more for itself than its processes. With a disk of its own, what its
     ranks have written and closed is lost with it."""
-    rows = [row for row in rows if row.name == "append"]
+    rows = [row for row in rows if row.name in APART]
     ways = [("a disk", "disk", REFUSED), ("a kernel", "kernel", RIGHT), ("a disk and a kernel", "disk,kernel", REFUSED)]
-    return [
-        Case(f"libc, a node with {what} of its own is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True, apart=apart, outcome=outcome)
-        for what, apart, outcome in ways
-        if rows
-    ]
+    cases = []
+    for what, apart, outcome in ways:
+        # Where the job must be refused, each row needs a job: one refused row hides the others.
+        jobs = [rows] if outcome == RIGHT else [[row] for row in rows if has_all or row.name == APART[0]]
+        for these in filter(None, jobs):
+            row = "" if outcome == RIGHT or these[0].name == APART[0] else f" {these[0].name}"
+            name = f"libc{row}, a node with {what} of its own is lost, {start}"
+            cases.append(Case(name, these, "", nodes.SPARE, has_images, is_lost=True, apart=apart, outcome=outcome))
+    return cases
 
 
 def groups(options) -> dict[str, list[Row]]:
@@ -364,6 +383,14 @@ def at_the_change(chance) -> list:
     return [(at(7, chance.uniform(0.0, 0.1)), 1)]
 
 
+def on_nodes(chance) -> list:
+    """Kills a rank of the relay's node and one of another node, at moments after the first line of a
+    step, and the latter again."""
+    near, far = chance.randrange(2), chance.randrange(2, RANKS)
+    first, second = chance.uniform(0.0, 0.4), chance.uniform(0.5, 0.9)
+    return [(first, far), (second, near), (second + chance.uniform(0.3, 0.6), far)]
+
+
 def within_writes(chance) -> "WithinWrites":
     ways = ["before", "after", str(chance.randrange(2000)), str(chance.randrange(2000))]
     stops = [f"{rank}:{chance.randrange(10, 120)}:{way}" for rank, way in enumerate(chance.sample(ways, RANKS))]
@@ -394,13 +421,42 @@ class WithinWrites:
                     left[rank] = max(left[rank] - 1, 0)
 
 
+class WithinImages:
+    """Kills each rank while CRIU takes its second image (checkpoint.criu_that_kills). `folder`: of
+    the program that stands for CRIU, and of what it notes."""
+
+    def __init__(self, _):
+        self.folder = tempfile.TemporaryDirectory()
+
+    def criu(self, options) -> Path:
+        # The shortest dumps take five hundredths.
+        return checkpoint.criu_that_kills(Path(self.folder.name), options.criu, "1 + $$ % 4")
+
+    def __len__(self) -> int:
+        return len(list(Path(self.folder.name).glob("*.killed")))
+
+
+def unfinished_images(output: str) -> int:
+    """Number of images that were begun and not finished, as their numbers show."""
+    numbers = [set(map(int, re.findall(rf"^landbridge: checkpoint (\d+) of rank {rank}: it stood", output, re.M))) for rank in range(RANKS)]
+    return sum(len(set(range(1, max(found, default=0))) - found) for found in numbers)
+
+
 def is_stopped(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
     return False
 
 
-KINDS = {"within writes": within_writes, "rank 0": of_rank(0), "rank 1": of_rank(1), "several": several, "rank 1 at the change": at_the_change}
+KINDS = {
+    "rank 0": of_rank(0),
+    "rank 1": of_rank(1),
+    "several": several,
+    "rank 1 at the change": at_the_change,
+    "within writes": within_writes,
+    "within images": WithinImages,
+    ON_NODES: on_nodes,
+}
 
 
 # --- one job
@@ -416,7 +472,11 @@ def play(options, programs: Programs, case: Case, kills, *words):
         if case.rows[0].wrapper:
             program = [f"{program[0]}-wrapper", *program]
         if isinstance(kills, float):
-            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, "step 4", topology(case, folder))
+            # By then each rank has an image.
+            begun = "step 6" if case.has_images else "step 4"
+            code, _, output = nodes.lab_job(options, program, loss(case, kills), words, begun, topology(case, folder))
+        elif case.is_in_lab and kills:
+            code, _, output = nodes.lab_job(options, program, kills, words, "step 4")
         elif isinstance(kills, WithinWrites):
             is_over = threading.Event()
             killer = threading.Thread(target=kills.run, args=[is_over])
@@ -426,7 +486,9 @@ def play(options, programs: Programs, case: Case, kills, *words):
             is_over.set()
             killer.join()
         else:
-            code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
+            is_by_criu = isinstance(kills, WithinImages)
+            job = functools.partial(recovery.job, limit_s=LIMIT_S, recover=is_by_criu or bool(kills))
+            code, _, output = job(options, program, [] if is_by_criu else kills, *words)
         return code, output.replace(folder, "FOLDER"), contents(Path(folder))
 
 
@@ -517,16 +579,25 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     kills = chance.uniform(0.0, 0.8) if case.is_lost else KINDS[case.kind](chance)
     words = [*case.words, *case.rows[0].words]
     if case.has_images:
-        words += ["--checkpoint", "1s", "--set", f"criu={options.criu}"]
+        criu = kills.criu(options) if case.kind == "within images" else options.criu
+        words += ["--checkpoint", "1s", "--set", f"criu={criu}"]
+        # A line for each image that was taken.
+        words += ["--verbose"] * (case.kind == "within images")
     code, output, files = play(options, programs, case, kills, *words)
     outcome, measured = judge(case, code, output, files, undisturbed)
     starts, images = len(re.findall("^landbridge: .*: restarted", output, re.M)), checkpoint.restores(output)
+    images += len(re.findall(r"^landbridge: rank \d is restored from checkpoint \d+ on north-2", output, re.M))
     within = checkpoint.kills_within_restores(output)
     is_met = starts + within == len(kills) if not case.is_lost else "are restarted on north-2" in output
-    is_met &= images > 0 or case.is_lost or not case.has_images
+    is_met &= images > 0 or not case.has_images
+    if case.kind == "within images":
+        is_met &= starts >= RANKS - 1 and unfinished_images(output) > 0
     if outcome == REFUSED and (missing := missing_reason(case, output)):
         outcome, measured = "failed", f"{missing}; {measured}"
     measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
+    if case.kind == "within images":
+        unfinished, why = unfinished_images(output), re.findall(r"has no checkpoint.*|no checkpoints on.*", output)
+        measured += f", {unfinished} images unfinished" + (f" ({why[0] if why else 'without a line'})" if unfinished > len(kills) else "")
     is_said = bool(re.search(case.rows[0].says, output))
     measured += "" if is_said else f", {case.rows[0].says!r} is not said"
     is_right = outcome == RIGHT and is_met and case.outcome == RIGHT or outcome == REFUSED and may_refuse(case, measured)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import common
 import network
-from recovery import LIMIT_S, RANKS, DRAW_WORDS, check_divergence, check_same, pids_of
+from recovery import LIMIT_S, RANKS, DRAW_WORDS, check_divergence, check_same, kill_rank, pids_of
 from support import process
 
 LAB = common.ROOT / "labs" / "two-sites.toml"
@@ -90,6 +90,7 @@ def main() -> int:
     remote_relay(checks, options, ring)
     spare_node(checks, options, ring)
     replicated_nondeterminism(checks, options, ring)
+    unrecorded_values(checks, options)
     spawning(checks, options)
     other_programs(checks, options)
     return checks.end()
@@ -185,6 +186,37 @@ def replicated_nondeterminism(checks, options, ring) -> None:
             measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
             is_lost = output.count(" is lost (") == len(losses)
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
+
+
+def unrecorded_values(checks, options) -> None:
+    """A rank looks up names and ids of its process and node, which nobody records, and its node is
+    lost: the next incarnation has other values, so the job ends and names both."""
+    for what in ("hostname", "uname", "pid", "parent"):
+        for how, first in (("prints", "drew "), ("sends", "heard ")):
+            name = f"{LOST}who {how} its {what}"
+            if not checks.wants(name):
+                continue
+            program = [common.python(options), str(common.PROGRAMS / "tells.py"), what, how]
+            code, _, output = lab_job(options, program, [(0.3, KILLED)], SPARE, first)
+            told = [re.findall(rf"^{word} (.*)$", output, re.M) for word in ("drew", "heard")]
+            shown = told[0] if how == "prints" else told[1]
+            is_moved = "are restarted on north-2" in output
+            # The process id may be the same on the other node, where it is free.
+            is_right = code == 0 and len(told[1]) == 1 and told[0] == told[1] and what == "pid"
+            is_named = code == 1 and len(shown) == 1 and names_both(output, how, shown[0])
+            outcome = "the same value" if is_right else "both values are named" if is_named else f"other values: {told}"
+            measured = f"exit code {code}, {'moved' if is_moved else 'not moved'}, {outcome}"
+            checks.check(name, is_moved and (is_right or is_named), measured, output)
+
+
+def names_both(output: str, how: str, shown: str) -> bool:
+    """Whether the job has ended because rank 1 prints, or sends, another value than `shown`."""
+    if how == "sends":
+        version = r"\w+ to rank 3, \d+ bytes(?:, tag 0x[0-9a-f]+)?, digest ([0-9a-f]+)"
+        found = re.search(rf"of rank 1 sends as its frame \d+: {version}; it was: {version}", output)
+        return found is not None and found[1] != found[2]
+    found = re.search(r'^landbridge: rank 1 does not repeat .* on standard output line 1 is "drew (.*)", and was "drew (.*)"$', output, re.M)
+    return found is not None and found[1] != found[2] == shown and "heard" not in output
 
 
 class Other(NamedTuple):
@@ -394,7 +426,9 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
             if not started.sleep_until(started.started + at):
                 break
             if isinstance(what, int):
-                [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+                # The rank may be between two incarnations.
+                while not kill_rank(what) and started.sleep_until(time.monotonic() + 0.01):
+                    pass
             elif callable(what):
                 what()
             elif isinstance(what, tuple):

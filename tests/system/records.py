@@ -33,6 +33,8 @@ ROUNDS, ROUND = 300, 1500 << 10
 # Bytes of a record for the content of small files; and the largest number of bytes that the
 # interpreter's own reads take.
 CONTENT, BESIDE = 64 << 20, 24 << 20
+# Bytes of the file that reads_files.py reads in each round.
+READ = 1 << 20
 # Seconds: a file that is older than this before a job begins does not count as changed since.
 OLD_S = 2.5
 
@@ -126,9 +128,12 @@ def small_files(checks, options) -> None:
             program = reads_files(options, folder, 100, "--rewritten", "85")
             code, _, output = recovery.job(options, program, [(has_read(1, 92), 1)])
             file = re.escape(f"{folder}/own.1")
-        is_named = re.search(f"cannot go on: its read of .* of {file} .*: the file has changed", output)
-        measured = f"exit code {code}, {'refused, with the file' if is_named else 'not refused'}"
-        checks.check(name, code != 0 and is_named is not None, measured, output)
+        # Python reads the whole file with one call, which asks for one byte more than the file has.
+        about = rf"its read of {READ + 1} bytes at 0 of {file} gave {READ} bytes of digest ([0-9a-f]{{16}})"
+        found = re.search(rf"cannot go on: {about}, and before {READ} of ([0-9a-f]{{16}}): the file has changed", output)
+        is_named = found is not None and found[1] != found[2]
+        measured = f"exit code {code}, {'refused, with file, place and two digests' if is_named else 'not named'}"
+        checks.check(name, code == 1 and is_named, measured, output)
 
 
 def scratch_files(checks, options) -> None:
@@ -172,7 +177,7 @@ def old_files():
     """A folder with a file of 1 MiB for each rank; the files have not changed for OLD_S."""
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(recovery.RANKS):
-            Path(folder, f"own.{rank}").write_bytes(random.Random(rank).randbytes(1 << 20))
+            Path(folder, f"own.{rank}").write_bytes(random.Random(rank).randbytes(READ))
         time.sleep(OLD_S)
         yield folder
 

@@ -327,6 +327,19 @@ def log_on_disk(options, checks, program, moment) -> None:
         is_said = "recover_dir: no file can be made in /nonexistent/landbridge" in output
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code not in (0, "") and is_said, measured, output)
+    name = "a record below a folder that others could exchange"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as scratch:
+            above = Path(scratch, "open")
+            above.mkdir()
+            (above / "mine").mkdir(0o700)
+            above.chmod(0o777)
+            code, _, output = job(options, program, [], "--set", f"recover_dir={above}/mine")
+            left = list((above / "mine").iterdir())
+        is_said = re.search(rf"^landbridge: .*recover_dir: {re.escape(str(above))} may be written by everybody", output, re.M) is not None
+        is_begun = "turn" in output or "rank " in output
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} why, {len(left)} files left"
+        checks.check(name, code == 1 and is_said and not left and not is_begun, measured, output)
 
 
 def log_command(options, checks, program) -> None:

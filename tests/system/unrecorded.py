@@ -5,6 +5,7 @@ The job either has the result of an undisturbed run, or ends with a named differ
 1. It never ends well with a wrong result.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import common
 import network
 import nodes
-from recovery import job
+from recovery import check_divergence, job
 from support import process
 
 # Seconds between the first line of rank 1 and its kill.
@@ -33,6 +34,7 @@ def main() -> int:
     checks = common.Checks(options)
     with tempfile.TemporaryDirectory() as folder:
         printed_then_sent(options, checks, Path(folder))
+        sent_unprinted(options, checks, Path(folder))
         printed_continuously(options, checks, Path(folder))
         with_threads(options, checks, Path(folder))
     last_words(options, checks)
@@ -65,23 +67,55 @@ def printed_then_sent(options, checks, folder) -> None:
         f"who prints a number from {what}{where}": (source, is_recorded, words)
         for source, what, is_recorded in (
             ("rdtsc", "the processor's counter", False),
+            ("rdrand", "the processor's random numbers", False),
             ("urandom", "/dev/urandom", True),
             ("device", "std::random_device", True),
+            ("getentropy", "getentropy", True),
+            ("arc4random", "the arc4random functions", True),
         )
         for where, words in (("", []), (", two clusters", ["--clusters", "2"]))
-        if source == "rdtsc" or not words
+        if source in ("rdtsc", "rdrand") or not words
     }
     names = {name: case for name, case in names.items() if checks.wants(name)}
     program = compiled(options, "unrecorded", folder) if names else ""
     for name, (source, is_recorded, words) in names.items():
+        if why_not := absent(source):
+            print(f"skip   {name}: {why_not}")
+            continue
         kills = [(said("drew "), 1), (LATER_S, 1)] if is_recorded else [(said("drew "), 1)]
         code, lines, output = job(options, [program, source, "200"], kills, *words)
         told = {word: [line.split()[1] for line in lines if line.startswith(word)] for word in ("drew", "heard")}
         is_right = code == 0 and told["drew"] == told["heard"] and len(told["drew"]) == 1
-        is_named = code == 1 and bool(NAMED.search(output)) and len(told["drew"]) == 1 and not told["heard"]
+        # The number before is the one that was shown.
+        found = NAMED.search(output)
+        is_found = found is not None and found[1] != found[2] and [found[2]] == [f"drew {number}" for number in told["drew"]]
+        is_named = code == 1 and is_found and not told["heard"]
         is_ok = is_right if is_recorded else is_named
         outcome = "one history" if is_right else "a named difference" if is_named else f"other numbers: {told}"
         checks.check(name, is_ok, f"exit code {code}, {outcome}", output)
+
+
+def absent(source: str) -> str:
+    """Why this machine does not have that source of numbers; empty if it has."""
+    if source == "rdrand" and not re.search(r"^flags\b.*\brdrand\b", Path("/proc/cpuinfo").read_text(), re.M):
+        return "this processor has no rdrand"
+    version = [int(part) for part in re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION"))]
+    return "this C library has no arc4random" if source == "arc4random" and version < [2, 36] else ""
+
+
+def sent_unprinted(options, checks, folder) -> None:
+    """Rank 1 sends a number that is not recorded, which only rank 0 prints, and is killed."""
+    name = "who sends a number from the processor's random numbers"
+    if not checks.wants(name):
+        return
+    if why_not := absent("rdrand"):
+        print(f"skip   {name}: {why_not}")
+        return
+    program = compiled(options, "unrecorded", folder)
+    code, lines, output = job(options, [program, "rdrand", "200", "first"], [(said("heard "), 1)])
+    is_once = sum(line.startswith("heard ") for line in lines) == 1
+    checks.check(f"{name}: once", is_once, f"exit code {code}, {'one number is' if is_once else 'other numbers are'} heard", output)
+    check_divergence(checks, name, code, output, 1)
 
 
 def printed_continuously(options, checks, folder) -> None:

@@ -195,20 +195,44 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
 }
 
 /// Each kind of call on files has a test case, which is refused if the table says so; and each case
-/// has a row in the table.
+/// of `files.py` has a row in the table.
 #[test]
 fn every_kind_of_call_on_files_has_its_case() {
     let document = read("docs/RECOVERY-INSIDE.md");
+    let single = call_cases(&read("tests/system/calls.py"));
     let mut tabled = BTreeMap::new();
     for row in rows(&document, "### Calls on files (checked)") {
         let is_refused = row[1].starts_with("refused");
         assert!(is_refused != row[2].is_empty(), "{row:?}: what is refused is said, and only that");
-        for case in row[3].split_whitespace() {
-            let earlier = tabled.insert(unquoted(case).to_owned(), is_refused);
+        assert!(!row[3].is_empty(), "{row:?}: no case");
+        for case in row[3].split('`').skip(1).step_by(2) {
+            if let Some(name) = case.strip_prefix("calls.py ") {
+                assert_eq!(single.get(name), Some(&is_refused), "calls.py: {name}");
+                continue;
+            }
+            let earlier = tabled.insert(case.to_owned(), is_refused);
             assert_eq!(earlier, None, "{case} is there twice");
         }
     }
     assert_eq!(tabled, file_cases(&read("tests/system/files.py")));
+}
+
+/// The names in the tables `CHANNELS` and `CHANGES` of the driver and of its other cases, and
+/// whether the cases are refused.
+fn call_cases(driver: &str) -> BTreeMap<String, bool> {
+    let mut cases = BTreeMap::new();
+    for table in ["CHANNELS = {", "CHANGES = {"] {
+        let lines = driver.lines().skip_while(|line| *line != table).skip(1);
+        for line in lines.take_while(|line| *line != "}") {
+            let entry = line.trim().strip_prefix('"').and_then(|rest| rest.split_once("\": "));
+            let Some((name, reason)) = entry else { panic!("not an entry: {line}") };
+            cases.insert(name.to_owned(), !reason.starts_with("\"\""));
+        }
+        assert!(!cases.is_empty(), "{table}");
+    }
+    let others = driver.split("    case = \"").skip(1).filter_map(|rest| rest.split_once('"'));
+    cases.extend(others.map(|(name, _)| (name.to_owned(), false)));
+    cases
 }
 
 /// The names in the table `ROWS` of the driver, and whether the cases are refused.

@@ -12,6 +12,7 @@
 #include <netdb.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -30,10 +31,13 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <syslog.h>
+#include <threads.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *folder;
@@ -316,7 +320,98 @@ static void by_own_library(void)
     ((void (*)(void))dlsym(library, "communicate"))();
 }
 
+/* Threads that the C library makes without a call of pthread_create. */
+static int write_word(void *file) { return write((int)(long)file, "word", 4) != 4; }
+
+static void by_thrd_create(void)
+{
+    thrd_t other;
+    int result;
+    need(thrd_create(&other, write_word, (void *)(long)new_file("of")) == thrd_success, "thrd_create");
+    need(thrd_join(other, &result) == thrd_success && !result, "a write in another thread");
+}
+
+static sem_t is_written;
+
+static void write_in_timer(union sigval file)
+{
+    need(!write_word(file.sival_ptr), "write");
+    sem_post(&is_written);
+}
+
+static void by_timer_thread(void)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = write_in_timer};
+    struct itimerspec soon = {.it_value = {0, 1000000}};
+    timer_t timer;
+    event.sigev_value.sival_ptr = (void *)(long)new_file("of");
+    NEED(sem_init(&is_written, 0, 0));
+    NEED(timer_create(CLOCK_MONOTONIC, &event, &timer));
+    NEED(timer_settime(timer, 0, &soon, NULL));
+    NEED(sem_wait(&is_written));
+}
+
+static void by_chroot(void) { NEED(chroot(folder)); }
+
+static void not_here(int signal)
+{
+    (void)signal;
+    puts("not here");
+    exit(0);
+}
+
+/* Number 20 is getpid(2) for 32-bit programs. */
+static void by_32_bit_call(void)
+{
+    long result = 20;
+    /* A kernel without 32-bit programs ends the process. */
+    signal(SIGSEGV, not_here);
+    __asm__ volatile("int $0x80" : "+a"(result) : : "r8", "r9", "r10", "r11", "memory");
+    need((int)result == -ENOSYS, "int $0x80");
+}
+
+static void by_x32_call(void) { need(syscall(0x40000000 | SYS_getpid) == -1 && errno == ENOSYS, "x32"); }
+
 /* --- changes of files, by VALUE */
+
+/* Writes of other bytes with the same length, at the same place. */
+static struct iovec bytes_by_value(void)
+{
+    static char text[32];
+    return (struct iovec){text, (size_t)snprintf(text, sizeof text, "value %-13ld\n", value)};
+}
+
+static int begun_file(int flags)
+{
+    int file = open(path("of"), O_RDWR | O_CREAT | flags, 0644);
+    need(write(file, "head", 4) == 4, "write");
+    return file;
+}
+
+static void by_write(void)
+{
+    struct iovec piece = bytes_by_value();
+    need(write(begun_file(0), piece.iov_base, piece.iov_len) == 20, "write");
+}
+
+static void by_writev(void)
+{
+    struct iovec piece = bytes_by_value();
+    struct iovec two[2] = {{piece.iov_base, 8}, {(char *)piece.iov_base + 8, piece.iov_len - 8}};
+    need(writev(begun_file(0), two, 2) == 20, "writev");
+}
+
+static void by_pwrite(void)
+{
+    struct iovec piece = bytes_by_value();
+    need(pwrite(begun_file(0), piece.iov_base, piece.iov_len, 7) == 20, "pwrite");
+}
+
+static void by_append(void)
+{
+    struct iovec piece = bytes_by_value();
+    need(write(begun_file(O_APPEND), piece.iov_base, piece.iov_len) == 20, "write");
+}
 
 static void by_truncate(void)
 {
@@ -481,6 +576,25 @@ static void by_left_lock(void)
         need(pwrite(other, "word", 4, 0) == 4, "pwrite");
 }
 
+/* Two processes wait for each other's range. Each is interrupted, and keeps its range until the other
+ * one is interrupted, too. */
+static void by_deadlock(void)
+{
+    int file = new_file("locked");
+    struct flock own = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = value, .l_len = 1}, other = own;
+    char mark[8];
+    other.l_start = 3 - value;
+    NEED(fcntl(file, F_SETLKW, &own));
+    snprintf(mark, sizeof mark, "has.%ld", value);
+    close(new_file(mark));
+    snprintf(mark, sizeof mark, "has.%ld", 3 - value);
+    while (access(path(mark), F_OK))
+        usleep(1000);
+    alarm_soon(0);
+    need(fcntl(file, F_SETLKW, &other) == -1 && errno == EINTR, "a range for which two wait");
+    sleep(1);
+}
+
 static void by_blocked_lock(void) { wait_for_flock(open(path("locked"), O_RDWR)); }
 
 static const struct {
@@ -521,6 +635,15 @@ static const struct {
     {"vsyslog", by_vsyslog},
     {"within", within},
     {"library", communicate},
+    {"thrd_create", by_thrd_create},
+    {"timer thread", by_timer_thread},
+    {"chroot", by_chroot},
+    {"32-bit call", by_32_bit_call},
+    {"x32 call", by_x32_call},
+    {"write", by_write},
+    {"writev", by_writev},
+    {"pwrite", by_pwrite},
+    {"append", by_append},
     {"truncate", by_truncate},
     {"ftruncate", by_ftruncate},
     {"chmod", by_chmod},
@@ -538,6 +661,7 @@ static const struct {
     {"fcntl", by_fcntl},
     {"restarted lock", by_restarted_lock},
     {"left lock", by_left_lock},
+    {"deadlock", by_deadlock},
     {"blocked lock", by_blocked_lock},
 };
 
