@@ -74,14 +74,14 @@ CHANNELS = {
     "close in thread": "another thread than the first closes a file that the rank has open",
 }
 # What an incarnation prints that changes a file with another value than the one before. A write of
-# other bytes names the file, the place (-1: its end) and two digests.
+# other bytes names the file, the place and two digests.
 CHANGE, RESIZE = "its change of a name of ", "its change of size or attributes of "
 WRITE = r"cannot go on: its write of {} bytes at {} of \S+/of has the digest (?P<now>[0-9a-f]{{16}}), and it wrote (?!(?P=now))[0-9a-f]{{16}} there before"
 CHANGES = {
     "write": WRITE.format(20, 4),
     "writev": WRITE.format(20, 4),
     "pwrite": WRITE.format(20, 7),
-    "append": WRITE.format(20, -1),
+    "append": WRITE.format(20, "the end"),
     "truncate": CHANGE,
     "ftruncate": RESIZE,
     "chmod": CHANGE,

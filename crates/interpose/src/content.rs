@@ -19,7 +19,7 @@ use crate::file_metadata::{IoVectors, identity_of, is_installed};
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::messages::Path;
 use crate::restart_refusals::{self, abort_replay};
-use crate::session::{CallDescription, EffectOutcome, Session, call_of, requires_durability};
+use crate::session::{self, CallDescription, EffectOutcome, Session, call_of, requires_durability};
 use crate::watched;
 
 /// First byte of a recorded read: the content follows, or a digest of the content follows.
@@ -30,7 +30,7 @@ const SMALL_BYTES: i64 = 16 << 20;
 /// Value of `append_end` for a file to which others append as well.
 const SHARED: i64 = -1;
 /// Position of a write that the kernel appends.
-const AT_END: u64 = u64::MAX;
+const AT_END: u64 = session::AT_END as u64;
 /// Flag of `pwritev2`: append, whatever the flags of the descriptor.
 const RWF_APPEND: u64 = 0x10;
 /// Flag of `pwritev2`: write at the given or the current position, whatever the flags of the

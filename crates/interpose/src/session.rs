@@ -266,6 +266,9 @@ fn path_digest(path: &[u8]) -> u64 {
         .map_or_else(|| digest(path), |rest| digest(rest).wrapping_add(1))
 }
 
+/// Value of `offset` in a [`CallDescription`] of an append.
+pub const AT_END: i64 = -1;
+
 /// Description of a call for a message.
 #[derive(Clone, Copy)]
 pub enum CallDescription<'a> {
@@ -277,6 +280,9 @@ impl fmt::Display for CallDescription<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             CallDescription::Path(what, path) => write!(f, "its {what} of {}", Path(path)),
+            CallDescription::Bytes { what, path, offset: AT_END, length } => {
+                write!(f, "its {what} of {length} bytes at the end of {}", Path(path))
+            }
             CallDescription::Bytes { what, path, offset, length } => {
                 write!(f, "its {what} of {length} bytes at {offset} of {}", Path(path))
             }
