@@ -162,8 +162,9 @@ fn is_of_another_process(path: &[u8]) -> bool {
     is_process && is_shared && file_metadata::in_own_proc_directory(path).is_none()
 }
 
-/// Whether a name leads to the directory of another process in proc(5), or to something in it. The
-/// rank that has started this process does not count.
+/// Whether a name leads to the directory of another process in proc(5), to something in it, or to
+/// what the kernel lists there of all processes. The rank that has started this process does not
+/// count.
 ///
 /// # Safety
 /// The path is a C string, or null.
@@ -203,6 +204,10 @@ fn is_in_directory_of_another(path: &[u8]) -> bool {
         return false;
     }
     let word = parts.next().unwrap_or_default();
+    // Lists of the locks, sockets and queues of all processes, which change with what they do.
+    if matches!(word, b"locks" | b"sysvipc") || path.ends_with(b"/net/unix") {
+        return true;
+    }
     let number = std::str::from_utf8(word).ok().and_then(|word| word.parse::<c_int>().ok());
     let is_rank = |number: c_int| {
         watched::observed().is_some_and(|head| head.owner.load(Relaxed) == number as u64)
@@ -241,11 +246,16 @@ mod tests {
             c"//proc/self/../1/stat",
             c"/proc/999999999/x",
             c"//proc/./1/exe",
+            c"/proc/locks",
+            c"/proc/sysvipc/shm",
+            c"/proc/net/unix",
+            c"/proc/self/net/unix",
         ] {
             assert!(about(name), "{name:?}");
         }
         let own = std::ffi::CString::new(format!("/proc/{}/comm", std::process::id())).unwrap();
-        for name in [c"/proc/self/comm", c"/proc/meminfo", c"/proc", c"/tmp/1", c"1", &own] {
+        let general = [c"/proc/meminfo", c"/proc/net/route", c"/proc", c"/tmp/locks"];
+        for name in general.into_iter().chain([c"/proc/self/comm", c"/tmp/1", c"1", &own]) {
             assert!(!about(name), "{name:?}");
         }
     }
