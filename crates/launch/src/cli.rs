@@ -295,8 +295,8 @@ Examples:
   landbridge ps 3f2a              the job whose name begins so
   landbridge ps --json            the same for programs
   landbridge ps --paths 3f2a      how the paths between its ranks are
-  kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')
-                                  under --recover rank 2 comes back
+  kill -9 $(landbridge ps 3f2a --json | jq '.[0].ranks[2].pid')
+                                  under --recover rank 2 of that job comes back
 
 The state of a rank is `starting`, `running`, `restarting` (it was killed,
 and is not where it was yet), or `ended` with the reason. The incarnation says

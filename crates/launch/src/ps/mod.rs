@@ -25,7 +25,9 @@ pub mod status_socket;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs::DirEntry;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -119,7 +121,7 @@ impl JobAnswers {
 }
 
 /// Queries the launcher of every job whose id begins with `wanted`. The function removes socket
-/// files that have no listener.
+/// files that have no listener. Other files of the directory, such as the user's key, stay.
 pub fn ask_all(directory: &Path, wanted: &str, question: StatusQuery) -> Result<JobAnswers> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -128,7 +130,8 @@ pub fn ask_all(directory: &Path, wanted: &str, question: StatusQuery) -> Result<
     };
     status_socket::check(directory)?;
     let mut asked = Vec::new();
-    for path in entries.flatten().map(|entry| entry.path()) {
+    let is_socket = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_socket());
+    for path in entries.flatten().filter(is_socket).map(|entry| entry.path()) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name.starts_with('.') {
             remove_unready(&path);
@@ -375,6 +378,25 @@ fn shown(pid: Option<u32>) -> String {
 mod tests {
     use super::rank_table::{RankRow, RankState};
     use super::*;
+
+    #[test]
+    fn sockets_of_launchers_that_ended_are_removed_and_nothing_else_is() {
+        let name = format!("landbridge-ps-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let secret = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&directory, secret).unwrap();
+        std::fs::write(directory.join("key"), "secret").unwrap();
+        std::fs::write(directory.join("notes.txt"), "").unwrap();
+        drop(std::os::unix::net::UnixListener::bind(directory.join("0123")).unwrap());
+        let answers = ask_all(&directory, "", StatusQuery::Ranks).unwrap();
+        assert!(answers.jobs.is_empty() && answers.unanswered.is_empty());
+        let left = std::fs::read_dir(&directory).unwrap().flatten().map(|entry| entry.file_name());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, ["key", "notes.txt"]);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 
     fn status() -> JobStatus {
         let line = |process: u32, state, percent, ending: Option<&str>| RankRow {

@@ -139,7 +139,7 @@ pub const INTEGRITY_SHM: Setting = Setting {
 };
 pub const OWN_CORE: Setting = Setting {
     name: "own_core",
-    default: "on",
+    default: "off",
     unit: "on or off",
     kind: SettingKind::Switch,
     scope: Scope::Job,
