@@ -33,19 +33,13 @@ wheels: setup
 criu: setup
 	@$(PYTHON) scripts/criu.py
 
-# The tests of checkpoints need CRIU, and moto, a server that keeps checkpoints.
-# Debian keeps only the newest of each package: where ours cannot be had any more, its steps are skipped, which is said.
-test: build wheels
-	-@$(PYTHON) scripts/setup.py --test
-	-@$(PYTHON) scripts/criu.py
-	-@$(PYTHON) scripts/moto.py
-	@$(PYTHON) scripts/test.py
+# The script first makes what the tests need (setup, build, wheels, CRIU, and moto, a server that
+# keeps checkpoints), so that its table has the time of each.
+test:
+	@$(PYTHON) scripts/test.py --prepare
 
-test-all: build wheels
-	-@$(PYTHON) scripts/setup.py --test
-	-@$(PYTHON) scripts/criu.py
-	-@$(PYTHON) scripts/moto.py
-	@$(PYTHON) scripts/test.py --slow
+test-all:
+	@$(PYTHON) scripts/test.py --prepare --slow
 
 bench: build wheels
 	@$(PYTHON) scripts/setup.py --bench

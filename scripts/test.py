@@ -5,11 +5,13 @@
     scripts/test.py --slow          everything
     scripts/test.py --list          the steps, and the command that runs each alone
     scripts/test.py NAME ...        only these
+    scripts/test.py --prepare       first what `make test` needs: tools, build, wheels, CRIU, moto
 
 Each step is a command with a time limit. Its whole output is in build/results/test-NAME.log. If the
 step fails, the end of the output is shown at once and again below the summary, because of a long
-run often only the end is kept. A step that cannot run here is skipped and its reason is shown. The
-summary also names the steps that passed only in a second run. Steps that wait more than they
+run often only the end is kept. A step that cannot run here is skipped and its reason is shown; so are
+single tests and cases inside a step. The summary also names the steps, and the tests of crates,
+that passed only in a second run. Steps that wait more than they
 compute run two at a time, after the others; each step ends the processes that it has started. All
 steps together have a time budget; a step that is not reached within the budget counts as failed.
 The exit code is 0 only if nothing failed.
@@ -21,6 +23,7 @@ import multiprocessing.connection
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -39,6 +42,17 @@ BUDGET_S = 76 * 60.0
 LANES = 2
 # Number of lines of a failed step's log below the summary.
 END_LINES = 50
+# What `make test` needs before the first step, and whether it needs it at all: without the others,
+# the steps that use them are skipped.
+PREPARATIONS = [
+    ("setup", ["make", "--no-print-directory", "setup"], True),
+    ("build", ["make", "--no-print-directory", "build"], True),
+    ("wheels", ["make", "--no-print-directory", "wheels"], True),
+    # Debian keeps only the newest version of each package, so an older one may be out of reach.
+    ("setup-test", [sys.executable, "scripts/setup.py", "--test"], False),
+    ("criu", [sys.executable, "scripts/criu.py"], False),
+    ("moto", [sys.executable, "scripts/moto.py"], False),
+]
 
 
 @dataclass
@@ -68,13 +82,17 @@ def main() -> int:
         return 2
     wanted = [s for s in steps if (s.name in options.names if options.names else True)]
     chosen = [s for s in wanted if options.slow or options.names or not s.slow]
-    return run_all(chosen, [step for step in wanted if step not in chosen], options)
+    prepared = prepare() if options.prepare else []
+    if any(row.result == "failed" for row in prepared):
+        return 1
+    return run_all(prepared, chosen, [step for step in wanted if step not in chosen], options)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the steps and their commands")
     parser.add_argument("--slow", action="store_true", help="run the slow steps too")
+    parser.add_argument("--prepare", action="store_true", help="first install and build what the steps need")
     parser.add_argument("--lanes", type=int, default=LANES, metavar="N", help="steps that run at the same time [%(default)s]")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these steps")
     return parser.parse_args()
@@ -277,7 +295,22 @@ def python_step(name, what, script, *arguments, limit_s, **options) -> Step:
     return Step(name, what, [sys.executable, script, *arguments], limit_s, **options)
 
 
-def run_all(steps: list[Step], left_out: list[Step], options) -> int:
+def prepare() -> list["Row"]:
+    """Installs and builds what the steps need, with its output on the terminal; ends at the first
+    failure of a part that is needed."""
+    rows = []
+    for name, command, is_needed in PREPARATIONS:
+        started = time.monotonic()
+        code = subprocess.run(command, cwd=paths.ROOT).returncode
+        result = "passed" if code == 0 else "failed" if is_needed else "skipped"
+        rows.append(Row(Step(name, "", command), result, f"exit code {code}" if code else "", time.monotonic() - started))
+        print(f"{result:7} {name} in {rows[-1].seconds:.0f} s", flush=True)
+        if result == "failed":
+            break
+    return rows
+
+
+def run_all(prepared: list["Row"], steps: list[Step], left_out: list[Step], options) -> int:
     process.adopt_orphans()
     started = time.monotonic()
     deadline = None if options.slow else started + BUDGET_S
@@ -290,7 +323,7 @@ def run_all(steps: list[Step], left_out: list[Step], options) -> int:
     for pid in process.end_descendants():
         print(f"test: ended process {pid}, which a step had left behind")
     rows.sort(key=lambda row: steps.index(row.step))
-    return summarise(rows, seconds, left_out)
+    return summarise(prepared, rows, seconds, left_out)
 
 
 def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["Row"]:
@@ -310,9 +343,9 @@ def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["
         for receiver in multiprocessing.connection.wait(list(running)):
             step, lane = running.pop(receiver)
             try:
-                row = Row(step, *receiver.recv())
+                row = receiver.recv()
             except EOFError:
-                row = Row(step, "failed", "its process ended without a result", 0.0, 0.0)
+                row = Row(step, "failed", "its process ended without a result", 0.0)
             lane.join()
             rows.append(row)
             print(f"{row.result:7} {step.name} in {row.seconds:.0f} s ({row.busy_s:.0f} s of processor)  {row.note}", flush=True)
@@ -321,83 +354,116 @@ def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["
 
 def run_in_lane(step: Step, left_s: float, sender) -> None:
     process.adopt_orphans()
-    outcome = run_step(step, left_s)
-    sender.send((*outcome, process.processor_seconds()))
+    row = run_step(step, left_s)
+    row.busy_s = process.processor_seconds()
+    sender.send(row)
 
 
 @dataclass
 class Row:
     """Outcome of a step: `result` is passed, failed or skipped; `busy_s` is processor time,
-    `seconds` is elapsed time."""
+    `seconds` is elapsed time. `repeated` names what passed only in a second run, `skipped` is the
+    number of tests and cases inside the step that could not run."""
 
     step: Step
     result: str
     note: str
     seconds: float
-    busy_s: float
+    busy_s: float = 0.0
+    repeated: list[str] = field(default_factory=list)
+    skipped: int = 0
 
 
-def run_step(step: Step, left_s: float) -> tuple[str, str, float]:
-    """Runs a step: (passed, failed or skipped; the reason or last line; seconds)."""
+def run_step(step: Step, left_s: float) -> Row:
+    """Runs a step; the note is the reason of the result, or a remark about what was tested."""
     if left_s <= 0:
-        return "failed", "not reached in time: the machine is too busy", 0.0
+        return Row(step, "failed", "not reached in time: the machine is too busy", 0.0)
     log = paths.RESULTS / f"test-{step.name}.log"
     done = run_once(step, min(step.limit_s, left_s), log)
-    seconds, note = done.seconds, ""
+    seconds, note, repeated = done.seconds, "", []
     if step.again and not done.ok and done.code != SKIPPED and left_s > 2 * seconds:
         print(process.tail(done.output, 30))
         kept = log.rename(log.with_suffix(".first.log"))
-        note = f"flaky: failed at first, log {kept.relative_to(paths.ROOT)}; "
+        note, repeated = f"flaky: failed at first, log {kept.relative_to(paths.ROOT)}; ", [step.name]
         print(f"    {step.name} failed, and is run again", flush=True)
         done = run_once(step, min(step.limit_s, left_s - seconds), log)
         seconds += done.seconds
-    last = process.tail(done.output, 1)
     if done.ok:
-        return "passed", note + remark(step, done.output), seconds
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", done.output)
+        skipped, repeated = skips(plain), repeated + flaky_tests(plain)
+        return Row(step, "passed", note + remark(step, plain), seconds, repeated=repeated, skipped=len(skipped))
     if done.code == SKIPPED:
-        return "skipped", last, seconds
+        return Row(step, "skipped", process.tail(done.output, 1), seconds)
     print(process.tail(done.output, 30))
     reason = done.why or f"exit code {done.code}"
-    return "failed", f"{reason}, log {log.relative_to(paths.ROOT)}", seconds
+    return Row(step, "failed", f"{reason}, log {log.relative_to(paths.ROOT)}", seconds)
 
 
 def run_once(step: Step, limit_s: float, log) -> process.Finished:
     return process.run(step.command, limit_s, step.env, cwd=paths.ROOT, log=log)
 
 
+def skips(output: str) -> list[str]:
+    """The reason of each test or case that could not run. A line `skipped: N cases …` stands for N
+    of them."""
+    reasons = []
+    for reason in re.findall(r"^ *skipped: (.*)$", output, re.MULTILINE):
+        several = re.match(r"(\d+) cases ", reason)
+        reasons += [reason] * (int(several[1]) if several else 1)
+    return reasons
+
+
+def flaky_tests(output: str) -> list[str]:
+    """Names of the tests that nextest had to run again: `FLAKY 2/3 [ 0.015s] (7/9) NAME`."""
+    names = re.findall(r"^ *FLAKY \S+ \[.*?\] *(?:\( *\d+/\d+\) *)?(.*)$", output, re.MULTILINE)
+    return sorted({" ".join(name.split()) for name in names})
+
+
 def remark(step: Step, output: str) -> str:
     """Remark about a step that passed: how much was tested, what was skipped, what needed two
     runs."""
+    reasons = skips(output)
     if step.command[0] == sys.executable:
-        return process.tail(output, 1).strip()
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    said = re.findall(r"^ *Summary \[.*?\] *(.*)$", plain, re.MULTILINE)
-    said += sorted(set(re.findall(r"^ *(FLAKY .*)$", plain, re.MULTILINE)))
-    said += re.findall(r"^(seeds .*: nothing found)$", plain, re.MULTILINE)
-    skipped = re.findall(r"^ *skipped: (.*)$", plain, re.MULTILINE)
-    if skipped:
-        said.append(f"of which {len(skipped)} could not run here: {', '.join(sorted(set(skipped)))}")
+        said = [process.tail(output, 1).strip()]
+    else:
+        said = re.findall(r"^ *Summary \[.*?\] *(.*)$", output, re.MULTILINE)
+        # A test that cannot run here ends without an error, so its runner counts it as passed.
+        said = [re.sub(r"(\d+) passed", lambda it: f"{int(it[1]) - len(reasons)} passed", line) for line in said]
+        said += [f"flaky: {name}" for name in flaky_tests(output)]
+        said += re.findall(r"^(seeds .*: nothing found)$", output, re.MULTILINE)
+    if reasons:
+        said.append(f"{len(reasons)} could not run here: {', '.join(sorted(set(reasons)))}")
     return "; ".join(said)
 
 
-def summarise(rows: list[Row], seconds: float, left_out: list[Step]) -> int:
+def summarise(prepared: list[Row], rows: list[Row], seconds: float, left_out: list[Step]) -> int:
     print(f"\n{'step':28} {'result':8} {'time':>6} {'work':>6}  note")
+    for row in prepared:
+        print(f"{row.step.name:28} {row.result:8} {row.seconds:5.0f}s {'':>6}  before the first step{'; ' if row.note else ''}{row.note}")
     for row in rows:
         print(f"{row.step.name:28} {row.result:8} {row.seconds:5.0f}s {row.busy_s:5.0f}s  {row.note}")
     for step in left_out:
         print(f"{step.name:28} {'left out':8} {'':>6} {'':>6}  slow; only in make test-all")
-    again = [row.step.name for row in rows if row.result == "passed" and row.note.startswith("flaky")]
+    again = [name for row in rows for name in row.repeated if row.result == "passed"]
     print(f"\npassed only when they were run again: {len(again)}{': ' if again else ''}{', '.join(again)}")
+    before = f", after {sum(row.seconds for row in prepared) / 60:.1f} minutes of preparation" if prepared else ""
     load = os.getloadavg()[2]
-    print(f"{seconds / 60:.1f} minutes; load of the machine in the last quarter of an hour: {load:.1f} on {os.cpu_count()} cores")
+    print(f"{seconds / 60:.1f} minutes{before}; load of the machine in the last quarter of an hour: {load:.1f} on {os.cpu_count()} cores")
     failed = [row.step for row in rows if row.result == "failed"]
     for step in failed:
         print(end_of_log(step))
     for step in failed:
         print(f"again alone: python3 scripts/test.py {step.name}")
-    count = {key: sum(row.result == key for row in rows) for key in ("passed", "failed", "skipped")}
-    print(", ".join(f"{number} {key}" for key, number in count.items()))
+    print(counts(rows))
     return 1 if failed else 0
+
+
+def counts(rows: list[Row]) -> str:
+    """The last line: numbers of steps, and of what was skipped inside those that passed."""
+    steps = [f"{sum(row.result == result for row in rows)} {result}" for result in ("passed", "failed", "skipped")]
+    inside = [f"{row.skipped} of {row.step.name}" for row in rows if row.skipped]
+    total = f"{sum(row.skipped for row in rows)} tests and cases inside steps were skipped"
+    return f"{', '.join(steps)}; {total}{': ' if inside else ''}{', '.join(inside)}"
 
 
 def end_of_log(step: Step) -> str:

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Checks of what the scripts show: pictures are legible, progress lines contain no output of pip.
+"""Checks of what the scripts show: pictures are legible, progress lines contain no output of pip,
+`make test` counts what was skipped or repeated.
 
 `scripts/test.py pictures` runs these checks.
 """
 
+import contextlib
+import io
 import re
 import sys
 import unittest
@@ -11,6 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import test as steps  # noqa: E402
 import wheels  # noqa: E402
 from support import dots, svg  # noqa: E402
 
@@ -76,6 +80,50 @@ class Progress(unittest.TestCase):
             ("Collecting mpich==5.0.2\n", ""),
         ):
             self.assertEqual(wheels.progress(line), wanted)
+
+
+class Summary(unittest.TestCase):
+    """What `make test` says about tests inside a step."""
+
+    CRATES = """\
+        PASS [   0.015s] ( 1/12) landbridge-launch::ssh a_host_is_reached
+    skipped: there is no sshd
+  TRY 1 FAIL [   0.2s] ( 2/12) landbridge-relay::cut a_wan_is_cut
+    skipped: 2 hosts are missing
+     Summary [  9.401s] 12 tests run: 12 passed (1 flaky), 3 skipped
+   FLAKY 2/3 [   0.120s] ( 2/12) landbridge-relay::cut a_wan_is_cut
+"""
+
+    def test_skipped_tests_do_not_count_as_passed(self):
+        step = steps.Step("rust", "", ["cargo"])
+        note = steps.remark(step, self.CRATES)
+        self.assertIn("12 tests run: 10 passed (1 flaky), 3 skipped; ", note)
+        self.assertIn("; 2 could not run here: 2 hosts are missing, there is no sshd", note)
+
+    def test_flaky_tests_are_named(self):
+        for line in ("   FLAKY 2/3 [   0.120s] ( 2/12) a::b c\n", "   FLAKY 2/3 [   0.120s] a::b c\n"):
+            self.assertEqual(steps.flaky_tests(line * 2), ["a::b c"])
+
+    def test_skipped_cases_of_a_driver_are_counted(self):
+        output = "skipped: 3 cases with a lab: no root\nok  1.0 s  one\nskipped: two: no moto\n5 checks, 0 failed\n"
+        self.assertEqual(len(steps.skips(output)), 4)
+        note = steps.remark(steps.Step("system-kills", "", [sys.executable]), output)
+        self.assertEqual(note, "5 checks, 0 failed; 4 could not run here: 3 cases with a lab: no root, two: no moto")
+
+    def test_the_last_line_counts_them(self):
+        step = steps.Step("rust", "", ["cargo"])
+        rows = [steps.Row(step, "passed", "", 1.0, skipped=4), steps.Row(step, "skipped", "", 1.0)]
+        wanted = "1 passed, 0 failed, 1 skipped; 4 tests and cases inside steps were skipped: 4 of rust"
+        self.assertEqual(steps.counts(rows), wanted)
+
+    def test_the_table_has_the_time_of_what_was_prepared_and_the_names_of_flaky_tests(self):
+        rows = [steps.Row(steps.Step("rust", "", []), "passed", "all", 5.0, repeated=["a::b c"])]
+        prepared = [steps.Row(steps.Step("build", "", []), "passed", "", 61.0)]
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            code = steps.summarise(prepared, rows, 5.0, [])
+        self.assertEqual(code, 0)
+        self.assertRegex(shown.getvalue(), r"(?m)^build +passed +61s +before the first step$")
+        self.assertIn("passed only when they were run again: 1: a::b c\n", shown.getvalue())
 
 
 def sample(low: float, high: float):

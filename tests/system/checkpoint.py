@@ -429,7 +429,8 @@ def remote_relay(checks, options, ring) -> None:
     if not names:
         return
     if why_not := network.no_lab(options):
-        print(f"skipped: {', '.join(names)}: {why_not}")
+        for name in names:
+            print(f"skipped: {name}: {why_not}")
         return
     undisturbed = sorted(nodes.lab_job(options, ring, [], [])[1])
     for name, events in names.items():
@@ -446,7 +447,8 @@ def spare_node(checks, options, ring) -> None:
     if not names:
         return
     if why_not := network.no_lab(options):
-        print(f"skipped: {', '.join(names)}: {why_not}")
+        for name in names:
+            print(f"skipped: {name}: {why_not}")
         return
     undisturbed = sorted(nodes.lab_job(options, ring, [], nodes.SPARE)[1])
     for name in names:

@@ -24,8 +24,8 @@ use crate::kernel_calls::{HERE, kernel, text};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameChange {
     /// A symbolic link, or a directory that was moved.
-    Way,
-    /// That to which the name leads.
+    Component,
+    /// The file to which the name leads.
     Target,
     /// The name leads to nothing, and the directory in which it ends has changed.
     Absent,
@@ -34,9 +34,9 @@ pub enum NameChange {
 /// What a call asks of that to which a name leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// What it is. Names in a directory are compared on their own.
+    /// Which file it is. Names in a directory are compared on their own.
     Name,
-    /// Its times, size and number of links as well.
+    /// Which file it is, and its times, size and number of links.
     Attributes,
 }
 
@@ -48,7 +48,7 @@ const LEVELS_MAX: usize = 64;
 const ROOT_INODE: u64 = 1;
 
 /// A name whose links are followed one by one.
-struct Way {
+struct NameWalk {
     directory: u64,
     path: [u8; PATH_BYTES],
     length: usize,
@@ -57,7 +57,7 @@ struct Way {
     is_replay: bool,
 }
 
-enum Walk {
+enum WalkStep {
     /// A symbolic link is in these bytes of the path.
     Link(usize, usize),
     End(Option<NameChange>),
@@ -78,20 +78,20 @@ pub unsafe fn change_of(
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     let (path, length) = ([0; PATH_BYTES], name.len());
-    let mut way = Way { directory, path, length, since, asked, is_replay };
-    way.path[..PATH_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name);
+    let mut walk = NameWalk { directory, path, length, since, asked, is_replay };
+    walk.path[..PATH_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name);
     for _ in 0..=LINKS_MAX {
-        match way.walk() {
-            Walk::End(change) => return change,
-            Walk::Link(start, end) => way.follow(start, end)?,
+        match walk.walk() {
+            WalkStep::End(change) => return change,
+            WalkStep::Link(start, end) => walk.follow(start, end)?,
         }
     }
     None
 }
 
-impl Way {
+impl NameWalk {
     /// Examines the components from the first one on, up to a symbolic link.
-    fn walk(&mut self) -> Walk {
+    fn walk(&mut self) -> WalkStep {
         let mut end = 0;
         let mut above = None;
         loop {
@@ -99,7 +99,7 @@ impl Way {
             let start = end + rest.iter().take_while(|byte| **byte == b'/').count();
             let rest = &self.path[start..self.length];
             if rest.is_empty() {
-                return Walk::End(None);
+                return WalkStep::End(None);
             }
             end = start + rest.iter().take_while(|byte| **byte != b'/').count();
             let is_last = self.path[end..self.length].iter().all(|byte| *byte == b'/');
@@ -120,31 +120,33 @@ impl Way {
         part: Range<usize>,
         is_last: bool,
         above: &mut Option<FileIdentity>,
-    ) -> Option<Walk> {
+    ) -> Option<WalkStep> {
         let Some((mode, found)) = mode_and_identity_at(self.place()) else {
             let change = self.has_changed_above(*above).then_some(NameChange::Absent);
-            return Some(Walk::End(change));
+            return Some(WalkStep::End(change));
         };
         let above = above.replace(found);
         let has_changed = self.has_changed(&found);
         match mode & libc::S_IFMT {
-            libc::S_IFLNK if has_changed => Some(Walk::End(Some(NameChange::Way))),
-            libc::S_IFLNK => Some(Walk::Link(part.start, part.end)),
+            libc::S_IFLNK if has_changed => Some(WalkStep::End(Some(NameChange::Component))),
+            libc::S_IFLNK => Some(WalkStep::Link(part.start, part.end)),
             libc::S_IFDIR if found.inode == ROOT_INODE && self.is_of_kernel() => {
-                Some(Walk::End(None))
+                Some(WalkStep::End(None))
             }
             libc::S_IFDIR if has_changed => {
                 // The times of `/tmp` change in every run, by processes outside the job.
                 let is_asked = self.asked == Asked::Attributes && mode & libc::S_ISVTX == 0;
                 let change = match is_last && (is_asked || self.is_new()) {
-                    _ if found.changed > found.modified => NameChange::Way,
+                    _ if found.changed > found.modified => NameChange::Component,
                     true => NameChange::Target,
-                    false if self.may_be_exchanged(&self.path[part], above) => NameChange::Way,
+                    false if self.may_be_exchanged(&self.path[part], above) => {
+                        NameChange::Component
+                    }
                     false => return None,
                 };
-                (!is_above_working_directory(&found)).then_some(Walk::End(Some(change)))
+                (!is_above_working_directory(&found)).then_some(WalkStep::End(Some(change)))
             }
-            _ => (is_last && has_changed).then_some(Walk::End(Some(NameChange::Target))),
+            _ => (is_last && has_changed).then_some(WalkStep::End(Some(NameChange::Target))),
         }
     }
 
@@ -340,12 +342,12 @@ mod tests {
         assert_eq!(change("old/new"), Some(NameChange::Target));
         assert_eq!(change("link/new"), Some(NameChange::Target));
         fs::rename(folder.at("old"), folder.at("older")).unwrap();
-        assert_eq!(change("older/file"), Some(NameChange::Way));
+        assert_eq!(change("older/file"), Some(NameChange::Component));
         assert_eq!(change("link/file"), Some(NameChange::Absent), "a link to nothing");
         fs::remove_file(folder.at("link")).unwrap();
         symlink("older", folder.at("link")).unwrap();
-        assert_eq!(change("link/file"), Some(NameChange::Way));
-        assert_eq!(change("far/file"), Some(NameChange::Way), "the second of two links");
+        assert_eq!(change("link/file"), Some(NameChange::Component));
+        assert_eq!(change("far/file"), Some(NameChange::Component), "the second of two links");
     }
 
     #[test]
@@ -360,7 +362,7 @@ mod tests {
         assert_eq!(change("old/missing/more"), Some(NameChange::Absent));
         let others = fs::Permissions::from_mode(0o700);
         fs::set_permissions(folder.at("old/sub"), others).unwrap();
-        assert_eq!(change("old/sub/file"), Some(NameChange::Way));
+        assert_eq!(change("old/sub/file"), Some(NameChange::Component));
     }
 
     /// A directory that was exchanged has the same two times as one that got a file, once something
@@ -374,9 +376,9 @@ mod tests {
         fs::rename(folder.at("old/sub"), folder.at("old/before")).unwrap();
         fs::rename(folder.at("old/before"), folder.at("old/sub")).unwrap();
         fs::write(folder.at("old/sub/newer"), "").unwrap();
-        assert_eq!(change("old/sub/file"), Some(NameChange::Way));
-        assert_eq!(change("old/sub/"), Some(NameChange::Way));
-        assert_eq!(change("old/sub/../file"), Some(NameChange::Way));
+        assert_eq!(change("old/sub/file"), Some(NameChange::Component));
+        assert_eq!(change("old/sub/"), Some(NameChange::Component));
+        assert_eq!(change("old/sub/../file"), Some(NameChange::Component));
         assert_eq!(change("old/file"), None, "what is beside it");
     }
 
@@ -406,7 +408,7 @@ mod tests {
         assert_eq!(change(Path::new(&long), 0), None);
         let (folder, since) = Folder::new("loop");
         symlink("/proc/self", folder.at("kernel")).unwrap();
-        assert_eq!(change(&folder.at("kernel/status"), since), Some(NameChange::Way));
+        assert_eq!(change(&folder.at("kernel/status"), since), Some(NameChange::Component));
         // The times of the link in proc(5) are those of its first use.
         assert_eq!(change(Path::new("/proc/self/status"), since), None);
         symlink("round", folder.at("round")).unwrap();

@@ -18,7 +18,7 @@ use crate::changed_names::NameChange;
 use crate::kernel_calls::{HERE, kernel, text};
 use crate::messages::Path;
 use crate::watched::{
-    self, CHANGED, CHANGED_WAY, change_of, forbid_restart_of, is_opened_for_writing,
+    self, CHANGED, CHANGED_COMPONENT, change_of, forbid_restart_of, is_opened_for_writing,
 };
 use crate::{dispatch, real_libc, record_head};
 
@@ -362,7 +362,7 @@ pub unsafe fn before_open(path: *const c_char, flags: c_int) {
     let is_way = change.is_some_and(|change| change != NameChange::Target);
     if is_way {
         let path = Path(name);
-        forbid_restart_of(format_args!("a program that it starts opens {path}{CHANGED_WAY}"));
+        forbid_restart_of(format_args!("a program that it starts opens {path}{CHANGED_COMPONENT}"));
     }
 }
 
@@ -378,7 +378,7 @@ unsafe fn before_use(what: &str, path: *const c_char) {
         (Path(text(place)), change_of(HERE, place))
     };
     if let Some(change) = change {
-        let more = if change == NameChange::Way { CHANGED_WAY } else { CHANGED };
+        let more = if change == NameChange::Component { CHANGED_COMPONENT } else { CHANGED };
         forbid_restart_of(format_args!("{what} {name}{more}"));
     }
 }

@@ -179,7 +179,8 @@ pub fn path_at(place: (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
     path_with(place, libc::O_NOFOLLOW, into)
 }
 
-/// The same, for that to which the last symbolic link leads.
+/// Writes the canonical path of the file to which a path leads, also through a last symbolic link,
+/// into `into`; returns the length in bytes, 0 if there is no such file.
 pub fn path_behind(place: (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
     path_with(place, 0, into)
 }

@@ -25,9 +25,9 @@ use crate::new_processes::{clone3, fork};
 use crate::path_changes::PathChange;
 use crate::session::Session;
 use crate::watched::{
-    self, CHANGED, CHANGED_WAY, EXECUTES_BY_DESCRIPTOR, change_for, change_of, forbid_restart,
-    forbid_restart_of, is_foreign, is_foreign_at, is_opened_for_writing, is_replaying, observed,
-    with_file,
+    self, CHANGED, CHANGED_COMPONENT, EXECUTES_BY_DESCRIPTOR, change_for, change_of,
+    forbid_restart, forbid_restart_of, is_foreign, is_foreign_at, is_opened_for_writing,
+    is_replaying, observed, with_file,
 };
 use crate::{
     child_programs, content, mapping_calls, process_calls, side_channels, used_descriptors,
@@ -216,7 +216,7 @@ unsafe fn looks(what: &str, directory: u64, path: u64, asked: Asked) {
 fn report_change(what: &str, name: &[u8], change: Option<NameChange>) {
     match change {
         Some(NameChange::Target) => forbid_restart(what, name, CHANGED),
-        Some(NameChange::Way) => forbid_restart(what, name, CHANGED_WAY),
+        Some(NameChange::Component) => forbid_restart(what, name, CHANGED_COMPONENT),
         Some(NameChange::Absent) => {
             forbid_restart("looks for", name, " in a directory that changes");
         }

@@ -11,6 +11,9 @@ use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
 pub const LOCKS: usize = 8;
 
 /// One open file description; its descriptors share the position.
+///
+/// The fields are what a kernel keeps of an open file, and what this project adds to it. They stay
+/// in one flat entry of a static table, because the interposer allocates no memory.
 pub struct OpenFile {
     /// Number of descriptors; 0: the entry is free.
     pub uses: u32,

@@ -38,7 +38,7 @@ const CONTENT_BYTES_MAX: i32 = 64 << 20;
 ///
 /// A session has no state of its own: it lends both for the time of one call. Each module of calls
 /// adds the methods of its calls, and uses only those of modules before it (the table in `lib.rs`).
-/// That is why the type has far more methods than one module could explain.
+/// So the type has more than 40 methods: their number is that of the calls.
 pub struct Session {
     pub guard: RecordGuard,
     pub table: &'static mut DescriptorTable,

@@ -133,7 +133,7 @@ unsafe fn tells_of_others(address: *const sockaddr, length: socklen_t) -> bool {
     });
     // SAFETY: a C string, which is empty for an abstract socket.
     let change = unsafe { watched::change_of(HERE, name.as_ptr().addr() as u64) };
-    matches!(change, Some(NameChange::Target | NameChange::Way))
+    matches!(change, Some(NameChange::Target | NameChange::Component))
 }
 
 /// Reports a connection that the C library's function has made or begun, or whose refusal tells
@@ -264,17 +264,18 @@ pub extern "C" fn syslog(from: usize) -> usize {
     log_line(from, &real_libc::SYSLOG)
 }
 
-/// The same for `vsyslog`.
+/// Reports a line for the system's log, as [`syslog`] does, and returns `vsyslog`.
 pub extern "C" fn vsyslog(from: usize) -> usize {
     log_line(from, &real_libc::VSYSLOG)
 }
 
-/// The same for `__syslog_chk`, which compilers call instead of `syslog`.
+/// Reports a line for the system's log, as [`syslog`] does, and returns `__syslog_chk`, which
+/// compilers call instead of `syslog`.
 pub extern "C" fn checked_syslog(from: usize) -> usize {
     log_line(from, &real_libc::CHECKED_SYSLOG)
 }
 
-/// The same for `__vsyslog_chk`.
+/// Reports a line for the system's log, as [`syslog`] does, and returns `__vsyslog_chk`.
 pub extern "C" fn checked_vsyslog(from: usize) -> usize {
     log_line(from, &real_libc::CHECKED_VSYSLOG)
 }

@@ -59,7 +59,7 @@ pub fn is_replaying() -> bool {
 
 /// What follows the name of a file in a report.
 pub const CHANGED: &str = ", which is changed while the job runs";
-pub const CHANGED_WAY: &str = " by a link or directory that is changed while the job runs";
+pub const CHANGED_COMPONENT: &str = " by a link or directory that is changed while the job runs";
 
 /// What has changed since the job began, of that to which a name leads; its times do not count.
 ///

@@ -43,6 +43,7 @@ enum Action {
         command: Vec<OsString>,
     },
     /// Check FILE and print the hosts and links that it describes
+    #[command(after_help = "Example:\n  landbridge lab check labs/two-sites.toml")]
     Check {
         /// Lab file (TOML), for example labs/two-sites.toml
         file: PathBuf,
@@ -96,6 +97,7 @@ enum Action {
     #[command(after_long_help = PUNISH_HELP)]
     Punish(PunishArguments),
     /// Run simulated endpoints against each other under seeds, and check their results
+    #[command(after_help = SIMULATE_HELP)]
     Simulate(Simulate),
     #[command(hide = true)]
     Inside {
@@ -112,6 +114,7 @@ enum Action {
     },
 }
 
+// One of the fields for each option of `landbridge lab link`.
 #[derive(Args)]
 struct LinkArguments {
     /// Name of the lab; inside a lab, `.` means the surrounding lab
@@ -167,12 +170,14 @@ struct LinkArguments {
 #[derive(Subcommand)]
 enum Probe {
     /// Answer the other probes until killed
+    #[command(after_help = "Example:\n  landbridge lab on south-1 -- landbridge lab probe serve")]
     Serve {
         /// UDP and TCP port to listen on
         #[arg(long, default_value_t = PROBE_PORT)]
         port: u16,
     },
     /// Measure round trips of small UDP datagrams
+    #[command(after_help = "Example:\n  landbridge lab probe delay south-1")]
     Delay {
         /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
@@ -181,6 +186,7 @@ enum Probe {
         count: u32,
     },
     /// Measure the throughput of one TCP connection
+    #[command(after_help = "Example:\n  landbridge lab probe rate south-1 --seconds 10")]
     Rate {
         /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
@@ -189,6 +195,7 @@ enum Probe {
         seconds: f64,
     },
     /// Print the numbers of the UDP datagrams that came back, in order of arrival
+    #[command(after_help = "Example:\n  landbridge lab probe loss south-1 --count 1000")]
     Loss {
         /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
@@ -200,6 +207,7 @@ enum Probe {
         bytes: usize,
     },
     /// Count UDP datagrams that came back, came back changed, twice, or out of order
+    #[command(after_help = "Example:\n  landbridge lab probe echoes south-1 --count 1000")]
     Echoes {
         /// Address of `probe serve`: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
@@ -211,6 +219,7 @@ enum Probe {
         bytes: usize,
     },
     /// Check whether a TCP connection can be made
+    #[command(after_help = "Example:\n  landbridge lab probe connect south-1:7799")]
     Connect {
         /// Address to connect to: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
@@ -292,6 +301,20 @@ only if every run ended right: exit code 0, and the result, bit for bit, that
 of the undisturbed run; where it depends on the order in which messages come,
 one history that all ranks have seen alike. The same seed kills at the same
 times.";
+
+const SIMULATE_HELP: &str = "\
+Examples:
+  landbridge lab simulate                     10,000 honest seeds
+  landbridge lab simulate --seeds 0..1000000 --jobs 8
+  landbridge lab simulate --seeds 4711..4712 --trace
+                                              every step of one seed
+  landbridge lab simulate --hostile --seeds 0..5000
+                                              one peer sends arbitrary frames
+  landbridge lab simulate --recovery --seeds 0..600
+                                              processes are killed and replay
+
+A seed that finds a violation is printed with the command that repeats it. The
+exit code is 0 if no seed has found one, else 1.";
 
 const LINK_HELP: &str = "\
 Examples:
@@ -496,6 +519,27 @@ mod tests {
         let mut silent = Vec::new();
         collect_silent(&Arguments::command(), &mut silent);
         assert!(silent.is_empty(), "without a help: {}", silent.join(", "));
+    }
+
+    /// Of a command and of those below it: names and helps. Hidden commands are not for users.
+    fn helps(command: clap::Command, name: &str, found: &mut Vec<(String, String)>) {
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            helps(below.clone(), &format!("{name} {}", below.get_name()), found);
+        }
+        if name != "landbridge lab" {
+            found.push((name.to_owned(), command.clone().render_long_help().to_string()));
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_command_has_an_example() {
+        let mut found = Vec::new();
+        helps(Arguments::command(), "landbridge lab", &mut found);
+        assert!(found.len() > 12, "{found:?}");
+        for (name, help) in found {
+            let is_example = |line: &str| line.starts_with("  ") && line.contains(&name);
+            assert!(help.lines().any(is_example), "{name} --help has no example");
+        }
     }
 
     /// Width of most terminals, less a margin: clap breaks longer lines at this width, and the rest

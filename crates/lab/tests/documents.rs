@@ -329,6 +329,18 @@ fn references_of_code_to_documents_lead_somewhere() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// Documents that somebody reads from beginning to end, and their longest length in lines.
+const LINES_MAX: [(&str, usize); 3] =
+    [("README.md", 150), ("docs/RECOVERY.md", 200), ("docs/ARCHITECTURE.md", 350)];
+
+#[test]
+fn documents_for_a_first_reading_are_short() {
+    for (document, bound) in LINES_MAX {
+        let lines = read(document).lines().count();
+        assert!(lines <= bound, "{document} has {lines} lines; at most {bound}");
+    }
+}
+
 /// The last column of a table of costs names sections of the measurements.
 #[test]
 fn the_costs_of_recovery_name_sections_of_the_measurements() {

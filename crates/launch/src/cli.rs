@@ -152,6 +152,7 @@ job; if it has come through MPI_Finalize, as a Python program does after an
 exception, the others have 10 s to end by themselves. Ctrl-C ends every rank on
 every host; a second one does so at once.";
 
+// One of the fields for each option of `landbridge run`.
 #[derive(Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArguments {
@@ -317,7 +318,7 @@ pub struct PsArguments {
     /// Show only jobs whose names begin with JOB
     #[arg(value_name = "JOB")]
     job: Option<String>,
-    /// The same as JOB, as `landbridge log` and `landbridge checkpoint` take it
+    /// Another form of JOB, which `landbridge log` and `landbridge checkpoint` take too
     #[arg(long = "job", value_name = "JOB", conflicts_with = "job")]
     job_option: Option<String>,
     /// Show the paths between ranks: sums over all paths, and the most informative paths

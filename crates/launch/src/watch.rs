@@ -235,7 +235,7 @@ fn abort_text(place: &str, code: i32, message: &str) -> String {
 /// An event that ends a job, and the node where the event happened; the node is empty for an event
 /// of the whole job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Report {
+struct JobEndReport {
     node: String,
     cause: Cause,
 }
@@ -257,7 +257,7 @@ struct Report {
 /// The second rule exists because the third does not always hold: the kernel closes the connections
 /// of a process before it reports the end of the process, and on a busy node other ranks may notice
 /// the closed connections, and end, before the agent sees the end of the first process.
-fn culprit<'a>(reports: &'a [Report], lost_peer_ranks: &BTreeSet<u32>) -> Option<&'a Cause> {
+fn culprit<'a>(reports: &'a [JobEndReport], lost_peer_ranks: &BTreeSet<u32>) -> Option<&'a Cause> {
     let lost_another =
         |cause: &Cause| cause.rank().is_some_and(|rank| lost_peer_ranks.contains(&rank));
     let others = reports.iter().filter(|report| {
@@ -268,10 +268,10 @@ fn culprit<'a>(reports: &'a [Report], lost_peer_ranks: &BTreeSet<u32>) -> Option
 
 /// The cause of the highest priority among the reports that can be a cause by their position in the
 /// order.
-fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause> {
+fn strongest<'a>(reports: impl Iterator<Item = &'a JobEndReport>) -> Option<&'a Cause> {
     let mut nodes = BTreeSet::new();
     let mut found: Option<&Cause> = None;
-    for Report { node, cause } in reports {
+    for JobEndReport { node, cause } in reports {
         let priority = cause.priority();
         let has_left = cause.grants_grace();
         let is_first = !has_left && nodes.insert(node);
@@ -298,7 +298,7 @@ pub struct Watch {
     /// Processes of the job, spawned processes included.
     size: u32,
     endings: BTreeMap<u32, Ending>,
-    reports: Vec<Report>,
+    reports: Vec<JobEndReport>,
     /// Ranks that have reported the loss of another rank.
     lost_peer_ranks: BTreeSet<u32>,
     /// The first rank that has ended with exit code 0 without MPI_Finalize.
@@ -386,7 +386,7 @@ impl Watch {
     /// Records a cause. `node` names where the cause happened; `node` is empty for a cause of the
     /// whole job.
     pub fn handle_cause(&mut self, node: &str, cause: Cause) {
-        self.reports.push(Report { node: node.to_string(), cause });
+        self.reports.push(JobEndReport { node: node.to_string(), cause });
     }
 
     /// Records that `rank` has reported the loss of another rank.
@@ -431,7 +431,7 @@ impl Watch {
     /// Whether a rank of a job that recovers has ended without MPI_Finalize: a script can hide that
     /// the program within was killed.
     fn has_lost_part(&self) -> bool {
-        let is_lost = |report: &Report| {
+        let is_lost = |report: &JobEndReport| {
             matches!(report.cause, Cause::QuitWithoutFinalize { recovers: true, .. })
         };
         self.reports.iter().any(is_lost)
@@ -439,7 +439,7 @@ impl Watch {
 
     /// Exit code of the first rank that ended with an error after MPI_Finalize; 0 if there is none.
     fn left_code(&self) -> i32 {
-        let code = |report: &Report| match report.cause {
+        let code = |report: &JobEndReport| match report.cause {
             Cause::FailedAfterFinalize { code, .. } => Some(code),
             _ => None,
         };

@@ -423,7 +423,7 @@ fn an_answer_takes_the_way_of_the_question() {
 }
 
 #[test]
-fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
+fn a_path_that_was_suspected_carries_again_as_soon_as_it_has_healed() {
     let (mut a, mut b) = pair();
     a.channel_mut(PEER).suspect_path(ONE, true);
     a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
@@ -437,7 +437,7 @@ fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
 }
 
 #[test]
-fn the_last_path_is_used_though_it_is_doubted() {
+fn the_last_path_is_used_though_it_is_suspected() {
     let (mut a, mut b) = pair();
     a.channel_mut(PEER).suspect_path(ONE, true);
     a.close_path(PEER, TWO);
@@ -446,7 +446,7 @@ fn the_last_path_is_used_though_it_is_doubted() {
 }
 
 #[test]
-fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
+fn what_a_suspected_path_took_for_want_of_another_goes_again_when_there_is_one() {
     let (mut a, mut b) = pair();
     a.channel_mut(PEER).suspect_path(ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
@@ -459,7 +459,7 @@ fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
 }
 
 #[test]
-fn what_a_doubted_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
+fn what_a_suspected_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
     let (mut a, mut b) = pair();
     a.channel_mut(PEER).suspect_path(ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));

@@ -107,8 +107,8 @@ fn a_relay_that_is_not_there_yet_is_complained_of_once_and_found() {
     assert!(line.contains(&format!("at {address}: Connection refused")), "{line}");
     // Several attempts follow.
     one.wait_for_counter("refused", |refused| refused >= 4);
-    let door = format!("wan_listen = \"{address}\"");
-    let zero = RelayProcess::start(&Plan::new(0, &authority).line(&door));
+    let wan_listen = format!("wan_listen = \"{address}\"");
+    let zero = RelayProcess::start(&Plan::new(0, &authority).line(&wan_listen));
     one.wait_for("linked to the relay of cluster 0");
     let complaints = one.log.iter().filter(|line| line.contains("cannot reach"));
     assert_eq!(complaints.count(), 1, "{:#?}", one.log);

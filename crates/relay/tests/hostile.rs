@@ -247,7 +247,7 @@ fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
 }
 
 #[test]
-fn the_door_of_the_relays_opens_to_certificates_of_the_job_only() {
+fn relays_accept_only_certificates_of_the_job() {
     let authority = Authority::new();
     let mut relay = RelayProcess::start(&Plan::new(0, &authority).wan());
     let relay_addr = relay.relays.unwrap();
@@ -291,7 +291,7 @@ fn the_door_of_the_relays_opens_to_certificates_of_the_job_only() {
 }
 
 #[test]
-fn a_crowd_at_the_door_does_not_keep_ranks_out() {
+fn a_crowd_of_pending_connections_does_not_keep_ranks_out() {
     let mut relay = RelayProcess::start(&Plan::alone(4));
     let crowd: Vec<TcpStream> = (0..1_500).map(|_| connect(relay.ranks)).collect();
     let (mut one, mut two) = (Rank::attach(&relay, 1), Rank::attach(&relay, 2));

@@ -241,7 +241,7 @@ fn who_has_no_certificate_of_the_job_is_refused() {
 }
 
 #[test]
-fn garbage_and_a_crowd_at_the_door_disturb_nobody() {
+fn garbage_and_a_crowd_of_pending_connections_disturb_nobody() {
     let authority = Authority::new();
     let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
     let relay_addr = zero.relays.unwrap();

@@ -24,7 +24,8 @@ use crate::link::quic::Congestion;
 use crate::link::tls::Identity;
 use disk::Disk;
 
-/// The setup of a relay.
+/// The setup of a relay. It has many fields because it is the relay's whole configuration: the
+/// program fills it once, and each part of the engine takes its own fields out.
 pub struct Setup {
     /// The job; connections of another job are refused.
     pub job: JobId,

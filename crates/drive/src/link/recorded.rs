@@ -315,10 +315,10 @@ mod tests {
     }
 
     fn pair_of(peer_timeout: Duration) -> (RecordedLink, TcpStream) {
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         ours.set_nonblocking(true).unwrap();
-        let (theirs, _) = door.accept().unwrap();
+        let (theirs, _) = listener.accept().unwrap();
         (RecordedLink::new(ours.into(), peer_timeout), theirs)
     }
 

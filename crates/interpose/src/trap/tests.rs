@@ -102,8 +102,8 @@ fn a_thread_whose_dispatch_is_gone_begins_again_on_demand() {
     thread.join().unwrap();
 }
 
-/// Such a call would otherwise be taken for another one: number 20 is `getpid` there and `writev`
-/// here.
+/// A call of a 32-bit program would otherwise be taken for another one: number 20 is `getpid` there
+/// and `writev` here.
 #[test]
 fn calls_of_32_bit_programs_fail() {
     assert!(is_native(0xc000_003e, libc::SYS_read) && is_native(0xc000_003e, -1));

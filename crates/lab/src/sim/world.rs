@@ -185,7 +185,9 @@ impl World {
             }
             Action::DiscardPayload { .. } => self.counts.count("payloads diverted"),
             Action::AddressAdvertisement { .. } => {
-                return Err(Violation("a door that nobody has".into()));
+                return Err(Violation(
+                    "an advertised address, which no simulated endpoint has".into(),
+                ));
             }
             Action::Atomic { peer, request } => atomics.push((node.index_of(peer), request)),
             Action::CopyUnexpected { .. }

@@ -74,7 +74,8 @@ const NO_MESSAGES: [&str; 23] = [
     "the interposer is written for x86-64",
 ];
 
-/// So many words in a row that no variable part interrupts make a text that needs a row.
+/// Number of words in a row, without a variable part between them, from which on a text needs a
+/// row in the list.
 const PROSE_WORDS_MIN: usize = 3;
 
 #[derive(Debug)]

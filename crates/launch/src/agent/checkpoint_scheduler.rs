@@ -86,6 +86,9 @@ const REACHABILITY_WAIT_MAX: Duration = Duration::from_secs(2);
 type UploadThread = JoinHandle<Result<Vec<u32>>>;
 
 /// The checkpoint scheduler of one rank; the states are in the module head.
+///
+/// Most of the methods are one step of one state each, and all of them change the state: a type for
+/// each group of states would have to hand over the images, the counts and what is due.
 pub struct CheckpointScheduler {
     config: CheckpointConfig,
     /// Folder of this rank's images.
@@ -102,7 +105,7 @@ pub struct CheckpointScheduler {
     failures: u32,
     /// The log of the rank before this number of determinants is trimmed.
     trimmed_to: u64,
-    notices: Notices,
+    notices: UserNotifications,
     /// Another image is to follow as soon as the present one is done.
     is_wanted: bool,
     /// The process id of a child of the rank that has prevented the last image.
@@ -127,7 +130,7 @@ struct KeptImages {
 
 /// What was reported to the user, and what the user waits for.
 #[derive(Default)]
-struct Notices {
+struct UserNotifications {
     /// The user was notified that the rank takes long to quiesce.
     is_slow_reported: bool,
     /// The number of the newest image that was reported to the launcher; 0: none.
@@ -203,7 +206,7 @@ impl CheckpointScheduler {
             trimmed_to: 0,
             is_wanted: false,
             child: None,
-            notices: Notices::default(),
+            notices: UserNotifications::default(),
         }
     }
 

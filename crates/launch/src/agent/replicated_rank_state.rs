@@ -255,7 +255,7 @@ impl ReplicatedRankStates {
         self.ranks.get(&rank).map(|replica| &replica.recording)
     }
 
-    /// Those of these ranks that have not ended.
+    /// Returns the given ranks without those that have ended.
     pub fn living(&self, ranks: std::ops::Range<u32>) -> Vec<u32> {
         let has_ended = |rank: &u32| self.ranks.get(rank).is_some_and(|replica| replica.has_ended);
         ranks.filter(|rank| !has_ended(rank)).collect()

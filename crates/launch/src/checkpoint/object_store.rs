@@ -108,7 +108,7 @@ impl ObjectStore {
         Ok(ObjectStore { bucket, keys, prefix, job: String::new(), agent, is_over: Arc::default() })
     }
 
-    /// The same object store, for the images of this job.
+    /// This object store, for the images of the job `job`.
     pub fn of_job(self, job: &str) -> ObjectStore {
         ObjectStore { job: job.to_string(), ..self }
     }
@@ -118,7 +118,7 @@ impl ObjectStore {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// The same object store without the effect of [`ObjectStore::stop`].
+    /// A copy of this object store without the effect of [`ObjectStore::stop`].
     pub fn fresh(&self) -> ObjectStore {
         ObjectStore { is_over: Arc::default(), ..self.clone() }
     }

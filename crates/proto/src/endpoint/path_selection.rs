@@ -65,7 +65,7 @@ fn somebody_always_takes_what_is_next() {
 }
 
 #[test]
-fn spare_and_doubted_paths_take_nothing_and_hold_nobody_up() {
+fn spare_and_suspected_paths_take_nothing_and_hold_nobody_up() {
     let mut channel = channel(&[Rail(GIGABIT, MILLISECOND); 3]);
     channel.paths[0].path.spare = true;
     channel.paths[1].is_suspected = true;

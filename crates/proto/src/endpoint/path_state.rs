@@ -72,8 +72,8 @@ impl PathProperties {
         datagram: None,
     };
 
-    /// The same properties, with sizes that no frame can have and sizes that would stop all traffic
-    /// replaced by allowed sizes.
+    /// Replaces sizes that no frame can have, and sizes that would stop all traffic, by allowed
+    /// sizes.
     pub(super) fn within_limits(self) -> PathProperties {
         let payload_max = self.payload_max.clamp(1, PAYLOAD_BYTES_MAX);
         PathProperties {

@@ -157,7 +157,7 @@ impl fmt::Display for FrameVersion {
 pub struct Divergence {
     /// The endpoint that has diverged.
     pub who: Address,
-    /// Its restarted incarnation.
+    /// The restarted incarnation of that endpoint.
     pub incarnation: u32,
     /// Number of the frame among all frames that the endpoint sends, from 0.
     pub frame: u64,

@@ -172,7 +172,8 @@ pub enum Stop {
 }
 
 /// A relay: see the module head. What may be asked about links is answered by [`Relay::ports`],
-/// what may be asked about message logs by [`Relay::recovery`].
+/// what may be asked about message logs by [`Relay::recovery`]. The type has more than 40 methods,
+/// one for each event and output of a driver: most only choose which part handles the event.
 #[derive(Debug)]
 pub struct Relay {
     switch: Switch,
@@ -387,7 +388,7 @@ impl Relay {
         self.dequeue_input(link);
         self.recovery.stop_replay(&mut self.switch, link);
         self.switch.detach(link, address);
-        self.recovery.handle_closed(link);
+        self.recovery.replays.handle_closed(link);
     }
 
     /// Fences an endpoint: from now on the relay refuses incarnations of it before `incarnation`,
@@ -658,7 +659,7 @@ impl Relay {
             unreadable = recovery.consume_direct(switch, output, direct, &mut writer);
         }
         switch.handle_sent(output, bound);
-        recovery.schedule_replay(switch, output);
+        recovery.replays.schedule(switch, output);
         switch.ports.get_mut(link).writer = writer;
         switch.ports.get_mut(output).streams.advance(link);
         if let Some(address) = unreadable {

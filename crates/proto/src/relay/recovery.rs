@@ -38,7 +38,7 @@ use crate::wire::nondeterminism_frame;
 pub struct Recovery {
     /// Message logs of the endpoints, if recovery is enabled.
     pub(super) logs: Option<MessageLogs>,
-    replays: Replays,
+    pub(super) replays: Replays,
 }
 
 /// What happens with a frame of an endpoint.
@@ -322,10 +322,6 @@ impl Recovery {
         }
     }
 
-    pub(super) fn handle_closed(&mut self, link: LinkId) {
-        self.replays.handle_closed(link);
-    }
-
     // ---- replay --------------------------------------------------------------------------
 
     /// Pushes the next piece of each pending replay: see [`Replays::push_next`].
@@ -369,12 +365,6 @@ impl Recovery {
         writer: &mut Writer,
     ) -> Option<Address> {
         Replays::consume_direct(self.logs.as_mut()?, switch, output, bytes, writer)
-    }
-
-    /// Lets the endpoint at `link` receive the next piece of its replay, if there is one.
-    #[inline]
-    pub(super) fn schedule_replay(&mut self, switch: &Switch, link: LinkId) {
-        self.replays.schedule(switch, link);
     }
 
     /// Ends a replay that cannot be read: see [`Replays::fail`].

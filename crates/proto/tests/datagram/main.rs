@@ -412,7 +412,7 @@ fn a_report_goes_by_the_path_of_the_ask() {
 }
 
 #[test]
-fn a_report_goes_by_no_path_that_is_doubted() {
+fn a_report_goes_by_no_path_that_is_suspected() {
     for path in [DATAGRAMS, STREAM, PathProperties { reorders: true, ..PathProperties::RELAY }] {
         let (mut a, mut b) = pair(path);
         [&mut a, &mut b].into_iter().for_each(|it| it.channel_mut(PEER).open_path(TWO, path));

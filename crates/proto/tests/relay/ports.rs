@@ -43,7 +43,7 @@ enum RankEvent {
     Suspend,
     /// Rank 2 detaches for good.
     Detach,
-    /// So many milliseconds have passed.
+    /// This number of milliseconds has passed.
     Time(u64),
 }
 

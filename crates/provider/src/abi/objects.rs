@@ -119,7 +119,8 @@ pub struct EpAttr {
     pub auth_key: *mut u8,
 }
 
-/// The part of `fi_domain_attr` that every host has (all of it on 1.17).
+/// The part of `fi_domain_attr` that every host has (all of it on 1.17). The fields and their order
+/// are libfabric's.
 #[repr(C)]
 pub struct DomainAttrBase {
     pub domain: *mut FidDomain,

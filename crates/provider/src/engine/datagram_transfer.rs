@@ -271,9 +271,9 @@ impl DataPath {
         let Carrier::Datagram(udp_path) = &mut link.carrier else {
             return;
         };
-        let ends_doubt = has_sign && udp_path.monitor.handle_received();
+        let ends_suspicion = has_sign && udp_path.monitor.handle_received();
         self.core.channel_mut(peer).end_batch(path);
-        if ends_doubt {
+        if ends_suspicion {
             self.paths().restripe(peer);
         }
         self.drain_actions();

@@ -33,14 +33,7 @@ pub struct Identity {
     pub ip: IpAddr,
     pub relays: Vec<RelayAddress>,
     pub settings: PathSettings,
-    /// Number of processes on this node, if known.
-    pub local_size: Option<u32>,
-    /// The MPI library carries the messages to other processes of this node. The provider sees
-    /// nothing of these messages, so polls without result say nothing about them.
-    pub library_carries_local: bool,
-    /// Number of the core to which a waiting thread moves that shares its core, modulo the number
-    /// of cores: the rank, which other processes of this node do not have. None: threads stay.
-    pub placement_index: Option<u32>,
+    pub node_sharing: NodeSharing,
     /// This node's addresses for direct paths.
     pub rails: Vec<IpAddr>,
     /// This process may be restarted after a failure: all frames go through the relay, and are
@@ -50,6 +43,18 @@ pub struct Identity {
     pub incarnation: u32,
     /// The memory file with the logs of this node's processes, if these record messages themselves.
     pub node_logs: Option<BorrowedFd<'static>>,
+}
+
+/// How the processes of this node share its cores and carry their messages.
+pub struct NodeSharing {
+    /// Number of processes on this node, if known.
+    pub processes: Option<u32>,
+    /// The MPI library carries the messages to other processes of this node. The provider sees
+    /// nothing of these messages, so polls without result say nothing about them.
+    pub library_carries_local: bool,
+    /// Number of the core to which a waiting thread moves that shares its core, modulo the number
+    /// of cores: the rank, which other processes of this node do not have. None: threads stay.
+    pub placement_index: Option<u32>,
 }
 
 /// An address of this cluster's relay.
@@ -92,9 +97,11 @@ impl Identity {
             ip: if recovers { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { own_ip(&relays)? },
             relays,
             settings: PathSettings::read(recovers)?,
-            local_size: local_size()?,
-            library_carries_local: library_carries_local()?,
-            placement_index: placement_index(index)?,
+            node_sharing: NodeSharing {
+                processes: local_size()?,
+                library_carries_local: library_carries_local()?,
+                placement_index: placement_index(index)?,
+            },
             rails: rails()?,
             recovers,
             incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use landbridge_drive::link::node_log::NodeLogs;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
+use landbridge_proto::path::time::MILLISECOND;
 
 use super::Engine;
 use super::carrier::Carrier;
@@ -59,7 +60,7 @@ impl Engine {
         let deadline = Instant::now() + time_max;
         while !self.connections.uplink.is_settled() && Instant::now() < deadline {
             self.connections.check_relay();
-            self.poll_epoll(10);
+            self.poll_epoll(10 * MILLISECOND);
         }
         let problem = (self.is_recorded() && !self.connections.uplink.is_up()).then(|| {
             let problem = self.connections.uplink.problem.take();

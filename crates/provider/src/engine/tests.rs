@@ -61,7 +61,7 @@ fn peeking_alone_finds_a_message_in_the_end() {
 }
 
 #[test]
-fn one_that_polls_rarely_opens_its_door_all_the_same() {
+fn one_that_polls_rarely_accepts_connections_all_the_same() {
     let (mut one, mut other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
     one.send(number).unwrap();
@@ -366,15 +366,15 @@ fn what_is_to_come_from_a_peer_that_has_left_is_waited_for() {
 /// The answer of a listener may have been corrupted on the network: a hello has no checksum.
 #[test]
 fn one_that_answers_strangely_is_called_again_but_not_for_ever() {
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    door.set_nonblocking(true).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
     let mut party = Party::open();
-    let number = party.av.insert(name_at(door.local_addr().unwrap(), 1));
+    let number = party.av.insert(name_at(listener.local_addr().unwrap(), 1));
     party.send(number).unwrap();
     let (mut calls, mut outcome) = (0, None);
     until(|| {
         party.engine.progress();
-        if let Ok((mut caller, _)) = door.accept() {
+        if let Ok((mut caller, _)) = listener.accept() {
             calls += 1;
             assert!(caller.write_all(&[b'x'; 500]).is_ok());
         }
@@ -388,14 +388,14 @@ fn one_that_answers_strangely_is_called_again_but_not_for_ever() {
 /// the loss, whichever side has dialled.
 #[test]
 fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    door.set_nonblocking(true).unwrap();
-    let (own_ip, address) = (IpAddr::from([127, 0, 0, 2]), door.local_addr().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (own_ip, address) = (IpAddr::from([127, 0, 0, 2]), listener.local_addr().unwrap());
     let port = address.port();
     let IpAddr::V4(ip) = address.ip() else { panic!("an IPv4 address") };
     let has_called = |party: &mut Party| {
         party.engine.poll_epoll(0);
-        door.accept().is_ok()
+        listener.accept().is_ok()
     };
     let mut parties = [Party::open(), Party::open()];
     parties.sort_by_key(Party::name);
@@ -503,11 +503,11 @@ impl Party {
 
     /// A connection with small buffers to the relay, and its other end.
     fn link_to_relay(&mut self) -> (usize, TcpStream) {
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        rustix::net::sockopt::set_socket_recv_buffer_size(&door, 1 << 16).unwrap();
-        let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 1 << 16).unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1 << 16).unwrap();
-        let (far_end, _) = door.accept().unwrap();
+        let (far_end, _) = listener.accept().unwrap();
         far_end.set_nonblocking(true).unwrap();
         let carrier = Carrier::Stream(Box::new(StreamLink::new(ours.into()).unwrap()));
         let engine = &mut self.engine;

@@ -83,13 +83,13 @@ pub struct PollState {
 
 impl PollState {
     pub fn new(identity: &Identity) -> Self {
-        let processes = identity.local_size.unwrap_or(identity.size);
+        let processes = identity.node_sharing.processes.unwrap_or(identity.size);
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         let clock = Clock::get();
         Self {
             clock,
             has_room: processes <= processors,
-            library_carries_local: identity.library_carries_local,
+            library_carries_local: identity.node_sharing.library_carries_local,
             is_wakeup_watched: false,
             driver: 0,
             has_posted: false,
@@ -207,7 +207,8 @@ impl Engine {
         });
         let (advice, should_move) = advised.unwrap_or((Advice::GoOn, false));
         if should_move {
-            self.poll_state.move_to_own_cpu(self.connections.data.identity.placement_index);
+            self.poll_state
+                .move_to_own_cpu(self.connections.data.identity.node_sharing.placement_index);
         }
         advice
     }
@@ -347,12 +348,9 @@ impl Engine {
         events + usize::from(self.connections.data.links.written_to_rings() != written)
     }
 
-    /// Handles the kernel's events, and waits up to `millis` milliseconds for the first of them.
-    pub fn poll_epoll(&mut self, millis: i32) -> usize {
-        self.poll_epoll_for(timespec(millis as u64 * MILLISECOND))
-    }
-
-    fn poll_epoll_for(&mut self, timeout: Timespec) -> usize {
+    /// Handles the kernel's events, and waits up to `nanos` nanoseconds for the first of them.
+    pub fn poll_epoll(&mut self, nanos: u64) -> usize {
+        let timeout = timespec(nanos);
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
         let result = epoll::wait(&self.connections.data.own.epoll, &mut buffer[..], Some(&timeout));
@@ -480,8 +478,7 @@ impl Engine {
         if self.prepare_park() {
             self.poll_state.watch_wakeup(&self.connections.data.own.epoll);
             if let Some(_sleep) = Sleep::begin() {
-                let nap = self.nap_nanos(millis);
-                events = self.poll_epoll_for(timespec(nap));
+                events = self.poll_epoll(self.nap_nanos(millis));
             }
         }
         self.unpark();

@@ -75,32 +75,32 @@ fn unauthenticated_connections_that_have_gone_leave_nothing_behind_where_there_a
     const CROWD: usize = 3 * CONNECTIONS_UNVALIDATED_MAX;
     let (ours, foreign) = (Authority::new(), Authority::new());
     let pool = WindowPool::default();
-    let door = hub(&ours.identity(0), true, &pool);
+    let listener = hub(&ours.identity(0), true, &pool);
     let crowd = hub(&foreign.identity(1), false, &pool);
     // The clock stands still, so no timer ends a connection.
     let now = Instant::now();
-    let dial = |_| crowd.dial(ClusterId(0), door.local_addr().unwrap(), now).unwrap();
+    let dial = |_| crowd.dial(ClusterId(0), listener.local_addr().unwrap(), now).unwrap();
     let others: Vec<_> = (0..CROWD).map(dial).collect();
     let (start, mut gone) = (Instant::now(), 0);
     while gone < CROWD {
         assert!(start.elapsed() < PATIENCE, "only {gone} have come");
-        turn(&[&crowd, &door], now);
+        turn(&[&crowd, &listener], now);
         // The connections arrive, and are dropped.
-        gone += door.take_accepted().len();
-        door.transmit(now);
+        gone += listener.take_accepted().len();
+        listener.transmit(now);
     }
-    let kept = door.0.borrow().connections_count;
+    let kept = listener.0.borrow().connections_count;
     assert!(kept <= CONNECTIONS_UNVALIDATED_MAX, "{kept} connections are kept for {CROWD} others");
-    assert_eq!(door.0.borrow().connections.iter().flatten().count(), kept);
+    assert_eq!(listener.0.borrow().connections.iter().flatten().count(), kept);
     drop(others);
 
     // An authenticated peer gets in, and its connection is not forgotten before the peer knows of
     // the end.
     let friend = hub(&ours.identity(1), false, &pool);
-    let both = links(&friend, &door, 1);
+    let both = links(&friend, &listener, 1);
     drop(both);
-    door.transmit(Instant::now());
-    assert_eq!(door.0.borrow().connections_count, kept + 1);
+    listener.transmit(Instant::now());
+    assert_eq!(listener.0.borrow().connections_count, kept + 1);
 }
 
 #[test]

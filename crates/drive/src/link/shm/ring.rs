@@ -55,9 +55,9 @@ pub trait RingMemory {
 /// The other side has written an impossible value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingFault {
-    /// It announces a frame longer than the ring takes.
+    /// The other side announces a frame longer than the ring takes.
     FrameTooLong,
-    /// It claims to have read what was never written.
+    /// The other side claims to have read what was never written.
     FreedTooMuch,
 }
 

@@ -150,7 +150,7 @@ pub struct Process {
     pub program: SimulatedProgram,
     pub cursor: ReplayCursor,
     clock: Clock,
-    record: Record,
+    record: RecordedDeterminants,
 }
 
 /// The program of the process.
@@ -194,7 +194,7 @@ struct Clock {
 
 /// All determinants in the relay's format, with their frames.
 #[derive(Default)]
-struct Record {
+struct RecordedDeterminants {
     frames: Vec<u8>,
     determinants: u64,
     /// Bytes of the frames.
@@ -226,7 +226,7 @@ impl Process {
             },
             cursor: ReplayCursor { polls_before, ..ReplayCursor::default() },
             clock: Clock { micros: 0, real },
-            record: Record::default(),
+            record: RecordedDeterminants::default(),
             task,
         }
     }

@@ -95,7 +95,7 @@ fn who_stays_silent_is_left_and_a_crowd_waits() {
     let now = Instant::now();
     status_socket.serve(now, answer_ranks);
     assert_eq!(status_socket.clients.len(), CLIENTS_MAX);
-    assert_eq!(status_socket.descriptors().count(), CLIENTS_MAX, "the door is not looked at");
+    assert_eq!(status_socket.descriptors().count(), CLIENTS_MAX, "the listener is not looked at");
     assert_eq!(status_socket.next_time(), Some(now + CLIENT_TIME));
     status_socket.serve(now + CLIENT_TIME, answer_ranks);
     assert_eq!(status_socket.clients.len(), 0);

@@ -114,9 +114,6 @@ pub struct Bbr {
     ack_aggregation: AckAggregation,
     full: FullPipe,
     rtt: Option<MinRtt>,
-    /// The next round trip is one without a queue of this flow: it counts as the shortest, whatever
-    /// its length.
-    is_rtt_due: bool,
     probe: RttProbe,
     window: u64,
     /// The bound of the window after too much loss, in bytes.
@@ -202,6 +199,9 @@ struct FullPipe {
 struct MinRtt {
     nanos: u64,
     seen_at: Time,
+    /// The next round trip is one without a queue of this flow: it counts as the shortest, whatever
+    /// its length.
+    is_due: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -233,7 +233,6 @@ impl Bbr {
             ack_aggregation: AckAggregation::default(),
             full: FullPipe::default(),
             rtt: None,
-            is_rtt_due: false,
             probe: RttProbe::default(),
             window: initial_window(mtu),
             bound: None,
@@ -251,8 +250,9 @@ impl Bbr {
     pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64, was_held: bool) {
         self.in_flight = in_flight;
         if in_flight <= bytes {
-            self.is_rtt_due |=
-                self.rtt.is_some_and(|rtt| now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX / 2);
+            if let Some(rtt) = &mut self.rtt {
+                rtt.is_due |= now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX / 2;
+            }
             if !was_held {
                 self.start_flight(now);
             }
@@ -424,11 +424,10 @@ impl Bbr {
         if let (Some(rtt), BbrState::ProbeRtt) = (rtt_nanos, self.state) {
             self.probe.shortest = Some(self.probe.shortest.map_or(rtt, |least| least.min(rtt)));
         }
-        let is_due = self.is_rtt_due;
+        let is_due = self.rtt.is_some_and(|rtt| rtt.is_due);
         let is_shortest = |nanos: &u64| is_due || self.rtt.is_none_or(|rtt| *nanos <= rtt.nanos);
         if let Some(nanos) = rtt_nanos.filter(is_shortest) {
-            self.is_rtt_due = false;
-            self.rtt = Some(MinRtt { nanos: nanos.max(1), seen_at: now });
+            self.rtt = Some(MinRtt { nanos: nanos.max(1), seen_at: now, is_due: false });
         }
         let Some(rtt) = &mut self.rtt else { return false };
         // A clock that jumped back must not make the shortest round trip young for ever.

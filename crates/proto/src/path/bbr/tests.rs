@@ -88,7 +88,7 @@ fn random_loss_bounds_nothing_and_much_loss_does_until_it_ends() {
 #[test]
 fn an_old_round_trip_is_measured_again_with_little_under_way() {
     let (mut bbr, mut now) = cruising();
-    bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now });
+    bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now, is_due: false });
     let mut probed = 0;
     for _ in 0..1100 {
         // Something is always in flight.
@@ -106,7 +106,7 @@ fn an_old_round_trip_is_measured_again_with_little_under_way() {
 #[test]
 fn a_pause_shows_the_round_trip_without_a_probe() {
     let (mut bbr, mut now) = cruising();
-    bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now });
+    bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now, is_due: false });
     now = now.after(3600 * SECOND);
     round(&mut bbr, &mut now, 1_000_000, 0, false);
     assert_ne!(bbr.state(), BbrState::ProbeRtt);

@@ -16,11 +16,11 @@ struct Hole {
 
 impl Hole {
     fn at(ip: [u8; 4]) -> Hole {
-        let door = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&door, &SocketAddr::from((ip, 0))).unwrap();
-        listen(&door, 0).unwrap();
-        let address = SocketAddr::try_from(getsockname(&door).unwrap()).unwrap();
-        Hole { address, _open: (door, TcpStream::connect(address).unwrap()) }
+        let listener = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&listener, &SocketAddr::from((ip, 0))).unwrap();
+        listen(&listener, 0).unwrap();
+        let address = SocketAddr::try_from(getsockname(&listener).unwrap()).unwrap();
+        Hole { address, _open: (listener, TcpStream::connect(address).unwrap()) }
     }
 }
 
@@ -35,15 +35,15 @@ fn peer_at(party: &mut Party, address: SocketAddr, further: [u8; 4]) -> FiAddr {
 #[test]
 fn a_peer_whose_first_address_leads_nowhere_is_called_at_a_further_one() {
     let hole = Hole::at([127, 0, 0, 4]);
-    let door = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 5), hole.address.port())).unwrap();
-    door.set_nonblocking(true).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 5), hole.address.port())).unwrap();
+    listener.set_nonblocking(true).unwrap();
     let mut party = Party::open();
     let number = peer_at(&mut party, hole.address, [127, 0, 0, 5]);
     let began = Instant::now();
     party.send(number).unwrap();
     until(|| {
         party.engine.progress();
-        door.accept().is_ok()
+        listener.accept().is_ok()
     });
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }

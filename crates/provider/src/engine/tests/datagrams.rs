@@ -35,9 +35,9 @@ impl Pair {
     pub fn join(prepare: fn(&mut Party)) -> Self {
         let (mut one, mut other) = (Party::open(), Party::open());
         [&mut one, &mut other].into_iter().for_each(prepare);
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
-        let (theirs, _) = door.accept().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
         let number = one.av.insert(other.name());
         let back = other.av.insert(one.name());
         for (party, number, socket) in [(&mut one, number, ours), (&mut other, back, theirs)] {

@@ -11,9 +11,9 @@ use super::*;
 
 /// A connection to a port at this address, and its other end.
 fn connection(ip: &str) -> (TcpStream, TcpStream) {
-    let door = TcpListener::bind((ip, 0)).unwrap();
-    let near = TcpStream::connect(door.local_addr().unwrap()).unwrap();
-    (near, door.accept().unwrap().0)
+    let listener = TcpListener::bind((ip, 0)).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near, listener.accept().unwrap().0)
 }
 
 fn link_up(party: &mut Party, peer: Peer, socket: TcpStream) -> usize {
@@ -56,11 +56,11 @@ fn a_further_address_that_comes_back_first_does_not_stand_in_for_the_main_one() 
 
     // A process listens at the address again.
     listen(&taken, 8).unwrap();
-    let door = TcpListener::from(taken);
-    door.set_nonblocking(true).unwrap();
+    let listener = TcpListener::from(taken);
+    listener.set_nonblocking(true).unwrap();
     until(|| {
         party.engine.progress();
-        door.accept().is_ok()
+        listener.accept().is_ok()
     });
     let (near, _far) = connection("127.0.0.1");
     link_up(&mut party, peer, near);

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn who_awaits_nothing_sends_no_probes_and_doubts_nothing() {
+    fn who_awaits_nothing_sends_no_probes_and_suspects_nothing() {
         let mut trial = Trial::settled(1472);
         (0..100).for_each(|_| drop(trial.turn()));
         assert_eq!(trial.sizes, []);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_doubted_and_ends_with_anything_that_is_heard() {
+    fn silence_is_suspected_and_ends_with_anything_that_is_heard() {
         let mut trial = Trial::settled(1472);
         trial.monitor.note_sent(trial.now);
         assert_eq!(trial.assess(PATIENCE / 3, Time(0)), PathHealth::Alive);
@@ -557,7 +557,7 @@ mod tests {
     enum Says {
         Nothing,
         /// A suspicion begins (true) or ends (false).
-        Doubt(bool),
+        Suspicion(bool),
         Opened,
         Lost,
     }
@@ -570,28 +570,29 @@ mod tests {
         use MonitorState::{Suspected, Up, Validating};
         let quiet = Says::Nothing;
         let keeps = [(Validating, quiet), (Up, quiet), (Suspected, quiet)];
-        let doubts = [(Validating, quiet), (Suspected, Says::Doubt(true)), (Suspected, quiet)];
+        let suspicions =
+            [(Validating, quiet), (Suspected, Says::Suspicion(true)), (Suspected, quiet)];
         let (half, whole) = (PATIENCE / 2, PATIENCE);
         let rows = [
-            (Heard, [(Validating, quiet), (Up, quiet), (Up, Says::Doubt(false))]),
+            (Heard, [(Validating, quiet), (Up, quiet), (Up, Says::Suspicion(false))]),
             (Probed, keeps),
             (Answered, [(Up, Says::Opened), (Up, quiet), (Suspected, quiet)]),
             (AnsweredUnasked, keeps),
-            (Bypassed, doubts),
+            (Bypassed, suspicions),
             (Questioned, keeps),
             (Absent, keeps),
             (Shaken, keeps),
             (Closed, [(Validating, quiet); 3]),
             (Judged(half, 2 * whole), keeps),
-            (Judged(half + 1, 0), doubts),
+            (Judged(half + 1, 0), suspicions),
             // A peer that had nothing to answer is not lost, however long its silence.
-            (Judged(whole + 1, half), doubts),
-            (Judged(100 * whole, half), doubts),
+            (Judged(whole + 1, half), suspicions),
+            (Judged(100 * whole, half), suspicions),
             (
                 Judged(whole + 1, half + 1),
-                [(Validating, quiet), (Suspected, Says::Doubt(true)), (Validating, Says::Lost)],
+                [(Validating, quiet), (Suspected, Says::Suspicion(true)), (Validating, Says::Lost)],
             ),
-            (Judged(whole, 2 * whole), doubts),
+            (Judged(whole, 2 * whole), suspicions),
         ];
         for (event, expected) in rows {
             for (state, expected) in [Validating, Up, Suspected].into_iter().zip(expected) {
@@ -608,8 +609,8 @@ mod tests {
         let now = SINCE.after(PATIENCE / 4);
         let is_new = |is_new: bool, means: Says| if is_new { means } else { Says::Nothing };
         match event {
-            Event::Heard => return is_new(monitor.handle_received(), Says::Doubt(false)),
-            Event::Bypassed => return is_new(monitor.suspect(now), Says::Doubt(true)),
+            Event::Heard => return is_new(monitor.handle_received(), Says::Suspicion(false)),
+            Event::Bypassed => return is_new(monitor.suspect(now), Says::Suspicion(true)),
             Event::Answered => {
                 return is_new(
                     monitor.handle_answer(now, probe) == PathChange::Opened,
@@ -630,7 +631,7 @@ mod tests {
                     SINCE.after(elsewhere),
                 ) {
                     PathHealth::Alive => Says::Nothing,
-                    PathHealth::Suspected => Says::Doubt(true),
+                    PathHealth::Suspected => Says::Suspicion(true),
                     PathHealth::Lost => Says::Lost,
                 };
             }
