@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn sockets_of_launchers_that_ended_are_removed_and_nothing_else_is() {
-        let name = format!("landbridge-ps-{}", std::process::id());
+        let name = format!("landbridge-ps-kept-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
         let secret = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -493,8 +493,13 @@ mod tests {
         // One socket of a launcher that was killed before it was ready, and one of a launcher that
         // is starting.
         for (name, age) in [(".old", UNREADY_MAX * 2), (".new", Duration::ZERO)] {
-            let file = std::fs::File::create(directory.join(name)).unwrap();
-            file.set_modified(SystemTime::now() - age).unwrap();
+            let path = directory.join(name);
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            let changed = rustix::fs::Timespec { tv_sec: (now - age).as_secs() as i64, tv_nsec: 0 };
+            let times = rustix::fs::Timestamps { last_access: changed, last_modification: changed };
+            let flags = rustix::fs::AtFlags::empty();
+            rustix::fs::utimensat(rustix::fs::CWD, &path, &times, flags).unwrap();
         }
         drop(status_socket);
         let found = ask_all(&directory, "nobody", StatusQuery::Ranks).unwrap();
