@@ -69,7 +69,7 @@ class Checks:
         before, self.checked_at = self.checked_at, time.monotonic()
         print(f"{'ok' if is_ok else 'FAILED':6} {self.checked_at - before:5.1f} s  {name}: {measured}", flush=True)
         if not is_ok:
-            lines = [f"FAILED {name}: {measured}", *("       | " + line for line in telling(output))]
+            lines = [f"FAILED {name}: {measured}", *("       | " + line for line in explanation(output))]
             print("\n".join(lines[1:]), flush=True)
             self.failures += lines
         return is_ok
@@ -90,7 +90,7 @@ class Checks:
         return 1 if self.failed or not self.made else 0
 
 
-def telling(output: str) -> list[str]:
+def explanation(output: str) -> list[str]:
     """The lines of a failed job that tell why: its end, and before it the panic of one of
     Landbridge's processes and the errors that a program of the tests found, which may be far above
     the end."""

@@ -204,9 +204,9 @@ fn move_to(descriptor: u64, at: u64) {
 }
 
 /// Whether a copy has happened during which the last incarnation was killed. `before` and `now`:
-/// the times at which source and target were changed last. `places`: descriptor and position of
-/// both.
-/// Other processes may have answered in the target, or changed the source.
+/// the times at which source and target were changed last; other processes may have changed both
+/// since. `places`: descriptor and position of both. A copy within one file changes its own source,
+/// so it counts as unknown.
 fn outcome_of_copy(
     before: [u64; 2],
     now: [u64; 2],

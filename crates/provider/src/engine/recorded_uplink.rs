@@ -3,7 +3,8 @@
 //! What enters: determinants to be recorded, and log frames of the relay. What leaves: determinants
 //! and entries of the nondeterminism record for the relay, the determinants that replay executes,
 //! and the end of this process where recording cannot continue. [`RecordedUplink`] borrows the
-//! state of recording and the link to the relay for one such exchange.
+//! state of recording and the link to the relay for one such exchange. With `recover_log=sender`
+//! there is no relay: determinants are written beside the message logs of the node, and read there.
 //!
 //! What may never happen: a recorded process continues without its relay; a determinant reaches the
 //! relay behind a frame that may depend on it.

@@ -4,6 +4,9 @@
 //! send first. Peers that only the relay reaches wait for the connection. When the connection is
 //! lost, the engine dials the relay again. When the engine gives up the relay, it also gives up
 //! these peers.
+//!
+//! With `recover_log=sender` the message logs of the node take the relay's place, and there is no
+//! connection that could be lost.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -103,7 +106,7 @@ impl Engine {
             end_process(&format!("the logs of its node cannot be opened: {error}"));
         }
         let begun = self.connections.recorded_uplink().map(|mut recorded| recorded.begin_replay());
-        debug_assert!(matches!(begun, Some(Ok(()))));
+        assert!(matches!(begun, Some(Ok(()))), "logs of a process that is not recorded");
     }
 }
 
