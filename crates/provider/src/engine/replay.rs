@@ -16,8 +16,8 @@
 //! determinants after the relay's, and sends them to the relay. If the connection breaks, nothing
 //! more can be recorded: this incarnation ends, and the next incarnation continues.
 //!
-//! **Logs of the senders** (`recover_log=sender`) hold frames and determinants on this node, with the
-//! process from which each frame came, and no relay takes part
+//! **Logs of the senders** (`recover_log=sender`) hold frames and determinants on this node, with
+//! the process from which each frame came, and no relay takes part
 //! ([`landbridge_drive::link::node_log`]).
 //!
 //! **Time.** The protocol sees a clock of this process ([`ProtocolClock`]). The clock stands still,
