@@ -5,8 +5,12 @@ The kill is exact (programs/kill_at_call.c): before the kernel performs the call
 before the rank has seen the result. The job has the result of an undisturbed run, or says that
 nothing shows whether the call had happened. Where no other rank acts, and the call has not
 happened, it always comes back.
+
+On a file system whose times of change have the steps of a slow clock (here ramfs), the call follows
+another change within one such step.
 """
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -52,12 +56,13 @@ EFFECTS = [
     Effect("append-same", WRITE, is_exact=True),
     Effect("append-more", WRITE, is_exact=True),
     Effect("write", PWRITE, is_told=True),
-    Effect("write-pages", PWRITE, is_told=True),
-    Effect("copy", SENDFILE, is_told=True),
+    Effect("write-pages", PWRITE, is_told=True, is_exact=True),
+    Effect("write-taken", PWRITE, is_told=True, is_exact=True),
+    Effect("copy", SENDFILE, is_told=True, is_exact=True),
     Effect("truncate", TRUNCATE),
     Effect("chmod", CHMOD),
     Effect("attribute", SETXATTR, has_answer=False),
-    Effect("shift", SENDFILE, has_answer=False),
+    Effect("shift", SENDFILE, is_exact=True, has_answer=False),
 ]
 
 
@@ -74,13 +79,48 @@ def main() -> int:
         build(options, programs)
         for effect in EFFECTS:
             for company in ["alone", "answered"][: 1 + effect.has_answer]:
-                undisturbed = None
-                for moment in ("enter", "exit"):
-                    name = f"{effect.name}, {company}, killed at its {moment}"
-                    if checks.wants(name):
-                        undisturbed = undisturbed or play(options, programs, effect, company, None)
-                        check(checks, name, play(options, programs, effect, company, moment), undisturbed, effect, company, moment)
+                play_both(checks, options, programs, effect, Setting(company, programs))
+        with slow_times(programs) as place:
+            for effect in EFFECTS if place else []:
+                for company in ["alone", "answered"][: 1 + effect.has_answer]:
+                    play_both(checks, options, programs, effect, Setting(company, place, is_soon=True))
     return checks.end()
+
+
+@dataclass
+class Setting:
+    """`company`: `alone` or `answered`. `is_soon`: the call follows another change at once."""
+
+    company: str
+    place: Path
+    is_soon: bool = False
+
+    def words(self) -> list[str]:
+        return [self.company, *["soon"][: self.is_soon]]
+
+
+@contextlib.contextmanager
+def slow_times(folder: Path):
+    """A file system whose times have steps of a tick; `None` without the right to mount one."""
+    place = folder / "ramfs"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", str(place)], capture_output=True).returncode:
+        print("skipped: calls within a tick: no right to mount a file system (ramfs)")
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def play_both(checks, options, programs: Path, effect: Effect, setting: Setting) -> None:
+    undisturbed = None
+    for moment in ("enter", "exit"):
+        name = f"{', '.join([effect.name, *setting.words()])}, killed at its {moment}"
+        if checks.wants(name):
+            undisturbed = undisturbed or play(options, programs, effect, setting, None)
+            check(checks, name, play(options, programs, effect, setting, moment), undisturbed, effect, setting, moment)
 
 
 def build(options, folder: Path) -> None:
@@ -90,13 +130,13 @@ def build(options, folder: Path) -> None:
         subprocess.run(["gcc", "-O2", str(common.PROGRAMS / f"{name}.c"), "-o", str(folder / name), *libraries], check=True)
 
 
-def play(options, programs: Path, effect: Effect, company: str, moment: str | None):
+def play(options, programs: Path, effect: Effect, setting: Setting, moment: str | None):
     """Exit code, result, and all output of a job. `moment`: rank 0 is killed there; `None`: nobody
     is killed, and nothing is recorded."""
-    with tempfile.TemporaryDirectory(dir=programs) as folder:
+    with tempfile.TemporaryDirectory(dir=setting.place) as folder:
         recover = ["--recover"] if moment else []
         command = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{LIMIT_S:.0f}"), str(programs / "interrupted")]
-        job = subprocess.Popen([*command, folder, effect.name, company], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        job = subprocess.Popen([*command, folder, effect.name, *setting.words()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         watchdog = threading.Timer(LIMIT_S + 10, job.kill)
         watchdog.start()
         lines = []
@@ -120,12 +160,15 @@ def kill(programs: Path, call: int, moment: str) -> None:
         raise RuntimeError(f"rank 0 (process {pid}) cannot be traced")
 
 
-def check(checks, name: str, found, undisturbed, effect: Effect, company: str, moment: str) -> None:
+def check(checks, name: str, found, undisturbed, effect: Effect, setting: Setting, moment: str) -> None:
     code, results, output = found
     is_killed = "rank 0 was killed by SIGKILL" in output
     is_refused = code != 0 and re.search(CANNOT_TELL, output) is not None
     is_right = code == 0 and results == undisturbed[1] and len(results) == 1
-    must_return = effect.is_exact or company == "alone" and (moment == "enter" or effect.is_told)
+    # Within a tick the times show nothing, and what was written is counted.
+    is_counted = effect.call in (WRITE, PWRITE, SENDFILE)
+    is_told = (moment == "enter" or effect.is_told) and (is_counted or not setting.is_soon)
+    must_return = effect.is_exact or setting.company == "alone" and is_told
     measured = "right" if is_right else "refused, by name" if is_refused else f"exit code {code}, {results}, not {undisturbed[1]}"
     checks.check(name, is_killed and (is_right or is_refused and not must_return), measured, output)
 

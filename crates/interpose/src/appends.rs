@@ -54,7 +54,7 @@ pub fn offset_of(descriptor: u64) -> u64 {
 }
 
 /// Whether an append has happened during which the last incarnation was killed. `before`: size of
-/// the file, whether others append, time of the last change, position of the open file. An append
+/// the file, whether others append, mark of the last change, position of the open file. An append
 /// that has happened in part is truncated away.
 ///
 /// # Safety

@@ -13,14 +13,16 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSourc
 use libc::c_long;
 
 use crate::appends::{appended, offset_of};
-use crate::file_content::{PAGE_BYTES, content_of, is_part_there, is_there};
+use crate::change_times::{IN_DOUBT, mark_open};
+use crate::file_content::{PAGE_BYTES, is_there};
 use crate::file_identity::FileKind;
 use crate::file_metadata::{IoVectors, identity_of, is_installed};
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::messages::Path;
 use crate::restart_refusals::{self, abort_replay};
-use crate::session::{self, CallDescription, EffectOutcome, Session, call_of, requires_durability};
+use crate::session::{self, CallDescription, EffectOutcome, Session, call_of};
 use crate::watched;
+use crate::written_bytes::{written_between, written_mark};
 
 /// First byte of a recorded read: the content follows, or a digest of the content follows.
 const CONTENT: u8 = 0;
@@ -268,15 +270,20 @@ impl Session {
         };
         let is_shared = appends && self.is_shared_append(descriptor, before.size);
         let precondition = || {
-            let [(first, first_digest), (last, last_digest)] = writing.replaced(pieces);
-            let (size, changed) = (before.size as u64, before.changed as u64);
-            let is_shared = u64::from(is_shared);
-            [size, is_shared, first, first_digest, changed, last, last_digest, writing.offset]
+            let changed = mark_open(descriptor, before);
+            let is_simple = |at| is_within_page(at, pieces.length()) && changed != IN_DOUBT;
+            let written = match writing.place.is_none_or(is_simple) {
+                true => 0,
+                false => written_mark(),
+            };
+            let (size, is_shared) = (before.size as u64, u64::from(is_shared));
+            [size, is_shared, written, 0, changed, 0, 0, writing.offset]
         };
+        let at_end = self.written_at_end();
         // SAFETY: the caller's promise.
         let outcome = |before: [u64; PRECONDITION_WORDS]| unsafe {
             let (outcome, at) = match writing.place {
-                Some(at) => (written(descriptor, at, pieces, before), at),
+                Some(at) => (written(descriptor, at, pieces, before, at_end), at),
                 None => (appended(descriptor, pieces, before, writing.offset_tells), before[0]),
             };
             let is_behind = writing.moves && !writing.offset_tells;
@@ -479,40 +486,15 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     (says && !is_current).then_some(at)
 }
 
-/// Length that no compared part of a file has: its bytes could not be read.
-const UNREAD: u64 = u64::MAX;
-
-impl PendingWrite<'_> {
-    /// Lengths and digests of bytes that the write replaces, by which an interrupted write is
-    /// judged ([`compared_parts`]).
-    fn replaced(&self, pieces: &IoVectors) -> [(u64, u64); 2] {
-        let parts = self.place.map_or([None; 2], |at| compared_parts(at, pieces.length()));
-        parts.map(|part| {
-            let read = |(at, length)| content_of(self.descriptor, at, length);
-            part.map_or((0, 0), |part| read(part).unwrap_or((UNREAD, 0)))
-        })
-    }
+/// Whether the bytes lie within one page of a file: a write of these happens whole or not at all.
+fn is_within_page(at: u64, length: usize) -> bool {
+    let page = PAGE_BYTES as u64;
+    at / page == at.saturating_add(length.saturating_sub(1) as u64) / page
 }
 
-/// Positions and lengths of the parts of a write by which an interrupted write is judged: its first
-/// and its last page if it has several pages, or all of it if another node may have to judge.
-fn compared_parts(at: u64, length: usize) -> [Option<(u64, usize)>; 2] {
-    if requires_durability() {
-        return [None, Some((at, length))];
-    }
-    let end = at.saturating_add(length as u64);
-    let page = (end - u64::from(length > 0)) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-    let first = (PAGE_BYTES as u64 - at % PAGE_BYTES as u64) as usize;
-    match page > at {
-        true => [Some((at, first)), Some((page, (end - page) as usize))],
-        false => [None; 2],
-    }
-}
-
-/// Whether a write has happened during which the last incarnation was killed. `before` has the
-/// lengths and digests of replaced bytes ([`PendingWrite::replaced`]), and the time of the last
-/// change. A kill ends a write only between two pages of the file, so what was written in part has
-/// not reached the last page. Any other content may be the answer of another process to the write.
+/// Whether a write has happened during which the last incarnation was killed. `before`: mark of the
+/// bytes that the thread had written, and of the last change of the file. Content alone proves
+/// little: another process may have answered the write, or taken away what was written.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
@@ -521,32 +503,22 @@ unsafe fn written(
     at: u64,
     pieces: &IoVectors,
     before: [u64; PRECONDITION_WORDS],
+    written_at_end: Option<u64>,
 ) -> EffectOutcome {
-    let [_, _, first, first_digest, changed, last, last_digest, _] = before;
+    let [_, _, written_mark, _, changed, ..] = before;
     let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
     if now.changed as u64 == changed {
         return EffectOutcome::NotPerformed;
     }
     let wanted = pieces.length();
     // SAFETY: the caller's promise.
-    if unsafe { is_there(descriptor, at, pieces, wanted) } {
-        return EffectOutcome::Performed(wanted as i64);
-    }
-    let is_as_before = |part: Option<(u64, usize)>, before: (u64, u64)| {
-        part.is_some_and(|(at, length)| content_of(descriptor, at, length) == Some(before))
-    };
-    let [first_page, last_page] = compared_parts(at, wanted);
-    // SAFETY: the caller's promise.
-    let is_ours = |part: Option<(u64, usize)>| unsafe {
-        part.is_some_and(|part| is_part_there(descriptor, part, pieces, at))
-    };
-    let first_page_is_known = first_page.is_none()
-        || is_ours(first_page)
-        || is_as_before(first_page, (first, first_digest));
-    let has_not_ended = is_as_before(last_page, (last, last_digest)) && !is_ours(last_page);
-    match first_page_is_known && has_not_ended {
-        true => EffectOutcome::NotPerformed,
-        false => EffectOutcome::Unknown,
+    let is_ours = |length| unsafe { is_there(descriptor, at, pieces, length) };
+    match written_between(written_mark, written_at_end) {
+        Some(done) if done >= wanted as u64 => EffectOutcome::Performed(wanted as i64),
+        Some(0) => EffectOutcome::NotPerformed,
+        Some(done) if is_ours(done as usize) => EffectOutcome::NotPerformed,
+        None if is_ours(wanted) => EffectOutcome::Performed(wanted as i64),
+        _ => EffectOutcome::Unknown,
     }
 }
 

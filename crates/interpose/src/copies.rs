@@ -10,6 +10,7 @@ use std::cell::Cell;
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
+use crate::change_times::mark_open;
 use crate::file_content::content_of;
 use crate::file_identity::FileKind;
 use crate::file_metadata::identity_of;
@@ -18,6 +19,7 @@ use crate::messages::Path;
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 use crate::signal_mask::interruptible;
+use crate::written_bytes::{written_between, written_mark};
 
 /// A copy within the kernel. An offset is a pointer of the program's, or 0: the copy uses the
 /// position of the open file.
@@ -81,22 +83,27 @@ impl Session {
         let about = CallDescription::Path("copy within the kernel", self.table.path_of(to));
         let result = if self.is_live() {
             let is_recorded = self.table.index(from).is_some();
-            let changed = |file| identity_of(file).map_or(0, |(_, now)| now.changed) as u64;
             // A file in memory is another one in each incarnation, which fills it again.
-            let state = || [if is_recorded { changed(from) } else { 0 }, changed(to)];
+            let of_both =
+                |look: fn(u64) -> u64| [if is_recorded { look(from) } else { 0 }, look(to)];
+            let state =
+                || of_both(|file| identity_of(file).map_or(0, |(_, now)| now.changed as u64));
             let precondition = || {
-                let [from, to] = state();
-                [from, to, 0, 0, 0, 0, 0, 0]
+                let [from, to] =
+                    of_both(|file| identity_of(file).map_or(0, |(_, now)| mark_open(file, now)));
+                [from, to, written_mark(), 0, 0, 0, 0, 0]
             };
             let source_at = match is_recorded || from_offset != 0 {
                 true => positions[0],
                 false => kernel(libc::SYS_lseek, [from, 0, libc::SEEK_CUR as u64, 0, 0, 0]),
             };
             let places = [(from, source_at as u64), (to, positions[1] as u64)];
-            let is_behind = Cell::new(false);
+            let (at_end, is_behind) = (self.written_at_end(), Cell::new(false));
             let outcome = |before: [u64; PRECONDITION_WORDS]| {
                 let length = copy.length() as usize;
-                let outcome = outcome_of_copy([before[0], before[1]], state(), places, length);
+                let times = [[before[0], before[1]], state()];
+                let copied = written_between(before[2], at_end);
+                let outcome = outcome_of_copy(copied, times, places, length);
                 is_behind.set(matches!(outcome, EffectOutcome::Performed(_)));
                 outcome
             };
@@ -203,18 +210,22 @@ fn move_to(descriptor: u64, at: u64) {
     kernel(libc::SYS_lseek, [descriptor, at, libc::SEEK_SET as u64, 0, 0, 0]);
 }
 
-/// Whether a copy has happened during which the last incarnation was killed. `before` and `now`:
-/// the times at which source and target were changed last; other processes may have changed both
-/// since. `places`: descriptor and position of both. A copy within one file changes its own source,
-/// so it counts as unknown.
+/// Whether a copy has happened during which the last incarnation was killed, and how much of it.
+/// `copied`: the bytes that it copied, where the kernel has counted them. `before` and `now`: the
+/// times at which source and target were changed last, or [`crate::change_times::IN_DOUBT`]; other
+/// processes may have changed both since. `places`: descriptor and position of both. A copy within
+/// one file changes its own source, so its content shows nothing.
 fn outcome_of_copy(
-    before: [u64; 2],
-    now: [u64; 2],
+    copied: Option<u64>,
+    [before, now]: [[u64; 2]; 2],
     [from, to]: [(u64, u64); 2],
     length: usize,
 ) -> EffectOutcome {
-    if before == now {
-        return EffectOutcome::NotPerformed;
+    match copied {
+        Some(0) => return EffectOutcome::NotPerformed,
+        Some(copied) => return EffectOutcome::Performed(copied.min(length as u64) as i64),
+        None if before == now => return EffectOutcome::NotPerformed,
+        None => (),
     }
     let source = content_of(from.0, from.1, length).filter(|_| before[0] == now[0]);
     match source {
@@ -295,7 +306,7 @@ mod tests {
         let outcome = |before, now, at: [u64; 2]| {
             let descriptors = [&source, &target].map(|file| file.as_raw_fd() as u64);
             let places = [(descriptors[0], at[0]), (descriptors[1], at[1])];
-            outcome_of_copy(before, now, places, 6)
+            outcome_of_copy(None, [before, now], places, 6)
         };
         let is_performed =
             |now, at| matches!(outcome([0, 1], now, at), EffectOutcome::Performed(6));
@@ -307,6 +318,9 @@ mod tests {
         // The source ends early, and so did the copy.
         let short = outcome([0, 1], [0, 2], [8, 6]);
         assert!(matches!(short, EffectOutcome::Performed(2)));
+        let counted = |copied| outcome_of_copy(Some(copied), [[0, 1], [5, 6]], [(0, 0); 2], 6);
+        assert!(matches!(counted(0), EffectOutcome::NotPerformed));
+        assert!(matches!(counted(4), EffectOutcome::Performed(4)));
     }
 
     fn memory_file() -> std::os::fd::OwnedFd {

@@ -6,6 +6,7 @@
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::{c_int, c_long};
 
+use crate::change_times::mark_at;
 use crate::descriptor_table::DESCRIPTORS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identity_from};
 use crate::file_metadata::{self, identity_of, is_exempt, is_exempt_name, is_virtual, path_of};
@@ -54,7 +55,7 @@ impl Session {
         let about = CallDescription::Path("open", name);
         if self.is_live() {
             let perform = || kernel(libc::SYS_openat, [directory, path, flags as u64, mode, 0, 0]);
-            let precondition = || precondition_of((directory, path));
+            let precondition = || announced((directory, path));
             let outcome = |before| outcome_of((directory, path), flags, before);
             let changes = creates || flags & libc::O_TRUNC != 0;
             let result = match changes {
@@ -446,12 +447,26 @@ fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
 /// State of a path before it is opened: inode (0: nothing has that name), device, size, times of
 /// the last modification and of the last status change; then the time of the last status change of
 /// the directory.
-fn precondition_of(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
-    let now = file_metadata::identity_behind(place).map(|(_, now)| now).unwrap_or_default();
+fn state_of(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
+    state_with(place, |_, _, file| file.changed as u64)
+}
+
+/// The state of a path for an announcement, with marks for the times of status changes.
+fn announced(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
+    state_with(place, mark_at)
+}
+
+fn state_with(
+    place: (u64, u64),
+    changed: impl Fn((u64, u64), c_int, &FileIdentity) -> u64,
+) -> [u64; PRECONDITION_WORDS] {
+    let found = file_metadata::identity_behind(place).map(|(_, found)| found);
+    let look = |place, found: &FileIdentity| changed(place, 0, found);
     // SAFETY: the program's path.
-    let above = unsafe { file_metadata::directory_changed(place) } as u64;
-    let (modified, changed) = (now.modified as u64, now.changed as u64);
-    [now.inode, now.device, now.size as u64, modified, changed, above, 0, 0]
+    let above = unsafe { file_metadata::directory_changed(place, look) };
+    let changed = found.as_ref().map_or(0, |found| changed(place, 0, found));
+    let now = found.unwrap_or_default();
+    [now.inode, now.device, now.size as u64, now.modified as u64, changed, above, 0, 0]
 }
 
 /// Whether an interrupted `open` that creates or truncates a file has happened.
@@ -459,7 +474,7 @@ fn precondition_of(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
 /// Another process may have removed again what the call had made. So a file that was absent, and is
 /// absent, proves something only if the directory is as it was.
 fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; PRECONDITION_WORDS]) -> EffectOutcome {
-    let mut now = precondition_of(place);
+    let mut now = state_of(place);
     if crate::origin::is_other_kernel() && now[0] != 0 {
         // Device numbers of two kernels cannot be compared.
         now[1] = before[1];

@@ -41,29 +41,11 @@ pub fn content_of(descriptor: u64, at: u64, length: usize) -> Option<(u64, u64)>
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
-pub unsafe fn is_there(descriptor: u64, at: u64, pieces: &IoVectors, length: usize) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { is_part_there(descriptor, (at, length), pieces, at) }
-}
-
-/// Whether the file has this part, a position and a length, of `pieces` that begin at `start`.
-///
-/// # Safety
-/// The memory of `pieces` is valid.
-pub unsafe fn is_part_there(
-    descriptor: u64,
-    (mut at, length): (u64, usize),
-    pieces: &IoVectors,
-    start: u64,
-) -> bool {
+pub unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &IoVectors, length: usize) -> bool {
     let (mut found, mut is_there) = ([0; COMPARED], false);
-    let mut before = (at - start) as usize;
     read_by_another(descriptor, |file| {
         // SAFETY: the caller's promise.
-        is_there = unsafe { pieces.first(before + length) }.all(|piece| {
-            let skipped = before.min(piece.len());
-            before -= skipped;
-            let piece = &piece[skipped..];
+        is_there = unsafe { pieces.first(length) }.all(|piece| {
             piece.chunks(COMPARED).all(|part| {
                 let room = found.as_mut_ptr().addr() as u64;
                 let read = [file, room, part.len() as u64, at, 0, 0];

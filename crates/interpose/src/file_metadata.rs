@@ -29,12 +29,15 @@ pub fn identity_behind((directory, path): (u64, u64)) -> Option<(FileKind, FileI
     asked((directory, path), libc::AT_EMPTY_PATH)
 }
 
-/// Time of the last status change of the directory in which a path names something: every change
-/// of a name changes this time. 0: there is no such directory.
+/// The directory in which a path names something, and its identity: every change of a name changes
+/// the time of its last status change. `look` gets its path. 0: there is no such directory.
 ///
 /// # Safety
 /// The path is 0 or a C string.
-pub unsafe fn directory_changed((directory, path): (u64, u64)) -> i64 {
+pub unsafe fn directory_changed(
+    (directory, path): (u64, u64),
+    look: impl FnOnce((u64, u64), &FileIdentity) -> u64,
+) -> u64 {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
     let name = &name[..name.len() - name.iter().rev().take_while(|byte| **byte == b'/').count()];
@@ -44,7 +47,8 @@ pub unsafe fn directory_changed((directory, path): (u64, u64)) -> i64 {
         return 0;
     }
     folder[..above.len()].copy_from_slice(above);
-    identity_behind((directory, folder.as_ptr().addr() as u64)).map_or(0, |(_, now)| now.changed)
+    let folder = (directory, folder.as_ptr().addr() as u64);
+    identity_behind(folder).map_or(0, |(_, now)| look(folder, &now))
 }
 
 /// Mode and identity of what a path names; a symbolic link is not followed.

@@ -34,6 +34,7 @@
 //! | `real_libc` | the C library's own functions |
 //! | `dispatch` | syscall user dispatch, on and off |
 //! | `file_status` | stat(2) with fresh or cached attributes |
+//! | `change_times` | whether a time of change shows each later change |
 //! | `open_file` | one open file description |
 //! | `restart_refusals` | reasons why this process must not be restarted |
 //! | `aio` | asynchronous reads and writes, refused |
@@ -42,6 +43,7 @@
 //! | `record_lock` | exclusive access to the record, for one call |
 //! | `changed_files`, `changed_names`, `mapped_files` | what the job has changed or mapped |
 //! | `file_content` | what parts of files hold |
+//! | `written_bytes` | how much a thread has written |
 //! | `working_directory` | the directory to which relative names refer |
 //! | `descriptor_table` | open files of the recorded thread |
 //! | `watched` | threads, handlers and children that are observed |
@@ -82,6 +84,7 @@ compile_error!(
 mod aio;
 mod appends;
 mod caller;
+mod change_times;
 mod changed_files;
 mod changed_names;
 mod child_programs;
@@ -137,3 +140,4 @@ mod used_descriptors;
 mod user_memory;
 mod watched;
 mod working_directory;
+mod written_bytes;

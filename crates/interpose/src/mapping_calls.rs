@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use landbridge_proto::nondeterminism::FileCall;
 use libc::c_int;
 
+use crate::change_times::settled;
 use crate::file_identity::{FileIdentity, FileKind, bytes_of, identity_from};
 use crate::file_metadata::{self, identity_of, is_installed_library};
 use crate::kernel_calls::kernel;
@@ -68,7 +69,8 @@ impl Session {
     /// Notes a mapping that the live process is about to make. `None`: others may change what is
     /// mapped without a trace, and a restart is forbidden.
     fn note_map(&mut self, call: FileCall, descriptor: u64) -> Option<FileIdentity> {
-        let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
+        let look = || identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
+        let now = settled(descriptor, look);
         let since = self.guard.since();
         let open = self.table.get(descriptor)?;
         let is_watched = open.kind == FileKind::File

@@ -5,8 +5,9 @@
 
 use landbridge_proto::digest::digest;
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
-use libc::c_long;
+use libc::{c_int, c_long};
 
+use crate::change_times::mark_at;
 use crate::compared_arguments::{directory_of, of_values};
 use crate::descriptor_table::OPENS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
@@ -223,7 +224,7 @@ impl Session {
             }
             change.inspect(path_change);
             self.hold_before(path_change, &change);
-            let precondition = || precondition_of(path_change);
+            let precondition = || announced(path_change);
             let outcome = |before| outcome_of(path_change, before);
             let perform = || kernel(path_change.number, arguments);
             let result = self.effect(call, about, precondition, outcome, perform);
@@ -405,18 +406,31 @@ impl RecordedChange {
 /// State of both names before a change: of each the inode (0: nothing has that name), the device,
 /// and the time of the last status change; then the time of the last status change of each
 /// directory. Every change of a name changes this time of its directory.
-fn precondition_of(path_change: &PathChange) -> [u64; PRECONDITION_WORDS] {
-    let fact = |place: Option<PathAt>, look: fn(PathAt) -> Option<(FileKind, FileIdentity)>| {
-        let found = place.and_then(look);
-        found.map_or([0; 3], |(_, now)| [now.inode, now.device, now.changed as u64])
+fn state_of(path_change: &PathChange) -> [u64; PRECONDITION_WORDS] {
+    state_with(path_change, |_, _, file| file.changed as u64)
+}
+
+/// The state of both names for an announcement, with marks for the times.
+fn announced(path_change: &PathChange) -> [u64; PRECONDITION_WORDS] {
+    state_with(path_change, mark_at)
+}
+
+fn state_with(
+    path_change: &PathChange,
+    changed: impl Fn(PathAt, c_int, &FileIdentity) -> u64,
+) -> [u64; PRECONDITION_WORDS] {
+    let words = |place: PathAt, flags, found: Option<(FileKind, FileIdentity)>| {
+        found.map_or([0; 3], |(_, now)| [now.inode, now.device, changed(place, flags, &now)])
     };
+    let at = |place: PathAt| words(place, libc::O_NOFOLLOW, identity_at(place));
+    let behind = |place: PathAt| words(place, 0, identity_behind(place));
     // SAFETY: the program's paths.
-    let above = |place: PathAt| unsafe { directory_changed(place) } as u64;
-    let [a, b, c] = fact(path_change.first, identity_at);
+    let above = |place| unsafe { directory_changed(place, |place, it| changed(place, 0, it)) };
+    let [a, b, c] = path_change.first.map_or([0; 3], at);
     let [d, e, f] = match path_change.check {
         // The call changes a link or what the link leads to.
-        CompletionCheck::Idempotent => fact(path_change.first, identity_behind),
-        _ => fact(path_change.second, identity_at),
+        CompletionCheck::Idempotent => path_change.first.map_or([0; 3], behind),
+        _ => path_change.second.map_or([0; 3], at),
     };
     let [g, h] = [path_change.first, path_change.second].map(|place| place.map_or(0, above));
     [a, b, c, d, e, f, g, h]
@@ -428,7 +442,7 @@ fn precondition_of(path_change: &PathChange) -> [u64; PRECONDITION_WORDS] {
 /// nothing shows whether this process or another one has changed it: another rank may have removed
 /// the same file as its claim of a task, or may have removed again what this call had made.
 fn outcome_of(path_change: &PathChange, before: [u64; PRECONDITION_WORDS]) -> EffectOutcome {
-    let now = without_devices(precondition_of(path_change));
+    let now = without_devices(state_of(path_change));
     if now == without_devices(before) {
         EffectOutcome::NotPerformed
     } else {
@@ -472,7 +486,7 @@ mod tests {
         let [first, second] =
             paths.each_ref().map(|path| Some((HERE, path.as_ref()?.as_ptr().addr() as u64)));
         let change = PathChange { number: 0, first, second, check };
-        let before = precondition_of(&change);
+        let before = state_of(&change);
         meanwhile(folder);
         is_not_performed(&outcome_of(&change, before))
     }

@@ -5,6 +5,7 @@
 use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 use libc::{c_int, c_long};
 
+use crate::change_times::mark_open;
 use crate::compared_arguments::of_values;
 use crate::file_identity::FileKind;
 use crate::file_metadata::identity_of;
@@ -39,8 +40,8 @@ impl Session {
             [now.size as u64, now.changed as u64]
         };
         let precondition = || {
-            let [size, changed] = state();
-            [size, changed, 0, 0, 0, 0, 0, 0]
+            let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
+            [now.size as u64, mark_open(descriptor, now), 0, 0, 0, 0, 0, 0]
         };
         let outcome =
             |before: [u64; PRECONDITION_WORDS]| resizing.outcome([before[0], before[1]], state());
@@ -73,7 +74,8 @@ impl ResizeReplay {
         }
     }
 
-    /// Size and time of the last status change of the file, before the call and now.
+    /// Size and time of the last status change of the file, before the call and now. The time before
+    /// may be [`crate::change_times::IN_DOUBT`].
     fn outcome(self, before: [u64; 2], now: [u64; 2]) -> EffectOutcome {
         match self {
             _ if before == now => EffectOutcome::NotPerformed,

@@ -14,14 +14,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use landbridge_proto::digest::digest;
-use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RecordError, RecordHead};
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RecordError};
 use libc::c_long;
 
 use crate::descriptor_table::DescriptorTable;
 use crate::messages::{Path, warn};
 use crate::record_lock::{self, RecordGuard};
 use crate::restart_refusals::{self, abort_replay};
-use crate::{file_metadata, held_files, origin, record_head};
+use crate::{change_times, file_metadata, held_files, origin, record_head};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
@@ -126,6 +126,7 @@ impl Session {
     pub fn restart_replay(&mut self) {
         record_lock::note_live(false);
         record_head::head().into_iter().for_each(origin::compare);
+        change_times::forget_devices();
         self.check_restored_maps();
     }
 
@@ -190,7 +191,6 @@ impl Session {
         // Another node does not know whether the effect had begun.
         let may_have_happened = self.guard.record().has_begun_effect() || origin::is_other_node();
         let interrupted = interrupted.filter(|_| may_have_happened);
-        let precondition = interrupted.unwrap_or_else(precondition);
         let outcome = |before| crate::file_status::with_fresh_attributes(|| outcome(before));
         match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
             EffectOutcome::Performed(result) => return result,
@@ -199,7 +199,8 @@ impl Session {
             )),
             EffectOutcome::NotPerformed => (),
         }
-        self.guard.record().announce(call, precondition);
+        // The state as this process finds it, which an interruption of this process is judged by.
+        self.guard.record().announce(call, precondition());
         if !make_durable() {
             abort_replay(format_args!(
                 "its agent has not taken down {about}, so another node may repeat it"
@@ -207,6 +208,12 @@ impl Session {
         }
         self.guard.record().begin_effect();
         perform()
+    }
+
+    /// Bytes that the process which announced the last effect had written when it ended. `None`: not
+    /// known, because it ended on another node, or its kernel does not count.
+    pub fn written_at_end(&mut self) -> Option<u64> {
+        self.guard.record().written_by_last().filter(|_| !origin::is_other_node())
     }
 
     /// Forbids a restart of this process from now on, and reports the reason once.
@@ -233,12 +240,6 @@ impl Session {
         self.table.restore_those(|_| true);
         self.table.working_directory.restore();
     }
-}
-
-/// Whether another node may repeat the effects of this process, so that the agent must have each
-/// announcement before the effect happens.
-pub fn requires_durability() -> bool {
-    record_head::head().is_some_and(RecordHead::has_durable_effects)
 }
 
 /// Waits until another node has the record, if another node may need it. False: the agent does not

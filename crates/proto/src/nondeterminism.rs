@@ -73,6 +73,13 @@ pub const DURABLE_EFFECTS_AT: usize = offset_of!(RecordHead, durable_effects);
 /// Offset of `held` in the record: two times eight bytes, the random bits of the socket name under
 /// which the agent holds open files for the process ([`held_name`]). Zeros: no agent holds files.
 pub const HELD_AT: usize = offset_of!(RecordHead, held);
+/// Offset of `last_written` in the record: eight bytes, written by the agent when a process has
+/// ended. 0: the process that announced the last effect has not ended. [`UNKNOWN_WRITTEN`]: the
+/// agent does not know. Else one more than the bytes that its recorded thread had written to files
+/// in all (`wchar` of `proc_pid_io(5)`).
+pub const LAST_WRITTEN_AT: usize = offset_of!(RecordHead, last_written);
+/// See [`LAST_WRITTEN_AT`].
+pub const UNKNOWN_WRITTEN: u64 = u64::MAX;
 /// Offset of `semaphores` in the record: eight bytes, not 0 if the process has made an eventfd with
 /// EFD_SEMAPHORE.
 pub const SEMAPHORES_AT: usize = offset_of!(RecordHead, semaphores);
@@ -118,6 +125,8 @@ pub struct RecordHead {
     /// Not 0: the process has made an eventfd that is a semaphore, which no checkpoint image
     /// restores.
     semaphores: AtomicU64,
+    /// What the process that announced the last effect had written, see [`LAST_WRITTEN_AT`].
+    last_written: AtomicU64,
 }
 
 /// Number of polls for messages, counted from the beginning of each incarnation.

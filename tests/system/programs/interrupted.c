@@ -1,9 +1,11 @@
 /* A rank performs one effect on a file while another rank acts on the same file. Arguments:
- * `interrupted FOLDER CASE alone|answered`.
+ * `interrupted FOLDER CASE alone|answered [soon]`.
  *
  * Rank 0 prints `ready`, computes for a while, and performs the effect. With `answered`, rank 1
- * watches for the effect and answers it, or does the same itself where both want the same. Rank 0
- * prints `result …`, which is the same in every run: what all ranks together have seen and done. */
+ * watches for the effect and answers it, or does the same itself where both want the same. With
+ * `soon`, rank 0 changes every file and the directory right before, at the begin of a tick of the
+ * clock by which many file systems note changes. Rank 0 prints `result …`, which is the same in
+ * every run: what all ranks together have seen and done. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,9 +16,10 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
-static int is_answered;
+static int is_answered, is_soon;
 
 static int exists(const char *name)
 {
@@ -35,7 +38,23 @@ static void make(const char *name, const char *text)
 static void until(int (*is_so)(void))
 {
     while (!is_so())
-        usleep(300);
+        usleep(is_soon ? 1 : 300);
+}
+
+/* Changes all files and the directory, and leaves them as they are. */
+static void change_all(void)
+{
+    static const char *names[] = {"base", "task", "box", "log", "form", "question"};
+    struct timespec begin, now;
+    clock_gettime(CLOCK_REALTIME_COARSE, &begin);
+    do
+        clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    while (now.tv_nsec == begin.tv_nsec);
+    if (mknod("made", S_IFREG | 0600, 0))
+        perror("made");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (exists(names[i]) && chown(names[i], -1, -1))
+            perror(names[i]);
 }
 
 /* Two ranks claim one task; one succeeds. */
@@ -117,6 +136,31 @@ static int is_handed_in(void)
     int file = open("form", O_RDONLY), got = pread(file, &found, 1, 0);
     close(file);
     return got == 1 && found == 'f';
+}
+static int is_at_end(void)
+{
+    char found = 0;
+    int file = open("form", O_RDONLY), got = pread(file, &found, 1, FORM - 1);
+    close(file);
+    return got == 1 && found == 'd';
+}
+static int send_form(void)
+{
+    static char form[FORM] = "form";
+    form[FIELD] = 'm';
+    form[FORM - 1] = 'd';
+    int file = open("form", O_WRONLY), got = pwrite(file, form, FORM, 0);
+    close(file);
+    return got == FORM;
+}
+/* Takes the form away: all of it is as empty as before. */
+static void take_form(void)
+{
+    static const char nothing[FORM];
+    int file = open("form", O_WRONLY);
+    if (pwrite(file, nothing, FORM, 0) != FORM)
+        perror("form");
+    close(file);
 }
 static void fill_in(void)
 {
@@ -205,6 +249,7 @@ static const struct effect {
     {"append-more", append_to_log, NULL, NULL, begin_log},
     {"write", ask, is_asked, answer},
     {"write-pages", hand_in, is_handed_in, fill_in, lay_out},
+    {"write-taken", send_form, is_at_end, take_form, lay_out},
     {"copy", copy_question, is_asked, answer, prepare_question},
     {"truncate", shorten, is_short, restore_length},
     {"chmod", hide, is_hidden, show},
@@ -224,10 +269,11 @@ static const struct effect *find(const char *name)
 int main(int argc, char **argv)
 {
     int rank, done = 0, all = 0;
-    if (argc != 4)
+    if (argc < 4)
         return 2;
     const struct effect *effect = find(argv[2]);
     is_answered = !strcmp(argv[3], "answered");
+    is_soon = argc > 4;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (chdir(argv[1]))
@@ -243,6 +289,8 @@ int main(int argc, char **argv)
     MPI_Barrier(MPI_COMM_WORLD);
     if (!rank) {
         usleep(800 * 1000);
+        if (is_soon)
+            change_all();
         done = effect->act();
     } else if (is_answered && effect->answer) {
         until(effect->is_seen);

@@ -24,6 +24,16 @@ pub struct Exits {
     watched: BTreeMap<u32, OwnedFd>,
 }
 
+/// The end of a child.
+#[derive(Clone, Copy, Debug)]
+pub struct Exit {
+    pub pid: u32,
+    pub ending: Ending,
+    /// Bytes that its first thread had written to files and pipes in all. `None`: this kernel does
+    /// not count them (`CONFIG_TASK_IO_ACCOUNTING`).
+    pub written: Option<u64>,
+}
+
 impl Exits {
     pub fn new() -> Exits {
         Exits { queue: epoll::create(CreateFlags::CLOEXEC).ok(), watched: BTreeMap::new() }
@@ -42,7 +52,7 @@ impl Exits {
 
     /// Reaps children that have ended since the last call: the watched children in order, then the
     /// others.
-    pub fn reap(&mut self) -> Vec<(u32, Ending)> {
+    pub fn reap(&mut self) -> Vec<Exit> {
         let mut ended = Vec::new();
         let mut passed_over = None;
         loop {
@@ -50,7 +60,7 @@ impl Exits {
             // A watched child that ends during this search stays for its turn in the queue.
             let Some(pid) = sys::ended_child() else { return ended };
             if !self.watched.contains_key(&pid) {
-                ended.extend(sys::reap(pid));
+                ended.extend(reap(pid));
             } else if passed_over.replace(pid) == Some(pid) {
                 // The queue should have returned this child; reporting the child out of order is
                 // better than never.
@@ -59,15 +69,15 @@ impl Exits {
         }
     }
 
-    fn reap_watched(&mut self, ended: &mut Vec<(u32, Ending)>) {
+    fn reap_watched(&mut self, ended: &mut Vec<Exit>) {
         loop {
             let pids = self.queued();
             let before = ended.len();
             for pid in pids {
-                if let Some(ending) = sys::reap(pid) {
+                if let Some(exit) = reap(pid) {
                     // Closing the process descriptor removes it from the queue.
                     self.watched.remove(&pid);
-                    ended.push(ending);
+                    ended.push(exit);
                 }
             }
             if ended.len() == before {
@@ -88,6 +98,19 @@ impl Exits {
     }
 }
 
+/// Reaps the child if it has ended. Its counters exist until then.
+fn reap(pid: u32) -> Option<Exit> {
+    let written = written_bytes(pid);
+    sys::reap(pid).map(|(pid, ending)| Exit { pid, ending, written })
+}
+
+/// Bytes that the first thread of a process has written (`wchar` of `proc_pid_io(5)`).
+fn written_bytes(pid: u32) -> Option<u64> {
+    let counters = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/io")).ok()?;
+    let line = counters.lines().find_map(|line| line.strip_prefix("wchar: "))?;
+    line.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command, Stdio};
@@ -97,8 +120,12 @@ mod tests {
 
     /// A child that ends with this code when its stdin ends.
     fn start(code: u32) -> Child {
+        start_script(&format!("read -r line; exit {code}"))
+    }
+
+    fn start_script(script: &str) -> Child {
         let mut command = Command::new("sh");
-        command.arg("-c").arg(format!("read -r line; exit {code}")).stdin(Stdio::piped());
+        command.args(["-c", script]).stdin(Stdio::piped());
         command.spawn().unwrap()
     }
 
@@ -124,9 +151,26 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        let ended = exits.reap();
+        let ended = exits.reap().into_iter().map(|exit| (exit.pid, exit.ending));
         let expected = [3, 1, 4, 0, 2].map(|index| (pids[index], Ending::Exited(index as i32)));
-        assert_eq!(ended, expected);
+        assert!(ended.eq(expected));
         assert!(exits.watched.is_empty() && exits.reap().is_empty());
+    }
+
+    #[test]
+    fn an_exit_tells_how_much_the_child_had_written() {
+        let _alone = sys::children();
+        let mut exits = Exits::new();
+        let mut child = start_script("printf 12345 > /dev/null; read -r line; kill -9 $$");
+        exits.watch(child.id());
+        drop(child.stdin.take());
+        while !is_zombie(child.id()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let [exit] = exits.reap()[..] else { panic!("there is one child") };
+        assert_eq!((exit.pid, exit.ending), (child.id(), Ending::Killed(libc::SIGKILL)));
+        let counts = std::path::Path::new("/proc/self/io").exists();
+        assert_eq!(exit.written, counts.then_some(5));
+        assert!(child.wait().is_err(), "it has been reaped");
     }
 }

@@ -84,6 +84,7 @@ use checkpoint_round::{CheckpointRound, CheckpointStep};
 use checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use child_agent::ChildAgents;
 use course::{Course, Phase};
+use exits::Exit;
 use image_service::ImageService;
 use node_failover::NodeFailover;
 use parent_agent::ParentAgent;
@@ -252,8 +253,10 @@ impl Agent {
                 self.begin_end(false);
             }
         }
-        for (pid, ending) in self.supervisor.exits.reap() {
+        for Exit { pid, ending, written } in self.supervisor.exits.reap() {
             if let Some(index) = self.supervisor.index_of(pid) {
+                let recording = self.supervisor.ranks[index].recording.as_ref();
+                recording.into_iter().for_each(|recording| recording.note_written(written));
                 self.handle_ending(index, ending);
             } else if let Some(child) =
                 self.children.all.iter_mut().find(|child| child.runs_as(pid))

@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use landbridge_proto::nondeterminism::{
     BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS, FULL_AT, HELD_AT,
-    INCARNATION_AT, NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES, POLLS_AT,
-    RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT, SEMAPHORES_AT,
+    INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES,
+    POLLS_AT, RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT, SEMAPHORES_AT, UNKNOWN_WRITTEN,
 };
 use landbridge_proto::recent_determinants::{
     DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
@@ -177,6 +177,16 @@ impl RankRecording {
     pub fn end_incarnation(&self) -> PollCounts {
         let _ = rustix::io::pwrite(&self.memory, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
         self.poll_counts()
+    }
+
+    /// Notes how many bytes the process that has just ended had written to files (`None`: not
+    /// known), unless it has announced no effect: the next incarnation judges by this number whether
+    /// an interrupted write has happened, and only that of the process that wrote counts.
+    pub fn note_written(&self, bytes: Option<u64>) {
+        if self.words(LAST_WRITTEN_AT) == Some([0]) {
+            let word = bytes.map_or(UNKNOWN_WRITTEN, |bytes| bytes.saturating_add(1));
+            let _ = rustix::io::pwrite(&self.memory, &word.to_ne_bytes(), LAST_WRITTEN_AT as u64);
+        }
     }
 
     /// Whether an incarnation that begins with the program can replay the whole record: nothing of

@@ -16,7 +16,8 @@ use core::sync::atomic::{
 };
 
 use super::{
-    CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, put_number,
+    CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, UNKNOWN_WRITTEN,
+    put_number,
 };
 
 /// Number of words that describe the files before an effect: inode, size, times, as the effect
@@ -167,6 +168,7 @@ impl NondeterminismRecord<'_> {
         files.precondition.iter().zip(precondition).for_each(|(to, from)| to.store(from, Relaxed));
         files.call.store(call.word(), Relaxed);
         files.has_begun.store(0, Relaxed);
+        self.head.last_written.store(0, Relaxed);
         files.at.store(self.head.consumed.load(Relaxed) + 1, Release);
     }
 
@@ -178,6 +180,13 @@ impl NondeterminismRecord<'_> {
     /// Whether the announced effect may have been performed, as the node of the announcement knows.
     pub fn has_begun_effect(&self) -> bool {
         self.head.files.has_begun.load(Acquire) != 0
+    }
+
+    /// Bytes that the process which announced the last effect, and has ended, had written to files in
+    /// all. `None`: its agent does not know.
+    pub fn written_by_last(&self) -> Option<u64> {
+        let word = self.head.last_written.load(Relaxed);
+        word.checked_sub(1).filter(|_| word != UNKNOWN_WRITTEN)
     }
 
     /// The announced precondition, if `call` is the effect during which the last incarnation was
@@ -394,10 +403,18 @@ mod tests {
         record.note_call(WRITE, 64, &[]).unwrap();
         record.announce(WRITE, [8, 7, 6, 5, 4, 3, 2, 1]);
         assert!(!record.has_begun_effect());
+        assert_eq!(record.written_by_last(), None, "its process has not ended");
+        // The agent notes what the process had written.
+        head.last_written.store(65, Relaxed);
         head.begin(2, 1);
+        assert_eq!(record.written_by_last(), Some(64));
         assert_eq!(record.interrupted(WRITE), Ok(None), "it has an entry");
         record.replay_call(WRITE).unwrap();
         assert_eq!(record.interrupted(WRITE), Ok(Some([8, 7, 6, 5, 4, 3, 2, 1])));
+        record.announce(WRITE, [0; PRECONDITION_WORDS]);
+        assert_eq!(record.written_by_last(), None);
+        head.last_written.store(UNKNOWN_WRITTEN, Relaxed);
+        assert_eq!(record.written_by_last(), None);
         record.note_call(WRITE, 64, &[]).unwrap();
         assert_eq!(record.interrupted(WRITE), Ok(None));
         assert_eq!(record.end(), Ok(()));

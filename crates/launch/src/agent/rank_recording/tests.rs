@@ -248,6 +248,20 @@ fn polls_are_read_where_the_provider_counts_them() {
 }
 
 #[test]
+fn the_process_that_announced_an_effect_alone_tells_what_it_had_written() {
+    let recording = recording();
+    recording.note_written(Some(7));
+    assert_eq!(recording.words(LAST_WRITTEN_AT), Some([8]));
+    recording.note_written(Some(2));
+    assert_eq!(recording.words(LAST_WRITTEN_AT), Some([8]), "this one has announced nothing");
+    // The next process announces an effect.
+    put(&recording, LAST_WRITTEN_AT, 0);
+    recording.note_written(None);
+    recording.note_written(Some(3));
+    assert_eq!(recording.words(LAST_WRITTEN_AT), Some([UNKNOWN_WRITTEN]));
+}
+
+#[test]
 fn nothing_is_restored_where_the_recording_does_not_reach() {
     let recording = recording();
     read(&recording, 0, &[1; 50]);
