@@ -83,7 +83,8 @@ def main() -> int:
         with slow_times(programs) as place:
             for effect in EFFECTS if place else []:
                 for company in ["alone", "answered"][: 1 + effect.has_answer]:
-                    play_both(checks, options, programs, effect, Setting(company, place, is_soon=True))
+                    soon = Setting(company, place, is_soon=True)
+                    play_both(checks, options, programs, effect, soon)
     return checks.end()
 
 
@@ -104,7 +105,8 @@ def slow_times(folder: Path):
     """A file system whose times have steps of a tick; `None` without the right to mount one."""
     place = folder / "ramfs"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "ramfs", "ramfs", str(place)], capture_output=True).returncode:
+    mount = ["mount", "-t", "ramfs", "ramfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
         print("skipped: calls within a tick: no right to mount a file system (ramfs)")
         yield None
         return
@@ -120,7 +122,8 @@ def play_both(checks, options, programs: Path, effect: Effect, setting: Setting)
         name = f"{', '.join([effect.name, *setting.words()])}, killed at its {moment}"
         if checks.wants(name):
             undisturbed = undisturbed or play(options, programs, effect, setting, None)
-            check(checks, name, play(options, programs, effect, setting, moment), undisturbed, effect, setting, moment)
+            found = play(options, programs, effect, setting, moment)
+            check(checks, name, (found, undisturbed), effect, setting, moment)
 
 
 def build(options, folder: Path) -> None:
@@ -135,8 +138,7 @@ def play(options, programs: Path, effect: Effect, setting: Setting, moment: str 
     is killed, and nothing is recorded."""
     with tempfile.TemporaryDirectory(dir=setting.place) as folder:
         recover = ["--recover"] if moment else []
-        command = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{LIMIT_S:.0f}"), str(programs / "interrupted")]
-        job = subprocess.Popen([*command, folder, effect.name, *setting.words()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            job = subprocess.Popen([*command, folder, effect.name, *setting.words()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         watchdog = threading.Timer(LIMIT_S + 10, job.kill)
         watchdog.start()
         lines = []
@@ -160,8 +162,8 @@ def kill(programs: Path, call: int, moment: str) -> None:
         raise RuntimeError(f"rank 0 (process {pid}) cannot be traced")
 
 
-def check(checks, name: str, found, undisturbed, effect: Effect, setting: Setting, moment: str) -> None:
-    code, results, output = found
+def check(checks, name: str, runs, effect: Effect, setting: Setting, moment: str) -> None:
+    (code, results, output), undisturbed = runs
     is_killed = "rank 0 was killed by SIGKILL" in output
     is_refused = code != 0 and re.search(CANNOT_TELL, output) is not None
     is_right = code == 0 and results == undisturbed[1] and len(results) == 1

@@ -4,7 +4,7 @@
 //! 1 to 10 ms (a *tick*): a change within the tick of the one before leaves the time as it is. A
 //! file server notes them by a clock of its own, and some file systems have steps of seconds. In:
 //! the state of a file that a call is about to change. Out: the time of the last change, or
-//! [`IN_DOUBT`] where a change right now could leave it as it is.
+//! [`UNSURE`] where a change right now could leave it as it is.
 //!
 //! What may never happen: an effect that has happened counts as not performed because the times are
 //! equal.
@@ -18,7 +18,7 @@ use crate::file_identity::FileIdentity;
 use crate::kernel_calls::{kernel, text};
 
 /// Stands for a time that would not show a later change. No file has this time.
-pub const IN_DOUBT: u64 = u64::MAX;
+pub const UNSURE: u64 = u64::MAX;
 
 const SECOND: i64 = 1_000_000_000;
 /// Longest tick of a kernel, in nanoseconds (`CONFIG_HZ=100`).
@@ -70,12 +70,12 @@ impl ChangeClock {
     }
 }
 
-/// The time of the last change of an open file, or [`IN_DOUBT`].
+/// The time of the last change of an open file, or [`UNSURE`].
 pub fn mark_open(descriptor: u64, file: FileIdentity) -> u64 {
     mark(&file, || kind_of(descriptor))
 }
 
-/// The time of the last change of what a path names, or [`IN_DOUBT`]. `flags`: `O_NOFOLLOW` for the
+/// The time of the last change of what a path names, or [`UNSURE`]. `flags`: `O_NOFOLLOW` for the
 /// state of a symbolic link itself.
 pub fn mark_at(place: (u64, u64), flags: c_int, file: &FileIdentity) -> u64 {
     mark(file, || kind_at(place, flags))
@@ -85,7 +85,7 @@ pub fn mark_at(place: (u64, u64), flags: c_int, file: &FileIdentity) -> u64 {
 fn mark(file: &FileIdentity, kind: impl FnOnce() -> Option<c_long>) -> u64 {
     match clock_of(file.device, kind).shows_next(file.changed, last_tick()) {
         true => file.changed as u64,
-        false => IN_DOUBT,
+        false => UNSURE,
     }
 }
 
@@ -93,7 +93,7 @@ fn mark(file: &FileIdentity, kind: impl FnOnce() -> Option<c_long>) -> u64 {
 /// time. Waits for a tick if need be.
 pub fn settled(descriptor: u64, look: impl Fn() -> FileIdentity) -> FileIdentity {
     let mut now = look();
-    while mark_open(descriptor, now) == IN_DOUBT {
+    while mark_open(descriptor, now) == UNSURE {
         let wait = libc::timespec { tv_sec: 0, tv_nsec: TICK_MAX };
         kernel(libc::SYS_nanosleep, [(&raw const wait).addr() as u64, 0, 0, 0, 0, 0]);
         let later = look();
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_in_doubt_within_its_tick() {
+    fn a_time_is_unsure_within_its_tick() {
         let tick = 1_000 * SECOND + 4_000_000;
         for (clock, changed, shows) in [
             (ChangeClock::Precise, tick, true),

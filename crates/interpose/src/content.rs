@@ -13,7 +13,7 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSourc
 use libc::c_long;
 
 use crate::appends::{appended, offset_of};
-use crate::change_times::{IN_DOUBT, mark_open};
+use crate::change_times::{UNSURE, mark_open};
 use crate::file_content::{PAGE_BYTES, is_there};
 use crate::file_identity::FileKind;
 use crate::file_metadata::{IoVectors, identity_of, is_installed};
@@ -271,7 +271,7 @@ impl Session {
         let is_shared = appends && self.is_shared_append(descriptor, before.size);
         let precondition = || {
             let changed = mark_open(descriptor, before);
-            let is_simple = |at| is_within_page(at, pieces.length()) && changed != IN_DOUBT;
+            let is_simple = |at| is_within_page(at, pieces.length()) && changed != UNSURE;
             let written = match writing.place.is_none_or(is_simple) {
                 true => 0,
                 false => written_mark(),

@@ -82,44 +82,8 @@ impl Session {
         let call = call_of(copy.number, words, &[]);
         let about = CallDescription::Path("copy within the kernel", self.table.path_of(to));
         let result = if self.is_live() {
-            let is_recorded = self.table.index(from).is_some();
-            // A file in memory is another one in each incarnation, which fills it again.
-            let of_both =
-                |look: fn(u64) -> u64| [if is_recorded { look(from) } else { 0 }, look(to)];
-            let state =
-                || of_both(|file| identity_of(file).map_or(0, |(_, now)| now.changed as u64));
-            let precondition = || {
-                let [from, to] =
-                    of_both(|file| identity_of(file).map_or(0, |(_, now)| mark_open(file, now)));
-                [from, to, written_mark(), 0, 0, 0, 0, 0]
-            };
-            let source_at = match is_recorded || from_offset != 0 {
-                true => positions[0],
-                false => kernel(libc::SYS_lseek, [from, 0, libc::SEEK_CUR as u64, 0, 0, 0]),
-            };
-            let places = [(from, source_at as u64), (to, positions[1] as u64)];
-            let (at_end, is_behind) = (self.written_at_end(), Cell::new(false));
-            let outcome = |before: [u64; PRECONDITION_WORDS]| {
-                let length = copy.length() as usize;
-                let times = [[before[0], before[1]], state()];
-                let copied = written_between(before[2], at_end);
-                let outcome = outcome_of_copy(copied, times, places, length);
-                is_behind.set(matches!(outcome, EffectOutcome::Performed(_)));
-                outcome
-            };
-            let result = self.effect(call, about, precondition, outcome, || copy.perform());
-            if is_behind.get() {
-                // The incarnation that copied had moved positions that died with it.
-                for ((descriptor, at), offset) in places.into_iter().zip([from_offset, to_offset]) {
-                    // SAFETY: 0, or the program's offset, which the kernel would have advanced.
-                    match unsafe { (offset as *mut i64).as_mut() } {
-                        Some(offset) => *offset += result,
-                        None => move_to(descriptor, at.saturating_add_signed(result)),
-                    }
-                }
-            }
-            self.note(call, result, &[]);
-            result
+            // SAFETY: the caller's promise.
+            unsafe { self.perform_copy(call, copy, positions, about) }
         } else {
             let result = self.replay(call, about, &mut []);
             for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
@@ -139,6 +103,56 @@ impl Session {
             }
         }
         Some(result)
+    }
+
+    /// Performs a copy to a recorded file, or finds what an interrupted copy has done.
+    ///
+    /// # Safety
+    /// The copy is that of a system call of the program.
+    unsafe fn perform_copy(
+        &mut self,
+        call: FileCall,
+        copy: KernelCopy,
+        positions: [i64; 2],
+        about: CallDescription<'_>,
+    ) -> i64 {
+        let KernelCopy { from, from_offset, to, to_offset, .. } = copy;
+        let is_recorded = self.table.index(from).is_some();
+        // A file in memory is another one in each incarnation, which fills it again.
+        let of_both = |look: fn(u64) -> u64| [if is_recorded { look(from) } else { 0 }, look(to)];
+        let state = || of_both(|file| identity_of(file).map_or(0, |(_, now)| now.changed as u64));
+        let precondition = || {
+            let [from, to] =
+                of_both(|file| identity_of(file).map_or(0, |(_, now)| mark_open(file, now)));
+            [from, to, written_mark(), 0, 0, 0, 0, 0]
+        };
+        let source_at = match is_recorded || from_offset != 0 {
+            true => positions[0],
+            false => kernel(libc::SYS_lseek, [from, 0, libc::SEEK_CUR as u64, 0, 0, 0]),
+        };
+        let places = [(from, source_at as u64), (to, positions[1] as u64)];
+        let (at_end, is_behind) = (self.written_at_end(), Cell::new(false));
+        let outcome = |before: [u64; PRECONDITION_WORDS]| {
+            let length = copy.length() as usize;
+            let times = [[before[0], before[1]], state()];
+            let copied = written_between(before[2], at_end);
+            let outcome = outcome_of_copy(copied, times, places, length);
+            is_behind.set(matches!(outcome, EffectOutcome::Performed(_)));
+            outcome
+        };
+        let result = self.effect(call, about, precondition, outcome, || copy.perform());
+        if is_behind.get() {
+            // The incarnation that copied had moved positions that died with it.
+            for ((descriptor, at), offset) in places.into_iter().zip([from_offset, to_offset]) {
+                // SAFETY: 0, or the program's offset, which the kernel would have advanced.
+                match unsafe { (offset as *mut i64).as_mut() } {
+                    Some(offset) => *offset += result,
+                    None => move_to(descriptor, at.saturating_add_signed(result)),
+                }
+            }
+        }
+        self.note(call, result, &[]);
+        result
     }
 
     /// Position of a copy in the file at a descriptor: the number at the pointer `offset`, or
@@ -212,7 +226,7 @@ fn move_to(descriptor: u64, at: u64) {
 
 /// Whether a copy has happened during which the last incarnation was killed, and how much of it.
 /// `copied`: the bytes that it copied, where the kernel has counted them. `before` and `now`: the
-/// times at which source and target were changed last, or [`crate::change_times::IN_DOUBT`]; other
+/// times at which source and target were changed last, or [`crate::change_times::UNSURE`]; other
 /// processes may have changed both since. `places`: descriptor and position of both. A copy within
 /// one file changes its own source, so its content shows nothing.
 fn outcome_of_copy(

@@ -74,8 +74,8 @@ impl ResizeReplay {
         }
     }
 
-    /// Size and time of the last status change of the file, before the call and now. The time before
-    /// may be [`crate::change_times::IN_DOUBT`].
+    /// Size and time of the last status change of the file, before the call and now. The time
+    /// before may be [`crate::change_times::UNSURE`].
     fn outcome(self, before: [u64; 2], now: [u64; 2]) -> EffectOutcome {
         match self {
             _ if before == now => EffectOutcome::NotPerformed,

@@ -210,8 +210,8 @@ impl Session {
         perform()
     }
 
-    /// Bytes that the process which announced the last effect had written when it ended. `None`: not
-    /// known, because it ended on another node, or its kernel does not count.
+    /// Bytes that the process which announced the last effect had written when it ended. `None`:
+    /// not known, because it ended on another node, or its kernel does not count.
     pub fn written_at_end(&mut self) -> Option<u64> {
         self.guard.record().written_by_last().filter(|_| !origin::is_other_node())
     }

@@ -180,8 +180,8 @@ impl RankRecording {
     }
 
     /// Notes how many bytes the process that has just ended had written to files (`None`: not
-    /// known), unless it has announced no effect: the next incarnation judges by this number whether
-    /// an interrupted write has happened, and only that of the process that wrote counts.
+    /// known), unless it has announced no effect: the next incarnation judges by this number
+    /// whether an interrupted write has happened, and only that of the process that wrote counts.
     pub fn note_written(&self, bytes: Option<u64>) {
         if self.words(LAST_WRITTEN_AT) == Some([0]) {
             let word = bytes.map_or(UNKNOWN_WRITTEN, |bytes| bytes.saturating_add(1));

@@ -182,8 +182,8 @@ impl NondeterminismRecord<'_> {
         self.head.files.has_begun.load(Acquire) != 0
     }
 
-    /// Bytes that the process which announced the last effect, and has ended, had written to files in
-    /// all. `None`: its agent does not know.
+    /// Bytes that the process which announced the last effect, and has ended, had written to files
+    /// in all. `None`: its agent does not know.
     pub fn written_by_last(&self) -> Option<u64> {
         let word = self.head.last_written.load(Relaxed);
         word.checked_sub(1).filter(|_| word != UNKNOWN_WRITTEN)
