@@ -58,14 +58,14 @@ enum ChangeClock {
 }
 
 impl ChangeClock {
-    /// Whether a change from now on gets another time than `changed`. `tick`: the time of this
-    /// kernel's last tick.
-    fn shows_next(self, changed: i64, tick: i64) -> bool {
+    /// Whether a change from now on gets another time than `changed`. `tick` looks for
+    /// the time of this kernel's last tick, a system call.
+    fn shows_next(self, changed: i64, tick: impl FnOnce() -> i64) -> bool {
         match self {
             ChangeClock::Precise if changed % SECOND != 0 => true,
             // A time between two ticks is a precise one.
-            ChangeClock::Ticks if changed % SECOND != 0 => changed != tick,
-            _ => tick.saturating_sub(changed) >= AGE_MIN,
+            ChangeClock::Ticks if changed % SECOND != 0 => changed != tick(),
+            _ => tick().saturating_sub(changed) >= AGE_MIN,
         }
     }
 }
@@ -83,7 +83,7 @@ pub fn mark_at(place: (u64, u64), flags: c_int, file: &FileIdentity) -> u64 {
 
 /// `kind` is asked for the kind of the file system once for each device.
 fn mark(file: &FileIdentity, kind: impl FnOnce() -> Option<c_long>) -> u64 {
-    match clock_of(file.device, kind).shows_next(file.changed, last_tick()) {
+    match clock_of(file.device, kind).shows_next(file.changed, last_tick) {
         true => file.changed as u64,
         false => UNSURE,
     }
@@ -209,7 +209,7 @@ mod tests {
             (ChangeClock::Ticks, 1_000 * SECOND, false),
             (ChangeClock::Ticks, 980 * SECOND, true),
         ] {
-            assert_eq!(clock.shows_next(changed, tick), shows, "{clock:?} {changed}");
+            assert_eq!(clock.shows_next(changed, || tick), shows, "{clock:?} {changed}");
         }
     }
 
