@@ -138,7 +138,12 @@ def play(options, programs: Path, effect: Effect, setting: Setting, moment: str 
     is killed, and nothing is recorded."""
     with tempfile.TemporaryDirectory(dir=setting.place) as folder:
         recover = ["--recover"] if moment else []
-            job = subprocess.Popen([*command, folder, effect.name, *setting.words()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        limit = ["--timeout", f"{LIMIT_S:.0f}"]
+        command = [*common.landbridge_run(options, RANKS, *recover, *limit)]
+        command += [str(programs / "interrupted"), folder, effect.name, *setting.words()]
+        job = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         watchdog = threading.Timer(LIMIT_S + 10, job.kill)
         watchdog.start()
         lines = []
