@@ -23,6 +23,8 @@ pub const UNSURE: u64 = u64::MAX;
 const SECOND: i64 = 1_000_000_000;
 /// Longest tick of a kernel, in nanoseconds (`CONFIG_HZ=100`).
 const TICK_MAX: i64 = 10_000_000;
+/// Largest number of ticks for which [`settled`] waits.
+const TICKS_WAITED: u32 = 20;
 /// Age of a change, in nanoseconds, from which on no clock gives another change the same time: file
 /// servers whose clock differs by less, and file systems with steps of 2 s (FAT).
 const AGE_MIN: i64 = 10 * SECOND;
@@ -58,8 +60,8 @@ enum ChangeClock {
 }
 
 impl ChangeClock {
-    /// Whether a change from now on gets another time than `changed`. `tick` looks for
-    /// the time of this kernel's last tick, a system call.
+    /// Whether a change from now on gets another time than `changed`. `tick` looks for the
+    /// time of this kernel's last tick, a system call.
     fn shows_next(self, changed: i64, tick: impl FnOnce() -> i64) -> bool {
         match self {
             ChangeClock::Precise if changed % SECOND != 0 => true,
@@ -90,19 +92,23 @@ fn mark(file: &FileIdentity, kind: impl FnOnce() -> Option<c_long>) -> u64 {
 }
 
 /// The state of an open file, by `look`, at a time from which on each change gives the file another
-/// time. Waits for a tick if need be.
+/// time: waits for a tick if need be. A file that does not stop changing gets the time [`UNSURE`],
+/// so it counts as changed from now on.
 pub fn settled(descriptor: u64, look: impl Fn() -> FileIdentity) -> FileIdentity {
     let mut now = look();
-    while mark_open(descriptor, now) == UNSURE {
+    for _ in 0..TICKS_WAITED {
+        if mark_open(descriptor, now) != UNSURE {
+            return now;
+        }
         let wait = libc::timespec { tv_sec: 0, tv_nsec: TICK_MAX };
         kernel(libc::SYS_nanosleep, [(&raw const wait).addr() as u64, 0, 0, 0, 0, 0]);
         let later = look();
         if later == now {
-            break;
+            return now;
         }
         now = later;
     }
-    now
+    FileIdentity { changed: UNSURE as i64, ..now }
 }
 
 /// Kind of the file system of an open file (`f_type` of statfs(2)).
@@ -223,6 +229,20 @@ mod tests {
         assert_eq!(clock_of_kind(0xef53, false), ChangeClock::Ticks);
         assert_eq!(clock_of_kind(0x8584_58f6, true), ChangeClock::Ticks, "ramfs");
         assert_eq!(clock_of_kind(0x6969, true), ChangeClock::Other, "NFS");
+    }
+
+    #[test]
+    fn a_file_that_does_not_stop_changing_counts_as_changed() {
+        let nothing = u64::MAX;
+        let tries = std::cell::Cell::new(0);
+        let state = |changed| FileIdentity { device: 60, changed, ..FileIdentity::NONE };
+        let changing = || {
+            tries.set(tries.get() + 1);
+            state(last_tick() + tries.get())
+        };
+        assert_eq!(settled(nothing, changing).changed as u64, UNSURE);
+        let recent = last_tick();
+        assert_eq!(settled(nothing, || state(recent)).changed, recent, "it stands still");
     }
 
     #[test]

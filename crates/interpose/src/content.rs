@@ -269,7 +269,11 @@ impl Session {
             false => crate::file_status::with_cached_attributes(state),
         };
         let is_shared = appends && self.is_shared_append(descriptor, before.size);
-        let precondition = || {
+        let precondition = |earlier: Option<[u64; PRECONDITION_WORDS]>| {
+            // What was appended in part is truncated away by now, and `before` still has it.
+            if let Some(earlier) = earlier.filter(|_| appends) {
+                return earlier;
+            }
             let changed = mark_open(descriptor, before);
             let is_simple = |at| is_within_page(at, pieces.length()) && changed != UNSURE;
             let written = match writing.place.is_none_or(is_simple) {

@@ -121,7 +121,7 @@ impl Session {
         // A file in memory is another one in each incarnation, which fills it again.
         let of_both = |look: fn(u64) -> u64| [if is_recorded { look(from) } else { 0 }, look(to)];
         let state = || of_both(|file| identity_of(file).map_or(0, |(_, now)| now.changed as u64));
-        let precondition = || {
+        let precondition = |_| {
             let [from, to] =
                 of_both(|file| identity_of(file).map_or(0, |(_, now)| mark_open(file, now)));
             [from, to, written_mark(), 0, 0, 0, 0, 0]

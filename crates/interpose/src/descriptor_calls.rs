@@ -55,7 +55,7 @@ impl Session {
         let about = CallDescription::Path("open", name);
         if self.is_live() {
             let perform = || kernel(libc::SYS_openat, [directory, path, flags as u64, mode, 0, 0]);
-            let precondition = || announced((directory, path));
+            let precondition = |_| announced((directory, path));
             let outcome = |before| outcome_of((directory, path), flags, before);
             let changes = creates || flags & libc::O_TRUNC != 0;
             let result = match changes {

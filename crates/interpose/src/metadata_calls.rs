@@ -224,7 +224,7 @@ impl Session {
             }
             change.inspect(path_change);
             self.hold_before(path_change, &change);
-            let precondition = || announced(path_change);
+            let precondition = |_| announced(path_change);
             let outcome = |before| outcome_of(path_change, before);
             let perform = || kernel(path_change.number, arguments);
             let result = self.effect(call, about, precondition, outcome, perform);

@@ -39,7 +39,7 @@ impl Session {
             let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
             [now.size as u64, now.changed as u64]
         };
-        let precondition = || {
+        let precondition = |_| {
             let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
             [now.size as u64, mark_open(descriptor, now), 0, 0, 0, 0, 0, 0]
         };

@@ -176,12 +176,13 @@ impl Session {
     }
 
     /// Performs an effect after its announcement in the record, or finds that the effect of an
-    /// interrupted call has happened. Returns the result; the caller notes it.
+    /// interrupted call has happened. `precondition` gets that of an earlier announcement of this
+    /// effect, if there is one. Returns the result; the caller notes it.
     pub fn effect(
         &mut self,
         call: FileCall,
         about: CallDescription<'_>,
-        precondition: impl FnOnce() -> [u64; PRECONDITION_WORDS],
+        precondition: impl FnOnce(Option<[u64; PRECONDITION_WORDS]>) -> [u64; PRECONDITION_WORDS],
         outcome: impl FnOnce([u64; PRECONDITION_WORDS]) -> EffectOutcome,
         perform: impl FnOnce() -> i64,
     ) -> i64 {
@@ -199,8 +200,7 @@ impl Session {
             )),
             EffectOutcome::NotPerformed => (),
         }
-        // The state as this process finds it, which an interruption of this process is judged by.
-        self.guard.record().announce(call, precondition());
+        self.guard.record().announce(call, precondition(interrupted));
         if !make_durable() {
             abort_replay(format_args!(
                 "its agent has not taken down {about}, so another node may repeat it"

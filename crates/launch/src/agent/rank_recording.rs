@@ -175,6 +175,7 @@ impl RankRecording {
     /// Resets the poll count of the present incarnation to 0, because the rank's process has ended
     /// and no other one runs yet; returns the counts after that.
     pub fn end_incarnation(&self) -> PollCounts {
+        self.note_written(None);
         let _ = rustix::io::pwrite(&self.memory, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
         self.poll_counts()
     }
@@ -337,6 +338,8 @@ impl RankRecording {
         self.write_determinants(update.first_determinant, &update.determinants)?;
         if !update.files.is_empty() {
             self.write(FILES_AT, &update.files)?;
+            // An announcement from another node, whose agent alone could know.
+            self.write(LAST_WRITTEN_AT, &UNKNOWN_WRITTEN.to_ne_bytes())?;
             self.replicated_files.replace(update.files.clone());
         }
         let words = [

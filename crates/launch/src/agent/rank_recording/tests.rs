@@ -78,6 +78,7 @@ fn updates_are_sent_once_and_applied_to_the_recording_of_the_next_incarnation() 
     assert_eq!(updates[0].files.len(), FILES_WORDS * 8);
     other.apply(&updates[0]).unwrap();
     assert_eq!(other.words(FILES_AT), Some([0, 77]));
+    assert_eq!(other.words(LAST_WRITTEN_AT), Some([UNKNOWN_WRITTEN]));
     assert_eq!((one.updates(3), other.updates(3)), (Vec::new(), Vec::new()));
     take_in(&other, RECENT_DETERMINANTS_MAX as u64 + 20);
     assert_eq!(
@@ -257,6 +258,11 @@ fn the_process_that_announced_an_effect_alone_tells_what_it_had_written() {
     // The next process announces an effect.
     put(&recording, LAST_WRITTEN_AT, 0);
     recording.note_written(None);
+    recording.note_written(Some(3));
+    assert_eq!(recording.words(LAST_WRITTEN_AT), Some([UNKNOWN_WRITTEN]));
+    // The end of a process that nobody has counted.
+    put(&recording, LAST_WRITTEN_AT, 0);
+    recording.end_incarnation();
     recording.note_written(Some(3));
     assert_eq!(recording.words(LAST_WRITTEN_AT), Some([UNKNOWN_WRITTEN]));
 }
