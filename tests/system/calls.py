@@ -6,11 +6,13 @@ make it, and reads what the interposer prints. Some cases run a second incarnati
 record, whose calls are the same or differ in one value.
 """
 
+import errno
 import fcntl
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,6 +60,11 @@ CHANNELS = {
     "device lock": "it locks a device or a pipe",
     "unspecified": SENDS,
     "look": "another thread than the first looks at ",
+    "look at times": "another thread than the first looks at /tmp, which is changed",
+    "connect in thread": SOCKET.format("connects"),
+    "exchanged directory": "a program that it starts enters ",
+    "exchanged file": "a program that it starts opens ",
+    "steady directory": "",
     "look at lock": "another thread than the first locks ",
     "look at attribute": "another thread than the first looks at ",
     "own library": SOCKET.format("binds"),
@@ -150,6 +157,7 @@ def main() -> int:
         for name, words in CHANGES.items():
             change(checks, options, program, name, words)
         copy_out(checks, options, program)
+        connection(checks, options, program)
         deadlock(checks, options, program)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
@@ -167,12 +175,19 @@ def built(folder: Path) -> Path:
     return program
 
 
+# A name that has changed counts from this time before the first incarnation on.
+SLACK_S = 2.0
+
+
 def channel(checks, options, program: Path, name: str, reason: str) -> None:
     """A call that nothing repeats is reported at the call, and no other call is."""
     case = f"a program that uses {name}"
     if not checks.wants(case):
         return
     with Case(options, program) as (record, folder):
+        if "exchanged" in name or "steady" in name:
+            (folder / "way").symlink_to("/usr" if "directory" in name else "/dev/null")
+            time.sleep(SLACK_S + 0.5)
         code, output = record.run(name, folder)
     if "not here" in output:
         print(f"skip   {case}: this system has no such call")
@@ -232,6 +247,25 @@ def copy_out(checks, options, program: Path) -> None:
     is_named = "its copy of " in output and "the file has changed" in output
     measured = f"exit codes {codes}, {'the same' if is_same else 'other'} bytes, {'named' if is_named else 'not named'}"
     checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_same and is_named, measured, outcomes[0][1] + output)
+
+
+def connection(checks, options, program: Path) -> None:
+    """A connection that failed fails again in the replay, for the same reason, whoever listens."""
+    case = "a connection that fails"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder), socket.socket(socket.AF_UNIX) as listener:
+        outcomes = [record.run("connection that fails", folder)]
+        (folder / "of").write_text("")
+        outcomes.append(record.run("connection that fails", folder))
+        (folder / "of").unlink()
+        listener.bind(str(folder / "of"))
+        listener.listen()
+        outcomes.append(record.run("connection that fails", folder))
+    codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
+    is_same = outputs == [f"error {errno.ENOENT}\ndone\n"] * 3
+    measured = f"exit codes {codes}, {'the same' if is_same else 'other'} errors"
+    checks.check(case, codes == [0, 0, 0] and is_same, measured, "".join(outputs))
 
 
 def lock(checks, options, program: Path, name: str) -> None:

@@ -188,7 +188,7 @@ fn version_of(release: &[u8]) -> (u32, u32) {
 }
 
 /// Time of this kernel's last tick, in nanoseconds since 1970.
-fn last_tick() -> i64 {
+pub fn last_tick() -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let room = (&raw mut now).addr() as u64;
     kernel(libc::SYS_clock_gettime, [libc::CLOCK_REALTIME_COARSE as u64, room, 0, 0, 0, 0]);

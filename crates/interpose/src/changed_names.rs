@@ -36,8 +36,13 @@ pub enum NameChange {
 pub enum Asked {
     /// Which file it is. Names in a directory are compared on their own.
     Name,
-    /// Which file it is, and its times, size and number of links.
+    /// Which file it is, its rights, and its times, size and number of links as every look at a
+    /// file asks for them: of a directory whose times change in every run they do not count.
     Attributes,
+    /// These times, or the number of links, and nothing else (statx(2)).
+    Times,
+    /// The time of the last access, which changes alone.
+    AccessTime,
 }
 
 /// Number of symbolic links after which the kernel gives up (path_resolution(7)).
@@ -134,20 +139,70 @@ impl NameWalk {
                 Some(WalkStep::End(None))
             }
             libc::S_IFDIR if has_changed => {
-                // The times of `/tmp` change in every run, by processes outside the job.
-                let is_asked = self.asked == Asked::Attributes && mode & libc::S_ISVTX == 0;
-                let change = match is_last && (is_asked || self.is_new()) {
-                    _ if found.changed > found.modified => NameChange::Component,
-                    true => NameChange::Target,
-                    false if self.may_be_exchanged(&self.path[part], above) => {
-                        NameChange::Component
-                    }
-                    false => return None,
-                };
-                (!is_above_working_directory(&found)).then_some(WalkStep::End(Some(change)))
+                let change = self.change_of_directory((mode, &found), part, is_last, above)?;
+                let is_asked = is_last && self.asks_for_times();
+                let counts = is_asked || !is_above_working_directory(&found);
+                counts.then_some(WalkStep::End(Some(change)))
             }
-            _ => (is_last && has_changed).then_some(WalkStep::End(Some(NameChange::Target))),
+            _ => {
+                let was_read = || self.asked == Asked::AccessTime && self.was_accessed();
+                let matters = is_last && (has_changed || was_read());
+                matters.then_some(WalkStep::End(Some(NameChange::Target)))
+            }
         }
+    }
+
+    /// What has changed of the directory in these bytes of the path, whose times have.
+    fn change_of_directory(
+        &self,
+        (mode, found): (libc::mode_t, &FileIdentity),
+        part: Range<usize>,
+        is_last: bool,
+        above: Option<FileIdentity>,
+    ) -> Option<NameChange> {
+        // The times of `/tmp` change in every run, by processes outside the job.
+        let is_asked = match self.asked {
+            Asked::Name => false,
+            Asked::Attributes => mode & libc::S_ISVTX == 0,
+            Asked::Times | Asked::AccessTime => true,
+        };
+        match is_last && (is_asked || self.is_new()) {
+            _ if self.was_moved(found) => Some(NameChange::Component),
+            true => Some(NameChange::Target),
+            false => {
+                let may_be = self.may_be_exchanged(&self.path[part], above);
+                may_be.then_some(NameChange::Component)
+            }
+        }
+    }
+
+    /// Whether the directory at the end of the path was moved, or its rights were changed. The
+    /// kernel sets its two times one after the other, so a look in between finds two as well.
+    fn was_moved(&self, found: &FileIdentity) -> bool {
+        const LOOKS_MAX: usize = 5;
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let mut found = *found;
+        for _ in 0..LOOKS_MAX {
+            if found.changed <= found.modified {
+                return false;
+            }
+            kernel(libc::SYS_nanosleep, [(&raw const pause).addr() as u64, 0, 0, 0, 0, 0]);
+            let Some((_, now)) = mode_and_identity_at(self.place()) else { return true };
+            found = now;
+        }
+        found.changed > found.modified
+    }
+
+    fn asks_for_times(&self) -> bool {
+        matches!(self.asked, Asked::Times | Asked::AccessTime)
+    }
+
+    /// Whether the end of the path has been read since the job began.
+    fn was_accessed(&self) -> bool {
+        self.about(libc::STATX_ATIME).is_some_and(|about| {
+            let (seconds, rest) = (about.stx_atime.tv_sec, about.stx_atime.tv_nsec);
+            crate::file_status::nanoseconds(seconds, rest.into()) >= self.since
+        })
     }
 
     fn place(&self) -> (u64, u64) {
@@ -283,27 +338,38 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::{Path, PathBuf};
-    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+    use std::time::{Duration, SystemTime};
 
     use super::*;
+    use crate::change_times::last_tick;
 
     struct Folder(PathBuf);
 
     impl Folder {
-        /// A folder with old files and directories, and the time after them.
+        /// A folder with old files and directories, and the time after them. The folder above it
+        /// stays as it is: the one above that is changed by other tests.
         fn new(name: &str) -> (Folder, i64) {
-            let place = std::env::temp_dir().join(format!("lb-way-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&place);
+            let above = std::env::temp_dir().join(format!("lb-way-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&above);
+            let place = above.join("within");
             fs::create_dir_all(place.join("old/sub")).unwrap();
             fs::write(place.join("old/sub/file"), "").unwrap();
             fs::write(place.join("old/file"), "").unwrap();
             symlink("old", place.join("link")).unwrap();
             symlink(place.join("link/sub"), place.join("far")).unwrap();
-            // Times of files advance in steps of at most 10 ms.
-            let since = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64;
-            std::thread::sleep(Duration::from_millis(20));
-            let since = since();
-            std::thread::sleep(Duration::from_millis(20));
+            // Times of files advance by ticks, which a virtual machine under load gets late. A
+            // precise time may be later than the tick after it.
+            let ticks_later = || {
+                for _ in 0..3 {
+                    let before = last_tick();
+                    while last_tick() == before {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+                last_tick()
+            };
+            let since = ticks_later();
+            ticks_later();
             (Folder(place), since)
         }
 
@@ -314,7 +380,7 @@ mod tests {
 
     impl Drop for Folder {
         fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
+            let _ = fs::remove_dir_all(self.0.parent().unwrap());
         }
     }
 
@@ -383,6 +449,24 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_in_which_somebody_creates_files_is_not_taken_for_a_moved_one() {
+        let (folder, since) = Folder::new("busy");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    fs::write(folder.at("old/sub/new"), "").unwrap();
+                    fs::remove_file(folder.at("old/sub/new")).unwrap();
+                }
+            });
+            let looks = (0..20_000).map(|_| change(&folder.at("old/sub/file"), since));
+            let wrong = looks.filter(Option::is_some).count();
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(wrong, 0);
+        });
+    }
+
+    #[test]
     fn the_times_of_a_directory_are_compared_where_they_are_learned() {
         let (folder, since) = Folder::new("times");
         let change = |name| change_for(&folder.at(name), since, Asked::Attributes);
@@ -394,6 +478,22 @@ mod tests {
         assert_eq!(change("link/"), Some(NameChange::Target), "by a link");
         assert_eq!(change("old/sub"), None, "whose directory has got a file");
         assert_eq!(change("old/file"), None);
+    }
+
+    #[test]
+    fn times_that_are_asked_for_alone_count_everywhere() {
+        let (folder, since) = Folder::new("alone");
+        let change = |name, asked| change_for(&folder.at(name), since, asked);
+        fs::set_permissions(folder.at("old"), fs::Permissions::from_mode(0o1777)).unwrap();
+        fs::write(folder.at("old/new"), "").unwrap();
+        assert_eq!(change("old", Asked::Attributes), None, "a directory like /tmp");
+        assert_eq!(change("old", Asked::Times), Some(NameChange::Target));
+        assert_eq!(change("old/file", Asked::AccessTime), None);
+        // A file system may not note reads (noatime).
+        let file = fs::File::open(folder.at("old/file")).unwrap();
+        let now = SystemTime::now();
+        file.set_times(fs::FileTimes::new().set_accessed(now)).unwrap();
+        assert_eq!(change("old/file", Asked::AccessTime), Some(NameChange::Target));
     }
 
     #[test]

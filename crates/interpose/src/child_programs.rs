@@ -10,20 +10,14 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use crate::changed_names::NameChange;
 use crate::kernel_calls::{HERE, kernel, text};
 use crate::messages::Path;
-use crate::watched::{
-    self, CHANGED, CHANGED_COMPONENT, change_of, forbid_restart_of, is_opened_for_writing,
-};
-use crate::{dispatch, real_libc, record_head};
-
-/// Whether a child of this process may enter a directory before its program begins.
-static HAS_DIRECTORY: AtomicBool = AtomicBool::new(false);
+use crate::watched::{self, CHANGED, CHANGED_COMPONENT, change_of, forbid_restart_of};
+use crate::{dispatch, real_libc, record_head, spawn_actions};
 
 type CStringList = *const *mut c_char;
 
@@ -68,6 +62,7 @@ pub unsafe extern "C" fn posix_spawn(
 ) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
+        spawn_actions::check(actions);
         check_start(path, environment);
         real_libc::posix_spawn(process, path, actions, attributes, words, environment)
     }
@@ -85,48 +80,9 @@ pub unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
+        spawn_actions::check(actions);
         check_exec_in_path(name, environment);
         real_libc::posix_spawnp(process, name, actions, attributes, words, environment)
-    }
-}
-
-/// Reports a file that a later child opens for writing before its program begins, where this
-/// library does not observe it.
-///
-/// # Safety
-/// The arguments are valid for the C library's `posix_spawn_file_actions_addopen`.
-pub unsafe extern "C" fn add_open(
-    actions: *mut posix_spawn_file_actions_t,
-    descriptor: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: libc::mode_t,
-) -> c_int {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe {
-        if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
-            before_open(path, flags);
-        }
-        real_libc::posix_spawn_file_actions_addopen(actions, descriptor, path, flags, mode)
-    }
-}
-
-/// Reports a directory that a later child enters before its program begins, where this library does
-/// not observe it: the names that the child uses begin there.
-///
-/// # Safety
-/// The arguments are valid for the C library's `posix_spawn_file_actions_addchdir_np`.
-pub unsafe extern "C" fn add_directory(
-    actions: *mut posix_spawn_file_actions_t,
-    path: *const c_char,
-) -> c_int {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe {
-        if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
-            HAS_DIRECTORY.store(true, Relaxed);
-            before_use("a program that it starts enters", path);
-        }
-        real_libc::posix_spawn_file_actions_addchdir_np(actions, path)
     }
 }
 
@@ -176,10 +132,10 @@ unsafe fn check_start(path: *const c_char, environment: CStringList) {
         check_exec(path, environment);
         if dispatch::is_installed() && watched::is_watched() && !path.is_null() {
             let is_relative = !text(path.addr() as u64).starts_with(b"/");
-            if is_relative && HAS_DIRECTORY.load(Relaxed) {
+            if is_relative && spawn_actions::may_enter_directory() {
                 report_unobserved(path, UnobservedReason::Directory);
             }
-            before_use("it starts", path);
+            before_start(path);
         }
     }
 }
@@ -343,35 +299,11 @@ fn of_program(start: &[u8]) -> Result<Option<UnobservedReason>, ()> {
     Ok(Some(UnobservedReason::Static))
 }
 
-/// Reports a file that a program started by this process opens for writing when the program begins.
+/// Reports a program started by this process that a later incarnation may find changed.
 ///
 /// # Safety
 /// The path is a C string.
-pub unsafe fn before_open(path: *const c_char, flags: c_int) {
-    // SAFETY: the caller's promise.
-    let name = unsafe { text(path.addr() as u64) };
-    // SAFETY: the program's path is a C string.
-    if unsafe { is_opened_for_writing(HERE, path.addr() as u64, flags) } {
-        let path = Path(name);
-        forbid_restart_of(format_args!("a program that it starts opens {path} for writing"));
-        return;
-    }
-    // SAFETY: the caller's promise.
-    let change = unsafe { change_of(HERE, path.addr() as u64) };
-    // The content of the file is compared when it is read (`reads`).
-    let is_way = change.is_some_and(|change| change != NameChange::Target);
-    if is_way {
-        let path = Path(name);
-        forbid_restart_of(format_args!("a program that it starts opens {path}{CHANGED_COMPONENT}"));
-    }
-}
-
-/// Reports what a program started by this process uses when it begins, and what a later incarnation
-/// may find changed: the program itself, or its directory.
-///
-/// # Safety
-/// The path is a C string.
-unsafe fn before_use(what: &str, path: *const c_char) {
+unsafe fn before_start(path: *const c_char) {
     // SAFETY: the caller's promise.
     let (name, change) = unsafe {
         let place = path.addr() as u64;
@@ -379,7 +311,7 @@ unsafe fn before_use(what: &str, path: *const c_char) {
     };
     if let Some(change) = change {
         let more = if change == NameChange::Component { CHANGED_COMPONENT } else { CHANGED };
-        forbid_restart_of(format_args!("{what} {name}{more}"));
+        forbid_restart_of(format_args!("it starts {name}{more}"));
     }
 }
 

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 use landbridge_proto::nondeterminism::Polls;
 
 use crate::{
-    aio, child_programs, dispatch, libc_wrappers, new_processes, record_head, recording,
-    side_channels, temporary, watched,
+    aio, child_programs, connections, dispatch, libc_wrappers, new_processes, record_head,
+    recording, side_channels, spawn_actions, temporary, watched,
 };
 
 /// Defines functions by `name => body, register`, where `register` is that of the argument after
@@ -55,7 +55,7 @@ interpose_with_caller! {
     mkostemps64 => temporary::mkostemps, "rcx", "x3";
     mkdtemp => temporary::mkdtemp, "rsi", "x1";
     pthread_create => new_processes::pthread_create, "r8", "x4";
-    connect => side_channels::connect, "rcx", "x3";
+    connect => connections::connect, "rcx", "x3";
     bind => side_channels::bind, "rcx", "x3";
     listen => side_channels::listen, "rdx", "x2";
     sendmsg => side_channels::sendmsg, "rcx", "x3";
@@ -173,9 +173,11 @@ interpose! {
     sched_yield => dispatch::sched_yield;
     posix_spawn => child_programs::posix_spawn;
     posix_spawnp => child_programs::posix_spawnp;
-    posix_spawn_file_actions_addopen => child_programs::add_open;
-    posix_spawn_file_actions_addchdir_np => child_programs::add_directory;
-    posix_spawn_file_actions_addchdir => child_programs::add_directory;
+    posix_spawn_file_actions_addopen => spawn_actions::add_open;
+    posix_spawn_file_actions_addchdir_np => spawn_actions::add_directory;
+    posix_spawn_file_actions_addchdir => spawn_actions::add_directory;
+    posix_spawn_file_actions_init => spawn_actions::init;
+    posix_spawn_file_actions_destroy => spawn_actions::destroy;
 }
 
 /// Runs when the program is loaded, before the constructors of every other library (`build.rs`),

@@ -47,9 +47,10 @@
 //! | `working_directory` | the directory to which relative names refer |
 //! | `descriptor_table` | open files of the recorded thread |
 //! | `watched` | threads, handlers and children that are observed |
-//! | `child_programs` | programs that the program starts |
+//! | `spawn_actions`, `child_programs` | programs that the program starts |
 //! | `process_calls`, `side_channels` | calls on other processes, sockets and queues |
 //! | `session` | one recorded call: performed and noted, or answered from the record |
+//! | `connections` | connections of sockets, recorded if they fail |
 //! | `range_locks` | locks of fcntl(2) |
 //! | `appends`, `copies`, `open_file_changes` | recorded calls on open files, of one kind each |
 //! | `directory_calls`, `mapping_calls`, `metadata_calls` | recorded calls of one kind each |
@@ -89,6 +90,7 @@ mod changed_files;
 mod changed_names;
 mod child_programs;
 mod compared_arguments;
+mod connections;
 mod content;
 mod copies;
 mod deadlines;
@@ -130,6 +132,7 @@ mod restored_files;
 mod session;
 mod side_channels;
 mod signal_mask;
+mod spawn_actions;
 mod standard_input;
 mod syscalls;
 mod temporary;

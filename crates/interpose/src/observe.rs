@@ -57,19 +57,22 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     // SAFETY: paths of the program's.
     unsafe {
         match number {
-            libc::SYS_stat | libc::SYS_lstat => looks("looks at", HERE, a, Asked::Attributes),
-            libc::SYS_access
-            | libc::SYS_readlink
+            // The rights of a directory change with its times.
+            libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_access
             | libc::SYS_getxattr
             | libc::SYS_lgetxattr
             | libc::SYS_listxattr
-            | libc::SYS_llistxattr => looks("looks at", HERE, a, Asked::Name),
-            libc::SYS_newfstatat | libc::SYS_statx if text(b).is_empty() => examines(a),
-            libc::SYS_newfstatat => looks("looks at", a, b, Asked::Attributes),
-            libc::SYS_statx => looks("looks at", a, b, asked_of(arguments[3])),
-            libc::SYS_faccessat | libc::SYS_faccessat2 | libc::SYS_readlinkat => {
-                looks("looks at", a, b, Asked::Name);
+            | libc::SYS_llistxattr => looks("looks at", HERE, a, Asked::Attributes),
+            libc::SYS_readlink => looks("looks at", HERE, a, Asked::Name),
+            libc::SYS_newfstatat if text(b).is_empty() => examines(a, Asked::Attributes),
+            libc::SYS_statx if text(b).is_empty() => examines(a, asked_of(arguments[3])),
+            libc::SYS_newfstatat | libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                looks("looks at", a, b, Asked::Attributes);
             }
+            libc::SYS_statx => looks("looks at", a, b, asked_of(arguments[3])),
+            libc::SYS_readlinkat => looks("looks at", a, b, Asked::Name),
             libc::SYS_statfs if file_metadata::identity_behind((HERE, a)).is_none() => {
                 looks("looks at", HERE, a, Asked::Name);
             }
@@ -141,7 +144,7 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
         libc::SYS_fstatfs => {
             with_file(a, |_, path| forbid_restart("asks for the file system of", path, ""));
         }
-        libc::SYS_fstat => examines(a),
+        libc::SYS_fstat => examines(a, Asked::Attributes),
         libc::SYS_fgetxattr | libc::SYS_flistxattr => uses("looks at", a),
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
             let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
@@ -175,17 +178,21 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     }
 }
 
-/// What a call of statx(2) with this mask asks.
+/// What a call of statx(2) with this mask asks. A call like stat(2) asks for everything, whatever
+/// the program wants to know.
 fn asked_of(mask: u64) -> Asked {
-    const ATTRIBUTES: u32 = libc::STATX_ATIME
-        | libc::STATX_MTIME
-        | libc::STATX_CTIME
-        | libc::STATX_NLINK
-        | libc::STATX_SIZE
-        | libc::STATX_BLOCKS;
-    match mask & u64::from(ATTRIBUTES) {
-        0 => Asked::Name,
-        _ => Asked::Attributes,
+    const TIMES: u32 = libc::STATX_MTIME | libc::STATX_CTIME | libc::STATX_NLINK;
+    const SIZES: u32 = libc::STATX_SIZE | libc::STATX_BLOCKS;
+    let asks = |what: u32| mask & u64::from(what) != 0;
+    let is_like_stat = mask & u64::from(libc::STATX_BASIC_STATS) == libc::STATX_BASIC_STATS.into();
+    match is_like_stat {
+        true => Asked::Attributes,
+        false if asks(libc::STATX_ATIME) => Asked::AccessTime,
+        false if asks(TIMES) => Asked::Times,
+        false if asks(SIZES | libc::STATX_MODE | libc::STATX_UID | libc::STATX_GID) => {
+            Asked::Attributes
+        }
+        false => Asked::Name,
     }
 }
 
@@ -335,15 +342,17 @@ fn reads(descriptor: u64) {
 }
 
 /// Reports a look at an open file or directory that may change.
-fn examines(descriptor: u64) {
-    let Some((FileKind::Directory, _)) = identity_of(descriptor as u32 as u64) else {
-        return uses("looks at", descriptor);
-    };
+fn examines(descriptor: u64, asked: Asked) {
+    match identity_of(descriptor as u32 as u64) {
+        Some((FileKind::Directory, _)) => (),
+        Some((FileKind::File, _)) if asked == Asked::AccessTime => (),
+        _ => return uses("looks at", descriptor),
+    }
     let mut path = [0; PATH_BYTES];
     let length = path_of(descriptor as u32 as u64, &mut path);
     let place = path.as_ptr().addr() as u64;
     // SAFETY: a path of at most `PATH_BYTES` - 1 bytes ends with a zero.
-    let change = unsafe { change_for(HERE, place, Asked::Attributes) };
+    let change = unsafe { change_for(HERE, place, asked) };
     report_change("looks at", &path[..length], change);
 }
 

@@ -201,6 +201,8 @@ behind! {
         flags: c_int,
         mode: libc::mode_t
     ) -> c_int;
+    posix_spawn_file_actions_init(actions: *mut libc::posix_spawn_file_actions_t) -> c_int;
+    posix_spawn_file_actions_destroy(actions: *mut libc::posix_spawn_file_actions_t) -> c_int;
     mkstemp(template: *mut c_char) -> c_int;
     mkostemp(template: *mut c_char, flags: c_int) -> c_int;
     mkstemps(template: *mut c_char, suffix: c_int) -> c_int;

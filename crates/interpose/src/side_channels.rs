@@ -15,8 +15,6 @@ use landbridge_proto::nondeterminism::RecordHead;
 use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::changed_names::NameChange;
-use crate::kernel_calls::HERE;
 use crate::{caller, dispatch, real_libc, record_head, watched};
 
 /// A channel, as the report names it.
@@ -33,14 +31,24 @@ pub const MESSAGE: &str = "it uses a message queue (msgsnd)";
 pub const NAMED_QUEUE: &str = "it uses a message queue (mq_open)";
 
 /// Forbids a restart if the call at address `caller` is one of the program's.
-fn forbid_restart(caller: usize, what: &str) {
+pub fn forbid_restart(caller: usize, what: &str) {
     let matters = dispatch::is_installed() && watched::is_watched();
-    if matters && !caller::is_known_network_call(caller) {
-        if caller::belongs_to_mpi_or_transport(caller) {
-            return caller::remember_network_call(caller);
-        }
+    if matters && is_of_program(caller) {
         report(what);
     }
+}
+
+/// Whether the call at this address is one of the program's, and none of the MPI library or a
+/// library of the network.
+pub fn is_of_program(caller: usize) -> bool {
+    if caller::is_known_network_call(caller) {
+        return false;
+    }
+    let is_network = caller::belongs_to_mpi_or_transport(caller);
+    if is_network {
+        caller::remember_network_call(caller);
+    }
+    !is_network
 }
 
 /// Forbids a restart, for a channel that the program uses.
@@ -102,72 +110,6 @@ pub unsafe fn is_for_others(message: *const msghdr) -> bool {
 pub unsafe fn any_is_for_others(messages: *const mmsghdr, count: c_uint) -> bool {
     // SAFETY: the caller's promise.
     unsafe { (0..count as usize).any(|at| is_for_others(&raw const (*messages.add(at)).msg_hdr)) }
-}
-
-/// Whether an error of connect(2) says something about the address, which then can be read.
-fn is_answer(error: c_int) -> bool {
-    matches!(error, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::EAGAIN)
-}
-
-/// Whether a refused connection tells something about the other ranks: it names a file of a local
-/// socket (unix(7)) that has changed since the job began. If nothing has this name, or nobody
-/// listens at an abstract or Internet address, a connection that succeeds in a replay is reported
-/// and ends the replay.
-///
-/// # Safety
-/// The pointer is that of an address of `length` bytes.
-unsafe fn tells_of_others(address: *const sockaddr, length: socklen_t) -> bool {
-    const NAME_AT: usize = std::mem::offset_of!(libc::sockaddr_un, sun_path);
-    const NAME_BYTES: usize = size_of::<libc::sockaddr_un>() - NAME_AT;
-    // SAFETY: the caller's promise: an address begins with its family.
-    let family = unsafe { address.cast::<libc::sa_family_t>().as_ref() };
-    if family.is_none_or(|family| c_int::from(*family) != libc::AF_UNIX) {
-        return false;
-    }
-    let bytes = (length as usize).saturating_sub(NAME_AT).min(NAME_BYTES);
-    // One byte more, because the name may fill its room.
-    let mut name = [0_u8; NAME_BYTES + 1];
-    // SAFETY: the address has these bytes.
-    name[..bytes].copy_from_slice(unsafe {
-        std::slice::from_raw_parts(address.cast::<u8>().add(NAME_AT), bytes)
-    });
-    // SAFETY: a C string, which is empty for an abstract socket.
-    let change = unsafe { watched::change_of(HERE, name.as_ptr().addr() as u64) };
-    matches!(change, Some(NameChange::Target | NameChange::Component))
-}
-
-/// Reports a connection that the C library's function has made or begun, or whose refusal tells
-/// something.
-///
-/// # Safety
-/// The arguments are valid for the C library's `connect`.
-pub unsafe extern "C" fn connect(
-    socket: c_int,
-    address: *const sockaddr,
-    length: socklen_t,
-    from: usize,
-) -> c_int {
-    // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
-    unsafe {
-        let outcome = real_libc::connect(socket, address, length);
-        // A library may look for an absent service (libuuid for its daemon); a refused connection
-        // has sent nothing.
-        let error = libc::__errno_location();
-        let before = *error;
-        let is_connected = outcome == 0 || before == libc::EINPROGRESS;
-        let matters = match is_connected {
-            true => !is_end(address) && is_of_others(address),
-            false => {
-                let is_observed = dispatch::is_installed() && watched::is_watched();
-                is_observed && is_answer(before) && tells_of_others(address, length)
-            }
-        };
-        if matters {
-            forbid_restart(from, CONNECTS);
-        }
-        *error = before;
-        outcome
-    }
 }
 
 /// Reports a socket to which other processes can send.

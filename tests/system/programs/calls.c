@@ -15,6 +15,7 @@
 #include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -261,6 +262,39 @@ static void in_thread(void *(*work)(void *))
     pthread_join(other, &result);
     need(!result, "a look in another thread");
 }
+static void *look_at_times(void *file)
+{
+    struct statx about;
+    (void)file;
+    return (void *)(long)statx(AT_FDCWD, "/tmp", 0, STATX_MTIME, &about);
+}
+/* What a failed connection to a local socket says. */
+static int connection_error(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int file = socket(AF_UNIX, SOCK_STREAM, 0);
+    NEED(file);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path("of"));
+    int error = connect(file, (struct sockaddr *)&address, sizeof address) ? errno : 0;
+    close(file);
+    return error;
+}
+static void *connect_in_thread(void *file)
+{
+    (void)file;
+    return (void *)(long)(connection_error() != ECONNREFUSED);
+}
+static void by_connect_in_thread(void) { in_thread(connect_in_thread); }
+static void by_connection_that_fails(void)
+{
+    struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+    int file = socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
+    NEED(connect(file, (struct sockaddr *)&kernel, sizeof kernel));
+    need(getpeername(file, (struct sockaddr *)&kernel, &(socklen_t){sizeof kernel}) == 0, "getpeername");
+    printf("error %d\n", connection_error());
+    close(file);
+}
+static void by_times(void) { in_thread(look_at_times); }
 static void by_look(void) { in_thread(look); }
 static void by_look_at_lock(void) { in_thread(look_at_lock); }
 static void by_look_at_attribute(void) { in_thread(look_at_attribute); }
@@ -512,6 +546,55 @@ static void by_close_in_thread(void)
     pthread_join(other, NULL);
 }
 
+/* --- names in the actions of posix_spawn, of which one is exchanged before the program starts */
+
+static void exchange_link(const char *target)
+{
+    NEED(unlink(path("way")));
+    NEED(symlink(target, path("way")));
+}
+
+static void spawned(posix_spawn_file_actions_t *actions)
+{
+    char *words[] = {"true", NULL};
+    pid_t child;
+    int status = -1;
+    need(posix_spawn(&child, "/bin/true", actions, NULL, words, environ) == 0, "posix_spawn");
+    NEED(waitpid(child, &status, 0));
+    need(status == 0, "the end of a program");
+    posix_spawn_file_actions_destroy(actions);
+}
+
+static void by_exchanged_directory(void)
+{
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    need(posix_spawn_file_actions_addchdir_np(&actions, path("way")) == 0, "addchdir_np");
+    exchange_link("/usr");
+    spawned(&actions);
+}
+
+static void by_exchanged_file(void)
+{
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    need(posix_spawn_file_actions_addopen(&actions, 0, path("way"), O_RDONLY, 0) == 0, "addopen");
+    exchange_link("/etc/hostname");
+    spawned(&actions);
+}
+
+static void by_steady_directory(void)
+{
+    for (int at = 0; at < 40; at++) {
+        posix_spawn_file_actions_t actions, left;
+        posix_spawn_file_actions_init(&left);
+        need(posix_spawn_file_actions_addchdir_np(&left, path("way")) == 0, "addchdir_np");
+        posix_spawn_file_actions_init(&actions);
+        need(posix_spawn_file_actions_addchdir_np(&actions, path("way")) == 0, "addchdir_np");
+        spawned(&actions);
+    }
+}
+
 /* --- locks that another process holds */
 
 static volatile sig_atomic_t alarms;
@@ -628,6 +711,12 @@ static const struct {
     {"device lock", by_device_lock},
     {"unspecified", by_unspecified},
     {"look", by_look},
+    {"look at times", by_times},
+    {"connect in thread", by_connect_in_thread},
+    {"connection that fails", by_connection_that_fails},
+    {"exchanged directory", by_exchanged_directory},
+    {"exchanged file", by_exchanged_file},
+    {"steady directory", by_steady_directory},
     {"look at lock", by_look_at_lock},
     {"look at attribute", by_look_at_attribute},
     {"own library", by_own_library},

@@ -923,7 +923,7 @@ static void child_process_act(int step)
     EXPECT_SAME(system("read -r name < /proc/1/comm"), 0);
 }
 
-/* --- refused-connect: a connection fails because a file of this step is no local socket */
+/* --- refused-connect: a connection fails because a file, which is then removed, is no local socket */
 
 static void refused_connect_act(int step)
 {
@@ -936,6 +936,9 @@ static void refused_connect_act(int step)
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path("of", rank + size * step));
     EXPECT_SAME(connect(file, (struct sockaddr *)&address, sizeof address), -1);
     EXPECT_SAME(errno, ECONNREFUSED);
+    EXPECT_SAME(unlink(path("of", rank + size * step)), 0);
+    EXPECT_SAME(connect(file, (struct sockaddr *)&address, sizeof address), -1);
+    EXPECT_SAME(errno, ENOENT);
     close(file);
 }
 
