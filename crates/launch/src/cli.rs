@@ -299,11 +299,11 @@ Examples:
   kill -9 $(landbridge ps 3f2a --json | jq '.[0].ranks[2].pid')
                                   under --recover rank 2 of that job comes back
 
-The state of a rank is `starting`, `running`, `restarting` (it was killed,
-and is not where it was yet), or `ended` with the reason. The incarnation says
-how often it has been restarted. A process id is that on the rank's node;
-jobs in a lab of this machine are seen from outside, too, with the numbers that
-their processes have there.
+The state of a rank is `starting`, `running`, `restarting` (it was killed, and
+has not begun to replay), `replaying` (with its share of what it replays), or
+`ended` with the reason. The incarnation says how often it has been restarted.
+A process id is that on the rank's node; jobs in a lab of this machine are seen
+from outside, too, with the numbers that their processes have there.
 
 With --paths each rank is asked for its paths: what each has sent, how much of
 that again, frames that arrived corrupt, how often it was lost, its round trip

@@ -212,7 +212,7 @@ pub fn give_up_text(
 fn point(point: &ProgressPoint) -> String {
     let ProgressPoint { asked, printed, polls } = point;
     let polls_text = if *polls > 0 { format!(", {polls} polls") } else { String::new() };
-    format!("{printed} bytes printed, {asked} questions asked{polls_text}")
+    format!("{printed} bytes printed, {asked} PMI requests{polls_text}")
 }
 
 #[cfg(test)]
@@ -343,8 +343,8 @@ mod tests {
         let text = give_up_text(3, &incarnations, LIMITS, &GiveUpReason::TooManyRestarts);
         let expected = "rank 3 is not restarted (SIGSEGV): it has been 4 times within 60 s \
                         (--max-restarts, --max-restarts-within)\n  incarnation 0: after 0.0 s, for \
-                        1.0 s: SIGKILL, 0 bytes printed, 3 questions asked, 7 polls\n  incarnation \
-                        1: after 2.0 s, for 1.0 s: SIGSEGV, 5 bytes printed, 3 questions asked, 7 \
+                        1.0 s: SIGKILL, 0 bytes printed, 3 PMI requests, 7 polls\n  incarnation \
+                        1: after 2.0 s, for 1.0 s: SIGSEGV, 5 bytes printed, 3 PMI requests, 7 \
                         polls";
         assert_eq!(text, expected);
         let many: Vec<IncarnationRecord> =

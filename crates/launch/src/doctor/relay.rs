@@ -56,9 +56,11 @@ fn check_one(address: &str) -> Finding {
 
 fn connect(address: &str) -> Result<TcpStream, String> {
     let found = address.to_socket_addrs().map_err(|error| format!("{error}; write HOST:PORT"))?;
+    let found: Vec<_> = found.collect();
     let mut why = "the name stands for no address".to_string();
-    for one in found {
-        match TcpStream::connect_timeout(&one, PATIENCE) {
+    for one in &found {
+        // One address that does not answer leaves time for the others.
+        match TcpStream::connect_timeout(one, PATIENCE / found.len() as u32) {
             Ok(stream) => {
                 let limits = [
                     stream.set_read_timeout(Some(PATIENCE)),

@@ -183,19 +183,25 @@ fn ask(path: &Path, question: StatusQuery, patience: Duration) -> Result<Option<
         bail!("another user answers for it");
     }
     // A new connection takes this many bytes without blocking.
-    stream.write_all(question.line().as_bytes())?;
-    let answer = match read_answer(stream, deadline) {
+    let asked = stream.write_all(question.line().as_bytes());
+    let answer = match asked.and_then(|()| read_answer(stream, deadline)) {
         Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
             bail!("{}", why_unanswered(launcher, patience));
         }
+        // The launcher ended before it answered.
+        Err(error)
+            if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+        {
+            return Ok(None);
+        }
         answer => answer.context("its launcher does not answer")?,
     };
-    if answer.is_empty() {
-        // The launcher ended before it answered.
-        return Ok(None);
-    }
-    let mut status: JobStatus =
-        serde_json::from_slice(&answer).context("its launcher is of another version")?;
+    let mut status: JobStatus = match serde_json::from_slice(&answer) {
+        Ok(status) => status,
+        // The launcher ended before it answered, or within its answer.
+        Err(error) if error.is_eof() => return Ok(None),
+        Err(error) => return Err(error).context("its launcher is of another version"),
+    };
     translate_pids(&mut status, launcher);
     Ok(Some(status))
 }
@@ -343,7 +349,7 @@ fn table(status: &JobStatus, now: u64) -> String {
     let row = |line: &rank_table::RankRow| {
         let state = match (&line.ending, line.percent) {
             (Some(ending), _) => format!("{} ({ending})", line.state.words()),
-            (None, Some(percent)) => format!("replaying {percent} %"),
+            (None, Some(percent)) => format!("{} {percent} %", line.state.words()),
             (None, None) => line.state.words().to_string(),
         };
         let (node, cluster) = (line.node.clone(), line.cluster.clone());
@@ -425,7 +431,7 @@ mod tests {
                 line(0, RankState::Running, None, None),
                 line(1, RankState::Restarting, None, None),
                 line(2, RankState::Ended, None, Some("exit code 0")),
-                line(3, RankState::Restarting, Some(43), None),
+                line(3, RankState::Replaying, Some(43), None),
             ],
             paths: None,
             log_status: None,

@@ -22,18 +22,26 @@ pub enum RankState {
     /// The rank's agent has not started the rank yet.
     Starting,
     Running,
-    /// The rank was killed, has been restarted, and still replays.
+    /// The rank was killed and has been restarted; how far it has replayed is not known yet.
     Restarting,
+    /// The restarted rank replays, and how far is known.
+    Replaying,
     Ended,
 }
 
 impl RankState {
+    /// Whether a restarted process has not yet replayed everything.
+    fn is_on_its_way_back(self) -> bool {
+        matches!(self, RankState::Restarting | RankState::Replaying)
+    }
+
     /// The state as a word for users.
     pub fn words(self) -> &'static str {
         match self {
             RankState::Starting => "starting",
             RankState::Running => "running",
             RankState::Restarting => "restarting",
+            RankState::Replaying => "replaying",
             RankState::Ended => "ended",
         }
     }
@@ -157,7 +165,11 @@ impl RankTable {
     /// Records a report: the process has been started, replays, or has completed its replay.
     pub fn handle_alive(&mut self, group: u32, rank: u32, report: RankReport, now: Instant) {
         let RankReport { pid, incarnation, is_live, percent } = report;
-        let state = if is_live { RankState::Running } else { RankState::Restarting };
+        let state = match (is_live, percent) {
+            (true, _) => RankState::Running,
+            (false, Some(_)) => RankState::Replaying,
+            (false, None) => RankState::Restarting,
+        };
         let before = self.ranks.get(&rank);
         self.restarts +=
             u64::from(incarnation.saturating_sub(before.map_or(0, |before| before.incarnation)));
@@ -199,7 +211,7 @@ impl RankTable {
 
     /// The progress of all ranks that replay.
     pub fn replaying(&self) -> Vec<ReplayProgress> {
-        let replaying = self.ranks.iter().filter(|(_, entry)| entry.state == RankState::Restarting);
+        let replaying = self.ranks.iter().filter(|(_, entry)| entry.state.is_on_its_way_back());
         let of = |(&rank, entry): (&u32, &RankEntry)| {
             let &RankEntry { percent, per_second, .. } = entry;
             ReplayProgress { rank, percent, per_second }
@@ -221,11 +233,13 @@ impl RankTable {
     }
 
     pub fn counts(&self) -> RankCounts {
-        let count = |state| self.ranks.values().filter(|entry| entry.state == state).count();
+        let count = |is_it: fn(RankState) -> bool| {
+            self.ranks.values().filter(|entry| is_it(entry.state)).count()
+        };
         RankCounts {
-            running: count(RankState::Running),
-            restarting: count(RankState::Restarting),
-            ended: count(RankState::Ended),
+            running: count(|state| state == RankState::Running),
+            restarting: count(RankState::is_on_its_way_back),
+            ended: count(|state| state == RankState::Ended),
             restarts: self.restarts,
         }
     }
@@ -240,7 +254,8 @@ impl RankTable {
     ) -> Vec<RankRow> {
         let line = |(&process, entry): (&u32, &RankEntry)| {
             let RankLocation { rank, node, cluster } = place(process);
-            let has_process = matches!(entry.state, RankState::Running | RankState::Restarting);
+            let is_back = entry.state == RankState::Running;
+            let has_process = is_back || entry.state.is_on_its_way_back();
             RankRow {
                 rank,
                 process,
@@ -249,7 +264,7 @@ impl RankTable {
                 cluster,
                 incarnation: entry.incarnation,
                 state: entry.state,
-                percent: entry.percent.filter(|_| entry.state == RankState::Restarting),
+                percent: entry.percent.filter(|_| entry.state == RankState::Replaying),
                 ending: entry.ending.map(words),
                 image: self.images.get(&process).map(|&(number, bytes, since)| NewestCheckpoint {
                     number,
@@ -304,7 +319,7 @@ mod tests {
         rank_table.handle_alive(0, 1, report(80, 1, Some(43)), now);
         let counts = RankCounts { running: 1, restarting: 1, ended: 0, restarts: 1 };
         assert_eq!(rank_table.counts(), counts);
-        assert_eq!(lines(&rank_table)[1], (1, Some(80), 1, "restarting", Some(43), None));
+        assert_eq!(lines(&rank_table)[1], (1, Some(80), 1, "replaying", Some(43), None));
         rank_table.handle_alive(0, 1, report(80, 1, None), now);
         rank_table.handle_exit(1, Ending::Killed(9));
         let end = (1, None, 1, "ended", None, Some("SIGKILL".to_string()));
