@@ -64,6 +64,7 @@ CHANNELS = {
     "connect in thread": SOCKET.format("connects"),
     "exchanged directory": "a program that it starts enters ",
     "exchanged file": "a program that it starts opens ",
+    "entered directory": "it starts bin/true, which nobody can look after",
     "steady directory": "",
     "look at lock": "another thread than the first locks ",
     "look at attribute": "another thread than the first looks at ",

@@ -11,12 +11,15 @@ another change within one such step.
 """
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,19 +38,27 @@ TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE = 76, 90, 188, 257, 40
 @dataclass
 class Effect:
     """A case of programs/interrupted.c. `is_told`: the call leaves a trace by which it is known to
-    have happened, where no other rank acts. `has_answer`: another rank can act."""
+    have happened, where no other rank acts. `has_answer`: another rank can act. `grows`: the
+    file that the call fills, if the rank is killed in its middle. `is_hidden`: nothing shows whether
+    the call has happened, or not."""
 
     name: str
     call: int
     is_told: bool = False
     is_exact: bool = False
     has_answer: bool = True
+    grows: str = ""
+    is_hidden: bool = False
 
 
+LONG = 192 << 20
 EFFECTS = [
     Effect("claim-removal", UNLINK),
     Effect("claim-renaming", RENAME),
-    Effect("open", OPENAT, is_told=True),
+    Effect("open", OPENAT),
+    Effect("open-link", OPENAT, is_hidden=True),
+    Effect("open-moved", OPENAT),
+    Effect("open-cleared", OPENAT),
     Effect("exclusive", OPENAT),
     Effect("folder", MKDIR),
     Effect("symlink", SYMLINK),
@@ -58,6 +69,9 @@ EFFECTS = [
     Effect("write", PWRITE, is_told=True),
     Effect("write-pages", PWRITE, is_told=True, is_exact=True),
     Effect("write-taken", PWRITE, is_told=True, is_exact=True),
+    Effect("long-write", PWRITE, grows="form"),
+    Effect("long-append", WRITE, grows="log"),
+    Effect("long-copy", SENDFILE, has_answer=False, grows="log"),
     Effect("copy", SENDFILE, is_told=True, is_exact=True),
     Effect("truncate", TRUNCATE),
     Effect("chmod", CHMOD),
@@ -81,7 +95,7 @@ def main() -> int:
             for company in ["alone", "answered"][: 1 + effect.has_answer]:
                 play_both(checks, options, programs, effect, Setting(company, programs))
         with slow_times(programs) as place:
-            for effect in EFFECTS if place else []:
+            for effect in [effect for effect in EFFECTS if place and not effect.grows]:
                 for company in ["alone", "answered"][: 1 + effect.has_answer]:
                     soon = Setting(company, place, is_soon=True)
                     play_both(checks, options, programs, effect, soon)
@@ -118,7 +132,7 @@ def slow_times(folder: Path):
 
 def play_both(checks, options, programs: Path, effect: Effect, setting: Setting) -> None:
     undisturbed = None
-    for moment in ("enter", "exit"):
+    for moment in ("middle",) if effect.grows else ("enter", "exit"):
         name = f"{', '.join([effect.name, *setting.words()])}, killed at its {moment}"
         if checks.wants(name):
             undisturbed = undisturbed or play(options, programs, effect, setting, None)
@@ -150,7 +164,14 @@ def play(options, programs: Path, effect: Effect, setting: Setting, moment: str 
         for line in job.stdout:
             lines.append(line)
             if line == "ready\n" and moment:
-                kill(programs, effect.call, moment)
+                if effect.grows:
+                    # Both ranks append, one after the other.
+                    both = effect.name == "long-append" and setting.company == "answered"
+                    then = LONG * 3 // 2 if both else LONG // 5
+                    watch = (Path(folder) / effect.grows, then)
+                    threading.Thread(target=kill_within, args=watch).start()
+                else:
+                    kill(programs, effect.call, moment)
                 moment = None
         code = job.wait()
         watchdog.cancel()
@@ -167,6 +188,20 @@ def kill(programs: Path, call: int, moment: str) -> None:
         raise RuntimeError(f"rank 0 (process {pid}) cannot be traced")
 
 
+def kill_within(path: Path, bytes_then: int) -> None:
+    """Kills rank 0 when it has written so much, or to there if the file was as long before."""
+    (pid,) = recovery.pids_of(0)
+    deadline = time.monotonic() + LIMIT_S / 2
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            was_long = os.fstat(file.fileno()).st_size == LONG
+            is_there = os.pread(file.fileno(), 1, bytes_then)
+            if is_there and not (was_long and is_there == b"\0"):
+                break
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def check(checks, name: str, runs, effect: Effect, setting: Setting, moment: str) -> None:
     (code, results, output), undisturbed = runs
     is_killed = "rank 0 was killed by SIGKILL" in output
@@ -175,7 +210,8 @@ def check(checks, name: str, runs, effect: Effect, setting: Setting, moment: str
     # Within a tick the times show nothing, and what was written is counted.
     is_counted = effect.call in (WRITE, PWRITE, SENDFILE)
     is_told = (moment == "enter" or effect.is_told) and (is_counted or not setting.is_soon)
-    must_return = effect.is_exact or setting.company == "alone" and is_told
+    is_shown = is_told and not effect.grows and not effect.is_hidden
+    must_return = effect.is_exact or setting.company == "alone" and is_shown
     measured = "right" if is_right else "refused, by name" if is_refused else f"exit code {code}, {results}, not {undisturbed[1]}"
     checks.check(name, is_killed and (is_right or is_refused and not must_return), measured, output)
 

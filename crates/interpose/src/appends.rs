@@ -11,7 +11,7 @@
 
 use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 
-use crate::file_content::{PAGE_BYTES, is_there};
+use crate::file_content::{PAGE_BYTES, is_there, is_within_page};
 use crate::file_metadata::{IoVectors, identity_of};
 use crate::kernel_calls::kernel;
 use crate::session::{EffectOutcome, Session};
@@ -54,8 +54,9 @@ pub fn offset_of(descriptor: u64) -> u64 {
 }
 
 /// Whether an append has happened during which the last incarnation was killed. `before`: size of
-/// the file, whether others append, mark of the last change, position of the open file. An append
-/// that has happened in part is truncated away.
+/// the file, whether others append, mark of the bytes that the thread had written, mark of the last
+/// change, position of the open file. `done`: how many bytes the append has written, where that was
+/// counted. An append that has happened in part is truncated away.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
@@ -63,7 +64,7 @@ pub unsafe fn appended(
     descriptor: u64,
     pieces: &IoVectors,
     before: [u64; PRECONDITION_WORDS],
-    offset_tells: bool,
+    (done, offset_tells): (Option<u64>, bool),
 ) -> EffectOutcome {
     let [size, is_shared, _, _, changed, _, _, offset] = before;
     let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
@@ -77,13 +78,24 @@ pub unsafe fn appended(
         if end == offset {
             return EffectOutcome::NotPerformed;
         }
-        let start = end.saturating_sub(wanted);
-        let was_removed = size_now < end;
-        return match end.saturating_sub(size) {
-            written if written >= wanted && (was_removed || is_ours(start, wanted)) => {
+        // Between the look at the size and the append others may have appended, or truncated.
+        let grown = end.checked_sub(size);
+        return match (done, grown) {
+            (Some(0), _) => EffectOutcome::NotPerformed,
+            (Some(done), _) if done >= wanted => EffectOutcome::Performed(wanted as i64),
+            (Some(done), _) if end == size_now && done <= end && is_ours(end - done, done) => {
+                take_back(descriptor, end - done, end)
+            }
+            (None, Some(grown))
+                if grown >= wanted
+                    && (is_shared == 0 || is_within_page(end - wanted, wanted))
+                    && (size_now < end || is_ours(end - wanted, wanted)) =>
+            {
                 EffectOutcome::Performed(wanted as i64)
             }
-            written if written < wanted && end == size_now && is_ours(size, written) => {
+            (None, Some(grown @ 1..))
+                if grown < wanted && end == size_now && is_ours(size, grown) =>
+            {
                 take_back(descriptor, size, end)
             }
             _ => EffectOutcome::Unknown,

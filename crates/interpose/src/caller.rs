@@ -110,6 +110,12 @@ static NETWORK_CALLS: [AtomicUsize; NETWORK_CALLS_MAX] =
 /// Size of [`NETWORK_CALLS`]; later sites replace earlier ones.
 const NETWORK_CALLS_MAX: usize = 32;
 
+/// Whether the code at an address belongs to the C library or to a module of it that looks up names
+/// (nsswitch.conf(5)), for any thread.
+pub fn belongs_to_c_library(address: usize) -> bool {
+    library_of(address).is_c_library
+}
+
 /// Whether the call at this address is known not to be the program's.
 #[inline]
 pub fn is_known_network_call(address: usize) -> bool {
@@ -196,8 +202,14 @@ impl MappingReader {
 }
 
 fn library_of(address: usize) -> LibraryLookup {
-    let mut found =
-        LibraryLookup { address, begin: 0, bytes: 0, is_transport: false, is_mpi: false };
+    let mut found = LibraryLookup {
+        address,
+        begin: 0,
+        bytes: 0,
+        is_transport: false,
+        is_mpi: false,
+        is_c_library: false,
+    };
     // SAFETY: `visit` is called with `found` before this call returns.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
     found
@@ -222,6 +234,7 @@ struct LibraryLookup {
     bytes: usize,
     is_transport: bool,
     is_mpi: bool,
+    is_c_library: bool,
 }
 
 /// Notes the library in `found` if the address is in it.
@@ -244,6 +257,8 @@ unsafe extern "C" fn visit(
             found.is_transport = unsafe { is_named(library.dlpi_name, &TRANSPORTS) };
             // SAFETY: null or a C string.
             found.is_mpi = unsafe { is_named(library.dlpi_name, &MPI) };
+            // SAFETY: null or a C string.
+            found.is_c_library = unsafe { is_named(library.dlpi_name, &C_LIBRARY) };
             return 1;
         }
     }

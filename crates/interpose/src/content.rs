@@ -14,7 +14,7 @@ use libc::c_long;
 
 use crate::appends::{appended, offset_of};
 use crate::change_times::{UNSURE, mark_open};
-use crate::file_content::{PAGE_BYTES, is_there};
+use crate::file_content::{is_there, is_unwritten, is_within_page};
 use crate::file_identity::FileKind;
 use crate::file_metadata::{IoVectors, identity_of, is_installed};
 use crate::kernel_calls::{bytes, error, kernel};
@@ -272,14 +272,18 @@ impl Session {
         let precondition = |earlier: Option<[u64; PRECONDITION_WORDS]>| {
             // What was appended in part is truncated away by now, and `before` still has it.
             if let Some(earlier) = earlier.filter(|_| appends) {
-                return earlier;
+                let mut announced = earlier;
+                announced[2] = written_mark();
+                return announced;
             }
             let changed = mark_open(descriptor, before);
-            let is_simple = |at| is_within_page(at, pieces.length()) && changed != UNSURE;
-            let written = match writing.place.is_none_or(is_simple) {
-                true => 0,
-                false => written_mark(),
+            let is_whole =
+                is_within_page(writing.place.unwrap_or(before.size as u64), pieces.length() as u64);
+            let is_simple = match appends {
+                true => is_whole && !is_shared,
+                false => is_whole && changed != UNSURE,
             };
+            let written = if is_simple { 0 } else { written_mark() };
             let (size, is_shared) = (before.size as u64, u64::from(is_shared));
             [size, is_shared, written, 0, changed, 0, 0, writing.offset]
         };
@@ -288,7 +292,11 @@ impl Session {
         let outcome = |before: [u64; PRECONDITION_WORDS]| unsafe {
             let (outcome, at) = match writing.place {
                 Some(at) => (written(descriptor, at, pieces, before, at_end), at),
-                None => (appended(descriptor, pieces, before, writing.offset_tells), before[0]),
+                None => {
+                    let done = written_between(before[2], at_end);
+                    let tells = writing.offset_tells;
+                    (appended(descriptor, pieces, before, (done, tells)), before[0])
+                }
             };
             let is_behind = writing.moves && !writing.offset_tells;
             if let (EffectOutcome::Performed(length), true) = (&outcome, is_behind) {
@@ -490,15 +498,11 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     (says && !is_current).then_some(at)
 }
 
-/// Whether the bytes lie within one page of a file: a write of these happens whole or not at all.
-fn is_within_page(at: u64, length: usize) -> bool {
-    let page = PAGE_BYTES as u64;
-    at / page == at.saturating_add(length.saturating_sub(1) as u64) / page
-}
-
 /// Whether a write has happened during which the last incarnation was killed. `before`: mark of the
 /// bytes that the thread had written, and of the last change of the file. Content alone proves
-/// little: another process may have answered the write, or taken away what was written.
+/// little: another process may have answered the write, or taken away what was written. A part of a
+/// write is completed only where nobody can have written since: beyond the end of the file, and
+/// where it has a hole.
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
@@ -520,7 +524,13 @@ unsafe fn written(
     match written_between(written_mark, written_at_end) {
         Some(done) if done >= wanted as u64 => EffectOutcome::Performed(wanted as i64),
         Some(0) => EffectOutcome::NotPerformed,
-        Some(done) if is_ours(done as usize) => EffectOutcome::NotPerformed,
+        Some(done) => {
+            let rest = at + done..at + wanted as u64;
+            match is_unwritten(descriptor, now.size as u64, rest) && is_ours(done as usize) {
+                true => EffectOutcome::NotPerformed,
+                false => EffectOutcome::Unknown,
+            }
+        }
         None if is_ours(wanted) => EffectOutcome::Performed(wanted as i64),
         _ => EffectOutcome::Unknown,
     }

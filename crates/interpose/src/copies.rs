@@ -33,6 +33,9 @@ pub struct KernelCopy {
     to_offset: u64,
 }
 
+/// Bytes that one call copies at most (`MAX_RW_COUNT` of the kernel).
+const KERNEL_COPY_MAX: u64 = 0x7fff_f000;
+
 impl KernelCopy {
     /// The copy that a `sendfile` or `copy_file_range` with these arguments asks for.
     pub fn of(number: c_long, arguments: [u64; 6]) -> KernelCopy {
@@ -237,7 +240,19 @@ fn outcome_of_copy(
 ) -> EffectOutcome {
     match copied {
         Some(0) => return EffectOutcome::NotPerformed,
-        Some(copied) => return EffectOutcome::Performed(copied.min(length as u64) as i64),
+        // A kill has cut the copy off, unless the source ended there: nothing shows what others
+        // have written since where the rest belongs.
+        Some(copied) => {
+            let whole = (length as u64).min(KERNEL_COPY_MAX);
+            let has_ended = || {
+                let size = identity_of(from.0).map_or(0, |(_, source)| source.size as u64);
+                before[0] == now[0] && from.1 + copied >= size
+            };
+            return match copied >= whole || has_ended() {
+                true => EffectOutcome::Performed(copied.min(whole) as i64),
+                false => EffectOutcome::Unknown,
+            };
+        }
         None if before == now => return EffectOutcome::NotPerformed,
         None => (),
     }
@@ -332,9 +347,15 @@ mod tests {
         // The source ends early, and so did the copy.
         let short = outcome([0, 1], [0, 2], [8, 6]);
         assert!(matches!(short, EffectOutcome::Performed(2)));
-        let counted = |copied| outcome_of_copy(Some(copied), [[0, 1], [5, 6]], [(0, 0); 2], 6);
-        assert!(matches!(counted(0), EffectOutcome::NotPerformed));
-        assert!(matches!(counted(4), EffectOutcome::Performed(4)));
+        let source = source.as_raw_fd() as u64;
+        let counted = |copied, times, at| {
+            outcome_of_copy(Some(copied), [[0, 1], times], [(source, at), (0, 0)], 6)
+        };
+        assert!(matches!(counted(0, [5, 6], 0), EffectOutcome::NotPerformed));
+        assert!(matches!(counted(6, [5, 6], 0), EffectOutcome::Performed(6)));
+        assert!(matches!(counted(4, [0, 6], 0), EffectOutcome::Unknown), "cut off");
+        assert!(matches!(counted(4, [0, 6], 6), EffectOutcome::Performed(4)), "at its end");
+        assert!(matches!(counted(4, [5, 6], 6), EffectOutcome::Unknown), "it may have had more");
     }
 
     fn memory_file() -> std::os::fd::OwnedFd {

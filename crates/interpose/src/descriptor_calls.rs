@@ -6,7 +6,7 @@
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::{c_int, c_long};
 
-use crate::change_times::mark_at;
+use crate::change_times::{UNSURE, mark_at};
 use crate::descriptor_table::DESCRIPTORS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identity_from};
 use crate::file_metadata::{self, identity_of, is_exempt, is_exempt_name, is_virtual, path_of};
@@ -451,9 +451,19 @@ fn state_of(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
     state_with(place, |_, _, file| file.changed as u64)
 }
 
-/// The state of a path for an announcement, with marks for the times of status changes.
+/// The state of a path for an announcement, with marks for the times of status changes. Through a
+/// symbolic link to nothing the call makes a file in another directory, whose changes would not
+/// show.
 fn announced(place: (u64, u64)) -> [u64; PRECONDITION_WORDS] {
-    state_with(place, mark_at)
+    let mut state = state_with(place, mark_at);
+    let is_link = || {
+        file_metadata::mode_and_identity_at(place)
+            .is_some_and(|(mode, _)| mode & libc::S_IFMT == libc::S_IFLNK)
+    };
+    if state[0] == 0 && is_link() {
+        state[5] = UNSURE;
+    }
+    state
 }
 
 fn state_with(
@@ -471,8 +481,9 @@ fn state_with(
 
 /// Whether an interrupted `open` that creates or truncates a file has happened.
 ///
-/// Another process may have removed again what the call had made. So a file that was absent, and is
-/// absent, proves something only if the directory is as it was.
+/// Another process may have removed again what the call had made, or may have put another file in
+/// its place. So a file that was absent proves something only if the directory is as it was; one
+/// that was there, only if it is the same.
 fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; PRECONDITION_WORDS]) -> EffectOutcome {
     let mut now = state_of(place);
     if crate::origin::is_other_kernel() && now[0] != 0 {
@@ -480,20 +491,17 @@ fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; PRECONDITION_WORDS]
         now[1] = before[1];
     }
     let was_absent = before[0] == 0;
-    let creates = flags & libc::O_CREAT != 0;
-    let is_exclusive = creates && flags & libc::O_EXCL != 0;
-    match now[0] {
-        _ if now == before => EffectOutcome::NotPerformed,
-        // Without O_CREAT the call makes no name.
-        0 if !creates => EffectOutcome::NotPerformed,
-        0 if was_absent && now[5] == before[5] => EffectOutcome::NotPerformed,
-        0 => EffectOutcome::Unknown,
-        _ if is_exclusive && was_absent => EffectOutcome::Unknown,
-        // A second truncation changes nothing, unless another process has written to the file
-        // since.
-        _ if flags & libc::O_TRUNC != 0 && now[2] != 0 => EffectOutcome::Unknown,
-        // To open a file that exists changes nothing.
-        _ => EffectOutcome::NotPerformed,
+    let is_same = !was_absent && now[..2] == before[..2];
+    let truncates = flags & libc::O_TRUNC != 0;
+    let happened_not = match () {
+        () if was_absent => now[0] == 0 && (flags & libc::O_CREAT == 0 || now[5] == before[5]),
+        // To open a file that is there changes nothing, and to truncate an empty one neither. A
+        // file with content is that of before, or another process has written to it since.
+        () => is_same && (!truncates || now[2] == 0 || now[..5] == before[..5]),
+    };
+    match happened_not {
+        true => EffectOutcome::NotPerformed,
+        false => EffectOutcome::Unknown,
     }
 }
 

@@ -176,6 +176,8 @@ interpose! {
     posix_spawn_file_actions_addopen => spawn_actions::add_open;
     posix_spawn_file_actions_addchdir_np => spawn_actions::add_directory;
     posix_spawn_file_actions_addchdir => spawn_actions::add_directory;
+    posix_spawn_file_actions_addfchdir_np => spawn_actions::add_open_directory;
+    posix_spawn_file_actions_addfchdir => spawn_actions::add_open_directory;
     posix_spawn_file_actions_init => spawn_actions::init;
     posix_spawn_file_actions_destroy => spawn_actions::destroy;
 }

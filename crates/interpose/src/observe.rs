@@ -127,6 +127,7 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
             moves(b);
         }
         libc::SYS_ioctl if content::shares_blocks(b) => changes(a),
+        libc::SYS_ioctl if b == libc::FIONREAD => uses("looks at", a),
         libc::SYS_copy_file_range | libc::SYS_splice => {
             changes(c);
             moves(a);
@@ -172,7 +173,8 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     } else {
         // SAFETY: the caller's promise.
         let change = unsafe { change_of(directory, path) };
-        // The content of the file is compared when it is read (`reads`).
+        // The content of the file is compared when it is read (`reads`). But a program may open a
+        // file only to learn whether it is there.
         let change = change.filter(|change| *change != NameChange::Target);
         report_change("opens", name, change);
     }
@@ -222,7 +224,7 @@ unsafe fn looks(what: &str, directory: u64, path: u64, asked: Asked) {
 
 fn report_change(what: &str, name: &[u8], change: Option<NameChange>) {
     match change {
-        Some(NameChange::Target) => forbid_restart(what, name, CHANGED),
+        Some(NameChange::Target | NameChange::Appeared) => forbid_restart(what, name, CHANGED),
         Some(NameChange::Component) => forbid_restart(what, name, CHANGED_COMPONENT),
         Some(NameChange::Absent) => {
             forbid_restart("looks for", name, " in a directory that changes");

@@ -4,7 +4,10 @@
 use std::ffi::{CStr, c_int};
 use std::fmt::Write;
 
+use landbridge_proto::nondeterminism::RecordHead;
+
 use crate::kernel_calls::kernel;
+use crate::record_head;
 
 /// Whether a process is this one or its descendant, up to eight generations.
 pub fn is_own_process(process: c_int) -> bool {
@@ -47,6 +50,27 @@ pub fn parent_of(process: u32) -> u32 {
     let name_end = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
     let word = text[name_end..].split(|byte| *byte == b' ').nth(2);
     word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// Whether this thread repeats, or may repeat, what one of an earlier incarnation did: the recorded
+/// process replays, or this is another thread or process, which began while it did so.
+pub fn replays(head: &RecordHead) -> bool {
+    head.is_replaying() || !record_head::is_owner() && head.replayed_at(begin_of_thread())
+}
+
+/// Time at which this thread began, in nanoseconds since the boot, in steps of 10 ms; 0: not known.
+/// (proc(5): the 22nd word of `stat`.)
+fn begin_of_thread() -> u64 {
+    const TICK_NANOS: u64 = 10_000_000;
+    const WORDS_AFTER_NAME: usize = 20;
+    let mut began = 0;
+    each_line(c"/proc/thread-self/stat", |line| {
+        let name_end = line.iter().rposition(|byte| *byte == b')').unwrap_or(0);
+        let word = line[name_end..].split(|byte| *byte == b' ').nth(WORDS_AFTER_NAME);
+        let ticks: Option<u64> = word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+        began = ticks.map_or(0, |ticks| ticks.saturating_mul(TICK_NANOS));
+    });
+    began
 }
 
 /// Calls `work` with the process id and thread id of each thread of this process except the calling

@@ -72,6 +72,7 @@ pub static VSYSLOG: NextSymbol = NextSymbol::new(c"vsyslog");
 pub static CHECKED_SYSLOG: NextSymbol = NextSymbol::new(c"__syslog_chk");
 pub static CHECKED_VSYSLOG: NextSymbol = NextSymbol::new(c"__vsyslog_chk");
 
+static ADD_OPEN_DIRECTORY: NextSymbol = NextSymbol::new(c"posix_spawn_file_actions_addfchdir_np");
 static ADD_DIRECTORY: NextSymbol = NextSymbol::new(c"posix_spawn_file_actions_addchdir_np");
 
 /// `posix_spawn_file_actions_addchdir_np` of glibc 2.29 and later; older ones get ENOSYS.
@@ -87,6 +88,23 @@ pub unsafe fn posix_spawn_file_actions_addchdir_np(
     // SAFETY: the type is that of the C library's header; the rest is the caller's promise.
     match ADD_DIRECTORY.exists() {
         true => unsafe { ADD_DIRECTORY.get::<AddDirectory>()(actions, path) },
+        false => libc::ENOSYS,
+    }
+}
+
+/// `posix_spawn_file_actions_addfchdir_np` of glibc 2.29 and later; older ones get ENOSYS.
+///
+/// # Safety
+/// The arguments are valid for that function.
+pub unsafe fn posix_spawn_file_actions_addfchdir_np(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    descriptor: c_int,
+) -> c_int {
+    type AddOpenDirectory =
+        unsafe extern "C" fn(*mut libc::posix_spawn_file_actions_t, c_int) -> c_int;
+    // SAFETY: the type is that of the C library's header; the rest is the caller's promise.
+    match ADD_OPEN_DIRECTORY.exists() {
+        true => unsafe { ADD_OPEN_DIRECTORY.get::<AddOpenDirectory>()(actions, descriptor) },
         false => libc::ENOSYS,
     }
 }

@@ -12,7 +12,7 @@ use landbridge_proto::nondeterminism::RecordHead;
 
 use crate::kernel_calls::kernel;
 use crate::messages::{self, warn};
-use crate::{held_files, record_head};
+use crate::{held_files, processes, record_head};
 
 /// Forbids a restart of this process from now on, and reports the reason once.
 #[cold]
@@ -32,7 +32,7 @@ pub fn is_restart_forbidden() -> bool {
 pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
     let mut text = crate::messages::MessageBuffer::new();
     let _ = text.write_fmt(reason);
-    if head.is_replaying() {
+    if processes::replays(head) {
         return end_replay(head, reason);
     }
     if head.files.forbid_restart(text.bytes()) {

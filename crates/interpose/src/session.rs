@@ -18,10 +18,11 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RecordError
 use libc::c_long;
 
 use crate::descriptor_table::DescriptorTable;
+use crate::kernel_calls::kernel;
 use crate::messages::{Path, warn};
 use crate::record_lock::{self, RecordGuard};
 use crate::restart_refusals::{self, abort_replay};
-use crate::{change_times, file_metadata, held_files, origin, record_head};
+use crate::{change_times, file_metadata, file_status, held_files, origin, record_head};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
@@ -113,8 +114,12 @@ impl Session {
     /// the earlier incarnation may have been killed and that may have renamed a file: the caller
     /// calls [`Session::restore_files`] when the outcome is known.
     pub fn is_live_except_files(&mut self) -> bool {
-        let is_live = self.was_live() || self.guard.record().is_live();
+        let was_live = self.was_live();
+        let is_live = was_live || self.guard.record().is_live();
         record_lock::note_live(is_live);
+        if is_live && !was_live {
+            record_head::head().into_iter().for_each(|head| head.note_live(since_boot()));
+        }
         is_live
     }
 
@@ -240,6 +245,14 @@ impl Session {
         self.table.restore_those(|_| true);
         self.table.working_directory.restore();
     }
+}
+
+/// The clock by which the kernel notes when threads begin, in nanoseconds.
+fn since_boot() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = (&raw mut now).addr() as u64;
+    kernel(libc::SYS_clock_gettime, [libc::CLOCK_BOOTTIME as u64, room, 0, 0, 0, 0]);
+    file_status::nanoseconds(now.tv_sec, now.tv_nsec) as u64
 }
 
 /// Waits until another node has the record, if another node may need it. False: the agent does not

@@ -38,13 +38,14 @@ pub fn forbid_restart(caller: usize, what: &str) {
     }
 }
 
-/// Whether the call at this address is one of the program's, and none of the MPI library or a
-/// library of the network.
+/// Whether the call at this address is one of the program's, and none of the MPI library, a library
+/// of the network, or a module by which the C library looks up names.
 pub fn is_of_program(caller: usize) -> bool {
     if caller::is_known_network_call(caller) {
         return false;
     }
-    let is_network = caller::belongs_to_mpi_or_transport(caller);
+    let is_network =
+        caller::belongs_to_mpi_or_transport(caller) || caller::belongs_to_c_library(caller);
     if is_network {
         caller::remember_network_call(caller);
     }

@@ -23,7 +23,7 @@ use crate::{dispatch, real_libc};
 
 /// Largest number of names that wait for a start, in all actions that are not destroyed; a name
 /// beyond this number forbids a restart.
-const NAMES_MAX: usize = 16;
+const NAMES_MAX: usize = 64;
 
 /// Names of actions that are not destroyed yet.
 static NAMES: Mutex<[ActionName; NAMES_MAX]> = Mutex::new([ActionName::FREE; NAMES_MAX]);
@@ -79,6 +79,19 @@ pub unsafe extern "C" fn add_directory(
         note(actions, Action::Enter, path);
         real_libc::posix_spawn_file_actions_addchdir_np(actions, path)
     }
+}
+
+/// Notes that a child may enter a directory. Which one the descriptor is, no name can change.
+///
+/// # Safety
+/// The arguments are valid for the C library's `posix_spawn_file_actions_addfchdir_np`.
+pub unsafe extern "C" fn add_open_directory(
+    actions: *mut posix_spawn_file_actions_t,
+    descriptor: c_int,
+) -> c_int {
+    HAS_DIRECTORY.store(true, Relaxed);
+    // SAFETY: the caller's promise.
+    unsafe { real_libc::posix_spawn_file_actions_addfchdir_np(actions, descriptor) }
 }
 
 /// # Safety
@@ -181,9 +194,7 @@ unsafe fn before(action: Action, path: *const c_char) {
         }
         // The content of the file is compared when it is read (`observe`).
         Action::Open(_) if change.is_some_and(|change| change != NameChange::Target) => {
-            forbid_restart_of(format_args!(
-                "a program that it starts opens {name}{CHANGED_COMPONENT}"
-            ));
+            forbid_restart_of(format_args!("a program that it starts opens {name}{more}"));
         }
         Action::Enter if change.is_some() => {
             forbid_restart_of(format_args!("a program that it starts enters {name}{more}"));

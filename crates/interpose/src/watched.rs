@@ -17,7 +17,7 @@ use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::kernel_calls::{HERE, text};
 use crate::messages::{self, Path};
-use crate::{handler_frames, record_head, record_lock, restart_refusals};
+use crate::{handler_frames, processes, record_head, record_lock, restart_refusals};
 
 /// In a program that a rank has started: the head of that rank's record.
 static OBSERVED: AtomicPtr<RecordHead> = AtomicPtr::new(null_mut());
@@ -52,9 +52,9 @@ pub fn observed() -> Option<&'static RecordHead> {
     unsafe { OBSERVED.load(Acquire).as_ref() }
 }
 
-/// Whether that process replays.
+/// Whether that process replays, or this thread began while it did.
 pub fn is_replaying() -> bool {
-    head().is_some_and(RecordHead::is_replaying)
+    head().is_some_and(processes::replays)
 }
 
 /// What follows the name of a file in a report.
@@ -82,7 +82,7 @@ pub unsafe fn change_for(directory: u64, path: u64, asked: Asked) -> Option<Name
     if name.is_empty() || unsafe { is_foreign_at(directory, path) } {
         return None;
     }
-    let (since, is_replay) = (head.files.since.load(Relaxed) as i64, head.is_replaying());
+    let (since, is_replay) = (head.files.since.load(Relaxed) as i64, processes::replays(head));
     if !is_foreign(name) {
         // SAFETY: the caller's promise.
         return unsafe { changed_names::change_of((directory, path), since, asked, is_replay) };

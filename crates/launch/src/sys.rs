@@ -223,11 +223,19 @@ pub fn ended_child() -> Option<u32> {
 
 /// Reaps any child that has ended; `None` if no child has ended.
 pub fn reap_any() -> Option<(u32, Ending)> {
-    wait_for(-1)
+    wait_for(-1).map(|it| (it.pid, it.ending))
+}
+
+/// A child that has ended.
+pub struct Reaped {
+    pub pid: u32,
+    pub ending: Ending,
+    /// The kernel has written a core of the child (core(5)).
+    pub has_dumped: bool,
 }
 
 /// Reaps the child `pid` if the child has ended.
-pub fn reap(pid: u32) -> Option<(u32, Ending)> {
+pub fn reap(pid: u32) -> Option<Reaped> {
     wait_for(i32::try_from(pid).ok()?)
 }
 
@@ -241,7 +249,27 @@ pub fn bury(pid: u32) {
     });
 }
 
-fn wait_for(pid: i32) -> Option<(u32, Ending)> {
+/// Starts a child that ends at once, and waits until it has ended; the caller buries it.
+pub fn child_that_ends() -> Option<u32> {
+    // SAFETY: the child makes one system call.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let child = u32::try_from(child).ok()?;
+    let mut about = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let how = libc::WEXITED | libc::WNOWAIT;
+    // SAFETY: the structure is a place for what the kernel says.
+    while unsafe { libc::waitid(libc::P_PID, child, about.as_mut_ptr(), how) } != 0 {
+        if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+            return None;
+        }
+    }
+    Some(child)
+}
+
+fn wait_for(pid: i32) -> Option<Reaped> {
     let mut status = 0;
     // SAFETY: `status` is a place for one int.
     let pid = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) };
@@ -251,7 +279,7 @@ fn wait_for(pid: i32) -> Option<(u32, Ending)> {
     } else {
         Ending::Exited(libc::WEXITSTATUS(status))
     };
-    Some((pid, ending))
+    Some(Reaped { pid, ending, has_dumped: libc::WIFSIGNALED(status) && libc::WCOREDUMP(status) })
 }
 
 pub fn kill(pid: u32, signal: i32) {

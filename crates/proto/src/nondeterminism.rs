@@ -89,7 +89,8 @@ pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 /// Number of distinct clocks.
 const CLOCKS: usize = 24;
 
-/// Head of a record, which all incarnations of a process share, one after the other.
+/// Head of a record, which all incarnations of a process share, one after the other. The fields are
+/// the layout of the memory that agent, interposer and provider share.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct RecordHead {
@@ -127,7 +128,12 @@ pub struct RecordHead {
     semaphores: AtomicU64,
     /// What the process that announced the last effect had written, see [`LAST_WRITTEN_AT`].
     last_written: AtomicU64,
+    /// Time at which the present incarnation had replayed everything, in nanoseconds by the clock
+    /// since the boot. 0: the first incarnation; [`STILL_REPLAYS`]: not yet.
+    live_since: AtomicU64,
 }
+
+const STILL_REPLAYS: u64 = u64::MAX;
 
 /// Number of polls for messages, counted from the beginning of each incarnation.
 #[repr(C)]
@@ -190,6 +196,7 @@ impl RecordHead {
         let words = words.into_iter().chain(&self.last).chain(&self.ahead);
         words.for_each(|word| word.store(0, Relaxed));
         self.owner.store(owner, Relaxed);
+        self.live_since.store(if incarnation > 1 { STILL_REPLAYS } else { 0 }, Relaxed);
         self.incarnation.store(incarnation, Release);
         true
     }
@@ -209,6 +216,19 @@ impl RecordHead {
         let polls = &self.polls;
         self.consumed.load(Relaxed) < self.recorded.load(Relaxed)
             || polls.present.load(Relaxed) < polls.furthest.load(Relaxed)
+    }
+
+    /// Notes that the present incarnation has replayed everything at this time, in nanoseconds by
+    /// the clock since the boot (`CLOCK_BOOTTIME`).
+    pub fn note_live(&self, now: u64) {
+        let _ = self.live_since.compare_exchange(STILL_REPLAYS, now, Relaxed, Relaxed);
+    }
+
+    /// Whether a thread or a child that began at this time, by the same clock, began while the
+    /// present incarnation replayed: it may repeat what one of an earlier incarnation did, however
+    /// late it does so.
+    pub fn replayed_at(&self, began: u64) -> bool {
+        began <= self.live_since.load(Relaxed)
     }
 
     /// Counts a read as answered whose program was interrupted within the read and never continued

@@ -583,6 +583,19 @@ static void by_exchanged_file(void)
     spawned(&actions);
 }
 
+static void by_entered_directory(void)
+{
+    posix_spawn_file_actions_t actions;
+    char *words[] = {"true", NULL};
+    int root = open("/", O_RDONLY | O_DIRECTORY);
+    pid_t child;
+    posix_spawn_file_actions_init(&actions);
+    need(posix_spawn_file_actions_addfchdir_np(&actions, root) == 0, "addfchdir_np");
+    need(posix_spawn(&child, "bin/true", &actions, NULL, words, environ) == 0, "posix_spawn");
+    NEED(waitpid(child, NULL, 0));
+    posix_spawn_file_actions_destroy(&actions);
+}
+
 static void by_steady_directory(void)
 {
     for (int at = 0; at < 40; at++) {
@@ -716,6 +729,7 @@ static const struct {
     {"connection that fails", by_connection_that_fails},
     {"exchanged directory", by_exchanged_directory},
     {"exchanged file", by_exchanged_file},
+    {"entered directory", by_entered_directory},
     {"steady directory", by_steady_directory},
     {"look at lock", by_look_at_lock},
     {"look at attribute", by_look_at_attribute},

@@ -61,7 +61,8 @@ static void change_all(void)
 static int claim_by_removal(void) { return !unlink("task"); }
 static int claim_by_renaming(void) { return !rename("task", "taken"); }
 /* Rank 1 takes its turn when rank 0 was killed at its own. */
-static void wait_for_turn(void) { usleep(1000 * 1000); }
+static int turn_ms = 1000;
+static void wait_for_turn(void) { usleep(1000 * turn_ms); }
 
 /* Rank 0 raises a flag; rank 1 counts it and lowers it. */
 static int raise_open(void) { return close(open("flag", O_CREAT | O_WRONLY, 0644)); }
@@ -69,6 +70,26 @@ static int raise_exclusive(void) { return close(open("flag", O_CREAT | O_EXCL | 
 static int raise_folder(void) { return mkdir("flag", 0755); }
 static int raise_link(void) { return symlink("nowhere", "flag"); }
 static int raise_second_name(void) { return link("base", "flag"); }
+/* A link in another directory leads to the flag, which is not there yet. */
+static void lead_there(void)
+{
+    if (mkdir("far", 0755) || symlink("../flag", "far/way"))
+        perror("far/way");
+}
+static int raise_by_link(void) { return close(open("far/way", O_CREAT | O_WRONLY, 0644)); }
+/* Rank 0 makes a file and writes to it; rank 1 gives that file another name, and makes a new one. */
+static int raise_and_write(void)
+{
+    int file = open("flag", O_CREAT | O_WRONLY, 0644), got = write(file, "x", 1);
+    close(file);
+    return got;
+}
+static void exchange(void)
+{
+    if (rename("flag", "log"))
+        perror("flag");
+    close(open("flag", O_CREAT | O_EXCL | O_WRONLY, 0644));
+}
 static int flag_is_up(void) { return exists("flag"); }
 static void lower(void) { remove("flag"); }
 
@@ -106,13 +127,79 @@ static int append_to_log(void)
 }
 static void begin_log(void) { append_to_log(); }
 
+/* Rank 0 is killed in the middle of a long call: a write to a file into which rank 1 writes when it
+ * can, an append to a file to which rank 1 appends the same, a copy. */
+enum { LONG = 192 << 20 };
+static int field_at = 5000;
+static char *long_text(int letter)
+{
+    char *text = malloc(LONG);
+    memset(text, letter, LONG);
+    return text;
+}
+static void prepare_long(void)
+{
+    field_at = LONG - 100;
+    int file = open("form", O_CREAT | O_WRONLY, 0644);
+    if (ftruncate(file, LONG))
+        perror("form");
+    close(file);
+}
+static int write_long(void)
+{
+    char *text = long_text('A');
+    int file = open("form", O_WRONLY), got = pwrite(file, text, LONG, 0);
+    close(file);
+    free(text);
+    return got;
+}
+static int long_has_begun(void)
+{
+    char found = 0;
+    int file = open("form", O_RDONLY), got = pread(file, &found, 1, 0);
+    close(file);
+    return got == 1 && found == 'A';
+}
+static void write_into_long(void)
+{
+    int file = open("form", O_WRONLY);
+    if (pwrite(file, "x", 1, LONG - 100) != 1)
+        perror("form");
+    close(file);
+}
+static int append_long(void)
+{
+    char *text = long_text(0);
+    int file = open("log", O_CREAT | O_WRONLY | O_APPEND, 0644), got = write(file, text, LONG);
+    close(file);
+    free(text);
+    return got == LONG;
+}
+static void prepare_copy(void)
+{
+    char *text = long_text('b');
+    int file = open("question", O_CREAT | O_WRONLY, 0644);
+    if (write(file, text, LONG) != LONG)
+        perror("question");
+    close(file);
+    free(text);
+}
+static int copy_long(void)
+{
+    int from = open("question", O_RDONLY), to = open("log", O_CREAT | O_WRONLY, 0644);
+    int got = sendfile(to, from, NULL, LONG);
+    close(from);
+    close(to);
+    return got;
+}
+
 /* Rank 0 writes a form of three pages, most of it empty; rank 1 fills in the second page. */
 enum { FORM = 3 * 4096, FIELD = 5000 };
 static char field(void)
 {
     char found = 0;
     int file = open("form", O_RDONLY);
-    if (file >= 0 && pread(file, &found, 1, FIELD) < 0)
+    if (file >= 0 && pread(file, &found, 1, field_at) < 0)
         perror("form");
     close(file);
     return found ? found : '-';
@@ -207,6 +294,19 @@ static int copy_question(void)
 
 /* Rank 0 changes length or mode; rank 1 changes it back. */
 static int shorten(void) { return truncate("base", 2); }
+/* Rank 0 empties a file by opening it; rank 1 removes the empty file. */
+static int clear(void)
+{
+    int file = open("base", O_WRONLY | O_TRUNC);
+    close(file);
+    return file >= 0;
+}
+static int is_clear(void)
+{
+    struct stat about;
+    return !stat("base", &about) && about.st_size == 0;
+}
+static void remove_base(void) { unlink("base"); }
 static int is_short(void) { return strlen(content()) == 2; }
 static void restore_length(void) { make("base", "base content"); }
 static int hide(void) { return chmod("base", 0600); }
@@ -240,6 +340,9 @@ static const struct effect {
     {"claim-removal", claim_by_removal, NULL, NULL},
     {"claim-renaming", claim_by_renaming, NULL, NULL},
     {"open", raise_open, flag_is_up, lower},
+    {"open-link", raise_by_link, flag_is_up, lower, lead_there},
+    {"open-moved", raise_and_write, flag_is_up, exchange},
+    {"open-cleared", clear, is_clear, remove_base},
     {"exclusive", raise_exclusive, flag_is_up, lower},
     {"folder", raise_folder, flag_is_up, lower},
     {"symlink", raise_link, flag_is_up, lower},
@@ -250,6 +353,9 @@ static const struct effect {
     {"write", ask, is_asked, answer},
     {"write-pages", hand_in, is_handed_in, fill_in, lay_out},
     {"write-taken", send_form, is_at_end, take_form, lay_out},
+    {"long-write", write_long, long_has_begun, write_into_long, prepare_long},
+    {"long-append", append_long, NULL, NULL},
+    {"long-copy", copy_long, NULL, NULL, prepare_copy},
     {"copy", copy_question, is_asked, answer, prepare_question},
     {"truncate", shorten, is_short, restore_length},
     {"chmod", hide, is_hidden, show},
@@ -274,6 +380,8 @@ int main(int argc, char **argv)
     const struct effect *effect = find(argv[2]);
     is_answered = !strcmp(argv[3], "answered");
     is_soon = argc > 4;
+    if (!strcmp(effect->name, "long-append"))
+        turn_ms = 790;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (chdir(argv[1]))

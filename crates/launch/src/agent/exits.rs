@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::ending::Ending;
-use crate::sys;
+use crate::sys::{self, Reaped};
 
 /// Processes taken from the kernel's queue with one call; the rest stay in order.
 const BATCH: usize = 64;
@@ -30,7 +30,7 @@ pub struct Exit {
     pub pid: u32,
     pub ending: Ending,
     /// Bytes that its first thread had written to files and pipes in all. `None`: this kernel does
-    /// not count them (`CONFIG_TASK_IO_ACCOUNTING`).
+    /// not count them (`CONFIG_TASK_IO_ACCOUNTING`), or counts more than what the program wrote.
     pub written: Option<u64>,
 }
 
@@ -101,7 +101,21 @@ impl Exits {
 /// Reaps the child if it has ended. Its counters exist until then.
 fn reap(pid: u32) -> Option<Exit> {
     let written = written_bytes(pid);
-    sys::reap(pid).map(|(pid, ending)| Exit { pid, ending, written })
+    let Reaped { pid, ending, has_dumped } = sys::reap(pid)?;
+    // The thread of the dead process has written its core as well, or its line in the accounts of
+    // processes (acct(2)).
+    let is_sudden = matches!(ending, Ending::Killed(_));
+    let is_exact = !(has_dumped || is_sudden && adds_to_ended());
+    Some(Exit { pid, ending, written: written.filter(|_| is_exact) })
+}
+
+/// Whether the kernel writes something in the name of a process that ends: a child that has written
+/// nothing shows it.
+fn adds_to_ended() -> bool {
+    let Some(child) = sys::child_that_ends() else { return true };
+    let written = written_bytes(child);
+    sys::bury(child);
+    written != Some(0)
 }
 
 /// Bytes that the first thread of a process has written (`wchar` of `proc_pid_io(5)`).

@@ -915,6 +915,15 @@ static void child_times_look(int step)
     EXPECT_SAME(system(command), 0);
 }
 
+/* --- child-exists: a child opens a file that a rank makes, and reads nothing of it */
+
+static void child_exists_look(int step)
+{
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, ": < %s", path("of", NEXT + size * step));
+    EXPECT_SAME(system(command), 0);
+}
+
 /* --- child-process: a child asks the kernel about another process */
 
 static void child_process_act(int step)
@@ -1509,6 +1518,7 @@ static const struct row rows[] = {
     {"child-directory", NULL, child_directory_act, child_directory_look, NULL},
     {"spawn-directory", NULL, directory_link_act, spawn_directory_look, NULL},
     {"child-times", NULL, child_times_act, child_times_look, NULL},
+    {"child-exists", NULL, child_times_act, child_exists_look, NULL},
     {"child-process", NULL, child_process_act, NULL, NULL},
     {"refused-connect", NULL, refused_connect_act, NULL, NULL},
     {"wiped", wiped_begin, wiped_act, NULL, NULL},

@@ -214,7 +214,7 @@ fn a_recording_is_trimmed_while_another_process_writes_it() {
         }
         std::thread::yield_now();
     }
-    assert_eq!(ended.map(|(_, ending)| ending), Some(Ending::Exited(0)));
+    assert_eq!(ended.map(|it| it.ending), Some(Ending::Exited(0)));
     let used = rustix::fs::fstat(&recording.memory).unwrap().st_blocks * 512;
     assert!(used < 70 << 20, "{used}");
     // SAFETY: the mapping stays, and the child, which had the other slice, has ended.

@@ -79,7 +79,7 @@ fn run_restore(old: &mut LocalRank, mut report: impl FnMut(String)) -> Option<(L
             RestoreOutcome::NoUsableImage => return None,
         }
         assert!(Instant::now() < deadline && restore.next_time() < deadline + RESTORE_TOTAL_MAX);
-        if let Some((pid, ending)) = restore.criu().and_then(sys::reap) {
+        if let Some(sys::Reaped { pid, ending, .. }) = restore.criu().and_then(sys::reap) {
             assert!(restore.note_exit(pid, ending));
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -191,7 +191,7 @@ fn images_of_another_node_are_located_and_missing_ones_reported() {
             RestoreOutcome::NoUsableImage => panic!("the older one is there"),
             RestoreOutcome::Busy => (),
         }
-        if let Some((pid, ending)) = restore.criu().and_then(sys::reap) {
+        if let Some(sys::Reaped { pid, ending, .. }) = restore.criu().and_then(sys::reap) {
             restore.note_exit(pid, ending);
         }
     }
