@@ -84,6 +84,12 @@ pub fn mark_at(place: (u64, u64), flags: c_int, file: &FileIdentity) -> u64 {
     mark(file, || kind_at(place, flags))
 }
 
+/// Whether this kernel alone performs the writes to an open file, so that its count of written
+/// bytes is exact: a file server may get a part of a write that is not counted.
+pub fn is_local(descriptor: u64, file: &FileIdentity) -> bool {
+    clock_of(file.device, || kind_of(descriptor)) != ChangeClock::Other
+}
+
 /// `kind` is asked for the kind of the file system once for each device.
 fn mark(file: &FileIdentity, kind: impl FnOnce() -> Option<c_long>) -> u64 {
     match clock_of(file.device, kind).shows_next(file.changed, last_tick) {
@@ -95,7 +101,6 @@ fn mark(file: &FileIdentity, kind: impl FnOnce() -> Option<c_long>) -> u64 {
 /// The state of an open file, by `look`, at a time from which on each change gives the file another
 /// time: waits for a tick if need be. A file that does not stop changing, and one whose clock has
 /// longer steps and that has changed just now, get the time [`UNSURE`] and count as changed later
-/// on.
 /// on.
 pub fn settled(descriptor: u64, look: impl Fn() -> FileIdentity) -> FileIdentity {
     let mut now = look();

@@ -38,6 +38,8 @@ pub enum NameChange {
 pub enum Asked {
     /// Which file it is. Names in a directory are compared on their own.
     Name,
+    /// What the name itself is, as [`Asked::Attributes`]: the last link is not followed.
+    Itself,
     /// Which file it is, its rights, and its times, size and number of links as every look at a
     /// file asks for them: of a directory whose times change in every run they do not count.
     Attributes,
@@ -71,8 +73,9 @@ enum WalkStep {
 }
 
 /// What has changed, since the time `since`, of that to which a name leads. The last link is
-/// followed as well. In a replay a directory counts as exchanged where it may be: if an earlier
-/// incarnation used the name before the exchange, nothing showed that at the time.
+/// followed as well, unless it is asked itself. In a replay a directory counts as exchanged where it
+/// may be: if an earlier incarnation used the name before the exchange, nothing showed that at the
+/// time.
 ///
 /// # Safety
 /// The path is a C string, or null.
@@ -90,7 +93,11 @@ pub unsafe fn change_of(
     for _ in 0..=LINKS_MAX {
         match walk.walk() {
             WalkStep::End(change) => return change,
-            WalkStep::Link(start, end) => walk.follow(start, end)?,
+            // A name that becomes too long is not examined further.
+            WalkStep::Link(start, end) => match walk.follow(start, end) {
+                Some(()) => (),
+                None => return Some(NameChange::Component),
+            },
         }
     }
     None
@@ -135,6 +142,9 @@ impl NameWalk {
         let above = above.replace(found);
         let has_changed = self.has_changed(&found);
         match mode & libc::S_IFMT {
+            libc::S_IFLNK if is_last && self.asked == Asked::Itself => {
+                Some(WalkStep::End(has_changed.then_some(NameChange::Target)))
+            }
             libc::S_IFLNK if has_changed => Some(WalkStep::End(Some(NameChange::Component))),
             libc::S_IFLNK => Some(WalkStep::Link(part.start, part.end)),
             libc::S_IFDIR if found.inode == ROOT_INODE && self.is_of_kernel() => {
@@ -169,7 +179,7 @@ impl NameWalk {
         // The times of `/tmp` change in every run, by processes outside the job.
         let is_asked = match self.asked {
             Asked::Name => false,
-            Asked::Attributes => mode & libc::S_ISVTX == 0,
+            Asked::Attributes | Asked::Itself => mode & libc::S_ISVTX == 0,
             Asked::Times | Asked::AccessTime => true,
         };
         match is_last && (is_asked || self.is_new()) {
@@ -487,6 +497,13 @@ mod tests {
         assert_eq!(change("link/"), Some(NameChange::Target), "by a link");
         assert_eq!(change("old/sub"), None, "whose directory has got a file");
         assert_eq!(change("old/file"), None);
+        fs::write(folder.at("old/sub/file"), "other").unwrap();
+        symlink("old/sub/file", folder.at("another")).unwrap();
+        assert_ne!(change("far/file"), None);
+        let itself = |name| change_for(&folder.at(name), since, Asked::Itself);
+        assert_eq!((itself("far"), itself("link")), (None, None), "the links are old");
+        assert_eq!(itself("another"), Some(NameChange::Target));
+        assert_ne!(itself("far/file"), None, "links on the way count");
     }
 
     #[test]

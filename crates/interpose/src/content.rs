@@ -13,7 +13,7 @@ use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSourc
 use libc::c_long;
 
 use crate::appends::{appended, offset_of};
-use crate::change_times::{UNSURE, mark_open};
+use crate::change_times::{UNSURE, is_local, mark_open};
 use crate::file_content::{is_there, is_unwritten, is_within_page};
 use crate::file_identity::FileKind;
 use crate::file_metadata::{IoVectors, identity_of, is_installed};
@@ -271,10 +271,10 @@ impl Session {
         let is_shared = appends && self.is_shared_append(descriptor, before.size);
         let precondition = |earlier: Option<[u64; PRECONDITION_WORDS]>| {
             // What was appended in part is truncated away by now, and `before` still has it.
-            if let Some(earlier) = earlier.filter(|_| appends) {
-                let mut announced = earlier;
-                announced[2] = written_mark();
-                return announced;
+            let count = || if is_local(descriptor, &before) { written_mark() } else { 0 };
+            if let Some(mut earlier) = earlier.filter(|_| appends) {
+                earlier[2] = count();
+                return earlier;
             }
             let changed = mark_open(descriptor, before);
             let is_whole =
@@ -283,7 +283,7 @@ impl Session {
                 true => is_whole && !is_shared,
                 false => is_whole && changed != UNSURE,
             };
-            let written = if is_simple { 0 } else { written_mark() };
+            let written = if is_simple { 0 } else { count() };
             let (size, is_shared) = (before.size as u64, u64::from(is_shared));
             [size, is_shared, written, 0, changed, 0, 0, writing.offset]
         };

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
-use crate::change_times::mark_open;
+use crate::change_times::{is_local, mark_open};
 use crate::file_content::content_of;
 use crate::file_identity::FileKind;
 use crate::file_metadata::identity_of;
@@ -127,7 +127,8 @@ impl Session {
         let precondition = |_| {
             let [from, to] =
                 of_both(|file| identity_of(file).map_or(0, |(_, now)| mark_open(file, now)));
-            [from, to, written_mark(), 0, 0, 0, 0, 0]
+            let is_counted = identity_of(copy.to).is_some_and(|(_, now)| is_local(copy.to, &now));
+            [from, to, if is_counted { written_mark() } else { 0 }, 0, 0, 0, 0, 0]
         };
         let source_at = match is_recorded || from_offset != 0 {
             true => positions[0],

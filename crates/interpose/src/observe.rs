@@ -58,21 +58,23 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     unsafe {
         match number {
             // The rights of a directory change with its times.
-            libc::SYS_stat
-            | libc::SYS_lstat
-            | libc::SYS_access
-            | libc::SYS_getxattr
-            | libc::SYS_lgetxattr
-            | libc::SYS_listxattr
-            | libc::SYS_llistxattr => looks("looks at", HERE, a, Asked::Attributes),
-            libc::SYS_readlink => looks("looks at", HERE, a, Asked::Name),
+            libc::SYS_stat | libc::SYS_access | libc::SYS_getxattr | libc::SYS_listxattr => {
+                looks("looks at", HERE, a, Asked::Attributes);
+            }
+            libc::SYS_lstat | libc::SYS_readlink | libc::SYS_lgetxattr | libc::SYS_llistxattr => {
+                looks("looks at", HERE, a, Asked::Itself)
+            }
             libc::SYS_newfstatat if text(b).is_empty() => examines(a, Asked::Attributes),
-            libc::SYS_statx if text(b).is_empty() => examines(a, asked_of(arguments[3])),
-            libc::SYS_newfstatat | libc::SYS_faccessat | libc::SYS_faccessat2 => {
+            libc::SYS_statx if text(b).is_empty() => examines(a, asked_of(arguments[3], 0)),
+            libc::SYS_newfstatat => {
+                let mask = libc::STATX_BASIC_STATS.into();
+                looks("looks at", a, b, asked_of(mask, arguments[3]));
+            }
+            libc::SYS_faccessat | libc::SYS_faccessat2 => {
                 looks("looks at", a, b, Asked::Attributes);
             }
-            libc::SYS_statx => looks("looks at", a, b, asked_of(arguments[3])),
-            libc::SYS_readlinkat => looks("looks at", a, b, Asked::Name),
+            libc::SYS_statx => looks("looks at", a, b, asked_of(arguments[3], arguments[2])),
+            libc::SYS_readlinkat => looks("looks at", a, b, Asked::Itself),
             libc::SYS_statfs if file_metadata::identity_behind((HERE, a)).is_none() => {
                 looks("looks at", HERE, a, Asked::Name);
             }
@@ -180,14 +182,16 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     }
 }
 
-/// What a call of statx(2) with this mask asks. A call like stat(2) asks for everything, whatever
-/// the program wants to know.
-fn asked_of(mask: u64) -> Asked {
+/// What a call of statx(2) with this mask and these flags asks. A call like stat(2) asks for
+/// everything, whatever the program wants to know.
+fn asked_of(mask: u64, flags: u64) -> Asked {
     const TIMES: u32 = libc::STATX_MTIME | libc::STATX_CTIME | libc::STATX_NLINK;
     const SIZES: u32 = libc::STATX_SIZE | libc::STATX_BLOCKS;
     let asks = |what: u32| mask & u64::from(what) != 0;
     let is_like_stat = mask & u64::from(libc::STATX_BASIC_STATS) == libc::STATX_BASIC_STATS.into();
+    let is_itself = flags & libc::AT_SYMLINK_NOFOLLOW as u64 != 0;
     match is_like_stat {
+        true if is_itself => Asked::Itself,
         true => Asked::Attributes,
         false if asks(libc::STATX_ATIME) => Asked::AccessTime,
         false if asks(TIMES) => Asked::Times,

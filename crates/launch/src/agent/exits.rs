@@ -120,6 +120,11 @@ fn adds_to_ended() -> bool {
 
 /// Bytes that the first thread of a process has written (`wchar` of `proc_pid_io(5)`).
 fn written_bytes(pid: u32) -> Option<u64> {
+    // In a container `/proc` may show the process ids of another pid namespace.
+    let own = std::fs::read_link("/proc/self").ok()?;
+    if own.to_str() != Some(std::process::id().to_string().as_str()) {
+        return None;
+    }
     let counters = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/io")).ok()?;
     let line = counters.lines().find_map(|line| line.strip_prefix("wchar: "))?;
     line.trim().parse().ok()
