@@ -73,9 +73,9 @@ enum WalkStep {
 }
 
 /// What has changed, since the time `since`, of that to which a name leads. The last link is
-/// followed as well, unless it is asked itself. In a replay a directory counts as exchanged where it
-/// may be: if an earlier incarnation used the name before the exchange, nothing showed that at the
-/// time.
+/// followed as well, unless it is asked itself. In a replay a directory counts as exchanged where
+/// it may be: if an earlier incarnation used the name before the exchange, nothing showed that at
+/// the time.
 ///
 /// # Safety
 /// The path is a C string, or null.
