@@ -99,6 +99,10 @@ CHANGES = {
     "unlinkat": CHANGE,
     "directory": CHANGE,
     "attribute": RESIZE,
+    "answer of a child": "its read of [0-9]+ bytes of a pipe gave other bytes than before",
+    "longer answer of a child": "its read of [0-9]+ bytes of a pipe gave other bytes|a pipe has more bytes than before|a pipe has ended",
+    "exit code of a child": "a program that it has started ended otherwise than before",
+    "waitid": "a program that it has started ended otherwise than before",
     "early end": "is the end of the program, and was system call 1 with",
 }
 
@@ -159,6 +163,8 @@ def main() -> int:
             change(checks, options, program, name, words)
         copy_out(checks, options, program)
         connection(checks, options, program)
+        two_pipes(checks, options, program)
+        clock_of_child(checks, options, program)
         deadlock(checks, options, program)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
@@ -248,6 +254,30 @@ def copy_out(checks, options, program: Path) -> None:
     is_named = "its copy of " in output and "the file has changed" in output
     measured = f"exit codes {codes}, {'the same' if is_same else 'other'} bytes, {'named' if is_named else 'not named'}"
     checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_same and is_named, measured, outcomes[0][1] + output)
+
+
+def two_pipes(checks, options, program: Path) -> None:
+    """What comes by two pipes is read in the same order in a replay, whoever answers first."""
+    case = "answers by two pipes"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        outcomes = [record.run("two pipes", folder, value) for value in (1, 2, 1)]
+    codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
+    is_same = outputs == ["first\nsecond\ndone\n"] * 3
+    checks.check(case, codes == [0, 0, 0] and is_same, f"exit codes {codes}", "".join(outputs))
+
+
+def clock_of_child(checks, options, program: Path) -> None:
+    """A program that a replay starts again reads another clock: the replay ends."""
+    case = "a child that reads a clock"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        outcomes = [record.run("clock of a child", folder) for _ in range(2)]
+    codes, output = [code for code, _ in outcomes], outcomes[1][1]
+    is_named = "of a pipe gave other bytes than before" in output
+    checks.check(case, codes == [0, UNRECOVERABLE] and is_named, f"exit codes {codes}", output)
 
 
 def connection(checks, options, program: Path) -> None:

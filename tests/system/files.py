@@ -98,7 +98,7 @@ ROWS = [
     *rows_of("mpiio", "iwrite-at-all iwrite-at-all:enable"),
     *rows_of("mpiio", "write-shared iwrite-shared", is_chance=True),
     *rows_of("python", "text python_append binary tofile checkpoint document zipped"),
-    *rows_of("python", "copies memmap_input"),
+    *rows_of("python", "copies memmap_input started"),
     *rows_of("python", "sqlite", EITHER),
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
     *rows_of("fortran", "fortran-scratch", is_local=True),

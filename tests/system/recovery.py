@@ -370,21 +370,23 @@ def log_command(options, checks, program) -> None:
 
 def standard_input(options, checks, moment) -> None:
     """Rank 0 reads typed input, before it is killed and after."""
-    for name, words in (("who reads standard input", []), ("two clusters, who reads standard input", TWO_CLUSTERS)):
+    cases = [("who reads standard input", []), ("who asks for standard input", [])]
+    for name, words in [*cases, ("two clusters, who reads standard input", TWO_CLUSTERS)]:
         if not checks.wants(name):
             continue
-        undisturbed = sorted(job_with_input(options, [], *words)[1])
+        asks = ["asks"] if "asks" in name else []
+        undisturbed = sorted(job_with_input(options, [], *words, asks=asks)[1])
         kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0), (0.2, 0)]
-        check_same(checks, name, job_with_input(options, kills, *words), undisturbed, len(kills))
+        check_same(checks, name, job_with_input(options, kills, *words, asks=asks), undisturbed, len(kills))
 
 
-def job_with_input(options, kills, *words, job=None):
+def job_with_input(options, kills, *words, job=None, asks=()):
     """Runs `job` with a rank 0 that reads lines from a process which writes one after the other. The
     lines that rank 0 has written into a file follow those of standard output."""
     typing = "import time\nfor n in range(1300):\n    print('line', n, 'x' * (n % 300), flush=True)\n    time.sleep(0.005)\n"
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", typing], stdout=subprocess.PIPE) as typist:
         written = Path(folder) / "written"
-        program = [common.python(options), str(common.PROGRAMS / "lines.py"), str(written)]
+        program = [common.python(options), str(common.PROGRAMS / "lines.py"), str(written), *asks]
         try:
             code, lines, output = (job or globals()["job"])(options, program, kills, *words, read=typist.stdout)
         finally:

@@ -56,7 +56,8 @@
 //! | `directory_calls`, `mapping_calls`, `metadata_calls` | recorded calls of one kind each |
 //! | `content` | reads and writes |
 //! | `descriptor_calls` | opening, closing, seeking and locking |
-//! | `standard_input` | reads of standard input |
+//! | `recorded_pipes` | reads of standard input, and of pipes from started programs |
+//! | `waits` | waits for these pipes and programs |
 //! | `unsaved_attributes` | what a checkpoint image lacks |
 //! | `restored_files` | open files when the process goes live, and around a checkpoint |
 //! | `new_processes` | threads and processes that the program begins |
@@ -126,6 +127,7 @@ mod raw_channels;
 mod real_libc;
 mod record_head;
 mod record_lock;
+mod recorded_pipes;
 mod recording;
 mod restart_refusals;
 mod restored_files;
@@ -133,7 +135,6 @@ mod session;
 mod side_channels;
 mod signal_mask;
 mod spawn_actions;
-mod standard_input;
 mod syscalls;
 mod temporary;
 mod trampoline;
@@ -141,6 +142,7 @@ mod trap;
 mod unsaved_attributes;
 mod used_descriptors;
 mod user_memory;
+mod waits;
 mod watched;
 mod working_directory;
 mod written_bytes;

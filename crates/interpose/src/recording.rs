@@ -22,7 +22,7 @@ use crate::record_head::{self, is_owner, is_record};
 use crate::record_lock::{self, RecordGuard, lock_for_call};
 use crate::session::Session;
 use crate::{
-    deadlines, dispatch, new_processes, origin, processes, restart_refusals, standard_input, trap,
+    deadlines, dispatch, new_processes, origin, processes, recorded_pipes, restart_refusals, trap,
     unsaved_attributes,
 };
 
@@ -237,7 +237,7 @@ fn record_calls(head: &RecordHead) {
         ));
         return;
     }
-    standard_input::note_begin();
+    recorded_pipes::note_begin();
     if let Some(guard) = lock_for_call() {
         Session::new(guard).adopt();
     }
@@ -278,7 +278,7 @@ pub fn quiesce() -> bool {
     dispatch::suspend_dispatch();
     let place = present.position();
     deadlines::note_image();
-    standard_input::note_image();
+    recorded_pipes::note_image();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: every recorded call is excluded, and the record's addresses stay reserved.
     unsafe {
@@ -336,7 +336,7 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         record_lock::refresh();
         if !is_same {
             deadlines::note_restore();
-            standard_input::note_restore();
+            recorded_pipes::note_restore();
             unsaved_attributes::restore();
         }
         match is_same {

@@ -70,9 +70,22 @@ impl Session {
                 | libc::SYS_readv
                 | libc::SYS_preadv
                 | libc::SYS_preadv2 => match self.read(number, arguments) {
-                    None => self.read_input(number, arguments),
+                    None => self.read_pipe(number, arguments),
                     result => result,
                 },
+                libc::SYS_recvfrom => self.read_pipe(number, arguments),
+                libc::SYS_pipe | libc::SYS_pipe2 | libc::SYS_socketpair => {
+                    self.make_pipe(number, arguments)
+                }
+                libc::SYS_poll
+                | libc::SYS_ppoll
+                | libc::SYS_select
+                | libc::SYS_pselect6
+                | libc::SYS_epoll_wait
+                | libc::SYS_epoll_pwait => self.wait_until_ready(number, arguments),
+                libc::SYS_epoll_ctl => self.note_epoll(arguments),
+                libc::SYS_wait4 => self.wait_for_end(arguments),
+                libc::SYS_waitid => self.wait_for_change(arguments),
                 libc::SYS_write
                 | libc::SYS_pwrite64
                 | libc::SYS_writev

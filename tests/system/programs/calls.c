@@ -10,6 +10,7 @@
 #include <linux/fs.h>
 #include <linux/netlink.h>
 #include <netdb.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -546,6 +547,74 @@ static void by_close_in_thread(void)
     pthread_join(other, NULL);
 }
 
+/* --- programs that answer: by a pipe, by both of two pipes, by their exit codes */
+
+static char *answer_of(const char *form)
+{
+    static char answer[64];
+    char command[128];
+    snprintf(command, sizeof command, form, value);
+    FILE *child = popen(command, "r");
+    need(child && fgets(answer, sizeof answer, child), "popen");
+    while (fgetc(child) != EOF)
+        ;
+    need(pclose(child) == 0, "pclose");
+    return answer;
+}
+static void by_answer(void) { printf("%lu letters\n", (unsigned long)strlen(answer_of("echo answer %ld"))); }
+static void by_longer_answer(void) { answer_of("echo; test %ld = 1 || echo"); }
+static void by_clock_of_child(void) { printf("%d\n", strlen(answer_of("date +%%N; : %ld")) == 10); }
+static void by_exit_code(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "exit %ld", value);
+    need(system(command) > 0, "system");
+}
+static void by_waitid(void)
+{
+    siginfo_t about;
+    pid_t child = fork();
+    if (child == 0)
+        _exit((int)value);
+    NEED(waitid(P_PID, (id_t)child, &about, WEXITED));
+    need(about.si_pid == child, "the child that has ended");
+}
+/* Which of two programs answers first depends on VALUE, and what they answer does not. */
+static void by_two_pipes(void)
+{
+    int one[2], two[2], ended = 0;
+    NEED(pipe(one));
+    NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, two));
+    for (int at = 0; at < 2; at++)
+        if (fork() == 0) {
+            usleep(at == value % 2 ? 300 * 1000 : 0);
+            NEED(write(at ? two[1] : one[1], at ? "second" : "first", at ? 6 : 5));
+            _exit(0);
+        }
+    close(one[1]);
+    close(two[1]);
+    while (ended < 2) {
+        struct pollfd asked[] = {{one[0], POLLIN, 0}, {two[0], POLLIN, 0}};
+        char found[16];
+        if (ended)
+            asked[0].fd = one[0] < 0 ? -1 : one[0];
+        NEED(poll(asked, 2, -1));
+        for (int at = 0; at < 2; at++) {
+            int *file = at ? two : one;
+            long got = asked[at].revents ? read(*file, found, sizeof found) : -1;
+            if (got > 0)
+                printf("%.*s\n", (int)got, found);
+            if (got == 0) {
+                close(*file);
+                *file = -1;
+                ended++;
+            }
+        }
+    }
+    NEED(wait(NULL));
+    NEED(wait(NULL));
+}
+
 /* --- names in the actions of posix_spawn, of which one is exchanged before the program starts */
 
 static void exchange_link(const char *target)
@@ -727,6 +796,12 @@ static const struct {
     {"look at times", by_times},
     {"connect in thread", by_connect_in_thread},
     {"connection that fails", by_connection_that_fails},
+    {"answer of a child", by_answer},
+    {"longer answer of a child", by_longer_answer},
+    {"clock of a child", by_clock_of_child},
+    {"exit code of a child", by_exit_code},
+    {"waitid", by_waitid},
+    {"two pipes", by_two_pipes},
     {"exchanged directory", by_exchanged_directory},
     {"exchanged file", by_exchanged_file},
     {"entered directory", by_entered_directory},

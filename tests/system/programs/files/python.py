@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -227,6 +228,16 @@ class copies(Row):
         self.expect(not self.name_of(self.next, f"tree{step - 1}").exists(), "the tree before is there")
 
 
+class started(Row):
+    """Programs that get input and answer by two pipes; their exit code counts too."""
+
+    def act(self, step):
+        words = ["sh", "-c", f"read -r line; echo \"$line\"; echo {step} >&2; exit {step % 3}"]
+        found = subprocess.run(words, input=line(self.rank, step), capture_output=True, text=True)
+        self.expect_same(found.stdout.split(), line(self.rank, step).split(), "output")
+        self.expect_same((found.stderr, found.returncode), (f"{step}\n", step % 3), "errors and exit code")
+
+
 class sqlite(Row):
     """A database: it locks, reads what it has written, and keeps a journal that it makes and
     removes."""
@@ -262,7 +273,7 @@ class zipped(Row):
             self.expect_same(int(found["two"]), step, "step")
 
 
-ROWS = [text, python_append, binary, tofile, memmap, memmap_input, checkpoint, document, copies, sqlite, zipped]
+ROWS = [text, python_append, binary, tofile, memmap, memmap_input, checkpoint, document, copies, started, sqlite, zipped]
 
 
 def compute(times: int) -> None:
