@@ -3,8 +3,8 @@
 //!
 //! A later incarnation receives the same bytes from its agent, and should receive the same ones
 //! from programs that it starts again. But they may arrive in other pieces, and a program may
-//! depend on the pieces: Python reads a clock for each. So the length of each read is recorded with a
-//! digest, and a replayed read waits until that many bytes have come.
+//! depend on the pieces: Python reads a clock for each. So the length of each read is recorded with
+//! a digest, and a replayed read waits until that many bytes have come.
 //!
 //! In: reads of the recorded thread, by whichever descriptor. Out: their results, noted in the
 //! record or repeated. Where a started program answers otherwise than in an earlier incarnation (it
