@@ -65,6 +65,7 @@ CHANNELS = {
     "exchanged directory": "a program that it starts enters ",
     "exchanged file": "a program that it starts opens ",
     "entered directory": "it starts bin/true, which nobody can look after",
+    "recvmsg": "it receives by a pair of sockets in a way that is not recorded (recvmsg)",
     "steady directory": "",
     "look at lock": "another thread than the first locks ",
     "look at attribute": "another thread than the first looks at ",
@@ -165,6 +166,7 @@ def main() -> int:
         connection(checks, options, program)
         two_pipes(checks, options, program)
         clock_of_child(checks, options, program)
+        waiting_bytes(checks, options, program)
         deadlock(checks, options, program)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
@@ -266,6 +268,18 @@ def two_pipes(checks, options, program: Path) -> None:
     codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
     is_same = outputs == ["first\nsecond\ndone\n"] * 3
     checks.check(case, codes == [0, 0, 0] and is_same, f"exit codes {codes}", "".join(outputs))
+
+
+def waiting_bytes(checks, options, program: Path) -> None:
+    """How many bytes wait in a pipe is the same in a replay, however many wait."""
+    case = "the bytes that wait in a pipe"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        outcomes = [record.run("waiting bytes", folder, value) for value in (1, 2)]
+    codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
+    is_same = outputs == ["3 bytes\ndone\n"] * 2
+    checks.check(case, codes == [0, 0] and is_same, f"exit codes {codes}", "".join(outputs))
 
 
 def clock_of_child(checks, options, program: Path) -> None:

@@ -18,7 +18,7 @@ use libc::c_long;
 
 use crate::descriptor_table::DESCRIPTORS;
 use crate::file_metadata::IoVectors;
-use crate::kernel_calls::{error, kernel};
+use crate::kernel_calls::{bytes, error, kernel};
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, Session, call_of};
 use crate::signal_mask::interruptible;
@@ -140,12 +140,20 @@ impl Session {
     /// The arguments are those of a read, as `IoVectors::of` takes them.
     pub unsafe fn read_pipe(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, pointer, length, flags, address, _] = arguments;
+        // These flags change nothing about the bytes.
+        let plain = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
         let is_read = match number {
             libc::SYS_read | libc::SYS_readv => true,
-            libc::SYS_recvfrom => flags == 0 && address == 0,
+            libc::SYS_recvfrom => flags & !(plain as u64) == 0 && address == 0,
             _ => false,
         };
-        let place = is_read.then(|| known_at(descriptor)).flatten()?;
+        let place = known_at(descriptor)?;
+        if !is_read {
+            self.forbid_restart(format_args!(
+                "it receives by a pair of sockets in a way that is not recorded (recvmsg)"
+            ));
+            return None;
+        }
         // SAFETY: the caller's promise.
         let pieces = unsafe { IoVectors::of(number, pointer, length) };
         let call = call_of(number, [descriptor, pieces.length() as u64, 0, 0, 0], &[]);
@@ -158,25 +166,44 @@ impl Session {
             let about = CallDescription::Path("read", name_of(place).as_bytes());
             self.replay(call, about, &mut [&mut before])
         };
-        let bytes = result.max(0) as usize;
+        let length = result.max(0) as usize;
         if !is_live {
             // SAFETY: the program's buffers, into which it reads.
-            unsafe { self.receive(descriptor, &pieces, bytes, place) };
+            unsafe { self.receive(descriptor, &pieces, length, place) };
         }
         // SAFETY: the kernel has written this many bytes there.
-        let digest = unsafe { pieces.digest(bytes) }.to_le_bytes();
+        let digest = unsafe { pieces.digest(length) }.to_le_bytes();
         if is_live {
             self.note(call, result, &[&digest]);
         } else if digest != before {
             let name = name_of(place);
             abort_replay(format_args!(
-                "its read of {bytes} bytes of {name} gave other bytes than before"
+                "its read of {length} bytes of {name} gave other bytes than before"
             ));
         } else if result == 0 && pieces.length() > 0 && self.next_byte(descriptor, &mut [0]) != 0 {
             let name = name_of(place);
             abort_replay(format_args!("{name} has more bytes than before"));
         }
         Some(result)
+    }
+
+    /// Handles the question how many bytes wait in a pipe (`FIONREAD` of ioctl(2)).
+    ///
+    /// # Safety
+    /// The arguments are those of the call.
+    pub unsafe fn count_waiting(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, _, into, ..] = arguments;
+        let place = known_at(descriptor)?;
+        let call = call_of(libc::SYS_ioctl, [descriptor, 0, 0, 0, 0], &[]);
+        // SAFETY: the caller's promise.
+        let room = unsafe { bytes(into, size_of::<u32>()) };
+        if self.is_live() {
+            let result = kernel(libc::SYS_ioctl, arguments);
+            self.note(call, result, &[room]);
+            return Some(result);
+        }
+        let about = CallDescription::Path("look at", name_of(place).as_bytes());
+        Some(self.replay(call, about, &mut [room]))
     }
 
     /// Reads as many bytes as the recorded read, which wait in the pipe or are still to come.

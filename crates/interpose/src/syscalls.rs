@@ -13,6 +13,7 @@ use libc::c_long;
 use crate::copies::KernelCopy;
 use crate::kernel_calls::{HERE, error, is_too_recent};
 use crate::path_changes::PathChange;
+use crate::recorded_pipes::is_recorded;
 use crate::restart_refusals::abort_replay;
 use crate::session::Session;
 use crate::used_descriptors::{begins_with_descriptor, used_descriptors};
@@ -73,7 +74,9 @@ impl Session {
                     None => self.read_pipe(number, arguments),
                     result => result,
                 },
-                libc::SYS_recvfrom => self.read_pipe(number, arguments),
+                libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => {
+                    self.read_pipe(number, arguments)
+                }
                 libc::SYS_pipe | libc::SYS_pipe2 | libc::SYS_socketpair => {
                     self.make_pipe(number, arguments)
                 }
@@ -152,6 +155,9 @@ impl Session {
                     self.copy(KernelCopy::of(number, arguments))
                 }
                 libc::SYS_splice => self.splice(a, c as u32 as u64),
+                libc::SYS_ioctl if b == libc::FIONREAD && is_recorded(a) => {
+                    self.count_waiting(arguments)
+                }
                 libc::SYS_ioctl => self.device_control(a, b),
                 libc::SYS_getrandom => self.random(a, b, c),
                 libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),

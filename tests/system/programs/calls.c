@@ -570,6 +570,26 @@ static void by_exit_code(void)
     snprintf(command, sizeof command, "exit %ld", value);
     need(system(command) > 0, "system");
 }
+/* How much waits in a pipe depends on when the program asks. */
+static void by_waiting_bytes(void)
+{
+    int ends[2], waiting = 0;
+    NEED(pipe(ends));
+    NEED(write(ends[1], "bytes", value == 1 ? 3 : 5));
+    NEED(ioctl(ends[0], FIONREAD, &waiting));
+    printf("%d bytes\n", waiting);
+}
+static void by_recvmsg(void)
+{
+    char room[8];
+    struct iovec piece = {room, sizeof room};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+    int ends[2];
+    NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+    NEED(write(ends[1], "bytes", 5));
+    NEED(recv(ends[0], room, 2, MSG_DONTWAIT));
+    NEED(recvmsg(ends[0], &message, 0));
+}
 static void by_waitid(void)
 {
     siginfo_t about;
@@ -801,6 +821,8 @@ static const struct {
     {"clock of a child", by_clock_of_child},
     {"exit code of a child", by_exit_code},
     {"waitid", by_waitid},
+    {"recvmsg", by_recvmsg},
+    {"waiting bytes", by_waiting_bytes},
     {"two pipes", by_two_pipes},
     {"exchanged directory", by_exchanged_directory},
     {"exchanged file", by_exchanged_file},
