@@ -104,6 +104,7 @@ CHANGES = {
     "longer answer of a child": "its read of [0-9]+ bytes of a pipe gave other bytes|a pipe has more bytes than before|a pipe has ended",
     "exit code of a child": "a program that it has started ended otherwise than before",
     "waitid": "a program that it has started ended otherwise than before",
+    "memory copy": "its copy of .* the file has changed",
     "early end": "is the end of the program, and was system call 1 with",
 }
 
@@ -167,6 +168,9 @@ def main() -> int:
         two_pipes(checks, options, program)
         clock_of_child(checks, options, program)
         waiting_bytes(checks, options, program)
+        steady_results(checks, options, program)
+        for name in ("device by a link", "link itself"):
+            opened_again(checks, options, program, name)
         deadlock(checks, options, program)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
@@ -280,6 +284,40 @@ def waiting_bytes(checks, options, program: Path) -> None:
     codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
     is_same = outputs == ["3 bytes\ndone\n"] * 2
     checks.check(case, codes == [0, 0] and is_same, f"exit codes {codes}", "".join(outputs))
+
+
+def steady_results(checks, options, program: Path) -> None:
+    """A replay gets the results of before: the files have changed since, or placeholders are open."""
+    case = "results of calls on changed files"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        (folder / "old").write_text("0123456789")
+        time.sleep(SLACK_S + 0.5)
+        outcomes = [record.run("steady results", folder)]
+        with (folder / "old").open("a") as file:
+            file.write("more")
+        (folder / "new").mkdir()
+        outcomes.append(record.run("steady results", folder))
+    codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
+    is_right = outputs[0] == outputs[1] and "close-on-exec 0\nread 10, 10 letters\n" in outputs[0] and "next 34" in outputs[0]
+    checks.check(case, codes == [0, 0] and is_right, f"exit codes {codes}", "".join(outputs))
+
+
+def opened_again(checks, options, program: Path, name: str) -> None:
+    """A device, or a link that is open itself, cannot be opened again if its name leads elsewhere."""
+    case = f"{name} that is replaced"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        (folder / "way").symlink_to("/dev/zero")
+        outcomes = [record.run(name, folder) for _ in range(2)]
+        (folder / "way").unlink()
+        (folder / "way").symlink_to("/dev/full")
+        outcomes.append(record.run(name, folder))
+    codes, output = [code for code, _ in outcomes], outcomes[2][1]
+    is_named = "which it had open, cannot be opened again" in output
+    checks.check(case, codes == [0, 0, UNRECOVERABLE] and is_named, f"exit codes {codes}", output)
 
 
 def clock_of_child(checks, options, program: Path) -> None:

@@ -138,7 +138,7 @@ REASONS = {
     "vfork-child": r"a program that it has started opens FOLDER/vfork-child\.of\S+ for writing",
     "spawn-open": r"a program that it starts opens FOLDER/spawn-open\.of\S+ for writing",
     "child-position": r"a program that it has started reads \S+ by the rank's own descriptor",
-    "passed": r"it uses FOLDER/passed\.of\S+ by a descriptor that it did not open",
+    "passed": r"(?:it receives by a pair of sockets|a program that it has started opens FOLDER/passed\.of|it uses FOLDER/passed\.of\S+ by a descriptor that it did not open)",
     "handler": r"a handler of a signal writes FOLDER/handler\.of",
     "grandchild": r"a program that it has started opens FOLDER/grandchild\.of\S+ for writing",
     "child-look": r"a program that it has started looks for FOLDER/child-look\.flag",

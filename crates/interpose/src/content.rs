@@ -62,7 +62,10 @@ impl Session {
     /// The arguments are those of a read, as `IoVectors::of` takes them.
     pub unsafe fn read(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, pointer, length, ..] = arguments;
-        let open = self.table.get(descriptor).filter(|open| open.kind != FileKind::Directory)?;
+        let open = self.table.get(descriptor)?;
+        if open.kind == FileKind::Directory {
+            return Some(self.fail_on_directory(number, arguments));
+        }
         // SAFETY: the caller's promise.
         let pieces = unsafe { IoVectors::of(number, pointer, length) };
         let position = position(number, arguments);
@@ -173,7 +176,9 @@ impl Session {
         let before = u64::from_le_bytes(kept.try_into().unwrap_or_default());
         let index = self.table.index(descriptor);
         index.into_iter().for_each(|index| self.table.reopen_file(index));
-        let (list, count) = pieces.list();
+        // What is behind the bytes of before stays as it is.
+        let before_end = pieces.limited(length);
+        let (list, count) = before_end.list();
         let found = kernel(libc::SYS_preadv, [descriptor, list, count, at as u64, 0, 0]);
         // SAFETY: the kernel has written there.
         let now = unsafe { pieces.digest(found.clamp(0, result) as usize) };
@@ -184,6 +189,16 @@ impl Session {
             ));
         }
         result
+    }
+
+    /// Handles a read or write of a directory, which fails; a placeholder would not.
+    fn fail_on_directory(&mut self, number: c_long, arguments: [u64; 6]) -> i64 {
+        let call = call_of(number, [arguments[0], 0, 0, 0, 0], &[]);
+        if self.is_live() {
+            return self.observe(call, || kernel(number, arguments), |_| [&[], &[]]);
+        }
+        let about = CallDescription::Path("use", self.table.path_of(arguments[0]));
+        self.replay(call, about, &mut [])
     }
 
     /// Reports a write to a file of the kernel (proc(5)): a replay takes the result from the
@@ -204,7 +219,12 @@ impl Session {
     pub unsafe fn write(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, pointer, length, ..] = arguments;
         self.check_virtual_write(descriptor);
-        let open = self.table.get(descriptor).filter(|open| open.kind == FileKind::File)?;
+        let open = self.table.get(descriptor)?;
+        match open.kind {
+            FileKind::File => (),
+            FileKind::Directory => return Some(self.fail_on_directory(number, arguments)),
+            _ => return None,
+        }
         // SAFETY: the caller's promise.
         let pieces = unsafe { IoVectors::of(number, pointer, length) };
         let flags = if number == libc::SYS_pwritev2 { arguments[5] } else { 0 };
@@ -376,7 +396,7 @@ impl Session {
         Some(result)
     }
 
-    /// Handles a call that puts a file on disk or advises the kernel. Advice is not recorded.
+    /// Handles a call that puts a file on disk or advises the kernel.
     pub fn synchronize(
         &mut self,
         number: c_long,
@@ -384,10 +404,6 @@ impl Session {
         arguments: [u64; 6],
     ) -> Option<i64> {
         self.table.get(descriptor)?;
-        if matches!(number, libc::SYS_fadvise64 | libc::SYS_readahead) {
-            let is_performed = self.is_live_for_unrecorded();
-            return Some(if is_performed { kernel(number, arguments) } else { 0 });
-        }
         let call = call_of(number, [descriptor, 0, 0, 0, 0], &[]);
         if self.is_live() {
             return Some(self.observe(call, || kernel(number, arguments), |_| [&[], &[]]));

@@ -88,7 +88,10 @@ impl Session {
             // SAFETY: the caller's promise.
             unsafe { self.perform_copy(call, copy, positions, about) }
         } else {
-            let result = self.replay(call, about, &mut []);
+            let mut before = [0; 8];
+            let result = self.replay(call, about, &mut [&mut before]);
+            // SAFETY: the caller's promise.
+            unsafe { self.compare_source(copy, result, u64::from_le_bytes(before)) };
             for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
                 // SAFETY: the program's offset, which the kernel would have advanced.
                 unsafe { *(offset as *mut i64) += result.max(0) };
@@ -100,12 +103,31 @@ impl Session {
             }
             result
         };
-        for (descriptor, offset) in [(from, from_offset), (to, to_offset)] {
-            if let Some(open) = self.table.get(descriptor).filter(|_| offset == 0) {
+        // Two descriptors of one open file have one position.
+        let of_one = from_offset == 0 && self.table.index(from) == self.table.index(to);
+        let moved = [(from, from_offset == 0), (to, to_offset == 0 && !of_one)];
+        for (descriptor, _) in moved.into_iter().filter(|(_, moves)| *moves) {
+            if let Some(open) = self.table.get(descriptor) {
                 open.offset += result.max(0);
             }
         }
         Some(result)
+    }
+
+    /// Ends the process if a source that is not recorded, such as a file in memory which the
+    /// process has filled again, has other bytes than those that were copied.
+    ///
+    /// # Safety
+    /// The copy is that of a system call of the program.
+    unsafe fn compare_source(&mut self, copy: KernelCopy, result: i64, before: u64) {
+        if self.table.index(copy.from).is_some() || result <= 0 {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let given = unsafe { (copy.from_offset as *const i64).as_ref() }.copied();
+        let at = given.unwrap_or_else(|| position_of(copy.from));
+        let about = CallDescription::Path("copy", self.table.path_of(copy.to));
+        check_content(copy.from, at, result, before, about);
     }
 
     /// Performs a copy to a recorded file, or finds what an interrupted copy has done.
@@ -132,7 +154,7 @@ impl Session {
         };
         let source_at = match is_recorded || from_offset != 0 {
             true => positions[0],
-            false => kernel(libc::SYS_lseek, [from, 0, libc::SEEK_CUR as u64, 0, 0, 0]),
+            false => position_of(from),
         };
         let places = [(from, source_at as u64), (to, positions[1] as u64)];
         let (at_end, is_behind) = (self.written_at_end(), Cell::new(false));
@@ -155,7 +177,10 @@ impl Session {
                 }
             }
         }
-        self.note(call, result, &[]);
+        let copied = (!is_recorded && result > 0)
+            .then(|| content_of(from, source_at as u64, result as usize))
+            .flatten();
+        self.note(call, result, &[&copied.unwrap_or_default().1.to_le_bytes()]);
         result
     }
 
@@ -222,6 +247,10 @@ impl Session {
         self.note(call, result, &[&digest.to_le_bytes()]);
         result
     }
+}
+
+fn position_of(descriptor: u64) -> i64 {
+    kernel(libc::SYS_lseek, [descriptor, 0, libc::SEEK_CUR as u64, 0, 0, 0])
 }
 
 fn move_to(descriptor: u64, at: u64) {

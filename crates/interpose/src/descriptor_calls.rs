@@ -102,6 +102,15 @@ impl Session {
         let closes = flags & libc::O_CLOEXEC;
         if opened.kind == FileKind::Other {
             let found = kernel(libc::SYS_openat, [directory, path, harmless, 0, 0, 0]);
+            // SAFETY: the program's path.
+            let name = unsafe { text(path) };
+            if found < 0 || !is_same_device(found as u64, opened) {
+                let name = Path(name);
+                abort_replay(format_args!(
+                    "{name}, which it had open, cannot be opened again ({found}), or is another \
+                     device or link by now"
+                ));
+            }
             move_descriptor(found, number, closes);
             return;
         }
@@ -402,18 +411,26 @@ impl Session {
     /// files as the kernel has them.
     pub fn before_exec(&mut self) {
         if self.is_live_for_unrecorded() {
+            self.look_for_kept_by_program();
             return self.release_all_held();
         }
         self.table.working_directory.check();
         for index in 0..crate::descriptor_table::OPENS {
-            if self.table.uses(index) > 0 && self.table.try_reopen_file(index) {
+            let Some(descriptor) = self.table.descriptors(index).next() else { continue };
+            if self.table.try_reopen_file(index) {
                 let offset = self.table.by_index(index).offset as u64;
-                if let Some(descriptor) = self.table.descriptors(index).next() {
-                    kernel(libc::SYS_lseek, [descriptor, offset, 0, 0, 0, 0]);
-                }
+                kernel(libc::SYS_lseek, [descriptor, offset, 0, 0, 0, 0]);
+            } else if self.table.descriptors(index).any(survives_exec) {
+                self.table.reopen_file(index);
             }
         }
     }
+}
+
+/// Whether a descriptor stays open in the program that this process executes.
+pub fn survives_exec(descriptor: u64) -> bool {
+    let flags = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
+    flags >= 0 && flags & i64::from(libc::FD_CLOEXEC) == 0
 }
 
 /// Takes a lock of the process (`F_SETLK`) as a lock of the open file (`F_OFD_SETLK`), which
@@ -505,12 +522,27 @@ fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; PRECONDITION_WORDS]
     }
 }
 
+/// Whether a device, or a symbolic link that is open itself (O_PATH), is the one of before. Other
+/// things that are not recorded, such as the MPI library's memory, are made again.
+fn is_same_device(found: u64, opened: &OpenedFile) -> bool {
+    let now = file_metadata::mode_of(found);
+    let is_kept = now.is_some_and(|mode| {
+        matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFLNK | libc::S_IFBLK)
+    });
+    !is_kept
+        || crate::origin::is_other_node()
+        || opened.length > 0
+        || identity_of(found).is_some_and(|(_, now)| now.is_same_file(&opened.identity))
+}
+
 /// Moves the open file `found` to the descriptor `wanted`. The process ends if `wanted` is in use.
 fn move_descriptor(found: i64, wanted: i64, closes: c_int) {
+    let (found, wanted) = (found as u64, wanted as u64);
     if found == wanted {
+        let flags = if closes & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+        kernel(libc::SYS_fcntl, [wanted, libc::F_SETFD as u64, flags as u64, 0, 0, 0]);
         return;
     }
-    let (found, wanted) = (found as u64, wanted as u64);
     let taken = kernel(libc::SYS_fcntl, [wanted, libc::F_GETFD as u64, 0, 0, 0, 0]);
     if taken != error(libc::EBADF) {
         let mut path = [0; PATH_BYTES];

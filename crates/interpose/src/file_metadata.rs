@@ -51,6 +51,13 @@ pub unsafe fn directory_changed(
     identity_behind(folder).map_or(0, |(_, now)| look(folder, &now))
 }
 
+/// Mode of what is open at a descriptor.
+pub fn mode_of(descriptor: u64) -> Option<mode_t> {
+    const EMPTY: &std::ffi::CStr = c"";
+    let place = (descriptor, EMPTY.as_ptr().addr() as u64);
+    status(place, libc::AT_EMPTY_PATH).map(|status| status.mode)
+}
+
 /// Mode and identity of what a path names; a symbolic link is not followed.
 pub fn mode_and_identity_at(place: (u64, u64)) -> Option<(mode_t, FileIdentity)> {
     status(place, libc::AT_SYMLINK_NOFOLLOW).map(|status| (status.mode, status.identity))
@@ -439,6 +446,16 @@ impl IoVectors {
     /// Arguments for the kernel: address of the list, and number of entries.
     pub fn list(&self) -> (u64, u64) {
         (self.list.as_ptr().addr() as u64, self.count as u64)
+    }
+
+    /// The buffers of the first `length` bytes.
+    pub fn limited(&self, mut length: usize) -> IoVectors {
+        let mut limited = IoVectors { list: self.list, count: self.count };
+        for piece in &mut limited.list[..self.count] {
+            piece.iov_len = piece.iov_len.min(length);
+            length -= piece.iov_len;
+        }
+        limited
     }
 
     pub fn length(&self) -> usize {

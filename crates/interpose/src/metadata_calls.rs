@@ -15,7 +15,7 @@ use crate::file_metadata::{
     directory_changed, identity_at, identity_behind, is_exempt_at, is_exempt_name, path_at,
     path_of_name,
 };
-use crate::kernel_calls::{bytes, kernel, text};
+use crate::kernel_calls::{HERE, bytes, kernel, text};
 use crate::path_changes::{CompletionCheck, PathAt, PathChange};
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 
@@ -70,11 +70,16 @@ impl Session {
         length: usize,
         arguments: [u64; 6],
     ) -> Option<i64> {
-        self.table.get(descriptor)?;
+        // The working directory has no descriptor.
+        let is_here = descriptor as u32 == HERE as u32;
+        if !is_here {
+            self.table.get(descriptor)?;
+        }
         let call = call_of(number, [descriptor, 0, 0, 0, 0], &[]);
         // SAFETY: the program's buffer.
         let room = unsafe { bytes(into, length) };
-        let about = CallDescription::Path("look at attributes", self.table.path_of(descriptor));
+        let path = if is_here { b"." } else { self.table.path_of(descriptor) };
+        let about = CallDescription::Path("look at attributes", path);
         Some(self.stat_into(call, about, room, number, arguments))
     }
 

@@ -230,6 +230,7 @@ fn record_calls(head: &RecordHead) {
         head.files.since.store(now as u64, Relaxed);
     }
     origin::compare(head);
+    check_first_directory(head);
     if !trap::install() {
         restart_refusals::forbid_restart(format_args!(
             "this system cannot show what it does with files (Linux 5.11 on x86-64 can; if that \
@@ -257,6 +258,20 @@ fn warn_no_memory() {
              space that this process may have: raise that limit (ulimit -v)",
             most >> 20
         )),
+    }
+}
+
+/// Ends an incarnation that begins in another directory than the first one: its relative names lead
+/// elsewhere. A program that another program of this incarnation has executed may begin anywhere.
+fn check_first_directory(head: &RecordHead) {
+    if head.extent().end > 0 || origin::is_other_node() {
+        return;
+    }
+    let here = crate::working_directory::here().map(|here| [here.inode, here.born as u64]);
+    if here.is_some_and(|here| !head.note_directory(here)) {
+        restart_refusals::abort_replay(format_args!(
+            "the directory in which it began is another one by now"
+        ));
     }
 }
 

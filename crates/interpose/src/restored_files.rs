@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::changed_files::FILE_SYSTEMS;
+use crate::descriptor_calls::survives_exec;
 use crate::descriptor_table::{DescriptorTable, OPENS};
 use crate::file_identity::FileKind;
 use crate::kernel_calls::{HERE, kernel};
@@ -276,6 +277,22 @@ impl Session {
             }
         }
         held_files::release(open.held);
+    }
+
+    /// Reports a file that only the agent could give back, because it has no name or a lock, and
+    /// that stays open in the program that this process executes: the program begins without the
+    /// agent's copy.
+    pub fn look_for_kept_by_program(&mut self) {
+        for index in 0..OPENS {
+            let is_kept = self.table.descriptors(index).any(survives_exec);
+            let open = self.table.by_index(index);
+            if is_kept && open.held != 0 && (open.is_removed || open.is_locked()) {
+                let path = Path(open.path());
+                restart_refusals::forbid_restart(format_args!(
+                    "it executes a program that gets {path}, which has a lock or no name"
+                ));
+            }
+        }
     }
 
     /// Makes the agent release all open files: the process ends or executes another program.

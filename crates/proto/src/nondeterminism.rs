@@ -131,6 +131,8 @@ pub struct RecordHead {
     /// Time at which the present incarnation had replayed everything, in nanoseconds by the clock
     /// since the boot. 0: the first incarnation; [`STILL_REPLAYS`]: not yet.
     live_since: AtomicU64,
+    /// Inode and time of birth of the directory in which the first incarnation began.
+    directory: [AtomicU64; 2],
 }
 
 const STILL_REPLAYS: u64 = u64::MAX;

@@ -24,6 +24,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/ipc.h>
+#include <sys/mman.h>
 #include <sys/msg.h>
 #include <sys/resource.h>
 #include <sys/sem.h>
@@ -635,6 +636,48 @@ static void by_two_pipes(void)
     NEED(wait(NULL));
 }
 
+/* --- calls that succeed, and whose repetition would find something else */
+
+/* Prints what a second incarnation must print as well, although the driver has changed the files. */
+static void by_steady_results(void)
+{
+    char room[64] = "";
+    struct statx here;
+    int file = open(path("old"), O_RDONLY), folder_file = open(folder, O_RDONLY | O_DIRECTORY);
+    NEED(file);
+    printf("close-on-exec %d\n", fcntl(file, F_GETFD));
+    memset(room, 0, sizeof room);
+    long got = read(file, room, sizeof room);
+    printf("read %ld, %lu letters\n", got, (unsigned long)strlen(room));
+    printf("folder: read %d, ", read(folder_file, room, 1) < 0 ? errno : 0);
+    printf("write %d\n", write(folder_file, room, 1) < 0 ? errno : 0);
+    NEED(chdir(folder));
+    NEED(statx(AT_FDCWD, "", AT_EMPTY_PATH, STATX_NLINK, &here));
+    printf("links %u, advice %d\n", here.stx_nlink, posix_fadvise(file, 0, 0, 99));
+    int both = open(path("both"), O_RDWR | O_CREAT, 0644);
+    NEED(write(both, "0123456789", 10));
+    NEED(lseek(both, 0, SEEK_SET));
+    NEED(sendfile(both, both, NULL, 3));
+    printf("position %ld\n", (long)lseek(both, 0, SEEK_CUR));
+    NEED(read(both, room, 2));
+    printf("next %.2s\n", room);
+}
+static void copy_memory(void)
+{
+    int memory = memfd_create("calls", 0), to = open(path("of"), O_CREAT | O_WRONLY, 0644);
+    NEED(write(memory, &value, sizeof value));
+    NEED(lseek(memory, 0, SEEK_SET));
+    NEED(sendfile(to, memory, NULL, sizeof value));
+}
+static void by_device(void)
+{
+    char byte;
+    int file = open(path("way"), O_RDONLY);
+    NEED(file);
+    NEED(read(file, &byte, 1));
+}
+static void by_link(void) { NEED(open(path("way"), O_PATH | O_NOFOLLOW)); }
+
 /* --- names in the actions of posix_spawn, of which one is exchanged before the program starts */
 
 static void exchange_link(const char *target)
@@ -824,6 +867,10 @@ static const struct {
     {"recvmsg", by_recvmsg},
     {"waiting bytes", by_waiting_bytes},
     {"two pipes", by_two_pipes},
+    {"steady results", by_steady_results},
+    {"memory copy", copy_memory},
+    {"device by a link", by_device},
+    {"link itself", by_link},
     {"exchanged directory", by_exchanged_directory},
     {"exchanged file", by_exchanged_file},
     {"entered directory", by_entered_directory},

@@ -16,8 +16,8 @@ use core::sync::atomic::{
 };
 
 use super::{
-    CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, UNKNOWN_WRITTEN,
-    put_number,
+    CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, RecordHead,
+    UNKNOWN_WRITTEN, put_number,
 };
 
 /// Number of words that describe the files before an effect: inode, size, times, as the effect
@@ -146,6 +146,18 @@ impl FileRecord {
     #[inline]
     pub fn is_restart_forbidden(&self) -> bool {
         self.reason_length.load(Acquire) != 0
+    }
+}
+
+impl RecordHead {
+    /// Notes the directory in which an incarnation begins, by words that name it. False: the first
+    /// incarnation began in another one.
+    pub fn note_directory(&self, words: [u64; 2]) -> bool {
+        let is_it = |(noted, now): (&AtomicU64, u64)| {
+            let before = noted.compare_exchange(0, now, Relaxed, Relaxed);
+            before.map_or_else(|before| before == now, |_| true)
+        };
+        self.directory.iter().zip(words).all(is_it)
     }
 }
 
