@@ -210,7 +210,8 @@ def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
 
 def alone(options, program: Program):
     """The expected values of an undisturbed run."""
-    code, lines, output = recovery.job(options, program.words, [], environment=program.environment)
+    more = {"environment": program.environment, "limit_s": LIMIT_S}
+    code, lines, output = recovery.job(options, program.words, [], **more)
     told, wrong = program.expected(lines)
     if code or wrong:
         print(f"undisturbed, {program.name} ends with {code}: {wrong}\n{process.tail(output)}")
