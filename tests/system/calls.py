@@ -65,6 +65,7 @@ CHANNELS = {
     "exchanged directory": "a program that it starts enters ",
     "exchanged file": "a program that it starts opens ",
     "entered directory": "it starts bin/true, which nobody can look after",
+    "bad memory": "",
     "recvmsg": "it receives by a pair of sockets in a way that is not recorded (recvmsg)",
     "steady directory": "",
     "look at lock": "another thread than the first locks ",
@@ -263,7 +264,7 @@ def copy_out(checks, options, program: Path) -> None:
 
 
 def two_pipes(checks, options, program: Path) -> None:
-    """What comes by two pipes is read in the same order in a replay, whoever answers first."""
+    """What comes by two pipes is read in the same order in a replay, also if the other program answers first."""
     case = "answers by two pipes"
     if not checks.wants(case):
         return
@@ -333,7 +334,7 @@ def clock_of_child(checks, options, program: Path) -> None:
 
 
 def connection(checks, options, program: Path) -> None:
-    """A connection that failed fails again in the replay, for the same reason, whoever listens."""
+    """A connection that failed fails again in the replay, for the same reason, also if somebody listens by then."""
     case = "a connection that fails"
     if not checks.wants(case):
         return

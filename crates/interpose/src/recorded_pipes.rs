@@ -92,6 +92,11 @@ pub fn note_restore() {
     KNOWN.iter().for_each(|known| known.note(known.at_image.load(Relaxed)));
 }
 
+/// Whether there is a pipe whose reads are recorded.
+pub fn knows_any() -> bool {
+    KNOWN[INPUT].inode.load(Relaxed) != 0 || MADE.load(Relaxed) > 0
+}
+
 /// Whether reads of a descriptor are recorded here.
 pub fn is_recorded(descriptor: u64) -> bool {
     known_at(descriptor).is_some()
@@ -99,8 +104,7 @@ pub fn is_recorded(descriptor: u64) -> bool {
 
 /// Place in [`KNOWN`] of the pipe behind a descriptor.
 fn known_at(descriptor: u64) -> Option<usize> {
-    let is_any = KNOWN[INPUT].inode.load(Relaxed) != 0 || MADE.load(Relaxed) > 0;
-    let pipe = is_any.then(|| pipe_at(descriptor)).flatten()?;
+    let pipe = knows_any().then(|| pipe_at(descriptor)).flatten()?;
     KNOWN.iter().position(|known| known.is(pipe))
 }
 

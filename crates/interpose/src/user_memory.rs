@@ -9,6 +9,7 @@
 
 use libc::{c_int, c_long};
 
+use crate::descriptor_table::DESCRIPTORS;
 use crate::file_metadata::IO_VECTORS_MAX;
 use crate::kernel_calls::{error, kernel};
 use crate::session::Session;
@@ -110,6 +111,14 @@ fn pieces(number: c_long, [a, b, c, d, ..]: [u64; 6]) -> [(u64, u64); 2] {
         libc::SYS_clone3 => (a, 8 * WORD),
         libc::SYS_fcntl if passes_lock(b) => (c, LOCK),
         libc::SYS_copy_file_range => return [(b, WORD), (d, WORD)],
+        libc::SYS_poll | libc::SYS_ppoll => (a, b.min(DESCRIPTORS as u64) * WORD),
+        libc::SYS_select | libc::SYS_pselect6 => {
+            let bytes = a.min(DESCRIPTORS as u64).div_ceil(64) * WORD;
+            return [(b, bytes), (c, bytes)];
+        }
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => (b, WORD),
+        libc::SYS_wait4 => (b, WORD / 2),
+        libc::SYS_waitid => (c, size_of::<libc::siginfo_t>() as u64),
         _ if has_list(number) => (b, c.min(IO_VECTORS_MAX as u64) * 2 * WORD),
         _ => (0, 0),
     };

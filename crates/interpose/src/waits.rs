@@ -18,7 +18,7 @@ use libc::{c_int, c_long};
 
 use crate::descriptor_table::DESCRIPTORS;
 use crate::kernel_calls::{bytes, error, kernel};
-use crate::recorded_pipes::is_recorded;
+use crate::recorded_pipes::{is_recorded, knows_any};
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, Session, call_of};
 use crate::signal_mask::interruptible;
@@ -154,6 +154,11 @@ impl Session {
 /// The arguments are those of the call.
 unsafe fn waits_for_pipe(number: c_long, arguments: [u64; 6]) -> bool {
     let [first, second, third, ..] = arguments;
+    // A count that the kernel refuses, or a list longer than the descriptors that are looked after.
+    let is_odd = !(1..=DESCRIPTORS as u64).contains(&(count_of(number, arguments) as u32 as u64));
+    if is_odd || !knows_any() {
+        return false;
+    }
     // SAFETY: the caller's promise.
     unsafe {
         match number {

@@ -580,6 +580,19 @@ static void by_waiting_bytes(void)
     NEED(ioctl(ends[0], FIONREAD, &waiting));
     printf("%d bytes\n", waiting);
 }
+/* Memory that cannot be read or written gives an error, as without the interposer. */
+static void by_bad_memory(void)
+{
+    void *volatile nothing = (void *)8;
+    int ends[2];
+    NEED(pipe(ends));
+    need(poll(nothing, 1, 0) == -1 && errno == EFAULT, "poll");
+    need(select(ends[0] + 1, nothing, NULL, NULL, &(struct timeval){0}) == -1 && errno == EFAULT, "select");
+    need(poll(NULL, 1u << 31, 0) == -1 && errno == EINVAL, "poll of too many");
+    if (fork() == 0)
+        _exit(0);
+    need(wait(nothing) == -1 && errno == EFAULT, "wait");
+}
 static void by_recvmsg(void)
 {
     char room[8];
@@ -865,6 +878,7 @@ static const struct {
     {"exit code of a child", by_exit_code},
     {"waitid", by_waitid},
     {"recvmsg", by_recvmsg},
+    {"bad memory", by_bad_memory},
     {"waiting bytes", by_waiting_bytes},
     {"two pipes", by_two_pipes},
     {"steady results", by_steady_results},
