@@ -173,6 +173,7 @@ def main() -> int:
         for name in ("device by a link", "link itself"):
             opened_again(checks, options, program, name)
         deadlock(checks, options, program)
+        range_locks(checks, options, program)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
     return checks.end()
@@ -385,6 +386,20 @@ def deadlock(checks, options, program: Path) -> None:
         outcomes = [finished(child) for child in children]
     codes = [code for code, _ in outcomes]
     checks.check(case, codes == [0, 0], f"exit codes {codes}", "".join(output for _, output in outcomes))
+
+
+def range_locks(checks, options, program: Path) -> None:
+    """Locks of ranges by several descriptors are those of POSIX, and a replay takes their results."""
+    case = "locks of many ranges"
+    if not checks.wants(case):
+        return
+    outcomes = []
+    for values in ((1,), (2, 2)):
+        with Case(options, program) as (record, folder):
+            outcomes += [record.run("range locks", folder, value) for value in values]
+    codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
+    is_right = all("done" in output for output in outputs)
+    checks.check(case, codes == [0, 0, 0] and is_right, f"exit codes {codes}", "".join(outputs))
 
 
 class Case:

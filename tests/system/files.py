@@ -88,7 +88,7 @@ ROWS = [
     *rows_of("libc", "workdir tree"),
     *rows_of("libc", "exclusive attributes"),
     *rows_of("libc", "append-shared", is_chance=True),
-    *rows_of("libc", "flock fcntl-lock", EITHER, is_chance=True),
+    *rows_of("libc", "flock fcntl-lock range-locks", EITHER, is_chance=True),
     *rows_of("libc", "lock-timeout", EITHER),
     *rows_of("libc", "tmpfile unlinked", EITHER),
     *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),

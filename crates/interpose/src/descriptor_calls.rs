@@ -1,9 +1,9 @@
-//! Calls that open files, duplicate their descriptors, lock them, and close them.
+//! Calls that open files, duplicate their descriptors, and close them.
 //!
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record, and
 //! the changed descriptor table.
 
-use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
+use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 use libc::{c_int, c_long};
 
 use crate::change_times::{UNSURE, mark_at};
@@ -12,11 +12,9 @@ use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identit
 use crate::file_metadata::{self, identity_of, is_exempt, is_exempt_name, is_virtual, path_of};
 use crate::kernel_calls::{error, kernel, text};
 use crate::messages::Path;
-use crate::open_file::{LOCKS, OpenFile};
-use crate::range_locks;
+use crate::open_file::OpenFile;
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
-use crate::signal_mask::interruptible;
 
 /// Bytes of a recorded open file before its path.
 const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();
@@ -155,6 +153,9 @@ impl Session {
 
     pub fn close(&mut self, descriptor: u64) -> Option<i64> {
         self.table.get(descriptor)?;
+        if self.is_lock_holder(descriptor) {
+            return Some(error(libc::EBADF));
+        }
         self.drop_range_locks(descriptor);
         self.release_held(descriptor);
         let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
@@ -178,15 +179,27 @@ impl Session {
 
     pub fn close_range(&mut self, first: u64, last: u64, flags: u64) -> Option<i64> {
         const CLOSE_RANGE_CLOEXEC: u64 = 4;
-        if flags & CLOSE_RANGE_CLOEXEC == 0 {
-            let (first, last) = (first as u32 as u64, last as u32 as u64);
-            for descriptor in first..=last.min(DESCRIPTORS as u64 - 1) {
-                self.drop_range_locks(descriptor);
-                self.release_held(descriptor);
-                self.table.remove(descriptor);
-            }
+        if flags & CLOSE_RANGE_CLOEXEC != 0 {
+            return None;
         }
-        None
+        let (first, last) = (first as u32 as u64, last as u32 as u64);
+        let mut rest = first;
+        for descriptor in first..=last.min(DESCRIPTORS as u64 - 1) {
+            if self.is_lock_holder(descriptor) {
+                if rest < descriptor {
+                    let before = descriptor - 1;
+                    kernel(libc::SYS_close_range, [rest, before, flags, 0, 0, 0]);
+                }
+                rest = descriptor + 1;
+                continue;
+            }
+            self.drop_range_locks(descriptor);
+            self.release_held(descriptor);
+            self.table.remove(descriptor);
+        }
+        let is_done = rest > last;
+        let close_rest = || kernel(libc::SYS_close_range, [rest, last, flags, 0, 0, 0]);
+        (rest != first).then(|| if is_done { 0 } else { close_rest() })
     }
 
     /// Handles a duplication whose new descriptor the kernel chooses.
@@ -247,7 +260,7 @@ impl Session {
     /// # Safety
     /// The arguments are those of `fcntl`.
     pub unsafe fn control(&mut self, arguments: [u64; 6]) -> Option<i64> {
-        let [descriptor, command, argument, ..] = arguments;
+        let [descriptor, command, ..] = arguments;
         self.table.get(descriptor)?;
         let call = call_of(libc::SYS_fcntl, [descriptor, command, 0, 0, 0], &[]);
         match command as c_int {
@@ -257,25 +270,12 @@ impl Session {
             }
             libc::F_GETFL => Some(self.replay(call, CallDescription::Path("fcntl", &[]), &mut [])),
             libc::F_SETFL => self.set_flags(arguments),
-            libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
-                // SAFETY: the argument of `fcntl`, which the program passes.
-                let range = unsafe { (argument as *const libc::flock).read_unaligned() };
-                Some(self.lock_range(descriptor, &range, arguments))
-            }
-            libc::F_GETLK | libc::F_OFD_GETLK => {
-                let holder = self.holder(descriptor);
-                // SAFETY: the argument of `fcntl`, which the program passes.
-                let into =
-                    unsafe { crate::kernel_calls::bytes(argument, size_of::<libc::flock>()) };
-                if self.is_live() {
-                    // All range locks of this process belong to one open file, and a query by that
-                    // open file reports only locks of others.
-                    let result = ask_for_lock(holder, command as c_int, argument);
-                    self.note(call, result, &[into]);
-                    return Some(result);
-                }
-                Some(self.replay(call, CallDescription::Path("lock", &[]), &mut [into]))
-            }
+            // SAFETY: the caller's promise.
+            libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => unsafe {
+                self.lock_range(arguments)
+            },
+            // SAFETY: the caller's promise.
+            libc::F_GETLK | libc::F_OFD_GETLK => unsafe { self.ask_for_lock(arguments) },
             _ => None,
         }
     }
@@ -302,89 +302,6 @@ impl Session {
         let open = self.table.get(descriptor).filter(|_| result == 0);
         if let Some(open) = open {
             open.flags = open.flags & !CHANGED | wanted;
-        }
-        Some(result)
-    }
-
-    fn lock_range(&mut self, descriptor: u64, range: &libc::flock, arguments: [u64; 6]) -> i64 {
-        let kind = range.l_type as u64;
-        let words = [descriptor, kind, range.l_start as u64, range.l_len as u64, 0];
-        let call = call_of(libc::SYS_fcntl, words, &[]);
-        self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
-        let is_of_process = matches!(arguments[1] as c_int, libc::F_SETLK | libc::F_SETLKW);
-        let holder = if is_of_process { self.holder(descriptor) } else { descriptor };
-        let offset = self.table.get(descriptor).map_or(0, |open| open.offset);
-        let result = if self.is_live() {
-            let waits = matches!(arguments[1] as c_int, libc::F_SETLKW | libc::F_OFD_SETLKW);
-            self.take_lock(call, waits, |waits| lock_now(holder, offset, waits, arguments))
-        } else {
-            self.replay(call, CallDescription::Path("lock", &[]), &mut [])
-        };
-        let Some(open) = self.table.get(holder).filter(|_| result == 0) else { return result };
-        let this = (range.l_start, range.l_len);
-        if is_of_process {
-            open.has_process_locks = true;
-            range_locks::note_lock();
-        }
-        if i32::from(range.l_type) == libc::F_UNLCK {
-            let is_whole = this == (0, 0);
-            open.ranges.iter_mut().filter(|held| is_whole || **held == Some(this)).for_each(
-                |held| {
-                    *held = None;
-                },
-            );
-            open.has_process_locks &= open.ranges.iter().any(Option::is_some);
-        } else if !open.ranges.contains(&Some(this)) {
-            let free = open.ranges.iter().position(Option::is_none).unwrap_or(LOCKS - 1);
-            open.ranges[free] = Some(this);
-        }
-        result
-    }
-
-    /// Takes a lock and notes the result. `take` asks for the lock, and waits for the lock if its
-    /// argument is true. Signals may interrupt the wait.
-    fn take_lock(&mut self, call: FileCall, waits: bool, take: impl Fn(bool) -> i64) -> i64 {
-        let mut result = take(false);
-        if waits && (result == error(libc::EAGAIN) || result == error(libc::EACCES)) {
-            result = self.guard.while_released(|| interruptible(|| take(true)));
-        }
-        self.note(call, result, &[]);
-        result
-    }
-
-    /// The descriptor by which the process has locked ranges of the same file, if there is one. All
-    /// range locks of one file belong to one open file, so they do not conflict with each other.
-    fn holder(&mut self, descriptor: u64) -> u64 {
-        let Some(own) = self.table.get(descriptor).map(|open| open.identity) else {
-            return descriptor;
-        };
-        let holds = |open: &OpenFile| open.has_process_locks && open.identity.is_same_file(&own);
-        let found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
-        let found = found.and_then(|index| self.table.descriptors(index).next());
-        found.unwrap_or(descriptor)
-    }
-
-    pub fn lock(&mut self, descriptor: u64, operation: u64) -> Option<i64> {
-        if self.table.get(descriptor).is_none() {
-            let is_there = identity_of(descriptor).is_some();
-            is_there.then(|| self.forbid_restart(format_args!("it locks a device or a pipe")))?;
-            return None;
-        }
-        let call = call_of(libc::SYS_flock, [descriptor, operation, 0, 0, 0], &[]);
-        self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
-        let result = if self.is_live() {
-            let at_once = operation | libc::LOCK_NB as u64;
-            self.take_lock(call, operation != at_once, |waits| {
-                let operation = if waits { operation } else { at_once };
-                kernel(libc::SYS_flock, [descriptor, operation, 0, 0, 0, 0])
-            })
-        } else {
-            self.replay(call, CallDescription::Path("lock", &[]), &mut [])
-        };
-        let open = self.table.get(descriptor).filter(|_| result == 0);
-        if let Some(open) = open {
-            let kind = operation as c_int & !libc::LOCK_NB;
-            open.lock = if kind == libc::LOCK_UN { 0 } else { kind };
         }
         Some(result)
     }
@@ -431,34 +348,6 @@ impl Session {
 pub fn survives_exec(descriptor: u64) -> bool {
     let flags = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
     flags >= 0 && flags & i64::from(libc::FD_CLOEXEC) == 0
-}
-
-/// Takes a lock of the process (`F_SETLK`) as a lock of the open file (`F_OFD_SETLK`), which
-/// outlives the process if the agent holds the file. `offset` is the program's position in the
-/// file.
-fn lock_now(holder: u64, offset: i64, waits: bool, arguments: [u64; 6]) -> i64 {
-    let command = if waits { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK } as u64;
-    if !matches!(arguments[1] as c_int, libc::F_SETLK | libc::F_SETLKW) {
-        return kernel(libc::SYS_fcntl, [holder, command, arguments[2], 0, 0, 0]);
-    }
-    // SAFETY: the argument of `fcntl`, which the program passes.
-    let mut range = unsafe { (arguments[2] as *const libc::flock).read_unaligned() };
-    range.l_pid = 0;
-    if i32::from(range.l_whence) == libc::SEEK_CUR {
-        (range.l_whence, range.l_start) =
-            (libc::SEEK_SET as i16, range.l_start.saturating_add(offset));
-    }
-    let range = (&raw const range).addr() as u64;
-    kernel(libc::SYS_fcntl, [holder, command, range, 0, 0, 0])
-}
-
-/// Performs `F_GETLK` as `F_OFD_GETLK`.
-fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
-    if command == libc::F_GETLK {
-        // SAFETY: the argument of `fcntl`, which the program passes.
-        unsafe { (*(range as *mut libc::flock)).l_pid = 0 };
-    }
-    kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, range, 0, 0, 0])
 }
 
 /// State of a path before it is opened: inode (0: nothing has that name), device, size, times of

@@ -175,7 +175,7 @@ pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
 }
 
 /// Path of a descriptor's link in proc(5).
-fn link_of(descriptor: u64) -> Name {
+pub fn link_of(descriptor: u64) -> Name {
     Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
 }
 

@@ -13,6 +13,7 @@
 //! incarnation needs.
 
 use std::mem::{MaybeUninit, size_of};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use landbridge_proto::nondeterminism::{
     DURABLE_ANSWER_SECONDS_MAX, DURABLE_SUFFIX, HELD_DROP, HELD_GET, HELD_KEEP, HELD_MAKE_DURABLE,
@@ -25,11 +26,19 @@ use crate::record_head;
 /// Seconds within which the agent must answer.
 const ANSWER_SECONDS: i64 = 10;
 
+/// Number of open files that this process has passed to the agent so far. A replay counts the same.
+static HELD: AtomicU64 = AtomicU64::new(0);
+
 /// Bytes of one descriptor's control message.
 const SPACE: usize = 24;
 
 #[repr(C, align(8))]
 struct ControlMessage([u8; SPACE]);
+
+/// Number for the next open file that the agent is to hold.
+pub fn next_number() -> u64 {
+    HELD.fetch_add(1, Relaxed) + 1
+}
 
 /// Makes the agent hold this open file under this number. False: the agent cannot.
 pub fn keep(descriptor: u64, number: u64) -> bool {

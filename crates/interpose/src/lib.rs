@@ -35,6 +35,7 @@
 //! | `dispatch` | syscall user dispatch, on and off |
 //! | `file_status` | stat(2) with fresh or cached attributes |
 //! | `change_times` | whether a time of change shows each later change |
+//! | `locked_ranges` | ranges of a file that are locked |
 //! | `open_file` | one open file description |
 //! | `restart_refusals` | reasons why this process must not be restarted |
 //! | `aio` | asynchronous reads and writes, refused |
@@ -51,11 +52,12 @@
 //! | `process_calls`, `side_channels` | calls on other processes, sockets and queues |
 //! | `session` | one recorded call: performed and noted, or answered from the record |
 //! | `connections` | connections of sockets, recorded if they fail |
-//! | `range_locks` | locks of fcntl(2) |
+//! | `range_locks` | locks of the process, and which open file holds them |
 //! | `appends`, `copies`, `open_file_changes` | recorded calls on open files, of one kind each |
 //! | `directory_calls`, `mapping_calls`, `metadata_calls` | recorded calls of one kind each |
 //! | `content` | reads and writes |
-//! | `descriptor_calls` | opening, closing, seeking and locking |
+//! | `descriptor_calls` | opening, duplicating and closing |
+//! | `lock_calls` | locks of flock(2) and fcntl(2) |
 //! | `recorded_pipes` | reads of standard input, and of pipes from started programs |
 //! | `waits` | waits for these pipes and programs |
 //! | `unsaved_attributes` | what a checkpoint image lacks |
@@ -110,6 +112,8 @@ mod handler_frames;
 mod held_files;
 mod kernel_calls;
 mod libc_wrappers;
+mod lock_calls;
+mod locked_ranges;
 mod mapped_files;
 mod mapping_calls;
 mod messages;

@@ -6,9 +6,7 @@
 use libc::c_int;
 
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
-
-/// Largest number of locked ranges of one file.
-pub const LOCKS: usize = 8;
+use crate::locked_ranges::LockedRanges;
 
 /// One open file description; its descriptors share the position.
 ///
@@ -42,10 +40,12 @@ pub struct OpenFile {
     pub is_returned: bool,
     /// Operation of `flock`; 0: the file is not locked.
     pub lock: c_int,
-    /// Start and length in bytes of ranges locked by `fcntl`.
-    pub ranges: [Option<(i64, i64)>; LOCKS],
+    /// Ranges locked by `fcntl`.
+    pub ranges: LockedRanges,
     /// True if the ranges are locked for the process (`F_SETLK`), false if for this open file.
     pub has_process_locks: bool,
+    /// True if this library has opened the file for range locks of the process.
+    pub is_lock_holder: bool,
     length: u16,
     path: [u8; PATH_BYTES],
 }
@@ -66,8 +66,9 @@ impl OpenFile {
         held: 0,
         is_returned: false,
         lock: 0,
-        ranges: [None; LOCKS],
+        ranges: LockedRanges::NONE,
         has_process_locks: false,
+        is_lock_holder: false,
         length: 0,
         path: [0; PATH_BYTES],
     };
@@ -80,8 +81,8 @@ impl OpenFile {
         (self.identity, self.append_end) = (FileIdentity::default(), 0);
         (self.is_shared_append, self.is_real, self.is_quiesced) = (false, true, false);
         (self.is_recorded, self.is_removed, self.held) = (false, false, 0);
-        self.is_returned = false;
-        (self.lock, self.ranges, self.has_process_locks) = (0, [None; LOCKS], false);
+        (self.is_returned, self.is_lock_holder) = (false, false);
+        (self.lock, self.ranges, self.has_process_locks) = (0, LockedRanges::NONE, false);
     }
 
     pub fn path(&self) -> &[u8] {
@@ -111,6 +112,6 @@ impl OpenFile {
     }
 
     pub fn is_locked(&self) -> bool {
-        self.lock != 0 || self.ranges.iter().any(Option::is_some)
+        self.lock != 0 || !self.ranges.is_empty()
     }
 }

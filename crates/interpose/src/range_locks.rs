@@ -5,18 +5,24 @@
 //! lock for the next incarnation. Locks of an open file end with its last descriptor, in whichever
 //! process. So this module releases the locks of the process when the kernel would do that.
 //!
-//! In: a descriptor that is about to be closed. Out: released locks.
+//! All locks that the process has on one file belong to one open file, their *holder*, so they do
+//! not conflict with each other. The holder may read and write the file: it is an open file of the
+//! program's if one may, else one that is opened for the locks alone, with a descriptor of its own.
+//!
+//! In: a descriptor that is about to lock, or about to be closed. Out: the holder, released locks.
 //!
 //! What may never happen: the process has a lock that the kernel would have released; a lock that a
 //! child still has is released.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::descriptor_table::OPENS;
+use crate::descriptor_table::{DESCRIPTORS, OPENS};
 use crate::file_identity::FileIdentity;
-use crate::file_metadata::shares_open_file;
-use crate::kernel_calls::{error, kernel};
-use crate::open_file::LOCKS;
+use crate::file_metadata::{link_of, shares_open_file};
+use crate::held_files;
+use crate::kernel_calls::{HERE, error, kernel};
+use crate::locked_ranges::LockedRanges;
+use crate::open_file::OpenFile;
 use crate::processes::{each_number_in, is_own_process};
 use crate::session::Session;
 
@@ -30,6 +36,62 @@ pub fn note_lock() {
 }
 
 impl Session {
+    /// A descriptor of the open file that holds the process's locks on this file; before the first
+    /// lock, of one of the program's that may hold them.
+    pub fn known_holder(&mut self, descriptor: u64) -> Option<u64> {
+        let own = self.table.get(descriptor)?.identity;
+        let may = |open: &OpenFile| {
+            let is_open_for_both = open.flags & libc::O_ACCMODE == libc::O_RDWR;
+            is_open_for_both && open.flags & libc::O_PATH == 0 && open.ranges.is_empty()
+        };
+        let is_of_file = |open: &OpenFile| open.identity.is_same_file(&own);
+        let holds = |open: &OpenFile| is_of_file(open) && open.has_process_locks;
+        let mut found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
+        if found.is_none() {
+            let mut opens = self.table.opens();
+            found = opens.find(|(_, open)| is_of_file(open) && may(open)).map(|(index, _)| index);
+        }
+        self.table.descriptors(found?).next()
+    }
+
+    /// Opens the file once more, for the process's locks alone. `None`: the process may not both
+    /// read and write the file.
+    pub fn open_holder(&mut self, descriptor: u64) -> Option<u64> {
+        let link = link_of(descriptor);
+        self.register_holder(descriptor, link.text().as_ptr().addr() as u64)
+    }
+
+    /// Registers such an open file during replay; the agent has the file itself.
+    pub fn replay_holder(&mut self, descriptor: u64) -> Option<u64> {
+        let holder = self.register_holder(descriptor, c"/dev/null".as_ptr().addr() as u64)?;
+        let open = self.table.get(holder)?;
+        (open.is_real, open.held) = (false, held_files::next_number());
+        Some(holder)
+    }
+
+    /// Opens a path under a number that the kernel does not give to the program soon, and registers
+    /// it there as another open file of the same file as `descriptor`.
+    fn register_holder(&mut self, descriptor: u64, path: u64) -> Option<u64> {
+        let of = self.table.index(descriptor)?;
+        let flags = (libc::O_RDWR | libc::O_CLOEXEC) as u64;
+        let found = kernel(libc::SYS_openat, [HERE, path, flags, 0, 0, 0]);
+        let found = u64::try_from(found).ok()?;
+        let command = libc::F_DUPFD_CLOEXEC as u64;
+        let number = kernel(libc::SYS_fcntl, [found, command, least_number(), 0, 0, 0]);
+        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+        let path = self.table.path_of(descriptor);
+        let like = self.table.by_index(of);
+        let (kind, identity, is_removed) = (like.kind, like.identity, like.is_removed);
+        let Some(open) = self.table.insert(number) else {
+            self.forbid_restart(format_args!("it has more files open than are looked after"));
+            return None;
+        };
+        (open.kind, open.identity, open.is_removed) = (kind, identity, is_removed);
+        (open.flags, open.is_lock_holder) = (libc::O_RDWR, true);
+        open.rename(path);
+        Some(number as u64)
+    }
+
     /// Releases the range locks of the process on the file at a descriptor, before that descriptor
     /// is closed.
     pub fn drop_range_locks(&mut self, descriptor: u64) {
@@ -52,18 +114,37 @@ impl Session {
     fn drop_range_locks_of(&mut self, file: Option<FileIdentity>) {
         for index in 0..OPENS {
             let open = self.table.by_index(index);
-            let is_it =
-                open.has_process_locks && file.is_none_or(|it| it.is_same_file(&open.identity));
-            if !is_it || self.table.uses(index) == 0 {
+            let is_it = (open.has_process_locks || open.is_lock_holder)
+                && file.is_none_or(|it| it.is_same_file(&open.identity));
+            let Some(descriptor) = self.table.descriptors(index).next().filter(|_| is_it) else {
                 continue;
-            }
+            };
             if self.is_live_for_unrecorded() {
-                self.table.descriptors(index).next().into_iter().for_each(unlock_all);
+                unlock_all(descriptor);
             }
             let open = self.table.by_index(index);
-            (open.ranges, open.has_process_locks) = ([None; LOCKS], false);
+            (open.ranges, open.has_process_locks) = (LockedRanges::NONE, false);
+            if open.is_lock_holder {
+                self.release_held(descriptor);
+                self.table.remove(descriptor);
+                kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+            }
         }
     }
+
+    /// Whether a descriptor was opened by this library for locks: the program does not know it.
+    pub fn is_lock_holder(&mut self, descriptor: u64) -> bool {
+        IS_IN_USE.load(Relaxed)
+            && self.table.get(descriptor).is_some_and(|open| open.is_lock_holder)
+    }
+}
+
+/// First number for a descriptor of this library, within the limit of the process.
+fn least_number() -> u64 {
+    let mut limit = [0u64; 2];
+    let room = (&raw mut limit).addr() as u64;
+    kernel(libc::SYS_getrlimit, [libc::RLIMIT_NOFILE as u64, room, 0, 0, 0, 0]);
+    (limit[0] / 2).min(DESCRIPTORS as u64 / 2)
 }
 
 /// Releases the locks on every range of an open file.

@@ -6,7 +6,7 @@
 //!
 //! What may never happen: a process continues with another file than it had.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::changed_files::FILE_SYSTEMS;
 use crate::descriptor_calls::survives_exec;
@@ -24,8 +24,6 @@ const QUIESCED: u64 = 1 << 32;
 const NULL: &std::ffi::CStr = c"/dev/null";
 /// True if a thread or a child began while this process replayed.
 static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
-/// Number of open files that this process has passed to the node agent so far.
-static HELD: AtomicU64 = AtomicU64::new(0);
 
 impl DescriptorTable {
     /// Path of the file at a descriptor, for messages.
@@ -237,7 +235,7 @@ impl Session {
         if open.held != 0 {
             return;
         }
-        open.held = HELD.fetch_add(1, Relaxed) + 1;
+        open.held = held_files::next_number();
         let number = open.held;
         // An earlier incarnation that was killed within this call may have passed the file to the
         // agent already.
@@ -284,7 +282,7 @@ impl Session {
     /// agent's copy.
     pub fn look_for_kept_by_program(&mut self) {
         for index in 0..OPENS {
-            let is_kept = self.table.descriptors(index).any(survives_exec);
+            let is_kept = self.is_kept_by_program(index);
             let open = self.table.by_index(index);
             if is_kept && open.held != 0 && (open.is_removed || open.is_locked()) {
                 let path = Path(open.path());
@@ -293,6 +291,23 @@ impl Session {
                 ));
             }
         }
+    }
+
+    /// Whether an open file stays open in the program that this process executes. Locks of the
+    /// process stay as well unless a descriptor of their file is closed, so their holder does.
+    fn is_kept_by_program(&mut self, index: usize) -> bool {
+        if !self.table.by_index(index).is_lock_holder {
+            return self.table.descriptors(index).any(survives_exec);
+        }
+        let file = self.table.by_index(index).identity;
+        let is_kept = (0..OPENS).filter(|other| *other != index).all(|other| {
+            !self.table.by_index(other).identity.is_same_file(&file)
+                || self.table.descriptors(other).all(survives_exec)
+        });
+        if is_kept && let Some(descriptor) = self.table.descriptors(index).next() {
+            kernel(libc::SYS_fcntl, [descriptor, libc::F_SETFD as u64, 0, 0, 0, 0]);
+        }
+        is_kept
     }
 
     /// Makes the agent release all open files: the process ends or executes another program.

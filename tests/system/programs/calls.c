@@ -836,6 +836,87 @@ static void by_deadlock(void)
     sleep(1);
 }
 
+/* The bytes from 0 to 99 that another process finds locked, as a line of `-`, `r` and `w`; nothing is
+ * asked in the second incarnation. */
+static void need_locks(const char *expected)
+{
+    int status;
+    pid_t child;
+    if (value != 1)
+        return;
+    child = fork();
+    if (!child) {
+        char found[101] = {0};
+        int file = open(path("of"), O_RDWR);
+        for (int at = 0; at < 100; at++) {
+            struct flock one = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+            if (fcntl(file, F_GETLK, &one))
+                _exit(2);
+            found[at] = one.l_type == F_UNLCK ? '-' : one.l_type == F_RDLCK ? 'r' : 'w';
+        }
+        for (int at = 0; at < 100; at++)
+            if (found[at] != (at < (int)strlen(expected) ? expected[at] : '-')) {
+                fprintf(stderr, "locked: %s, expected: %s\n", found, expected);
+                _exit(1);
+            }
+        _exit(0);
+    }
+    need(waitpid(child, &status, 0) == child && status == 0, "the locks that another process finds");
+}
+
+static int range(int file, int command, int kind, int whence, off_t start, off_t length)
+{
+    struct flock range = {.l_type = kind, .l_whence = whence, .l_start = start, .l_len = length};
+    return fcntl(file, command, &range);
+}
+
+/* Ranges are locked and unlocked by several descriptors of one file, as POSIX has it: they belong to
+ * the process, and end when any of its descriptors of the file is closed. */
+static void by_range_locks(void)
+{
+    int file = new_file("of"), other, reader, writer;
+    struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_CUR, .l_start = -5, .l_len = 5};
+    need(ftruncate(file, 40) == 0, "ftruncate");
+    for (int at = 0; at < 20; at++)
+        NEED(range(file, F_SETLK, F_WRLCK, SEEK_SET, at * 4, 2));
+    for (int at = 0; at < 8; at++)
+        NEED(range(file, F_SETLK, F_UNLCK, SEEK_SET, at * 4, 2));
+    NEED(other = open(path("of"), O_RDWR));
+    NEED(range(other, F_SETLK, F_WRLCK, SEEK_SET, 70, 8));
+    need_locks("--------------------------------ww--ww--ww--ww--ww--ww--ww--ww--ww--wwwwwwwwww");
+    NEED(range(other, F_SETLK, F_UNLCK, SEEK_END, 0, 0));
+    need_locks("--------------------------------ww--ww");
+    NEED(lseek(other, 38, SEEK_SET));
+    NEED(range(other, F_SETLK, F_WRLCK, SEEK_CUR, -1, 2));
+    need_locks("--------------------------------ww--www");
+    NEED(fcntl(other, F_GETLK, &asked));
+    need(asked.l_type == F_UNLCK && asked.l_whence == SEEK_CUR && asked.l_start == -5, "own locks are not reported");
+    NEED(close(other));
+    need_locks("");
+    NEED(close(file));
+
+    NEED(reader = open(path("of"), O_RDONLY));
+    NEED(writer = open(path("of"), O_WRONLY));
+    NEED(range(reader, F_SETLK, F_RDLCK, SEEK_SET, 0, 10));
+    need(range(reader, F_SETLK, F_WRLCK, SEEK_SET, 0, 10) == -1 && errno == EBADF, "a write lock of a reader");
+    need(range(writer, F_SETLK, F_RDLCK, SEEK_SET, 0, 10) == -1 && errno == EBADF, "a read lock of a writer");
+    need_locks("rrrrrrrrrr");
+    NEED(range(writer, F_SETLK, F_WRLCK, SEEK_SET, 4, 2));
+    NEED(file = open(path("of"), O_RDWR));
+    NEED(range(file, F_SETLK, F_WRLCK, SEEK_SET, 8, 4));
+    need_locks("rrrrwwrrwwww");
+    for (int unused = 20; unused < 4096; unused++)
+        need(close(unused) == -1 && errno == EBADF, "a descriptor that is not open");
+    need(syscall(SYS_close_range, 20, ~0U, 0) == 0, "close_range");
+    need_locks("rrrrwwrrwwww");
+    NEED(range(reader, F_SETLK, F_UNLCK, SEEK_SET, 1, 10));
+    need_locks("r----------w");
+    NEED(close(writer));
+    need_locks("");
+    NEED(close(reader));
+    NEED(close(file));
+}
+
 static void by_blocked_lock(void) { wait_for_flock(open(path("locked"), O_RDWR)); }
 
 static const struct {
@@ -923,6 +1004,7 @@ static const struct {
     {"restarted lock", by_restarted_lock},
     {"left lock", by_left_lock},
     {"deadlock", by_deadlock},
+    {"range locks", by_range_locks},
     {"blocked lock", by_blocked_lock},
 };
 

@@ -544,7 +544,7 @@ static void exclusive_act(int step)
     EXPECT_SAME(all, 1);
 }
 
-/* --- flock, fcntl-lock: all ranks add to a counter under a lock, which is held for some
+/* --- flock, fcntl-lock, range-locks: all ranks add to a counter under a lock, which is held for some
  * milliseconds */
 
 static void count_up(int step, int is_flock)
@@ -566,6 +566,32 @@ static void count_up(int step, int is_flock)
 
 static void flock_act(int step) { count_up(step, 1); }
 static void fcntl_act(int step) { count_up(step, 0); }
+
+/* The same counter: each rank has locks of more ranges than the interposer counts, by a descriptor
+ * that cannot write, and holds them while it asks for the counter by another one. */
+static void ranges_act(int step)
+{
+    struct flock range = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
+    uint32_t count = 0;
+    int file = open(path("of", 0), O_RDWR | O_CREAT, 0644), reader, writer;
+    EXPECT_OK(file);
+    EXPECT_OK(close(file));
+    EXPECT_OK(reader = open(path("of", 0), O_RDONLY));
+    for (range.l_start = 100 * (rank + 1); range.l_start < 100 * (rank + 1) + 40; range.l_start += 4)
+        EXPECT_OK(fcntl(reader, F_SETLK, &range));
+    EXPECT_OK(writer = open(path("of", 0), O_RDWR));
+    range = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = sizeof count};
+    EXPECT_OK(fcntl(writer, F_SETLKW, &range));
+    ssize_t got = pread(reader, &count, sizeof count, 0);
+    expect(got == (step || got ? (ssize_t)sizeof count : 0), "%zd bytes of the counter", got);
+    compute(4);
+    count++;
+    EXPECT_SAME(pwrite(writer, &count, sizeof count, 0), sizeof count);
+    range.l_type = F_UNLCK;
+    EXPECT_OK(fcntl(reader, F_SETLK, &range));
+    EXPECT_OK(close(writer));
+    EXPECT_OK(close(reader));
+}
 
 static void count_look(int step)
 {
@@ -844,6 +870,7 @@ static const struct row rows[] = {
     {"exclusive", NULL, exclusive_act, NULL, NULL},
     {"flock", NULL, flock_act, count_look, NULL},
     {"fcntl-lock", NULL, fcntl_act, count_look, NULL},
+    {"range-locks", NULL, ranges_act, count_look, NULL},
     {"lock-timeout", NULL, timeout_act, NULL, NULL},
     {"truncate-chance", NULL, chance_act, NULL, NULL},
     {"dup", dup_begin, dup_act, next_look, dup_end},

@@ -1,0 +1,167 @@
+//! Recorded calls that lock files: flock(2), and ranges by fcntl(2).
+//!
+//! A lock of the process (`F_SETLK`) is taken as a lock of an open file, which outlives the process
+//! if the agent holds that open file (`range_locks`).
+//!
+//! In: arguments of such a call. Out: its result, noted in the record or taken from the record.
+//! What may never happen: a lock that the program has not released is released, or the reverse.
+
+use landbridge_proto::nondeterminism::FileCall;
+use libc::{c_int, flock};
+
+use crate::file_metadata::identity_of;
+use crate::kernel_calls::{bytes, error, kernel};
+use crate::range_locks;
+use crate::session::{CallDescription, Session, call_of};
+use crate::signal_mask::interruptible;
+
+impl Session {
+    /// Handles `fcntl` with a command that takes or releases a range lock.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn lock_range(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, command, range, ..] = arguments;
+        // SAFETY: the caller's promise.
+        let asked = unsafe { (range as *const flock).read_unaligned() };
+        let kind = asked.l_type as u16 as u64 | (asked.l_whence as u16 as u64) << 16;
+        let words = [descriptor, kind, asked.l_start as u64, asked.l_len as u64, 0];
+        let call = call_of(libc::SYS_fcntl, words, &[]);
+        let open = self.table.get(descriptor)?;
+        let (flags, offset) = (open.flags, open.offset);
+        let is_of_process = matches!(command as c_int, libc::F_SETLK | libc::F_SETLKW);
+        let known = if is_of_process { self.known_holder(descriptor) } else { Some(descriptor) };
+        let needs_extra = known.is_none() && i32::from(asked.l_type) != libc::F_UNLCK;
+        let known = known.unwrap_or(descriptor);
+        self.table.index(known).into_iter().for_each(|index| self.hold(index));
+        let (result, holder) = if self.is_live() {
+            let extra = if needs_extra { self.open_holder(descriptor) } else { None };
+            let extra_index = extra.and_then(|extra| self.table.index(extra));
+            extra_index.into_iter().for_each(|index| self.hold(index));
+            let holder = extra.unwrap_or(known);
+            let waits = matches!(command as c_int, libc::F_SETLKW | libc::F_OFD_SETLKW);
+            let take = |waits| match may_lock(flags, &asked) {
+                true => lock_now(holder, absolute(&asked, offset, is_of_process), waits),
+                false => error(libc::EBADF),
+            };
+            let has_extra = [u8::from(extra.is_some())];
+            (self.take_lock(call, waits, &[&has_extra], take), holder)
+        } else {
+            let mut has_extra = [0];
+            let about = CallDescription::Path("lock", &[]);
+            let result = self.replay(call, about, &mut [&mut has_extra]);
+            let extra = if has_extra == [1] { self.replay_holder(descriptor) } else { None };
+            (result, extra.unwrap_or(known))
+        };
+        if let Some(open) = self.table.get(holder).filter(|_| result == 0) {
+            open.ranges.note(&asked, offset);
+            open.has_process_locks = is_of_process && !open.ranges.is_empty();
+            range_locks::note_lock();
+        }
+        Some(result)
+    }
+
+    /// Handles `fcntl` with a command that asks for the range locks of others.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn ask_for_lock(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, command, argument, ..] = arguments;
+        let offset = self.table.get(descriptor)?.offset;
+        let call = call_of(libc::SYS_fcntl, [descriptor, command, 0, 0, 0], &[]);
+        // SAFETY: the caller's promise.
+        let into = unsafe { bytes(argument, size_of::<flock>()) };
+        if !self.is_live() {
+            return Some(self.replay(call, CallDescription::Path("lock", &[]), &mut [into]));
+        }
+        let is_of_process = command as c_int == libc::F_GETLK;
+        let holder = if is_of_process { self.known_holder(descriptor) } else { None };
+        // SAFETY: the caller's promise.
+        let asked = unsafe { (argument as *const flock).read_unaligned() };
+        let mut found = absolute(&asked, offset, is_of_process);
+        let room = (&raw mut found).addr() as u64;
+        let holder = holder.unwrap_or(descriptor);
+        let result = kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, room, 0, 0, 0]);
+        if result == 0 {
+            let is_free = i32::from(found.l_type) == libc::F_UNLCK;
+            let found = if is_free { flock { l_type: found.l_type, ..asked } } else { found };
+            // SAFETY: the caller's promise.
+            unsafe { (argument as *mut flock).write_unaligned(found) };
+        }
+        self.note(call, result, &[into]);
+        Some(result)
+    }
+
+    /// Handles `flock`. `None`: the call is let through.
+    pub fn lock(&mut self, descriptor: u64, operation: u64) -> Option<i64> {
+        if self.table.get(descriptor).is_none() {
+            let is_there = identity_of(descriptor).is_some();
+            is_there.then(|| self.forbid_restart(format_args!("it locks a device or a pipe")))?;
+            return None;
+        }
+        let call = call_of(libc::SYS_flock, [descriptor, operation, 0, 0, 0], &[]);
+        self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
+        let result = if self.is_live() {
+            let at_once = operation | libc::LOCK_NB as u64;
+            self.take_lock(call, operation != at_once, &[], |waits| {
+                let operation = if waits { operation } else { at_once };
+                kernel(libc::SYS_flock, [descriptor, operation, 0, 0, 0, 0])
+            })
+        } else {
+            self.replay(call, CallDescription::Path("lock", &[]), &mut [])
+        };
+        let open = self.table.get(descriptor).filter(|_| result == 0);
+        if let Some(open) = open {
+            let kind = operation as c_int & !libc::LOCK_NB;
+            open.lock = if kind == libc::LOCK_UN { 0 } else { kind };
+        }
+        Some(result)
+    }
+
+    /// Takes a lock and notes the result, with these pieces. `take` asks for the lock, and waits
+    /// for the lock if its argument is true. Signals may interrupt the wait.
+    fn take_lock(
+        &mut self,
+        call: FileCall,
+        waits: bool,
+        pieces: &[&[u8]],
+        take: impl Fn(bool) -> i64,
+    ) -> i64 {
+        let mut result = take(false);
+        if waits && (result == error(libc::EAGAIN) || result == error(libc::EACCES)) {
+            result = self.guard.while_released(|| interruptible(|| take(true)));
+        }
+        self.note(call, result, pieces);
+        result
+    }
+}
+
+/// Whether an open file with these flags may take this lock (fcntl(2), EBADF).
+fn may_lock(flags: c_int, asked: &flock) -> bool {
+    match i32::from(asked.l_type) {
+        _ if flags & libc::O_PATH != 0 => false,
+        libc::F_RDLCK => flags & libc::O_ACCMODE != libc::O_WRONLY,
+        libc::F_WRLCK => flags & libc::O_ACCMODE != libc::O_RDONLY,
+        _ => true,
+    }
+}
+
+/// The range as one of an open file. A position of the program becomes one from the start of the
+/// file: the holder has another position.
+fn absolute(asked: &flock, offset: i64, is_of_process: bool) -> flock {
+    let mut range = *asked;
+    if is_of_process {
+        range.l_pid = 0;
+    }
+    if is_of_process && i32::from(range.l_whence) == libc::SEEK_CUR {
+        range.l_whence = libc::SEEK_SET as i16;
+        range.l_start = range.l_start.saturating_add(offset);
+    }
+    range
+}
+
+/// Takes or releases a lock of an open file.
+fn lock_now(holder: u64, range: flock, waits: bool) -> i64 {
+    let command = if waits { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK } as u64;
+    kernel(libc::SYS_fcntl, [holder, command, (&raw const range).addr() as u64, 0, 0, 0])
+}
