@@ -71,6 +71,7 @@ impl Session {
                     ));
                 }
                 self.register(result, flags, &opened, true);
+                self.hold_if(denies_reopening(flags, mode), result);
             }
             return Some(result);
         }
@@ -81,6 +82,7 @@ impl Session {
         opened.take_header(&header);
         if result >= 0 {
             self.replay_open(directory, path, flags, result, &opened);
+            self.hold_if(denies_reopening(flags, mode), result);
         }
         Some(result)
     }
@@ -145,10 +147,15 @@ impl Session {
             || opened.identity.modified.max(opened.identity.changed) >= since;
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             open.is_removed = true;
-            self.table.index(number as u64).into_iter().for_each(|index| self.hold(index));
+            self.hold_if(true, number);
         } else if is_changed {
             self.table.changed_files.note(&opened.identity, opened.path());
         }
+    }
+
+    fn hold_if(&mut self, is_held: bool, descriptor: i64) {
+        let index = self.table.index(descriptor as u64).filter(|_| is_held);
+        index.into_iter().for_each(|index| self.hold(index));
     }
 
     pub fn close(&mut self, descriptor: u64) -> Option<i64> {
@@ -445,6 +452,30 @@ fn move_descriptor(found: i64, wanted: i64, closes: c_int) {
     kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
 }
 
+/// Replaces the id of this process in the path of a file of proc(5): the next incarnation may have
+/// another id, and another process that one. Returns the length of the path.
+fn with_any_id(path: &mut [u8; PATH_BYTES], length: usize) -> usize {
+    const OWN: &[u8] = b"/proc/self/";
+    let rest = file_metadata::in_own_proc_directory(&path[..length]).map_or(0, <[u8]>::len);
+    if rest == 0 || OWN.len() + rest >= PATH_BYTES {
+        return length;
+    }
+    path.copy_within(length - rest..length, OWN.len());
+    path[..OWN.len()].copy_from_slice(OWN);
+    OWN.len() + rest
+}
+
+/// Whether a file that an `open` makes cannot be opened again with the same rights unless the
+/// process is root's. Such a file is held by the agent.
+fn denies_reopening(flags: c_int, mode: u64) -> bool {
+    let needed = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => libc::S_IRUSR,
+        libc::O_WRONLY => libc::S_IWUSR,
+        _ => libc::S_IRUSR | libc::S_IWUSR,
+    };
+    flags & libc::O_CREAT != 0 && mode as u32 & needed != needed
+}
+
 impl OpenedFile {
     fn none() -> OpenedFile {
         OpenedFile {
@@ -471,6 +502,9 @@ impl OpenedFile {
             FileKind::File | FileKind::Directory if is_virtual(opened.path()) => FileKind::Virtual,
             other => other,
         };
+        if opened.kind == FileKind::Virtual {
+            opened.length = with_any_id(&mut opened.path, opened.length);
+        }
         opened
     }
 
@@ -499,5 +533,36 @@ impl OpenFile {
     /// recorded with content.
     pub fn may_be_read_again(&self) -> bool {
         self.kind == FileKind::File && !self.is_recorded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_proc_are_opened_again_as_those_of_the_process_itself() {
+        let shown = |path: &str| {
+            let mut bytes = [0; PATH_BYTES];
+            bytes[..path.len()].copy_from_slice(path.as_bytes());
+            let length = with_any_id(&mut bytes, path.len());
+            String::from_utf8(bytes[..length].to_vec()).unwrap()
+        };
+        let own = format!("/proc/{}", std::process::id());
+        assert_eq!(shown(&format!("{own}/stat")), "/proc/self/stat");
+        assert_eq!(shown("/proc/self/net/dev"), "/proc/self/net/dev");
+        for other in [&format!("{own}7/stat"), &own, "/proc/1/stat", "/proc/meminfo", "/sys/1"] {
+            assert_eq!(shown(other), *other);
+        }
+    }
+
+    #[test]
+    fn files_that_the_owner_may_not_open_again_are_held() {
+        let makes = libc::O_CREAT | libc::O_EXCL;
+        assert!(denies_reopening(makes | libc::O_WRONLY, 0o400));
+        assert!(denies_reopening(makes | libc::O_RDWR, 0o444));
+        assert!(!denies_reopening(makes | libc::O_RDONLY, 0o400));
+        assert!(!denies_reopening(makes | libc::O_RDWR, 0o600));
+        assert!(!denies_reopening(libc::O_WRONLY, 0));
     }
 }
