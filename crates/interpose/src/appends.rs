@@ -12,7 +12,8 @@
 use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 
 use crate::file_content::{PAGE_BYTES, is_there, is_within_page};
-use crate::file_metadata::{IoVectors, identity_of};
+use crate::file_metadata::identity_of;
+use crate::io_vectors::IoVectors;
 use crate::kernel_calls::kernel;
 use crate::session::{EffectOutcome, Session};
 
@@ -62,7 +63,7 @@ pub fn offset_of(descriptor: u64) -> u64 {
 /// The memory of `pieces` is valid.
 pub unsafe fn appended(
     descriptor: u64,
-    pieces: &IoVectors,
+    pieces: &IoVectors<'_>,
     before: [u64; PRECONDITION_WORDS],
     (done, offset_tells): (Option<u64>, bool),
 ) -> EffectOutcome {

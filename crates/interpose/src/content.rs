@@ -16,7 +16,8 @@ use crate::appends::{appended, offset_of};
 use crate::change_times::{UNSURE, is_local, mark_open};
 use crate::file_content::{is_there, is_unwritten, is_within_page};
 use crate::file_identity::FileKind;
-use crate::file_metadata::{IoVectors, identity_of, is_installed};
+use crate::file_metadata::{identity_of, is_installed};
+use crate::io_vectors::{IoVectorRoom, IoVectors};
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::messages::Path;
 use crate::restart_refusals::{self, abort_replay};
@@ -66,8 +67,9 @@ impl Session {
         if open.kind == FileKind::Directory {
             return Some(self.fail_on_directory(number, arguments));
         }
+        let mut room = IoVectorRoom::new();
         // SAFETY: the caller's promise.
-        let pieces = unsafe { IoVectors::of(number, pointer, length) };
+        let pieces = unsafe { IoVectors::of(&mut room, number, pointer, length) };
         let position = position(number, arguments);
         let at = position.unwrap_or(open.offset);
         let wanted = pieces.length() as u64;
@@ -91,7 +93,7 @@ impl Session {
         &mut self,
         descriptor: u64,
         call: FileCall,
-        pieces: &IoVectors,
+        pieces: &IoVectors<'_>,
         result: i64,
     ) {
         let Some(length) = usize::try_from(result).ok().filter(|length| *length > 0) else {
@@ -149,7 +151,7 @@ impl Session {
         &mut self,
         descriptor: u64,
         call: FileCall,
-        pieces: &IoVectors,
+        pieces: &IoVectors<'_>,
         at: i64,
     ) -> i64 {
         let path = self.table.path_of(descriptor);
@@ -177,7 +179,8 @@ impl Session {
         let index = self.table.index(descriptor);
         index.into_iter().for_each(|index| self.table.reopen_file(index));
         // What is behind the bytes of before stays as it is.
-        let before_end = pieces.limited(length);
+        let mut room = IoVectorRoom::new();
+        let before_end = pieces.limited(&mut room, length);
         let (list, count) = before_end.list();
         let found = kernel(libc::SYS_preadv, [descriptor, list, count, at as u64, 0, 0]);
         // SAFETY: the kernel has written there.
@@ -225,8 +228,9 @@ impl Session {
             FileKind::Directory => return Some(self.fail_on_directory(number, arguments)),
             _ => return None,
         }
+        let mut room = IoVectorRoom::new();
         // SAFETY: the caller's promise.
-        let pieces = unsafe { IoVectors::of(number, pointer, length) };
+        let pieces = unsafe { IoVectors::of(&mut room, number, pointer, length) };
         let flags = if number == libc::SYS_pwritev2 { arguments[5] } else { 0 };
         let appends = open.appends() && flags & RWF_NOAPPEND == 0 || flags & RWF_APPEND != 0;
         let position = position(number, arguments);
@@ -277,7 +281,7 @@ impl Session {
     unsafe fn perform_write(
         &mut self,
         call: FileCall,
-        pieces: &IoVectors,
+        pieces: &IoVectors<'_>,
         writing: &PendingWrite<'_>,
     ) -> (i64, u64) {
         let descriptor = writing.descriptor;
@@ -525,7 +529,7 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
 unsafe fn written(
     descriptor: u64,
     at: u64,
-    pieces: &IoVectors,
+    pieces: &IoVectors<'_>,
     before: [u64; PRECONDITION_WORDS],
     written_at_end: Option<u64>,
 ) -> EffectOutcome {

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use landbridge_proto::digest::digest;
 
-use crate::file_metadata::{self, IoVectors};
+use crate::file_metadata;
+use crate::io_vectors::IoVectors;
 use crate::kernel_calls::{error, kernel};
 
 /// Size of a page on x86-64, in bytes.
@@ -43,7 +44,12 @@ pub fn content_of(descriptor: u64, at: u64, length: usize) -> Option<(u64, u64)>
 ///
 /// # Safety
 /// The memory of `pieces` is valid.
-pub unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &IoVectors, length: usize) -> bool {
+pub unsafe fn is_there(
+    descriptor: u64,
+    mut at: u64,
+    pieces: &IoVectors<'_>,
+    length: usize,
+) -> bool {
     let (mut found, mut is_there) = ([0; COMPARED], false);
     read_by_another(descriptor, |file| {
         // SAFETY: the caller's promise.

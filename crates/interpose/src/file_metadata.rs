@@ -3,11 +3,11 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-use libc::{c_int, c_long, mode_t};
+use libc::{c_int, mode_t};
 
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_status::status;
-use crate::kernel_calls::{bytes, kernel, text};
+use crate::kernel_calls::{kernel, text};
 use crate::processes::each_number_in;
 
 /// Kind and identity of what is open at a descriptor.
@@ -402,93 +402,6 @@ fn begins_as_library(descriptor: u64) -> bool {
     kernel(libc::SYS_pread64, [file, room, found.len() as u64, 0, 0, 0]);
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
     found == ELF
-}
-
-/// Buffers that a call reads or writes, as a list of `struct iovec`.
-pub struct IoVectors {
-    list: [libc::iovec; IO_VECTORS_MAX],
-    count: usize,
-}
-
-/// Largest number of buffers in one call: the kernel's `UIO_MAXIOV`.
-pub const IO_VECTORS_MAX: usize = 1024;
-
-impl IoVectors {
-    /// Buffers of a call that has one buffer, or a list of them.
-    ///
-    /// # Safety
-    /// The arguments are those of a read or write call.
-    pub unsafe fn of(number: c_long, pointer: u64, length: u64) -> IoVectors {
-        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        let mut pieces = IoVectors { list: [none; IO_VECTORS_MAX], count: 1 };
-        let has_list = matches!(
-            number,
-            libc::SYS_readv
-                | libc::SYS_preadv
-                | libc::SYS_preadv2
-                | libc::SYS_writev
-                | libc::SYS_pwritev
-                | libc::SYS_pwritev2
-        );
-        if !has_list {
-            pieces.list[0] = libc::iovec { iov_base: pointer as *mut _, iov_len: length as usize };
-            return pieces;
-        }
-        pieces.count = (length as usize).min(IO_VECTORS_MAX);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let list = pointer as *const libc::iovec;
-            list.copy_to_nonoverlapping(pieces.list.as_mut_ptr(), pieces.count);
-        }
-        pieces
-    }
-
-    /// Arguments for the kernel: address of the list, and number of entries.
-    pub fn list(&self) -> (u64, u64) {
-        (self.list.as_ptr().addr() as u64, self.count as u64)
-    }
-
-    /// The buffers of the first `length` bytes.
-    pub fn limited(&self, mut length: usize) -> IoVectors {
-        let mut limited = IoVectors { list: self.list, count: self.count };
-        for piece in &mut limited.list[..self.count] {
-            piece.iov_len = piece.iov_len.min(length);
-            length -= piece.iov_len;
-        }
-        limited
-    }
-
-    pub fn length(&self) -> usize {
-        self.list[..self.count].iter().map(|piece| piece.iov_len).sum()
-    }
-
-    /// The first `length` bytes, as slices.
-    ///
-    /// # Safety
-    /// The memory is valid, and no other code uses it meanwhile.
-    pub unsafe fn first(&self, mut length: usize) -> impl Iterator<Item = &'static mut [u8]> {
-        self.list[..self.count].iter().map_while(move |piece| {
-            let now = piece.iov_len.min(length);
-            length -= now;
-            // SAFETY: the caller's promise.
-            let memory = unsafe { bytes(piece.iov_base.addr() as u64, now) };
-            (now > 0 || piece.iov_len == 0).then_some(memory)
-        })
-    }
-
-    /// A digest of the first `length` bytes, which depends on their division into buffers.
-    ///
-    /// # Safety
-    /// The memory is valid.
-    pub unsafe fn digest(&self, length: usize) -> u64 {
-        // SAFETY: the caller's promise.
-        let mut pieces = unsafe { self.first(length) };
-        if self.count == 1 {
-            return pieces.next().map_or(0, |piece| landbridge_proto::digest::digest(piece));
-        }
-        pieces
-            .fold(0, |sum: u64, piece| sum.rotate_left(7) ^ landbridge_proto::digest::digest(piece))
-    }
 }
 
 /// Whether a name, as a program writes it, is that of a file that is not recorded.

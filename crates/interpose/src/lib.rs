@@ -43,6 +43,7 @@
 //! | `file_size_limit` | RLIMIT_FSIZE in a replay |
 //! | `record_lock` | exclusive access to the record, for one call |
 //! | `changed_files`, `changed_names`, `mapped_files` | what the job has changed or mapped |
+//! | `io_vectors` | buffers of a read or write |
 //! | `file_content` | what parts of files hold |
 //! | `written_bytes` | how much a thread has written |
 //! | `working_directory` | the directory to which relative names refer |
@@ -110,6 +111,7 @@ mod file_size_limit;
 mod file_status;
 mod handler_frames;
 mod held_files;
+mod io_vectors;
 mod kernel_calls;
 mod libc_wrappers;
 mod lock_calls;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use libc::c_long;
 
 use crate::descriptor_table::DESCRIPTORS;
-use crate::file_metadata::IoVectors;
+use crate::io_vectors::{IoVectorRoom, IoVectors};
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, Session, call_of};
@@ -158,8 +158,9 @@ impl Session {
             ));
             return None;
         }
+        let mut room = IoVectorRoom::new();
         // SAFETY: the caller's promise.
-        let pieces = unsafe { IoVectors::of(number, pointer, length) };
+        let pieces = unsafe { IoVectors::of(&mut room, number, pointer, length) };
         let call = call_of(number, [descriptor, pieces.length() as u64, 0, 0, 0], &[]);
         let mut before = [0; 8];
         let is_live = self.is_live();
@@ -211,7 +212,13 @@ impl Session {
     }
 
     /// Reads as many bytes as the recorded read, which wait in the pipe or are still to come.
-    unsafe fn receive(&mut self, descriptor: u64, pieces: &IoVectors, bytes: usize, place: usize) {
+    unsafe fn receive(
+        &mut self,
+        descriptor: u64,
+        pieces: &IoVectors<'_>,
+        bytes: usize,
+        place: usize,
+    ) {
         // SAFETY: the caller's promise.
         for mut room in unsafe { pieces.first(bytes) } {
             while !room.is_empty() {

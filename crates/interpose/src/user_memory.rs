@@ -10,7 +10,7 @@
 use libc::{c_int, c_long};
 
 use crate::descriptor_table::DESCRIPTORS;
-use crate::file_metadata::IO_VECTORS_MAX;
+use crate::io_vectors::IO_VECTORS_MAX;
 use crate::kernel_calls::{error, kernel};
 use crate::session::Session;
 
