@@ -1,8 +1,9 @@
 //! Attributes of this process that CRIU does not save in a checkpoint image: memory that is empty
-//! in children (madvise(2), `MADV_WIPEONFORK`), and the slack of the main thread's timers
-//! (prctl(2)).
+//! in children (madvise(2), `MADV_WIPEONFORK`), the processors on which threads may run
+//! (sched_setaffinity(2)), and of the main thread the priority for disks (ioprio_set(2)), the slack
+//! of timers and the policy for failing memory (prctl(2)).
 //!
-//! In: calls of madvise; the moment before an image is taken, and the moment after a process was
+//! In: calls that set them; the moment before an image is taken, and the moment after a process was
 //! restored from it. Out: the same attributes as before. What may never happen: a restored process
 //! continues, without a report, with other attributes than before.
 
@@ -12,6 +13,9 @@ use libc::{c_int, c_long};
 
 use crate::kernel_calls::{error, kernel};
 use crate::{processes, watched};
+
+/// Argument of ioprio_set(2): a thread, by its id.
+const IOPRIO_WHO_PROCESS: u64 = 1;
 
 /// Largest number of ranges that are marked again.
 const RANGES_MAX: usize = 64;
@@ -25,10 +29,54 @@ static RANGE_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Slack of the timers in nanoseconds when the last image was taken.
 static TIMER_SLACK: AtomicU64 = AtomicU64::new(0);
 
-/// Notes a system call that marks memory.
+/// Largest number of threads, beside the main thread, that have processors of their own.
+const PINNED_THREADS_MAX: usize = 256;
+/// Words of a set of processors: 1,024 processors.
+const SET_WORDS: usize = 16;
+
+/// A set of processors, a bit for each.
+type ProcessorSet = [u64; SET_WORDS];
+
+/// Whether the program has chosen processors.
+static HAS_PINNED: AtomicBool = AtomicBool::new(false);
+/// Processors of the main thread before the program has chosen any. Threads that have these get
+/// those of the agent that restores them, which may be on another node.
+static FIRST: [AtomicU64; SET_WORDS] = [const { AtomicU64::new(0) }; SET_WORDS];
+/// Thread ids (0: the main thread), and the processors of these threads, when the last image was
+/// taken.
+static PINNED: [PinnedThread; 1 + PINNED_THREADS_MAX] =
+    [const { PinnedThread::none() }; 1 + PINNED_THREADS_MAX];
+static PINNED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Priority of the main thread for disks when the last image was taken; 0: it has not set one.
+static DISK_PRIORITY: AtomicU64 = AtomicU64::new(0);
+
+/// What the kernel does to the main thread when memory fails (prctl(2), PR_MCE_KILL), when the last
+/// image was taken.
+static MEMORY_FAULT_POLICY: AtomicU64 = AtomicU64::new(DEFAULT_POLICY);
+const DEFAULT_POLICY: u64 = libc::PR_MCE_KILL_DEFAULT as u64;
+
+struct PinnedThread {
+    id: AtomicU64,
+    processors: [AtomicU64; SET_WORDS],
+}
+
+impl PinnedThread {
+    const fn none() -> PinnedThread {
+        PinnedThread { id: AtomicU64::new(0), processors: [const { AtomicU64::new(0) }; SET_WORDS] }
+    }
+}
+
+/// Notes a system call that sets an attribute.
 pub fn note(number: c_long, arguments: [u64; 6]) {
-    if number == libc::SYS_madvise && arguments[2] as c_int == libc::MADV_WIPEONFORK {
-        HAS_MARKED.store(true, Relaxed);
+    match number {
+        libc::SYS_madvise if arguments[2] as c_int == libc::MADV_WIPEONFORK => {
+            HAS_MARKED.store(true, Relaxed);
+        }
+        libc::SYS_sched_setaffinity if !HAS_PINNED.swap(true, Relaxed) => {
+            let first = processors_of(0).unwrap_or_default();
+            FIRST.iter().zip(first).for_each(|(place, word)| place.store(word, Relaxed));
+        }
+        _ => (),
     }
 }
 
@@ -37,7 +85,47 @@ pub fn note(number: c_long, arguments: [u64; 6]) {
 pub fn remember() -> bool {
     let slack = kernel(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as u64, 0, 0, 0, 0, 0]);
     TIMER_SLACK.store(u64::try_from(slack).unwrap_or(0), Relaxed);
-    !HAS_MARKED.load(Relaxed) || remember_ranges()
+    let policy = kernel(libc::SYS_prctl, [libc::PR_MCE_KILL_GET as u64, 0, 0, 0, 0, 0]);
+    MEMORY_FAULT_POLICY.store(u64::try_from(policy).unwrap_or(DEFAULT_POLICY), Relaxed);
+    let priority = kernel(libc::SYS_ioprio_get, [IOPRIO_WHO_PROCESS, 0, 0, 0, 0, 0]);
+    DISK_PRIORITY.store(u64::try_from(priority).unwrap_or(0), Relaxed);
+    (!HAS_MARKED.load(Relaxed) || remember_ranges())
+        && (!HAS_PINNED.load(Relaxed) || remember_processors())
+}
+
+/// False: too many threads have processors of their own.
+fn remember_processors() -> bool {
+    let first: ProcessorSet = std::array::from_fn(|at| FIRST[at].load(Relaxed));
+    let mut count = 0;
+    let mut remember = |id| {
+        let Some(set) = processors_of(id).filter(|set| *set != first) else { return };
+        if let Some(thread) = PINNED.get(count) {
+            thread.id.store(id, Relaxed);
+            thread.processors.iter().zip(set).for_each(|(place, word)| place.store(word, Relaxed));
+        }
+        count += 1;
+    };
+    remember(0);
+    processes::each_other_thread(|_, thread| remember(thread));
+    PINNED_COUNT.store(count.min(PINNED.len()), Relaxed);
+    count <= PINNED.len()
+}
+
+/// Another node may lack the processors; the threads then run where they can.
+fn restore_processors() {
+    for thread in &PINNED[..PINNED_COUNT.load(Relaxed)] {
+        let set: ProcessorSet = std::array::from_fn(|at| thread.processors[at].load(Relaxed));
+        let (room, bytes) = (set.as_ptr().addr() as u64, size_of_val(&set) as u64);
+        kernel(libc::SYS_sched_setaffinity, [thread.id.load(Relaxed), bytes, room, 0, 0, 0]);
+    }
+}
+
+/// Processors on which a thread may run; id 0: this thread.
+fn processors_of(id: u64) -> Option<ProcessorSet> {
+    let mut set = [0; SET_WORDS];
+    let (room, bytes) = (set.as_mut_ptr().addr() as u64, size_of_val(&set) as u64);
+    let length = kernel(libc::SYS_sched_getaffinity, [id, bytes, room, 0, 0, 0]);
+    (length > 0).then_some(set)
 }
 
 /// False: there are too many ranges, or the kernel does not name them.
@@ -90,6 +178,18 @@ pub fn restore() {
     if slack != 0 {
         kernel(libc::SYS_prctl, [libc::PR_SET_TIMERSLACK as u64, slack, 0, 0, 0, 0]);
     }
+    let policy = MEMORY_FAULT_POLICY.load(Relaxed);
+    if policy != DEFAULT_POLICY {
+        let set = libc::PR_MCE_KILL_SET as u64;
+        kernel(libc::SYS_prctl, [libc::PR_MCE_KILL as u64, set, policy, 0, 0, 0]);
+    }
+    let priority = DISK_PRIORITY.load(Relaxed);
+    if priority != 0 {
+        kernel(libc::SYS_ioprio_set, [IOPRIO_WHO_PROCESS, 0, priority, 0, 0, 0]);
+    }
+    if HAS_PINNED.load(Relaxed) {
+        restore_processors();
+    }
 }
 
 #[cfg(test)]
@@ -98,10 +198,14 @@ mod tests {
     use crate::dispatch::raw;
     use crate::trampoline;
 
+    /// The tests use the same statics.
+    static ATTRIBUTES: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     /// The test takes the attributes away, as CRIU does.
     #[test]
     fn marked_memory_and_timer_slack_come_back() {
         const BYTES: u64 = 8192;
+        let _alone = ATTRIBUTES.lock();
         assert!(trampoline::open().is_some());
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let call = |number, arguments| {
@@ -134,5 +238,33 @@ mod tests {
         assert!(marked());
         assert_eq!(slack(libc::PR_GET_TIMERSLACK, 0), 77_000);
         call(libc::SYS_munmap, [memory, BYTES, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn processors_and_the_priority_for_disks_come_back() {
+        const IDLE: u64 = 3 << 13;
+        let _alone = ATTRIBUTES.lock();
+        assert!(trampoline::open().is_some());
+        let call = |number, arguments| {
+            // SAFETY: attributes of this thread.
+            unsafe { raw(number, arguments) }
+        };
+        let before = processors_of(0).unwrap();
+        let bytes = size_of_val(&before) as u64;
+        let pin = |set: &ProcessorSet| {
+            let arguments = [0, bytes, set.as_ptr().addr() as u64, 0, 0, 0];
+            note(libc::SYS_sched_setaffinity, arguments);
+            assert_eq!(call(libc::SYS_sched_setaffinity, arguments), 0);
+        };
+        let mut first = [0; SET_WORDS];
+        first[0] = 1 << before[0].trailing_zeros();
+        pin(&first);
+        call(libc::SYS_ioprio_set, [IOPRIO_WHO_PROCESS, 0, IDLE, 0, 0, 0]);
+        assert!(remember());
+        pin(&before);
+        call(libc::SYS_ioprio_set, [IOPRIO_WHO_PROCESS, 0, 2 << 13, 0, 0, 0]);
+        restore();
+        assert_eq!(processors_of(0).unwrap(), first);
+        assert_eq!(call(libc::SYS_ioprio_get, [IOPRIO_WHO_PROCESS, 0, 0, 0, 0, 0]) as u64, IDLE);
     }
 }
