@@ -55,6 +55,7 @@ LONG = 192 << 20
 EFFECTS = [
     Effect("claim-removal", UNLINK),
     Effect("claim-renaming", RENAME),
+    Effect("rename-here", RENAME, has_answer=False),
     Effect("open", OPENAT),
     Effect("open-link", OPENAT, is_hidden=True),
     Effect("open-moved", OPENAT),

@@ -265,7 +265,13 @@ impl Session {
             let index = self.table.index(directory);
             index.into_iter().for_each(|index| self.table.restore(index));
         }
-        self.table.working_directory.restore();
+        // SAFETY: paths of the program's.
+        let is_relative = places.into_iter().flatten().any(|(directory, path)| unsafe {
+            directory == HERE && text(path).first() != Some(&b'/')
+        });
+        if is_relative {
+            self.table.working_directory.restore();
+        }
         let mut names = [[0; PATH_BYTES]; 2];
         let mut lengths = [0; 2];
         for (at, place) in places.into_iter().enumerate() {
@@ -274,12 +280,16 @@ impl Session {
                 lengths[at] = unsafe { path_of_name(place, &mut names[at]) };
             }
         }
-        self.table.restore_those(|open| {
+        let is_unchanged = |path: &[u8]| {
             names.iter().zip(lengths).all(|(name, length)| {
                 let name = &name[..length];
-                name.is_empty() || open.path() != name && !is_below(open.path(), name)
+                name.is_empty() || path != name && !is_below(path, name)
             })
-        });
+        };
+        if !is_relative && is_unchanged(self.table.working_directory.open.path()) {
+            self.table.working_directory.restore();
+        }
+        self.table.restore_those(|open| is_unchanged(open.path()));
     }
 
     /// Passes open files that are about to lose their name to the agent.

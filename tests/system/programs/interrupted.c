@@ -60,6 +60,26 @@ static void change_all(void)
 /* Two ranks claim one task; one succeeds. */
 static int claim_by_removal(void) { return !unlink("task"); }
 static int claim_by_renaming(void) { return !rename("task", "taken"); }
+/* Rank 0 renames its working directory, by absolute names. */
+static char here[512], there[512];
+static void enter_here(void)
+{
+    char folder[400];
+    if (!getcwd(folder, sizeof folder))
+        perror("getcwd");
+    snprintf(here, sizeof here, "%s/here", folder);
+    snprintf(there, sizeof there, "%s/there", folder);
+    if (mkdir(here, 0755) || chdir(here))
+        perror(here);
+}
+static int rename_here(void)
+{
+    char name[600];
+    int is_renamed = !rename(here, there);
+    make("within", "");
+    snprintf(name, sizeof name, "%s/within", there);
+    return is_renamed + 10 * exists(name) + 100 * !chdir("..");
+}
 /* Rank 1 takes its turn when rank 0 was killed at its own. */
 static int turn_ms = 1000;
 static void wait_for_turn(void) { usleep(1000 * turn_ms); }
@@ -339,6 +359,7 @@ static const struct effect {
 } effects[] = {
     {"claim-removal", claim_by_removal, NULL, NULL},
     {"claim-renaming", claim_by_renaming, NULL, NULL},
+    {"rename-here", rename_here, NULL, NULL, enter_here},
     {"open", raise_open, flag_is_up, lower},
     {"open-link", raise_by_link, flag_is_up, lower, lead_there},
     {"open-moved", raise_and_write, flag_is_up, exchange},
