@@ -130,7 +130,7 @@ def main() -> int:
 def recorded_nondeterminism(checks, options, python) -> None:
     """Programs whose behaviour depends on clocks and random numbers, also with unrecorded
     children."""
-    for name, words in (("who draws from clocks and chance", []), ("who starts programs all the time", ["--children"])):
+    for name, words in (("who draws from clocks and random numbers", []), ("who starts programs all the time", ["--children"])):
         if not checks.wants(name):
             continue
         chancy = [python, str(common.PROGRAMS / "chance.py"), "--rounds", "300", *words]

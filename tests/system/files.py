@@ -618,7 +618,7 @@ EITHER_REASON = (
 # on another node the id differs.
 TELLS_PROCESS_IDS = ("mpiio", "odd")
 # The only refusal of such a job: another reason would be a failure.
-OTHER_PROCESS_ID = r"did not do again what was done before|sends as its frame"
+OTHER_PROCESS_ID = r"sent something else than before|sends as its frame|is not what it sent there before"
 
 
 def may_refuse(case: Case, measured: str) -> bool:

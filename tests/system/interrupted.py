@@ -31,7 +31,7 @@ RANKS = 2
 LIMIT_S = 60.0
 CANNOT_TELL = r"killed within its .* cannot be known"
 # Numbers of system calls on x86-64.
-WRITE, PWRITE, RENAME, MKDIR, UNLINK, LINK, SYMLINK = 1, 18, 82, 83, 87, 86, 88
+WRITE, CLOSE, PWRITE, RENAME, MKDIR, UNLINK, LINK, SYMLINK = 1, 3, 18, 82, 83, 87, 86, 88
 TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE = 76, 90, 188, 257, 40
 
 
@@ -56,6 +56,7 @@ EFFECTS = [
     Effect("claim-removal", UNLINK),
     Effect("claim-renaming", RENAME),
     Effect("rename-here", RENAME, has_answer=False),
+    Effect("close-locked", CLOSE, is_exact=True, has_answer=False),
     Effect("open", OPENAT),
     Effect("open-link", OPENAT, is_hidden=True),
     Effect("open-moved", OPENAT),

@@ -173,7 +173,7 @@ def replicated_nondeterminism(checks, options, ring) -> None:
     chance = random.Random(options.seed)
     drawer = [common.python(options), str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
     taker = [*ring[:2], "--any", "--rounds", "150"]
-    rows = [("who draws from clocks and chance", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
+    rows = [("who draws from clocks and random numbers", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
     for what, program, is_right in rows:
         for how, losses in (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH)):
             name = LOST + what + how

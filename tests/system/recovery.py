@@ -421,7 +421,7 @@ def unrecorded(options, checks, program) -> None:
     """Processes that are not the one started by the launcher: they work, and a warning names what
     is not recorded. What they send and print does not depend on it, so they come back if they are
     killed; if they change a file, the job ends with that reason."""
-    says = "clocks and chance are not recorded: this is not the process that the launcher has started"
+    says = "clocks and random numbers are not recorded: this is not the process that the launcher has started"
     child = 'import os, sys\npid = os.fork()\nif pid:\n    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n'
     child += 'os.execv(sys.argv[1], sys.argv[1:]) if len(sys.argv) > 2 else None\n'
     child += 'from mpi4py import MPI\nimport time\ncomm = MPI.COMM_WORLD\n'
@@ -459,7 +459,7 @@ def unrecorded(options, checks, program) -> None:
 def recorded_nondeterminism(options, checks, moment) -> None:
     """Programs whose behaviour depends on clocks and random numbers."""
     program = [common.python(options), str(common.PROGRAMS / "chance.py")]
-    name = "who draws from clocks and chance"
+    name = "who draws from clocks and random numbers"
     if checks.wants(name):
         kills = [(START_S + moment(), 1), (moment(), 2), (0.3, 2), (moment(), 0)]
         # More rounds than all kills take.
@@ -479,7 +479,7 @@ def recorded_nondeterminism(options, checks, moment) -> None:
     name = "who looks at the clock another number of times"
     if checks.wants(name):
         code, _, output = job(options, [*program, "--drift"], [(START_S + 1.0, 1)])
-        is_said = "of clocks and chance is" in output and output.count(": restarted") == 1
+        is_said = "of clocks and random numbers is" in output and output.count(": restarted") == 1
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on, once"
         checks.check(name, code == 1 and is_said, measured, output)
     name = "who draws more than can be recorded"

@@ -116,9 +116,7 @@ pub unsafe fn check_exec(path: *const c_char, environment: CStringList) {
 unsafe fn report_unobserved(path: *const c_char, why: UnobservedReason) {
     // SAFETY: the caller's promise.
     let name = Path(unsafe { text(path.addr() as u64) });
-    watched::forbid_restart_of(format_args!(
-        "it starts {name}, which nobody can look after ({why})"
-    ));
+    watched::forbid_restart_of(format_args!("it starts {name}, which cannot be observed ({why})"));
 }
 
 /// Forbids a restart if this file, which a child that is not observed yet executes, would not be

@@ -10,6 +10,7 @@ use crate::change_times::{UNSURE, mark_at};
 use crate::descriptor_table::DESCRIPTORS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identity_from};
 use crate::file_metadata::{self, identity_of, is_exempt, is_exempt_name, is_virtual, path_of};
+use crate::held_files;
 use crate::kernel_calls::{error, kernel, text};
 use crate::messages::Path;
 use crate::open_file::OpenFile;
@@ -164,7 +165,7 @@ impl Session {
             return Some(error(libc::EBADF));
         }
         self.drop_range_locks(descriptor);
-        self.release_held(descriptor);
+        let held = self.unlock_held(descriptor);
         let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
         let was_live = self.was_live();
         let is_live = self.is_live_except_files();
@@ -181,6 +182,7 @@ impl Session {
         if is_live {
             self.note(call, result, &[]);
         }
+        held.into_iter().for_each(held_files::release);
         Some(recorded.unwrap_or(result))
     }
 

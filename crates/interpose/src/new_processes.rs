@@ -123,7 +123,7 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
         } else if !has(libc::CLONE_THREAD) && !child_programs::own_environment_loads_interposer() {
             // `system` and `popen` pass on the environment of this process.
             forbid_restart_of(format_args!(
-                "it starts a program without LD_PRELOAD, which nobody can look after"
+                "it starts a program without LD_PRELOAD, which cannot be observed"
             ));
         }
         return None;

@@ -255,12 +255,16 @@ impl Session {
     /// Makes the agent release an open file and its locks, before the last descriptor of the file
     /// is closed.
     pub fn release_held(&mut self, descriptor: u64) {
-        let Some(index) = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)
-        else {
-            return;
-        };
+        self.unlock_held(descriptor).into_iter().for_each(held_files::release);
+    }
+
+    /// Releases the locks of an open file whose last descriptor is about to be closed. Returns the
+    /// number under which the agent holds the file: the agent may release the file when the close
+    /// is recorded, because a kill before that leaves a process that still had the file.
+    pub fn unlock_held(&mut self, descriptor: u64) -> Option<u64> {
+        let index = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)?;
         if self.table.by_index(index).held == 0 || !self.is_live_for_unrecorded() {
-            return;
+            return None;
         }
         let open = self.table.by_index(index);
         if open.is_locked() && range_locks::is_kept_by_child(descriptor) {
@@ -274,7 +278,7 @@ impl Session {
                 range_locks::unlock_all(descriptor);
             }
         }
-        held_files::release(open.held);
+        Some(open.held)
     }
 
     /// Reports a file that only the agent could give back, because it has no name or a lock, and

@@ -208,7 +208,8 @@ impl Session {
         self.guard.record().announce(call, precondition(interrupted));
         if !make_durable() {
             abort_replay(format_args!(
-                "its agent has not taken down {about}, so another node may repeat it"
+                "its agent has not confirmed that {about} is recorded, so another node may repeat \
+                 it"
             ));
         }
         self.guard.record().begin_effect();

@@ -202,7 +202,7 @@ pub fn forbid_restart_of(reason: fmt::Arguments<'_>) {
 }
 
 pub const EXECUTES_BY_DESCRIPTOR: fmt::Arguments<'static> =
-    format_args!("it executes a program by its descriptor, which nobody can look after");
+    format_args!("it executes a program by its descriptor, which cannot be observed");
 
 #[cfg(test)]
 mod tests {

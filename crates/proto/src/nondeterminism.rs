@@ -402,7 +402,7 @@ impl fmt::Display for RecordError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RecordError::Diverged { read, now, before } => {
-                write!(f, "its read {read} of clocks and chance is {now}, and was {before}")
+                write!(f, "its read {read} of clocks and random numbers is {now}, and was {before}")
             }
             RecordError::Full(_) => write!(f, "its nondeterminism record is full"),
         }

@@ -208,7 +208,7 @@ static void of_itself(void)
 
 static void by_notice(void) { NEED(fcntl(open(folder, O_RDONLY), F_NOTIFY, DN_CREATE)); }
 
-/* A program that nobody can look after, by its descriptor. */
+/* A program that cannot be observed, by its descriptor. */
 static void by_fexecve(void)
 {
     char *words[] = {"true", NULL}, *none[] = {NULL};

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -79,6 +80,21 @@ static int rename_here(void)
     make("within", "");
     snprintf(name, sizeof name, "%s/within", there);
     return is_renamed + 10 * exists(name) + 100 * !chdir("..");
+}
+/* Rank 0 closes a file that it has locked; the lock is free then. */
+static int locked;
+static void lock_box(void)
+{
+    locked = open("box", O_CREAT | O_WRONLY, 0644);
+    if (flock(locked, LOCK_EX))
+        perror("box");
+}
+static int close_locked(void)
+{
+    int is_closed = !close(locked), other = open("box", O_RDONLY);
+    int is_free = !flock(other, LOCK_EX | LOCK_NB);
+    close(other);
+    return is_closed + 10 * is_free;
 }
 /* Rank 1 takes its turn when rank 0 was killed at its own. */
 static int turn_ms = 1000;
@@ -360,6 +376,7 @@ static const struct effect {
     {"claim-removal", claim_by_removal, NULL, NULL},
     {"claim-renaming", claim_by_renaming, NULL, NULL},
     {"rename-here", rename_here, NULL, NULL, enter_here},
+    {"close-locked", close_locked, NULL, NULL, lock_box},
     {"open", raise_open, flag_is_up, lower},
     {"open-link", raise_by_link, flag_is_up, lower, lead_there},
     {"open-moved", raise_and_write, flag_is_up, exchange},

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::digest::digest;
 use landbridge_proto::setting::NODE_LOGS;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -69,8 +70,8 @@ pub struct LaunchSpec<'a> {
     pub node_logs: Option<Rc<NodeLogs>>,
     /// Checkpoint images of the rank are taken.
     pub has_images: bool,
-    /// Process id of the rank's last incarnation, which programs may have passed on to other
-    /// processes.
+    /// Process id that the rank gets if possible: that of its last incarnation, which programs may
+    /// have passed on to other processes.
     pub pid: Option<u32>,
 }
 
@@ -430,6 +431,22 @@ fn command(job: &Job, node: &Node, relay: &str, start: &LaunchSpec, pmi: RawFd) 
     command
 }
 
+/// Process id that a rank gets on each node, if it may move to a spare node: programs pass their
+/// ids on, as MPICH's library for files does. `None`: the rank does not move.
+pub fn usual_pid(job: &Job, rank: u32) -> Option<u32> {
+    let highest = std::fs::read_to_string("/proc/sys/kernel/pid_max");
+    let highest = highest.ok().filter(|_| job.has_spares)?.trim().parse::<u32>().ok()?;
+    Some(pid_of(&job.id, rank, highest))
+}
+
+/// The kernel gives ids in ascending order, so in the upper half few are taken. Jobs begin at
+/// different places there.
+fn pid_of(job: &str, rank: u32, highest: u32) -> u32 {
+    let half = (highest / 2).max(1);
+    let begin = (digest(job.as_bytes()) % u64::from(half)) as u32;
+    half + (begin + rank % half) % half
+}
+
 /// Starts a process, with this process id if the system allows that and the id is free.
 /// `wanted_pid`: the wanted id, which the child reads before it executes the program.
 fn spawn(
@@ -598,5 +615,20 @@ impl PmiSocket {
                 Err(_) => return self.unsent.clear(),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_rank_of_a_job_has_a_process_id_of_its_own_in_the_upper_half() {
+        let of = |job: &str| (0..1000).map(|rank| pid_of(job, rank, 4096)).collect::<BTreeSet<_>>();
+        assert_eq!(of("one").len(), 1000);
+        assert!(of("one").iter().chain(&of("another")).all(|pid| (2048..4096).contains(pid)));
+        assert_ne!(of("one"), of("another"));
     }
 }

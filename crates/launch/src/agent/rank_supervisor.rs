@@ -22,7 +22,7 @@ use super::parent_agent::ParentAgent;
 use super::pmi_replay::PmiReplay;
 use super::prepare::{plan, plans};
 use super::process_manager::ProcessManager;
-use super::rank::{LaunchSpec, LocalRank, NodeSpecificError};
+use super::rank::{LaunchSpec, LocalRank, NodeSpecificError, usual_pid};
 use super::rank_recording::RankRecording;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
@@ -221,7 +221,7 @@ impl RankSupervisor {
                 node_processes: node.rank_count,
                 incarnation: recovers(job).then_some(0),
                 has_images: config.is_some(),
-                pid: None,
+                pid: usual_pid(job, rank),
             };
             let scheduler =
                 config.clone().filter(|_| start.recording.is_some() && start.has_images);
@@ -403,7 +403,7 @@ impl RankSupervisor {
             statistics_page: old.statistics_page.clone(),
             node_logs: self.node_logs.clone(),
             has_images: old.scheduler.is_some(),
-            pid: Some(old.pid).filter(|pid| *pid > 0),
+            pid: Some(old.pid).filter(|pid| *pid > 0).or_else(|| usual_pid(job, old.rank)),
             group: 0,
             index: old.rank,
             rank: old.group_rank,

@@ -145,8 +145,8 @@ fn who_reads_something_else_gets_nothing() {
     let before = ReadRequest::Clock(MONOTONIC);
     let problem = record.bytes(RandomSource::Random, &mut [0; 4], |_| never()).unwrap_err();
     assert_eq!(problem, RecordError::Diverged { read: 2, now, before });
-    let text = "its read 2 of clocks and chance is getrandom of 4 bytes, and was clock_gettime of \
-                CLOCK_MONOTONIC";
+    let text = "its read 2 of clocks and random numbers is getrandom of 4 bytes, and was \
+                clock_gettime of CLOCK_MONOTONIC";
     assert_eq!(format!("{problem}"), text);
     record.clock(MONOTONIC, never).unwrap();
     let other = record.bytes(RandomSource::Entropy, &mut [0; 8], |_| never()).unwrap_err();

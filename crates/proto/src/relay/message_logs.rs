@@ -47,7 +47,7 @@ pub const MESSAGE_LOGS_BYTES_MAX: u64 = 4 << 30;
 /// Reason for a discarded log that exceeded the memory bound. The next checkpoint of the endpoint
 /// ends this state, because logging starts again there.
 pub(super) const LOG_TOO_LARGE: &str =
-    "what it was given was too much to be kept: it cannot come back";
+    "its message log is too large to be kept: it cannot come back";
 
 /// The message logs of all endpoints of a relay.
 #[derive(Debug)]
@@ -323,7 +323,7 @@ impl MessageLogs {
         if let Some(divergence) = divergence {
             self.storage.note_diverged(divergence);
         }
-        self.discard(who, "a new start did not do again what was done before: it cannot come back");
+        self.discard(who, "its replay sent something else than before: it cannot come back");
         number
     }
 

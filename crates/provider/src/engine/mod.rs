@@ -266,7 +266,7 @@ impl Engine {
         if engine.is_recorded()
             && let Some((why, consequence)) = interposer::missing_reason()
         {
-            log!(Warn, "clocks and chance are not recorded: {why}; {consequence}");
+            log!(Warn, "clocks and random numbers are not recorded: {why}; {consequence}");
         }
         Ok(engine)
     }
