@@ -1,5 +1,5 @@
 //! Calls on the content of open files: reads, writes, changes of position, listings of directories
-//! and synchronization; and `getrandom`.
+//! and synchronization.
 //!
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record. For
 //! splice(2) and ioctl(2) on a file a restart is forbidden, and io_uring and Linux's asynchronous
@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RandomSource};
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::c_long;
 
 use crate::appends::{appended, offset_of};
@@ -439,21 +439,6 @@ impl Session {
             ));
         }
         None
-    }
-
-    /// Handles `getrandom`.
-    ///
-    /// # Safety
-    /// The arguments are those of `getrandom`.
-    pub unsafe fn random(&mut self, into: u64, length: u64, flags: u64) -> Option<i64> {
-        // SAFETY: the program's buffer.
-        let room = unsafe { bytes(into, length as usize) };
-        let draw = |room: &mut [u8]| {
-            let (pointer, length) = (room.as_mut_ptr().addr() as u64, room.len() as u64);
-            kernel(libc::SYS_getrandom, [pointer, length, flags, 0, 0, 0])
-        };
-        let drawn = self.guard.record().bytes(RandomSource::Random, room, draw);
-        Some(crate::record_lock::outcome_of(drawn))
     }
 
     /// Refuses io_uring and Linux's asynchronous I/O: requests in these rings make no system call

@@ -59,6 +59,7 @@
 //! | `content` | reads and writes |
 //! | `descriptor_calls` | opening, duplicating and closing |
 //! | `lock_calls` | locks of flock(2) and fcntl(2) |
+//! | `system_values` | random numbers, and the names of node and kernel |
 //! | `recorded_pipes` | reads of standard input, and of pipes from started programs |
 //! | `waits` | waits for these pipes and programs |
 //! | `unsaved_attributes` | what a checkpoint image lacks |
@@ -142,6 +143,7 @@ mod side_channels;
 mod signal_mask;
 mod spawn_actions;
 mod syscalls;
+mod system_values;
 mod temporary;
 mod trampoline;
 mod trap;

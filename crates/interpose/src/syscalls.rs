@@ -160,6 +160,7 @@ impl Session {
                 }
                 libc::SYS_ioctl => self.device_control(a, b),
                 libc::SYS_getrandom => self.random(a, b, c),
+                libc::SYS_uname => self.system_name(a),
                 libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
                 libc::SYS_exit_group | libc::SYS_exit => {
                     self.check_end(a);

@@ -117,6 +117,7 @@ fn pieces(number: c_long, [a, b, c, d, ..]: [u64; 6]) -> [(u64, u64); 2] {
             return [(b, bytes), (c, bytes)];
         }
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => (b, WORD),
+        libc::SYS_uname => (a, size_of::<libc::utsname>() as u64),
         libc::SYS_wait4 => (b, WORD / 2),
         libc::SYS_waitid => (c, size_of::<libc::siginfo_t>() as u64),
         _ if has_list(number) => (b, c.min(IO_VECTORS_MAX as u64) * 2 * WORD),

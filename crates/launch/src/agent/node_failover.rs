@@ -60,8 +60,6 @@ pub struct NodeFailover {
     pub effects: DurableEffects,
     /// Recorded nondeterminism of ranks that this node is to take over, by rank.
     pub received_recordings: BTreeMap<u32, Rc<RankRecording>>,
-    /// The user has read what a move means for programs that use the name of their host.
-    has_warned_of_host_name: bool,
 }
 
 /// What the failover of nodes below touches in one round of the agent's loop.
@@ -139,9 +137,6 @@ impl FailoverRound<'_> {
         let name = &self.children.all[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
         self.parent.note(text);
-        if let Some(text) = self.failover.host_name_warning(name) {
-            self.parent.note(text);
-        }
         self.failover.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
     }
 
@@ -286,17 +281,6 @@ impl FailoverRound<'_> {
 }
 
 impl NodeFailover {
-    /// The warning, once a job, that ranks which move to the node `to` get another host name there.
-    fn host_name_warning(&mut self, to: &str) -> Option<String> {
-        let is_first = !std::mem::replace(&mut self.has_warned_of_host_name, true);
-        is_first.then(|| {
-            format!(
-                "the name of the host (gethostname, uname) is another one on {to}: if a program \
-                 prints or sends that name, the replay differs there and the job ends"
-            )
-        })
-    }
-
     /// Takes a part of the record of a rank that is to be started here; all parts arrive before the
     /// rank.
     pub fn apply_update(&mut self, update: &RecordingUpdate, parent: &mut ParentAgent) {
@@ -372,18 +356,5 @@ impl NodeFailover {
             supervisor.begin_restore(supervisor.ranks.len() - 1, None, &one.images);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_whose_ranks_move_is_warned_once_of_the_host_name() {
-        let mut failover = NodeFailover::default();
-        let text = failover.host_name_warning("north-2").unwrap();
-        assert!(text.contains("is another one on north-2"), "{text}");
-        assert_eq!(failover.host_name_warning("north-3"), None);
     }
 }
