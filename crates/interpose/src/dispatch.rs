@@ -134,11 +134,16 @@ pub fn resume_dispatch(is_restored: bool) {
 struct QueuedSignal([i32; 32]);
 
 /// Asks a thread to turn dispatch on again.
-pub fn rearm(process: u64, thread: u64) {
+fn rearm(process: u64, thread: u64) {
+    queue_signal(process, thread, REARM);
+}
+
+/// Queues a SIGSYS with this value for a thread.
+pub fn queue_signal(process: u64, thread: u64, value: usize) {
     let mut queued = QueuedSignal([0; 32]);
     queued.0[..3].copy_from_slice(&[libc::SIGSYS, 0, libc::SI_QUEUE]);
     queued.0[4] = process as i32;
-    queued.0[6..8].copy_from_slice(&[REARM as u32 as i32, (REARM >> 32) as i32]);
+    queued.0[6..8].copy_from_slice(&[value as u32 as i32, (value >> 32) as i32]);
     let queued = (&raw const queued).addr() as u64;
     let arguments = [process, thread, libc::SIGSYS as u64, queued, 0, 0];
     // SAFETY: the structure lives until the call returns.

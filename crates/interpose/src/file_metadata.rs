@@ -179,6 +179,11 @@ pub fn link_of(descriptor: u64) -> Name {
     Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
 }
 
+/// Path of the file in proc(5) that names the call in which a thread of this process waits.
+pub fn call_path(thread: u64) -> Name {
+    Name::new(&[b"/proc/self/task/", Digits::of(thread).text(), b"/syscall"])
+}
+
 /// Path of the file in proc(5) that describes what is open at a descriptor.
 pub fn information_path(descriptor: u64) -> Name {
     Name::new(&[b"/proc/self/fdinfo/", Digits::of(descriptor as u32 as u64).text()])

@@ -48,6 +48,7 @@
 //! | `written_bytes` | how much a thread has written |
 //! | `working_directory` | the directory to which relative names refer |
 //! | `descriptor_table` | open files of the recorded thread |
+//! | `thread_gate` | other threads stand still while an image is taken |
 //! | `watched` | threads, handlers and children that are observed |
 //! | `spawn_actions`, `child_programs` | programs that the program starts |
 //! | `process_calls`, `side_channels` | calls on other processes, sockets and queues |
@@ -145,6 +146,7 @@ mod spawn_actions;
 mod syscalls;
 mod system_values;
 mod temporary;
+mod thread_gate;
 mod trampoline;
 mod trap;
 mod unsaved_attributes;

@@ -18,7 +18,8 @@ use libc::{c_long, pthread_attr_t, pthread_t};
 use crate::kernel_calls::kernel;
 use crate::watched::{self, forbid_restart_of, observed};
 use crate::{
-    caller, child_programs, dispatch, real_libc, record_head, restart_refusals, trampoline,
+    caller, child_programs, dispatch, real_libc, record_head, restart_refusals, thread_gate,
+    trampoline,
 };
 
 type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
@@ -138,6 +139,7 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
     }
     let result = kernel(number, arguments);
     if result == 0 {
+        thread_gate::reset();
         let is_own = trampoline::make_own();
         // A child of a child has already mapped the head of the record.
         let is_observed = match observed() {

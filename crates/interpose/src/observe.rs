@@ -152,7 +152,7 @@ fn use_descriptors(number: c_long, arguments: [u64; 6]) {
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
             let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
             let writes = is_shared && c as c_int & libc::PROT_WRITE != 0;
-            if writes { changes(arguments[4]) } else { reads(arguments[4]) }
+            if writes { changes(arguments[4]) } else { maps(arguments[4]) }
         }
         _ => (),
     }
@@ -347,8 +347,24 @@ fn reads(descriptor: u64) {
     uses("reads", descriptor);
 }
 
+/// Reports a mapping by another thread or a handler of the rank: the recorded thread may read the
+/// file there, and no later incarnation compares the file. A child has memory of its own.
+fn maps(descriptor: u64) {
+    reads(descriptor);
+    let Some(head) = watched::head().filter(|_| observed().is_none()) else { return };
+    let since = head.files.since.load(Relaxed) as i64;
+    let descriptor = descriptor as u32 as u64;
+    let Some((_, identity)) = identity_of(descriptor) else { return };
+    with_file(descriptor, |_, path| {
+        if !file_metadata::is_installed(descriptor, path, &identity, since) {
+            forbid_restart("maps", path, "");
+        }
+    });
+}
+
 /// Reports a look at an open file or directory that may change.
 fn examines(descriptor: u64, asked: Asked) {
+    placeholder(descriptor as u32 as u64);
     match identity_of(descriptor as u32 as u64) {
         Some((FileKind::Directory, _)) => (),
         Some((FileKind::File, _)) if asked == Asked::AccessTime => (),

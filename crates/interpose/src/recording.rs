@@ -22,8 +22,8 @@ use crate::record_head::{self, is_owner, is_record};
 use crate::record_lock::{self, RecordGuard, lock_for_call};
 use crate::session::Session;
 use crate::{
-    deadlines, dispatch, new_processes, origin, processes, recorded_pipes, restart_refusals, trap,
-    unsaved_attributes,
+    deadlines, dispatch, new_processes, origin, processes, recorded_pipes, restart_refusals,
+    signal_mask, thread_gate, trap, unsaved_attributes,
 };
 
 /// Environment variables that the node agent sets.
@@ -285,12 +285,18 @@ pub fn quiesce() -> bool {
     if !record_lock::exclude() {
         return false;
     }
-    let is_remembered = unsaved_attributes::remember();
+    // A handler of the program would wait at the gate for this thread.
+    let mask = signal_mask::block_all();
+    let stands = !dispatch::is_installed() || thread_gate::close(Session::has_open);
+    let is_remembered = stands && unsaved_attributes::remember();
     if !is_remembered || records_files() && !while_excluded(Session::quiesce) {
+        thread_gate::open();
         record_lock::readmit();
+        signal_mask::unblock(mask);
         return false;
     }
     dispatch::suspend_dispatch();
+    signal_mask::unblock(mask);
     let place = present.position();
     deadlines::note_image();
     recorded_pipes::note_image();
@@ -361,9 +367,12 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         }
     }
     record_lock::readmit();
+    let mask = signal_mask::block_all();
     if records_files() {
         dispatch::resume_dispatch(!was_same);
     }
+    thread_gate::open();
+    signal_mask::unblock(mask);
     if descriptor == record_head::descriptor() {
         ResumeOutcome::DescriptorKept
     } else {

@@ -22,7 +22,7 @@ use crate::kernel_calls::kernel;
 use crate::messages::{Path, warn};
 use crate::record_lock::{self, RecordGuard};
 use crate::restart_refusals::{self, abort_replay};
-use crate::{change_times, file_metadata, file_status, held_files, origin, record_head};
+use crate::{change_times, file_metadata, file_status, held_files, origin, processes, record_head};
 
 struct TableCell(UnsafeCell<DescriptorTable>);
 // SAFETY: the recorded thread alone uses the table, within one session at a time.
@@ -74,7 +74,7 @@ impl Session {
         // SAFETY: the entry may be out of date when the caller uses it, as is true of any
         // descriptor.
         let table = unsafe { &mut *TABLE.0.get() };
-        table.get(descriptor).is_some_and(|open| !open.is_real && !open.is_quiesced)
+        table.get(descriptor).is_some_and(|open| !open.is_real)
     }
 
     /// Prepares a replaying process for a thread or a child that begins: reopens every open file,
@@ -133,6 +133,11 @@ impl Session {
         record_head::head().into_iter().for_each(origin::compare);
         change_times::forget_devices();
         self.check_restored_maps();
+        let mut has_others = false;
+        processes::each_other_thread(|_, _| has_others = true);
+        if has_others {
+            self.table.share();
+        }
     }
 
     /// Performs and notes a call without effects. `perform` makes the call; `pieces` returns the

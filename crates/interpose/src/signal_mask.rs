@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::kernel_calls::{error, kernel};
 
+const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+
 /// The program's signal mask at the present recorded call.
 static PROGRAM_MASK: AtomicU64 = AtomicU64::new(!0);
 /// Mask within the handler of dispatched calls.
@@ -53,6 +55,19 @@ fn has_interrupting_handler(signal: u32) -> bool {
     let [handler, flags, ..] = action;
     let is_handled = ![libc::SIG_DFL as u64, libc::SIG_IGN as u64].contains(&handler);
     is_handled && flags & libc::SA_RESTART as u64 == 0
+}
+
+/// Blocks every signal in this thread, but that of dispatched calls. Returns the mask of before.
+pub fn block_all() -> u64 {
+    let (all, mut before) = (EVERY_SIGNAL & !SIGSYS_BIT, 0_u64);
+    let (how, place) = (libc::SIG_SETMASK as u64, (&raw const all).addr() as u64);
+    kernel(libc::SYS_rt_sigprocmask, [how, place, (&raw mut before).addr() as u64, 8, 0, 0]);
+    before
+}
+
+/// Sets the mask that [`block_all`] has returned.
+pub fn unblock(mask: u64) {
+    set_mask(mask);
 }
 
 fn pending() -> u64 {

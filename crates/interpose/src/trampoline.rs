@@ -6,21 +6,22 @@
 //! process begins: a function that makes any system call ([`call`]), the return from signal
 //! handlers, and one stub for each call site in the program whose calls are let through. A stub
 //! makes the call with the program's own registers and stack, and jumps back. So signals interrupt
-//! a stub, and children start in it, as if the call had been made at its own site.
+//! a stub, and children start in it, as if the call had been made at its own site. While a
+//! checkpoint image is taken, calls do not return from stubs (`thread_gate`).
 //!
 //! What may never happen: a stub is changed once it was used; memory is writable and executable at
 //! the same addresses.
 
 use std::ffi::{c_int, c_long};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Bytes of one stub; addresses of stubs are multiples of this number.
-const STUB_BYTES: usize = 16;
+const STUB_BYTES: usize = 32;
 /// Number of call sites in a program that have a stub; a C library has some 600. Calls of further
 /// sites are performed by [`call`].
 const STUBS: usize = 4096;
-/// Offset of the first stub, after [`CALL`] and [`RETURN`].
-const FIRST_STUB: usize = 64;
+/// Offset of the first stub, after [`CALL`], [`RETURN`] and [`TAIL`].
+const FIRST_STUB: usize = 192;
 const REGION_BYTES: usize = FIRST_STUB + STUBS * STUB_BYTES;
 
 /// Code of `fn(number, first, …, sixth)` in the C calling convention, which makes a system call.
@@ -42,11 +43,58 @@ const RETURN: [u8; 10] = [
     0xf4, // hlt: never reached
 ];
 const RETURN_AT: usize = 32;
-/// Code of a stub: syscall; jmp [rip + 0]. The address to return to follows.
-const STUB: [u8; 8] = [0x0f, 0x05, 0xff, 0x25, 0x00, 0x00, 0x00, 0x00];
+/// Code of a stub. The address to return to stands in it at [`STUB_TARGET_AT`], and the distance to
+/// the tail at [`STUB_TAIL_AT`].
+const STUB: [u8; 17] = [
+    0x0f, 0x05, // syscall
+    0x48, 0xb9, 0, 0, 0, 0, 0, 0, 0, 0, // mov rcx, address to return to
+    0xe9, 0, 0, 0, 0, // jmp tail
+];
+const STUB_TARGET_AT: usize = 4;
+const STUB_TAIL_AT: usize = 13;
 
-const _: () = assert!(CALL.len() <= RETURN_AT && RETURN_AT + RETURN.len() <= FIRST_STUB);
-const _: () = assert!(STUB.len() + size_of::<usize>() == STUB_BYTES);
+/// Code by which each stub returns, with the address to return to in rcx. It waits while the word
+/// at the address [`GATE_AT`] is not 0 (`thread_gate`). Like the kernel, it changes no register but
+/// rcx and r11, and no flag; it uses memory below the red zone of the stack.
+const TAIL: [u8; 84] = [
+    0x4c, 0x8b, 0x1d, 0x51, 0x00, 0x00, 0x00, // mov r11, [rip + 81]: the address of the word
+    0x45, 0x8b, 0x1b, // mov r11d, [r11]
+    0x4c, 0x87, 0xd9, // xchg rcx, r11
+    0xe3, 0x42, // jrcxz to the last instruction
+    0x48, 0x8d, 0x64, 0x24, 0x80, // lea rsp, [rsp - 128]
+    0x41, 0x53, // push r11
+    0x50, // push rax
+    0x57, // push rdi
+    0x56, // push rsi
+    0x52, // push rdx
+    0x41, 0x52, // push r10
+    0x41, 0x50, // push r8
+    0x41, 0x51, // push r9
+    0x48, 0x89, 0xca, // mov rdx, rcx
+    0x48, 0x8b, 0x3d, 0x2e, 0x00, 0x00, 0x00, // mov rdi, [rip + 46]: the address of the word
+    0xbe, 0x80, 0x00, 0x00, 0x00, // mov esi, FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+    0x41, 0xba, 0x00, 0x00, 0x00, 0x00, // mov r10d, 0
+    0xb8, 0xca, 0x00, 0x00, 0x00, // mov eax, SYS_futex
+    0x0f, 0x05, // syscall
+    0x41, 0x59, // pop r9
+    0x41, 0x58, // pop r8
+    0x41, 0x5a, // pop r10
+    0x5a, // pop rdx
+    0x5e, // pop rsi
+    0x5f, // pop rdi
+    0x58, // pop rax
+    0x59, // pop rcx
+    0x48, 0x8d, 0xa4, 0x24, 0x80, 0x00, 0x00, 0x00, // lea rsp, [rsp + 128]
+    0xeb, 0xaf, // jmp to the first instruction
+    0x41, 0xff, 0xe3, // jmp r11
+];
+const TAIL_AT: usize = 64;
+/// Offset of the address of the word for which the tail waits.
+const GATE_AT: usize = 152;
+
+const _: () = assert!(CALL.len() <= RETURN_AT && RETURN_AT + RETURN.len() <= TAIL_AT);
+const _: () = assert!(TAIL_AT + TAIL.len() <= GATE_AT && GATE_AT + 8 <= FIRST_STUB);
+const _: () = assert!(STUB.len() <= STUB_BYTES);
 
 /// Address at which the region is executable; null before [`open`].
 static REGION: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -58,9 +106,9 @@ static IS_ADDING: AtomicBool = AtomicBool::new(false);
 /// Number of calls that found no free stub.
 static STUBS_EXHAUSTED: AtomicU64 = AtomicU64::new(0);
 
-/// Maps and writes the region. `None`: there is no memory. The only thread calls this function
-/// once.
-pub fn open() -> Option<()> {
+/// Maps and writes the region. `gate`: while this word is not 0, calls that are let through do not
+/// return. `None`: there is no memory. The only thread calls this function once.
+pub fn open(gate: &'static AtomicU32) -> Option<()> {
     // SAFETY: a new memory file, mapped twice.
     unsafe {
         let file = libc::memfd_create(c"landbridge-gate".as_ptr(), libc::MFD_CLOEXEC);
@@ -71,6 +119,8 @@ pub fn open() -> Option<()> {
         let (written, executed) = written.zip(executed)?;
         CALL.as_ptr().copy_to_nonoverlapping(written, CALL.len());
         RETURN.as_ptr().copy_to_nonoverlapping(written.add(RETURN_AT), RETURN.len());
+        TAIL.as_ptr().copy_to_nonoverlapping(written.add(TAIL_AT), TAIL.len());
+        written.add(GATE_AT).cast::<usize>().write_unaligned((&raw const *gate).addr());
         WRITTEN.store(written, Release);
         REGION.store(executed, Release);
     }
@@ -166,12 +216,15 @@ fn add(at: usize, behind: usize) -> Option<usize> {
     }
     let is_free = CALL_SITES[at].load(Relaxed) == 0;
     if is_free {
+        let from = FIRST_STUB + at * STUB_BYTES + STUB.len();
+        let distance = (TAIL_AT as i32 - from as i32).to_ne_bytes();
         let address = behind.to_ne_bytes();
         // SAFETY: the bytes of the stub, which no thread executes before its site is stored.
         unsafe {
             let stub = WRITTEN.load(Relaxed).add(FIRST_STUB + at * STUB_BYTES);
             STUB.as_ptr().copy_to_nonoverlapping(stub, STUB.len());
-            address.as_ptr().copy_to_nonoverlapping(stub.add(STUB.len()), address.len());
+            address.as_ptr().copy_to_nonoverlapping(stub.add(STUB_TARGET_AT), address.len());
+            distance.as_ptr().copy_to_nonoverlapping(stub.add(STUB_TAIL_AT), distance.len());
         }
         CALL_SITES[at].store(behind, Release);
     }

@@ -30,10 +30,11 @@ use crate::dispatch::{
     self, REARM, SIGSYS_BIT, WIDE_STACK_BYTES, new_wide_stack, raw, start_dispatch, unblock,
 };
 use crate::handler_frames::{self, STACK_BYTES};
+use crate::thread_gate::STOP;
 use crate::user_memory::{self, Readable};
 use crate::{
     observe, process_calls, raw_channels, record_head, record_lock, restart_refusals, signal_mask,
-    syscalls, trampoline, unsaved_attributes, watched,
+    syscalls, thread_gate, trampoline, unsaved_attributes, watched,
 };
 
 /// `si_code` of a dispatched call.
@@ -99,7 +100,7 @@ pub fn install() -> bool {
 pub fn install_handler() -> bool {
     // Threads may install it at the same time, and dispatch depends on one trampoline.
     static IS_OPEN: OnceLock<bool> = OnceLock::new();
-    if !IS_OPEN.get_or_init(|| trampoline::open().is_some()) {
+    if !IS_OPEN.get_or_init(|| trampoline::open(&thread_gate::GATE).is_some()) {
         return false;
     }
     // A thread that is asked to turn dispatch on again ([`REARM`]) may wait in the kernel.
@@ -123,9 +124,12 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
     // SAFETY: the kernel hands in both structures, and nothing else refers to them.
     unsafe {
         let context = context.cast::<ucontext_t>();
-        if (*info).si_code == libc::SI_QUEUE && (*info).si_value().sival_ptr.addr() == REARM {
-            dispatch::observe_again();
-            return;
+        if (*info).si_code == libc::SI_QUEUE {
+            match (*info).si_value().sival_ptr.addr() {
+                REARM => return dispatch::observe_again(),
+                STOP => return thread_gate::wait(),
+                _ => (),
+            }
         }
         if (*info).si_code != SYS_USER_DISPATCH {
             return raise_default_sigsys();
@@ -149,7 +153,14 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
         ];
         let mut trapped = TrappedCall { number, arguments, context };
         TRAPS[0].fetch_add(1, Relaxed);
+        let is_recorded = record_head::is_owner();
+        if !is_recorded {
+            thread_gate::enter();
+        }
         let result = trapped.handle();
+        if !is_recorded {
+            thread_gate::leave();
+        }
         let registers = &mut (*context).uc_mcontext.gregs;
         let rip = libc::REG_RIP as usize;
         if let Some(result) = result {

@@ -206,7 +206,7 @@ mod tests {
     fn marked_memory_and_timer_slack_come_back() {
         const BYTES: u64 = 8192;
         let _alone = ATTRIBUTES.lock();
-        assert!(trampoline::open().is_some());
+        assert!(trampoline::open(&crate::thread_gate::GATE).is_some());
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let call = |number, arguments| {
             // SAFETY: memory of this test, and an attribute of this thread.
@@ -244,7 +244,7 @@ mod tests {
     fn processors_and_the_priority_for_disks_come_back() {
         const IDLE: u64 = 3 << 13;
         let _alone = ATTRIBUTES.lock();
-        assert!(trampoline::open().is_some());
+        assert!(trampoline::open(&crate::thread_gate::GATE).is_some());
         let call = |number, arguments| {
             // SAFETY: attributes of this thread.
             unsafe { raw(number, arguments) }

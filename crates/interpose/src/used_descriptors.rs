@@ -22,6 +22,10 @@ pub fn used_descriptors(number: c_long, arguments: [u64; 6]) -> [Option<u64>; 2]
         | libc::SYS_pwritev2
         | libc::SYS_lseek
         | libc::SYS_fstat
+        | libc::SYS_fstatfs
+        | libc::SYS_fgetxattr
+        | libc::SYS_flistxattr
+        | libc::SYS_getdents
         | libc::SYS_getdents64
         | libc::SYS_fchdir
         | libc::SYS_flock
