@@ -7,6 +7,7 @@
 #include <linux/io_uring.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -763,6 +764,94 @@ static void thread_read_act(int step)
     close(again);
 }
 
+/* --- threads-read: two threads use that file all the time, also while images are taken: one waits
+ * between its calls, the other one computes, and opens an installed file itself */
+
+static atomic_int readers_end, wrong_reads;
+static pthread_t readers[2];
+static int readers_file;
+static off_t installed_size;
+
+static void read_once(int file, off_t size)
+{
+    static const char elf[] = {0x7f, 'E', 'L', 'F'};
+    char found[4] = {0};
+    struct stat about = {0};
+    if (pread(file, found, sizeof found, 0) != sizeof found || memcmp(found, elf, sizeof elf))
+        wrong_reads++;
+    if (fstat(file, &about) || about.st_size != size)
+        wrong_reads++;
+}
+
+static void *read_and_wait(void *size)
+{
+    while (!readers_end) {
+        read_once(readers_file, (off_t)(intptr_t)size);
+        usleep(1000);
+    }
+    return NULL;
+}
+
+static void *read_and_compute(void *size)
+{
+    while (!readers_end) {
+        int own = open("/usr/bin/env", O_RDONLY);
+        read_once(own, installed_size);
+        read_once(readers_file, (off_t)(intptr_t)size);
+        close(own);
+        for (volatile int count = 0; count < 300000; count++)
+            ;
+        usleep(1000);
+    }
+    return NULL;
+}
+
+static void readers_begin(void)
+{
+    struct stat about;
+    EXPECT_OK(stat("/usr/bin/env", &about));
+    installed_size = about.st_size;
+    EXPECT_OK(readers_file = open(program, O_RDONLY));
+    EXPECT_OK(fstat(readers_file, &about));
+    void *size = (void *)(intptr_t)about.st_size;
+    EXPECT_SAME(pthread_create(&readers[0], NULL, read_and_wait, size), 0);
+    EXPECT_SAME(pthread_create(&readers[1], NULL, read_and_compute, size), 0);
+}
+
+static void readers_act(int step)
+{
+    (void)step;
+    EXPECT_SAME(wrong_reads, 0);
+}
+
+static void readers_finish(void)
+{
+    readers_end = 1;
+    for (int at = 0; at < 2; at++)
+        EXPECT_SAME(pthread_join(readers[at], NULL), 0);
+    EXPECT_SAME(wrong_reads, 0);
+    EXPECT_OK(close(readers_file));
+}
+
+/* --- thread-map: another thread maps that file, which is read after others may have changed it */
+
+static void *map_in_thread(void *unused)
+{
+    (void)unused;
+    return mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, row_file, 0);
+}
+
+static void thread_map_act(int step)
+{
+    pthread_t other;
+    void *found = NULL;
+    (void)step;
+    EXPECT_SAME(pthread_create(&other, NULL, map_in_thread, NULL), 0);
+    EXPECT_SAME(pthread_join(other, &found), 0);
+    EXPECT_SAME(memcmp(found, "\177ELF", 4), 0);
+    munmap(found, 4096);
+}
+
 /* --- grandchild: a child of a child appends to a file of the rank */
 
 static void grandchild_act(int step)
@@ -1506,6 +1595,8 @@ static const struct row rows[] = {
     {"static-main", NULL, static_main_act, static_main_look, NULL},
     {"directory", directory_begin, directory_act, NULL, NULL},
     {"thread-read", position_begin, thread_read_act, NULL, file_end},
+    {"threads-read", readers_begin, readers_act, NULL, readers_finish},
+    {"thread-map", position_begin, thread_map_act, NULL, file_end},
     {"grandchild", NULL, grandchild_act, child_look, NULL},
     {"child-look", NULL, child_look_act, flag_look, NULL},
     {"thread-way", file_begin, thread_way_act, NULL, file_end},
