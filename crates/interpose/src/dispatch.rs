@@ -134,7 +134,7 @@ pub fn resume_dispatch(is_restored: bool) {
 struct QueuedSignal([i32; 32]);
 
 /// Asks a thread to turn dispatch on again.
-fn rearm(process: u64, thread: u64) {
+pub fn rearm(process: u64, thread: u64) {
     queue_signal(process, thread, REARM);
 }
 

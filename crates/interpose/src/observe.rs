@@ -30,7 +30,8 @@ use crate::watched::{
     is_replaying, observed, with_file,
 };
 use crate::{
-    child_programs, content, mapping_calls, process_calls, side_channels, used_descriptors,
+    child_programs, content, mapping_calls, process_calls, side_channels, system_values,
+    used_descriptors,
 };
 
 /// What follows the name of a file of proc(5) in a report.
@@ -89,6 +90,7 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_openat => open(a, b, c),
             // `struct open_how` begins with the flags.
             libc::SYS_openat2 => open(a, b, (c as *const u64).read_unaligned()),
+            libc::SYS_uname => return system_values::system_name(a),
             libc::SYS_io_uring_setup | libc::SYS_io_setup => {
                 return Some(-i64::from(libc::ENOSYS));
             }

@@ -240,7 +240,9 @@ fn record_calls(head: &RecordHead) {
     }
     recorded_pipes::note_begin();
     if let Some(guard) = lock_for_call() {
-        Session::new(guard).adopt();
+        let mut session = Session::new(guard);
+        session.record_names();
+        session.adopt();
     }
 }
 

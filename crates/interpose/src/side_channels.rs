@@ -11,7 +11,7 @@
 //! What may never happen: a process outside the job gets data twice without a log line that says
 //! so.
 
-use landbridge_proto::nondeterminism::RecordHead;
+use landbridge_proto::nondeterminism::{UNSAVED_KEYS, UNSAVED_SEMAPHORE};
 use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -233,10 +233,13 @@ fn log_line(from: usize, function: &'static real_libc::NextSymbol) -> usize {
 pub fn check(number: c_long, arguments: [u64; 6]) {
     let [first, second, ..] = arguments;
     match number {
+        libc::SYS_pkey_alloc | libc::SYS_pkey_mprotect => {
+            record_head::head().into_iter().for_each(|head| head.note_unsaved(UNSAVED_KEYS));
+        }
         libc::SYS_eventfd2 => {
             let is_semaphore = second as c_int & libc::EFD_SEMAPHORE != 0;
             let head = record_head::head().filter(|_| is_semaphore);
-            head.into_iter().for_each(RecordHead::note_semaphore);
+            head.into_iter().for_each(|head| head.note_unsaved(UNSAVED_SEMAPHORE));
         }
         libc::SYS_inotify_init | libc::SYS_inotify_init1 | libc::SYS_fanotify_init => {
             watched::forbid_restart_of(format_args!(

@@ -19,7 +19,7 @@ use crate::session::Session;
 use crate::used_descriptors::{begins_with_descriptor, used_descriptors};
 use crate::{
     child_programs, file_size_limit, mapping_calls, new_processes, process_calls, record_lock,
-    side_channels, watched,
+    side_channels, system_values, watched,
 };
 
 /// Handles a system call of the recorded thread.
@@ -160,7 +160,7 @@ impl Session {
                 }
                 libc::SYS_ioctl => self.device_control(a, b),
                 libc::SYS_getrandom => self.random(a, b, c),
-                libc::SYS_uname => self.system_name(a),
+                libc::SYS_uname => system_values::system_name(a),
                 libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
                 libc::SYS_exit_group | libc::SYS_exit => {
                     self.check_end(a);

@@ -3,10 +3,13 @@
 //! gethostname(3) is made.
 //!
 //! In: arguments of such a call. Out: the kernel's answer, noted in the record, or the answer from
-//! the record. A process that goes on on another node gets the name of that node from the first
-//! call on that no earlier incarnation has made.
+//! the record. The names are noted once, as the program begins: a process that goes on on another
+//! node keeps the names of the first one, so that it does what it would have done there.
 //!
 //! What may never happen: two incarnations get different answers to the same call.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 
 use landbridge_proto::nondeterminism::RandomSource;
 
@@ -30,20 +33,41 @@ impl Session {
         Some(record_lock::outcome_of(drawn))
     }
 
-    /// Handles `uname`.
-    ///
-    /// # Safety
-    /// The argument is that of the call.
-    pub unsafe fn system_name(&mut self, into: u64) -> Option<i64> {
-        // SAFETY: the program's structure.
-        let room = unsafe { bytes(into, size_of::<libc::utsname>()) };
+    /// Records the names of the node and of its kernel, as the program begins.
+    pub fn record_names(&mut self) {
+        let mut names = [0; NAME_BYTES];
         let call = call_of(libc::SYS_uname, [0; 5], &[]);
-        if !self.is_live() {
-            let about = CallDescription::Path("uname", &[]);
-            return Some(self.replay(call, about, &mut [room]));
+        if self.is_live() {
+            let room = names.as_mut_ptr().addr() as u64;
+            let result = kernel(libc::SYS_uname, [room, 0, 0, 0, 0, 0]);
+            self.note(call, result, &[&names]);
+        } else {
+            self.replay(call, CallDescription::Path("uname", &[]), &mut [&mut names]);
         }
-        let result = kernel(libc::SYS_uname, [into, 0, 0, 0, 0, 0]);
-        self.note(call, result, &[room]);
-        Some(result)
+        // SAFETY: the process has one thread, and no other code uses the names yet.
+        unsafe { *NAMES.0.get() = names };
+        HAS_NAMES.store(true, Release);
     }
+}
+
+/// Bytes of the names (`struct new_utsname`).
+const NAME_BYTES: usize = size_of::<libc::utsname>();
+
+struct Names(UnsafeCell<[u8; NAME_BYTES]>);
+// SAFETY: written once, before `HAS_NAMES`.
+unsafe impl Sync for Names {}
+static NAMES: Names = Names(UnsafeCell::new([0; NAME_BYTES]));
+static HAS_NAMES: AtomicBool = AtomicBool::new(false);
+
+/// Handles `uname` of any thread of the process. `None`: the call is let through.
+///
+/// # Safety
+/// The argument is that of the call.
+pub unsafe fn system_name(into: u64) -> Option<i64> {
+    if !HAS_NAMES.load(Acquire) {
+        return None;
+    }
+    // SAFETY: the program's structure; the names do not change any more.
+    unsafe { bytes(into, NAME_BYTES).copy_from_slice(&*NAMES.0.get()) };
+    Some(0)
 }

@@ -1,7 +1,8 @@
 //! Attributes of this process that CRIU does not save in a checkpoint image: memory that is empty
 //! in children (madvise(2), `MADV_WIPEONFORK`), the processors on which threads may run
-//! (sched_setaffinity(2)), and of the main thread the priority for disks (ioprio_set(2)), the slack
-//! of timers and the policy for failing memory (prctl(2)).
+//! (sched_setaffinity(2)), personality(2), and of the main thread the memory policy
+//! (set_mempolicy(2)), the priority for disks (ioprio_set(2)), the slack of timers and the policy
+//! for failing memory (prctl(2)).
 //!
 //! In: calls that set them; the moment before an image is taken, and the moment after a process was
 //! restored from it. Out: the same attributes as before. What may never happen: a restored process
@@ -55,6 +56,16 @@ static DISK_PRIORITY: AtomicU64 = AtomicU64::new(0);
 static MEMORY_FAULT_POLICY: AtomicU64 = AtomicU64::new(DEFAULT_POLICY);
 const DEFAULT_POLICY: u64 = libc::PR_MCE_KILL_DEFAULT as u64;
 
+/// The execution domain (personality(2)) when the last image was taken.
+static PERSONA: AtomicU64 = AtomicU64::new(0);
+const ASK_FOR_PERSONA: u64 = 0xffff_ffff;
+
+/// Memory policy of the main thread (set_mempolicy(2)) when the last image was taken: mode (0: the
+/// default), and nodes.
+static MEMORY_POLICY: AtomicU64 = AtomicU64::new(0);
+static MEMORY_NODES: [AtomicU64; SET_WORDS] = [const { AtomicU64::new(0) }; SET_WORDS];
+const NODES_MAX: u64 = 64 * SET_WORDS as u64;
+
 struct PinnedThread {
     id: AtomicU64,
     processors: [AtomicU64; SET_WORDS],
@@ -87,10 +98,31 @@ pub fn remember() -> bool {
     TIMER_SLACK.store(u64::try_from(slack).unwrap_or(0), Relaxed);
     let policy = kernel(libc::SYS_prctl, [libc::PR_MCE_KILL_GET as u64, 0, 0, 0, 0, 0]);
     MEMORY_FAULT_POLICY.store(u64::try_from(policy).unwrap_or(DEFAULT_POLICY), Relaxed);
+    let persona = kernel(libc::SYS_personality, [ASK_FOR_PERSONA, 0, 0, 0, 0, 0]);
+    PERSONA.store(u64::try_from(persona).unwrap_or(0), Relaxed);
+    remember_memory_policy();
     let priority = kernel(libc::SYS_ioprio_get, [IOPRIO_WHO_PROCESS, 0, 0, 0, 0, 0]);
     DISK_PRIORITY.store(u64::try_from(priority).unwrap_or(0), Relaxed);
     (!HAS_MARKED.load(Relaxed) || remember_ranges())
         && (!HAS_PINNED.load(Relaxed) || remember_processors())
+}
+
+/// On a system without NUMA there is no such call, and nothing to remember.
+fn remember_memory_policy() {
+    let (mut mode, mut nodes) = (0_i32, [0_u64; SET_WORDS]);
+    let (place, room) = ((&raw mut mode).addr() as u64, nodes.as_mut_ptr().addr() as u64);
+    let result = kernel(libc::SYS_get_mempolicy, [place, room, NODES_MAX, 0, 0, 0]);
+    MEMORY_POLICY.store(if result == 0 { mode as u64 } else { 0 }, Relaxed);
+    MEMORY_NODES.iter().zip(nodes).for_each(|(place, word)| place.store(word, Relaxed));
+}
+
+fn restore_memory_policy() {
+    let mode = MEMORY_POLICY.load(Relaxed);
+    let nodes: [u64; SET_WORDS] = std::array::from_fn(|at| MEMORY_NODES[at].load(Relaxed));
+    if mode != 0 {
+        let room = nodes.as_ptr().addr() as u64;
+        kernel(libc::SYS_set_mempolicy, [mode, room, NODES_MAX, 0, 0, 0]);
+    }
 }
 
 /// False: too many threads have processors of their own.
@@ -178,6 +210,8 @@ pub fn restore() {
     if slack != 0 {
         kernel(libc::SYS_prctl, [libc::PR_SET_TIMERSLACK as u64, slack, 0, 0, 0, 0]);
     }
+    kernel(libc::SYS_personality, [PERSONA.load(Relaxed), 0, 0, 0, 0, 0]);
+    restore_memory_policy();
     let policy = MEMORY_FAULT_POLICY.load(Relaxed);
     if policy != DEFAULT_POLICY {
         let set = libc::PR_MCE_KILL_SET as u64;

@@ -80,9 +80,12 @@ pub const HELD_AT: usize = offset_of!(RecordHead, held);
 pub const LAST_WRITTEN_AT: usize = offset_of!(RecordHead, last_written);
 /// See [`LAST_WRITTEN_AT`].
 pub const UNKNOWN_WRITTEN: u64 = u64::MAX;
-/// Offset of `semaphores` in the record: eight bytes, not 0 if the process has made an eventfd with
-/// EFD_SEMAPHORE.
-pub const SEMAPHORES_AT: usize = offset_of!(RecordHead, semaphores);
+/// Offset of `unsaved` in the record: eight bytes, [`UNSAVED_SEMAPHORE`] and [`UNSAVED_KEYS`].
+pub const UNSAVED_AT: usize = offset_of!(RecordHead, unsaved);
+/// The process has made an eventfd with EFD_SEMAPHORE.
+pub const UNSAVED_SEMAPHORE: u64 = 1;
+/// The process has protection keys (pkeys(7)).
+pub const UNSAVED_KEYS: u64 = 2;
 /// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 
@@ -123,9 +126,8 @@ pub struct RecordHead {
     /// Random bits of the agent's socket name, see [`HELD_AT`]. The agent that has started the
     /// present process writes these bits, so a checkpoint image does not contain them.
     held: [AtomicU64; 2],
-    /// Not 0: the process has made an eventfd that is a semaphore, which no checkpoint image
-    /// restores.
-    semaphores: AtomicU64,
+    /// What the process uses that no checkpoint image restores, see [`UNSAVED_AT`].
+    unsaved: AtomicU64,
     /// What the process that announced the last effect had written, see [`LAST_WRITTEN_AT`].
     last_written: AtomicU64,
     /// Time at which the present incarnation had replayed everything, in nanoseconds by the clock
@@ -244,9 +246,9 @@ impl RecordHead {
         self.durable_effects.load(Relaxed) != 0
     }
 
-    /// Notes that the process has made an eventfd that is a semaphore.
-    pub fn note_semaphore(&self) {
-        self.semaphores.store(1, Relaxed);
+    /// Notes that the process uses what no checkpoint image restores.
+    pub fn note_unsaved(&self, what: u64) {
+        self.unsaved.fetch_or(what, Relaxed);
     }
 
     /// Name of the socket under which the agent holds open files for the process, if an agent does.

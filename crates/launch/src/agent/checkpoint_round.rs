@@ -175,10 +175,9 @@ impl CheckpointRound<'_> {
                     self.resume_beside_child(child)?;
                     return Ok(CheckpointStep::Nothing);
                 }
-                let has_made_semaphores =
-                    rank.recording.as_ref().is_some_and(|it| it.has_made_semaphores());
-                if let Some(what) = unrestorable(rank.pid, has_made_semaphores) {
-                    self.resume_with_open(what)?;
+                let unsaved = rank.recording.as_ref().map_or(0, |it| it.unsaved());
+                if let Some(what) = unrestorable(rank.pid, unsaved) {
+                    self.resume_without_image(what)?;
                     return Ok(CheckpointStep::Nothing);
                 }
                 return Ok(CheckpointStep::Quiesced(word));
@@ -203,8 +202,8 @@ impl CheckpointRound<'_> {
         Ok(())
     }
 
-    /// Lets the rank resume without an image, because it has this open.
-    fn resume_with_open(&mut self, what: &str) -> Result<()> {
+    /// Lets the rank resume without an image, because it has or uses this.
+    fn resume_without_image(&mut self, what: &str) -> Result<()> {
         self.resume()?;
         let scheduler = self.rank.scheduler.as_mut();
         let notice = scheduler.and_then(|scheduler| scheduler.wait_for_close(what));

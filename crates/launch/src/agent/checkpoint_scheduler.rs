@@ -593,7 +593,7 @@ impl CheckpointScheduler {
         self.schedule_next();
         let is_reported = std::mem::replace(&mut self.notices.is_unrestorable_reported, true);
         (std::mem::take(&mut self.notices.is_user_waiting) || !is_reported)
-            .then(|| format!("has no checkpoint while it has {what} open"))
+            .then(|| format!("has no checkpoint while it {what}"))
     }
 
     /// Notes that the rank must not be restarted for this reason, so that an image would be of no

@@ -18,6 +18,7 @@ use super::parent_agent::ParentAgent;
 use super::rank::LocalRank;
 use super::rank_recording::RankRecording;
 use crate::control::Message;
+use crate::ending::Ending;
 
 /// Requests of ranks that the agent above has not acknowledged yet, in the order of their serials.
 #[derive(Default)]
@@ -51,10 +52,14 @@ impl DurableEffects {
         parent.send(&Message::MakeDurable { rank: rank.rank, serial });
     }
 
-    /// Drops what is held for a rank that has ended and is not restarted.
+    /// Drops what is held for a rank that has ended and is not restarted. A failed rank keeps its
+    /// locks until the agent ends: the job is ending, and no other rank may enter what these locks
+    /// guard.
     pub fn release(&mut self, rank: &LocalRank) {
         let Some(recording) = &rank.recording else { return };
-        recording.held_files().into_iter().for_each(HeldFiles::clear);
+        if rank.ending == Some(Ending::Exited(0)) {
+            recording.held_files().into_iter().for_each(HeldFiles::clear);
+        }
         self.forget(recording);
     }
 

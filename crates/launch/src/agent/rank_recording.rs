@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use landbridge_proto::nondeterminism::{
     BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS, FULL_AT, HELD_AT,
     INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES,
-    POLLS_AT, RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT, SEMAPHORES_AT, UNKNOWN_WRITTEN,
+    POLLS_AT, RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT, UNKNOWN_WRITTEN, UNSAVED_AT,
 };
 use landbridge_proto::recent_determinants::{
     DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
@@ -196,9 +196,9 @@ impl RankRecording {
         self.words(BASE_AT) == Some([0])
     }
 
-    /// Whether the rank has made an eventfd that is a semaphore.
-    pub fn has_made_semaphores(&self) -> bool {
-        self.words(SEMAPHORES_AT) != Some([0])
+    /// What the rank uses that no image restores ([`UNSAVED_AT`]).
+    pub fn unsaved(&self) -> u64 {
+        self.words(UNSAVED_AT).map_or(!0, |[unsaved]| unsaved)
     }
 
     /// Asks the rank to quiesce for its checkpoint image of this number.

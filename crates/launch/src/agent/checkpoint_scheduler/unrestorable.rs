@@ -1,17 +1,24 @@
-//! What a process has open that CRIU restores as something else, without an error.
+//! What a process has that CRIU restores as something else, without an error.
 //!
 //! An image does not contain the flag EFD_SEMAPHORE of eventfd(2): after a restore, a read takes
-//! the whole count instead of 1. In: the process, which stands still. Out: what is open, as the
-//! user reads it. The kernel shows the flag since Linux 6.5; on an older one every eventfd counts,
-//! once the process has made one with that flag.
+//! the whole count instead of 1. The kernel shows the flag since Linux 6.5; on an older one every
+//! eventfd counts, once the process has made one with that flag. Nor does an image contain the
+//! protection keys of a process (pkeys(7)): what they protect could be written after a restore.
 //!
-//! What may never happen: a process gets an image while it has such a descriptor.
+//! In: the process, which stands still, and what its record says. Out: what it has or uses, as the
+//! user reads it. What may never happen: such a process gets an image.
 
 use std::fs;
 use std::path::Path;
 
-/// What the process has open that no image restores.
-pub fn unrestorable(pid: u32, has_made_semaphores: bool) -> Option<&'static str> {
+use landbridge_proto::nondeterminism::{UNSAVED_KEYS, UNSAVED_SEMAPHORE};
+
+/// What the process has or uses that no image restores. `unsaved`: what its record says of that.
+pub fn unrestorable(pid: u32, unsaved: u64) -> Option<&'static str> {
+    if unsaved & UNSAVED_KEYS != 0 {
+        return Some("uses protection keys (pkey_alloc)");
+    }
+    let has_made_semaphores = unsaved & UNSAVED_SEMAPHORE != 0;
     let folder = Path::new("/proc").join(pid.to_string());
     let open = fs::read_dir(folder.join("fd")).ok()?;
     let is_semaphore = |number: &std::ffi::OsStr| {
@@ -21,7 +28,7 @@ pub fn unrestorable(pid: u32, has_made_semaphores: bool) -> Option<&'static str>
             && information().is_ok_and(|text| shows_semaphore(&text).unwrap_or(has_made_semaphores))
     };
     let has_semaphore = open.flatten().any(|entry| is_semaphore(&entry.file_name()));
-    has_semaphore.then_some("an eventfd with EFD_SEMAPHORE")
+    has_semaphore.then_some("has an eventfd with EFD_SEMAPHORE open")
 }
 
 /// Whether a text of proc_pid_fdinfo(5) is that of a semaphore. `None`: the kernel does not say.
@@ -45,11 +52,13 @@ mod tests {
     fn only_an_eventfd_that_is_a_semaphore_prevents_an_image() {
         let own = std::process::id();
         let _plain = eventfd(0);
-        assert_eq!(unrestorable(own, false), None);
+        assert_eq!(unrestorable(own, 0), None);
         let semaphore = eventfd(libc::EFD_SEMAPHORE);
-        assert_eq!(unrestorable(own, true), Some("an eventfd with EFD_SEMAPHORE"));
+        let text = "has an eventfd with EFD_SEMAPHORE open";
+        assert_eq!(unrestorable(own, UNSAVED_SEMAPHORE), Some(text));
         drop(semaphore);
-        assert_eq!(unrestorable(own, false), None);
+        assert_eq!(unrestorable(own, 0), None);
+        assert_eq!(unrestorable(own, UNSAVED_KEYS), Some("uses protection keys (pkey_alloc)"));
     }
 
     #[test]
