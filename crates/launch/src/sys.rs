@@ -298,6 +298,19 @@ pub fn kill_group(pid: u32, signal: i32) {
     }
 }
 
+/// Kills the process group led by `pid`, and waits for at most `limit` until none of its processes
+/// is left, not even as a zombie that is a child of this process: then the number is free as a
+/// process id.
+pub fn end_group(pid: u32, limit: Duration) {
+    let Ok(group) = i32::try_from(pid) else { return };
+    let deadline = Instant::now() + limit;
+    // SAFETY: the calls send a signal and reap children, and touch no memory.
+    while unsafe { libc::kill(-group, libc::SIGKILL) } == 0 && Instant::now() < deadline {
+        while unsafe { libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Every living descendant of this process, except the processes `spared` and their descendants.
 pub fn descendants(spared: &[u32]) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -616,6 +629,15 @@ mod tests {
         assert!(all_run(other), "it has nothing to do with that");
         assert!(end_session(other, &[], Duration::from_secs(60)));
         assert!(end_session(other, &[], Duration::ZERO), "there is none of this number");
+        let group = start();
+        while !all_run(group) {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        end_group(group, Duration::from_secs(60));
+        // SAFETY: the call asks whether the group is there.
+        assert_ne!(unsafe { libc::kill(-(group as i32), 0) }, 0, "the group has ended");
+        end_session(group, &[], Duration::from_secs(60));
         // SAFETY: as in `adopt_orphans`.
         check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0) }).unwrap();
     }

@@ -38,6 +38,9 @@ use crate::mpi;
 use crate::restart::{self, Decision, GiveUpReason, RestartLimits};
 use crate::sys;
 
+/// Longest wait until the processes that a killed rank has started are gone.
+const GROUP_WAIT_MAX: Duration = Duration::from_millis(500);
+
 /// Interval of reports about the replay progress of ranks.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -310,8 +313,9 @@ impl RankSupervisor {
         if !self.decide_restart(index, ending, parent) {
             return false;
         }
-        // Processes that the ended process has started would repeat their work.
-        sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
+        // Processes that the ended process has started would repeat their work, and as long as one
+        // is there the process id is not free.
+        sys::end_group(self.ranks[index].pid, GROUP_WAIT_MAX);
         // The ended process may not have removed the name of its shared memory, which its next
         // incarnation uses as well.
         processes.remove_files_of(&self.ranks[index]);
