@@ -304,9 +304,16 @@ pub fn kill_group(pid: u32, signal: i32) {
 pub fn end_group(pid: u32, limit: Duration) {
     let Ok(group) = i32::try_from(pid) else { return };
     let deadline = Instant::now() + limit;
-    // SAFETY: the calls send a signal and reap children, and touch no memory.
-    while unsafe { libc::kill(-group, libc::SIGKILL) } == 0 && Instant::now() < deadline {
-        while unsafe { libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+    let kill = || {
+        // SAFETY: the call sends a signal and touches no memory.
+        unsafe { libc::kill(-group, libc::SIGKILL) == 0 }
+    };
+    let reap = || {
+        // SAFETY: the call reaps a child and touches no memory.
+        unsafe { libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) > 0 }
+    };
+    while kill() && Instant::now() < deadline {
+        while reap() {}
         std::thread::sleep(Duration::from_millis(1));
     }
 }
