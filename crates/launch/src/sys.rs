@@ -290,29 +290,22 @@ pub fn kill(pid: u32, signal: i32) {
     }
 }
 
-/// Sends `signal` to the process group led by `pid`.
-pub fn kill_group(pid: u32, signal: i32) {
-    if let Ok(pid) = i32::try_from(pid) {
+/// Sends `signal` to the process group led by `pid`. False: there is no such group.
+pub fn kill_group(pid: u32, signal: i32) -> bool {
+    i32::try_from(pid).is_ok_and(|pid| {
         // SAFETY: the call sends a signal and touches no memory.
-        unsafe { libc::kill(-pid, signal) };
-    }
+        unsafe { libc::kill(-pid, signal) == 0 }
+    })
 }
 
 /// Kills the process group led by `pid`, and waits for at most `limit` until none of its processes
 /// is left, not even as a zombie that is a child of this process: then the number is free as a
 /// process id.
 pub fn end_group(pid: u32, limit: Duration) {
-    let Ok(group) = i32::try_from(pid) else { return };
     let deadline = Instant::now() + limit;
-    let kill = || {
-        // SAFETY: the call sends a signal and touches no memory.
-        unsafe { libc::kill(-group, libc::SIGKILL) == 0 }
-    };
-    let reap = || {
-        // SAFETY: the call reaps a child and touches no memory.
-        unsafe { libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) > 0 }
-    };
-    while kill() && Instant::now() < deadline {
+    // SAFETY: the call reaps a child and touches no memory.
+    let reap = || unsafe { libc::waitpid(-(pid as i32), std::ptr::null_mut(), libc::WNOHANG) > 0 };
+    while kill_group(pid, libc::SIGKILL) && Instant::now() < deadline {
         while reap() {}
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -642,8 +635,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         end_group(group, Duration::from_secs(60));
-        // SAFETY: the call asks whether the group is there.
-        assert_ne!(unsafe { libc::kill(-(group as i32), 0) }, 0, "the group has ended");
+        assert!(!kill_group(group, 0), "the group has ended");
         end_session(group, &[], Duration::from_secs(60));
         // SAFETY: as in `adopt_orphans`.
         check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0) }).unwrap();

@@ -235,7 +235,7 @@ impl ProcessManager {
             children.all[child].process.stream.send(&Message::Revoke { group: number });
         }
         let own = ranks.iter().filter(|rank| rank.group == number && rank.ending.is_none());
-        own.for_each(|rank| sys::kill_group(rank.pid, libc::SIGKILL));
+        own.for_each(|rank| _ = sys::kill_group(rank.pid, libc::SIGKILL));
     }
 
     /// Drops groups of which no process is left on this node or below, because a job may spawn
