@@ -547,18 +547,23 @@ static void exclusive_act(int step)
 /* --- flock, fcntl-lock, range-locks: all ranks add to a counter under a lock, which is held for some
  * milliseconds */
 
-static void count_up(int step, int is_flock)
+static void add_one(int step, int reader, int writer)
 {
     uint32_t count = 0;
+    ssize_t got = pread(reader, &count, sizeof count, 0);
+    expect(got == (step || got ? (ssize_t)sizeof count : 0), "%zd bytes of the counter", got);
+    compute(4);
+    count++;
+    EXPECT_SAME(pwrite(writer, &count, sizeof count, 0), sizeof count);
+}
+
+static void count_up(int step, int is_flock)
+{
     int file = open(path("of", 0), O_RDWR | O_CREAT, 0644);
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     EXPECT_OK(file);
     EXPECT_OK(is_flock ? flock(file, LOCK_EX) : fcntl(file, F_SETLKW, &whole));
-    ssize_t got = pread(file, &count, sizeof count, 0);
-    expect(got == (step || got ? (ssize_t)sizeof count : 0), "%zd bytes of the counter", got);
-    compute(4);
-    count++;
-    EXPECT_SAME(pwrite(file, &count, sizeof count, 0), sizeof count);
+    add_one(step, file, file);
     whole.l_type = F_UNLCK;
     EXPECT_OK(is_flock ? flock(file, LOCK_UN) : fcntl(file, F_SETLK, &whole));
     EXPECT_OK(close(file));
@@ -572,7 +577,6 @@ static void fcntl_act(int step) { count_up(step, 0); }
 static void ranges_act(int step)
 {
     struct flock range = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
-    uint32_t count = 0;
     int file = open(path("of", 0), O_RDWR | O_CREAT, 0644), reader, writer;
     EXPECT_OK(file);
     EXPECT_OK(close(file));
@@ -580,13 +584,9 @@ static void ranges_act(int step)
     for (range.l_start = 100 * (rank + 1); range.l_start < 100 * (rank + 1) + 40; range.l_start += 4)
         EXPECT_OK(fcntl(reader, F_SETLK, &range));
     EXPECT_OK(writer = open(path("of", 0), O_RDWR));
-    range = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = sizeof count};
+    range = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = sizeof(uint32_t)};
     EXPECT_OK(fcntl(writer, F_SETLKW, &range));
-    ssize_t got = pread(reader, &count, sizeof count, 0);
-    expect(got == (step || got ? (ssize_t)sizeof count : 0), "%zd bytes of the counter", got);
-    compute(4);
-    count++;
-    EXPECT_SAME(pwrite(writer, &count, sizeof count, 0), sizeof count);
+    add_one(step, reader, writer);
     range.l_type = F_UNLCK;
     EXPECT_OK(fcntl(reader, F_SETLK, &range));
     EXPECT_OK(close(writer));
