@@ -28,6 +28,8 @@ def main() -> int:
         intel(checks, ranks)
         open_mpi(checks, ranks)
         debian_open_mpi(checks, ranks)
+    other_transports(checks)
+    sockets(checks)
     partings(checks)
     windows(checks)
     return checks.end()
@@ -45,6 +47,44 @@ def mpich(checks, ranks):
     job(checks, f"MPICH, landbridge run, two clusters, {ranks}", [*two, *program])
     own = [options.venvs / "mpich" / "bin" / "mpiexec", "-n", ranks, *program]
     job(checks, f"MPICH, mpiexec, {ranks}", own, common.settings(options, "mpich"))
+
+
+def other_transports(checks):
+    """The environment chooses another transport, as module files do: messages pass by ours, also
+    between two clusters, and the launcher says so."""
+    options, two = checks.options, ("--clusters", "2")
+    tcp = {"FI_PROVIDER": "tcp"}
+    for library, program, chosen in [
+        ("MPICH", "mpich", tcp | {"MPIR_CVAR_CH4_NETMOD": "ucx"}),
+        ("Intel MPI", "impi", intel_root(options) | tcp | {"I_MPI_OFI_PROVIDER": "tcp", "I_MPI_FABRICS": "shm:tcp"}),
+    ]:
+        command = [*common.landbridge_run(options, 4, *two), common.python(options, program), BASICS]
+        job(checks, f"{library}, FI_PROVIDER=tcp, two clusters, 4", command, chosen, says="ranks get FI_PROVIDER=landbridge")
+
+
+SOCKETS = """
+import os, re
+from mpi4py import MPI
+MPI.COMM_WORLD.barrier()
+links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{name}")]
+own = {link[8:-1] for link in links if link.startswith("socket:[")}
+rows = [line.split() for name in ("tcp", "tcp6", "udp", "udp6") for line in open(f"/proc/self/net/{name}")]
+print(*(f"socket: {row[1].partition(':')[0]}" for row in rows if row[9:] and row[9] in own), sep=chr(10), flush=True)
+MPI.COMM_WORLD.barrier()
+"""
+
+
+def sockets(checks):
+    """The ranks of a job of one host have no socket at another address than the loopback's."""
+    name, options = "sockets of the ranks of one host", checks.options
+    if not checks.wants(name):
+        return
+    for path in ("tcp", "shm,tcp"):
+        command = [*common.landbridge_run(options, 2), common.python(options), "-c", SOCKETS]
+        finished = common.run(options, command, {"LANDBRIDGE_PATHS": path})
+        told = common.values(finished.output, "socket")
+        is_ok = finished.ok and len(told) >= 2 and set(told) == {"0100007F"}
+        checks.check(f"{name}, {path}", is_ok, f"{len(told)} sockets at {set(told)}", finished.output)
 
 
 WINDOWS = str(common.PROGRAMS / "windows.py")
@@ -141,8 +181,9 @@ def debian_open_mpi(checks, ranks):
         job(checks, name, command, common.settings(checks.options, "openmpi"))
 
 
-def job(checks, name, command, environment=None):
-    """Runs a job, and determines which processes Landbridge's provider served."""
+def job(checks, name, command, environment=None, says=""):
+    """Runs a job, and determines which processes Landbridge's provider served. `says`: words that
+    the job must print."""
     if not checks.wants(name):
         return
     ranks = int(re.search(r"(\d+)$", name)[1])
@@ -152,7 +193,7 @@ def job(checks, name, command, environment=None):
     served, paths = served_by_us(finished.output)
     mapped = common.values(finished.output, "mapped")
     library = common.values(finished.output, "library")
-    is_ok = finished.ok and done and len(served) >= ranks and not complaints(finished.output)
+    is_ok = finished.ok and done and len(served) >= ranks and not complaints(finished.output) and says in finished.output
     measured = f"{library[0] if library else 'no library'}; our provider in {len(served)} processes"
     measured += f" ({', '.join(sorted(paths)) or 'no path'}), mapped in {mapped or ['none'][0]}"
     checks.check(name, is_ok, f"{measured}; {common.how(finished)}", finished.output)

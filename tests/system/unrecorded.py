@@ -165,11 +165,11 @@ def drawing_since(image: str):
 
 def with_threads(options, checks, folder) -> None:
     """Programs with OpenMP, and with further threads."""
-    names = ("OpenMP", "OpenMP, sums in any order", "a thread that reads the clock", "two threads in MPI", "another thread in MPI")
+    names = ("OpenMP", "OpenMP, sums in any order", "a thread that reads the clock", "a thread that draws random numbers", "two threads in MPI", "another thread in MPI")
     names = [name for name in names if checks.wants(name)]
     program = compiled(options, "threads", folder) if names else ""
     team = {"OMP_NUM_THREADS": "2"}
-    for name, kind in (("OpenMP", "team"), ("a thread that reads the clock", "clock")):
+    for name, kind in (("OpenMP", "team"), ("a thread that reads the clock", "clock"), ("a thread that draws random numbers", "random")):
         if name not in names:
             continue
         undisturbed = job(options, [program, kind, "100"], [], environment=team)
@@ -177,7 +177,7 @@ def with_threads(options, checks, folder) -> None:
         code, lines, output = job(options, [program, kind, "100"], kills, environment=team)
         # One warning in each process.
         told = [text.count(OTHER_CLOCK) for text in (undisturbed[2], output)]
-        wanted = [4, 4 + len(kills)] if kind == "clock" else [0, 0]
+        wanted = [4, 4 + len(kills)] if kind != "team" else [0, 0]
         is_same = sorted(lines) == sorted(undisturbed[1]) and len(lines) > 100
         is_ok = code == 0 and is_same and output.count(": restarted") == len(kills) and told == wanted
         checks.check(name, is_ok, f"exit code {code}, {'the same' if is_same else 'other'} output, said {told} times", output)

@@ -97,12 +97,14 @@ class Plan:
         self.names: dict[str, bytearray] = {}
         self.folders: set[str] = set()
         self.open: list[list[Open]] = [[] for _ in range(world.size)]
+        # Files that a rank closes in this epoch: another rank's call of this epoch may come first.
+        self.closed: list[list[Open]] = [[] for _ in range(world.size)]
         self.wrong = self.made = self.digest = 0
         self.epoch = -1
 
     def run(self) -> None:
         for self.epoch in range(EPOCHS):
-            self.claims = Claims()
+            self.claims, self.closed = Claims(), [[] for _ in self.open]
             passed = self.choose_pass()
             # The first rank finds most things that no other rank touches.
             for rank in self.chance.sample(range(self.world.size), self.world.size):
@@ -295,6 +297,7 @@ class Plan:
         if not self.open[rank]:
             return False
         one = self.open[rank].pop(self.chance.randrange(len(self.open[rank])))
+        self.closed[rank].append(one)
         self.real(rank, "close", None, lambda: [os.close(number) for number in one.numbers] and None)
         return True
 
@@ -341,10 +344,10 @@ class Plan:
         return True
 
     def is_open_elsewhere(self, rank: int, *names: str) -> bool:
-        """Whether another rank has the file open. A job ends by a refusal if a rank is killed whose
+        """Whether another rank has the file open in this epoch. A job ends by a refusal if a rank is killed whose
         open file has lost its name (`docs/RECOVERY-INSIDE.md`, messages)."""
         contents = [self.names[name] for name in names if name in self.names]
-        others = (one for number, opens in enumerate(self.open) if number != rank for one in opens)
+        others = [one for number in range(self.world.size) if number != rank for one in self.open[number] + self.closed[number]]
         return any(one.content is content for one in others for content in contents)
 
     def rename(self, rank: int) -> bool:

@@ -7,6 +7,7 @@
 // | team | OpenMP computes results that do not depend on timing | the beginning thread |
 // | order | OpenMP adds numbers in the order in which threads arrive | the beginning thread |
 // | clock | another thread reads the clock all the time, without any use | the beginning thread |
+// | random | another thread draws random numbers all the time, without any use | the beginning thread |
 // | second | two threads at the same time | both threads |
 // | other | one thread, which does not begin the program | that thread |
 
@@ -77,6 +78,17 @@ static void *read_clock(void *)
     return nullptr;
 }
 
+static void *draw_numbers(void *)
+{
+    unsigned number;
+    while (!is_over) {
+        if (getentropy(&number, sizeof number))
+            abort();
+        usleep(1000);
+    }
+    return nullptr;
+}
+
 // Exchanges messages with the same thread of the other ranks.
 static void *talk(void *communicator)
 {
@@ -119,8 +131,8 @@ int main(int, char **argv)
         pthread_create(&thread, nullptr, talk, &others);
         talk(&world);
         pthread_join(thread, nullptr);
-    } else if (!strcmp(kind, "clock")) {
-        pthread_create(&thread, nullptr, read_clock, nullptr);
+    } else if (!strcmp(kind, "clock") || !strcmp(kind, "random")) {
+        pthread_create(&thread, nullptr, !strcmp(kind, "clock") ? read_clock : draw_numbers, nullptr);
         go_round(true);
         is_over = true;
         pthread_join(thread, nullptr);

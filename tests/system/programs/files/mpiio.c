@@ -308,6 +308,7 @@ static const struct row rows[] = {
     {"iwrite-at", file_begin, iwrite_act, iwrite_look, file_end},
     {"iwrite-at-all", file_begin, iwrite_at_all_act, at_all_look, file_end},
     {"iwrite-at-all:enable", file_begin, iwrite_at_all_act, at_all_look, file_end},
+    {"iwrite-at-all:disable", file_begin, iwrite_at_all_act, at_all_look, file_end},
     {"iwrite-shared", file_begin, iwrite_shared_act, shared_look, file_end},
     {"write-split", NULL, split_act, split_look, NULL},
     {"set-size", file_begin, set_size_act, NULL, file_end},

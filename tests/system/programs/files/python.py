@@ -273,7 +273,50 @@ class zipped(Row):
             self.expect_same(int(found["two"]), step, "step")
 
 
-ROWS = [text, python_append, binary, tofile, memmap, memmap_input, checkpoint, document, copies, started, sqlite, zipped]
+class mpi_all(Row):
+    """mpi4py's MPI-IO: all ranks write one file together, each a part that has another owner in each
+    step."""
+
+    def begin(self):
+        self.file = MPI.File.Open(MPI.COMM_WORLD, str(self.name_of(0)), MPI.MODE_CREATE | MPI.MODE_RDWR)
+
+    def act(self, step):
+        self.write((self.rank + step) % self.size * WIDTH * 8, numbers(self.rank, step))
+
+    def write(self, at, data):
+        self.file.Write_at_all(at, data)
+
+    def look(self, step):
+        found = numpy.fromfile(self.name_of(0), numpy.int64)
+        wanted = numpy.concatenate([numbers((place - step) % self.size, step) for place in range(self.size)])
+        self.expect(numpy.array_equal(found, wanted), f"not the numbers of step {step}")
+
+    def end(self):
+        self.file.Close()
+
+
+class mpi_later(mpi_all):
+    """The same by a write that is in progress while the rank computes."""
+
+    def write(self, at, data):
+        request = self.file.Iwrite_at(at, data)
+        compute(3)
+        request.Wait()
+
+
+class mpi_shared(mpi_all):
+    """Records at the pointer that all ranks share, in the order of the ranks."""
+
+    def act(self, step):
+        self.file.Write_ordered(numbers(self.rank, step))
+
+    def look(self, step):
+        found = numpy.fromfile(self.name_of(0), numpy.int64)
+        wanted = numpy.concatenate([numbers(rank, s) for s in range(step + 1) for rank in range(self.size)])
+        self.expect(numpy.array_equal(found, wanted), f"{len(found)} numbers, {len(wanted)} wanted")
+
+
+ROWS = [text, python_append, binary, tofile, memmap, memmap_input, checkpoint, document, copies, started, sqlite, zipped, mpi_all, mpi_later, mpi_shared]
 
 
 def compute(times: int) -> None:
