@@ -6,6 +6,12 @@
 //! both sides send frames: length of the body (4 bytes, little endian), and the body, which is one
 //! [`Message`] in the encoding of postcard. A length over [`FRAME_BYTES_MAX`] is refused before any
 //! memory is allocated. The module does no I/O.
+//!
+//! | module | does |
+//! |---|---|
+//! | `rank_state` | ranks that move to another node |
+//! | `spawn_order` | processes that a rank spawns |
+//! | `decoder` | bytes to messages |
 
 mod decoder;
 pub mod rank_state;

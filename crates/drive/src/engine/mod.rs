@@ -2,6 +2,12 @@
 //!
 //! All engines share the state machine ([`landbridge_proto::relay`]), the setup, and the interface
 //! to the program around them. Engines differ in how they wait and in what runs at the same time.
+//!
+//! | module | does |
+//! |---|---|
+//! | `disk` | logs on disk, by a thread |
+//! | `segment_pool` | memory for logs, prepared by a thread |
+//! | `epoll` | the single-threaded engine |
 
 pub mod disk;
 pub mod epoll;

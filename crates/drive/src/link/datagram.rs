@@ -11,6 +11,11 @@
 //! destination; a datagram is fragmented in transit; anything is lost because the kernel has no
 //! space at the moment. Notices are not trusted: they come from ICMP messages, which anybody can
 //! forge, so they are a reason to probe, not a verdict.
+//!
+//! | module | does |
+//! |---|---|
+//! | `destination_notice` | the kernel's reports about destinations |
+//! | `batch` | datagrams that wait to be sent |
 
 mod batch;
 mod destination_notice;

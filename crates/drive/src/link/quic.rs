@@ -15,6 +15,14 @@
 //! What may never happen: plaintext on the wire; a byte of a stream from a peer without a
 //! certificate of the job's authority; more than [`CONNECTIONS_MAX`] connections, or more bytes
 //! kept of them than [`window_share`] allows.
+//!
+//! | module | does |
+//! |---|---|
+//! | `window_share` | windows of all connections |
+//! | `config` | configuration of connections |
+//! | `socket` | the UDP socket |
+//! | `connection` | one connection and its stream |
+//! | `ending` | how connections end |
 
 mod config;
 mod connection;

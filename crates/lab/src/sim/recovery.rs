@@ -17,6 +17,11 @@
 //! than the one before; a message is lost, duplicated, changed or overtaken by a later message
 //! of its source; a process is notified that another process is unreachable; a relay refuses a
 //! process for divergence.
+//!
+//! | module | does |
+//! |---|---|
+//! | `slow_disk` | the disk of a message log |
+//! | `process` | a process that may be killed |
 
 mod process;
 mod slow_disk;

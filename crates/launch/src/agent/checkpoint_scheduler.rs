@@ -23,6 +23,13 @@
 //! What may never happen: a rank stands still for longer than its image takes; an image is usable
 //! before the image is sealed, or while only this node has the image and this node may be lost; the
 //! agent waits for the disk on which images lie (`disk_tasks`).
+//!
+//! | module | does |
+//! |---|---|
+//! | `quiesce_socket` | the agent's end of a rank's socket |
+//! | `unrestorable` | what CRIU restores as something else |
+//! | `disk_tasks` | work in the folder of images, by threads |
+//! | `scheduler_step` | the steps of an image in progress |
 
 mod disk_tasks;
 mod quiesce_socket;

@@ -1,6 +1,13 @@
 //! Prepares what a rank runs: the program's path, and the environment with which the program's MPI
 //! library uses the provider. Settings of the user take precedence over the launcher's, except for
 //! variables that would choose another transport ([`transport_variables`]).
+//!
+//! | module | does |
+//! |---|---|
+//! | `elf` | what an ELF file needs and defines |
+//! | `detect` | which MPI library a program uses |
+//! | `preload` | whether the interposer is loaded into a program |
+//! | `transport_variables` | variables that choose another transport |
 
 pub mod detect;
 pub mod elf;

@@ -4,6 +4,11 @@
 //! A flag overrides a variable, a variable overrides the settings file, and the file overrides the
 //! default. Texts enter and are parsed; an invalid text never reaches a process. Values that the
 //! user has set leave as variables, for ranks and relays.
+//!
+//! | module | does |
+//! |---|---|
+//! | `file` | location and content of the settings file |
+//! | `show` | `landbridge settings` |
 
 mod file;
 pub mod show;

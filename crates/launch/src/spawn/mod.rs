@@ -3,6 +3,13 @@
 //! The trait [`Spawn`] turns the agent's command on a host into a command to run here, whose stdin
 //! and stdout are those of the agent. All secrets go through this stdin, never into an argument
 //! list. The command's stderr is for the user to read: see [`command_stderr`].
+//!
+//! | module | does |
+//! |---|---|
+//! | `command_stderr` | standard error of a command that leads to a host |
+//! | `local` | a host on which this machine can run programs |
+//! | `ssh` | a host behind ssh |
+//! | `agent_failure` | the text about an agent that has ended |
 
 pub mod agent_failure;
 mod command_stderr;

@@ -12,6 +12,13 @@
 //!
 //! [`Kind::StatusRequest`]: crate::wire::frame::Kind::StatusRequest
 //! [`Kind::StatusReply`]: crate::wire::frame::Kind::StatusReply
+//!
+//! | module | does |
+//! |---|---|
+//! | `probe_timeout` | when a path has been silent for too long |
+//! | `flight` | datagrams in flight on one path |
+//! | `retransmit_buffer` | the sender's side of a channel |
+//! | `reassembly_buffer` | the receiver's side of a channel |
 
 pub mod flight;
 pub mod probe_timeout;

@@ -5,6 +5,12 @@
 //! variable `LANDBRIDGE_<NAME>`; processes and relays read this variable and nothing else. All
 //! programs parse with [`Setting::parse`], so a text that the launcher accepts is accepted
 //! everywhere.
+//!
+//! | module | does |
+//! |---|---|
+//! | `value` | values, parsed from texts |
+//! | `parse` | parsers of texts, and their errors |
+//! | `table` | the rows of all settings |
 
 use alloc::format;
 use alloc::string::String;
