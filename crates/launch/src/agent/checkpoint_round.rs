@@ -62,7 +62,7 @@ impl CheckpointRound<'_> {
             .scheduler
             .as_mut()
             .filter(|_| is_replicated)
-            .and_then(CheckpointScheduler::new_locations);
+            .and_then(|scheduler| scheduler.images.new_locations());
         if let Some(images) = images {
             let update = RankUpdate::Checkpoints { rank: rank.rank, images };
             self.parent.update_rank(update);
@@ -306,8 +306,8 @@ impl CheckpointRound<'_> {
         let rank = &mut *self.rank;
         let incarnation = rank.replay.as_ref().map_or(0, PmiReplay::incarnation);
         let Some(scheduler) = &mut rank.scheduler else { return Ok(()) };
-        let (number, kept) = (scheduler.number(), scheduler.trim_position());
-        if let Some(oldest) = scheduler.oldest() {
+        let (number, kept) = (scheduler.number(), scheduler.images.trim_position());
+        if let Some(oldest) = scheduler.images.oldest() {
             rank.streams.input.trim(oldest.read);
             rank.recording.iter().for_each(|recording| recording.trim(oldest.recording_bytes));
         }

@@ -12,7 +12,7 @@
 //! | `Disconnected` | the process ends: it has closed its end of the quiesce socket |
 //!
 //! In: the time, the rank's reports, the ends of processes. Out: images, of which the scheduler
-//! keeps the newest [`KEPT_IMAGES`]. A killed rank is restored from the newest whole image. No
+//! keeps the newest ([`KeptImages`]). A killed rank is restored from the newest whole image. No
 //! image is taken of a rank that replays, that must not be restarted, or that has a living child
 //! whose system calls are dispatched.
 //!
@@ -29,14 +29,15 @@
 //! | `quiesce_socket` | the agent's end of a rank's socket |
 //! | `unrestorable` | what CRIU restores as something else |
 //! | `disk_tasks` | work in the folder of images, by threads |
+//! | `kept_images` | the images that exist, and where others see them |
 //! | `scheduler_step` | the steps of an image in progress |
 
 mod disk_tasks;
+mod kept_images;
 mod quiesce_socket;
 mod scheduler_step;
 mod unrestorable;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -45,19 +46,16 @@ use anyhow::{Result, bail};
 use landbridge_proto::nondeterminism::NONDETERMINISM_BYTES;
 
 use crate::checkpoint::CheckpointConfig;
-use crate::checkpoint::checkpoint_image::{CheckpointImage, ImageHeader, ReplayPosition};
+use crate::checkpoint::checkpoint_image::{CheckpointImage, ImageHeader};
 use crate::checkpoint::object_store::ObjectStore;
-use crate::control::rank_state::CheckpointLocation;
 use crate::ending::Ending;
 use crate::sys;
-use disk_tasks::{BackgroundRemovals, ImageFolder, SealedImage};
+use disk_tasks::{ImageFolder, SealedImage};
+use kept_images::KeptImages;
 pub use quiesce_socket::{QuiesceReply, QuiesceSocket};
 pub use scheduler_step::SchedulerStep;
 pub use unrestorable::unrestorable;
 
-/// Images of a rank that are kept: if the newest image is torn, the rank is restored from the other
-/// one.
-const KEPT_IMAGES: usize = 2;
 /// Pause between two checks whether the folder of an image is ready, while the rank stands still.
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Pause between two checks whether an image is taken, sealed or uploaded.
@@ -106,33 +104,15 @@ pub struct CheckpointScheduler {
     /// Number of the newest image that was requested or taken over from another node; 0: none.
     number: u64,
     state: CheckpointState,
-    kept: KeptImages,
+    pub images: KeptImages,
     /// Bytes that the image in progress is expected to take.
     expected: u64,
     failures: u32,
-    /// The log of the rank before this number of determinants is trimmed.
-    trimmed_to: u64,
     notices: UserNotifications,
     /// Another image is to follow as soon as the present one is done.
     is_wanted: bool,
     /// The process id of a child of the rank that has prevented the last image.
     child: Option<u32>,
-}
-
-/// The images of the rank that exist, and where others see them.
-#[derive(Default)]
-struct KeptImages {
-    /// Whole images, oldest first.
-    images: VecDeque<CheckpointImage>,
-    /// Numbers of the images that are not usable yet, with the nodes that may need the image and
-    /// cannot get it.
-    unavailable_to: BTreeMap<u64, Vec<u32>>,
-    /// The locations of usable images that were reported to the agent above last.
-    reported_locations: Vec<CheckpointLocation>,
-    /// An upload thread that was stopped and has not ended yet.
-    stopped_upload: Option<UploadThread>,
-    /// Images and folders that threads are deleting.
-    removals: BackgroundRemovals,
 }
 
 /// What was reported to the user, and what the user waits for.
@@ -198,19 +178,17 @@ impl CheckpointScheduler {
         let folder = config.job_folder.join(name);
         let half = config.every / 2;
         let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
-        let (images, failures) = (VecDeque::new(), 0);
-        let state = CheckpointState::Idle;
+        let images = KeptImages::new(config.object_store.clone());
         CheckpointScheduler {
             config,
             folder,
             due,
             next_read_check: Instant::now() + READ_CHECK_INTERVAL,
             number: 0,
-            state,
-            kept: KeptImages { images, ..KeptImages::default() },
+            state: CheckpointState::Idle,
+            images,
             expected: 0,
-            failures,
-            trimmed_to: 0,
+            failures: 0,
             is_wanted: false,
             child: None,
             notices: UserNotifications::default(),
@@ -245,19 +223,14 @@ impl CheckpointScheduler {
     /// Bytes that the rank's images take, including an image in progress and images that are being
     /// deleted.
     pub fn bytes(&self) -> u64 {
-        let sealed: u64 = self.kept.images.iter().map(CheckpointImage::bytes).sum();
         let being_taken = if self.is_busy() { self.expected } else { 0 };
-        sealed + being_taken + self.kept.removals.bytes()
-    }
-
-    pub fn newest_first(&self) -> Vec<CheckpointImage> {
-        self.kept.images.iter().rev().cloned().collect()
+        self.images.bytes() + being_taken
     }
 
     /// Adds a usable image that another node has taken and that is newer than all known images.
     pub fn add(&mut self, image: CheckpointImage) {
         self.number = self.number.max(image.header.number);
-        self.kept.images.push_back(image);
+        self.images.add(image, Vec::new());
     }
 
     pub fn config(&self) -> &CheckpointConfig {
@@ -299,89 +272,12 @@ impl CheckpointScheduler {
         if self.is_busy() { 0 } else { self.notices.reported }
     }
 
-    /// The usable images, oldest first.
-    fn usable(&self) -> impl DoubleEndedIterator<Item = &CheckpointImage> {
-        self.kept
-            .images
-            .iter()
-            .filter(|image| !self.kept.unavailable_to.contains_key(&image.header.number))
-    }
-
-    /// Locations of the newest [`KEPT_IMAGES`] usable images, oldest first, if they differ from the
-    /// locations of the last call.
-    pub fn new_locations(&mut self) -> Option<Vec<CheckpointLocation>> {
-        let mut all: Vec<CheckpointLocation> =
-            self.usable().rev().take(KEPT_IMAGES).map(CheckpointImage::location).collect();
-        all.reverse();
-        let is_new = all != self.kept.reported_locations;
-        self.kept.reported_locations.clone_from(&all);
-        is_new.then_some(all)
-    }
-
-    /// Drops the image of this number, which is torn.
-    pub fn drop_image(&mut self, number: u64) {
-        let is_it = |image: &CheckpointImage| image.header.number == number;
-        let torn: Vec<CheckpointImage> =
-            self.kept.images.iter().filter(|image| is_it(image)).cloned().collect();
-        self.discard(torn);
-        self.kept.images.retain(|image| !is_it(image));
-        self.kept.unavailable_to.remove(&number);
-    }
-
     /// Process id of CRIU while CRIU takes an image.
     pub fn criu(&self) -> Option<u32> {
         match &self.state {
             CheckpointState::Dumping(it) if it.ended.is_none() => Some(it.criu),
             _ => None,
         }
-    }
-
-    pub fn tool(&self) -> PathBuf {
-        self.config.tool.clone()
-    }
-
-    /// Number of determinants before which no incarnation of the rank will ever replay, because
-    /// older images are deleted.
-    pub fn trim_position(&mut self) -> u64 {
-        let kept = self.oldest().map_or(0, |oldest| oldest.determinants);
-        self.trimmed_to = self.trimmed_to.max(kept);
-        self.trimmed_to
-    }
-
-    /// Replay position of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;
-    /// with fewer the rank may have to replay from the start of the program.
-    pub fn oldest(&self) -> Option<&ReplayPosition> {
-        self.usable().rev().nth(KEPT_IMAGES - 1).map(|image| &image.header.replay_position)
-    }
-
-    /// Deletes images that are not needed any more: the newest [`KEPT_IMAGES`] images stay, and the
-    /// newest [`KEPT_IMAGES`] usable ones.
-    fn drop_surplus(&mut self) {
-        let newest = self.kept.images.iter().rev().take(KEPT_IMAGES);
-        let needed = newest.chain(self.usable().rev().take(KEPT_IMAGES));
-        let needed: BTreeSet<u64> = needed.map(|image| image.header.number).collect();
-        let all = std::mem::take(&mut self.kept.images);
-        let (kept, old): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|image| needed.contains(&image.header.number));
-        self.kept.images = kept.into();
-        self.kept.unavailable_to.retain(|number, _| needed.contains(number));
-        self.discard(old);
-    }
-
-    /// Deletes these images, on this node and in the object store.
-    fn discard(&mut self, images: Vec<CheckpointImage>) {
-        if images.is_empty() {
-            return;
-        }
-        let here = images.clone();
-        let bytes = images.iter().map(CheckpointImage::bytes).sum();
-        self.kept.removals.add(bytes, move || here.iter().for_each(CheckpointImage::remove));
-        self.remove_from_store(images, None);
-    }
-
-    /// Whether an incarnation that starts with the program can replay to where the rank was.
-    pub fn can_replay_from_start(&self) -> bool {
-        self.trimmed_to == 0
     }
 
     /// Handles the end of the rank's process. An image that is being sealed is kept if it is sealed
@@ -395,14 +291,14 @@ impl CheckpointScheduler {
             // The disk does not answer in time. No list names this image: a thread deletes the
             // image once it is written.
             CheckpointState::Sealing { thread } => {
-                self.kept.removals.add(self.expected, move || {
+                self.images.removals.add(self.expected, move || {
                     if let Ok(Ok(sealed)) = thread.join() {
                         sealed.image.remove();
                     }
                 })
             }
             CheckpointState::Preparing { thread, .. } => {
-                self.kept.removals.add(self.expected, move || {
+                self.images.removals.add(self.expected, move || {
                     if let Ok(Ok(image_folder)) = thread.join() {
                         image_folder.remove();
                     }
@@ -412,14 +308,14 @@ impl CheckpointScheduler {
                 if ended.is_none() {
                     sys::kill(criu, libc::SIGKILL);
                 }
-                self.kept
+                self.images
                     .removals
                     .add(self.expected, move || drop(std::fs::remove_dir_all(folder)));
             }
             // The whole image is on this node.
             CheckpointState::Uploading { thread, object_store, .. } => {
                 object_store.stop();
-                self.kept.stopped_upload = Some(thread);
+                self.images.stopped_upload = Some(thread);
             }
             CheckpointState::Idle
             | CheckpointState::Requested { .. }
@@ -441,45 +337,13 @@ impl CheckpointScheduler {
         self.end_incarnation();
         // An image that the first call has sealed may be on its way to the object store.
         self.end_incarnation();
-        let images: Vec<CheckpointImage> = std::mem::take(&mut self.kept.images).into();
-        // Images that were taken over lie in the folder of the other node.
-        let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
-        let folders: BTreeSet<PathBuf> = folders.chain([self.folder.clone()]).collect();
-        let (job, removals) =
-            (self.config.job_folder_path(), std::mem::take(&mut self.kept.removals));
-        let sending = self.kept.stopped_upload.take();
-        let removal = self.remove_from_store(images, sending);
-        let remove = move || {
-            let all = || folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
-            all();
-            if removals.wait() {
-                all();
-            }
-            // Removes the folder of the job if this folder was the last one in it.
-            let _ = std::fs::remove_dir(job);
-            removal.map(JoinHandle::join);
-        };
-        disk_tasks::start("remove", remove).ok()
-    }
-
-    /// Removes images from the object store, once the upload thread `sending` has ended.
-    fn remove_from_store(
-        &self,
-        images: Vec<CheckpointImage>,
-        sending: Option<UploadThread>,
-    ) -> Option<JoinHandle<()>> {
-        let object_store = self.config.object_store.as_ref()?.fresh();
-        let remove = move || {
-            sending.map(JoinHandle::join);
-            images.iter().for_each(|image| object_store.remove(image));
-        };
-        std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
+        self.images.remove_all(self.folder.clone(), self.config.job_folder_path())
     }
 
     /// Starts to put the newest image into the object store, if there is one.
     fn upload(&mut self) -> Result<()> {
         let (Some(object_store), Some(image)) =
-            (&self.config.object_store, self.kept.images.back().cloned())
+            (&self.config.object_store, self.images.newest().cloned())
         else {
             return Ok(());
         };
@@ -504,11 +368,10 @@ impl CheckpointScheduler {
             return None;
         };
         let uploaded = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        if let (Ok(unreachable), Some(known)) =
-            (&uploaded, self.kept.unavailable_to.get_mut(&number))
+        if let Ok(unreachable) = &uploaded
+            && self.images.set_unavailable(number, unreachable)
         {
-            known.clone_from(unreachable);
-            self.recount_usable();
+            self.images.recount_usable(&self.config.spares);
         }
         Some((number, uploaded))
     }
@@ -517,22 +380,7 @@ impl CheckpointScheduler {
     /// taken over other ranks.
     pub fn set_spares(&mut self, spares: &[u32]) {
         self.config.spares = spares.to_vec();
-        self.recount_usable();
-    }
-
-    /// Marks images as usable that all nodes which may take over the rank can get; lost nodes do
-    /// not matter.
-    fn recount_usable(&mut self) {
-        let spares = &self.config.spares;
-        self.kept
-            .unavailable_to
-            .retain(|_, unreachable| spares.iter().any(|spare| unreachable.contains(spare)));
-        self.drop_surplus();
-    }
-
-    /// A fresh handle of the object store, for fetching images that a node has lost.
-    pub fn object_store(&self) -> Option<ObjectStore> {
-        self.config.object_store.as_ref().map(ObjectStore::fresh)
+        self.images.recount_usable(spares);
     }
 
     /// Takes over a sealed image. Returns the nodes that may need the image and cannot read its
@@ -547,12 +395,9 @@ impl CheckpointScheduler {
         let is_to_be_sent = self.config.object_store.is_some();
         let unavailable_to =
             if is_to_be_sent { self.config.spares.clone() } else { unreachable.clone() };
-        if !unavailable_to.is_empty() {
-            self.kept.unavailable_to.insert(image.header.number, unavailable_to);
-        }
-        self.kept.images.push_back(image);
+        self.images.add(image, unavailable_to);
         self.failures = 0;
-        self.drop_surplus();
+        self.images.drop_surplus();
         self.upload()?;
         Ok(if is_to_be_sent { Vec::new() } else { unreachable })
     }
@@ -566,9 +411,8 @@ impl CheckpointScheduler {
         if now >= self.next_read_check {
             self.next_read_check = now + READ_CHECK_INTERVAL;
             let newest = self
-                .kept
                 .images
-                .back()
+                .newest()
                 .map_or(0, |image| image.header.replay_position.recording_bytes);
             if read().saturating_sub(newest) > READ_BYTES_MAX {
                 self.due = self.due.min(now);
@@ -663,7 +507,7 @@ impl CheckpointScheduler {
     /// Number and bytes of the newest image, if the launcher does not know of it; number 0: there
     /// is no image any more.
     pub fn unreported_image(&mut self) -> Option<(u64, u64)> {
-        let newest = self.kept.images.back();
+        let newest = self.images.newest();
         let number = newest.map_or(0, |image| image.header.number);
         let is_new = std::mem::replace(&mut self.notices.reported, number) != number;
         is_new.then(|| (number, newest.map_or(0, CheckpointImage::bytes)))

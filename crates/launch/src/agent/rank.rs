@@ -226,7 +226,7 @@ impl LocalRank {
         self.recording.as_ref().map_or(Ok(()), |record| record.check_position(recording_bytes))?;
         let start = self.replay.as_ref().context("it does not come back")?.incarnation();
         let scheduler = self.scheduler.as_mut().context("no checkpoints are taken of it")?;
-        let (tool, kept) = (scheduler.tool(), scheduler.trim_position());
+        let (tool, kept) = (scheduler.config().tool.clone(), scheduler.images.trim_position());
         let inodes = image.header.inodes;
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
         let (control, their_control) = UnixStream::pair().context("no socket pair")?;

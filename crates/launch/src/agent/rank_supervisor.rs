@@ -382,7 +382,7 @@ impl RankSupervisor {
     ) -> Result<()> {
         let old = &self.ranks[index];
         let can_replay_from_start =
-            old.scheduler.as_ref().is_none_or(CheckpointScheduler::can_replay_from_start)
+            old.scheduler.as_ref().is_none_or(|it| it.images.can_replay_from_start())
                 && old.recording.as_ref().is_none_or(|recording| recording.can_replay_from_start());
         if !can_replay_from_start {
             bail!(

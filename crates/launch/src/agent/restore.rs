@@ -185,7 +185,7 @@ impl Restore {
                 RestoreStep::AwaitingSeal => {
                     old.scheduler.iter_mut().for_each(CheckpointScheduler::end_incarnation);
                     self.remaining
-                        .extend(old.scheduler.iter().flat_map(CheckpointScheduler::newest_first));
+                        .extend(old.scheduler.iter().flat_map(|it| it.images.newest_first()));
                 }
                 RestoreStep::Finding(thread) if thread.is_finished() || is_late => {
                     self.take_located(old, thread, context);
@@ -245,7 +245,7 @@ impl Restore {
                 }
             }
         }
-        self.remaining.extend(old.scheduler.iter().flat_map(CheckpointScheduler::newest_first));
+        self.remaining.extend(old.scheduler.iter().flat_map(|it| it.images.newest_first()));
     }
 
     /// Starts a thread that kills older processes of the rank and unpacks this image.
@@ -262,7 +262,11 @@ impl Restore {
         }
         let (pids, unrelated, deadline) =
             (self.pids.clone(), context.unrelated.to_vec(), self.deadline);
-        let object_store = old.scheduler.as_ref().and_then(CheckpointScheduler::object_store);
+        let object_store = old
+            .scheduler
+            .as_ref()
+            .and_then(|it| it.config().object_store.as_ref())
+            .map(ObjectStore::fresh);
         let theirs = image.clone();
         let thread = in_thread(move || {
             pids.iter().for_each(|&pid| _ = sys::end_session(pid, &unrelated, KILL_WAIT_MAX));
@@ -305,7 +309,9 @@ impl Restore {
                 // An image that comes too late, or that a transient error has hidden, may be whole
                 // and stays.
                 if Instant::now() < self.deadline && !is_transient(&error) {
-                    old.scheduler.iter_mut().for_each(|scheduler| scheduler.drop_image(number));
+                    old.scheduler
+                        .iter_mut()
+                        .for_each(|scheduler| scheduler.images.drop_image(number));
                 }
                 return (context.report)(format!(
                     "{} cannot be used: {error:#}",

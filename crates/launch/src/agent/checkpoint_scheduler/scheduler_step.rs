@@ -94,7 +94,7 @@ impl CheckpointScheduler {
         };
         let unreachable = self.finish(thread)?;
         let is_requested = std::mem::take(&mut self.notices.is_user_waiting);
-        let newest = self.kept.images.back().filter(|_| is_requested);
+        let newest = self.images.newest().filter(|_| is_requested);
         let requested = newest.map(|image| (image.header.number, image.bytes()));
         Ok(SchedulerStep::Sealed { unreachable, requested })
     }
@@ -124,7 +124,7 @@ impl CheckpointScheduler {
 
     /// Whether the disk does not answer: too many threads wait for it to delete images.
     pub fn is_disk_stuck(&self) -> bool {
-        self.kept.removals.is_full()
+        self.images.removals.is_full()
     }
 
     /// Whether the images of this node may take `bytes`. If not, the next image is due later. The
@@ -178,7 +178,7 @@ impl CheckpointScheduler {
             match criu::dump(&self.config.tool, header.pid, &header.inodes, &image_folder.folder) {
                 Ok(criu) => criu.id(),
                 Err(error) => {
-                    self.kept.removals.add(self.expected, move || image_folder.remove());
+                    self.images.removals.add(self.expected, move || image_folder.remove());
                     return Err(error);
                 }
             };

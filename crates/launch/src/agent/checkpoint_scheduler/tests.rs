@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::quiesce_socket::{QuiesceReply, QuiesceSocket};
 use super::*;
+use crate::checkpoint::checkpoint_image::ReplayPosition;
 use crate::checkpoint::criu::ExternalInodes;
 use crate::checkpoint::lease;
 
@@ -148,7 +149,7 @@ fn is_sealed(
 }
 
 fn numbers(scheduler: &CheckpointScheduler) -> Vec<u64> {
-    scheduler.kept.images.iter().map(|image| image.header.number).collect()
+    scheduler.images.images.iter().map(|image| image.header.number).collect()
 }
 
 #[test]
@@ -161,40 +162,40 @@ fn an_image_counts_once_other_nodes_find_it() {
     let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
     add_images(&mut scheduler, 1..=3);
     // No other node sees the images: nothing may be trimmed, and no location is reported.
-    assert!(scheduler.kept.unavailable_to[&3] == [9] && scheduler.can_replay_from_start());
+    assert!(scheduler.images.unavailable_to[&3] == [9] && scheduler.images.can_replay_from_start());
     assert_eq!(
-        (scheduler.trim_position(), scheduler.new_locations(), numbers(&scheduler)),
+        (scheduler.images.trim_position(), scheduler.images.new_locations(), numbers(&scheduler)),
         (0, None, vec![2, 3])
     );
     std::fs::write(&sign, "").unwrap();
     add_images(&mut scheduler, 4..=4);
-    assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (0, vec![3, 4]));
+    assert_eq!((scheduler.images.trim_position(), numbers(&scheduler)), (0, vec![3, 4]));
     let places = |scheduler: &mut CheckpointScheduler| {
-        let all = scheduler.new_locations().unwrap_or_default().into_iter();
+        let all = scheduler.images.new_locations().unwrap_or_default().into_iter();
         all.map(|one| one.path).collect::<Vec<_>>()
     };
     assert_eq!(places(&mut scheduler), ["rank-2/4"]);
     add_images(&mut scheduler, 5..=5);
     assert_eq!(places(&mut scheduler), ["rank-2/4", "rank-2/5"]);
-    assert_eq!((scheduler.new_locations(), scheduler.trim_position()), (None, 40));
+    assert_eq!((scheduler.images.new_locations(), scheduler.images.trim_position()), (None, 40));
     // Usable images stay next to newer images that are not usable.
     std::fs::remove_file(&sign).unwrap();
     add_images(&mut scheduler, 6..=8);
     assert_eq!(
-        (numbers(&scheduler), scheduler.trim_position(), scheduler.new_locations()),
+        (numbers(&scheduler), scheduler.images.trim_position(), scheduler.images.new_locations()),
         (vec![4, 5, 7, 8], 40, None)
     );
-    scheduler.drop_image(5);
+    scheduler.images.drop_image(5);
     assert_eq!(
-        (places(&mut scheduler), scheduler.trim_position()),
+        (places(&mut scheduler), scheduler.images.trim_position()),
         (vec!["rank-2/4".to_string()], 40)
     );
     // No spare node is left that might need the images.
     scheduler.set_spares(&[]);
-    assert_eq!((numbers(&scheduler), scheduler.trim_position()), (vec![7, 8], 70));
+    assert_eq!((numbers(&scheduler), scheduler.images.trim_position()), (vec![7, 8], 70));
     assert_eq!(places(&mut scheduler), ["rank-2/7", "rank-2/8"]);
     add_images(&mut scheduler, 9..=10);
-    assert_eq!((numbers(&scheduler), scheduler.trim_position()), (vec![9, 10], 90));
+    assert_eq!((numbers(&scheduler), scheduler.images.trim_position()), (vec![9, 10], 90));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -232,18 +233,18 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
         send(&mut scheduler, number, &[9]);
     }
     assert_eq!(
-        (scheduler.trim_position(), scheduler.new_locations(), numbers(&scheduler)),
+        (scheduler.images.trim_position(), scheduler.images.new_locations(), numbers(&scheduler)),
         (0, None, vec![2, 3])
     );
     // The spare node that could not get the images is lost.
     scheduler.set_spares(&[8]);
-    assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (20, vec![2, 3]));
+    assert_eq!((scheduler.images.trim_position(), numbers(&scheduler)), (20, vec![2, 3]));
     for number in 4..=5 {
         send(&mut scheduler, number, &[9]);
     }
-    assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (40, vec![4, 5]));
+    assert_eq!((scheduler.images.trim_position(), numbers(&scheduler)), (40, vec![4, 5]));
     send(&mut scheduler, 6, &[8]);
-    assert_eq!((scheduler.trim_position(), numbers(&scheduler)), (40, vec![4, 5, 6]));
+    assert_eq!((scheduler.images.trim_position(), numbers(&scheduler)), (40, vec![4, 5, 6]));
     // An image that is not in the object store yet is usable once no spare node might need it from
     // there.
     let mut image = CheckpointImage::default();
@@ -292,7 +293,7 @@ fn who_has_ended_does_not_wait_for_a_disk_that_does_not_answer() {
     assert!(
         began.elapsed() < 5 * SEAL_WAIT_MAX && matches!(scheduler.state, CheckpointState::Idle)
     );
-    assert!(scheduler.kept.images.is_empty());
+    assert!(scheduler.images.images.is_empty());
     // The image takes its bytes all the same, and is deleted once it is written.
     assert_eq!(scheduler.bytes(), 7);
     drop(answer);
@@ -305,14 +306,14 @@ fn nobody_waits_until_something_is_gone() {
     let mut scheduler = scheduler(CheckpointState::Idle);
     let (answer, disk) = std::sync::mpsc::channel::<()>();
     let disk = std::sync::Arc::new(std::sync::Mutex::new(disk));
-    while !scheduler.kept.removals.is_full() {
+    while !scheduler.images.removals.is_full() {
         let disk = disk.clone();
-        scheduler.kept.removals.add(10, move || _ = disk.lock().unwrap().recv());
+        scheduler.images.removals.add(10, move || _ = disk.lock().unwrap().recv());
     }
     assert_eq!(scheduler.bytes(), 80, "until it is gone it takes room");
     drop(answer);
     wait_for_room(&scheduler);
-    assert!(!scheduler.kept.removals.is_full());
+    assert!(!scheduler.images.removals.is_full());
 }
 
 #[test]
@@ -349,7 +350,7 @@ fn a_rank_that_reads_much_nondeterminism_is_checkpointed_sooner() {
     assert!(!scheduler.is_due(|| READ_BYTES_MAX, now), "not so much yet");
     assert!(!scheduler.is_due(|| READ_BYTES_MAX + 1, now), "nobody looks all the time");
     add_images(&mut scheduler, 1..=1);
-    scheduler.kept.images[0].header.replay_position.recording_bytes = 1000;
+    scheduler.images.images[0].header.replay_position.recording_bytes = 1000;
     scheduler.due = now + Duration::from_secs(600);
     assert!(
         !scheduler.is_due(|| READ_BYTES_MAX + 1000, now + READ_CHECK_INTERVAL),

@@ -120,7 +120,7 @@ fn the_second_attempt_may_succeed() {
     let (revived, number) = run_restore(&mut rank, |_| ()).unwrap();
     assert_eq!((number, revived.pid), (2, NOBODY));
     assert_eq!(revived.replay.as_ref().unwrap().restarts, 1);
-    assert_eq!(revived.scheduler.unwrap().newest_first().len(), 2);
+    assert_eq!(revived.scheduler.unwrap().images.newest_first().len(), 2);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_is_torn_is_deleted_and_nobody_tries_it() {
     let (revived, number) = run_restore(&mut rank, |_| ()).unwrap();
     assert_eq!((number, place.calls()), (1, vec!["1".to_string()]));
     assert!(!images[1].folder.exists());
-    assert_eq!(revived.scheduler.unwrap().newest_first(), images[..1]);
+    assert_eq!(revived.scheduler.unwrap().images.newest_first(), images[..1]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn what_does_not_answer_is_not_waited_for() {
     let mut report = |text| notes.push(text);
     let mut restore = Restore::begin(&mut rank, None, &[]);
     // An object store that does not answer.
-    let image = rank.scheduler.as_ref().unwrap().newest_first().remove(0);
+    let image = rank.scheduler.as_ref().unwrap().images.newest_first().remove(0);
     let (hold, wait) = std::sync::mpsc::channel::<()>();
     let thread = in_thread(move || wait.recv().map_err(Into::into).and_then(|()| bail!("no")));
     let (image, thread) = (Box::new(image), thread.unwrap());
@@ -166,7 +166,7 @@ fn what_does_not_answer_is_not_waited_for() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(notes[0].contains("could not be had in"), "{notes:?}");
-    assert_eq!(rank.scheduler.unwrap().newest_first().len(), 2, "they may be whole");
+    assert_eq!(rank.scheduler.unwrap().images.newest_first().len(), 2, "they may be whole");
     drop(hold);
 }
 
