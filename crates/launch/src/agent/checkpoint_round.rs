@@ -327,7 +327,7 @@ impl LocalRank {
     /// idle scheduler while the rank replays.
     pub fn checkpoint_time(&self) -> Option<Instant> {
         let scheduler = self.scheduler.as_ref().filter(|_| self.ending.is_none())?;
-        scheduler.next_time().filter(|_| !(scheduler.is_idle() && self.is_replaying()))
+        scheduler.next_time(self.is_replaying())
     }
 
     /// The quiesce socket for the poll set, while the rank is asked to quiesce.

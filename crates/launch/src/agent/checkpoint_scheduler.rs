@@ -242,10 +242,6 @@ impl CheckpointScheduler {
         self.number
     }
 
-    pub fn is_idle(&self) -> bool {
-        matches!(self.state, CheckpointState::Idle)
-    }
-
     /// Whether the rank is asked to quiesce.
     pub fn is_requested(&self) -> bool {
         matches!(self.state, CheckpointState::Requested { .. })
@@ -455,9 +451,11 @@ impl CheckpointScheduler {
             .then(|| format!("has no checkpoint: it cannot be restarted: {why}"))
     }
 
-    /// When the scheduler has to act without an event on a descriptor.
-    pub fn next_time(&self) -> Option<Instant> {
+    /// When the scheduler has to act without an event on a descriptor. An idle scheduler does
+    /// nothing while the rank replays.
+    pub fn next_time(&self, is_replaying: bool) -> Option<Instant> {
         match &self.state {
+            CheckpointState::Idle if is_replaying => None,
             CheckpointState::Idle => {
                 (self.failures < FAILURES_MAX).then(|| self.due.min(self.next_read_check))
             }

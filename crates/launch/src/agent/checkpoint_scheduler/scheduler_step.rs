@@ -114,12 +114,7 @@ impl CheckpointScheduler {
 
     /// The child that has prevented the last image and prevents the next one as well.
     pub fn preventing_child(&self, rank: u32) -> Option<u32> {
-        self.child.filter(|_| self.is_child_alive(rank))
-    }
-
-    /// Whether the child that has prevented the last image prevents the next one as well.
-    pub(super) fn is_child_alive(&self, rank: u32) -> bool {
-        self.child.is_some_and(|child| sys::is_living_child(child, rank))
+        self.child.filter(|child| sys::is_living_child(*child, rank))
     }
 
     /// Whether the disk does not answer: too many threads wait for it to delete images.

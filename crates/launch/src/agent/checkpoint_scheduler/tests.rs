@@ -29,7 +29,7 @@ fn an_image_that_is_wanted_is_taken_at_once_or_next() {
     let mut idle = scheduler(CheckpointState::Idle);
     idle.failures = FAILURES_MAX;
     idle.request(CheckpointRequester::User, now);
-    assert!(idle.next_time() == Some(now) && idle.notices.is_user_waiting);
+    assert!(idle.next_time(false) == Some(now) && idle.notices.is_user_waiting);
     let mut sealing = scheduler(CheckpointState::Idle);
     sealing.request(CheckpointRequester::Relay, now);
     sealing.is_wanted = true;
@@ -62,16 +62,18 @@ fn a_quiesce_socket_has_a_reply_or_none_or_is_closed() {
 fn a_rank_that_does_not_quiesce_is_reported_once() {
     let since = Instant::now();
     let mut requested = scheduler(CheckpointState::Requested { since });
-    assert_eq!(requested.next_time(), Some(since + QUIESCE_WARN_AFTER));
+    assert_eq!(requested.next_time(false), Some(since + QUIESCE_WARN_AFTER));
     assert!(requested.overdue_notice(since).is_none());
     assert!(requested.overdue_notice(since + QUIESCE_WARN_AFTER).is_some());
     assert!(requested.overdue_notice(since + 2 * QUIESCE_WARN_AFTER).is_none());
     requested.state = CheckpointState::Requested { since };
     assert!(requested.overdue_notice(since + 3 * QUIESCE_WARN_AFTER).is_none());
-    assert_eq!(requested.next_time(), None);
+    assert_eq!(requested.next_time(false), None);
     let mut cut = scheduler(CheckpointState::Disconnected { since, is_reported: false });
-    assert!(cut.overdue_notice(since).is_none() && cut.next_time().is_some());
-    assert!(cut.overdue_notice(since + EXIT_SEEN_WITHIN).is_some() && cut.next_time().is_none());
+    assert!(cut.overdue_notice(since).is_none() && cut.next_time(false).is_some());
+    assert!(
+        cut.overdue_notice(since + EXIT_SEEN_WITHIN).is_some() && cut.next_time(false).is_none()
+    );
     assert!(cut.overdue_notice(since + EXIT_SEEN_WITHIN).is_none());
 }
 
@@ -91,13 +93,15 @@ fn a_living_child_prevents_images_and_is_reported_once() {
 fn a_child_that_has_ended_prevents_no_image() {
     let _alone = sys::children();
     let (mut waiting, own) = (scheduler(CheckpointState::Idle), std::process::id());
-    assert!(!waiting.is_child_alive(own));
+    assert!(waiting.preventing_child(own).is_none());
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     waiting.wait_for_child(child.id());
-    assert!(waiting.is_child_alive(own) && !waiting.is_child_alive(child.id()));
+    assert!(
+        waiting.preventing_child(own).is_some() && waiting.preventing_child(child.id()).is_none()
+    );
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(!waiting.is_child_alive(own));
+    assert!(waiting.preventing_child(own).is_none());
 }
 
 #[test]
@@ -120,11 +124,11 @@ fn an_image_that_takes_too_long_is_ended() {
     let dump = Dump { criu, ended: None, is_late: false, folder, header, began };
     let mut dump = scheduler(CheckpointState::Dumping(dump));
     dump.end_late(began);
-    assert!(dump.next_time().is_some_and(|time| time <= Instant::now() + POLL_INTERVAL));
+    assert!(dump.next_time(false).is_some_and(|time| time <= Instant::now() + POLL_INTERVAL));
     assert!(child.try_wait().unwrap().is_none());
     dump.end_late(began + DUMP_MAX);
     assert!(!child.wait().unwrap().success());
-    assert_eq!(dump.next_time(), None);
+    assert_eq!(dump.next_time(false), None);
 }
 
 /// Adds images with these numbers, each sealed in a folder of its own.
@@ -331,7 +335,9 @@ fn a_rank_does_not_stand_still_for_a_folder_that_does_not_come() {
     scheduler.expected = 7;
     assert!(scheduler.is_busy() && scheduler.bytes() == 7);
     assert!(
-        scheduler.next_time().is_some_and(|time| time <= Instant::now() + FOLDER_POLL_INTERVAL)
+        scheduler
+            .next_time(false)
+            .is_some_and(|time| time <= Instant::now() + FOLDER_POLL_INTERVAL)
     );
     let began = Instant::now();
     scheduler.end_incarnation();
@@ -346,7 +352,7 @@ fn a_rank_that_reads_much_nondeterminism_is_checkpointed_sooner() {
     let mut scheduler = scheduler(CheckpointState::Idle);
     let now = scheduler.next_read_check;
     scheduler.due = now + Duration::from_secs(600);
-    assert_eq!(scheduler.next_time(), Some(now));
+    assert_eq!(scheduler.next_time(false), Some(now));
     assert!(!scheduler.is_due(|| READ_BYTES_MAX, now), "not so much yet");
     assert!(!scheduler.is_due(|| READ_BYTES_MAX + 1, now), "nobody looks all the time");
     add_images(&mut scheduler, 1..=1);
