@@ -66,6 +66,9 @@ CHANNELS = {
     "exchanged file": "a program that it starts opens ",
     "entered directory": "it starts bin/true, which cannot be observed",
     "bad memory": "",
+    "bad lock": "",
+    "bad buffers": "",
+    "constant mask": "",
     "recvmsg": "it receives by a pair of sockets in a way that is not recorded (recvmsg)",
     "steady directory": "",
     "look at lock": "another thread than the first locks ",
@@ -173,7 +176,10 @@ def main() -> int:
         for name in ("device by a link", "link itself"):
             opened_again(checks, options, program, name)
         deadlock(checks, options, program)
-        range_locks(checks, options, program)
+        for case, name in (("locks of many ranges", "range locks"), ("locks of two kinds", "mixed locks")):
+            range_locks(checks, options, program, case, name)
+        for name in ("swapped names", "all descriptors"):
+            killed(checks, options, program, name)
         for name in ("flock", "fcntl", "restarted lock", "left lock", "blocked lock"):
             lock(checks, options, program, name)
     return checks.end()
@@ -388,15 +394,25 @@ def deadlock(checks, options, program: Path) -> None:
     checks.check(case, codes == [0, 0], f"exit codes {codes}", "".join(output for _, output in outcomes))
 
 
-def range_locks(checks, options, program: Path) -> None:
+def killed(checks, options, program: Path, name: str) -> None:
+    """The first incarnation is killed with its files open; the next one goes on."""
+    case = f"killed with {name}"
+    if not checks.wants(case):
+        return
+    with Case(options, program) as (record, folder):
+        outcomes = [record.run(name, folder, value) for value in (1, 2)]
+    codes, output = [code for code, _ in outcomes], outcomes[1][1]
+    checks.check(case, codes == [-9, 0] and "done" in output, f"exit codes {codes}", output)
+
+
+def range_locks(checks, options, program: Path, case: str, name: str) -> None:
     """Locks of ranges by several descriptors are those of POSIX, and a replay takes their results."""
-    case = "locks of many ranges"
     if not checks.wants(case):
         return
     outcomes = []
     for values in ((1,), (2, 2)):
         with Case(options, program) as (record, folder):
-            outcomes += [record.run("range locks", folder, value) for value in values]
+            outcomes += [record.run(name, folder, value) for value in values]
     codes, outputs = [code for code, _ in outcomes], [output for _, output in outcomes]
     is_right = all("done" in output for output in outputs)
     checks.check(case, codes == [0, 0, 0] and is_right, f"exit codes {codes}", "".join(outputs))

@@ -103,6 +103,19 @@ impl ChangedFiles {
     /// Follows the renaming of a file or directory, which replaces what had the new name.
     pub fn rename(&mut self, old: &[u8], new: &[u8]) {
         self.remove(new);
+        self.replace_prefix(old, new);
+    }
+
+    /// Follows the exchange of two names.
+    pub fn exchange(&mut self, one: &[u8], other: &[u8]) {
+        // No path of the kernel's begins like this.
+        let aside: &[u8] = b"\0";
+        self.replace_prefix(one, aside);
+        self.replace_prefix(other, one);
+        self.replace_prefix(aside, other);
+    }
+
+    fn replace_prefix(&mut self, old: &[u8], new: &[u8]) {
         for file in self.files() {
             let is_it = file.path().strip_prefix(old);
             let Some(rest) = is_it.filter(|rest| rest.is_empty() || rest[0] == b'/') else {

@@ -87,7 +87,7 @@ impl<'a> IoVectors<'a> {
     }
 
     pub fn length(&self) -> usize {
-        self.0.iter().map(|piece| piece.iov_len).sum()
+        self.0.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.iov_len))
     }
 
     /// The first `length` bytes, as slices.

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
+use crate::kernel_calls::kernel;
 use crate::real_libc::{self, now};
 use crate::record_lock::{RecordGuard, report_error};
 use crate::{deadlines, recording};
@@ -20,7 +21,8 @@ const STACK_BYTES: usize = 512;
 pub unsafe extern "C" fn clock_gettime(id: clockid_t, time: *mut timespec, caller: usize) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
     unsafe {
-        let Some((clock, mut guard)) = Clock::of(id).zip(recording::lock(caller)) else {
+        let known = if id < 0 { own_cpu_clock(id) } else { id };
+        let Some((clock, mut guard)) = Clock::of(known).zip(recording::lock(caller)) else {
             return real_libc::clock_gettime(id, time);
         };
         let mut asked = None;
@@ -29,6 +31,17 @@ pub unsafe extern "C" fn clock_gettime(id: clockid_t, time: *mut timespec, calle
         *time = timespec_of(value(answer, guard));
     }
     0
+}
+
+/// The fixed number of a clock of processor time that this process or this thread has by its id
+/// (clock_getcpuclockid(3)): `~id << 3`, and 2 for a process or 6 for a thread.
+fn own_cpu_clock(id: clockid_t) -> clockid_t {
+    let own = |number| kernel(number, [0; 6]) == i64::from(!(id >> 3));
+    match id & 7 {
+        2 if own(libc::SYS_getpid) => libc::CLOCK_PROCESS_CPUTIME_ID,
+        6 if own(libc::SYS_gettid) => libc::CLOCK_THREAD_CPUTIME_ID,
+        _ => id,
+    }
 }
 
 pub unsafe extern "C" fn gettimeofday(
@@ -240,4 +253,19 @@ fn set_errno(error: i64) -> c_int {
 #[inline]
 fn timespec_of(nanos: i64) -> timespec {
     timespec { tv_sec: nanos.div_euclid(SECOND), tv_nsec: nanos.rem_euclid(SECOND) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_by_the_own_id_is_that_of_the_process_or_thread() {
+        let numbers = (std::process::id() as i32, kernel(libc::SYS_gettid, [0; 6]) as i32);
+        let (of_process, of_thread) = (!numbers.0 << 3 | 2, !numbers.1 << 3 | 6);
+        assert_eq!(own_cpu_clock(of_process), libc::CLOCK_PROCESS_CPUTIME_ID);
+        assert_eq!(own_cpu_clock(of_thread), libc::CLOCK_THREAD_CPUTIME_ID);
+        let of_other = !1 << 3 | 2;
+        assert_eq!(own_cpu_clock(of_other), of_other);
+    }
 }

@@ -31,18 +31,25 @@ impl Session {
         let (flags, offset) = (open.flags, open.offset);
         let is_of_process = matches!(command as c_int, libc::F_SETLK | libc::F_SETLKW);
         let known = if is_of_process { self.known_holder(descriptor) } else { Some(descriptor) };
-        let needs_extra = known.is_none() && i32::from(asked.l_type) != libc::F_UNLCK;
-        let known = known.unwrap_or(descriptor);
-        self.table.index(known).into_iter().for_each(|index| self.hold(index));
-        let (result, holder) = if self.is_live() {
-            let extra = if needs_extra { self.open_holder(descriptor) } else { None };
-            let extra_index = extra.and_then(|extra| self.table.index(extra));
-            extra_index.into_iter().for_each(|index| self.hold(index));
-            let holder = extra.unwrap_or(known);
+        let is_live = self.is_live();
+        let wanted = match may_lock(flags, &asked) {
+            true => absolute(&asked, offset, is_of_process),
+            false => Err(error(libc::EBADF)),
+        };
+        let releases_nothing = known.is_none() && i32::from(asked.l_type) == libc::F_UNLCK;
+        let Some(wanted) = wanted.ok().filter(|_| !releases_nothing) else {
+            // The kernel, which has no lock of this process, finds the same error, or none.
+            return Some(self.ask_kernel(call, arguments, wanted.err()));
+        };
+        let (result, holder) = if is_live {
+            let extra = if known.is_none() { self.open_holder(descriptor) } else { None };
+            let holder = extra.or(known).unwrap_or(descriptor);
+            self.table.index(holder).into_iter().for_each(|index| self.hold(index));
             let waits = matches!(command as c_int, libc::F_SETLKW | libc::F_OFD_SETLKW);
-            let take = |waits| match may_lock(flags, &asked) {
-                true => lock_now(holder, absolute(&asked, offset, is_of_process), waits),
-                false => error(libc::EBADF),
+            let would_mix = self.would_mix(holder, is_of_process);
+            let take = |waits| match would_mix {
+                true => error(libc::ENOLCK),
+                false => lock_now(holder, wanted, waits),
             };
             let has_extra = [u8::from(extra.is_some())];
             (self.take_lock(call, waits, &[&has_extra], take), holder)
@@ -51,7 +58,11 @@ impl Session {
             let about = CallDescription::Path("lock", &[]);
             let result = self.replay(call, about, &mut [&mut has_extra]);
             let extra = if has_extra == [1] { self.replay_holder(descriptor) } else { None };
-            (result, extra.unwrap_or(known))
+            let holder = extra.or(known).unwrap_or(descriptor);
+            if extra.is_none() {
+                self.table.index(holder).into_iter().for_each(|index| self.hold(index));
+            }
+            (result, holder)
         };
         if let Some(open) = self.table.get(holder).filter(|_| result == 0) {
             open.ranges.note(&asked, offset);
@@ -61,13 +72,31 @@ impl Session {
         Some(result)
     }
 
+    /// Handles a lock that changes nothing: the result is `known`, or that of the kernel.
+    fn ask_kernel(&mut self, call: FileCall, arguments: [u64; 6], known: Option<i64>) -> i64 {
+        let perform = || known.unwrap_or_else(|| kernel(libc::SYS_fcntl, arguments));
+        match self.was_live() {
+            true => self.observe(call, perform, |_| [&[], &[]]),
+            false => self.replay(call, CallDescription::Path("lock", &[]), &mut []),
+        }
+    }
+
+    /// Whether an open file would hold locks of the process and its own ones, which would not
+    /// conflict with each other: it is the program's, and the process may not open the file for the
+    /// locks alone.
+    fn would_mix(&mut self, holder: u64, is_of_process: bool) -> bool {
+        let Some(open) = self.table.get(holder) else { return false };
+        !open.ranges.is_empty() && open.has_process_locks != is_of_process
+    }
+
     /// Handles `fcntl` with a command that asks for the range locks of others.
     ///
     /// # Safety
     /// The arguments are those of such a call.
     pub unsafe fn ask_for_lock(&mut self, arguments: [u64; 6]) -> Option<i64> {
         let [descriptor, command, argument, ..] = arguments;
-        let offset = self.table.get(descriptor)?.offset;
+        let open = self.table.get(descriptor)?;
+        let (offset, is_path) = (open.offset, open.flags & libc::O_PATH != 0);
         let call = call_of(libc::SYS_fcntl, [descriptor, command, 0, 0, 0], &[]);
         // SAFETY: the caller's promise.
         let into = unsafe { bytes(argument, size_of::<flock>()) };
@@ -78,10 +107,17 @@ impl Session {
         let holder = if is_of_process { self.known_holder(descriptor) } else { None };
         // SAFETY: the caller's promise.
         let asked = unsafe { (argument as *const flock).read_unaligned() };
-        let mut found = absolute(&asked, offset, is_of_process);
-        let room = (&raw mut found).addr() as u64;
         let holder = holder.unwrap_or(descriptor);
-        let result = kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, room, 0, 0, 0]);
+        // A lock of an open file may ask for a lock that unlocks (fcntl(2)).
+        let wanted = match i32::from(asked.l_type) {
+            _ if is_path => Err(error(libc::EBADF)),
+            libc::F_UNLCK if is_of_process => Err(error(libc::EINVAL)),
+            _ => absolute(&asked, offset, is_of_process),
+        };
+        let mut found = wanted.unwrap_or(asked);
+        let room = (&raw mut found).addr() as u64;
+        let ask = [holder, libc::F_OFD_GETLK as u64, room, 0, 0, 0];
+        let result = wanted.map_or_else(|error| error, |_| kernel(libc::SYS_fcntl, ask));
         if result == 0 {
             let is_free = i32::from(found.l_type) == libc::F_UNLCK;
             let found = if is_free { flock { l_type: found.l_type, ..asked } } else { found };
@@ -146,18 +182,18 @@ fn may_lock(flags: c_int, asked: &flock) -> bool {
     }
 }
 
-/// The range as one of an open file. A position of the program becomes one from the start of the
-/// file: the holder has another position.
-fn absolute(asked: &flock, offset: i64, is_of_process: bool) -> flock {
+/// The range as one of an open file, or an error. A position of the program becomes one from the
+/// start of the file: the holder has another position.
+fn absolute(asked: &flock, offset: i64, is_of_process: bool) -> Result<flock, i64> {
     let mut range = *asked;
     if is_of_process {
         range.l_pid = 0;
     }
     if is_of_process && i32::from(range.l_whence) == libc::SEEK_CUR {
         range.l_whence = libc::SEEK_SET as i16;
-        range.l_start = range.l_start.saturating_add(offset);
+        range.l_start = range.l_start.checked_add(offset).ok_or(error(libc::EOVERFLOW))?;
     }
-    range
+    Ok(range)
 }
 
 /// Takes or releases a lock of an open file.

@@ -316,31 +316,47 @@ impl Session {
             CompletionCheck::Moved if !old.is_empty() && !new.is_empty() => {
                 self.table.changed_files.rename(old, new)
             }
+            CompletionCheck::Exchanged if !old.is_empty() && !new.is_empty() => {
+                self.table.changed_files.exchange(old, new)
+            }
             _ => (),
         }
         let folder = &mut self.table.working_directory;
         for open in self.table.opens.iter_mut().chain([&mut folder.open]) {
             let is_it = open.path() == old && !old.is_empty();
+            let mut path = [0; PATH_BYTES];
             match path_change.check {
                 CompletionCheck::Gone if is_it => open.is_removed = true,
-                CompletionCheck::Moved if is_it => open.rename(new),
                 CompletionCheck::Moved if open.path() == new && !new.is_empty() => {
                     open.is_removed = true
                 }
-                CompletionCheck::Moved if is_below(open.path(), old) => {
-                    let mut path = [0; PATH_BYTES];
-                    let rest = &open.path()[old.len()..];
-                    let length = new.len() + rest.len();
-                    if length < PATH_BYTES {
-                        path[..new.len()].copy_from_slice(new);
-                        path[new.len()..length].copy_from_slice(rest);
-                    }
-                    open.rename(&path[..length.min(PATH_BYTES - 1)]);
+                CompletionCheck::Moved | CompletionCheck::Exchanged => {
+                    let moves_back = path_change.check == CompletionCheck::Exchanged;
+                    let moved = moved_path(open.path(), old, new, &mut path).or_else(|| {
+                        moved_path(open.path(), new, old, &mut path).filter(|_| moves_back)
+                    });
+                    moved.into_iter().for_each(|length| open.rename(&path[..length]));
                 }
                 _ => (),
             }
         }
     }
+}
+
+/// The path that something has after the change of a name: of the thing itself, or of a directory
+/// above it. A path that becomes too long is empty. `None`: the path stays.
+fn moved_path(path: &[u8], from: &[u8], to: &[u8], moved: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    if from.is_empty() || to.is_empty() || path != from && !is_below(path, from) {
+        return None;
+    }
+    let rest = &path[from.len()..];
+    let length = to.len() + rest.len();
+    if length >= PATH_BYTES {
+        return Some(0);
+    }
+    moved[..to.len()].copy_from_slice(to);
+    moved[to.len()..length].copy_from_slice(rest);
+    Some(length)
 }
 
 fn is_below(path: &[u8], directory: &[u8]) -> bool {

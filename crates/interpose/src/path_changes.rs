@@ -14,6 +14,8 @@ pub enum CompletionCheck {
     Gone,
     /// The change has happened if the second name refers to the file of the first.
     Moved,
+    /// The change has happened if each name refers to the file that the other one had.
+    Exchanged,
     /// The change has happened if the second name exists and did not exist before.
     Made,
 }
@@ -36,11 +38,14 @@ impl PathChange {
     /// The name change of a system call. `None`: the call changes no name.
     pub fn of(number: c_long, arguments: [u64; 6]) -> Option<PathChange> {
         use CompletionCheck::*;
-        let [a, b, c, d, ..] = arguments;
+        let [a, b, c, d, e, _] = arguments;
         let directory = |register: u64| register as u32 as u64;
         let (here_a, at_ab) = (Some((HERE, a)), Some((a, b)));
         let (first, second, check) = match number {
             libc::SYS_rename => (here_a, Some((HERE, b)), Moved),
+            libc::SYS_renameat2 if e & u64::from(libc::RENAME_EXCHANGE) != 0 => {
+                (at_ab, Some((directory(c), d)), Exchanged)
+            }
             libc::SYS_renameat | libc::SYS_renameat2 => (at_ab, Some((directory(c), d)), Moved),
             libc::SYS_unlink | libc::SYS_rmdir => (here_a, None, Gone),
             libc::SYS_unlinkat => (at_ab, None, Gone),
@@ -69,9 +74,9 @@ impl PathChange {
         Some(PathChange { number, first, second, check })
     }
 
-    /// Whether the call renames the first name to the second.
+    /// Whether the call gives the second name to what has the first name.
     pub fn moves(&self) -> bool {
-        self.check == CompletionCheck::Moved
+        matches!(self.check, CompletionCheck::Moved | CompletionCheck::Exchanged)
     }
 }
 

@@ -6,8 +6,10 @@
 //! process. So this module releases the locks of the process when the kernel would do that.
 //!
 //! All locks that the process has on one file belong to one open file, their *holder*, so they do
-//! not conflict with each other. The holder may read and write the file: it is an open file of the
-//! program's if one may, else one that is opened for the locks alone, with a descriptor of its own.
+//! not conflict with each other. The holder is opened for these locks alone, to read and write the
+//! file, and has a descriptor of its own: an open file of the program's may have locks of its own
+//! (`F_OFD_SETLK`), which do conflict. Only if the process may not open the file to read and write,
+//! the open file that locks first is the holder.
 //!
 //! In: a descriptor that is about to lock, or about to be closed. Out: the holder, released locks.
 //!
@@ -36,21 +38,14 @@ pub fn note_lock() {
 }
 
 impl Session {
-    /// A descriptor of the open file that holds the process's locks on this file; before the first
-    /// lock, of one of the program's that may hold them.
+    /// A descriptor of the open file that holds the process's locks on this file. `None`: there is
+    /// none yet.
     pub fn known_holder(&mut self, descriptor: u64) -> Option<u64> {
         let own = self.table.get(descriptor)?.identity;
-        let may = |open: &OpenFile| {
-            let is_open_for_both = open.flags & libc::O_ACCMODE == libc::O_RDWR;
-            is_open_for_both && open.flags & libc::O_PATH == 0 && open.ranges.is_empty()
+        let holds = |open: &OpenFile| {
+            (open.has_process_locks || open.is_lock_holder) && open.identity.is_same_file(&own)
         };
-        let is_of_file = |open: &OpenFile| open.identity.is_same_file(&own);
-        let holds = |open: &OpenFile| is_of_file(open) && open.has_process_locks;
-        let mut found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
-        if found.is_none() {
-            let mut opens = self.table.opens();
-            found = opens.find(|(_, open)| is_of_file(open) && may(open)).map(|(index, _)| index);
-        }
+        let found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
         self.table.descriptors(found?).next()
     }
 

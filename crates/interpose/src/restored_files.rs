@@ -79,14 +79,17 @@ impl DescriptorTable {
         }
     }
 
-    /// Makes all descriptors of an open file refer to `found`, and closes `found`.
+    /// Makes all descriptors of an open file refer to `found`, and closes `found` if it is none of
+    /// them.
     fn replace_descriptors(&mut self, index: usize, found: u64) {
-        for descriptor in self.descriptors(index) {
+        for descriptor in self.descriptors(index).filter(|descriptor| *descriptor != found) {
             let closes = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
             let flag = if closes & 1 == 1 { libc::O_CLOEXEC } else { 0 };
             kernel(libc::SYS_dup3, [found, descriptor, flag as u64, 0, 0, 0]);
         }
-        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+        if self.descriptors(index).all(|descriptor| descriptor != found) {
+            kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+        }
     }
 
     /// Reopens every open file for a thread or a child that begins during replay.
@@ -183,10 +186,31 @@ impl DescriptorTable {
         if open.is_real {
             return true;
         }
-        let Some(found) = reopen(open) else { return false };
+        let Some(found) = reopen(open) else { return self.reopen_in_place(index) };
         open.is_real = true;
         self.replace_descriptors(index, found as u64);
         true
+    }
+
+    /// Reopens a file under the number of its first placeholder: the process may have as many
+    /// descriptors as it is allowed. False: that was not the reason.
+    fn reopen_in_place(&mut self, index: usize) -> bool {
+        let Some(first) = self.descriptors(index).next() else { return false };
+        let flags = kernel(libc::SYS_fcntl, [first, libc::F_GETFD as u64, 0, 0, 0, 0]) as u64;
+        kernel(libc::SYS_close, [first, 0, 0, 0, 0, 0]);
+        let found = reopen(self.by_index(index));
+        let null = [HERE, NULL.as_ptr().addr() as u64, 2, 0, 0, 0];
+        let number = found.unwrap_or_else(|| kernel(libc::SYS_openat, null)) as u64;
+        if number != first {
+            kernel(libc::SYS_dup3, [number, first, 0, 0, 0, 0]);
+            kernel(libc::SYS_close, [number, 0, 0, 0, 0, 0]);
+        }
+        kernel(libc::SYS_fcntl, [first, libc::F_SETFD as u64, flags, 0, 0, 0]);
+        self.by_index(index).is_real = found.is_some();
+        if found.is_some() {
+            self.replace_descriptors(index, first);
+        }
+        found.is_some()
     }
 }
 

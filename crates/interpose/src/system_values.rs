@@ -67,7 +67,11 @@ pub unsafe fn system_name(into: u64) -> Option<i64> {
     if !HAS_NAMES.load(Acquire) {
         return None;
     }
-    // SAFETY: the program's structure; the names do not change any more.
+    let result = kernel(libc::SYS_uname, [into, 0, 0, 0, 0, 0]);
+    if result < 0 {
+        return Some(result);
+    }
+    // SAFETY: the kernel has just written the program's structure. The names change no more.
     unsafe { bytes(into, NAME_BYTES).copy_from_slice(&*NAMES.0.get()) };
     Some(0)
 }

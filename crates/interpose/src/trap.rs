@@ -314,6 +314,7 @@ impl TrappedCall {
                 Readable::All => (),
                 Readable::NotForKernel => return None,
                 Readable::Not => return Some(-i64::from(libc::EFAULT)),
+                Readable::First(count) => self.arguments[2] = count,
             }
             if let Some(refused) = process_calls::refuse(number, self.arguments) {
                 return Some(refused);
@@ -357,14 +358,18 @@ impl TrappedCall {
     }
 
     /// Removes SIGSYS from the mask of a wait, because a handler of the program may make system
-    /// calls during the wait.
+    /// calls during the wait. A mask in memory that cannot be written stays.
     unsafe fn wait_with(&self, mask: u64) -> Option<i64> {
         let mask = mask as *mut u64;
         // SAFETY: the pointer is an argument of the system call. Only a mask that contains SIGSYS
-        // is written.
+        // is written, and only if the kernel can write it.
         unsafe {
             if !mask.is_null() && mask.read_unaligned() & SIGSYS_BIT != 0 {
-                mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
+                let wanted = mask.read_unaligned() & !SIGSYS_BIT;
+                let probe = [libc::SIG_BLOCK as u64, 0, mask.addr() as u64, 8, 0, 0];
+                if raw(libc::SYS_rt_sigprocmask, probe) == 0 {
+                    mask.write_unaligned(wanted);
+                }
             }
         }
         None

@@ -4,8 +4,9 @@
 //! In: a system call. Out: what is to be done with a call whose memory cannot be read: the kernel
 //! gives it the error EFAULT, and this library would end the program by SIGSEGV.
 //!
-//! Of memory of many pages the first and the last byte are checked. What may never happen: a check
-//! reads the memory itself before the kernel has read some of that page.
+//! Of memory of many pages the first and the last byte are checked, and that all of it is mapped.
+//! What may never happen: a check reads the memory itself before the kernel has read some of that
+//! page.
 
 use libc::{c_int, c_long};
 
@@ -26,21 +27,34 @@ pub enum Readable {
     NotForKernel,
     /// The call fails here: its file may be a placeholder, to which every write succeeds.
     Not,
+    /// The kernel writes as much as can be read: so many bytes, or buffers of a list.
+    First(u64),
 }
 
 /// Whether this library can read what it reads of a call's memory.
 pub fn check(number: c_long, arguments: [u64; 6]) -> Readable {
     let is_text = |address: u64| address == 0 || has_text(address);
-    let is_piece = |(address, bytes): (u64, u64)| address == 0 || has_bytes(address, bytes);
+    let may_be_null = !needs_memory(number, arguments[1]);
+    let is_piece = |(address, bytes): (u64, u64)| {
+        address == 0 && may_be_null || bytes == 0 || has_bytes(address, bytes)
+    };
     let pieces = pieces(number, arguments);
-    if !texts(number, arguments).into_iter().all(is_text) || !pieces.into_iter().all(is_piece) {
+    if !texts(number, arguments).into_iter().all(is_text)
+        || !pieces.into_iter().all(is_piece)
+        // SAFETY: the list can be read.
+        || !unsafe { has_lengths(number, arguments) }
+    {
         return Readable::NotForKernel;
     }
-    // SAFETY: the list can be read.
-    if Session::has_open(arguments[0]) && !unsafe { can_write(number, arguments) } {
-        return Readable::Not;
+    if !Session::has_open(arguments[0]) {
+        return Readable::All;
     }
-    Readable::All
+    // SAFETY: the list can be read.
+    match unsafe { writable(number, arguments) } {
+        None => Readable::All,
+        Some(0) => Readable::Not,
+        Some(first) => Readable::First(first),
+    }
 }
 
 /// Addresses of C strings; 0: none.
@@ -118,6 +132,7 @@ fn pieces(number: c_long, [a, b, c, d, ..]: [u64; 6]) -> [(u64, u64); 2] {
         }
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => (b, WORD),
         libc::SYS_uname => (a, size_of::<libc::utsname>() as u64),
+        libc::SYS_getrandom => (a, b),
         libc::SYS_wait4 => (b, WORD / 2),
         libc::SYS_waitid => (c, size_of::<libc::siginfo_t>() as u64),
         _ if has_list(number) => (b, c.min(IO_VECTORS_MAX as u64) * 2 * WORD),
@@ -147,27 +162,80 @@ fn writes_list(number: c_long) -> bool {
     matches!(number, libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2)
 }
 
-/// Whether the bytes can be read that a call writes to a file.
+/// Whether the call fails if the address of its memory is null. `command`: of fcntl(2).
+fn needs_memory(number: c_long, command: u64) -> bool {
+    match number {
+        libc::SYS_clone3 | libc::SYS_uname | libc::SYS_getrandom | libc::SYS_openat2 => true,
+        libc::SYS_fcntl => passes_lock(command),
+        _ => has_list(number),
+    }
+}
+
+/// Whether the kernel takes the number of bytes that a call reads or writes, or of its list.
 ///
 /// # Safety
 /// The list of a call with a list can be read.
-unsafe fn can_write(number: c_long, [_, b, c, ..]: [u64; 6]) -> bool {
+unsafe fn has_lengths(number: c_long, [_, b, c, ..]: [u64; 6]) -> bool {
+    let is_length = |bytes: u64| i64::try_from(bytes).is_ok();
     match number {
-        libc::SYS_write | libc::SYS_pwrite64 => has_bytes(b, c),
-        _ if writes_list(number) => (0..IO_VECTORS_MAX.min(c as usize)).all(|at| {
-            // SAFETY: the caller's promise.
-            let piece = unsafe { (b as *const libc::iovec).add(at).read_unaligned() };
-            has_bytes(piece.iov_base.addr() as u64, piece.iov_len as u64)
-        }),
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => is_length(c),
+        // SAFETY: the caller's promise.
+        _ if has_list(number) => unsafe {
+            c <= IO_VECTORS_MAX as u64 && (0..c as usize).all(|at| is_length(piece_of(b, at).1))
+        },
         _ => true,
     }
 }
 
-/// Whether the first and the last of these bytes can be read.
+/// Address and length of a buffer of a list.
+///
+/// # Safety
+/// The list can be read and has this buffer.
+unsafe fn piece_of(list: u64, at: usize) -> (u64, u64) {
+    // SAFETY: the caller's promise.
+    let piece = unsafe { (list as *const libc::iovec).add(at).read_unaligned() };
+    (piece.iov_base.addr() as u64, piece.iov_len as u64)
+}
+
+/// How much of a write can be read, in bytes, or in buffers of its list. `None`: all of it, or the
+/// call writes nothing.
+///
+/// # Safety
+/// The list of a call with a list can be read.
+unsafe fn writable(number: c_long, [_, b, c, ..]: [u64; 6]) -> Option<u64> {
+    match number {
+        libc::SYS_write | libc::SYS_pwrite64 if !has_bytes(b, c) => Some(readable_bytes(b, c)),
+        _ if writes_list(number) => (0..c).find(|at| {
+            // SAFETY: the caller's promise.
+            let (address, bytes) = unsafe { piece_of(b, *at as usize) };
+            !has_bytes(address, bytes)
+        }),
+        _ => None,
+    }
+}
+
+/// Whether the first and the last of these bytes can be read, and all pages between are mapped.
 pub fn has_bytes(address: u64, bytes: u64) -> bool {
     let last = address.saturating_add(bytes.saturating_sub(1));
-    let is_one_page = address / PAGE_BYTES == last / PAGE_BYTES;
-    bytes == 0 || can_read(address) && (is_one_page || can_read(last))
+    let (first_page, last_page) = (address / PAGE_BYTES, last / PAGE_BYTES);
+    let is_mapped = || {
+        let between = (last_page - first_page - 1) * PAGE_BYTES;
+        let start = (first_page + 1) * PAGE_BYTES;
+        // It only looks at the mappings (msync(2), ENOMEM).
+        let look = [start, between, libc::MS_ASYNC as u64, 0, 0, 0];
+        between == 0 || kernel(libc::SYS_msync, look) == 0
+    };
+    bytes == 0 || can_read(address) && (first_page == last_page || can_read(last) && is_mapped())
+}
+
+/// How many of these bytes can be read from the first one on.
+fn readable_bytes(address: u64, bytes: u64) -> u64 {
+    let end = address.saturating_add(bytes);
+    let mut at = address;
+    while at < end && can_read(at) {
+        at = (at / PAGE_BYTES + 1) * PAGE_BYTES;
+    }
+    at.min(end) - address
 }
 
 fn has_text(mut address: u64) -> bool {
@@ -224,7 +292,12 @@ mod tests {
             (libc::SYS_utimensat, [0, text, end, 0]),
             (libc::SYS_setxattr, [text, text, end - 1, 2]),
             (libc::SYS_fcntl, [0, libc::F_SETLK as u64, 8, 0]),
+            (libc::SYS_fcntl, [0, libc::F_SETLK as u64, 0, 0]),
             (libc::SYS_readv, [0, end - 16, 2, 0]),
+            (libc::SYS_readv, [0, start, IO_VECTORS_MAX as u64 + 1, 0]),
+            (libc::SYS_read, [0, start, u64::MAX, 0]),
+            (libc::SYS_getrandom, [0, 4, 0, 0]),
+            (libc::SYS_clone3, [0, 88, 0, 0]),
         ] {
             assert_eq!(call(number, arguments), Readable::NotForKernel, "{number}");
         }
@@ -234,9 +307,16 @@ mod tests {
         let list = (&raw const list).addr() as u64;
         // SAFETY: the list is on this stack.
         unsafe {
-            let writes = |number, b, c| can_write(number, [0, b, c, 0, 0, 0]);
-            assert!(writes(libc::SYS_writev, list, 1) && !writes(libc::SYS_writev, list, 2));
-            assert!(writes(libc::SYS_write, start, 1) && !writes(libc::SYS_write, end, 1));
+            let writes = |number, b, c| writable(number, [0, b, c, 0, 0, 0]);
+            assert_eq!(
+                (writes(libc::SYS_writev, list, 1), writes(libc::SYS_writev, list, 2)),
+                (None, Some(1))
+            );
+            assert_eq!(
+                (writes(libc::SYS_write, start, 1), writes(libc::SYS_write, end, 1)),
+                (None, Some(0))
+            );
+            assert_eq!(writes(libc::SYS_pwrite64, start + 96, PAGE_BYTES), Some(PAGE_BYTES - 96));
             libc::munmap(start as *mut libc::c_void, pages);
         }
     }

@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -593,6 +594,81 @@ static void by_bad_memory(void)
         _exit(0);
     need(wait(nothing) == -1 && errno == EFAULT, "wait");
 }
+static void by_bad_lock(void)
+{
+    int file = new_file("of"), bare = open(path("of"), O_PATH);
+    struct flock asked = {.l_type = F_UNLCK};
+    for (long address = 0; address < 16; address += 8)
+        need(fcntl(file, F_SETLK, address) == -1 && errno == EFAULT, "a lock of bad memory");
+    need(fcntl(file, F_GETLK, &asked) == -1 && errno == EINVAL, "a question for no lock");
+    asked.l_type = F_RDLCK;
+    need(fcntl(bare, F_GETLK, &asked) == -1 && errno == EBADF, "a question to a bare descriptor");
+    NEED(lseek(file, 1, SEEK_SET));
+    asked = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_CUR, .l_start = INT64_MAX};
+    need(fcntl(file, F_SETLK, &asked) == -1 && errno == EOVERFLOW, "a place beyond the last one");
+    need(fcntl(file, F_GETLK, &asked) == -1 && errno == EOVERFLOW, "a question beyond the last place");
+}
+/* Buffers that are partly there, or of impossible lengths. */
+static void by_bad_buffers(void)
+{
+    const size_t page = 4096;
+    char word[8] = "bytes", *memory = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct iovec two[2] = {{word, 1}, {word, SIZE_MAX}}, many[1025];
+    int file = new_file("of"), ends[2];
+    need(memory != MAP_FAILED, "mmap");
+    NEED(pipe(ends));
+    NEED(munmap(memory + page, page));
+    NEED(mprotect(memory + 3 * page, page, PROT_READ));
+    for (int at = 0; at < 1025; at++)
+        many[at] = (struct iovec){word, 0};
+    need(write(file, memory, 2 * page) == (ssize_t)page, "the first of two pages");
+    need(write(file, memory + 10, 3 * page) == (ssize_t)page - 10, "the first of three pages");
+    need(write(file, memory + page, 1) == -1 && errno == EFAULT, "no page");
+    need(readv(file, two, 2) == -1 && errno == EINVAL, "readv of too much");
+    need(writev(file, two, 2) == -1 && errno == EINVAL, "writev of too much");
+    need(readv(ends[0], two, 2) == -1 && errno == EINVAL, "readv of a pipe");
+    need(readv(file, many, 1025) == -1 && errno == EINVAL, "readv of too many");
+    two[1] = (struct iovec){memory + page, 1};
+    need(writev(file, two, 2) == 1, "the first of two buffers");
+    need(lseek(file, 0, SEEK_END) == (off_t)(2 * page - 10 + 1), "the size");
+    need(syscall(SYS_uname, NULL) == -1 && errno == EFAULT, "uname to nowhere");
+    need(syscall(SYS_uname, memory + 3 * page) == -1 && errno == EFAULT, "uname to a constant");
+    need(syscall(SYS_getrandom, NULL, 4, 0) == -1 && errno == EFAULT, "getrandom");
+    need(syscall(SYS_clone3, NULL, 88) == -1 && errno == EFAULT, "clone3");
+}
+/* A wait whose mask cannot be changed. */
+static void by_constant_mask(void)
+{
+    static const sigset_t all = {{-1UL, -1UL}};
+    NEED(ppoll(NULL, 0, &(struct timespec){0}, &all));
+    NEED(pselect(0, NULL, NULL, NULL, &(struct timespec){0}, &all));
+}
+/* Two files change their names while both are open. */
+static void by_swapped_names(void)
+{
+    int one = new_file("of"), other = new_file("other");
+    NEED(renameat2(AT_FDCWD, path("of"), AT_FDCWD, path("other"), RENAME_EXCHANGE));
+    NEED(write(one, "one", 3));
+    NEED(write(other, "other", 5));
+    need(value != 1 || raise(SIGKILL) == 0, "the end");
+    NEED(write(one, "two", 3));
+    struct stat about;
+    need(stat(path("other"), &about) == 0 && about.st_size == 6, "the size");
+}
+/* All descriptors that the process may have are in use. */
+static void by_all_descriptors(void)
+{
+    int file = new_file("of");
+    struct rlimit limit = {64, 64};
+    NEED(setrlimit(RLIMIT_NOFILE, &limit));
+    while (dup(file) >= 0)
+        ;
+    need(errno == EMFILE, "too many");
+    NEED(write(file, "one", 3));
+    need(value != 1 || raise(SIGKILL) == 0, "the end");
+    NEED(write(file, "two", 3));
+    need(lseek(file, 0, SEEK_END) == 6, "the size");
+}
 static void by_recvmsg(void)
 {
     char room[8];
@@ -917,6 +993,28 @@ static void by_range_locks(void)
     NEED(close(file));
 }
 
+/* Locks of the process and those of an open file are apart from each other. */
+static void by_mixed_locks(void)
+{
+    int file = new_file("of"), other;
+    NEED(range(file, F_SETLK, F_WRLCK, SEEK_SET, 0, 10));
+    need(range(file, F_OFD_SETLK, F_WRLCK, SEEK_SET, 0, 10) == -1 && errno == EAGAIN, "a lock against an own one");
+    NEED(range(file, F_OFD_SETLK, F_WRLCK, SEEK_SET, 20, 10));
+    need(range(file, F_SETLK, F_WRLCK, SEEK_SET, 25, 10) == -1 && errno == EAGAIN, "the reverse");
+    NEED(range(file, F_SETLK, F_UNLCK, SEEK_SET, 20, 10));
+    need_locks("wwwwwwwwww----------wwwwwwwwww");
+    NEED(close(open(path("of"), O_RDONLY)));
+    need_locks("--------------------wwwwwwwwww");
+    NEED(other = open(path("of"), O_RDWR));
+    NEED(range(other, F_OFD_SETLK, F_WRLCK, SEEK_SET, 0, 10));
+    NEED(range(file, F_OFD_SETLK, F_UNLCK, SEEK_SET, 0, 0));
+    need(range(file, F_SETLK, F_WRLCK, SEEK_SET, 0, 5) == -1 && errno == EAGAIN, "a lock of another open file");
+    need_locks("wwwwwwwwww");
+    NEED(close(other));
+    need_locks("");
+    NEED(close(file));
+}
+
 static void by_blocked_lock(void) { wait_for_flock(open(path("locked"), O_RDWR)); }
 
 static const struct {
@@ -960,6 +1058,12 @@ static const struct {
     {"waitid", by_waitid},
     {"recvmsg", by_recvmsg},
     {"bad memory", by_bad_memory},
+    {"bad lock", by_bad_lock},
+    {"bad buffers", by_bad_buffers},
+    {"constant mask", by_constant_mask},
+    {"swapped names", by_swapped_names},
+    {"all descriptors", by_all_descriptors},
+    {"mixed locks", by_mixed_locks},
     {"waiting bytes", by_waiting_bytes},
     {"two pipes", by_two_pipes},
     {"steady results", by_steady_results},
