@@ -11,7 +11,7 @@
 //! What may never happen: a process outside the job gets data twice without a log line that says
 //! so.
 
-use landbridge_proto::nondeterminism::{UNSAVED_KEYS, UNSAVED_SEMAPHORE};
+use landbridge_proto::nondeterminism::{UNSAVED_KEYS, UNSAVED_RESTRICTIONS, UNSAVED_SEMAPHORE};
 use libc::{c_long, mmsghdr, msghdr, sockaddr, socklen_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -228,6 +228,10 @@ fn log_line(from: usize, function: &'static real_libc::NextSymbol) -> usize {
     function.address()
 }
 
+fn note_restricted() {
+    record_head::head().into_iter().for_each(|head| head.note_unsaved(UNSAVED_RESTRICTIONS));
+}
+
 /// Reports a system call of any observed or recorded thread that another process notices, or by
 /// which this process notices others.
 pub fn check(number: c_long, arguments: [u64; 6]) {
@@ -236,6 +240,8 @@ pub fn check(number: c_long, arguments: [u64; 6]) {
         libc::SYS_pkey_alloc | libc::SYS_pkey_mprotect => {
             record_head::head().into_iter().for_each(|head| head.note_unsaved(UNSAVED_KEYS));
         }
+        libc::SYS_landlock_restrict_self => note_restricted(),
+        libc::SYS_prctl if first as c_int == libc::PR_SET_MDWE => note_restricted(),
         libc::SYS_eventfd2 => {
             let is_semaphore = second as c_int & libc::EFD_SEMAPHORE != 0;
             let head = record_head::head().filter(|_| is_semaphore);

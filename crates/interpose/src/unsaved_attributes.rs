@@ -2,7 +2,7 @@
 //! in children (madvise(2), `MADV_WIPEONFORK`), the processors on which threads may run
 //! (sched_setaffinity(2)), personality(2), and of the main thread the memory policy
 //! (set_mempolicy(2)), the priority for disks (ioprio_set(2)), the slack of timers and the policy
-//! for failing memory (prctl(2)).
+//! for failing memory (prctl(2)); and that all future memory is locked (mlockall(2)).
 //!
 //! In: calls that set them; the moment before an image is taken, and the moment after a process was
 //! restored from it. Out: the same attributes as before. What may never happen: a restored process
@@ -66,6 +66,9 @@ static MEMORY_POLICY: AtomicU64 = AtomicU64::new(0);
 static MEMORY_NODES: [AtomicU64; SET_WORDS] = [const { AtomicU64::new(0) }; SET_WORDS];
 const NODES_MAX: u64 = 64 * SET_WORDS as u64;
 
+/// Flags of the last mlockall(2) that locks future memory; 0: it is not locked.
+static FUTURE_LOCKED: AtomicU64 = AtomicU64::new(0);
+
 struct PinnedThread {
     id: AtomicU64,
     processors: [AtomicU64; SET_WORDS],
@@ -87,6 +90,11 @@ pub fn note(number: c_long, arguments: [u64; 6]) {
             let first = processors_of(0).unwrap_or_default();
             FIRST.iter().zip(first).for_each(|(place, word)| place.store(word, Relaxed));
         }
+        libc::SYS_mlockall => {
+            let is_future = arguments[0] as c_int & libc::MCL_FUTURE != 0;
+            FUTURE_LOCKED.store(if is_future { arguments[0] } else { 0 }, Relaxed);
+        }
+        libc::SYS_munlockall => FUTURE_LOCKED.store(0, Relaxed),
         _ => (),
     }
 }
@@ -223,6 +231,10 @@ pub fn restore() {
     }
     if HAS_PINNED.load(Relaxed) {
         restore_processors();
+    }
+    let locked = FUTURE_LOCKED.load(Relaxed) & !(libc::MCL_CURRENT as u64);
+    if locked != 0 {
+        kernel(libc::SYS_mlockall, [locked, 0, 0, 0, 0, 0]);
     }
 }
 

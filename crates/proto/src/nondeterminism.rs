@@ -80,12 +80,14 @@ pub const HELD_AT: usize = offset_of!(RecordHead, held);
 pub const LAST_WRITTEN_AT: usize = offset_of!(RecordHead, last_written);
 /// See [`LAST_WRITTEN_AT`].
 pub const UNKNOWN_WRITTEN: u64 = u64::MAX;
-/// Offset of `unsaved` in the record: eight bytes, [`UNSAVED_SEMAPHORE`] and [`UNSAVED_KEYS`].
+/// Offset of `unsaved` in the record: eight bytes, of the flags that follow.
 pub const UNSAVED_AT: usize = offset_of!(RecordHead, unsaved);
 /// The process has made an eventfd with EFD_SEMAPHORE.
 pub const UNSAVED_SEMAPHORE: u64 = 1;
 /// The process has protection keys (pkeys(7)).
 pub const UNSAVED_KEYS: u64 = 2;
+/// The process has restricted itself (landlock(7), prctl(2) with PR_SET_MDWE).
+pub const UNSAVED_RESTRICTIONS: u64 = 4;
 /// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 

@@ -1,12 +1,14 @@
 //! Quantities as users write them in a lab file: `"1 Gbit/s"`, `"5 ms"`, `"0.1 %"`, `"256 KiB"`.
 //!
 //! Each type parses its own text form and prints a form that it can parse again. A bare number
-//! stands for the base unit: bit/s, seconds, a fraction from 0 to 1, bytes. No quantity is
-//! negative, infinite or silently rounded to zero.
+//! stands for the base unit: bit/s, seconds, a fraction from 0 to 1, bytes. Rates, times and shares
+//! may be measured ones, with decimals; a size is a whole number, as in the settings. No quantity
+//! is negative, infinite or silently rounded to zero.
 
 use std::fmt;
 use std::str::FromStr;
 
+use landbridge_proto::setting::{SettingKind, Value};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
 /// A link's speed, 1 bit/s to 1 Tbit/s.
@@ -71,7 +73,7 @@ const SIZE_FORM: &str = "a size such as \"256 KiB\" or 262144 (bytes)";
 
 const RATE_MAX: f64 = 1e12;
 const SPAN_NANOS_MAX: f64 = 3.6e12;
-const SIZE_MAX: f64 = (1u64 << 40) as f64;
+const SIZE_MAX: u64 = 1 << 40;
 
 impl FromStr for Rate {
     type Err = BadQuantity;
@@ -116,12 +118,10 @@ impl FromStr for Share {
 
 impl FromStr for Size {
     type Err = BadQuantity;
+    /// Parses a size as settings are: a whole number, and B, KiB, MiB or GiB.
     fn from_str(text: &str) -> Result<Size, BadQuantity> {
-        let value = split(text).and_then(|(number, unit)| Some(number * size_unit(unit)?));
-        match value {
-            Some(bytes) if (1.0..=SIZE_MAX).contains(&bytes) => {
-                Ok(Size { bytes: bytes.round() as u64 })
-            }
+        match (SettingKind::Size { min: 1, max: SIZE_MAX }).parse(text) {
+            Ok(Value::Number(bytes)) => Ok(Size { bytes }),
             _ => Err(bad(text, SIZE_FORM)),
         }
     }
@@ -163,18 +163,6 @@ fn span_unit(unit: &str) -> Option<f64> {
     }
 }
 
-fn size_unit(unit: &str) -> Option<f64> {
-    match unit {
-        "" | "B" => Some(1.0),
-        "kB" => Some(1e3),
-        "KiB" => Some(1024.0),
-        "MB" => Some(1e6),
-        "MiB" => Some(1024.0 * 1024.0),
-        "GiB" => Some(1024.0 * 1024.0 * 1024.0),
-        _ => None,
-    }
-}
-
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = self.bits_per_second as f64;
@@ -208,8 +196,8 @@ impl fmt::Display for Share {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bytes {
-            b if b >= 1 << 20 => write!(f, "{} MiB", b as f64 / f64::from(1 << 20)),
-            b if b >= 1 << 10 => write!(f, "{} KiB", b as f64 / f64::from(1 << 10)),
+            b if b.is_multiple_of(1 << 20) => write!(f, "{} MiB", b >> 20),
+            b if b.is_multiple_of(1 << 10) => write!(f, "{} KiB", b >> 10),
             b => write!(f, "{b} B"),
         }
     }
@@ -281,7 +269,10 @@ mod tests {
         fn what_is_printed_can_be_read(
             bits in 1u64..1_000_000_000_000,
             nanos in 0u64..3_600_000_000_000,
+            bytes in 1u64..=SIZE_MAX,
         ) {
+            let size = Size { bytes };
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
             let rate = Rate { bits_per_second: bits };
             prop_assert_eq!(rate.to_string().parse(), Ok(rate));
             let span = Span { nanos };
