@@ -32,7 +32,7 @@ LIMIT_S = 60.0
 CANNOT_TELL = r"killed within its .* cannot be known"
 # Numbers of system calls on x86-64.
 WRITE, CLOSE, PWRITE, RENAME, MKDIR, UNLINK, LINK, SYMLINK = 1, 3, 18, 82, 83, 87, 86, 88
-TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE = 76, 90, 188, 257, 40
+TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE, DUP2 = 76, 90, 188, 257, 40, 33
 
 
 @dataclass
@@ -57,6 +57,7 @@ EFFECTS = [
     Effect("claim-renaming", RENAME),
     Effect("rename-here", RENAME, has_answer=False),
     Effect("close-locked", CLOSE, is_exact=True, has_answer=False),
+    Effect("replace-locked", DUP2, is_exact=True, has_answer=False),
     Effect("open", OPENAT),
     Effect("open-link", OPENAT, is_hidden=True),
     Effect("open-moved", OPENAT),

@@ -116,7 +116,7 @@ pub fn settled(descriptor: u64, look: impl Fn() -> FileIdentity) -> FileIdentity
 }
 
 /// Kind of the file system of an open file (`f_type` of statfs(2)).
-fn kind_of(descriptor: u64) -> Option<c_long> {
+pub fn kind_of(descriptor: u64) -> Option<c_long> {
     let mut about = MaybeUninit::<libc::statfs>::zeroed();
     let room = about.as_mut_ptr().addr() as u64;
     let is_known = kernel(libc::SYS_fstatfs, [descriptor, room, 0, 0, 0, 0]) == 0;
@@ -174,11 +174,16 @@ fn clock_of_kind(kind: c_long, is_precise_kernel: bool) -> ChangeClock {
 }
 
 fn is_precise_kernel() -> bool {
+    kernel_version() >= PRECISE_SINCE
+}
+
+/// Version of this kernel, such as 6 and 1.
+pub fn kernel_version() -> (u32, u32) {
     let mut about = MaybeUninit::<libc::utsname>::zeroed();
     kernel(libc::SYS_uname, [about.as_mut_ptr().addr() as u64, 0, 0, 0, 0, 0]);
     // SAFETY: all zeros are a value, and the kernel has written another.
     let release = unsafe { about.assume_init() }.release.map(|byte| byte as u8);
-    version_of(&release) >= PRECISE_SINCE
+    version_of(&release)
 }
 
 /// Version of a kernel by its release, such as `6.1.0-44-amd64`.

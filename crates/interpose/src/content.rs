@@ -365,7 +365,7 @@ impl Session {
             self.replay(call, about, &mut [])
         };
         if let Some(open) = self.table.get(descriptor).filter(|_| result >= 0) {
-            open.offset = result;
+            (open.offset, open.has_listed_all) = (result, false);
         }
         Some(result)
     }
@@ -392,10 +392,9 @@ impl Session {
         } else {
             self.replay(call, CallDescription::Path("listing", &[]), &mut [&mut room[..]])
         };
-        if let Some((open, end)) =
-            self.table.get(descriptor).zip(last_offset(&room[..result.max(0) as usize]))
-        {
-            open.offset = end;
+        if let Some(open) = self.table.get(descriptor) {
+            open.has_listed_all = result == 0;
+            open.offset = last_offset(&room[..result.max(0) as usize]).unwrap_or(open.offset);
         }
         Some(result)
     }

@@ -11,7 +11,7 @@ use crate::descriptor_table::DESCRIPTORS;
 use crate::file_identity::{FileIdentity, FileKind, PATH_BYTES, bytes_of, identity_from};
 use crate::file_metadata::{self, identity_of, is_exempt, is_exempt_name, is_virtual, path_of};
 use crate::held_files;
-use crate::kernel_calls::{error, kernel, text};
+use crate::kernel_calls::{descriptor_limits, error, kernel, text};
 use crate::messages::Path;
 use crate::open_file::OpenFile;
 use crate::restart_refusals::abort_replay;
@@ -186,29 +186,36 @@ impl Session {
         Some(recorded.unwrap_or(result))
     }
 
+    /// Closes the descriptors of a range that the recorded thread has opened, each as by `close`,
+    /// and then all others. `None`: the call is let through.
     pub fn close_range(&mut self, first: u64, last: u64, flags: u64) -> Option<i64> {
-        const CLOSE_RANGE_CLOEXEC: u64 = 4;
-        if flags & CLOSE_RANGE_CLOEXEC != 0 {
+        const UNSHARE: u64 = 2;
+        let (first, last) = (first as u32 as u64, last as u32 as u64);
+        // With another flag the call closes nothing, or fails.
+        if flags & !UNSHARE != 0 || first > last {
             return None;
         }
-        let (first, last) = (first as u32 as u64, last as u32 as u64);
+        if flags == UNSHARE {
+            let result = kernel(libc::SYS_unshare, [libc::CLONE_FILES as u64, 0, 0, 0, 0, 0]);
+            if result < 0 {
+                return Some(result);
+            }
+        }
         let mut rest = first;
         for descriptor in first..=last.min(DESCRIPTORS as u64 - 1) {
-            if self.is_lock_holder(descriptor) {
-                if rest < descriptor {
-                    let before = descriptor - 1;
-                    kernel(libc::SYS_close_range, [rest, before, flags, 0, 0, 0]);
-                }
-                rest = descriptor + 1;
+            if !self.is_lock_holder(descriptor) {
+                self.close(descriptor);
                 continue;
             }
-            self.drop_range_locks(descriptor);
-            self.release_held(descriptor);
-            self.table.remove(descriptor);
+            if rest < descriptor {
+                kernel(libc::SYS_close_range, [rest, descriptor - 1, 0, 0, 0, 0]);
+            }
+            rest = descriptor + 1;
         }
-        let is_done = rest > last;
-        let close_rest = || kernel(libc::SYS_close_range, [rest, last, flags, 0, 0, 0]);
-        (rest != first).then(|| if is_done { 0 } else { close_rest() })
+        if rest <= last {
+            return Some(kernel(libc::SYS_close_range, [rest, last, 0, 0, 0, 0]));
+        }
+        Some(0)
     }
 
     /// Handles a duplication whose new descriptor the kernel chooses.
@@ -233,35 +240,57 @@ impl Session {
         Some(result)
     }
 
-    /// Handles a duplication whose new descriptor the program chooses.
+    /// Handles a duplication whose new descriptor the program chooses. `None`: the call is let
+    /// through.
     pub fn duplicate_to(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
         let (from, to) = (arguments[0], arguments[1] as u32 as u64);
-        let (has_from, has_to) = (self.table.index(from), self.table.index(to));
-        has_from.or(has_to)?;
+        let is_valid = number == libc::SYS_dup2 || arguments[2] & !(libc::O_CLOEXEC as u64) == 0;
         let is_open = kernel(libc::SYS_fcntl, [from, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0;
-        if !is_open {
-            // The call fails, and `to` stays open.
+        if !is_valid || !is_open || from as u32 as u64 == to || to >= descriptor_limits()[0] {
+            // The call fails, or changes nothing.
             return None;
         }
-        if from as u32 as u64 != to {
-            self.drop_range_locks(to);
+        if self.is_lock_holder(to) {
+            self.move_holder(to);
         }
-        if has_from != has_to {
-            self.release_held(to);
-        }
-        let result = kernel(number, arguments);
-        if result >= 0 {
-            match has_from {
-                None => self.table.remove(to),
-                Some(_) if self.table.duplicate(from, to as i64) => (),
-                Some(_) => {
-                    self.forbid_restart(format_args!(
-                        "it has more descriptors than are looked after"
-                    ));
-                }
-            }
+        let (has_from, has_to) = (self.table.index(from), self.table.index(to));
+        has_from.or(has_to)?;
+        let result = match has_to {
+            Some(_) => self.replace(number, arguments, has_from == has_to),
+            None => kernel(number, arguments),
+        };
+        if result >= 0 && !self.table.duplicate(from, to as i64) {
+            self.forbid_restart(format_args!("it has more descriptors than are looked after"));
         }
         Some(result)
+    }
+
+    /// Makes `to`, which the recorded thread has open, another descriptor of `from`: closes it, as
+    /// [`Session::close`] does. `is_same`: both are descriptors of one open file.
+    fn replace(&mut self, number: c_long, arguments: [u64; 6], is_same: bool) -> i64 {
+        let [from, to, flags, ..] = arguments;
+        let to = to as u32 as u64;
+        self.drop_range_locks(to);
+        let held = if is_same { None } else { self.unlock_held(to) };
+        let flags = if number == libc::SYS_dup2 { 0 } else { flags };
+        let call = call_of(libc::SYS_dup2, [from, to, flags, 0, 0], &[]);
+        let was_live = self.was_live();
+        let is_live = self.is_live_except_files();
+        let recorded = (!is_live).then(|| {
+            let about = CallDescription::Path("dup", self.table.path_of(to));
+            self.replay(call, about, &mut [])
+        });
+        // A file that is closed here need not be restored when the process goes live.
+        self.table.remove(to);
+        if is_live && !was_live {
+            self.restore_files();
+        }
+        let result = kernel(number, arguments);
+        if is_live {
+            self.note(call, result, &[]);
+        }
+        held.into_iter().for_each(held_files::release);
+        recorded.unwrap_or(result)
     }
 
     /// Handles `fcntl`. `None`: the call is let through.

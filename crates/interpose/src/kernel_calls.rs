@@ -31,6 +31,21 @@ pub fn error(number: c_int) -> i64 {
     -i64::from(number)
 }
 
+/// Numbers that new descriptors of this process are below: the soft and the hard limit
+/// (getrlimit(2), `RLIMIT_NOFILE`).
+pub fn descriptor_limits() -> [u64; 2] {
+    let mut limits = [0; 2];
+    let room = (&raw mut limits).addr() as u64;
+    kernel(libc::SYS_getrlimit, [libc::RLIMIT_NOFILE as u64, room, 0, 0, 0, 0]);
+    limits
+}
+
+/// Sets the limits of [`descriptor_limits`].
+pub fn set_descriptor_limits(limits: [u64; 2]) {
+    let room = limits.as_ptr().addr() as u64;
+    kernel(libc::SYS_setrlimit, [libc::RLIMIT_NOFILE as u64, room, 0, 0, 0, 0]);
+}
+
 /// A C string in the program's memory; empty for null.
 ///
 /// # Safety

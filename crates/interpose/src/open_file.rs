@@ -31,6 +31,8 @@ pub struct OpenFile {
     pub is_quiesced: bool,
     /// True if reads of the file are recorded with their content.
     pub is_recorded: bool,
+    /// True if the last listing of the directory gave no more names.
+    pub has_listed_all: bool,
     /// True once the file has lost its name.
     pub is_removed: bool,
     /// Number under which the agent holds the file; 0: the agent does not hold it.
@@ -62,6 +64,7 @@ impl OpenFile {
         is_real: false,
         is_quiesced: false,
         is_recorded: false,
+        has_listed_all: false,
         is_removed: false,
         held: 0,
         is_returned: false,
@@ -81,7 +84,7 @@ impl OpenFile {
         (self.identity, self.append_end) = (FileIdentity::default(), 0);
         (self.is_shared_append, self.is_real, self.is_quiesced) = (false, true, false);
         (self.is_recorded, self.is_removed, self.held) = (false, false, 0);
-        (self.is_returned, self.is_lock_holder) = (false, false);
+        (self.is_returned, self.is_lock_holder, self.has_listed_all) = (false, false, false);
         (self.lock, self.ranges, self.has_process_locks) = (0, LockedRanges::NONE, false);
     }
 

@@ -22,7 +22,7 @@ use crate::descriptor_table::{DESCRIPTORS, OPENS};
 use crate::file_identity::FileIdentity;
 use crate::file_metadata::{link_of, shares_open_file};
 use crate::held_files;
-use crate::kernel_calls::{HERE, error, kernel};
+use crate::kernel_calls::{HERE, descriptor_limits, error, kernel, set_descriptor_limits};
 use crate::locked_ranges::LockedRanges;
 use crate::open_file::OpenFile;
 use crate::processes::{each_number_in, is_own_process};
@@ -71,8 +71,7 @@ impl Session {
         let flags = (libc::O_RDWR | libc::O_CLOEXEC) as u64;
         let found = kernel(libc::SYS_openat, [HERE, path, flags, 0, 0, 0]);
         let found = u64::try_from(found).ok()?;
-        let command = libc::F_DUPFD_CLOEXEC as u64;
-        let number = kernel(libc::SYS_fcntl, [found, command, least_number(), 0, 0, 0]);
+        let number = under_high_number(found);
         kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
         let path = self.table.path_of(descriptor);
         let like = self.table.by_index(of);
@@ -85,6 +84,15 @@ impl Session {
         (open.flags, open.is_lock_holder) = (libc::O_RDWR, true);
         open.rename(path);
         Some(number as u64)
+    }
+
+    /// Gives a holder another descriptor: the program wants this one.
+    pub fn move_holder(&mut self, holder: u64) {
+        let number = under_high_number(holder);
+        if !self.table.duplicate(holder, number) || number < 0 {
+            self.forbid_restart(format_args!("it has more descriptors than are looked after"));
+        }
+        self.table.remove(holder);
     }
 
     /// Releases the range locks of the process on the file at a descriptor, before that descriptor
@@ -134,12 +142,25 @@ impl Session {
     }
 }
 
-/// First number for a descriptor of this library, within the limit of the process.
-fn least_number() -> u64 {
-    let mut limit = [0u64; 2];
-    let room = (&raw mut limit).addr() as u64;
-    kernel(libc::SYS_getrlimit, [libc::RLIMIT_NOFILE as u64, room, 0, 0, 0, 0]);
-    (limit[0] / 2).min(DESCRIPTORS as u64 / 2)
+/// Duplicates a descriptor under the highest number that is free: if possible one beyond the soft
+/// limit, which the program does not get and does not lack.
+fn under_high_number(descriptor: u64) -> i64 {
+    let [soft, hard] = descriptor_limits();
+    let end = hard.min(DESCRIPTORS as u64);
+    if soft < end {
+        set_descriptor_limits([end, hard]);
+    }
+    let is_free = |number: &u64| {
+        let flags = kernel(libc::SYS_fcntl, [*number, libc::F_GETFD as u64, 0, 0, 0, 0]);
+        flags == error(libc::EBADF)
+    };
+    let highest = (0..end).rev().find(is_free).unwrap_or(0);
+    let copy = [descriptor, libc::F_DUPFD_CLOEXEC as u64, highest, 0, 0, 0];
+    let number = kernel(libc::SYS_fcntl, copy);
+    if soft < end {
+        set_descriptor_limits([soft, hard]);
+    }
+    number
 }
 
 /// Releases the locks on every range of an open file.

@@ -8,6 +8,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use libc::c_long;
+
 use crate::changed_files::FILE_SYSTEMS;
 use crate::descriptor_calls::survives_exec;
 use crate::descriptor_table::{DescriptorTable, OPENS};
@@ -17,7 +19,7 @@ use crate::messages::Path;
 use crate::open_file::OpenFile;
 use crate::restart_refusals::{self, abort_replay};
 use crate::session::Session;
-use crate::{file_metadata, held_files, origin, range_locks};
+use crate::{change_times, file_metadata, held_files, origin, range_locks};
 
 /// First number of files that the agent holds only while a checkpoint is taken.
 const QUIESCED: u64 = 1 << 32;
@@ -151,6 +153,25 @@ impl DescriptorTable {
         let is_kept = is_returned && self.kept_offset == Some(index);
         if let Some(descriptor) = first.filter(|_| has_position && !is_kept) {
             kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+            self.check_listing(index, descriptor);
+        }
+    }
+
+    /// Ends the process within the listing of a directory that has changed since it was opened, if
+    /// its positions count names: after a name is removed, the position is that of another name.
+    fn check_listing(&mut self, index: usize, descriptor: u64) {
+        let open = self.by_index(index);
+        if open.kind == FileKind::Directory
+            && open.offset > 0
+            && !open.has_listed_all
+            && counts_names(descriptor)
+            && !is_unchanged(open, descriptor)
+        {
+            let path = Path(open.path());
+            abort_replay(format_args!(
+                "it was listing {path}, and may get other names now: its file system has no \
+                 lasting positions"
+            ));
         }
     }
 
@@ -214,6 +235,18 @@ impl DescriptorTable {
     }
 }
 
+/// Whether positions of a directory are numbers of names: of ramfs, hugetlbfs, of an overlay of two
+/// directories, and of tmpfs before Linux 6.6.
+fn counts_names(directory: u64) -> bool {
+    const RAMFS: c_long = 0x8584_58f6;
+    const STABLE_SINCE: (u32, u32) = (6, 6);
+    match change_times::kind_of(directory) {
+        Some(RAMFS | libc::HUGETLBFS_MAGIC | libc::OVERLAYFS_SUPER_MAGIC) => true,
+        Some(libc::TMPFS_MAGIC) => change_times::kernel_version() < STABLE_SINCE,
+        _ => false,
+    }
+}
+
 /// Whether the agent holds an open file under this number.
 fn is_held(number: u64) -> bool {
     let found = if number == 0 { None } else { held_files::get(number) };
@@ -244,6 +277,13 @@ fn reopen(open: &mut OpenFile) -> Option<i64> {
         return None;
     }
     Some(found)
+}
+
+/// Whether the directory at the descriptor has the names that it had when it was opened.
+fn is_unchanged(open: &OpenFile, descriptor: u64) -> bool {
+    file_metadata::identity_of(descriptor).is_some_and(|(_, now)| {
+        (now.modified, now.changed) == (open.identity.modified, open.identity.changed)
+    })
 }
 
 /// Whether the descriptor is that of this file.

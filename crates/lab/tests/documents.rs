@@ -221,7 +221,7 @@ fn every_kind_of_call_on_files_has_its_case() {
 /// whether the cases are refused.
 fn call_cases(driver: &str) -> BTreeMap<String, bool> {
     let mut cases = BTreeMap::new();
-    for table in ["CHANNELS = {", "CHANGES = {"] {
+    for table in ["CHANNELS = {", "CHANGES = {", "KILLED = {"] {
         let lines = driver.lines().skip_while(|line| *line != table).skip(1);
         for line in lines.take_while(|line| *line != "}") {
             let entry = line.trim().strip_prefix('"').and_then(|rest| rest.split_once("\": "));

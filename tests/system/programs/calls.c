@@ -655,6 +655,49 @@ static void by_swapped_names(void)
     struct stat about;
     need(stat(path("other"), &about) == 0 && about.st_size == 6, "the size");
 }
+/* Calls that fail close nothing. */
+static void by_failing_closes(void)
+{
+    int file = new_file("of"), other = new_file("other");
+    need(flock(file, LOCK_EX) == 0, "flock");
+    need(syscall(SYS_dup3, other, file, 0x999) == -1 && errno == EINVAL, "dup3");
+    need(syscall(SYS_close_range, file, file, 8) == -1 && errno == EINVAL, "close_range");
+    need(syscall(SYS_close_range, file, 0, 0) == -1 && errno == EINVAL, "close_range of no range");
+    NEED(write(file, "one", 3));
+    need(flock(open(path("of"), O_RDWR), LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK, "the lock is there");
+}
+/* A file without a name is closed by another one that takes its descriptor, and by a range. */
+static void by_replaced_descriptors(void)
+{
+    FILE *unnamed = tmpfile();
+    int file = new_file("of"), other = fileno(tmpfile());
+    need(unnamed != NULL && fputs("word", unnamed) > 0 && fflush(unnamed) == 0, "tmpfile");
+    need(syscall(SYS_close_range, file, file, 8) == -1 && errno == EINVAL, "close_range");
+    need(freopen("/dev/null", "w", unnamed) != NULL, "freopen");
+    NEED(write(other, "word", 4));
+    need(syscall(SYS_close_range, other, other, 0) == 0, "close_range");
+    need(value != 1 || raise(SIGKILL) == 0, "the end");
+    NEED(write(file, "one", 3));
+    need(lseek(file, 0, SEEK_END) == 3 && fputs("word", unnamed) > 0 && fflush(unnamed) == 0, "the files");
+    need(write(other, "word", 4) == -1 && errno == EBADF, "a closed descriptor");
+}
+/* A directory is listed with a small buffer while its names are removed. */
+static void by_listing(void)
+{
+    char names[200], name[300];
+    int directory = open(folder, O_RDONLY | O_DIRECTORY), listed = 0;
+    for (int number = 0; number < 40; number++) {
+        snprintf(name, sizeof name, "n%d", number);
+        NEED(close(new_file(name)));
+    }
+    for (long length; (length = syscall(SYS_getdents64, directory, names, sizeof names)) > 0;) {
+        for (long at = 0; at < length; at += *(unsigned short *)(names + at + 16))
+            if (names[at + 19] == 'n')
+                listed += unlinkat(directory, names + at + 19, 0) == 0;
+        need(value != 1 || listed < 15 || raise(SIGKILL) == 0, "the end");
+    }
+    need(listed == 40, "all names");
+}
 /* All descriptors that the process may have are in use. */
 static void by_all_descriptors(void)
 {
@@ -997,12 +1040,18 @@ static void by_range_locks(void)
 static void by_mixed_locks(void)
 {
     int file = new_file("of"), other;
+    NEED(setrlimit(RLIMIT_NOFILE, &(struct rlimit){200, 4096}));
     NEED(range(file, F_SETLK, F_WRLCK, SEEK_SET, 0, 10));
     need(range(file, F_OFD_SETLK, F_WRLCK, SEEK_SET, 0, 10) == -1 && errno == EAGAIN, "a lock against an own one");
     NEED(range(file, F_OFD_SETLK, F_WRLCK, SEEK_SET, 20, 10));
     need(range(file, F_SETLK, F_WRLCK, SEEK_SET, 25, 10) == -1 && errno == EAGAIN, "the reverse");
     NEED(range(file, F_SETLK, F_UNLCK, SEEK_SET, 20, 10));
     need_locks("wwwwwwwwww----------wwwwwwwwww");
+    for (int number = 20; number < 200; number++)
+        need(dup2(0, number) == number, "dup2");
+    need_locks("wwwwwwwwww----------wwwwwwwwww");
+    for (int number = 20; number < 200; number++)
+        need(close(number) == 0, "close");
     NEED(close(open(path("of"), O_RDONLY)));
     need_locks("--------------------wwwwwwwwww");
     NEED(other = open(path("of"), O_RDWR));
@@ -1063,6 +1112,9 @@ static const struct {
     {"constant mask", by_constant_mask},
     {"swapped names", by_swapped_names},
     {"all descriptors", by_all_descriptors},
+    {"failing closes", by_failing_closes},
+    {"replaced descriptors", by_replaced_descriptors},
+    {"listing", by_listing},
     {"mixed locks", by_mixed_locks},
     {"waiting bytes", by_waiting_bytes},
     {"two pipes", by_two_pipes},

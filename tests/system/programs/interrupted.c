@@ -96,6 +96,13 @@ static int close_locked(void)
     close(other);
     return is_closed + 10 * is_free;
 }
+static int replace_locked(void)
+{
+    int null = open("/dev/null", O_RDWR), is_replaced = dup2(null, locked) == locked, other = open("box", O_RDONLY);
+    int is_free = !flock(other, LOCK_EX | LOCK_NB);
+    close(other);
+    return is_replaced + 10 * is_free;
+}
 /* Rank 1 takes its turn when rank 0 was killed at its own. */
 static int turn_ms = 1000;
 static void wait_for_turn(void) { usleep(1000 * turn_ms); }
@@ -377,6 +384,7 @@ static const struct effect {
     {"claim-renaming", claim_by_renaming, NULL, NULL},
     {"rename-here", rename_here, NULL, NULL, enter_here},
     {"close-locked", close_locked, NULL, NULL, lock_box},
+    {"replace-locked", replace_locked, NULL, NULL, lock_box},
     {"open", raise_open, flag_is_up, lower},
     {"open-link", raise_by_link, flag_is_up, lower, lead_there},
     {"open-moved", raise_and_write, flag_is_up, exchange},

@@ -3,9 +3,9 @@
 //! An image does not contain the flag EFD_SEMAPHORE of eventfd(2): after a restore, a read takes
 //! the whole count instead of 1. The kernel shows the flag since Linux 6.5; on an older one every
 //! eventfd counts, once the process has made one with that flag. Nor does an image contain the
-//! protection keys of a process (pkeys(7)): what they protect could be written after a restore. Nor
-//! does it contain restrictions by landlock(7) and PR_SET_MDWE. A periodic timerfd whose expirations
-//! the process has not read would be disarmed after a restore.
+//! protection keys of a process (pkeys(7)), so that what they protect could be written, and its
+//! restrictions by landlock(7) and PR_SET_MDWE. A periodic timerfd whose expirations the process
+//! has not read would be disarmed by a restore.
 //!
 //! In: the process, which stands still, and what its record says. Out: what it has or uses, as the
 //! user reads it. What may never happen: such a process gets an image.
