@@ -160,6 +160,15 @@ def programs_beside(checks, options, python) -> None:
         measured += f", {starts} restarts, {from_images} from images"
         is_right = code == 0 and is_same and said == RANKS and (starts, from_images) == (2, 1)
         checks.check(name, is_right, measured, output)
+    name = "who waits for a periodic timer"
+    if checks.wants(name):
+        timer = [python, str(common.PROGRAMS / "timer.py")]
+        undisturbed = sorted(recovery.job(options, timer, [])[1])
+        kills = [(recovery.after_output("round 15\n"), 1), (recovery.after_output("round 25\n"), 2)]
+        code, lines, output = job(options, timer, kills)
+        is_same, starts = sorted(lines) == undisturbed, output.count(" SIGKILL: restarted")
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} restarts, {restores(output)} from images"
+        checks.check(name, code == 0 and is_same and starts == 2, measured, output)
     name = "beside whom a program runs"
     if checks.wants(name):
         undisturbed = sorted(recovery.job(options, program, [])[1])

@@ -621,14 +621,23 @@ EITHER_REASON = (
     r"|is on a file system of that node"
 )
 
+# MPICH's library for files sends its process id to other ranks, as the rows `memfd` and `vm-write` do. The
+# nodes of a lab share their process ids, and a rank of a node that is only cut off still has its own:
+# the next incarnation then gets another one, and says so.
+TELLS_PROCESS_IDS = ("mpiio", "odd", "python")
+OTHER_PROCESS_ID = r"sent something else than before|sends as its frame|is not what it sent there before"
+
+
 def may_refuse(case: Case, measured: str) -> bool:
     """Whether the job may refuse: rows that are refused, and on another node rows that keep a file
-    that only the lost node has."""
+    that only the lost node has, or send a process id that the lost node still uses."""
     first = case.rows[0]
     if case.outcome == REFUSED:
         return "which it has changed on another node, is on a file system of that node" in measured
     if first.outcome == EITHER:
         return bool(re.search(EITHER_REASON, measured))
+    if (case.is_cut or case.is_silent) and first.program in TELLS_PROCESS_IDS and re.search(OTHER_PROCESS_ID, measured):
+        return True
     cannot_tell = re.search(CANNOT_TELL, measured)
     return first.outcome == REFUSED or bool(cannot_tell) or case.is_lost and first.is_local
 

@@ -66,6 +66,9 @@ static MEMORY_POLICY: AtomicU64 = AtomicU64::new(0);
 static MEMORY_NODES: [AtomicU64; SET_WORDS] = [const { AtomicU64::new(0) }; SET_WORDS];
 const NODES_MAX: u64 = 64 * SET_WORDS as u64;
 
+/// Whether the program has made a timerfd.
+static HAS_TIMERS: AtomicBool = AtomicBool::new(false);
+
 /// Flags of the last mlockall(2) that locks future memory; 0: it is not locked.
 static FUTURE_LOCKED: AtomicU64 = AtomicU64::new(0);
 
@@ -90,6 +93,7 @@ pub fn note(number: c_long, arguments: [u64; 6]) {
             let first = processors_of(0).unwrap_or_default();
             FIRST.iter().zip(first).for_each(|(place, word)| place.store(word, Relaxed));
         }
+        libc::SYS_timerfd_create => HAS_TIMERS.store(true, Relaxed),
         libc::SYS_mlockall => {
             let is_future = arguments[0] as c_int & libc::MCL_FUTURE != 0;
             FUTURE_LOCKED.store(if is_future { arguments[0] } else { 0 }, Relaxed);
@@ -102,6 +106,9 @@ pub fn note(number: c_long, arguments: [u64; 6]) {
 /// Remembers the attributes before an image of this process is taken. False: there are too many
 /// marked ranges, and no image can be taken.
 pub fn remember() -> bool {
+    if HAS_TIMERS.load(Relaxed) {
+        arm_expired_timers();
+    }
     let slack = kernel(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as u64, 0, 0, 0, 0, 0]);
     TIMER_SLACK.store(u64::try_from(slack).unwrap_or(0), Relaxed);
     let policy = kernel(libc::SYS_prctl, [libc::PR_MCE_KILL_GET as u64, 0, 0, 0, 0, 0]);
@@ -113,6 +120,17 @@ pub fn remember() -> bool {
     DISK_PRIORITY.store(u64::try_from(priority).unwrap_or(0), Relaxed);
     (!HAS_MARKED.load(Relaxed) || remember_ranges())
         && (!HAS_PINNED.load(Relaxed) || remember_processors())
+}
+
+/// Makes the kernel arm periodic timers that have expired and were not read: the question how long
+/// a timer has to run does that, and keeps the expirations. An image would lack their time.
+fn arm_expired_timers() {
+    let mut times = [0_u64; 4];
+    let room = times.as_mut_ptr().addr() as u64;
+    processes::each_number_in(c"/proc/self/fd", |descriptor| {
+        // Of another descriptor the kernel says EINVAL.
+        kernel(libc::SYS_timerfd_gettime, [descriptor, room, 0, 0, 0, 0]);
+    });
 }
 
 /// On a system without NUMA there is no such call, and nothing to remember.
@@ -284,6 +302,21 @@ mod tests {
         assert!(marked());
         assert_eq!(slack(libc::PR_GET_TIMERSLACK, 0), 77_000);
         call(libc::SYS_munmap, [memory, BYTES, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn an_expired_periodic_timer_is_armed_again() {
+        assert!(trampoline::open(&crate::thread_gate::GATE).is_some());
+        let timer = kernel(libc::SYS_timerfd_create, [libc::CLOCK_MONOTONIC as u64, 0, 0, 0, 0, 0]);
+        let times = [60_u64, 0, 0, 1];
+        let room = times.as_ptr().addr() as u64;
+        assert_eq!(kernel(libc::SYS_timerfd_settime, [timer as u64, 0, room, 0, 0, 0]), 0);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let text = || std::fs::read_to_string(format!("/proc/self/fdinfo/{timer}")).unwrap();
+        assert!(text().contains("it_value: (0, 0)"), "{}", text());
+        arm_expired_timers();
+        assert!(!text().contains("it_value: (0, 0)") && text().contains("ticks: 1"), "{}", text());
+        kernel(libc::SYS_close, [timer as u64, 0, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -286,8 +286,13 @@ impl CheckpointRound<'_> {
         outcome
     }
 
-    /// CRIU has ended: lets the rank resume, and starts to write the image to the disk.
+    /// CRIU has ended: lets the rank resume, and starts to write the image to the disk. A timer may
+    /// have expired while the image was taken.
     fn seal_checkpoint(&mut self) -> Result<()> {
+        if let Some(what) = unrestorable(self.rank.pid, 0) {
+            self.rank.scheduler.iter_mut().for_each(CheckpointScheduler::end_incarnation);
+            return self.resume_without_image(what);
+        }
         self.resume()?;
         let rank = &mut *self.rank;
         let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(()) };
