@@ -559,6 +559,60 @@ mod tests {
         }
     }
 
+    /// The commands of `landbridge` that a page shows after `$`, with the lines that continue them.
+    fn shown_commands(page: &str) -> Vec<String> {
+        let joined = page.replace("\\\n", " ");
+        let lines = joined.lines().filter_map(|line| line.trim().strip_prefix("$ "));
+        lines
+            .filter(|line| {
+                line.split('/').any(|part| part.starts_with("landbridge "))
+                    && !line.starts_with("scp ")
+            })
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Words of a command, as far as pages use the shell: blanks, quotes, comments. What stands
+    /// within `$(...)` is not run.
+    fn shell_words(line: &str) -> Vec<String> {
+        let (mut words, mut is_quoted, mut depth) = (vec![String::new()], false, 0);
+        for letter in line.chars() {
+            match letter {
+                '(' => depth += 1,
+                ')' => depth -= 1,
+                '"' if depth == 0 => is_quoted = !is_quoted,
+                '#' if depth == 0 && !is_quoted => break,
+                ' ' if depth == 0 && !is_quoted => words.push(String::new()),
+                _ if depth == 0 => words.last_mut().unwrap().push(letter),
+                _ => (),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    #[test]
+    fn commands_on_the_pages_are_those_of_the_command_line() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let pages =
+            std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+        let mut count = 0;
+        for page in pages
+            .chain([root.join("README.md")])
+            .filter(|path| path.extension().is_some_and(|it| it == "md"))
+        {
+            for line in shown_commands(&std::fs::read_to_string(&page).unwrap()) {
+                let words = shell_words(&line);
+                let parsed =
+                    Cli::try_parse_from(with_long_np(words.into_iter().map(Into::into).collect()));
+                let error = parsed.err().filter(|error| error.exit_code() != 0);
+                assert!(error.is_none(), "{}: {line}: {error:?}", page.display());
+                count += 1;
+            }
+        }
+        assert!(count >= 10, "only {count} commands");
+    }
+
     #[test]
     fn doctor_hands_on_what_settings_are_said_to_be() {
         let words = ["lb", "doctor", "--set", "udp=on", "--settings", "s.toml"];
