@@ -33,6 +33,56 @@ fn the_table_of_kinds_is_that_of_the_code() {
     assert_eq!(written, wanted);
 }
 
+/// The fields of each head follow each other without a gap, and fill the head. (Tables that count
+/// from the beginning of the frame header have another first column, and kinds without a kind
+/// header have the fields of their payload.)
+#[test]
+fn the_fields_of_each_head_fill_it() {
+    let text = read("docs/WIRE.md");
+    let introduction = hello::CLOSE_BYTES - 32;
+    let fixed = [
+        ("## The frame header", HEADER_BYTES),
+        ("### Open", hello::OPEN_BYTES),
+        ("### Reply", hello::REPLY_BYTES),
+        ("### Close", hello::CLOSE_BYTES),
+        ("### Introduction", introduction),
+    ];
+    for (heading, size) in fixed {
+        assert_eq!(end_of_fields(&text, heading), Some(size), "{heading}");
+    }
+    let mut checked = 0;
+    for kind in Kind::ALL {
+        let sizes = [0, flag::LONG].map(|flags| KindHeader::size(kind, flags));
+        let heading = format!("### {kind:?} ({})", kind as u8);
+        let Some(end) = end_of_fields(&text, &heading).filter(|_| sizes != [0, 0]) else {
+            continue;
+        };
+        assert_eq!(Some(&end), sizes.iter().max(), "{heading}");
+        checked += 1;
+    }
+    assert!(checked > 15, "only {checked} kinds have a table");
+}
+
+/// Bytes of all fields in the table of offsets under a heading. `None`: there is no such table.
+fn end_of_fields(text: &str, heading: &str) -> Option<usize> {
+    let (_, below) =
+        text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("{heading}"));
+    let section = below.split("\n#").next().unwrap_or_default();
+    let (_, table) = section.split_once("| offset | bytes |")?;
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|')).map(cells);
+    let mut end = 0;
+    for row in rows {
+        let Some((offset, bytes)) = row[0].parse::<usize>().ok().zip(row[1].parse::<usize>().ok())
+        else {
+            // Fields of the frame header, and those of a length that depends on others.
+            return None;
+        };
+        assert_eq!(offset, end, "{heading}: {row:?}");
+        end += bytes;
+    }
+    Some(end)
+}
+
 #[test]
 fn the_table_of_flags_is_that_of_the_code() {
     let text = read("docs/WIRE.md");
