@@ -274,7 +274,7 @@ SYSTEM = [
     Driver("waiting", "what waiting costs", is_alone=True),
     Driver("killing", "a rank is killed in the middle of a job", is_alone=True),
     Driver("spawn", "ranks spawn processes, in one and in two clusters", is_alone=True),
-    Driver("files", "what ranks that are killed have written is there once, and they read what they read before", (), ("--all",), 900, 5400, again=False),
+    Driver("files", "what ranks that are killed have written is there once, and they read what they read before", (), ("--all",), 900, 7800, again=False),
     Driver("recovery", "ranks that are killed come back", SAMPLE),
     Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE),
     Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE),
