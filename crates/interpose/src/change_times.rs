@@ -66,8 +66,9 @@ impl ChangeClock {
     fn shows_next(self, changed: i64, tick: impl FnOnce() -> i64) -> bool {
         match self {
             ChangeClock::Precise if changed % SECOND != 0 => true,
-            // A time between two ticks is a precise one.
-            ChangeClock::Ticks if changed % SECOND != 0 => changed != tick(),
+            // Since Linux 6.13 a time may lie between two ticks: that of the last precise time
+            // which any file system has given, and all changes until the next tick may get it.
+            ChangeClock::Ticks if changed % SECOND != 0 => changed < tick(),
             _ => tick().saturating_sub(changed) >= AGE_MIN,
         }
     }
@@ -215,7 +216,7 @@ mod tests {
             (ChangeClock::Precise, tick, true),
             (ChangeClock::Ticks, tick, false),
             (ChangeClock::Ticks, tick - 4_000_001, true),
-            (ChangeClock::Ticks, tick + 1, true),
+            (ChangeClock::Ticks, tick + 1, false),
             (ChangeClock::Other, tick - SECOND, false),
             (ChangeClock::Other, tick + SECOND, false),
             (ChangeClock::Other, tick - AGE_MIN, true),
