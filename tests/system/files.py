@@ -84,6 +84,7 @@ def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]
 APART = ("append", "rewrite", "rename", "scratch")
 PROGRAMS = ("libc", "mpiio", "python", "fortran", "odd", "rules")
 TO_FILE = 'export ROWS_TOLD_ON_STDOUT=1; exec "$0" "$@" 2> "$1/redirected-stderr.of.$PMI_RANK"'
+AFTER_APPEND = 'exec >> "$1/redirected-append.of.$PMI_RANK"; echo start; exec "$0" "$@"'
 ROWS = [
     *rows_of("libc", "rewrite rename renames trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
     *rows_of("libc", "workdir tree"),
@@ -94,6 +95,9 @@ ROWS = [
     *rows_of("libc", "tmpfile unlinked", EITHER),
     *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),
     *rows_of("libc", "redirected-stderr", shell=TO_FILE, words=("--set", "log=info"), says="a thread reads clocks"),
+    *rows_of("libc", "redirected-append", shell=AFTER_APPEND),
+    *rows_of("libc", "failed-exec"),
+    *rows_of("libc", "renamed-over", kind="rank 1 after the change"),
     *rows_of("mpiio", "write-at-all write-at-all:automatic write-at-all:enable write-at-all:disable"),
     *rows_of("mpiio", "write-at write-view write-view:enable write-view:disable iwrite-at write-split set-size write-ordered"),
     *rows_of("mpiio", "iwrite-at-all iwrite-at-all:enable iwrite-at-all:disable"),
@@ -389,6 +393,11 @@ def at_the_change(chance) -> list:
     return [(at(7, chance.uniform(0.0, 0.1)), 1)]
 
 
+def after_the_change(chance) -> list:
+    """Kills rank 1 in the looks of the step in which the row `renamed-over` renames."""
+    return [(at(8, chance.uniform(0.05, 0.25)), 1)]
+
+
 def on_nodes(chance) -> list:
     """Kills a rank of the relay's node and one of another node, at moments after the first line of a
     step, and the latter again."""
@@ -459,6 +468,7 @@ KINDS = {
     "rank 1": of_rank(1),
     "several": several,
     "rank 1 at the change": at_the_change,
+    "rank 1 after the change": after_the_change,
     "within writes": within_writes,
     "within images": WithinImages,
     ON_NODES: on_nodes,

@@ -57,6 +57,7 @@ EFFECTS = [
     Effect("claim-renaming", RENAME),
     Effect("rename-here", RENAME, has_answer=False),
     Effect("close-locked", CLOSE, is_exact=True, has_answer=False),
+    Effect("close-range-locked", CLOSE, is_exact=True, has_answer=False),
     Effect("replace-locked", DUP2, is_exact=True, has_answer=False),
     Effect("open", OPENAT),
     Effect("open-link", OPENAT, is_hidden=True),

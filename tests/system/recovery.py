@@ -383,7 +383,7 @@ def standard_input(options, checks, moment) -> None:
 def job_with_input(options, kills, *words, job=None, asks=()):
     """Runs `job` with a rank 0 that reads lines from a process which writes one after the other. The
     lines that rank 0 has written into a file follow those of standard output."""
-    typing = "import time\nfor n in range(1300):\n    print('line', n, 'x' * (n % 300), flush=True)\n    time.sleep(0.005)\n"
+    typing = "import time\nfor n in range(1300):\n    print('line', n, 'x' * (n % 300), flush=True)\n    time.sleep(0.005 if n % 20 else 0.05)\n"
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", typing], stdout=subprocess.PIPE) as typist:
         written = Path(folder) / "written"
         program = [common.python(options), str(common.PROGRAMS / "lines.py"), str(written), *asks]

@@ -3,6 +3,8 @@
 //! In: arguments of such a call. Out: its result, noted in the record or taken from the record, and
 //! the changed descriptor table.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
 use libc::{c_int, c_long};
 
@@ -16,6 +18,9 @@ use crate::messages::Path;
 use crate::open_file::OpenFile;
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
+
+/// True if this process has tried to execute another program.
+static HAS_EXECUTED: AtomicBool = AtomicBool::new(false);
 
 /// Bytes of a recorded open file before its path.
 const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();
@@ -83,7 +88,11 @@ impl Session {
         opened.take_header(&header);
         if result >= 0 {
             self.replay_open(directory, path, flags, result, &opened);
-            self.hold_if(denies_reopening(flags, mode), result);
+            if denies_reopening(flags, mode)
+                && let Some(index) = self.table.index(result as u64)
+            {
+                self.hold_again(index);
+            }
         }
         Some(result)
     }
@@ -164,7 +173,7 @@ impl Session {
         if self.is_lock_holder(descriptor) {
             return Some(error(libc::EBADF));
         }
-        self.drop_range_locks(descriptor);
+        let holder = self.drop_range_locks(descriptor);
         let held = self.unlock_held(descriptor);
         let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
         let was_live = self.was_live();
@@ -182,7 +191,7 @@ impl Session {
         if is_live {
             self.note(call, result, &[]);
         }
-        held.into_iter().for_each(held_files::release);
+        [holder, held].into_iter().flatten().for_each(held_files::release);
         Some(recorded.unwrap_or(result))
     }
 
@@ -270,7 +279,7 @@ impl Session {
     fn replace(&mut self, number: c_long, arguments: [u64; 6], is_same: bool) -> i64 {
         let [from, to, flags, ..] = arguments;
         let to = to as u32 as u64;
-        self.drop_range_locks(to);
+        let holder = self.drop_range_locks(to);
         let held = if is_same { None } else { self.unlock_held(to) };
         let flags = if number == libc::SYS_dup2 { 0 } else { flags };
         let call = call_of(libc::SYS_dup2, [from, to, flags, 0, 0], &[]);
@@ -289,7 +298,7 @@ impl Session {
         if is_live {
             self.note(call, result, &[]);
         }
-        held.into_iter().for_each(held_files::release);
+        [holder, held].into_iter().flatten().for_each(held_files::release);
         recorded.unwrap_or(result)
     }
 
@@ -362,11 +371,22 @@ impl Session {
         }
     }
 
+    /// Notes at the next call that the process goes on after it has tried to execute a program.
+    #[inline]
+    pub fn look_for_failed_exec(&mut self) {
+        if HAS_EXECUTED.load(Relaxed) {
+            HAS_EXECUTED.store(false, Relaxed);
+            self.hold_after_failed_exec();
+        }
+    }
+
     /// Prepares the files for another program that this process executes: the program finds its
     /// files as the kernel has them.
     pub fn before_exec(&mut self) {
         if self.is_live_for_unrecorded() {
             self.look_for_kept_by_program();
+            // This program goes on only if the call fails.
+            HAS_EXECUTED.store(true, Relaxed);
             return self.release_all_held();
         }
         self.table.working_directory.check();

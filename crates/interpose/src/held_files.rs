@@ -26,14 +26,23 @@ use crate::record_head;
 /// Seconds within which the agent must answer.
 const ANSWER_SECONDS: i64 = 10;
 
-/// Number of open files that this process has passed to the agent so far. A replay counts the same.
+/// Number of the last open file that this process has passed to the agent; in a replay the same.
 static HELD: AtomicU64 = AtomicU64::new(0);
+/// Bits of a number that count the files of one program.
+const COUNT_BITS: u32 = 20;
 
 /// Bytes of one descriptor's control message.
 const SPACE: usize = 24;
 
 #[repr(C, align(8))]
 struct ControlMessage([u8; SPACE]);
+
+/// Begins the numbers of a program, which stand behind those of the programs that this process
+/// executed before. `place`: bytes of the record when the program begins, in every incarnation the
+/// same.
+pub fn begin_program(place: u64) {
+    HELD.store(place << COUNT_BITS, Relaxed);
+}
 
 /// Number for the next open file that the agent is to hold.
 pub fn next_number() -> u64 {

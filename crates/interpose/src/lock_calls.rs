@@ -12,6 +12,7 @@ use libc::{c_int, flock};
 use crate::file_metadata::identity_of;
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::range_locks;
+use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, Session, call_of};
 use crate::signal_mask::interruptible;
 
@@ -58,9 +59,14 @@ impl Session {
             let about = CallDescription::Path("lock", &[]);
             let result = self.replay(call, about, &mut [&mut has_extra]);
             let extra = if has_extra == [1] { self.replay_holder(descriptor) } else { None };
+            if has_extra == [1] && extra.is_none() {
+                abort_replay(format_args!(
+                    "it has too many files open, and cannot open one for a lock again"
+                ));
+            }
             let holder = extra.or(known).unwrap_or(descriptor);
             if extra.is_none() {
-                self.table.index(holder).into_iter().for_each(|index| self.hold(index));
+                self.table.index(holder).into_iter().for_each(|index| self.hold_again(index));
             }
             (result, holder)
         };

@@ -20,7 +20,7 @@ use crate::path_changes::{CompletionCheck, PathAt, PathChange};
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 
 /// Bytes of a recorded change of names before the two paths.
-const CHANGE_BYTES: usize = 8 + 8 + 2 + 2;
+const CHANGE_BYTES: usize = 2 + 2;
 
 impl Session {
     /// Handles a call that reads attributes of a path into `into`.
@@ -228,7 +228,7 @@ impl Session {
                 self.restore_others(path_change);
             }
             change.inspect(path_change);
-            self.hold_before(path_change, &change);
+            self.each_that_goes(path_change, &change, Session::hold);
             let precondition = |_| announced(path_change);
             let outcome = |before| outcome_of(path_change, before);
             let perform = || kernel(path_change.number, arguments);
@@ -244,7 +244,7 @@ impl Session {
             let into = &mut [&mut header[..], &mut change.names[..]];
             let result = self.replay(call, about, into);
             change.take_header(&header);
-            self.hold_before(path_change, &change);
+            self.each_that_goes(path_change, &change, Session::hold_again);
             result
         };
         if result == 0 {
@@ -292,8 +292,13 @@ impl Session {
         self.table.restore_those(|open| is_unchanged(open.path()));
     }
 
-    /// Passes open files that are about to lose their name to the agent.
-    fn hold_before(&mut self, path_change: &PathChange, change: &RecordedChange) {
+    /// Calls `hold` for open files that are about to lose their name, so that the agent has them.
+    fn each_that_goes(
+        &mut self,
+        path_change: &PathChange,
+        change: &RecordedChange,
+        hold: impl Fn(&mut Session, usize),
+    ) {
         let goes = match path_change.check {
             CompletionCheck::Gone => change.paths().0,
             CompletionCheck::Moved => change.paths().1,
@@ -303,7 +308,7 @@ impl Session {
             let open = self.table.by_index(index);
             let is_it = !goes.is_empty() && open.path() == goes && !open.is_removed;
             if is_it && self.table.uses(index) > 0 {
-                self.hold(index);
+                hold(self, index);
             }
         }
     }
@@ -343,6 +348,12 @@ impl Session {
     }
 }
 
+/// Whether two names are those of one file, so that a change of the one to the other does nothing.
+fn is_one_file(one: PathAt, other: PathAt) -> bool {
+    let identity = |place| identity_at(place).map(|(_, found)| (found.device, found.inode));
+    identity(one).is_some_and(|found| identity(other) == Some(found))
+}
+
 /// The path that something has after the change of a name: of the thing itself, or of a directory
 /// above it. A path that becomes too long is empty. `None`: the path stays.
 fn moved_path(path: &[u8], from: &[u8], to: &[u8], moved: &mut [u8; PATH_BYTES]) -> Option<usize> {
@@ -366,7 +377,6 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
 
 /// A change of names, in canonical paths.
 struct RecordedChange {
-    identity: (u64, u64),
     lengths: (u16, u16),
     /// The two paths, one after the other.
     names: [u8; 2 * PATH_BYTES],
@@ -374,7 +384,7 @@ struct RecordedChange {
 
 impl RecordedChange {
     fn none() -> RecordedChange {
-        RecordedChange { identity: (0, 0), lengths: (0, 0), names: [0; 2 * PATH_BYTES] }
+        RecordedChange { lengths: (0, 0), names: [0; 2 * PATH_BYTES] }
     }
 
     /// Notes identity and paths before the change is performed.
@@ -391,25 +401,39 @@ impl RecordedChange {
             // SAFETY: the program's path.
             length = unsafe { path_of_name(first, &mut path) };
         }
+        if path_change.second.is_some_and(|second| is_one_file(first, second)) {
+            // The kernel does nothing: both are names of one file.
+            return;
+        }
         self.names[..length].copy_from_slice(&path[..length]);
         self.lengths.0 = length as u16;
-        if let Some((_, found)) = identity_at(first) {
-            self.identity = (found.device, found.inode);
-        }
-        // The file that has the second name is about to lose that name.
+        // The file that has the second name is about to lose that name, also one that has lost it
+        // already.
         self.inspect_after(path_change);
+        if let Some(second) =
+            path_change.second.filter(|_| self.lengths.1 == 0 && path_change.moves())
+        {
+            // SAFETY: the program's path.
+            let length = unsafe { path_of_name(second, &mut path) };
+            self.take_second(&path[..length]);
+        }
     }
 
     /// Notes the second path after the change.
     fn inspect_after(&mut self, path_change: &PathChange) {
-        let Some(second) = path_change.second.filter(|_| path_change.moves()) else { return };
+        let moves = path_change.moves() && self.lengths.0 != 0;
+        let Some(second) = path_change.second.filter(|_| moves) else { return };
         let mut path = [0; PATH_BYTES];
         let length = path_at(second, &mut path);
-        if length == 0 {
-            return;
+        if length != 0 {
+            self.take_second(&path[..length]);
         }
+    }
+
+    fn take_second(&mut self, path: &[u8]) {
+        let length = path.len();
         let start = usize::from(self.lengths.0);
-        self.names[start..start + length].copy_from_slice(&path[..length]);
+        self.names[start..start + length].copy_from_slice(path);
         self.lengths.1 = length as u16;
     }
 
@@ -421,16 +445,14 @@ impl RecordedChange {
 
     fn header(&self) -> [u8; CHANGE_BYTES] {
         let mut bytes = [0; CHANGE_BYTES];
-        bytes[..8].copy_from_slice(&self.identity.0.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.identity.1.to_le_bytes());
-        bytes[16..18].copy_from_slice(&self.lengths.0.to_le_bytes());
-        bytes[18..].copy_from_slice(&self.lengths.1.to_le_bytes());
+        bytes[..2].copy_from_slice(&self.lengths.0.to_le_bytes());
+        bytes[2..].copy_from_slice(&self.lengths.1.to_le_bytes());
         bytes
     }
 
     fn take_header(&mut self, bytes: &[u8; CHANGE_BYTES]) {
         let length = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        self.lengths = (length(16), length(18));
+        self.lengths = (length(0), length(2));
     }
 }
 

@@ -75,13 +75,13 @@ fn begin_of_thread() -> u64 {
 
 /// Calls `work` with the process id and thread id of each thread of this process except the calling
 /// one.
-pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
+pub fn each_other_thread(mut work: impl FnMut(u64, u64)) -> bool {
     let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
     each_number_in(c"/proc/self/task", |number| {
         if number > 0 && number != own as u64 {
             work(process as u64, number);
         }
-    });
+    })
 }
 
 /// Calls `work` for each entry of a proc(5) directory whose name is a number. False: the directory

@@ -83,6 +83,7 @@ impl Session {
         (open.kind, open.identity, open.is_removed) = (kind, identity, is_removed);
         (open.flags, open.is_lock_holder) = (libc::O_RDWR, true);
         open.rename(path);
+        note_lock();
         Some(number as u64)
     }
 
@@ -96,14 +97,14 @@ impl Session {
     }
 
     /// Releases the range locks of the process on the file at a descriptor, before that descriptor
-    /// is closed.
-    pub fn drop_range_locks(&mut self, descriptor: u64) {
+    /// is closed. Returns the number under which the agent holds their holder: the agent may
+    /// release it when the close is recorded.
+    pub fn drop_range_locks(&mut self, descriptor: u64) -> Option<u64> {
         if !IS_IN_USE.load(Relaxed) {
-            return;
+            return None;
         }
-        if let Some(file) = self.table.get(descriptor).map(|open| open.identity) {
-            self.drop_range_locks_of(Some(file));
-        }
+        let file = self.table.get(descriptor).map(|open| open.identity)?;
+        self.drop_range_locks_of(Some(file))
     }
 
     /// Releases all range locks of the process, which ends.
@@ -113,8 +114,9 @@ impl Session {
         }
     }
 
-    /// `file`: only the locks on this file.
-    fn drop_range_locks_of(&mut self, file: Option<FileIdentity>) {
+    /// `file`: only the locks on this file. Returns the number of the last holder that is closed.
+    fn drop_range_locks_of(&mut self, file: Option<FileIdentity>) -> Option<u64> {
+        let mut held = None;
         for index in 0..OPENS {
             let open = self.table.by_index(index);
             let is_it = (open.has_process_locks || open.is_lock_holder)
@@ -128,11 +130,12 @@ impl Session {
             let open = self.table.by_index(index);
             (open.ranges, open.has_process_locks) = (LockedRanges::NONE, false);
             if open.is_lock_holder {
-                self.release_held(descriptor);
+                held = Some(open.held).filter(|held| *held != 0);
                 self.table.remove(descriptor);
                 kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
             }
         }
+        held
     }
 
     /// Whether a descriptor was opened by this library for locks: the program does not know it.

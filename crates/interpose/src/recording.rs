@@ -10,20 +10,21 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use landbridge_proto::nondeterminism::{
     NONDETERMINISM_BYTES, NondeterminismRecord, RECORD_HEAD_BYTES, RecordHead, RecordPosition,
 };
 use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_AT;
 
+use crate::kernel_calls::kernel;
 use crate::messages::warn;
 use crate::record_head::{self, is_owner, is_record};
 use crate::record_lock::{self, RecordGuard, lock_for_call};
 use crate::session::Session;
 use crate::{
-    deadlines, dispatch, new_processes, origin, processes, recorded_pipes, restart_refusals,
-    signal_mask, thread_gate, trap, unsaved_attributes,
+    deadlines, dispatch, held_files, new_processes, origin, processes, recorded_pipes,
+    restart_refusals, signal_mask, thread_gate, trap, unsaved_attributes,
 };
 
 /// Environment variables that the node agent sets.
@@ -44,6 +45,11 @@ const PRELOAD_VARIABLE: &CStr = c"LD_PRELOAD";
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
 /// Replay position of the process while the record is unmapped for a checkpoint. The owner alone
 /// uses it.
+/// Time of the next attempt to quiesce, by [`millis`]. Each one may take 50 ms.
+static NEXT_TRY: AtomicU64 = AtomicU64::new(0);
+const BETWEEN_TRIES_MILLIS: u64 = 500;
+/// The program's signal mask, while all signals are blocked for an image.
+static MASK: AtomicU64 = AtomicU64::new(0);
 static QUIESCED_POSITION: QuiescedPosition = QuiescedPosition(UnsafeCell::new(None));
 
 struct QuiescedPosition(UnsafeCell<Option<RecordPosition>>);
@@ -122,6 +128,7 @@ pub fn initialize() {
         record_lock::set(NondeterminismRecord::new(first, entries));
     }
     record_head::set(descriptor, head.cast(), owner);
+    held_files::begin_program(first.position().consumed());
     record_calls(first);
 }
 
@@ -284,7 +291,8 @@ pub fn quiesce() -> bool {
     let head = record_head::place();
     // SAFETY: null, or the head of the record, which is mapped.
     let Some(present) = (unsafe { head.as_ref() }) else { return false };
-    if !record_lock::exclude() {
+    let now = millis();
+    if now < NEXT_TRY.load(Relaxed) || !record_lock::exclude() {
         return false;
     }
     // A handler of the program would wait at the gate for this thread.
@@ -295,10 +303,13 @@ pub fn quiesce() -> bool {
         thread_gate::open();
         record_lock::readmit();
         signal_mask::unblock(mask);
+        NEXT_TRY.store(now + BETWEEN_TRIES_MILLIS, Relaxed);
         return false;
     }
     dispatch::suspend_dispatch();
-    signal_mask::unblock(mask);
+    // Until the process resumes a handler would find placeholders, and nothing would see what it
+    // does.
+    MASK.store(mask, Relaxed);
     let place = present.position();
     deadlines::note_image();
     recorded_pipes::note_image();
@@ -315,6 +326,14 @@ pub fn quiesce() -> bool {
         }
     }
     true
+}
+
+/// Milliseconds of the kernel's clock.
+fn millis() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = (&raw mut now).addr() as u64;
+    kernel(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC_COARSE as u64, room, 0, 0, 0, 0]);
+    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// Notes that this process has repeated every poll of earlier incarnations. False: the caller asks
@@ -369,12 +388,11 @@ pub fn resume(descriptor: c_int, incarnation: u64) -> ResumeOutcome {
         }
     }
     record_lock::readmit();
-    let mask = signal_mask::block_all();
     if records_files() {
         dispatch::resume_dispatch(!was_same);
     }
     thread_gate::open();
-    signal_mask::unblock(mask);
+    signal_mask::unblock(MASK.load(Relaxed));
     if descriptor == record_head::descriptor() {
         ResumeOutcome::DescriptorKept
     } else {

@@ -22,7 +22,7 @@ use crate::session::Session;
 use crate::{change_times, file_metadata, held_files, origin, range_locks};
 
 /// First number of files that the agent holds only while a checkpoint is taken.
-const QUIESCED: u64 = 1 << 32;
+const QUIESCED: u64 = 1 << 63;
 const NULL: &std::ffi::CStr = c"/dev/null";
 /// True if a thread or a child began while this process replayed.
 static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
@@ -183,7 +183,7 @@ impl DescriptorTable {
         if !open.is_real {
             return;
         }
-        if let Some(found) = held_files::get(open.held) {
+        if let Some(found) = held_file(open) {
             open.is_returned = true;
             self.replace_descriptors(index, found);
         }
@@ -257,7 +257,7 @@ fn is_held(number: u64) -> bool {
 /// A descriptor of the open file that the agent holds, or of the file under its present name if
 /// that is the same file.
 fn reopen(open: &mut OpenFile) -> Option<i64> {
-    let held = if open.held == 0 { None } else { held_files::get(open.held) };
+    let held = if open.held == 0 { None } else { held_file(open) };
     open.is_returned = held.is_some();
     if let Some(found) = held {
         return Some(found as i64);
@@ -284,6 +284,19 @@ fn is_unchanged(open: &OpenFile, descriptor: u64) -> bool {
     file_metadata::identity_of(descriptor).is_some_and(|(_, now)| {
         (now.modified, now.changed) == (open.identity.modified, open.identity.changed)
     })
+}
+
+/// A descriptor of the open file that the agent holds for this one. The process ends if the agent
+/// holds another file under its number.
+fn held_file(open: &OpenFile) -> Option<u64> {
+    let found = held_files::get(open.held)?;
+    if !is_of(open, found) {
+        let path = Path(open.path());
+        abort_replay(format_args!(
+            "{path}, which it has open, is not there any more, or is another file by now"
+        ));
+    }
+    Some(found)
 }
 
 /// Whether the descriptor is that of this file.
@@ -316,10 +329,29 @@ impl Session {
         }
     }
 
-    /// Makes the agent release an open file and its locks, before the last descriptor of the file
-    /// is closed.
-    pub fn release_held(&mut self, descriptor: u64) {
-        self.unlock_held(descriptor).into_iter().for_each(held_files::release);
+    /// Notes in a replay that the agent holds an open file, as it did before. Other than by
+    /// [`Session::hold`], the process does not go live.
+    pub fn hold_again(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if open.held == 0 {
+            open.held = held_files::next_number();
+            self.table.take_held(index);
+        }
+    }
+
+    /// Makes the agent hold the files again that it has released for a program that this process
+    /// could not execute.
+    pub fn hold_after_failed_exec(&mut self) {
+        for index in 0..OPENS {
+            let open = self.table.by_index(index);
+            let held = open.held;
+            let is_released = open.uses > 0 && open.is_real && held != 0;
+            let descriptor = self.table.descriptors(index).next().filter(|_| is_released);
+            if descriptor.is_some_and(|descriptor| !held_files::keep(descriptor, held)) {
+                let path = Path(self.table.by_index(index).path());
+                restart_refusals::forbid_restart(format_args!("nobody holds {path} for it"));
+            }
+        }
     }
 
     /// Releases the locks of an open file whose last descriptor is about to be closed. Returns the
@@ -378,14 +410,12 @@ impl Session {
         is_kept
     }
 
-    /// Makes the agent release all open files: the process ends or executes another program.
+    /// Makes the agent release all open files: the process executes another program.
     pub fn release_all_held(&mut self) {
         self.check_mapped_files();
         if self.is_live_for_unrecorded() {
-            self.table
-                .opens()
-                .filter(|(_, open)| open.held != 0)
-                .for_each(|(_, open)| held_files::release(std::mem::take(&mut open.held)));
+            let held = self.table.opens().filter(|(_, open)| open.held != 0);
+            held.for_each(|(_, open)| held_files::release(open.held));
         }
     }
 }

@@ -60,6 +60,7 @@ impl Session {
         let [a, b, c, d, e, _] = arguments;
         side_channels::check(number, arguments);
         process_calls::check(number, arguments);
+        self.look_for_failed_exec();
         for descriptor in used_descriptors(number, arguments).into_iter().flatten() {
             self.look_for_passed(descriptor);
         }
@@ -164,10 +165,12 @@ impl Session {
                 libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
                 libc::SYS_exit_group | libc::SYS_exit => {
                     self.check_end(a);
+                    self.check_mapped_files();
                     if number == libc::SYS_exit_group {
                         self.drop_all_range_locks();
                     }
-                    self.release_all_held();
+                    // The agent releases what it holds when the process has ended: if the process
+                    // is killed before, the next incarnation comes here again.
                     None
                 }
                 libc::SYS_execve | libc::SYS_execveat => {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use crate::descriptor_table::DESCRIPTORS;
 use crate::dispatch;
 use crate::file_metadata::call_path;
-use crate::kernel_calls::{HERE, kernel};
+use crate::kernel_calls::{HERE, error, kernel};
 use crate::processes::each_other_thread;
 use crate::used_descriptors::begins_with_descriptor;
 
@@ -77,7 +77,7 @@ pub fn close(is_used: impl Fn(u64) -> bool) -> bool {
     GATE.store(CLOSED, SeqCst);
     for look in 0..LOOKS {
         let mut all_stand = INSIDE.load(SeqCst) == 0;
-        each_other_thread(|process, thread| {
+        let has_seen_all = each_other_thread(|process, thread| {
             let stands = stands_still(thread, &is_used);
             if !stands && look == ASKING_LOOK {
                 dispatch::queue_signal(process, thread, STOP);
@@ -85,7 +85,7 @@ pub fn close(is_used: impl Fn(u64) -> bool) -> bool {
             all_stand &= stands;
         });
         // A thread may have entered between the two looks at it.
-        if all_stand && INSIDE.load(SeqCst) == 0 {
+        if has_seen_all && all_stand && INSIDE.load(SeqCst) == 0 {
             return true;
         }
         let time = libc::timespec { tv_sec: 0, tv_nsec: BETWEEN_LOOKS_NANOS };
@@ -111,7 +111,11 @@ fn address() -> u64 {
 fn stands_still(thread: u64, is_used: &impl Fn(u64) -> bool) -> bool {
     let mut text = [0; 256];
     // `running`, or number and arguments of the call; -1: it waits elsewhere, as for a page.
-    let Some(found) = call_of(thread, &mut text) else { return true };
+    let found = match call_of(thread, &mut text) {
+        Ok(found) => found,
+        // It has ended. Of any other error nothing is known.
+        Err(problem) => return problem == error(libc::ENOENT) || problem == error(libc::ESRCH),
+    };
     let mut words = found.split(|byte| *byte == b' ');
     let number = words.next().and_then(|word| std::str::from_utf8(word).ok()?.trim().parse().ok());
     let Some(number) = number.filter(|number: &i64| *number >= 0) else { return false };
@@ -124,15 +128,17 @@ fn stands_still(thread: u64, is_used: &impl Fn(u64) -> bool) -> bool {
     !(begins_with_descriptor(number) && is_of_file)
 }
 
-/// What proc_pid_syscall(5) says of a thread of this process. `None`: the thread has ended.
-fn call_of(thread: u64, into: &mut [u8]) -> Option<&[u8]> {
+/// What proc_pid_syscall(5) says of a thread of this process, or the error of the kernel.
+fn call_of(thread: u64, into: &mut [u8]) -> Result<&[u8], i64> {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let path = call_path(thread);
     let name = path.text().as_ptr().addr() as u64;
     let descriptor = kernel(libc::SYS_openat, [HERE, name, flags, 0, 0, 0]);
-    let descriptor = u64::try_from(descriptor).ok()?;
+    let descriptor = u64::try_from(descriptor).map_err(|_| descriptor)?;
     let room = into.as_mut_ptr().addr() as u64;
     let length = kernel(libc::SYS_read, [descriptor, room, into.len() as u64, 0, 0, 0]);
     kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
-    usize::try_from(length).ok().filter(|length| *length > 0).map(|length| &into[..length])
+    // A thread that ends meanwhile has no call.
+    let length = usize::try_from(length).map_err(|_| length)?;
+    if length == 0 { Err(error(libc::ESRCH)) } else { Ok(&into[..length]) }
 }

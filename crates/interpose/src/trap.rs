@@ -201,6 +201,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     // are in registers.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
     if !record_head::is_owner() {
+        // While an image is taken, files of the recorded thread are placeholders.
+        thread_gate::wait();
         return handler(signal, info, context);
     }
     note_sender(signal, info);
@@ -220,6 +222,26 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 unsafe fn stack_pointer_of(context: *const ucontext_t) -> usize {
     // SAFETY: the caller's promise.
     unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize }
+}
+
+/// Removes SIGSYS from the mask of a wait, because a handler of the program may make system calls
+/// during the wait. A mask in memory that cannot be written stays.
+///
+/// # Safety
+/// The mask is null or an argument of a system call.
+unsafe fn clear_sigsys(mask: u64) {
+    let mask = mask as *mut u64;
+    // SAFETY: the caller's promise. Only a mask that contains SIGSYS is written, and only if the
+    // kernel can write it.
+    unsafe {
+        if !mask.is_null() && mask.read_unaligned() & SIGSYS_BIT != 0 {
+            let wanted = mask.read_unaligned() & !SIGSYS_BIT;
+            let probe = [libc::SIG_BLOCK as u64, 0, mask.addr() as u64, 8, 0, 0];
+            if raw(libc::SYS_rt_sigprocmask, probe) == 0 {
+                mask.write_unaligned(wanted);
+            }
+        }
+    }
 }
 
 /// Forbids a restart if another process has sent the signal, because the signal does not arrive
@@ -283,13 +305,23 @@ impl TrappedCall {
             match self.number {
                 libc::SYS_rt_sigprocmask => self.change_mask(first as c_int, second, third, fourth),
                 libc::SYS_rt_sigaction => self.set_action(first as c_int, second, third, fourth),
-                libc::SYS_rt_sigsuspend => self.wait_with(first),
-                libc::SYS_ppoll => self.wait_with(fourth),
-                libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => self.wait_with(self.arguments[4]),
+                libc::SYS_rt_sigsuspend => {
+                    clear_sigsys(first);
+                    None
+                }
+                libc::SYS_ppoll => {
+                    clear_sigsys(fourth);
+                    self.handle_file_call(self.number)
+                }
+                libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
+                    clear_sigsys(self.arguments[4]);
+                    self.handle_file_call(self.number)
+                }
                 // The last argument is a pair of mask and length.
                 libc::SYS_pselect6 => {
                     let pair = self.arguments[5] as *const u64;
-                    self.wait_with(if pair.is_null() { 0 } else { pair.read_unaligned() })
+                    clear_sigsys(if pair.is_null() { 0 } else { pair.read_unaligned() });
+                    self.handle_file_call(self.number)
                 }
                 libc::SYS_sigaltstack if record_head::is_owner() => {
                     Some(self.set_stack(first, second))
@@ -355,24 +387,6 @@ impl TrappedCall {
             }
         }
         Some(0)
-    }
-
-    /// Removes SIGSYS from the mask of a wait, because a handler of the program may make system
-    /// calls during the wait. A mask in memory that cannot be written stays.
-    unsafe fn wait_with(&self, mask: u64) -> Option<i64> {
-        let mask = mask as *mut u64;
-        // SAFETY: the pointer is an argument of the system call. Only a mask that contains SIGSYS
-        // is written, and only if the kernel can write it.
-        unsafe {
-            if !mask.is_null() && mask.read_unaligned() & SIGSYS_BIT != 0 {
-                let wanted = mask.read_unaligned() & !SIGSYS_BIT;
-                let probe = [libc::SIG_BLOCK as u64, 0, mask.addr() as u64, 8, 0, 0];
-                if raw(libc::SYS_rt_sigprocmask, probe) == 0 {
-                    mask.write_unaligned(wanted);
-                }
-            }
-        }
-        None
     }
 
     /// Installs [`on_signal`] for a handler of the program, with the program's mask without SIGSYS.

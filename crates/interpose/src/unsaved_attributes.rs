@@ -95,7 +95,9 @@ pub fn note(number: c_long, arguments: [u64; 6]) {
         }
         libc::SYS_timerfd_create => HAS_TIMERS.store(true, Relaxed),
         libc::SYS_mlockall => {
-            let is_future = arguments[0] as c_int & libc::MCL_FUTURE != 0;
+            // The program's own call follows; to lock again what is locked makes no difference.
+            let is_future = arguments[0] as c_int & libc::MCL_FUTURE != 0
+                && kernel(libc::SYS_mlockall, [arguments[0], 0, 0, 0, 0, 0]) == 0;
             FUTURE_LOCKED.store(if is_future { arguments[0] } else { 0 }, Relaxed);
         }
         libc::SYS_munlockall => FUTURE_LOCKED.store(0, Relaxed),

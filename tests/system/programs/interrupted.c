@@ -96,6 +96,21 @@ static int close_locked(void)
     close(other);
     return is_closed + 10 * is_free;
 }
+static void lock_range(void)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_len = 10};
+    locked = open("box", O_CREAT | O_RDWR, 0644);
+    if (fcntl(locked, F_SETLK, &range))
+        perror("box");
+}
+static int close_range_locked(void)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_len = 10};
+    int is_closed = !close(locked), other = open("box", O_RDWR);
+    int is_free = !fcntl(other, F_OFD_SETLK, &range);
+    close(other);
+    return is_closed + 10 * is_free;
+}
 static int replace_locked(void)
 {
     int null = open("/dev/null", O_RDWR), is_replaced = dup2(null, locked) == locked, other = open("box", O_RDONLY);
@@ -384,6 +399,7 @@ static const struct effect {
     {"claim-renaming", claim_by_renaming, NULL, NULL},
     {"rename-here", rename_here, NULL, NULL, enter_here},
     {"close-locked", close_locked, NULL, NULL, lock_box},
+    {"close-range-locked", close_range_locked, NULL, NULL, lock_range},
     {"replace-locked", replace_locked, NULL, NULL, lock_box},
     {"open", raise_open, flag_is_up, lower},
     {"open-link", raise_by_link, flag_is_up, lower, lead_there},

@@ -850,6 +850,119 @@ static void redirected_stderr_act(int step)
     }
 }
 
+/* --- redirected-append: the shell has appended to standard output, and the program locks
+ * and appends to a file of its own before its buffered output leaves */
+
+static int appended;
+
+static void redirected_append_act(int step)
+{
+    char line[LINE + 1] = "";
+    line_of(line, rank, step);
+    if (step == 0) {
+        EXPECT_OK(appended = open(path("own", rank), O_RDWR | O_CREAT | O_APPEND, 0600));
+        EXPECT_OK(flock(appended, LOCK_EX));
+    }
+    EXPECT_SAME(printf("%s", line), LINE);
+    EXPECT_SAME(write(appended, line, LINE), LINE);
+}
+
+static void own_lines_look(int step)
+{
+    struct stat about;
+    EXPECT_OK(fstat(appended, &about));
+    EXPECT_SAME(about.st_size, (step + 1) * LINE);
+    EXPECT_OK(stat(path("own", rank), &about));
+    EXPECT_SAME(about.st_size, (step + 1) * LINE);
+}
+
+static void redirected_append_end(void) { EXPECT_SAME(fflush(stdout), 0); }
+
+/* --- failed-exec: the program goes on after it could not execute another one, with a lock that it
+ * had before and a file without a name that comes after */
+
+static int tried, after_tried;
+
+static void failed_exec_act(int step)
+{
+    char line[LINE + 1] = "";
+    line_of(line, rank, step);
+    if (step == 0) {
+        EXPECT_OK(tried = open(path("of", rank), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+        EXPECT_OK(flock(tried, LOCK_EX));
+        EXPECT_SAME(execl("/nowhere/at/all", "all", NULL), -1);
+        EXPECT_OK(flock(tried, LOCK_EX));
+        EXPECT_OK(after_tried = open(path("unnamed", rank), O_RDWR | O_CREAT, 0600));
+        EXPECT_OK(unlink(path("unnamed", rank)));
+    }
+    EXPECT_SAME(pwrite(tried, line, LINE, step * LINE), LINE);
+    EXPECT_SAME(pwrite(after_tried, "unnamed", 8, step * 8), 8);
+}
+
+static void failed_exec_look(int step)
+{
+    struct stat about;
+    int other = open(path("of", rank), O_RDWR);
+    EXPECT_SAME(flock(other, LOCK_EX | LOCK_NB), -1);
+    EXPECT_OK(close(other));
+    EXPECT_OK(fstat(after_tried, &about));
+    EXPECT_SAME(about.st_size, (step + 1) * 8);
+    EXPECT_OK(stat(path("of", rank), &about));
+    EXPECT_SAME(about.st_size, (step + 1) * LINE);
+}
+
+/* --- renamed-over: the next rank removes a file that this rank has open; this rank then gives its
+ * name to another file, and goes on with both, with a file without a name, and with a log. Each
+ * third step begins again. */
+
+static int over_data, over_unnamed, over_log;
+
+static void renamed_over_act(int step)
+{
+    char line[LINE];
+    int file;
+    line_of(line, rank, step);
+    if (step == 0)
+        EXPECT_OK(over_log = open(path("log", rank), O_RDWR | O_CREAT | O_APPEND, 0600));
+    if (step % 3 == 0) {
+        if (step) {
+            EXPECT_OK(close(over_data));
+            EXPECT_OK(close(over_unnamed));
+        }
+        EXPECT_OK(over_data = open(path("data", rank), O_RDWR | O_CREAT | O_TRUNC, 0600));
+    }
+    if (step % 3 == 1)
+        EXPECT_OK(unlink(path("data", (rank + 1) % size)));
+    if (step % 3 == 2) {
+        EXPECT_OK(file = open(path("new", rank), O_WRONLY | O_CREAT, 0600));
+        EXPECT_SAME(write(file, line, LINE), LINE);
+        EXPECT_OK(close(file));
+        EXPECT_OK(rename(path("new", rank), path("data", rank)));
+        EXPECT_OK(over_unnamed = open(path("unnamed", rank), O_RDWR | O_CREAT, 0600));
+        EXPECT_OK(unlink(path("unnamed", rank)));
+        EXPECT_SAME(write(over_log, line, LINE), LINE);
+        EXPECT_SAME(pwrite(over_data, line, LINE, 0), LINE);
+        EXPECT_SAME(pwrite(over_unnamed, line, LINE, 0), LINE);
+    }
+}
+
+static void renamed_over_look(int step)
+{
+    char line[LINE], found[LINE];
+    struct stat about;
+    line_of(line, rank, step);
+    if (step % 3 != 2)
+        return;
+    EXPECT_SAME(pread(over_data, found, LINE, 0), LINE);
+    EXPECT_SAME(memcmp(found, line, LINE), 0);
+    EXPECT_SAME(pread(over_unnamed, found, LINE, 0), LINE);
+    EXPECT_SAME(memcmp(found, line, LINE), 0);
+    EXPECT_OK(fstat(over_log, &about));
+    EXPECT_SAME(about.st_size, (step / 3 + 1) * LINE);
+    EXPECT_OK(fstat(over_data, &about));
+    EXPECT_SAME(about.st_nlink, 0);
+}
+
 static const struct row rows[] = {
     {"rewrite", NULL, rewrite_act, rewrite_look, NULL},
     {"rename", NULL, rename_act, rewrite_look, NULL},
@@ -880,6 +993,9 @@ static const struct row rows[] = {
     {"unlinked", unlinked_begin, unlinked_act, unlinked_look, NULL},
     {"redirected", NULL, redirected_act, next_look, NULL},
     {"redirected-stderr", NULL, redirected_stderr_act, next_look, NULL},
+    {"redirected-append", NULL, redirected_append_act, own_lines_look, redirected_append_end},
+    {"failed-exec", NULL, failed_exec_act, failed_exec_look, NULL},
+    {"renamed-over", NULL, renamed_over_act, renamed_over_look, NULL},
     {"attributes", NULL, attributes_act, attributes_look, NULL},
 };
 
