@@ -96,7 +96,7 @@ ROWS = [
     *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),
     *rows_of("libc", "redirected-stderr", shell=TO_FILE, words=("--set", "log=info"), says="a thread reads clocks"),
     *rows_of("libc", "redirected-append", shell=AFTER_APPEND),
-    *rows_of("libc", "failed-exec"),
+    *rows_of("libc", "failed-exec", EITHER),
     *rows_of("libc", "renamed-over", kind="rank 1 after the change"),
     *rows_of("mpiio", "write-at-all write-at-all:automatic write-at-all:enable write-at-all:disable"),
     *rows_of("mpiio", "write-at write-view write-view:enable write-view:disable iwrite-at write-split set-size write-ordered"),

@@ -361,8 +361,7 @@ impl Session {
         let result = if self.is_live() {
             self.observe(call, || kernel(libc::SYS_lseek, arguments), |_| [&[], &[]])
         } else {
-            let about = CallDescription::Path("seek", self.table.path_of(descriptor));
-            self.replay(call, about, &mut [])
+            self.replay_on(call, "seek", descriptor, &mut [])
         };
         if let Some(open) = self.table.get(descriptor).filter(|_| result >= 0) {
             (open.offset, open.has_listed_all) = (result, false);
@@ -390,7 +389,7 @@ impl Session {
             self.note(call, result, &[&room[..result.max(0) as usize]]);
             result
         } else {
-            self.replay(call, CallDescription::Path("listing", &[]), &mut [&mut room[..]])
+            self.replay_on(call, "listing", descriptor, &mut [&mut room[..]])
         };
         if let Some(open) = self.table.get(descriptor) {
             open.has_listed_all = result == 0;
@@ -411,8 +410,7 @@ impl Session {
         if self.is_live() {
             return Some(self.observe(call, || kernel(number, arguments), |_| [&[], &[]]));
         }
-        let about = CallDescription::Path("synchronization", self.table.path_of(descriptor));
-        Some(self.replay(call, about, &mut []))
+        Some(self.replay_on(call, "synchronization", descriptor, &mut []))
     }
 
     pub fn splice(&mut self, from: u64, to: u64) -> Option<i64> {

@@ -178,10 +178,7 @@ impl Session {
         let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
         let was_live = self.was_live();
         let is_live = self.is_live_except_files();
-        let recorded = (!is_live).then(|| {
-            let about = CallDescription::Path("close", self.table.path_of(descriptor));
-            self.replay(call, about, &mut [])
-        });
+        let recorded = (!is_live).then(|| self.replay_on(call, "close", descriptor, &mut []));
         // A file that is closed here need not be restored when the process goes live.
         self.table.remove(descriptor);
         if is_live && !was_live {
@@ -236,7 +233,7 @@ impl Session {
         let result = if self.is_live() {
             self.observe(call, || kernel(number, arguments), |_| [&[], &[]])
         } else {
-            let result = self.replay(call, CallDescription::Path("dup", &[]), &mut []);
+            let result = { self.replay_on(call, "dup", from, &mut []) };
             if result >= 0 {
                 let flag = if closes { libc::O_CLOEXEC } else { 0 };
                 move_descriptor(kernel(number, arguments), result, flag);
@@ -285,10 +282,7 @@ impl Session {
         let call = call_of(libc::SYS_dup2, [from, to, flags, 0, 0], &[]);
         let was_live = self.was_live();
         let is_live = self.is_live_except_files();
-        let recorded = (!is_live).then(|| {
-            let about = CallDescription::Path("dup", self.table.path_of(to));
-            self.replay(call, about, &mut [])
-        });
+        let recorded = (!is_live).then(|| self.replay_on(call, "dup", to, &mut []));
         // A file that is closed here need not be restored when the process goes live.
         self.table.remove(to);
         if is_live && !was_live {
@@ -315,7 +309,7 @@ impl Session {
             libc::F_GETFL if self.is_live() => {
                 Some(self.observe(call, || kernel(libc::SYS_fcntl, arguments), |_| [&[], &[]]))
             }
-            libc::F_GETFL => Some(self.replay(call, CallDescription::Path("fcntl", &[]), &mut [])),
+            libc::F_GETFL => Some(self.replay_on(call, "fcntl", descriptor, &mut [])),
             libc::F_SETFL => self.set_flags(arguments),
             // SAFETY: the caller's promise.
             libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => unsafe {
@@ -339,7 +333,7 @@ impl Session {
         let result = if self.is_live() {
             self.observe(call, perform, |_| [&[], &[]])
         } else {
-            let result = self.replay(call, CallDescription::Path("change of flags", &[]), &mut []);
+            let result = { self.replay_on(call, "change of flags", descriptor, &mut []) };
             // A thread or a child may use the file; a placeholder gets the flags once it is live.
             if result == 0 && self.table.get(descriptor)?.is_real {
                 perform();

@@ -13,7 +13,7 @@ use crate::file_metadata::identity_of;
 use crate::kernel_calls::{bytes, error, kernel};
 use crate::range_locks;
 use crate::restart_refusals::abort_replay;
-use crate::session::{CallDescription, Session, call_of};
+use crate::session::{Session, call_of};
 use crate::signal_mask::interruptible;
 
 impl Session {
@@ -56,8 +56,7 @@ impl Session {
             (self.take_lock(call, waits, &[&has_extra], take), holder)
         } else {
             let mut has_extra = [0];
-            let about = CallDescription::Path("lock", &[]);
-            let result = self.replay(call, about, &mut [&mut has_extra]);
+            let result = self.replay_on(call, "lock", descriptor, &mut [&mut has_extra]);
             let extra = if has_extra == [1] { self.replay_holder(descriptor) } else { None };
             if has_extra == [1] && extra.is_none() {
                 abort_replay(format_args!(
@@ -80,10 +79,11 @@ impl Session {
 
     /// Handles a lock that changes nothing: the result is `known`, or that of the kernel.
     fn ask_kernel(&mut self, call: FileCall, arguments: [u64; 6], known: Option<i64>) -> i64 {
+        let descriptor = arguments[0];
         let perform = || known.unwrap_or_else(|| kernel(libc::SYS_fcntl, arguments));
         match self.was_live() {
             true => self.observe(call, perform, |_| [&[], &[]]),
-            false => self.replay(call, CallDescription::Path("lock", &[]), &mut []),
+            false => self.replay_on(call, "lock", descriptor, &mut []),
         }
     }
 
@@ -107,7 +107,7 @@ impl Session {
         // SAFETY: the caller's promise.
         let into = unsafe { bytes(argument, size_of::<flock>()) };
         if !self.is_live() {
-            return Some(self.replay(call, CallDescription::Path("lock", &[]), &mut [into]));
+            return Some(self.replay_on(call, "lock", descriptor, &mut [into]));
         }
         let is_of_process = command as c_int == libc::F_GETLK;
         let holder = if is_of_process { self.known_holder(descriptor) } else { None };
@@ -150,7 +150,7 @@ impl Session {
                 kernel(libc::SYS_flock, [descriptor, operation, 0, 0, 0, 0])
             })
         } else {
-            self.replay(call, CallDescription::Path("lock", &[]), &mut [])
+            self.replay_on(call, "lock", descriptor, &mut [])
         };
         let open = self.table.get(descriptor).filter(|_| result == 0);
         if let Some(open) = open {

@@ -16,7 +16,7 @@ use crate::file_metadata::{
     path_of_name,
 };
 use crate::kernel_calls::{HERE, bytes, kernel, text};
-use crate::path_changes::{CompletionCheck, PathAt, PathChange};
+use crate::path_changes::{NameEffect, PathAt, PathChange};
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 
 /// Bytes of a recorded change of names before the two paths.
@@ -299,9 +299,9 @@ impl Session {
         change: &RecordedChange,
         hold: impl Fn(&mut Session, usize),
     ) {
-        let goes = match path_change.check {
-            CompletionCheck::Gone => change.paths().0,
-            CompletionCheck::Moved => change.paths().1,
+        let goes = match path_change.effect {
+            NameEffect::Removed => change.paths().0,
+            NameEffect::Moved => change.paths().1,
             _ => return,
         };
         for index in 0..OPENS {
@@ -316,12 +316,12 @@ impl Session {
     /// Gives open files their new name in the table, or marks them as removed.
     fn follow(&mut self, path_change: &PathChange, change: &RecordedChange) {
         let (old, new) = change.paths();
-        match path_change.check {
-            CompletionCheck::Gone if !old.is_empty() => self.table.changed_files.remove(old),
-            CompletionCheck::Moved if !old.is_empty() && !new.is_empty() => {
+        match path_change.effect {
+            NameEffect::Removed if !old.is_empty() => self.table.changed_files.remove(old),
+            NameEffect::Moved if !old.is_empty() && !new.is_empty() => {
                 self.table.changed_files.rename(old, new)
             }
-            CompletionCheck::Exchanged if !old.is_empty() && !new.is_empty() => {
+            NameEffect::Exchanged if !old.is_empty() && !new.is_empty() => {
                 self.table.changed_files.exchange(old, new)
             }
             _ => (),
@@ -330,13 +330,13 @@ impl Session {
         for open in self.table.opens.iter_mut().chain([&mut folder.open]) {
             let is_it = open.path() == old && !old.is_empty();
             let mut path = [0; PATH_BYTES];
-            match path_change.check {
-                CompletionCheck::Gone if is_it => open.is_removed = true,
-                CompletionCheck::Moved if open.path() == new && !new.is_empty() => {
+            match path_change.effect {
+                NameEffect::Removed if is_it => open.is_removed = true,
+                NameEffect::Moved if open.path() == new && !new.is_empty() => {
                     open.is_removed = true
                 }
-                CompletionCheck::Moved | CompletionCheck::Exchanged => {
-                    let moves_back = path_change.check == CompletionCheck::Exchanged;
+                NameEffect::Moved | NameEffect::Exchanged => {
+                    let moves_back = path_change.effect == NameEffect::Exchanged;
                     let moved = moved_path(open.path(), old, new, &mut path).or_else(|| {
                         moved_path(open.path(), new, old, &mut path).filter(|_| moves_back)
                     });
@@ -390,7 +390,7 @@ impl RecordedChange {
     /// Notes identity and paths before the change is performed.
     fn inspect(&mut self, path_change: &PathChange) {
         let Some(first) =
-            path_change.first.filter(|_| path_change.check != CompletionCheck::Idempotent)
+            path_change.first.filter(|_| path_change.effect != NameEffect::Attributes)
         else {
             return;
         };
@@ -480,9 +480,9 @@ fn state_with(
     // SAFETY: the program's paths.
     let above = |place| unsafe { directory_changed(place, |place, it| changed(place, 0, it)) };
     let [a, b, c] = path_change.first.map_or([0; 3], at);
-    let [d, e, f] = match path_change.check {
+    let [d, e, f] = match path_change.effect {
         // The call changes a link or what the link leads to.
-        CompletionCheck::Idempotent => path_change.first.map_or([0; 3], behind),
+        NameEffect::Attributes => path_change.first.map_or([0; 3], behind),
         _ => path_change.second.map_or([0; 3], at),
     };
     let [g, h] = [path_change.first, path_change.second].map(|place| place.map_or(0, above));
@@ -527,7 +527,7 @@ mod tests {
 
     /// Whether a change in `folder` counts as not performed, or as unknown, after `meanwhile`.
     fn judged(
-        check: CompletionCheck,
+        effect: NameEffect,
         names: [Option<&str>; 2],
         folder: &Path,
         meanwhile: impl FnOnce(&Path),
@@ -538,7 +538,7 @@ mod tests {
         });
         let [first, second] =
             paths.each_ref().map(|path| Some((HERE, path.as_ref()?.as_ptr().addr() as u64)));
-        let change = PathChange { number: 0, first, second, check };
+        let change = PathChange { number: 0, first, second, effect };
         let before = state_of(&change);
         meanwhile(folder);
         is_not_performed(&outcome_of(&change, before))
@@ -546,7 +546,7 @@ mod tests {
 
     #[test]
     fn a_change_counts_as_not_performed_only_if_nothing_has_changed() {
-        use CompletionCheck::*;
+        use NameEffect::*;
         let folder = std::env::temp_dir().join(format!("lb-changes-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("a"), "").unwrap();
@@ -554,25 +554,27 @@ mod tests {
         let (make, mode) = ([None, Some("b")], [Some("a"), None]);
         let write = |name: &'static str| move |at: &Path| fs::write(at.join(name), "").unwrap();
         let remove = |name: &'static str| move |at: &Path| fs::remove_file(at.join(name)).unwrap();
-        for (check, names) in [(Gone, unlink), (Moved, claim), (Made, make), (Idempotent, mode)] {
-            assert!(judged(check, names, &folder, |_| ()), "{check:?}");
+        for (effect, names) in
+            [(Removed, unlink), (Moved, claim), (Created, make), (Attributes, mode)]
+        {
+            assert!(judged(effect, names, &folder, |_| ()), "{effect:?}");
         }
         // By this process or by another one.
-        assert!(!judged(Gone, unlink, &folder, remove("a")));
+        assert!(!judged(Removed, unlink, &folder, remove("a")));
         write("a")(&folder);
         let rename = |at: &Path| fs::rename(at.join("a"), at.join("b")).unwrap();
         assert!(!judged(Moved, claim, &folder, rename));
         let back = |at: &Path| fs::rename(at.join("b"), at.join("a")).unwrap();
         back(&folder);
         assert!(!judged(Moved, claim, &folder, |at| (rename(at), back(at)).0));
-        // Made, and removed again by another process.
-        assert!(!judged(Made, make, &folder, |at| (write("b")(at), remove("b")(at)).0));
+        // Created, and removed again by another process.
+        assert!(!judged(Created, make, &folder, |at| (write("b")(at), remove("b")(at)).0));
         let readable = |at: &Path| {
             let mut permissions = fs::metadata(at.join("a")).unwrap().permissions();
             permissions.set_readonly(!permissions.readonly());
             fs::set_permissions(at.join("a"), permissions).unwrap();
         };
-        assert!(!judged(Idempotent, mode, &folder, |at| (readable(at), readable(at)).0));
+        assert!(!judged(Attributes, mode, &folder, |at| (readable(at), readable(at)).0));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

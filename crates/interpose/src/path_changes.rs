@@ -1,23 +1,22 @@
-//! System calls that change names: which arguments are paths, and which check shows whether an
-//! interrupted call has happened.
+//! System calls that change names: which arguments are paths, and what becomes of the names.
 
 use libc::c_long;
 
 use crate::kernel_calls::HERE;
 
-/// Check that shows whether an interrupted change has happened.
+/// What a change of names does with the files behind them, and so with open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompletionCheck {
-    /// The change may be repeated.
-    Idempotent,
-    /// The change has happened if the first name no longer exists.
-    Gone,
-    /// The change has happened if the second name refers to the file of the first.
+pub enum NameEffect {
+    /// The call changes attributes or the size; the names stay.
+    Attributes,
+    /// The first name goes.
+    Removed,
+    /// The second name becomes that of the file of the first.
     Moved,
-    /// The change has happened if each name refers to the file that the other one had.
+    /// Each name becomes that of the file of the other one.
     Exchanged,
-    /// The change has happened if the second name exists and did not exist before.
-    Made,
+    /// The second name is new.
+    Created,
 }
 
 /// Descriptor of a directory, and address of a path relative to it.
@@ -31,31 +30,31 @@ pub struct PathChange {
     pub first: Option<PathAt>,
     /// The name that the call creates.
     pub second: Option<PathAt>,
-    pub check: CompletionCheck,
+    pub effect: NameEffect,
 }
 
 impl PathChange {
     /// The name change of a system call. `None`: the call changes no name.
     pub fn of(number: c_long, arguments: [u64; 6]) -> Option<PathChange> {
-        use CompletionCheck::*;
+        use NameEffect::*;
         let [a, b, c, d, e, _] = arguments;
         let directory = |register: u64| register as u32 as u64;
         let (here_a, at_ab) = (Some((HERE, a)), Some((a, b)));
-        let (first, second, check) = match number {
+        let (first, second, effect) = match number {
             libc::SYS_rename => (here_a, Some((HERE, b)), Moved),
             libc::SYS_renameat2 if e & u64::from(libc::RENAME_EXCHANGE) != 0 => {
                 (at_ab, Some((directory(c), d)), Exchanged)
             }
             libc::SYS_renameat | libc::SYS_renameat2 => (at_ab, Some((directory(c), d)), Moved),
-            libc::SYS_unlink | libc::SYS_rmdir => (here_a, None, Gone),
-            libc::SYS_unlinkat => (at_ab, None, Gone),
-            libc::SYS_link => (here_a, Some((HERE, b)), Made),
-            libc::SYS_linkat => (at_ab, Some((directory(c), d)), Made),
+            libc::SYS_unlink | libc::SYS_rmdir => (here_a, None, Removed),
+            libc::SYS_unlinkat => (at_ab, None, Removed),
+            libc::SYS_link => (here_a, Some((HERE, b)), Created),
+            libc::SYS_linkat => (at_ab, Some((directory(c), d)), Created),
             // The first argument is the text of the link, which need not be a name.
-            libc::SYS_symlink => (None, Some((HERE, b)), Made),
-            libc::SYS_symlinkat => (None, Some((directory(b), c)), Made),
-            libc::SYS_mkdir | libc::SYS_mknod => (None, here_a, Made),
-            libc::SYS_mkdirat | libc::SYS_mknodat => (None, at_ab, Made),
+            libc::SYS_symlink => (None, Some((HERE, b)), Created),
+            libc::SYS_symlinkat => (None, Some((directory(b), c)), Created),
+            libc::SYS_mkdir | libc::SYS_mknod => (None, here_a, Created),
+            libc::SYS_mkdirat | libc::SYS_mknodat => (None, at_ab, Created),
             libc::SYS_truncate
             | libc::SYS_chmod
             | libc::SYS_chown
@@ -65,18 +64,18 @@ impl PathChange {
             | libc::SYS_setxattr
             | libc::SYS_lsetxattr
             | libc::SYS_removexattr
-            | libc::SYS_lremovexattr => (here_a, None, Idempotent),
+            | libc::SYS_lremovexattr => (here_a, None, NameEffect::Attributes),
             libc::SYS_fchmodat | libc::SYS_fchownat | libc::SYS_futimesat | libc::SYS_utimensat => {
-                (at_ab, None, Idempotent)
+                (at_ab, None, NameEffect::Attributes)
             }
             _ => return None,
         };
-        Some(PathChange { number, first, second, check })
+        Some(PathChange { number, first, second, effect })
     }
 
     /// Whether the call gives the second name to what has the first name.
     pub fn moves(&self) -> bool {
-        matches!(self.check, CompletionCheck::Moved | CompletionCheck::Exchanged)
+        matches!(self.effect, NameEffect::Moved | NameEffect::Exchanged)
     }
 }
 
@@ -93,8 +92,8 @@ mod tests {
         assert!(rename.moves());
         let mkdir = path_change(libc::SYS_mkdir).unwrap();
         assert_eq!(
-            (mkdir.first, mkdir.second, mkdir.check),
-            (None, Some((HERE, 1)), CompletionCheck::Made)
+            (mkdir.first, mkdir.second, mkdir.effect),
+            (None, Some((HERE, 1)), NameEffect::Created)
         );
         assert_eq!(path_change(libc::SYS_unlinkat).unwrap().first, Some((1, 2)));
         assert_eq!(path_change(libc::SYS_getpid), None);

@@ -185,6 +185,18 @@ impl Session {
         }
     }
 
+    /// The recorded result of a call on an open file, as [`Session::replay`] takes it.
+    pub fn replay_on(
+        &mut self,
+        call: FileCall,
+        what: &'static str,
+        descriptor: u64,
+        into: &mut [&mut [u8]],
+    ) -> i64 {
+        let about = CallDescription::Path(what, self.table.path_of(descriptor));
+        self.replay(call, about, into)
+    }
+
     /// Performs an effect after its announcement in the record, or finds that the effect of an
     /// interrupted call has happened. `precondition` gets that of an earlier announcement of this
     /// effect, if there is one. Returns the result; the caller notes it.

@@ -393,6 +393,7 @@ impl CheckpointScheduler {
             if is_to_be_sent { self.config.spares.clone() } else { unreachable.clone() };
         self.images.add(image, unavailable_to);
         self.failures = 0;
+        self.notices.is_unrestorable_reported = false;
         self.images.drop_surplus();
         self.upload()?;
         Ok(if is_to_be_sent { Vec::new() } else { unreachable })
