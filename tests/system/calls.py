@@ -110,7 +110,7 @@ CHANGES = {
     "exit code of a child": "a program that it has started ended otherwise than before",
     "waitid": "a program that it has started ended otherwise than before",
     "memory copy": "its copy of .* the file has changed",
-    "early end": "is the end of the program, and was system call 1 with",
+    "early end": "is the end of the program, and was system call 1 .write. with",
 }
 
 

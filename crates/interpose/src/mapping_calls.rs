@@ -29,6 +29,9 @@ const F_SETSIG: c_int = 10;
 /// not known to be live.
 static IS_UNCONFIRMED: AtomicBool = AtomicBool::new(false);
 
+/// Attempts to find that nobody has a file open for writing, a millisecond apart.
+const LEASE_TRIES: u32 = 10;
+
 impl Session {
     /// Handles a mapping of a file. Stores into a mapping make no system call and are not recorded.
     pub fn map(&mut self, arguments: [u64; 6]) -> Option<i64> {
@@ -44,7 +47,14 @@ impl Session {
         let is_shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
         if is_shared && open.may_write() {
             let path = Path(open.path());
-            restart_refusals::forbid_restart(format_args!("it maps {path} shared and writable"));
+            // sem_open(3), which maps the semaphore under a name of its own.
+            let kind = match open.path().starts_with(b"/dev/shm/sem.") {
+                true => " (a named semaphore, as multiprocessing, tqdm and joblib of Python make)",
+                false => "",
+            };
+            restart_refusals::forbid_restart(format_args!(
+                "it maps {path} shared and writable{kind}"
+            ));
             show_stores(descriptor);
             return None;
         }
@@ -206,7 +216,12 @@ pub fn has_no_writer(descriptor: u64) -> bool {
     // A process that opens the file within these calls has this signal sent, which is ignored
     // unless the program has a handler.
     control(F_SETSIG, libc::SIGURG);
-    let is_granted = control(libc::F_SETLEASE, libc::F_RDLCK) == 0;
+    // The agent may still have a file that the program has closed, for a moment.
+    let is_granted = (0..LEASE_TRIES).any(|attempt| {
+        let wait = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 * i64::from(attempt > 0) };
+        kernel(libc::SYS_nanosleep, [(&raw const wait).addr() as u64, 0, 0, 0, 0, 0]);
+        control(libc::F_SETLEASE, libc::F_RDLCK) == 0
+    });
     control(libc::F_SETLEASE, libc::F_UNLCK);
     kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
     is_granted

@@ -15,6 +15,7 @@ use crate::file_metadata::{
     directory_changed, identity_at, identity_behind, is_exempt_at, is_exempt_name, path_at,
     path_of_name,
 };
+use crate::file_status::status;
 use crate::kernel_calls::{HERE, bytes, kernel, text};
 use crate::path_changes::{NameEffect, PathAt, PathChange};
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
@@ -230,7 +231,10 @@ impl Session {
             change.inspect(path_change);
             self.each_that_goes(path_change, &change, Session::hold);
             let precondition = |_| announced(path_change);
-            let outcome = |before| outcome_of(path_change, before);
+            let outcome = |before| match has_state(path_change, arguments) {
+                true => EffectOutcome::NotPerformed,
+                false => outcome_of(path_change, before),
+            };
             let perform = || kernel(path_change.number, arguments);
             let result = self.effect(call, about, precondition, outcome, perform);
             change.inspect_after(path_change);
@@ -500,6 +504,19 @@ fn outcome_of(path_change: &PathChange, before: [u64; PRECONDITION_WORDS]) -> Ef
         EffectOutcome::NotPerformed
     } else {
         EffectOutcome::Unknown
+    }
+}
+
+/// Whether a file has the size or the mode that a call would give it: a repetition changes nothing,
+/// whether or not the call has happened.
+fn has_state(path_change: &PathChange, arguments: [u64; 6]) -> bool {
+    let now = || path_change.first.and_then(|place| status(place, 0));
+    let has_mode = |mode: u64| now().is_some_and(|it| u64::from(it.mode & 0o7777) == mode & 0o7777);
+    match path_change.number {
+        libc::SYS_truncate => now().is_some_and(|it| it.identity.size as u64 == arguments[1]),
+        libc::SYS_chmod => has_mode(arguments[1]),
+        libc::SYS_fchmodat => has_mode(arguments[2]),
+        _ => false,
     }
 }
 

@@ -20,6 +20,7 @@ use libc::c_long;
 use crate::changed_names::{Asked, NameChange};
 use crate::file_identity::{FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, path_of};
+use crate::file_status::status;
 use crate::kernel_calls::{HERE, is_too_recent, text};
 use crate::new_processes::{clone3, fork};
 use crate::path_changes::PathChange;
@@ -262,6 +263,14 @@ fn lists(descriptor: u64) {
 /// The arguments are those of a system call.
 unsafe fn names(number: c_long, arguments: [u64; 6]) {
     let Some(path_change) = PathChange::of(number, arguments) else { return };
+    let makes_directory = matches!(number, libc::SYS_mkdir | libc::SYS_mkdirat);
+    if let Some((directory, path)) = path_change.second.filter(|_| makes_directory) {
+        // As of `mkdir -p`: the call fails, and only looks.
+        if status((directory, path), libc::AT_SYMLINK_NOFOLLOW).is_some() {
+            // SAFETY: the caller's promise.
+            return unsafe { looks("looks at", directory, path, Asked::Name) };
+        }
+    }
     for (directory, path) in [path_change.first, path_change.second].into_iter().flatten() {
         // SAFETY: the caller's promise.
         let (name, is_foreign) = unsafe { (text(path), is_foreign_at(directory, path)) };

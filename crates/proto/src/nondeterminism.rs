@@ -17,6 +17,11 @@
 //!
 //! What may never happen: a read receives the answer of another read, or a part of such an answer;
 //! a program receives an answer that is in no record while the process may still be restarted.
+//!
+//! | module | does |
+//! |---|---|
+//! | `file_calls` | recorded calls on files |
+//! | `read_names` | names of recorded reads, for messages |
 
 use core::fmt;
 use core::mem::offset_of;
@@ -29,6 +34,7 @@ pub use file_calls::{
 };
 
 mod file_calls;
+mod read_names;
 
 /// Size of the record of one process, head and entries, in bytes. Only pages that are written take
 /// memory. A clock read takes two to five bytes.
@@ -356,34 +362,6 @@ pub enum ReadRequest {
     Truncated,
     /// The bytes at this position are no entry.
     Unknown,
-}
-
-impl fmt::Display for ReadRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ids =
-            ["REALTIME", "MONOTONIC", "PROCESS_CPUTIME_ID", "THREAD_CPUTIME_ID", "MONOTONIC_RAW"];
-        let coarse = ["REALTIME_COARSE", "MONOTONIC_COARSE", "BOOTTIME"];
-        match self {
-            ReadRequest::Clock(Clock::TIME_OF_DAY) => write!(f, "gettimeofday"),
-            ReadRequest::Clock(Clock::TIME) => write!(f, "time"),
-            ReadRequest::Clock(Clock::TIMESPEC) => write!(f, "timespec_get"),
-            ReadRequest::Clock(Clock::CLOCK) => write!(f, "clock"),
-            ReadRequest::Clock(Clock(id)) => {
-                let name = ids.iter().chain(&coarse).nth(*id as usize).unwrap_or(&"TAI");
-                write!(f, "clock_gettime of CLOCK_{name}")
-            }
-            ReadRequest::Bytes(source, length) => {
-                let name = ["getrandom", "getentropy", "arc4random"][*source as usize];
-                write!(f, "{name} of {length} bytes")
-            }
-            ReadRequest::FileCall(FileCall { number, digest }) => {
-                write!(f, "system call {number} with arguments of digest {digest:08x}")
-            }
-            ReadRequest::End => write!(f, "the end of the program"),
-            ReadRequest::Truncated => write!(f, "something of which not all is on record"),
-            ReadRequest::Unknown => write!(f, "nothing that is known"),
-        }
-    }
 }
 
 /// Why a read has no recorded or recordable answer.
