@@ -144,7 +144,7 @@ impl Session {
         let since = self.guard.since();
         let append_end = self.table.end_of(&opened.identity);
         let Some(open) = self.table.insert(number) else {
-            self.forbid_restart(format_args!("it has more files open than are looked after"));
+            self.forbid_restart(format_args!("it has more files open than the interposer tracks"));
             return;
         };
         (open.kind, open.flags, open.identity) = (opened.kind, flags, opened.identity);
@@ -241,7 +241,7 @@ impl Session {
             result
         };
         if result >= 0 && !self.table.duplicate(from, result) {
-            self.forbid_restart(format_args!("it has more descriptors than are looked after"));
+            self.forbid_restart(format_args!("it has more descriptors than the interposer tracks"));
         }
         Some(result)
     }
@@ -266,7 +266,7 @@ impl Session {
             None => kernel(number, arguments),
         };
         if result >= 0 && !self.table.duplicate(from, to as i64) {
-            self.forbid_restart(format_args!("it has more descriptors than are looked after"));
+            self.forbid_restart(format_args!("it has more descriptors than the interposer tracks"));
         }
         Some(result)
     }

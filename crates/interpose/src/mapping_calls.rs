@@ -70,7 +70,7 @@ impl Session {
         if result >= 0 && is_file && !is_installed_library(descriptor, path, &identity, since) {
             let table = &mut self.table.mapped_files;
             if !table.insert(result as u64, length, identity, path) {
-                self.forbid_restart(format_args!("it maps more files than are looked after"));
+                self.forbid_restart(format_args!("it maps more files than the interposer tracks"));
             }
         }
         Some(result)

@@ -63,7 +63,7 @@ pub unsafe extern "C" fn pthread_create(
         let free = THREAD_STARTS.iter().find(|one| !one.is_taken.swap(true, Acquire));
         let Some(free) = free else {
             restart_refusals::forbid_restart(format_args!(
-                "it begins more threads at once than can be looked after"
+                "it begins more threads at once than the interposer tracks"
             ));
             return create(thread, attributes, begin, argument);
         };
@@ -147,7 +147,7 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
             None => begin_child(record_head::descriptor()),
         };
         if !is_own || !is_observed {
-            forbid_restart_of(format_args!("there is no memory for what looks after its children"));
+            forbid_restart_of(format_args!("there is no memory to watch its children"));
         }
     }
     Some(result)

@@ -77,7 +77,7 @@ impl Session {
         let like = self.table.by_index(of);
         let (kind, identity, is_removed) = (like.kind, like.identity, like.is_removed);
         let Some(open) = self.table.insert(number) else {
-            self.forbid_restart(format_args!("it has more files open than are looked after"));
+            self.forbid_restart(format_args!("it has more files open than the interposer tracks"));
             return None;
         };
         (open.kind, open.identity, open.is_removed) = (kind, identity, is_removed);
@@ -91,7 +91,7 @@ impl Session {
     pub fn move_holder(&mut self, holder: u64) {
         let number = under_high_number(holder);
         if !self.table.duplicate(holder, number) || number < 0 {
-            self.forbid_restart(format_args!("it has more descriptors than are looked after"));
+            self.forbid_restart(format_args!("it has more descriptors than the interposer tracks"));
         }
         self.table.remove(holder);
     }

@@ -191,7 +191,7 @@ fn forbid_from_child(descriptor: c_int) {
     let head = unsafe { &*head.cast::<RecordHead>() };
     restart_refusals::forbid_restart_in(
         head,
-        format_args!("there is no memory for what looks after its children"),
+        format_args!("there is no memory to watch its children"),
     );
 }
 

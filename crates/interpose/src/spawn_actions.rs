@@ -161,7 +161,7 @@ unsafe fn note(actions: *mut posix_spawn_file_actions_t, action: Action, path: *
             free.path[..name.len()].copy_from_slice(name);
         }
         None => forbid_restart_of(format_args!(
-            "it prepares the start of more programs than can be looked after (posix_spawn)"
+            "it prepares the start of more programs than the interposer tracks (posix_spawn)"
         )),
     }
 }

@@ -154,7 +154,7 @@ impl Session {
 /// The arguments are those of the call.
 unsafe fn waits_for_pipe(number: c_long, arguments: [u64; 6]) -> bool {
     let [first, second, third, ..] = arguments;
-    // A count that the kernel refuses, or a list longer than the descriptors that are looked after.
+    // A count that the kernel refuses, or a list longer than the descriptors that are tracked.
     let is_odd = !(1..=DESCRIPTORS as u64).contains(&(count_of(number, arguments) as u32 as u64));
     if is_odd || !knows_any() {
         return false;
