@@ -390,7 +390,7 @@ impl Launcher {
                 let now = Instant::now();
                 self.output.handle_bytes(rank, stream, &bytes, now);
                 let lost_peer_ranks = self.output.take_lost_peer_ranks().into_iter();
-                lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank, now));
+                lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank));
             }
             Message::StdinTaken { bytes } => self.stdin.handle_taken(bytes),
             Message::Exited { group, rank, ending, stage } => {

@@ -7,9 +7,8 @@
 //! cause from its consequences. A rank that ends with an error after MPI_Finalize gives the other
 //! ranks [`EXIT_GRACE`] to end too: the rank has left the job properly, but other ranks may wait
 //! for the rank for ever. A rank that ends with exit code 0 without MPI_Finalize also grants
-//! [`EXIT_GRACE`]. This grace begins when another rank reports that it has lost a peer. Where
-//! killed ranks are restarted, no rank notices that a peer has ended, so the grace begins when the
-//! rank ends.
+//! [`EXIT_GRACE`]. No other rank may notice its end: where killed ranks are restarted, or where the
+//! MPI library carries the messages of a node by its own shared memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -57,8 +56,7 @@ pub enum Cause {
     /// did not end.
     QuitWithoutFinalize {
         rank: u32,
-        /// True where killed ranks are restarted, so that no other rank notices the end of this
-        /// rank.
+        /// Whether killed ranks are restarted.
         recovers: bool,
     },
     Aborted {
@@ -184,8 +182,8 @@ impl Cause {
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: false } => format!(
-                "{} has ended with exit code 0 without MPI_Finalize, and others have lost it; \
-                 ending the job",
+                "{} has ended with exit code 0 without MPI_Finalize, and others go on; ending the \
+                 job",
                 place(*rank)
             ),
             Cause::Exited { rank, code } | Cause::FailedAfterFinalize { rank, code } => {
@@ -301,8 +299,6 @@ pub struct Watch {
     reports: Vec<JobEndReport>,
     /// Ranks that have reported the loss of another rank.
     lost_peer_ranks: BTreeSet<u32>,
-    /// The first rank that has ended with exit code 0 without MPI_Finalize.
-    quit: Option<u32>,
     /// Whether killed ranks are restarted.
     recovers: bool,
     grace: Option<ExitGrace>,
@@ -327,7 +323,6 @@ impl Watch {
             endings: BTreeMap::new(),
             reports: Vec::new(),
             lost_peer_ranks: BTreeSet::new(),
-            quit: None,
             recovers,
             grace: None,
         }
@@ -360,12 +355,15 @@ impl Watch {
         match ending {
             Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
             Ending::Exited(0) if stage == Stage::Joined => {
-                self.quit.get_or_insert(rank);
-                self.handle_cause(
-                    node,
-                    Cause::QuitWithoutFinalize { rank, recovers: self.recovers },
-                );
-                self.check_quit(now);
+                self.grace.get_or_insert(ExitGrace {
+                    rank,
+                    code: 0,
+                    is_finalized: false,
+                    at: now,
+                    is_notified: false,
+                });
+                let recovers = self.recovers;
+                self.handle_cause(node, Cause::QuitWithoutFinalize { rank, recovers });
             }
             Ending::Exited(0) => {}
             Ending::Exited(code) if stage == Stage::Finalized => {
@@ -390,25 +388,8 @@ impl Watch {
     }
 
     /// Records that `rank` has reported the loss of another rank.
-    pub fn handle_peer_loss(&mut self, rank: u32, now: Instant) {
+    pub fn handle_peer_loss(&mut self, rank: u32) {
         self.lost_peer_ranks.insert(rank);
-        self.check_quit(now);
-    }
-
-    /// Begins the grace of the other ranks once a rank that has ended without MPI_Finalize is
-    /// missed.
-    fn check_quit(&mut self, now: Instant) {
-        let Some(rank) = self.quit else { return };
-        if self.recovers || !self.lost_peer_ranks.is_empty() {
-            let is_finalized = false;
-            self.grace.get_or_insert(ExitGrace {
-                rank,
-                code: 0,
-                is_finalized,
-                at: now,
-                is_notified: false,
-            });
-        }
     }
 
     pub fn all_ended(&self) -> bool {
