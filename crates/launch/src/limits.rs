@@ -104,7 +104,7 @@ pub fn advise(text: String) -> String {
         |resource| getrlimit(resource).current.map_or("no limit".into(), |it| it.to_string());
     let advice = if is_about(libc::EMFILE) {
         format!(
-            "a process may have {} open files: raise that limit (ulimit -n 4096)",
+            "a process may have {} open files: raise that limit (ulimit -n)",
             limit(Resource::Nofile)
         )
     } else if is_about(libc::ENFILE) {

@@ -91,7 +91,8 @@ impl std::fmt::Display for PlanError {
             PlanError::TooManyRanks { wanted, slots } => write!(
                 f,
                 "{wanted} ranks do not fit into {}; give the hosts more slots, or say \
-                 how many ranks each node takes with --ranks-per-node",
+                 how many ranks each node takes with --ranks-per-node (and each cluster, with \
+                 --ranks-per-cluster)",
                 counted((*slots).into(), "slot")
             ),
             PlanError::NoRelay { cluster } => write!(
