@@ -156,7 +156,7 @@ every host; a second one does so at once.";
 #[derive(Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArguments {
-    /// Number of ranks; default: the number of slots of all hosts
+    /// Number of ranks; default: the slots of all hosts that are named (none: -n is needed)
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
     /// Divide this machine into N clusters that relays connect
