@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use libc::{c_int, c_long};
 
 use crate::file_identity::FileIdentity;
-use crate::kernel_calls::{kernel, text};
+use crate::kernel_calls::{HERE, kernel, text};
 
 /// Stands for a time that would not show a later change. No file has this time.
 pub const UNSURE: u64 = u64::MAX;
@@ -158,12 +158,26 @@ fn clock_of(device: u64, kind: impl FnOnce() -> Option<c_long>) -> ChangeClock {
         return clock;
     }
     let Some(kind) = kind() else { return ChangeClock::Other };
-    let clock = clock_of_kind(kind, is_precise_kernel());
+    let is_tmpfs = kind == libc::TMPFS_MAGIC && !is_of_system(device);
+    let clock = match is_precise_kernel() {
+        true if is_tmpfs => ChangeClock::Precise,
+        is_precise => clock_of_kind(kind, is_precise),
+    };
     let (free, its_clock) =
         KNOWN.iter().find(|(_, clock)| clock.load(Relaxed) == 0).unwrap_or(&KNOWN[0]);
     its_clock.store(clock as u8, Relaxed);
     free.store(device, Relaxed);
     clock
+}
+
+/// Whether a device is that of `/dev` or of the root, which may have the number of tmpfs and coarse
+/// times (devtmpfs, and the root of a node without disk).
+fn is_of_system(device: u64) -> bool {
+    let device_of = |path: &std::ffi::CStr| {
+        let place = (HERE, path.as_ptr().addr() as u64);
+        crate::file_status::status(place, 0).map(|found| found.identity.device)
+    };
+    [c"/dev", c"/"].into_iter().any(|path| device_of(path) == Some(device))
 }
 
 fn clock_of_kind(kind: c_long, is_precise_kernel: bool) -> ChangeClock {
