@@ -109,10 +109,10 @@ impl ChangedFiles {
     /// Follows the exchange of two names.
     pub fn exchange(&mut self, one: &[u8], other: &[u8]) {
         // No path of the kernel's begins like this.
-        let aside: &[u8] = b"\0";
-        self.replace_prefix(one, aside);
+        let between: &[u8] = b"\0";
+        self.replace_prefix(one, between);
         self.replace_prefix(other, one);
-        self.replace_prefix(aside, other);
+        self.replace_prefix(between, other);
     }
 
     fn replace_prefix(&mut self, old: &[u8], new: &[u8]) {

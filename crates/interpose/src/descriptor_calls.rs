@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use landbridge_proto::nondeterminism::PRECONDITION_WORDS;
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS};
 use libc::{c_int, c_long};
 
 use crate::change_times::{UNSURE, mark_at};
@@ -173,23 +173,36 @@ impl Session {
         if self.is_lock_holder(descriptor) {
             return Some(error(libc::EBADF));
         }
+        let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
+        let perform = || kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+        Some(self.close_by(call, "close", descriptor, perform))
+    }
+
+    /// Handles a call that closes an open descriptor. The agent releases what it holds of the file
+    /// once the call is recorded: a kill before that leaves a process that still had the file.
+    fn close_by(
+        &mut self,
+        call: FileCall,
+        what: &'static str,
+        descriptor: u64,
+        perform: impl FnOnce() -> i64,
+    ) -> i64 {
         let holder = self.drop_range_locks(descriptor);
         let held = self.unlock_held(descriptor);
-        let call = call_of(libc::SYS_close, [descriptor, 0, 0, 0, 0], &[]);
         let was_live = self.was_live();
         let is_live = self.is_live_except_files();
-        let recorded = (!is_live).then(|| self.replay_on(call, "close", descriptor, &mut []));
+        let recorded = (!is_live).then(|| self.replay_on(call, what, descriptor, &mut []));
         // A file that is closed here need not be restored when the process goes live.
         self.table.remove(descriptor);
         if is_live && !was_live {
             self.restore_files();
         }
-        let result = kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+        let result = perform();
         if is_live {
             self.note(call, result, &[]);
         }
         [holder, held].into_iter().flatten().for_each(held_files::release);
-        Some(recorded.unwrap_or(result))
+        recorded.unwrap_or(result)
     }
 
     /// Closes the descriptors of a range that the recorded thread has opened, each as by `close`,
@@ -259,41 +272,20 @@ impl Session {
         if self.is_lock_holder(to) {
             self.move_holder(to);
         }
-        let (has_from, has_to) = (self.table.index(from), self.table.index(to));
-        has_from.or(has_to)?;
+        let has_to = self.table.index(to);
+        self.table.index(from).or(has_to)?;
         let result = match has_to {
-            Some(_) => self.replace(number, arguments, has_from == has_to),
+            Some(_) => {
+                let flags = if number == libc::SYS_dup2 { 0 } else { arguments[2] };
+                let call = call_of(libc::SYS_dup2, [from, to, flags, 0, 0], &[]);
+                self.close_by(call, "dup", to, || kernel(number, arguments))
+            }
             None => kernel(number, arguments),
         };
         if result >= 0 && !self.table.duplicate(from, to as i64) {
             self.forbid_restart(format_args!("it has more descriptors than the interposer tracks"));
         }
         Some(result)
-    }
-
-    /// Makes `to`, which the recorded thread has open, another descriptor of `from`: closes it, as
-    /// [`Session::close`] does. `is_same`: both are descriptors of one open file.
-    fn replace(&mut self, number: c_long, arguments: [u64; 6], is_same: bool) -> i64 {
-        let [from, to, flags, ..] = arguments;
-        let to = to as u32 as u64;
-        let holder = self.drop_range_locks(to);
-        let held = if is_same { None } else { self.unlock_held(to) };
-        let flags = if number == libc::SYS_dup2 { 0 } else { flags };
-        let call = call_of(libc::SYS_dup2, [from, to, flags, 0, 0], &[]);
-        let was_live = self.was_live();
-        let is_live = self.is_live_except_files();
-        let recorded = (!is_live).then(|| self.replay_on(call, "dup", to, &mut []));
-        // A file that is closed here need not be restored when the process goes live.
-        self.table.remove(to);
-        if is_live && !was_live {
-            self.restore_files();
-        }
-        let result = kernel(number, arguments);
-        if is_live {
-            self.note(call, result, &[]);
-        }
-        [holder, held].into_iter().flatten().for_each(held_files::release);
-        recorded.unwrap_or(result)
     }
 
     /// Handles `fcntl`. `None`: the call is let through.

@@ -5,10 +5,10 @@ prints how the program has ended, and a sum over all lines that came back."""
 
 import subprocess
 import sys
-import time
 import zlib
 
 from mpi4py import MPI
+from rounds import end_round
 
 ROUNDS, ROUND_S = 90, 0.1
 
@@ -28,13 +28,7 @@ def main() -> None:
             beside.stdin.close()
             say(f"rank {comm.rank}: it has ended with {beside.wait()}")
         total = comm.allreduce(zlib.crc32(line, total)) & 0xFFFFFFFF
-        if comm.rank == 0:
-            print(f"round {turn}", file=sys.stderr, flush=True)
-        # The MPI library polls, so that an image can be taken.
-        end = time.monotonic() + ROUND_S
-        while time.monotonic() < end:
-            comm.Iprobe()
-            time.sleep(0.002)
+        end_round(comm, turn, ROUND_S)
     say(f"rank {comm.rank}: sum {total}")
 
 

@@ -4,9 +4,9 @@ Every rank prints a sum over what it has read: a semaphore gives 1 at each read.
 
 import os
 import sys
-import time
 
 from mpi4py import MPI
+from rounds import end_round
 
 ROUNDS, ROUND_S = 90, 0.1
 COUNT = 2 * ROUNDS
@@ -22,13 +22,7 @@ def main() -> None:
         if turn == ROUNDS // 2:
             os.close(semaphore)
         total = comm.allreduce(total) % 1000003
-        if comm.rank == 0:
-            print(f"round {turn}", file=sys.stderr, flush=True)
-        # The MPI library polls, so that an image can be taken.
-        end = time.monotonic() + ROUND_S
-        while time.monotonic() < end:
-            comm.Iprobe()
-            time.sleep(0.002)
+        end_round(comm, turn, ROUND_S)
     sys.stdout.write(f"rank {comm.rank}: sum {total}\n")
     sys.stdout.flush()
 
