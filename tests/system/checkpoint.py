@@ -111,6 +111,7 @@ def main() -> int:
         kills = [(recovery.after_output("round 70\n"), 1), (recovery.after_output("round 110\n"), 2), (0.9, 1)]
         outcome = job(options, waiting, kills)
         check_same(checks, name, outcome, undisturbed, len(kills))
+    recovery.asked_for(options, checks, job, ": restarted from checkpoint", FIRST_S + 1)
     checkpoint_on_request(checks, options, ring)
     little_space(checks, options, ring)
     open_folder(checks, options, ring)

@@ -94,6 +94,7 @@ def main() -> int:
         is_right = f"tickets: {2000 * RANKS}, each once" in lines
         measured = f"exit code {code}, {'each number once' if is_right else 'other numbers'}"
         checks.check(name, code == 0 and is_right and output.count(": restarted") == len(kills), measured, output)
+    asked_for(options, checks, job, ": restarted", START_S)
     name = "others go on who do not need the lost one"
     if checks.wants(name):
         pairs = [common.python(options), str(common.PROGRAMS / "pairs.py")]
@@ -220,6 +221,19 @@ def is_given_up(output: str, restarts: int, why: str) -> bool:
     line for each incarnation."""
     starts = re.findall(r"^  incarnation \d+: after .* s, for .* s: ", output, re.M)
     return output.count(": restarted") == restarts and why in output and len(starts) == restarts + 1
+
+
+def asked_for(options, checks, job, restarted: str, first_s: float) -> None:
+    """A rank asks again and again whether the processes of other ranks exist: they always do."""
+    name = "who is asked for by its process id"
+    if not checks.wants(name):
+        return
+    program = [common.python(options), str(common.PROGRAMS / "asks_for_ranks.py"), str(first_s + 5)]
+    kills = [(first_s, 1), (0.7, 0), (0.6, 2), (0.8, 1)]
+    code, lines, output = job(options, program, kills)
+    is_right = bool(re.search(r"^asked: often, missing: [^1-9]*$", "\n".join(lines), re.M))
+    measured = f"exit code {code}, {'always there' if is_right else 'not always there'}"
+    checks.check(name, code == 0 and is_right and output.count(restarted) == len(kills), measured, output)
 
 
 def progress_reports(options, checks, program, moment) -> None:

@@ -5,12 +5,14 @@
 //! restarted, because a replay would act on the other process once more, or find it in another
 //! state. Calls that access the memory or the descriptors of another process fail with EPERM
 //! instead: a restart of the other process would lose the shared data too, and this process cannot
-//! forbid that restart.
+//! forbid that restart. A call that finds no process waits while a rank of this node is restarted:
+//! locks that hold a process id would count as left over.
 //!
-//! What may never happen: a call on this process, its threads or its descendants is reported.
+//! What may never happen: a call on this process, its threads or its descendants is reported; a
+//! killed rank that is being restarted counts as gone.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use libc::c_long;
 
@@ -20,6 +22,9 @@ use crate::kernel_calls::{HERE, kernel, text};
 use crate::messages::{Path, warn};
 use crate::processes::is_own_process;
 use crate::watched;
+
+/// How often a process is looked for, about a millisecond apart, while a rank is being restarted.
+const ABSENCE_LOOKS: u32 = 600_000;
 
 /// Reports a call on another process.
 pub fn check(number: c_long, arguments: [u64; 6]) {
@@ -85,6 +90,58 @@ fn check_state(number: c_long, arguments: [u64; 6]) {
             "it examines or changes limits, priority or processors of another process"
         ));
     }
+}
+
+/// Whether a call asks for another process, so that its answer depends on whether that one exists.
+///
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn asks_for_process(number: c_long, arguments: [u64; 6]) -> bool {
+    let [first, second, ..] = arguments;
+    let path = match number {
+        libc::SYS_kill
+        | libc::SYS_tkill
+        | libc::SYS_tgkill
+        | libc::SYS_rt_sigqueueinfo
+        | libc::SYS_rt_tgsigqueueinfo
+        | libc::SYS_pidfd_open
+        | libc::SYS_getpgid
+        | libc::SYS_getsid => return !is_own_process(first as c_int),
+        libc::SYS_open
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_access
+        | libc::SYS_readlink
+        | libc::SYS_chdir => first,
+        libc::SYS_openat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2
+        | libc::SYS_readlinkat => second,
+        _ => return false,
+    };
+    // SAFETY: the caller's promise.
+    let rest = unsafe { text(path) }.strip_prefix(b"/proc/");
+    rest.and_then(<[u8]>::first).is_some_and(u8::is_ascii_digit)
+}
+
+/// Performs a call that asks for another process. If there is none while a rank of this node is
+/// being restarted, the call is performed again when all have a process.
+pub fn with_all_ranks(mut perform: impl FnMut() -> i64) -> i64 {
+    let absences = || watched::head().map_or(0, |head| head.absences.load(Acquire));
+    let gone = [libc::ESRCH, libc::ENOENT, libc::ENOTDIR].map(|error| -i64::from(error));
+    for _ in 0..ABSENCE_LOOKS {
+        let before = absences();
+        let result = perform();
+        // The agent changes the number before the process id of a killed rank disappears.
+        if !gone.contains(&result) || before % 2 == 0 && absences() == before {
+            return result;
+        }
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        kernel(libc::SYS_nanosleep, [(&raw const pause).addr() as u64, 0, 0, 0, 0, 0]);
+    }
+    perform()
 }
 
 /// The error of a call that accesses another process: process_vm_readv(2), process_vm_writev(2),

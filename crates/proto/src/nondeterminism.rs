@@ -94,6 +94,10 @@ pub const UNSAVED_SEMAPHORE: u64 = 1;
 pub const UNSAVED_KEYS: u64 = 2;
 /// The process has restricted itself (landlock(7), prctl(2) with PR_SET_MDWE).
 pub const UNSAVED_RESTRICTIONS: u64 = 4;
+/// Offset of `absences` in the record: eight bytes. Odd while a rank of this node has no process,
+/// because the last one was killed and the next one has not begun. Written by the agent, which
+/// makes it odd before the process id of the killed one disappears.
+pub const ABSENCES_AT: usize = offset_of!(RecordHead, absences);
 /// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 
@@ -143,6 +147,8 @@ pub struct RecordHead {
     live_since: AtomicU64,
     /// Inode and time of birth of the directory in which the first incarnation began.
     directory: [AtomicU64; 2],
+    /// How often ranks of this node had no process, see [`ABSENCES_AT`].
+    pub absences: AtomicU64,
 }
 
 const STILL_REPLAYS: u64 = u64::MAX;

@@ -51,12 +51,16 @@ impl Exits {
     }
 
     /// Reaps children that have ended since the last call: the watched children in order, then the
-    /// others.
-    pub fn reap(&mut self) -> Vec<Exit> {
+    /// others. Calls `announce` with each one's process id, which exists until it returns.
+    pub fn reap(&mut self, announce: &dyn Fn(u32)) -> Vec<Exit> {
         let mut ended = Vec::new();
         let mut passed_over = None;
+        let reap = |pid| {
+            announce(pid);
+            reap(pid)
+        };
         loop {
-            self.reap_watched(&mut ended);
+            self.reap_watched(&reap, &mut ended);
             // A watched child that ends during this search stays for its turn in the queue.
             let Some(pid) = sys::ended_child() else { return ended };
             if !self.watched.contains_key(&pid) {
@@ -69,7 +73,7 @@ impl Exits {
         }
     }
 
-    fn reap_watched(&mut self, ended: &mut Vec<Exit>) {
+    fn reap_watched(&mut self, reap: &dyn Fn(u32) -> Option<Exit>, ended: &mut Vec<Exit>) {
         loop {
             let pids = self.queued();
             let before = ended.len();
@@ -132,6 +136,7 @@ fn written_bytes(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
@@ -161,7 +166,7 @@ mod tests {
         let pids: Vec<u32> = children.iter().map(Child::id).collect();
         // The child in the middle is not watched.
         [0, 1, 3, 4].iter().for_each(|&index: &usize| exits.watch(pids[index]));
-        assert!(exits.reap().is_empty());
+        assert!(exits.reap(&|_| ()).is_empty());
         for index in [3, 1, 2, 4, 0] {
             drop(children[index].stdin.take());
             let deadline = Instant::now() + Duration::from_secs(60);
@@ -170,10 +175,10 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        let ended = exits.reap().into_iter().map(|exit| (exit.pid, exit.ending));
+        let ended = exits.reap(&|_| ()).into_iter().map(|exit| (exit.pid, exit.ending));
         let expected = [3, 1, 4, 0, 2].map(|index| (pids[index], Ending::Exited(index as i32)));
         assert!(ended.eq(expected));
-        assert!(exits.watched.is_empty() && exits.reap().is_empty());
+        assert!(exits.watched.is_empty() && exits.reap(&|_| ()).is_empty());
     }
 
     #[test]
@@ -186,7 +191,10 @@ mod tests {
         while !is_zombie(child.id()) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let [exit] = exits.reap()[..] else { panic!("there is one child") };
+        let announced = Cell::new(None);
+        let announce = |pid| announced.set(is_zombie(pid).then_some(pid));
+        let [exit] = exits.reap(&announce)[..] else { panic!("there is one child") };
+        assert_eq!(announced.get(), Some(child.id()), "announced while its process id exists");
         assert_eq!((exit.pid, exit.ending), (child.id(), Ending::Killed(libc::SIGKILL)));
         let counts = std::path::Path::new("/proc/self/io").exists();
         assert_eq!(exit.written, counts.then_some(5));

@@ -159,6 +159,7 @@ impl Agent {
             }
             self.drain_servers();
             self.advance_restores();
+            self.supervisor.note_presence();
             self.supervisor.report_replayed(&mut self.parent);
             self.advance_checkpoints();
             self.images.advance_announcing(&mut self.parent);
@@ -253,7 +254,7 @@ impl Agent {
                 self.begin_end(false);
             }
         }
-        for Exit { pid, ending, written } in self.supervisor.exits.reap() {
+        for Exit { pid, ending, written } in self.supervisor.reap() {
             if let Some(index) = self.supervisor.index_of(pid) {
                 let recording = self.supervisor.ranks[index].recording.as_ref();
                 recording.into_iter().for_each(|recording| recording.note_written(written));

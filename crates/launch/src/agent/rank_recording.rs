@@ -18,9 +18,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::nondeterminism::{
-    BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS, FULL_AT, HELD_AT,
-    INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES,
-    POLLS_AT, RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT, UNKNOWN_WRITTEN, UNSAVED_AT,
+    ABSENCES_AT, BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS,
+    FULL_AT, HELD_AT, INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT, NO_RESTART_BYTES,
+    NONDETERMINISM_BYTES, POLLS_AT, RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT,
+    UNKNOWN_WRITTEN, UNSAVED_AT,
 };
 use landbridge_proto::recent_determinants::{
     DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
@@ -187,6 +188,15 @@ impl RankRecording {
         if self.words(LAST_WRITTEN_AT) == Some([0]) {
             let word = bytes.map_or(UNKNOWN_WRITTEN, |bytes| bytes.saturating_add(1));
             let _ = rustix::io::pwrite(&self.memory, &word.to_ne_bytes(), LAST_WRITTEN_AT as u64);
+        }
+    }
+
+    /// Notes whether a rank of this node has no process ([`ABSENCES_AT`]).
+    pub fn note_absence(&self, is_absent: bool) {
+        let [absences] = self.words(ABSENCES_AT).unwrap_or_default();
+        if (absences % 2 == 1) != is_absent {
+            let word = absences.wrapping_add(1).to_ne_bytes();
+            let _ = rustix::io::pwrite(&self.memory, &word, ABSENCES_AT as u64);
         }
     }
 

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
-use super::exits::Exits;
+use super::exits::{Exit, Exits};
 use super::image_service::ImageService;
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
@@ -64,12 +64,20 @@ pub fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
     }
 }
 
+/// Notes for all ranks whether one of them has no process.
+fn note_absence(ranks: &[LocalRank], is_absent: bool) {
+    let recordings = ranks.iter().filter_map(|rank| rank.recording.as_ref());
+    recordings.for_each(|recording| recording.note_absence(is_absent));
+}
+
 /// The ranks of this host and what is known of their processes.
 pub struct RankSupervisor {
     pub ranks: Vec<LocalRank>,
     /// The restores in progress, by rank.
     restores: BTreeMap<u32, Restore>,
     pub exits: Exits,
+    /// Whether the records of the ranks say that a rank has no process ([`Self::reap`]).
+    has_absent: bool,
     /// MPI libraries that were found in processes of the ranks.
     libraries: Libraries,
     limits: ResourceLimits,
@@ -85,6 +93,7 @@ impl RankSupervisor {
             ranks: Vec::new(),
             restores: BTreeMap::new(),
             exits: Exits::new(),
+            has_absent: false,
             libraries: Libraries::default(),
             limits: ResourceLimits::default(),
             node_logs: None,
@@ -100,6 +109,29 @@ impl RankSupervisor {
 
     pub fn running(&self) -> impl Iterator<Item = &LocalRank> {
         self.ranks.iter().filter(|rank| rank.ending.is_none())
+    }
+
+    /// Reaps processes that have ended. Before the process id of a rank disappears, all ranks are
+    /// notified that it is absent: one that asks for the process waits ([`Self::note_presence`]).
+    pub fn reap(&mut self) -> Vec<Exit> {
+        let ranks = &self.ranks;
+        let exits = self.exits.reap(&|pid| {
+            let is_rank = ranks.iter().any(|rank| rank.pid == pid && rank.ending.is_none());
+            if is_rank {
+                note_absence(ranks, true);
+            }
+        });
+        self.has_absent |= exits.iter().any(|exit| self.index_of(exit.pid).is_some());
+        exits
+    }
+
+    /// Notifies the ranks that each of them has a process again, or has none for good.
+    pub fn note_presence(&mut self) {
+        let is_absent = |rank: &LocalRank| rank.ending.is_some() && !rank.reported;
+        if self.has_absent && !self.ranks.iter().any(is_absent) {
+            note_absence(&self.ranks, false);
+            self.has_absent = false;
+        }
     }
 
     /// Passes the end of `pid` to the checkpoint scheduler or the restore whose process it is;
