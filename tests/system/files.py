@@ -370,10 +370,15 @@ def groups(options) -> dict[str, list[Row]]:
 
 def at(step: int, delay_s: float):
     """A condition: `delay_s` seconds have passed since this step began."""
+    return after(f"step {step}\n", delay_s)
+
+
+def after(words: str, delay_s: float):
+    """A condition: `delay_s` seconds have passed since these words were printed."""
     seen = []
 
     def is_due(output: str) -> bool:
-        if not seen and f"step {step}\n" in output:
+        if not seen and words in output:
             seen.append(time.monotonic())
         return bool(seen) and time.monotonic() >= seen[0] + delay_s
 
@@ -400,7 +405,7 @@ def at_the_change(chance) -> list:
 
 def after_the_change(chance) -> list:
     """Kills rank 1 in the looks of the step in which the row `renamed-over` renames."""
-    return [(at(8, chance.uniform(0.05, 0.25)), 1)]
+    return [(after("changed in 8\n", chance.uniform(0.0, 0.2)), 1)]
 
 
 def on_nodes(chance) -> list:

@@ -268,7 +268,7 @@ def cut_off(options, over_udp: bool) -> Case:
     case = mpich(options, "a host cut off for good", CUT_OFF, over_udp=over_udp)
     place = case.command.index("run") + 1
     case.command[place:place] = ["--set", "peer_timeout=3s"]
-    case.proof, case.fails = r"could not be reached for 3s: it is given up", True
+    case.proof, case.fails = r"could not be reached for 3s: it counts as lost", True
     return case
 
 

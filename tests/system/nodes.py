@@ -364,7 +364,7 @@ def spawning(checks, options) -> None:
             lab_file = wide_lab(Path(scratch))
             held = [*program, "north-1", "0.5", "9"]
             code, _, output = lab_job(options, held, events, WIDE, "rank of a spawned group", lab_file=lab_file)
-        is_said = "with processes that ranks have spawned: these do not come back" in output
+        is_said = "with processes that ranks have spawned: these cannot be restarted" in output
         checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 

@@ -136,7 +136,7 @@ def main() -> int:
     name = "who leaves without MPI_Finalize as if all were well"
     if checks.wants(name):
         code, _, output = job(options, [*program, "--rounds", "30", "--leave", "0"], [])
-        is_said = bool(re.search(r"^landbridge: rank 1 .*without MPI_Finalize: under --recover its part counts as lost", output, re.M))
+        is_said = bool(re.search(r"^landbridge: rank 1 .*without MPI_Finalize: under --recover it counts as lost", output, re.M))
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} who is missing"
         checks.check(name, code == 1 and is_said, measured, output)
     name = "who is killed more often than allowed"
@@ -196,7 +196,7 @@ def spawning(options, checks) -> None:
     """A rank that has spawned processes is killed: the rank is restarted, and the processes exist
     once. A spawned process is killed: the job ends."""
     program = [common.python(options), str(common.PROGRAMS / "spawned.py")]
-    away = "these do not come back if they are killed"
+    away = "these cannot be restarted: if one is killed"
     name = "who has spawned others"
     if checks.wants(name):
         code, lines, output = job(options, program, [(after_output("round 3"), 0), (after_output("round 8"), 0)])
@@ -225,15 +225,21 @@ def is_given_up(output: str, restarts: int, why: str) -> bool:
 
 def asked_for(options, checks, job, restarted: str, first_s: float) -> None:
     """A rank asks again and again whether the processes of other ranks exist: they always do."""
-    name = "who is asked for by its process id"
-    if not checks.wants(name):
-        return
-    program = [common.python(options), str(common.PROGRAMS / "asks_for_ranks.py"), str(first_s + 5)]
+    asks = [common.python(options), str(common.PROGRAMS / "asks_for_ranks.py"), str(first_s + 5)]
     kills = [(first_s, 1), (0.7, 0), (0.6, 2), (0.8, 1)]
-    code, lines, output = job(options, program, kills)
-    is_right = bool(re.search(r"^asked: often, missing: [^1-9]*$", "\n".join(lines), re.M))
-    measured = f"exit code {code}, {'always there' if is_right else 'not always there'}"
-    checks.check(name, code == 0 and is_right and output.count(restarted) == len(kills), measured, output)
+    # A rank that asks by files of /proc can be restarted itself.
+    for name, program, more in (
+        ("who is asked for by its process id", asks, []),
+        ("who is asked for by files of its process, and who asks", [*asks, "files"], [(0.5, 3), (0.9, 2)]),
+    ):
+        if not checks.wants(name):
+            continue
+        code, lines, output = job(options, program, [*kills, *more])
+        is_right = bool(re.search(r"^asked: often, missing: [^1-9]*$", "\n".join(lines), re.M))
+        measured = f"exit code {code}, {'always there' if is_right else 'not always there'}"
+        # A rank that does not call MPI has no images.
+        is_right &= output.count(" SIGKILL: restarted") == len(kills) + len(more) and output.count(restarted) >= len(kills)
+        checks.check(name, code == 0 and is_right, measured, output)
 
 
 def progress_reports(options, checks, program, moment) -> None:
@@ -246,9 +252,9 @@ def progress_reports(options, checks, program, moment) -> None:
         undisturbed = own(job(options, aloud, [])[2])
         kills = [(START_S + moment(), 2), (START_S + moment(), 2)]
         code, _, output = job(options, aloud, kills, "--set", "log=info")
-        lives = len(re.findall(r"^landbridge\[\d+\]: Info: live again", output, re.M))
+        lives = len(re.findall(r"^landbridge\[\d+\]: Info: the replay is over", output, re.M))
         is_same = own(output) == undisturbed and len(undisturbed) > 2 * RANKS
-        measured = f"exit code {code}, {'the same' if is_same else 'other'} lines, live again {lives} times"
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} lines, replays over {lives} times"
         checks.check(name, code == 0 and is_same and lives == len(kills), measured, output)
     name = "how far one is on its way back"
     if checks.wants(name):

@@ -16,6 +16,7 @@ use crate::held_files;
 use crate::kernel_calls::{descriptor_limits, error, kernel, text};
 use crate::messages::Path;
 use crate::open_file::OpenFile;
+use crate::process_calls;
 use crate::restart_refusals::abort_replay;
 use crate::session::{CallDescription, EffectOutcome, Session, call_of};
 
@@ -58,7 +59,9 @@ impl Session {
         let call = call_of(number, [directory, flags as u64, mode, 0, 0], name);
         let about = CallDescription::Path("open", name);
         if self.is_live() {
-            let perform = || kernel(libc::SYS_openat, [directory, path, flags as u64, mode, 0, 0]);
+            let arguments = [directory, path, flags as u64, mode, 0, 0];
+            // SAFETY: the caller's promise.
+            let perform = || unsafe { process_calls::perform(libc::SYS_openat, arguments) };
             let precondition = |_| announced((directory, path));
             let outcome = |before| outcome_of((directory, path), flags, before);
             let changes = creates || flags & libc::O_TRUNC != 0;

@@ -126,22 +126,29 @@ pub unsafe fn asks_for_process(number: c_long, arguments: [u64; 6]) -> bool {
     rest.and_then(<[u8]>::first).is_some_and(u8::is_ascii_digit)
 }
 
-/// Performs a call that asks for another process. If there is none while a rank of this node is
-/// being restarted, the call is performed again when all have a process.
-pub fn with_all_ranks(mut perform: impl FnMut() -> i64) -> i64 {
+/// Performs a system call. If it asks for a process and there is none while a rank of this node is
+/// being restarted, the call is performed again when all ranks have a process.
+///
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn perform(number: c_long, arguments: [u64; 6]) -> i64 {
     let absences = || watched::head().map_or(0, |head| head.absences.load(Acquire));
     let gone = [libc::ESRCH, libc::ENOENT, libc::ENOTDIR].map(|error| -i64::from(error));
     for _ in 0..ABSENCE_LOOKS {
         let before = absences();
-        let result = perform();
+        let result = kernel(number, arguments);
         // The agent changes the number before the process id of a killed rank disappears.
-        if !gone.contains(&result) || before % 2 == 0 && absences() == before {
+        if !gone.contains(&result)
+            || before % 2 == 0 && absences() == before
+            // SAFETY: the caller's promise.
+            || !unsafe { asks_for_process(number, arguments) }
+        {
             return result;
         }
         let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         kernel(libc::SYS_nanosleep, [(&raw const pause).addr() as u64, 0, 0, 0, 0, 0]);
     }
-    perform()
+    kernel(number, arguments)
 }
 
 /// The error of a call that accesses another process: process_vm_readv(2), process_vm_writev(2),

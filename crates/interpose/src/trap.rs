@@ -351,25 +351,16 @@ impl TrappedCall {
             if let Some(refused) = process_calls::refuse(number, self.arguments) {
                 return Some(refused);
             }
-            if process_calls::asks_for_process(number, self.arguments) {
-                let perform =
-                    || self.record_or_observe().unwrap_or_else(|| raw(number, self.arguments));
-                return Some(process_calls::with_all_ranks(perform));
-            }
-            self.record_or_observe()
-        }
-    }
-
-    /// # Safety
-    /// The registers are those of a system call of this thread.
-    unsafe fn record_or_observe(&self) -> Option<i64> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if record_head::is_owner() && !record_lock::is_in_handler(self.stack_pointer()) {
+            let is_recorded =
+                record_head::is_owner() && !record_lock::is_in_handler(self.stack_pointer());
+            let result = if is_recorded {
                 signal_mask::note_program_mask(self.mask());
-                return syscalls::handle(self.number, self.arguments);
-            }
-            observe::handle(self.number, self.arguments)
+                syscalls::handle(number, self.arguments)
+            } else {
+                observe::handle(number, self.arguments)
+            };
+            let asks = result.is_none() && process_calls::asks_for_process(number, self.arguments);
+            if asks { Some(process_calls::perform(number, self.arguments)) } else { result }
         }
     }
 

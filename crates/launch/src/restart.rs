@@ -174,7 +174,7 @@ pub fn give_up_text(
     let RestartLimits { restarts_max, within_s } = limits;
     let mut text = match why {
         GiveUpReason::Unrecoverable => {
-            format!("rank {rank} cannot be restarted: it has said above why")
+            format!("rank {rank} cannot be restarted: a line above says why")
         }
         GiveUpReason::SamePoint => format!(
             "rank {rank} is not restarted: it has ended at the same place {SAME_POINT_MAX} times \

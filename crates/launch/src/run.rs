@@ -64,8 +64,8 @@ const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time that agents which have confirmed their end, and their ssh processes, have to exit.
 const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 /// Text that the user reads once per job, under `--recover`.
-const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these do not come back if they are \
-                                     killed, and then the job ends (--recover)";
+const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these cannot be restarted: if one is \
+                                     killed, the job ends (--recover)";
 
 pub struct Options {
     pub label: bool,

@@ -68,7 +68,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     if plan.relays.is_empty() && settings.recovers() {
         bail!(
-            "--recover needs a relay, which keeps what ranks are given: let the topology name one, \
+            "--recover needs a relay, which keeps their message logs: let the topology name one, \
              in [cluster.relay]; see docs/RECOVERY.md"
         );
     }

@@ -177,8 +177,8 @@ impl Cause {
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: true } => format!(
-                "{} has ended with exit code 0 without MPI_Finalize: under --recover its part \
-                 counts as lost; ending the job",
+                "{} has ended with exit code 0 without MPI_Finalize: under --recover it counts as \
+                 lost; ending the job",
                 place(*rank)
             ),
             Cause::QuitWithoutFinalize { rank, recovers: false } => format!(

@@ -204,7 +204,7 @@ fn a_program_that_lost_its_process_manager_is_named() {
         let output = lb.run(&["run", "-n", "2", &script]);
         assert_code(&output, 1);
         let text = stderr(&output);
-        assert!(text.contains("without a word to its process manager"), "{text}");
+        assert!(text.contains("without a PMI request"), "{text}");
         assert!(text.contains("was alone, not one of 2"), "{text}");
         lb.assert_nothing_left();
     }

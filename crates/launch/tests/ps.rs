@@ -44,7 +44,7 @@ fn every_rank_is_listed_until_the_job_ends() {
     let nobody = lb.run(&["log", "--job", name, "show", "99"]);
     common::assert_code(&nobody, 1);
     let said = stderr(&nobody);
-    assert!(said.contains("nothing is kept of its ranks (it runs without --recover)"), "{said}");
+    assert!(said.contains("its ranks have no message logs (it runs without --recover)"), "{said}");
     running.signal("INT");
     let launcher = running.child.id();
     running.finish();

@@ -104,7 +104,7 @@ fn a_rank_that_is_cut_off_is_noticed_and_taken_back() {
     cut(two.stream.local_addr().unwrap().port());
     one.send(2, 1, b"lost");
     let line = relay.wait_for("rank 2 at");
-    assert!(line.contains("is away: nothing has been heard of it for"), "{line}");
+    assert!(line.contains("is away: nothing has arrived from it for"), "{line}");
     one.send(2, 2, b"waits");
     relay.wait_for_counter("frames", |frames| frames == 3);
     let mut two = Rank::attach(&relay, 2);

@@ -104,7 +104,7 @@ fn unauthenticated_connections_are_refused_one_by_one() {
     stream.write_all(&open_message(JOB)[..20]).unwrap();
     let address = stream.local_addr().unwrap();
     drop(stream);
-    scene.expect_refusal(Some(address), "left before the hello was over");
+    scene.expect_refusal(Some(address), "closed the connection before the end of the hello");
 
     // Members of the job that connect in the wrong place.
     for (index, cluster, role, why) in [
@@ -183,7 +183,7 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     for (bytes, why) in [
         (absurd, "longer than frames may be"),
         (long, "longer than relays take"),
-        (vec![0; 40], "not what was sent"),
+        (vec![0; 40], "arrived corrupt"),
         (frame(Address::new(2, 0), Address::new(1, 0), 0, b"x"), "not come from the endpoint"),
         (unreachable, "only relays send"),
         (lost, "only relays send"),
@@ -240,10 +240,10 @@ fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
         relay.wait_for("rank 3 at");
     }
     let warning = relay.events(1).remove(0);
-    assert!(warning.contains("warns: rank 3 sends what no rank sends"), "{warning}");
+    assert!(warning.contains("warns: rank 3 breaks the protocol"), "{warning}");
     let mut refused = Rank::attach(&relay, 3);
     expect_end(&mut refused.stream);
-    relay.wait_for("rank 3 has sent what no rank sends, and is not let in any more");
+    relay.wait_for("rank 3 has broken the protocol, and is refused from now on");
 }
 
 #[test]

@@ -113,8 +113,8 @@ fn a_disk_that_may_take_no_more_is_reported_and_the_job_goes_on() {
     let mut relay = relay(&directory.0, "8MiB");
     let (sender, mut reader) = (start(&relay, 0, 0), start(&relay, 1, 0));
     flood(sender, &mut reader);
-    relay.wait_for("has filled recover_disk");
-    relay.wait_for("cannot come back");
+    relay.wait_for("have filled recover_disk");
+    relay.wait_for("cannot be restarted");
     let events = relay.events(2).join("\n");
     assert!(events.contains("warns: ") && events.contains("recover_disk"), "{events}");
     drop(reader);
@@ -123,7 +123,7 @@ fn a_disk_that_may_take_no_more_is_reported_and_the_job_goes_on() {
     // The process is refused after the hello.
     let again = Rank::attach_as(&relay, own);
     let said = again.and_then(|mut rank| std::io::Read::read(&mut rank.stream, &mut [0]));
-    assert!(!matches!(said, Ok(1)), "it cannot come back");
+    assert!(!matches!(said, Ok(1)), "it cannot be restarted");
 }
 
 #[test]

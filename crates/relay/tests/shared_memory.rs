@@ -131,6 +131,6 @@ fn sleep(link: &mut ShmLink) {
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         assert_eq!(poll(&mut fds, Some(&patience)), Ok(1), "nobody rang");
     }
-    assert!(link.drain_doorbell(), "the relay is gone");
+    assert!(link.drain_doorbell(), "the connection to the relay has ended");
     link.unpark();
 }

@@ -103,7 +103,7 @@ fn where_udp_is_not_answered_tcp_is_used() {
     let start = Instant::now();
     let line = one.wait_for("over UDP");
     assert!(
-        line.contains("nothing has been heard of it") && line.contains("TCP is tried"),
+        line.contains("nothing has arrived from it") && line.contains("TCP is tried"),
         "{line}"
     );
     let line = one.wait_for("linked to the relay of cluster 0");
@@ -126,7 +126,7 @@ fn where_udp_works_for_a_moment_only_tcp_is_used() {
     for _ in 0..3 {
         assert!(wait_until_linked(&mut one));
         gate.is_shut.store(true, Ordering::Relaxed);
-        one.wait_for("is down: nothing has been heard of it over UDP");
+        one.wait_for("is down: nothing has arrived from it over UDP");
         gate.is_shut.store(false, Ordering::Relaxed);
     }
     one.wait_for("breaks again and again over UDP; TCP is used for the next 60 s");

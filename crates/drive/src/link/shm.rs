@@ -406,7 +406,7 @@ impl std::fmt::Debug for ShmLink {
 fn broken(fault: RingFault) -> io::Error {
     let why = match fault {
         RingFault::FrameTooLong => "a frame longer than its ring",
-        RingFault::FreedTooMuch => "the other side says it has read what was never written",
+        RingFault::FreedTooMuch => "the other side acknowledges bytes that were never written",
     };
     io::Error::new(io::ErrorKind::InvalidData, why)
 }

@@ -254,9 +254,9 @@ impl CheckpointRound<'_> {
         };
         let [number, determinants, sent, polls] = position;
         if number != scheduler.number() {
-            bail!("it speaks of checkpoint {number}, and {} was wanted", scheduler.number());
+            bail!("it answers for checkpoint {number}, and {} was asked for", scheduler.number());
         }
-        let replay = rank.replay.as_ref().context("it does not come back")?;
+        let replay = rank.replay.as_ref().context("it cannot be restarted")?;
         let (asked, stage, printed) = replay.position();
         let unread = quiesce_socket.inodes.stdin.map_or(0, |pipe| input::unread(rank.pid, pipe));
         let read = rank.streams.input.given().saturating_sub(unread);

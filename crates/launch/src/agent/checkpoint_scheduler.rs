@@ -482,9 +482,9 @@ impl CheckpointScheduler {
             {
                 self.notices.is_slow_reported = true;
                 Some(format!(
-                    "has been asked for checkpoint {} {} s ago and has not stopped for it: that is \
-                     done at a call of MPI that looks for messages, in the thread that began the \
-                     program; it is waited for",
+                    "has been asked for checkpoint {} {} s ago and has not stopped for it, which \
+                     it does when its main thread calls MPI and MPI looks for messages; the \
+                     launcher waits",
                     self.number,
                     QUIESCE_WARN_AFTER.as_secs()
                 ))

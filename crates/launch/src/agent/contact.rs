@@ -200,7 +200,7 @@ impl Contact {
         let size = parent.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
             Ending::Exited(0) if unmanaged.is_alone => parent.fail(format!(
-                "rank {rank} has ended without a word to its process manager: it has used {} and \
+                "rank {rank} has ended without a PMI request: it has used {} and \
                  was alone, not one of {size}; {}",
                 unmanaged.name(),
                 unmanaged.why()

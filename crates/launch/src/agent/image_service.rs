@@ -57,8 +57,8 @@ impl ImageService {
             let text = match node.is_spare {
                 true => cannot_use(&node.name, error),
                 false => format!(
-                    "no checkpoints on node {}: {error:#}; a rank that is killed begins with the \
-                     program",
+                    "no checkpoints on node {}: {error:#}; a killed rank replays from the \
+                     beginning of the program",
                     node.name
                 ),
             };
@@ -140,8 +140,8 @@ impl ImageService {
             }
         };
         let text = format!(
-            "checkpoints of node {} are on it alone: spare nodes cannot use them ({}); all that \
-             its ranks do is kept (recover_memory), until {until}",
+            "checkpoints of node {} are on it alone: spare nodes cannot use them ({}); no message \
+             log is trimmed (recover_memory) until {until}",
             own.node.name,
             names.join(", ")
         );
@@ -171,8 +171,8 @@ impl ImageService {
 
 fn cannot_use(node: &str, error: &anyhow::Error) -> String {
     format!(
-        "spare node {node} cannot use checkpoints: {error:#}; what begins there begins with the \
-         program, so all that ranks do is kept"
+        "spare node {node} cannot use checkpoints: {error:#}; ranks that move there replay from \
+         the beginning of the program, so no message log is trimmed"
     )
 }
 

@@ -90,7 +90,7 @@ impl FailoverRound<'_> {
                 let seconds = patience.as_secs();
                 self.handle_lost_node(
                     index,
-                    &format!("nothing has been heard of it for {seconds} s"),
+                    &format!("nothing has arrived from it for {seconds} s"),
                 );
             }
         }
@@ -119,8 +119,8 @@ impl FailoverRound<'_> {
             spawned.flat_map(|(_, indices)| self.failover.replicas.living(indices.clone()));
         if spawned.next().is_some() {
             return self.parent.fail(format!(
-                "node {} is lost ({why}), with processes that ranks have spawned: these do not \
-                 come back",
+                "node {} is lost ({why}), with processes that ranks have spawned: these cannot be \
+                 restarted",
                 lost.name
             ));
         }
@@ -178,15 +178,15 @@ impl FailoverRound<'_> {
             ranks.iter().find(|&&rank| self.failover.replicas.has_asked_too_much(rank))
         {
             return self.parent.fail(format!(
-                "rank {rank} cannot go on on another node: it has asked its process manager more \
-                 than {} MiB, with the answers, and no more of that is kept",
+                "rank {rank} cannot be moved to another node: it has exchanged more than {} MiB \
+                 with its process manager, and no more is kept",
                 EXCHANGED_BYTES_MAX >> 20
             ));
         }
         if self.failover.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
             return self.parent.fail(format!(
-                "ranks of node {} cannot go on on another node: together they have asked their \
-                 process manager more than {} MiB, with the answers",
+                "ranks of node {} cannot be moved to another node: together they have exchanged \
+                 more than {} MiB with their process manager",
                 lost.name,
                 ADOPTED_BYTES_MAX >> 20
             ));
@@ -211,7 +211,7 @@ impl FailoverRound<'_> {
             match self.children.input.replay() {
                 Some(replay) => replay.iter().for_each(|message| stream.send(message)),
                 None => self.parent.fail(format!(
-                    "rank 0 cannot go on on another node: it was given more than {} MiB of \
+                    "rank 0 cannot be moved to another node: it was given more than {} MiB of \
                      standard input, and no more of it is kept",
                     STDIN_RETAINED_BYTES_MAX >> 20
                 )),
@@ -254,7 +254,7 @@ impl FailoverRound<'_> {
                 Err(error) => {
                     return self
                         .parent
-                        .fail(format!("ranks cannot go on on another node: {error:#}"));
+                        .fail(format!("ranks cannot be moved to another node: {error:#}"));
                 }
             }
         }
@@ -293,13 +293,13 @@ impl NodeFailover {
         };
         let laid = outcome.and_then(|recording| {
             if let Some(recording) = recording {
-                recording.apply(update).context("no memory for its record of clocks")?;
+                recording.apply(update).context("no memory for its nondeterminism record")?;
                 self.received_recordings.insert(update.rank, recording);
             }
             Ok(())
         });
         if let Err(error) = laid {
-            parent.fail(format!("rank {} cannot go on on another node: {error:#}", update.rank));
+            parent.fail(format!("rank {} cannot be moved to another node: {error:#}", update.rank));
         }
     }
 

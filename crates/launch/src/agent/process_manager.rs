@@ -157,9 +157,8 @@ impl ProcessManager {
                 let (incarnation, asked) =
                     replay.map_or((0, 0), |it| (it.restarts, it.position().0));
                 parent.fail(format!(
-                    "incarnation {incarnation} of rank {number} does not repeat what was done \
-                     before: as question {asked} it asked its process manager {line:?}, before \
-                     {before:?}"
+                    "incarnation {incarnation} of rank {number} differs from the one before: its \
+                     PMI request {asked} is {line:?}, and was {before:?}"
                 ));
             }
         }

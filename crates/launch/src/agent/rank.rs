@@ -221,10 +221,10 @@ impl LocalRank {
     ) -> Result<(LocalRank, u32)> {
         let ReplayPosition { read, recording_bytes, .. } = image.header.replay_position;
         if !self.streams.input.has(read) {
-            bail!("what it had read of standard input since is not kept any more");
+            bail!("the standard input that it has read since is no longer kept");
         }
         self.recording.as_ref().map_or(Ok(()), |record| record.check_position(recording_bytes))?;
-        let start = self.replay.as_ref().context("it does not come back")?.incarnation();
+        let start = self.replay.as_ref().context("it cannot be restarted")?.incarnation();
         let scheduler = self.scheduler.as_mut().context("no checkpoints are taken of it")?;
         let (tool, kept) = (scheduler.config().tool.clone(), scheduler.images.trim_position());
         let inodes = image.header.inodes;

@@ -230,10 +230,10 @@ impl RankRecording {
         let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
         let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
         if replayed < base {
-            bail!("what it read of clocks after that is not kept any more");
+            bail!("its nondeterminism record after that is released");
         }
         if replayed > recorded {
-            bail!("what it had read of clocks until then is not known here");
+            bail!("its nondeterminism record up to there is not on this node");
         }
         Ok(())
     }

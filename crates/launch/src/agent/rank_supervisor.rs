@@ -433,7 +433,7 @@ impl RankSupervisor {
         let plan = mpi::prepare(task, job).map_err(NodeSpecificError::error)?;
         let old = &mut self.ranks[index];
         check_program(old, &plan)?;
-        let replay = old.replay.as_ref().context("it does not come back")?;
+        let replay = old.replay.as_ref().context("it cannot be restarted")?;
         let start = LaunchSpec {
             recording: old.recording.clone(),
             statistics_page: old.statistics_page.clone(),
@@ -541,7 +541,7 @@ impl RankSupervisor {
             let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
             let (number, seconds) = (rank.rank, still.as_secs());
             let text = format!(
-                "rank {number} has come no further for {seconds} s on its way back: it is ended, \
+                "rank {number} has made no progress for {seconds} s in its replay: it is ended, \
                  and restarted"
             );
             parent.note(text);

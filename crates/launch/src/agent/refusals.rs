@@ -15,8 +15,8 @@ use crate::mpi::ProgramPlan;
 pub(super) fn asked_too_much(rank: u32) -> String {
     let most = EXCHANGED_BYTES_MAX >> 20;
     format!(
-        "rank {rank} has asked its process manager more than {most} MiB, with the answers: \
-         if it is killed it cannot be restarted"
+        "rank {rank} has exchanged more than {most} MiB with its process manager: if it is killed \
+         it cannot be restarted"
     )
 }
 
@@ -29,7 +29,7 @@ pub(super) fn check_replayable(rank: &LocalRank) -> Result<()> {
         bail!("{why}");
     }
     if rank.replay.as_ref().is_some_and(PmiReplay::has_asked_too_much) {
-        bail!("it has asked its process manager more than is kept");
+        bail!("its PMI requests take more than is kept");
     }
     Ok(())
 }

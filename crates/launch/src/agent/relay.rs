@@ -385,8 +385,8 @@ impl RelayService {
         let has_begun = |relay: &mut RelayProcess| relay.recoverable.remove(&rank);
         if number > 0 && self.process.as_mut().is_some_and(has_begun) {
             parent.note(format!(
-                "of rank {rank} everything is kept from its last checkpoint on: it can come back \
-                 again"
+                "the message log of rank {rank} is whole again from its newest checkpoint on: it \
+                 can be restarted"
             ));
         }
     }

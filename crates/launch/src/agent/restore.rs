@@ -239,7 +239,7 @@ impl Restore {
                 Err(error) => {
                     let rank = old.rank;
                     (context.report)(format!(
-                        "a checkpoint of rank {rank} that the lost node has taken cannot be had \
+                        "a checkpoint of rank {rank} that the lost node has taken cannot be read \
                          here: {error:#}"
                     ));
                 }
@@ -297,10 +297,11 @@ impl Restore {
         context: &mut RestoreContext,
     ) {
         let unpacked = match thread.is_finished() {
-            true => thread.join().unwrap_or_else(|_| bail!("it could not be laid out")),
-            false => {
-                Err(anyhow::anyhow!("it could not be had in {} s", RESTORE_TOTAL_MAX.as_secs()))
-            }
+            true => thread.join().unwrap_or_else(|_| bail!("it could not be unpacked")),
+            false => Err(anyhow::anyhow!(
+                "it could not be read within {} s",
+                RESTORE_TOTAL_MAX.as_secs()
+            )),
         };
         let number = image.header.number;
         let unpacked = match unpacked {
@@ -356,7 +357,7 @@ impl Restore {
             return Some(RestoreOutcome::Restored(Box::new(rank), number, early));
         }
         let error = match is_late {
-            true => anyhow::anyhow!("CRIU was not done with it after {:.1} s", limit.as_secs_f64()),
+            true => anyhow::anyhow!("CRIU had not finished it after {:.1} s", limit.as_secs_f64()),
             false => criu::restore_error(&unpacked.folder),
         };
         self.fail(old, image, attempt, unpacked, (error, is_late), context);

@@ -88,9 +88,9 @@ impl LocalRank {
         }
         if self.streams.input.take_loss() {
             parent.note(format!(
-                "rank {} has been given more than {} MiB of standard input, and no more of it is \
-                 kept: if this rank is killed it comes back only from a checkpoint that is young \
-                 enough",
+                "rank {} has been given more than {} MiB of standard input, and only the last \
+                 part is kept: if this rank is killed, it can be restarted only from a recent \
+                 checkpoint",
                 self.rank,
                 STDIN_RETAINED_BYTES_MAX >> 20
             ));

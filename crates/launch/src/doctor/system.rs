@@ -144,7 +144,7 @@ fn check_ssh() -> Finding {
 fn check_criu(said: &Path) -> Finding {
     let tool = &criu::find(said);
     let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make \
-                  criu); without them a rank that is killed begins with the program";
+                  criu); without them a killed rank replays from the beginning of the program";
     if let Err(error) = criu::check(tool) {
         return Finding::notice(format!("no checkpoints: {error:#}"), advice);
     }
@@ -153,8 +153,8 @@ fn check_criu(said: &Path) -> Finding {
         Err(error) => Finding::notice(
             format!("no checkpoints: {error:#}"),
             format!(
-                "see why: {} check; without checkpoints a rank that is killed begins with the \
-                 program",
+                "see why: {} check; without checkpoints a killed rank replays from the beginning \
+                 of the program",
                 tool.display()
             ),
         ),

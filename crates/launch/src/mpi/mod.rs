@@ -139,7 +139,7 @@ pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     let warning = (recovers && found.is_none()).then(|| {
         format!(
             "--recover works with MPICH alone, and which MPI library {} uses could not be found \
-             out: the job runs, and killed ranks come back if it is MPICH",
+             out: the job runs, and killed ranks can be restarted if it is MPICH",
             task.program
         )
     });

@@ -123,7 +123,7 @@ mod tests {
         let without = JobStatus { recover: false, job: "fedc".into(), ..logged.clone() };
         let said = |jobs: &[JobStatus]| the_job_with_a_log(jobs).unwrap_err().to_string();
         assert_eq!(the_job_with_a_log(&[without.clone(), logged.clone()]).unwrap(), &logged);
-        let line = "job fedc: nothing is kept of its ranks (it runs without --recover)";
+        let line = "job fedc: its ranks have no message logs (it runs without --recover)";
         assert_eq!(said(std::slice::from_ref(&without)), line);
         let line = "none of these 2 jobs runs with --recover";
         assert_eq!(said(&[without.clone(), without.clone()]), line);

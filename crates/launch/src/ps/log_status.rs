@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::paths::{bytes, counted, write_table};
 
 /// What is said of a job without message logs.
-pub const NOTHING_KEPT: &str = "nothing is kept of its ranks (it runs without --recover)";
+pub const NOTHING_KEPT: &str = "its ranks have no message logs (it runs without --recover)";
 
 /// The merged reports of all relays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,7 +183,7 @@ impl LogStatus {
             frames.for_each(|frame| frame.write(&mut text, &name));
         }
         if text.is_empty() {
-            text.push_str("  nothing is kept of it from there on\n");
+            text.push_str("  its message log has no entry from there on\n");
         }
         self.write_missing(&mut text);
         text

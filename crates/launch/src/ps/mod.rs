@@ -271,7 +271,7 @@ fn read_answer(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec
             Err(error) => return Err(error),
         }
     }
-    Err(std::io::Error::other("it says more than there can be"))
+    Err(std::io::Error::other("its answer is longer than answers may be"))
 }
 
 /// Translates process ids into this pid namespace. `launcher` is the process id of the launcher, or

@@ -33,7 +33,7 @@ pub fn text(
     let noise = process.stream.noise();
     let why = match (words.as_str(), noise.as_str()) {
         ("", "") => "the command ended without a word".to_string(),
-        ("", noise) => format!("in place of its agent came: {noise}"),
+        ("", noise) => format!("instead of an agent there was: {noise}"),
         (words, _) => words.to_string(),
     };
     let mut text = format!("cannot start the agent on {place}: {why}");

@@ -45,7 +45,7 @@ impl<M: Memory> Endpoint<M> {
         let operations = &mut self.operations;
         let mut on = self.channels.on(peer, &mut self.actions);
         if on.channel.end.failed.is_some() {
-            return Err(Fault("a peer that was given up still sends"));
+            return Err(Fault("a peer that counts as lost still sends"));
         }
         on.channel.credit.handle_released(header.credit);
         if on.channel.note_heard_by(path) {

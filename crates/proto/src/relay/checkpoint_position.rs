@@ -32,9 +32,9 @@ const TOO_LONG: &str = "its log holds 4,294,967,296 determinants or more: take c
 const CHECKPOINT_POSITIONS_MAX: usize = 64;
 
 /// Error for a log position that the log has never held.
-const UNKNOWN_POSITION: &str = "it stands where it has never been";
+const UNKNOWN_POSITION: &str = "its position is beyond its log";
 /// Error for a log position before the first kept determinant.
-const TRIMMED: &str = "what it did before its checkpoints is not kept any more";
+const TRIMMED: &str = "the log before its checkpoints is released";
 
 /// One log position, as a position in each of the three logs: see the module head.
 #[derive(Clone, Copy, Debug, Default)]

@@ -26,7 +26,7 @@ impl Determinant {
             header;
         debug_assert_eq!(kind, Kind::Determinant);
         if length > 0 || polls == 0 || (frames == 0 && micros == 0) {
-            return Err(Malformed("it has taken in nothing, and says so"));
+            return Err(Malformed("a determinant delivers nothing"));
         }
         Ok(Self { polls, frames, micros })
     }

@@ -50,8 +50,8 @@ const BUFFER_POOL_MAX: usize = 2 * WRITES_MAX;
 const BUFFER_POOL_MIN: usize = 8;
 
 /// Reason for a discarded log that could not be read back from the disk.
-pub(super) const UNREADABLE: &str = "what is kept of it could not be read back from the disk as it \
-                                     was written: it cannot come back";
+pub(super) const UNREADABLE: &str = "its message log came back corrupt from the disk: it cannot \
+                                     be restarted";
 
 /// Bounds for all message logs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

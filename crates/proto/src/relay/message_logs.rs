@@ -47,7 +47,7 @@ pub const MESSAGE_LOGS_BYTES_MAX: u64 = 4 << 30;
 /// Reason for a discarded log that exceeded the memory bound. The next checkpoint of the endpoint
 /// ends this state, because logging starts again there.
 pub(super) const LOG_TOO_LARGE: &str =
-    "its message log is too large to be kept: it cannot come back";
+    "its message log is larger than its bound: it cannot be restarted";
 
 /// The message logs of all endpoints of a relay.
 #[derive(Debug)]
@@ -157,7 +157,7 @@ impl MessageLogs {
         let Some(log) = self.all.get_mut(&address) else {
             return match standing == LogPosition::default() {
                 true => Ok(CheckpointPosition::default()),
-                false => Err("it stands where it has never been"),
+                false => Err("its position is beyond its log"),
             };
         };
         log.checkpoint_position(standing)
@@ -323,7 +323,7 @@ impl MessageLogs {
         if let Some(divergence) = divergence {
             self.storage.note_diverged(divergence);
         }
-        self.discard(who, "its replay sent something else than before: it cannot come back");
+        self.discard(who, "its replay sent something else than before: it cannot be restarted");
         number
     }
 
@@ -366,7 +366,8 @@ impl MessageLogs {
         polls: u64,
         said: NondeterminismFrame,
     ) -> Result<usize, Malformed> {
-        const UNASKED: Malformed = Malformed("nobody wants to know what it reads of clocks");
+        const UNASKED: Malformed =
+            Malformed("a nondeterminism record that this relay does not keep");
         let log = self.all.entry(address).or_default();
         let reads = log.nondeterminism.as_mut().ok_or(UNASKED)?;
         let (from, bytes, is_full, has_more) = match said {

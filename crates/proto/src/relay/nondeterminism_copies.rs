@@ -113,7 +113,7 @@ impl NondeterminismCopy {
     /// If the piece leaves a gap after the copy, or differs from the copy.
     pub fn new_bytes(&self, from: u64, bytes: &[u8]) -> Result<usize, Malformed> {
         let known = self.end().checked_sub(from);
-        let known = known.ok_or(Malformed("it leaves out what it has read of clocks"))?;
+        let known = known.ok_or(Malformed("its nondeterminism record arrives with a gap"))?;
         let known = known.min(bytes.len() as u64) as usize;
         let mut cursor = self.bytes.at(from.max(self.first())).unwrap_or(self.bytes.end());
         // Bytes that were dropped cannot be compared.
@@ -122,7 +122,7 @@ impl NondeterminismCopy {
             let before = self.bytes.read(&mut cursor, left.len());
             let (now, later) = left.split_at(before.len());
             if before.is_empty() || now != before {
-                return Err(Malformed("it has read other clocks than before"));
+                return Err(Malformed("its nondeterminism record differs from the earlier one"));
             }
             left = later;
         }

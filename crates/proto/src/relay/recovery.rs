@@ -101,7 +101,7 @@ impl Recovery {
             SendComparison::Repeated => Ok(Filtered::Ends),
             SendComparison::Diverged(before) => {
                 self.note_divergence(switch, from, before, frame);
-                Err(Malformed("it does not do again what it did before"))
+                Err(Malformed("its replay differs from what it did before"))
             }
         }
     }
@@ -311,7 +311,7 @@ impl Recovery {
     /// Discards the log of an endpoint that was away for too long.
     pub(super) fn give_up(&mut self, address: Address) {
         if let Some(logs) = &mut self.logs {
-            logs.discard(address, "it was away for too long, and has been given up");
+            logs.discard(address, "it was unreachable for too long, and counts as lost");
         }
     }
 

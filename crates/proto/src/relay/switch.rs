@@ -159,7 +159,7 @@ impl Switch {
             return Err("there are too many streams to it");
         }
         if port.is_up() && !is_known {
-            return Err("there are streams to another start of it");
+            return Err("there are streams to another incarnation of it");
         }
         let stream = self.ports.open(PortKind::Stream { peer, cluster }, PortState::Up);
         self.ports.get_mut(stream).receipts = StreamReceipts::starting_at(self.now_millis);
@@ -224,7 +224,7 @@ impl Switch {
     pub fn handle_keepalive(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
         match self.ports.get_mut(from).writer.recent_channels.acknowledge(header.delivered) {
             true => Ok(()),
-            false => Err(Malformed("a relay has taken in more than it was sent")),
+            false => Err(Malformed("a relay acknowledges more than it was sent")),
         }
     }
 

@@ -302,7 +302,7 @@ impl Header {
             return Err(Malformed("a frame header is cut off"));
         }
         if bytes[7] != framing_crc(bytes) {
-            return Err(Malformed("length, kind or flags of a frame are not what was sent"));
+            return Err(Malformed("length, kind or flags of a frame arrived corrupt"));
         }
         let header = Header {
             length: u32_at(bytes, 0),
@@ -317,7 +317,7 @@ impl Header {
         };
         header.check()?;
         if header.kind.is_about_log() && u32_at(bytes, 36) != header.numbers_checksum() {
-            return Err(Malformed("the numbers of a record are not what was sent"));
+            return Err(Malformed("the numbers of a record arrived corrupt"));
         }
         Ok(header)
     }
@@ -392,7 +392,7 @@ impl Header {
         if self.kind.reports_undeliverable()
             && self.sequence != pair_check(self.source, self.target)
         {
-            return Err(Malformed("whom a notice is about is not what was sent"));
+            return Err(Malformed("the subject of a notice arrived corrupt"));
         }
         Ok(())
     }

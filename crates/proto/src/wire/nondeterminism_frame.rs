@@ -79,7 +79,7 @@ pub fn emit(
 /// [`Malformed`] if the checksum does not match, or if the content is invalid.
 pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<NondeterminismFrame<'a>, Malformed> {
     if header.sequence > POSITION_MAX {
-        return Err(Malformed("no record of clocks is so long"));
+        return Err(Malformed("a nondeterminism record longer than records may be"));
     }
     let (is_full, has_more) = (header.credit == FULL, header.credit == HAS_MORE);
     let read =
@@ -90,7 +90,7 @@ pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<NondeterminismFrame<
         (Kind::Nondeterminism, 0 | FULL | HAS_MORE, false) if body.len() > CHECKSUM_BYTES => {
             let bytes = &body[CHECKSUM_BYTES..];
             if u32_at(body, 0) != check(bytes) {
-                return Err(Malformed("what it has read of clocks is not what was sent"));
+                return Err(Malformed("a part of a nondeterminism record arrived corrupt"));
             }
             Ok(read(bytes))
         }

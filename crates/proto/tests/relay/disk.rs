@@ -178,7 +178,7 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_replayed() {
     while rig.work(true) {}
     assert!(rig.disk.is_empty(), "nothing is kept that nobody needs");
     assert_eq!(rig.send(), Stop::Partial);
-    assert!(rig.kill(2).unwrap_err().contains("cannot come back"));
+    assert!(rig.kill(2).unwrap_err().contains("cannot be restarted"));
 }
 
 #[test]
@@ -212,10 +212,10 @@ fn what_cannot_be_read_back_is_replayed_to_nobody_and_its_endpoint_hears_why() {
     let replayed = rig.replayed(false);
     assert!(replayed < 100, "{replayed} frames were in memory in front of the first segment");
     let (link, why) = rig.relay.recovery_mut().poll_failed_replay().unwrap();
-    assert!(link == rig.one && why.contains("could not be read back"), "{why}");
+    assert!(link == rig.one && why.contains("came back corrupt"), "{why}");
     let event = rig.relay.recovery_mut().poll_log_event();
     assert!(matches!(event, Some(LogEvent::Unrecoverable(who, _)) if who == rank(1)));
-    assert!(rig.kill(2).unwrap_err().contains("could not be read back"));
+    assert!(rig.kill(2).unwrap_err().contains("came back corrupt"));
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
         feed(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
         assert_eq!(written(&mut rig.relay, rig.one), [(Kind::Ack, n * 10_000, 0)]);
     }
-    assert!(rig.kill(1).unwrap_err().contains("could not be read back"));
+    assert!(rig.kill(1).unwrap_err().contains("came back corrupt"));
 }
 
 #[test]

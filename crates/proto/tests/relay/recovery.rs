@@ -135,7 +135,7 @@ fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
     }
     assert_eq!(written(&mut relay, one).len(), 10);
     relay.suspend(one);
-    assert!(relay.attach(rank(1), 1).unwrap_err().contains("cannot come back"));
+    assert!(relay.attach(rank(1), 1).unwrap_err().contains("cannot be restarted"));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn one_that_waits_for_one_that_never_comes_back_is_notified() {
     let unreachable = |by: Address| (Kind::Unreachable, pair_check(rank(1), by), 0);
     assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
     assert_eq!(written(&mut relay, stream), [unreachable(far)]);
-    assert!(relay.attach(rank(1), 1).unwrap_err().contains("away for too long"));
+    assert!(relay.attach(rank(1), 1).unwrap_err().contains("unreachable for too long"));
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
             relay.replay_next();
         }
         let kept = relay.recovery().kept_bytes().0;
-        assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot come back");
+        assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot be restarted");
     }
     given.extend(rest(&mut relay, one, usize::MAX, |_| ()));
     let message = |n: u64| (Kind::Ack, n * 30_000, 0);
@@ -431,7 +431,7 @@ fn one_that_replays_hears_all_of_it_though_it_may_not_come_back_again() {
     feed(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
     assert_eq!(written(&mut relay, one).len(), 1);
     relay.suspend(one);
-    assert!(relay.attach(rank(1), 2).unwrap_err().contains("cannot come back"));
+    assert!(relay.attach(rank(1), 2).unwrap_err().contains("cannot be restarted"));
 }
 
 #[test]

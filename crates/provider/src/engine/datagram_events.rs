@@ -95,7 +95,7 @@ impl Connections {
                     log!(Debug, "{}: udp is silent", self.data.core.address(peer));
                     self.data.paths().restripe(peer);
                 }
-                PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
+                PathHealth::Lost => self.close_udp_path(id, "nothing arrives any more"),
             }
             self.data.send_probes(id);
         }

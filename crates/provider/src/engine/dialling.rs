@@ -51,7 +51,7 @@ impl Connections {
                     return;
                 }
                 let (address, ip) = (self.data.core.address(peer), self.data.identity.ip);
-                log!(Warn, "no way to {address} is left (this process is at {ip})");
+                log!(Warn, "no path to {address} is left (this process is at {ip})");
                 return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
             if matches!(candidate, PathCandidate::Further(_)) && !peer_state.open_paths.is_empty() {
@@ -205,7 +205,7 @@ impl Connections {
             (HelloPurpose::Peer(peer) | HelloPurpose::Rail(peer, _), Role::Endpoint) => {
                 let address = self.data.core.address(peer);
                 if !self.data.peers.is_expected(peer, address, &introduction) {
-                    return senseless("somebody else answers at the peer's address");
+                    return senseless("another process answers at the peer's address");
                 }
                 Some(peer)
             }

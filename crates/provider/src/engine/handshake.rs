@@ -272,7 +272,7 @@ impl Handshake {
         let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
         match rustix::net::send(self.fd(), bytes, flags)? {
             sent if sent == bytes.len() => Ok(()),
-            _ => Err(io::Error::other("the connection does not take a hello")),
+            _ => Err(io::Error::other("the connection does not accept a hello")),
         }
     }
 

@@ -45,7 +45,7 @@ impl Connections {
             return;
         };
         let (peer, ends) = (link.peer, link.ends);
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "nothing is confirmed any more");
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "acknowledgements have stopped");
         match verdict {
             LivenessVerdict::Nothing => (),
             LivenessVerdict::Close => {

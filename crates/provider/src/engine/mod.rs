@@ -451,11 +451,11 @@ impl Engine {
         // process has ended.
         self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_safe);
         if !self.connections.data.core.is_safe() {
-            log!(Warn, "closing waits for a peer to take what it was sent");
+            log!(Warn, "closing waits until a peer has received what was sent to it");
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_safe);
         }
         if !self.connections.data.core.is_safe() {
-            log!(Warn, "closed although a peer does not take what it is sent");
+            log!(Warn, "closed although a peer has not received what was sent to it");
         }
         if self.connections.data.links.has_udp_paths() && !self.connections.data.core.is_drained() {
             // No process retransmits a lost datagram after this process has ended.

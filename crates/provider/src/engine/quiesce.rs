@@ -75,8 +75,10 @@ impl Engine {
         let message =
             match await_checkpoint(socket, [number, standing.determinants, standing.sent, polls]) {
                 Ok(message) if message.number == number => message,
-                Ok(_) => end_process("it is to resume from another image than was taken"),
-                Err(error) => end_process(&format!("nobody says that it may go on: {error}")),
+                Ok(_) => end_process("it is to resume from another checkpoint than was taken"),
+                Err(error) => {
+                    end_process(&format!("no agent has answered that it may continue: {error}"))
+                }
             };
         self.resume(message, standing, has_page);
     }
@@ -89,7 +91,10 @@ impl Engine {
             end_process("its nondeterminism record is not the one that it had");
         }
         if has_page && !files.next().is_some_and(|file| statistics_page::resume(file.as_fd())) {
-            log!(Info, "there is no statistics page any more: nobody hears how the paths are");
+            log!(
+                Info,
+                "there is no statistics page any more: the state of the paths is not reported"
+            );
         }
         let own = &mut self.connections.data.own.introduction;
         if !is_same {

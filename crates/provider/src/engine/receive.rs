@@ -223,7 +223,7 @@ impl DataPath {
             return Ok(Some(peer));
         }
         if header.target != self.own.address {
-            return Err(fault("the relay delivers a frame for somebody else"));
+            return Err(fault("the relay delivers a frame for another process"));
         }
         if !header.kind.is_forwarded() {
             return Err(fault(match header.kind {

@@ -74,7 +74,7 @@ impl Engine {
                 recorded.end_relay_lost(&format!("its relay cannot be reached: {problem}"));
             }
             if let Err(error) = recorded.begin_replay() {
-                let why = format!("its relay has not taken it back: {error}");
+                let why = format!("its relay has not attached it again: {error}");
                 // The relay itself ends the connection in good order.
                 match error.kind() {
                     io::ErrorKind::Other => end_process(&why),
@@ -166,7 +166,9 @@ impl Connections {
                 self.data.paths().use_link(peer, id);
                 self.data.paths().restripe(peer);
             }
-            RelayState::Closed => return Err(io::Error::other("the relay is gone")),
+            RelayState::Closed => {
+                return Err(io::Error::other("the connection to the relay has ended"));
+            }
             RelayState::Unknown => match self.dial_relay() {
                 Err(error) if !self.uplink.is_reconnecting() => return Err(error),
                 _ => (),

@@ -110,7 +110,10 @@ impl Connections {
                 continue;
             }
             if unreachable_since.is_some_and(|since| since.elapsed() > peer_timeout) {
-                log!(Warn, "{address} could not be reached for {peer_timeout:?}: it is given up");
+                log!(
+                    Warn,
+                    "{address} could not be reached for {peer_timeout:?}: it counts as lost"
+                );
                 self.fail_peer(peer, libc::ETIMEDOUT);
                 continue;
             }

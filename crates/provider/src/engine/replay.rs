@@ -242,7 +242,7 @@ impl Replay {
         if self.local_count > self.relay_count
             && interposer::determinant(self.relay_count).is_none()
         {
-            return Err(io::Error::other("too much of what it did has not arrived there"));
+            return Err(io::Error::other("too much of its record has not arrived there"));
         }
         let replayed_polls =
             self.awaited_count.max(self.local_count.saturating_sub(self.determinants));
@@ -331,7 +331,10 @@ impl Replay {
     pub fn log_if_complete(&self) {
         if self.is_complete() {
             let ReplayCounts { frames, timer_polls: waits } = self.counts;
-            log!(Info, "live again, after {frames} frames; {waits} times something was due");
+            log!(
+                Info,
+                "the replay is over after {frames} frames; timers had expired at {waits} polls"
+            );
         }
     }
 

@@ -230,9 +230,10 @@ impl EventLoop<'_> {
         match pending.advance(transport, &self.own.credentials) {
             Ok(HelloProgress::Waits) => {
                 if connection.is_ending {
-                    self.forwarder
-                        .connections
-                        .schedule_close(slot, "it left before the hello was over".into());
+                    self.forwarder.connections.schedule_close(
+                        slot,
+                        "it closed the connection before the end of the hello".into(),
+                    );
                 }
             }
             Ok(HelloProgress::Certified) => match self.certify(slot) {
@@ -297,7 +298,7 @@ impl EventLoop<'_> {
         self.forwarder.violations.check(address)?;
         if let Some((link, older)) = self.forwarder.relay.incarnation(address) {
             if incarnation < older {
-                return Err(format!("a later start of {address} is attached already"));
+                return Err(format!("a later incarnation of {address} is attached already"));
             }
             let why = match incarnation == older {
                 true => "it reconnects",
@@ -341,7 +342,7 @@ impl EventLoop<'_> {
                 }
                 _ => RelayStream::parse(introduction.cookie)?,
             },
-            _ => return Err("it has been let in already".into()),
+            _ => return Err("it has introduced itself already".into()),
         };
         let older = self.replace_streams(peer, stream, introduction.incarnation, takes_over);
         self.forwarder.retire(older);

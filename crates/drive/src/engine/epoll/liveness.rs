@@ -137,7 +137,7 @@ impl LivenessMonitor {
         }
         let seconds = tcp_info.idle_millis as f64 / 1e3;
         connections
-            .schedule_close(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
+            .schedule_close(key.slot, format!("nothing has arrived from it for {seconds:.1} s"));
         false
     }
 }

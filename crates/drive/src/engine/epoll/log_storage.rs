@@ -76,10 +76,10 @@ impl LogStorage {
                     if let (Err(error), false) = (&result, self.has_failed) {
                         self.has_failed = true;
                         host.warn(format_args!(
-                            "recover_dir cannot be written: {error}; what is kept for --recover \
-                             has only memory from now on (recover_memory), and a process for which \
-                             that is not enough cannot come back before its next checkpoint \
-                             (without checkpoints: at all)"
+                            "recover_dir cannot be written: {error}; message logs have only \
+                             memory from now on (recover_memory), and a rank whose log does not \
+                             fit there cannot be restarted before its next checkpoint (without \
+                             checkpoints: at all)"
                         ));
                     }
                     relay.handle_written(id, result.is_ok());
@@ -127,16 +127,16 @@ impl LogStorage {
         while let Some(remark) = relay.recovery_mut().poll_log_event() {
             match remark {
                 LogEvent::Unrecoverable(who, why) => {
-                    host.warn(format_args!("of {who} {why}"));
+                    host.warn(format_args!("{who}: {why}"));
                     host.handle_log_abandoned(who);
                 }
                 LogEvent::Diverged(apart) => host.warn(format_args!("{apart}")),
                 LogEvent::CheckpointDue(who) => host.handle_checkpoint_due(who),
                 LogEvent::Recoverable(who) => host.handle_log_resumed(who),
                 LogEvent::DiskFull => host.warn(format_args!(
-                    "what is kept for --recover has filled recover_disk: what comes now stays in \
-                     memory (recover_memory), and a process for which that is not enough cannot \
-                     come back before its next checkpoint (without checkpoints: at all)"
+                    "message logs have filled recover_disk: new entries stay in memory \
+                     (recover_memory), and a rank whose log does not fit there cannot be \
+                     restarted before its next checkpoint (without checkpoints: at all)"
                 )),
             }
         }
@@ -158,8 +158,8 @@ impl LogStorage {
             && !std::mem::replace(&mut self.is_stalled, true)
         {
             host.warn(format_args!(
-                "recover_dir has taken nothing for {} s, and the memory for what is kept for \
-                 --recover is full: the job waits for it",
+                "recover_dir has accepted no write for {} s, and the memory for message logs is \
+                 full: the job waits for the disk",
                 DISK_STALL_MILLIS / 1_000
             ));
         }
@@ -185,8 +185,9 @@ impl EventLoop<'_> {
         if let Some(Err(error)) =
             self.log_storage.nondeterminism_file.as_ref().map(|file| file.write_all_at(&bytes, 0))
         {
-            self.host
-                .warn(format_args!("what {who} has read of clocks cannot be handed over: {error}"));
+            self.host.warn(format_args!(
+                "the nondeterminism record of {who} cannot be transferred: {error}"
+            ));
             // The record counts as incomplete.
             (length, is_full) = (0, true);
         }

@@ -279,7 +279,7 @@ impl<'w> EventLoop<'w> {
         }
         for (address, malformed) in self.forwarder.refused.drain(..) {
             self.host.warn(format_args!(
-                "{address} sends what no rank sends, and is not let in any more: {malformed}"
+                "{address} breaks the protocol, and is refused from now on: {malformed}"
             ));
         }
     }

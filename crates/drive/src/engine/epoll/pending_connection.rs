@@ -190,11 +190,15 @@ impl PendingConnection {
             let wanted = N - self.buffer.len();
             match transport.read(&mut chunk[..wanted]) {
                 Ok(read) if read.bytes == 0 => {
-                    return Err("it left before the hello was over".into());
+                    return Err("it closed the connection before the end of the hello".into());
                 }
                 Ok(read) => self.buffer.extend_from_slice(&chunk[..read.bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(format!("it left before the hello was over ({error})")),
+                Err(error) => {
+                    return Err(format!(
+                        "it closed the connection before the end of the hello ({error})"
+                    ));
+                }
             }
         }
         chunk.copy_from_slice(&self.buffer);
@@ -218,9 +222,9 @@ impl PendingConnection {
 fn send_whole(transport: &mut Transport, bytes: &[u8]) -> Result<(), String> {
     let written = transport
         .write(std::iter::once(bytes), std::iter::once(bytes.len()))
-        .map_err(|error| format!("it does not take the hello ({error})"))?;
+        .map_err(|error| format!("it does not accept the hello ({error})"))?;
     if written.bytes < bytes.len() {
-        return Err("it does not take the hello".into());
+        return Err("it does not accept the hello".into());
     }
     Ok(())
 }
@@ -239,7 +243,9 @@ fn text(refusal: Refusal) -> String {
 
 fn tls_refusal(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
+        io::ErrorKind::UnexpectedEof => {
+            "it closed the connection before the end of the hello".into()
+        }
         // The error is one of the network: TLS has not begun.
         _ if error.raw_os_error().is_some() => error.to_string(),
         // Errors of QUIC describe themselves.

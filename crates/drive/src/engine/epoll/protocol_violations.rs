@@ -48,7 +48,7 @@ impl ProtocolViolations {
     pub fn check(&self, address: Address) -> Result<(), String> {
         match self.0.get(&address) {
             Some(VIOLATIONS_MAX..) => {
-                Err(format!("{address} has sent what no rank sends, and is not let in any more"))
+                Err(format!("{address} has broken the protocol, and is refused from now on"))
             }
             _ => Ok(()),
         }

@@ -182,7 +182,7 @@ fn explain(reason: &ConnectionError) -> io::Error {
     match reason {
         ConnectionError::ApplicationClosed(_) => io::ErrorKind::UnexpectedEof.into(),
         ConnectionError::TimedOut => {
-            io::Error::new(io::ErrorKind::TimedOut, "nothing has been heard of it over UDP")
+            io::Error::new(io::ErrorKind::TimedOut, "nothing has arrived from it over UDP")
         }
         ConnectionError::Reset => {
             io::Error::new(io::ErrorKind::ConnectionReset, "it knows nothing of this connection")

@@ -79,7 +79,7 @@ pub fn dump_failure(folder: &Path, is_late: bool, copies: usize) -> Result<Seale
     let why = criu::last_error(&folder.join(DUMP_LOG));
     let _ = std::fs::remove_dir_all(folder);
     match copies {
-        _ if is_late => bail!("CRIU was not done with it after {} s", DUMP_MAX.as_secs()),
+        _ if is_late => bail!("CRIU had not finished it after {} s", DUMP_MAX.as_secs()),
         0 => bail!("CRIU could not take it: {why}"),
         _ => bail!(
             "CRIU could not take it: {why}; {copies} of its children were forked and run no \

@@ -273,11 +273,11 @@ fn nothing_is_restored_where_the_recording_does_not_reach() {
     read(&recording, 0, &[1; 50]);
     recording.check_position(50).unwrap();
     let error = recording.check_position(51).unwrap_err().to_string();
-    assert!(error.contains("is not known here"), "{error}");
+    assert!(error.contains("is not on this node"), "{error}");
     recording.trim(20);
     recording.check_position(20).unwrap();
     let error = recording.check_position(19).unwrap_err().to_string();
-    assert!(error.contains("is not kept any more"), "{error}");
+    assert!(error.contains("after that is released"), "{error}");
     assert_eq!(recording.words(RECORDED_AT), Some([50, 0]), "asking changes nothing");
 }
 

@@ -165,7 +165,7 @@ fn what_does_not_answer_is_not_waited_for() {
     while !matches!(restore.advance(&mut rank, &mut context), RestoreOutcome::NoUsableImage) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(notes[0].contains("could not be had in"), "{notes:?}");
+    assert!(notes[0].contains("could not be read within"), "{notes:?}");
     assert_eq!(rank.scheduler.unwrap().images.newest_first().len(), 2, "they may be whole");
     drop(hold);
 }
