@@ -247,8 +247,8 @@ def recovery_time() -> dict:
 
 def determinant_bytes(launcher: int) -> float:
     """Bytes of determinants for each delivered frame."""
-    told = subprocess.run([str(paths.LANDBRIDGE), "log", "--json"], capture_output=True, text=True, timeout=10)
-    (kept,) = [job["log_status"]["processes"] for job in json.loads(told.stdout) if job["launcher"] == launcher]
+    answer = subprocess.run([str(paths.LANDBRIDGE), "log", "--json"], capture_output=True, text=True, timeout=10)
+    (kept,) = [job["log_status"]["processes"] for job in json.loads(answer.stdout) if job["launcher"] == launcher]
     return sum(it["determinant_bytes"] for it in kept) / max(sum(it["delivered_frames"] for it in kept), 1)
 
 
@@ -265,8 +265,8 @@ def wait_for(file, is_there, job) -> float:
 
 
 def pid_of(rank: int, launcher: int) -> int | None:
-    told = subprocess.run([str(paths.LANDBRIDGE), "ps", "--json"], capture_output=True, text=True, timeout=10)
-    jobs = json.loads(told.stdout) if told.returncode == 0 else []
+    answer = subprocess.run([str(paths.LANDBRIDGE), "ps", "--json"], capture_output=True, text=True, timeout=10)
+    jobs = json.loads(answer.stdout) if answer.returncode == 0 else []
     ranks = [row for job in jobs if job["launcher"] == launcher for row in job["ranks"]]
     return next((row["pid"] for row in ranks if row["rank"] == str(rank)), None)
 

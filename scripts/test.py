@@ -39,7 +39,7 @@ SKIPPED = 77
 BUDGET_S = 76 * 60.0
 # Number of steps that run at the same time, of those that wait more than they compute: a job whose
 # rank is killed leaves a core idle most of the time.
-LANES = 2
+AT_ONCE = 2
 # Number of lines of a failed step's log below the summary.
 END_LINES = 50
 # What `make test` needs before the first step, and whether it needs it at all: without the others,
@@ -93,7 +93,7 @@ def arguments():
     parser.add_argument("--list", action="store_true", help="name the steps and their commands")
     parser.add_argument("--slow", action="store_true", help="run the slow steps too")
     parser.add_argument("--prepare", action="store_true", help="first install and build what the steps need")
-    parser.add_argument("--lanes", type=int, default=LANES, metavar="N", help="steps that run at the same time [%(default)s]")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="steps that run at the same time [%(default)s]")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these steps")
     return parser.parse_args()
 
@@ -314,11 +314,11 @@ def run_all(prepared: list["Row"], steps: list[Step], left_out: list[Step], opti
     process.adopt_orphans()
     started = time.monotonic()
     deadline = None if options.slow else started + BUDGET_S
-    print(f"{len(steps)} steps; those that wait more than they work run {options.lanes} at a time", flush=True)
+    print(f"{len(steps)} steps; those that wait more than they work run {options.at_once} at a time", flush=True)
     rows = []
     for step in (step for step in steps if step.is_alone):
         rows += run_at_once([step], deadline, 1)
-    rows += run_at_once([step for step in steps if not step.is_alone], deadline, options.lanes)
+    rows += run_at_once([step for step in steps if not step.is_alone], deadline, options.at_once)
     seconds = time.monotonic() - started
     for pid in process.end_descendants():
         print(f"test: ended process {pid}, which a step had left behind")
@@ -326,33 +326,33 @@ def run_all(prepared: list["Row"], steps: list[Step], left_out: list[Step], opti
     return summarise(prepared, rows, seconds, left_out)
 
 
-def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["Row"]:
+def run_at_once(steps: list[Step], deadline: float | None, at_once: int) -> list["Row"]:
     """Runs the steps, a bounded number at a time. Each step has a process of its own, which ends all
     processes that the step leaves behind."""
     waiting, running, rows = list(steps), {}, []
     while waiting or running:
-        while waiting and len(running) < lanes:
+        while waiting and len(running) < at_once:
             step = waiting.pop(0)
             left_s = step.limit_s if deadline is None else deadline - time.monotonic()
             receiver, sender = multiprocessing.Pipe(duplex=False)
-            lane = multiprocessing.Process(target=run_in_lane, args=(step, left_s, sender))
+            worker = multiprocessing.Process(target=run_step_apart, args=(step, left_s, sender))
             print(f"begins  {step.name}: {step.what}", flush=True)
-            lane.start()
+            worker.start()
             sender.close()
-            running[receiver] = (step, lane)
+            running[receiver] = (step, worker)
         for receiver in multiprocessing.connection.wait(list(running)):
-            step, lane = running.pop(receiver)
+            step, worker = running.pop(receiver)
             try:
                 row = receiver.recv()
             except EOFError:
                 row = Row(step, "failed", "its process ended without a result", 0.0)
-            lane.join()
+            worker.join()
             rows.append(row)
             print(f"{row.result:7} {step.name} in {row.seconds:.0f} s ({row.busy_s:.0f} s of processor)  {row.note}", flush=True)
     return rows
 
 
-def run_in_lane(step: Step, left_s: float, sender) -> None:
+def run_step_apart(step: Step, left_s: float, sender) -> None:
     process.adopt_orphans()
     row = run_step(step, left_s)
     row.busy_s = process.processor_seconds()

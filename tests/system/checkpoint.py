@@ -91,8 +91,8 @@ def main() -> int:
         kills = [(moment(), 0), (1.0, 2), (0.8, 0)]
         code, lines, output = job(options, [*program, "--any", "--rounds", "250"], kills)
         heard = sorted(re.findall(r"^heard (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
-        told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
-        is_one = heard == told and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
+        printed = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
+        is_one = heard == printed and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
     recorded_nondeterminism(checks, options, program[0])
@@ -138,8 +138,8 @@ def recorded_nondeterminism(checks, options, python) -> None:
         kills = [(FIRST_S + 0.5, 1), (0.7, 2), (0.7, 0)]
         code, lines, output = job(options, chancy, kills)
         words = recovery.DRAW_WORDS
-        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in words}
-        is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+        printed = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in words}
+        is_one = printed["now "] == printed["drew "] == printed["heard "] and len(set(printed["now "])) == len(printed["now "]) > 150
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
 
@@ -206,9 +206,9 @@ def unrecoverable_ranks(checks, options, program) -> None:
         undisturbed = sorted(recovery.job(options, ring, [])[1])
         kills = [(lambda said, rank=rank: is_recoverable_again(said, rank), rank) for rank in (1, 2)]
         outcome = job(options, ring, kills, "--set", "recover_memory=4MiB")
-        lost, found = outcome[2].count("it cannot come back"), outcome[2].count("it can come back again")
+        lost, found = outcome[2].count("its bound: it cannot be restarted"), outcome[2].count("checkpoint on: it can be restarted")
         check_same(checks, name, outcome, undisturbed, len(kills))
-        measured = f"{lost} times too much, {found} times begun anew"
+        measured = f"{lost} times too much, {found} times begun again"
         checks.check(f"{name}: it is said", lost > 0 < found, measured, outcome[2])
 
 
@@ -543,8 +543,8 @@ def objects(url: str) -> list[str]:
 
 def is_recoverable_again(said: str, rank: int) -> bool:
     """Whether the rank sends little by now, and is recoverable."""
-    told = re.findall(rf"of rank {rank} .*(cannot come back|can come back again)", said)
-    return f"rank {rank} turn 80:" in said and told[-1:] == ["can come back again"]
+    found = re.findall(rf"rank {rank}\b[^\n]*(it cannot be restarted|it can be restarted)", said)
+    return f"rank {rank} turn 80:" in said and found[-1:] == ["it can be restarted"]
 
 
 def killed_during_dump(checks, options) -> None:

@@ -49,7 +49,7 @@ SOURCES = common.PROGRAMS / "files"
 # that it is not recoverable has refused nothing yet.
 REFUSAL = (
     r"^landbridge(\[\d+\]: Warn: this process cannot go on|"
-    r": .*(cannot come back|cannot be restarted|cannot be started on|is not restarted(?!.*fault of the program)))"
+    r": .*(cannot be restarted|cannot be started on|is not restarted(?!.*fault of the program)))"
 )
 # A rank that is killed while it holds a lock may be refused, because others may have taken the lock
 # since. A rank without a checkpoint that has an open file without a name may be refused, too.
@@ -85,7 +85,7 @@ def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]
 # and again, replaced by new ones, and read by the rank that has written them.
 APART = ("append", "rewrite", "rename", "scratch")
 PROGRAMS = ("libc", "mpiio", "python", "fortran", "odd", "rules")
-TO_FILE = 'export ROWS_TOLD_ON_STDOUT=1; exec "$0" "$@" 2> "$1/redirected-stderr.of.$PMI_RANK"'
+TO_FILE = 'export ROWS_ON_STDOUT=1; exec "$0" "$@" 2> "$1/redirected-stderr.of.$PMI_RANK"'
 AFTER_APPEND = 'exec >> "$1/redirected-append.of.$PMI_RANK"; echo start; exec "$0" "$@"'
 ROWS = [
     *rows_of("libc", "rewrite rename renames trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
@@ -571,7 +571,7 @@ def counts(output: str) -> dict[tuple[str, int], str]:
     """The count of each rank in each row; a count that was printed twice is marked."""
     found: dict[tuple[str, int], str] = {}
     for row, rank, what in re.findall(r"^row (\S+) rank (\d+): (.*)$", output, re.M):
-        found[row, int(rank)] = "told twice" if (row, int(rank)) in found else what
+        found[row, int(rank)] = "said twice" if (row, int(rank)) in found else what
     return found
 
 
@@ -579,7 +579,7 @@ def wrong_rows(case: Case, found, wanted) -> list[str]:
     """Rows whose counts differ from those of an undisturbed run, or that report an error."""
     wrong = []
     for row in case.rows:
-        own = [found.get((row.name, rank), "nothing told") for rank in range(RANKS)]
+        own = [found.get((row.name, rank), "nothing said") for rank in range(RANKS)]
         same = own == [wanted.get((row.name, rank)) for rank in range(RANKS)]
         if not same or not all(what.startswith("wrong 0 of ") for what in own):
             wrong.append(row.name)
@@ -692,7 +692,7 @@ def judge(case: Case, code, output: str, files, undisturbed) -> tuple[str, str]:
     if code == 0:
         return ("wrong", f"WRONG: {', '.join(wrong)}") if wrong else (RIGHT, "right")
     said = re.findall(f"{REFUSAL}.*$", output, re.M) and re.search(f"{REFUSAL}.*$", output, re.M)[0]
-    return (REFUSED, f"refused: {said[:200]}") if said else ("failed", "ended without saying what cannot come back")
+    return (REFUSED, f"refused: {said[:200]}") if said else ("failed", "ended without saying what cannot be restarted")
 
 
 if __name__ == "__main__":

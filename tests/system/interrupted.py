@@ -37,14 +37,14 @@ TRUNCATE, CHMOD, SETXATTR, OPENAT, SENDFILE, DUP2 = 76, 90, 188, 257, 40, 33
 
 @dataclass
 class Effect:
-    """A case of programs/interrupted.c. `is_told`: the call leaves a trace by which it is known to
+    """A case of programs/interrupted.c. `leaves_trace`: the call leaves a trace by which it is known to
     have happened, where no other rank acts. `has_answer`: another rank can act. `grows`: the
     file that the call fills, if the rank is killed in its middle. `is_hidden`: nothing shows whether
     the call has happened, or not."""
 
     name: str
     call: int
-    is_told: bool = False
+    leaves_trace: bool = False
     is_exact: bool = False
     has_answer: bool = True
     grows: str = ""
@@ -70,13 +70,13 @@ EFFECTS = [
     Effect("append", WRITE, is_exact=True),
     Effect("append-same", WRITE, is_exact=True),
     Effect("append-more", WRITE, is_exact=True),
-    Effect("write", PWRITE, is_told=True),
-    Effect("write-pages", PWRITE, is_told=True, is_exact=True),
-    Effect("write-taken", PWRITE, is_told=True, is_exact=True),
+    Effect("write", PWRITE, leaves_trace=True),
+    Effect("write-pages", PWRITE, leaves_trace=True, is_exact=True),
+    Effect("write-taken", PWRITE, leaves_trace=True, is_exact=True),
     Effect("long-write", PWRITE, grows="form"),
     Effect("long-append", WRITE, grows="log"),
     Effect("long-copy", SENDFILE, has_answer=False, grows="log"),
-    Effect("copy", SENDFILE, is_told=True, is_exact=True),
+    Effect("copy", SENDFILE, leaves_trace=True, is_exact=True),
     Effect("truncate", TRUNCATE),
     Effect("chmod", CHMOD),
     Effect("attribute", SETXATTR, has_answer=False),
@@ -230,8 +230,8 @@ def check(checks, name: str, runs, effect: Effect, setting: Setting, moment: str
     is_right = code == 0 and results == undisturbed[1] and len(results) == 1
     # Within a tick the times show nothing, and what was written is counted.
     is_counted = effect.call in (WRITE, PWRITE, SENDFILE)
-    is_told = (moment == "enter" or effect.is_told) and (is_counted or not setting.is_soon)
-    is_shown = is_told and not effect.grows and not effect.is_hidden
+    leaves_trace = (moment == "enter" or effect.leaves_trace) and (is_counted or not setting.is_soon)
+    is_shown = leaves_trace and not effect.grows and not effect.is_hidden
     must_return = effect.is_exact or setting.company == "alone" and is_shown
     measured = "right" if is_right else "refused, by name" if is_refused else f"exit code {code}, {results}, not {undisturbed[1]}"
     checks.check(name, is_killed and (is_right or is_refused and not must_return), measured, output)

@@ -215,13 +215,13 @@ def judge(checks, name, job, output, seconds, left, is_ours, is_awake):
         return
     expected = job.returncode == 128 + signal.SIGKILL if is_ours else job.returncode != 0
     checks.check(f"{name}: ends", expected, f"after {seconds:.2f} s with {job.returncode}", output)
-    told = [line for line in output.splitlines() if re.search(CAUSE, line, re.I)]
-    names_it = not is_ours or any(f"rank {VICTIM}" in line and "SIGKILL" in line for line in told)
+    causes = [line for line in output.splitlines() if re.search(CAUSE, line, re.I)]
+    names_it = not is_ours or any(f"rank {VICTIM}" in line and "SIGKILL" in line for line in causes)
     if is_awake:
-        measured = told[-1] if told else "nothing"
+        measured = causes[-1] if causes else "nothing"
         # MPICH's launcher may end a rank that aborts before it has read the rank's last lines.
         is_cut = not is_ours and job.returncode == ABORTED
-        checks.check(f"{name}: says why", (bool(told) or is_cut) and names_it, measured, output)
+        checks.check(f"{name}: says why", (bool(causes) or is_cut) and names_it, measured, output)
     checks.check(f"{name}: no process is left", not left, f"{len(left)} left")
 
 

@@ -212,10 +212,10 @@ def alone(options, program: Program):
     """The expected values of an undisturbed run."""
     more = {"environment": program.environment, "limit_s": LIMIT_S}
     code, lines, output = recovery.job(options, program.words, [], **more)
-    told, wrong = program.expected(lines)
+    shown, wrong = program.expected(lines)
     if code or wrong:
         print(f"undisturbed, {program.name} ends with {code}: {wrong}\n{process.tail(output)}")
-    return told
+    return shown
 
 
 # --- kills: (seconds after the one before, rank)
@@ -271,9 +271,9 @@ def check(checks, options, case: Case, undisturbed) -> None:
         code, lines, output = recovery.job(options, case.program.words, kills, *words, **more)
     else:
         code, lines, output = in_a_bad_network(options, case, kills, words)
-    told, wrong = case.program.expected(lines)
+    shown, wrong = case.program.expected(lines)
     starts, images = output.count(": restarted"), checkpoint.restores(output)
-    is_same = told == undisturbed and not wrong
+    is_same = shown == undisturbed and not wrong
     measured = f"exit code {code}, {'the same' if is_same else wrong or 'not the same'}, {starts} restarts"
     measured += f", {images} from images" if case.has_images else ""
     # A kill may hit the process that CRIU is restoring: then the restore is repeated, and the

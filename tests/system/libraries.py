@@ -82,9 +82,9 @@ def sockets(checks):
     for path in ("tcp", "shm,tcp"):
         command = [*common.landbridge_run(options, 2), common.python(options), "-c", SOCKETS]
         finished = common.run(options, command, {"LANDBRIDGE_PATHS": path})
-        told = common.values(finished.output, "socket")
-        is_ok = finished.ok and len(told) >= 2 and set(told) == {"0100007F"}
-        checks.check(f"{name}, {path}", is_ok, f"{len(told)} sockets at {set(told)}", finished.output)
+        seen = common.values(finished.output, "socket")
+        is_ok = finished.ok and len(seen) >= 2 and set(seen) == {"0100007F"}
+        checks.check(f"{name}, {path}", is_ok, f"{len(seen)} sockets at {set(seen)}", finished.output)
 
 
 WINDOWS = str(common.PROGRAMS / "windows.py")
@@ -108,9 +108,9 @@ def windows(checks):
         command = [*common.landbridge_run(options, ranks, *words), common.python(options, "mpich"), WINDOWS]
         # Empty: the setting of a user who sets nothing.
         finished = common.run(options, command, {"LANDBRIDGE_LOCAL": ""})
-        told = sorted(common.values(finished.output, "shared"))
+        seen = sorted(common.values(finished.output, "shared"))
         wanted = [f"{rank},{','.join(map(str, neighbours_of(rank, neighbours)))}" for rank in range(ranks)]
-        checks.check(f"windows, MPICH, {name}", finished.ok and told == wanted, f"{told}", finished.output)
+        checks.check(f"windows, MPICH, {name}", finished.ok and seen == wanted, f"{seen}", finished.output)
     intel_windows(checks)
 
 
@@ -127,9 +127,9 @@ def intel_windows(checks):
             continue
         command = [*common.landbridge_run(options, ranks, *words), common.python(options, "impi"), WINDOWS]
         finished = common.run(options, command, intel_root(options) | {"LANDBRIDGE_LOCAL": ""})
-        told = sorted(common.values(finished.output, "shared"))
+        seen = sorted(common.values(finished.output, "shared"))
         wanted = [f"{rank},{','.join(map(str, neighbours_of(rank, 2)))}" for rank in range(ranks)]
-        checks.check(f"windows, Intel MPI, {name}", finished.ok and told == wanted, f"{told}", finished.output)
+        checks.check(f"windows, Intel MPI, {name}", finished.ok and seen == wanted, f"{seen}", finished.output)
 
 
 def intel_root(options) -> dict[str, str]:

@@ -199,13 +199,13 @@ def unrecorded_values(checks, options) -> None:
                 continue
             program = [common.python(options), str(common.PROGRAMS / "tells.py"), what, how]
             code, _, output = lab_job(options, program, [(0.3, KILLED)], SPARE, first)
-            told = [re.findall(rf"^{word} (.*)$", output, re.M) for word in ("drew", "heard")]
-            shown = told[0] if how == "prints" else told[1]
+            printed = [re.findall(rf"^{word} (.*)$", output, re.M) for word in ("drew", "heard")]
+            shown = printed[0] if how == "prints" else printed[1]
             is_moved = "are restarted on north-2" in output
-            is_right = code == 0 and len(told[1]) == 1 and told[0] == told[1] and what != "parent"
+            is_right = code == 0 and len(printed[1]) == 1 and printed[0] == printed[1] and what != "parent"
             may_differ = what in ("pid", "parent")
             is_named = code == 1 and may_differ and len(shown) == 1 and names_both(output, how, shown[0])
-            outcome = "the same value" if is_right else "both values are named" if is_named else f"other values: {told}"
+            outcome = "the same value" if is_right else "both values are named" if is_named else f"other values: {printed}"
             measured = f"exit code {code}, {'moved' if is_moved else 'not moved'}, {outcome}"
             checks.check(name, is_moved and (is_right or is_named), measured, output)
 
@@ -330,9 +330,9 @@ def measured_all(output: str) -> bool:
 def took_each(output: str) -> bool:
     """Whether there is one history: every position occurs once, and senders and receiver report the
     same message at it."""
-    heard, told = (sorted(re.findall(rf"^{word} (\d+): (.*)$", output, re.M)) for word in ("heard", "place"))
+    heard, printed = (sorted(re.findall(rf"^{word} (\d+): (.*)$", output, re.M)) for word in ("heard", "place"))
     is_each = sorted(int(place) for place, _ in heard) == list(range(len(heard))) and len({what for _, what in heard}) == len(heard)
-    return heard == told and is_each and len(re.findall(r"^rank \d ends$", output, re.M)) == RANKS
+    return heard == printed and is_each and len(re.findall(r"^rank \d ends$", output, re.M)) == RANKS
 
 
 def spawning(checks, options) -> None:
@@ -369,13 +369,13 @@ def spawning(checks, options) -> None:
 
 
 def drew_once(output: str) -> bool:
-    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in DRAW_WORDS}
-    return told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+    printed = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in DRAW_WORDS}
+    return printed["now "] == printed["drew "] == printed["heard "] and len(set(printed["now "])) == len(printed["now "]) > 150
 
 
 def took_once(output: str) -> bool:
-    heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
-    return heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+    heard, printed = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
+    return heard == printed and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
 
 
 def wide_lab(folder: Path, lan: str = "") -> Path:

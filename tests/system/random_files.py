@@ -53,8 +53,8 @@ def check(checks, options, first: int, plans: int, has_images: bool, is_divided:
     name = f"programs {first} to {first + plans - 1}{places}"
     if not checks.wants(name):
         return
-    code, told, output = play(options, first, plans, [])
-    if not checks.check(f"{name}: undisturbed", code == 0 and is_right(told), f"exit code {code}", output):
+    code, results, output = play(options, first, plans, [])
+    if not checks.check(f"{name}: undisturbed", code == 0 and is_right(results), f"exit code {code}", output):
         return
     words = recovery.TWO_CLUSTERS if is_divided else []
     words = [*words, *(["--checkpoint", "1s", "--set", f"criu={options.criu}"] if has_images else [])]
@@ -67,7 +67,7 @@ def check(checks, options, first: int, plans: int, has_images: bool, is_divided:
             break
         print(f"again   {name}: refused, by name", flush=True)
     starts, images = output.count(": restarted"), checkpoint.restores(output)
-    is_same = found == told
+    is_same = found == results
     measured = f"exit code {code}, {'the same answers' if is_same else 'OTHER answers'}, {starts} restarts, {images} from images"
     # A job may end before the last kills; a restore that is killed is one restart of two kills.
     is_met = starts + checkpoint.kills_within_restores(output) > KILLS * 2 // 3
@@ -89,8 +89,8 @@ def play(options, first: int, plans: int, kills, *words):
     return code, sorted(line for line in lines if not line.startswith("landbridge")), output
 
 
-def is_right(told: list[str]) -> bool:
-    return len(told) == RANKS and all(re.search(r", wrong 0, ", line) for line in told)
+def is_right(results: list[str]) -> bool:
+    return len(results) == RANKS and all(re.search(r", wrong 0, ", line) for line in results)
 
 
 if __name__ == "__main__":

@@ -189,9 +189,9 @@ def has_read(rank: int, turn: int):
 def is_one_reading(lines: list[str], rounds: int) -> bool:
     """Whether rank 0 and the other ranks print the same line twice for each of `rounds` rounds."""
     words = ("now ", "end ")
-    told = [sorted(line[4:] for line in lines if line.startswith(word)) for word in words]
+    printed = [sorted(line[4:] for line in lines if line.startswith(word)) for word in words]
     wanted = (recovery.RANKS - 1) * rounds
-    return told[0] == told[1] and len(told[0]) == 2 * len(set(told[0])) == 2 * wanted
+    return printed[0] == printed[1] and len(printed[0]) == 2 * len(set(printed[0])) == 2 * wanted
 
 
 def how(code, is_one: bool) -> str:
@@ -200,8 +200,8 @@ def how(code, is_one: bool) -> str:
 
 def check(checks, name: str, code, output: str, measured: str, is_right: bool, most) -> None:
     words = ("now ", "drew ", "heard ")
-    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in words}
-    is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == 3 * ROUNDS
+    printed = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in words}
+    is_one = printed["now "] == printed["drew "] == printed["heard "] and len(set(printed["now "])) == 3 * ROUNDS
     is_small = 0 < most.held < ROOM * 3 // 4 < ROOM < ROUNDS * ROUND
     is_right &= "is full" not in output
     history = f"exit code {code}, {'one' if is_one else 'no one'} history, at most {most.held >> 20} of {ROUNDS * ROUND >> 20} MiB held"
@@ -227,8 +227,8 @@ class watch:
         while not is_over.wait(0.5):
             pids = process.descendants()
             self.held = max([self.held, *(held for pid in pids for held in records(pid))])
-            told = subprocess.run([paths.LANDBRIDGE, "log", "--json"], capture_output=True, text=True)
-            jobs = json.loads(told.stdout or "[]") if told.returncode == 0 else []
+            printed = subprocess.run([paths.LANDBRIDGE, "log", "--json"], capture_output=True, text=True)
+            jobs = json.loads(printed.stdout or "[]") if printed.returncode == 0 else []
             ours = [one for one in jobs if one["launcher"] in pids]
             kept = [it.get("nondeterminism_bytes", 0) for one in ours for it in one.get("log_status", {}).get("processes", [])]
             self.relayed = max([self.relayed, *kept])

@@ -81,8 +81,8 @@ def main() -> int:
         kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0)]
         code, lines, output = job(options, [*program, "--any", "--rounds", "150"], kills, *words)
         heard = sorted(re.findall(r"^heard (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
-        told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
-        is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+        printed = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
+        is_one = heard == printed and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
     name = "who fetches from another one's memory"
@@ -337,9 +337,9 @@ def log_on_disk(options, checks, program, moment) -> None:
         with tempfile.TemporaryDirectory() as directory:
             words = [*little, "--set", f"recover_dir={directory}", "--set", "recover_disk=8MiB"]
             code, _, output = job(options, large, [], *words)
-        said = ["has filled recover_disk", "cannot come back"]
+        said = ["have filled recover_disk", "cannot be restarted"]
         is_said = all(text in output for text in said)
-        measured = f"exit code {code}, {'says' if is_said else 'does not say'} who cannot come back"
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} who cannot be restarted"
         checks.check(name, code == 0 and is_said, measured, output)
     name = "a record that is to lie where nothing can"
     if checks.wants(name):
@@ -384,8 +384,8 @@ def log_command(options, checks, program) -> None:
     story = seen.get("story", {})
     numbers = [one["determinant"] for one in story.get("determinants", [])]
     text = seen.get("text", "")
-    is_told = numbers == list(range(3, 8)) and bool(story.get("frames")) and "determinant 3: poll " in text
-    checks.check(f"{name}: one rank", is_told, f"determinants {numbers}, {len(story.get('frames', []))} frames", text)
+    is_shown = numbers == list(range(3, 8)) and bool(story.get("frames")) and "determinant 3: poll " in text
+    checks.check(f"{name}: one rank", is_shown, f"determinants {numbers}, {len(story.get('frames', []))} frames", text)
 
 
 def standard_input(options, checks, moment) -> None:
@@ -432,8 +432,8 @@ def watch_log(options, seen: dict, is_over: threading.Event) -> None:
 
 def log_of_our_job(command) -> dict:
     """The entry of this job in the output of `command`; empty if the job has ended."""
-    told = subprocess.run(command, capture_output=True, text=True).stdout
-    jobs = json.loads(told) if told else []
+    printed = subprocess.run(command, capture_output=True, text=True).stdout
+    jobs = json.loads(printed) if printed else []
     return next((one for one in jobs if one["launcher"] in process.descendants()), {})
 
 
@@ -484,9 +484,9 @@ def recorded_nondeterminism(options, checks, moment) -> None:
         kills = [(START_S + moment(), 1), (moment(), 2), (0.3, 2), (moment(), 0)]
         # More rounds than all kills take.
         code, lines, output = job(options, [*program, "--rounds", "200"], kills)
-        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in DRAW_WORDS}
-        is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
-        measured = f"exit code {code}, {'one' if is_one else 'no one'} history of {len(told['now '])} draws"
+        printed = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in DRAW_WORDS}
+        is_one = printed["now "] == printed["drew "] == printed["heard "] and len(set(printed["now "])) == len(printed["now "]) > 150
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history of {len(printed['now '])} draws"
         checks.check(name, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
     name = "who draws and is not recorded"
     if checks.wants(name):
@@ -515,17 +515,17 @@ def file_output(options, checks, moment) -> None:
     """Files have the same content as without kills, if a replay writes the same bytes to the same
     positions."""
     program = [common.python(options), str(common.PROGRAMS / "files.py")]
-    for name, how in (("who writes a file together with others", "together"), ("who writes a file anew each time", "anew")):
+    for name, how in (("who writes a file together with others", "together"), ("who writes a new file each time", "new")):
         if not checks.wants(name):
             continue
-        told = []
+        printed = []
         # Rank 0 opens the shared file, and sends a name that contains its process id.
         for kills in ([], [(START_S + moment(), 1), (moment(), 0), (moment(), 3)]):
             with tempfile.TemporaryDirectory() as folder:
                 code, lines, output = job(options, [*program, how, folder], kills)
                 found = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
-            told.append((code, sorted(lines), found))
-        starts, is_same = output.count(": restarted"), told[0] == told[1]
+            printed.append((code, sorted(lines), found))
+        starts, is_same = output.count(": restarted"), printed[0] == printed[1]
         measured = f"exit code {code}, {'the same' if is_same else 'other'} files and output, {starts} restarts"
         checks.check(name, code == 0 and is_same and bool(found) and starts == len(kills), measured, output)
 

@@ -84,14 +84,14 @@ def printed_then_sent(options, checks, folder) -> None:
             continue
         kills = [(said("drew "), 1), (LATER_S, 1)] if is_recorded else [(said("drew "), 1)]
         code, lines, output = job(options, [program, source, "200"], kills, *words)
-        told = {word: [line.split()[1] for line in lines if line.startswith(word)] for word in ("drew", "heard")}
-        is_right = code == 0 and told["drew"] == told["heard"] and len(told["drew"]) == 1
+        printed = {word: [line.split()[1] for line in lines if line.startswith(word)] for word in ("drew", "heard")}
+        is_right = code == 0 and printed["drew"] == printed["heard"] and len(printed["drew"]) == 1
         # The number before is the one that was shown.
         found = NAMED.search(output)
-        is_found = found is not None and found[1] != found[2] and [found[2]] == [f"drew {number}" for number in told["drew"]]
-        is_named = code == 1 and is_found and not told["heard"]
+        is_found = found is not None and found[1] != found[2] and [found[2]] == [f"drew {number}" for number in printed["drew"]]
+        is_named = code == 1 and is_found and not printed["heard"]
         is_ok = is_right if is_recorded else is_named
-        outcome = "one history" if is_right else "a named difference" if is_named else f"other numbers: {told}"
+        outcome = "one history" if is_right else "a named difference" if is_named else f"other numbers: {printed}"
         checks.check(name, is_ok, f"exit code {code}, {outcome}", output)
 
 
@@ -176,11 +176,11 @@ def with_threads(options, checks, folder) -> None:
         kills = [(said("sum 3 "), 1), (LATER_S, 0)]
         code, lines, output = job(options, [program, kind, "100"], kills, environment=team)
         # One warning in each process.
-        told = [text.count(OTHER_CLOCK) for text in (undisturbed[2], output)]
+        printed = [text.count(OTHER_CLOCK) for text in (undisturbed[2], output)]
         wanted = [4, 4 + len(kills)] if kind != "team" else [0, 0]
         is_same = sorted(lines) == sorted(undisturbed[1]) and len(lines) > 100
-        is_ok = code == 0 and is_same and output.count(": restarted") == len(kills) and told == wanted
-        checks.check(name, is_ok, f"exit code {code}, {'the same' if is_same else 'other'} output, said {told} times", output)
+        is_ok = code == 0 and is_same and output.count(": restarted") == len(kills) and printed == wanted
+        checks.check(name, is_ok, f"exit code {code}, {'the same' if is_same else 'other'} output, said {printed} times", output)
     name = "OpenMP, sums in any order"
     if name in names:
         code, _, output = job(options, [program, "order", "60"], [(said("sum 20 "), 1)], environment=team)
@@ -190,8 +190,8 @@ def with_threads(options, checks, folder) -> None:
     for name, kind, text in (("two threads in MPI", "second", SECOND_THREAD), ("another thread in MPI", "other", OTHER_THREAD)):
         if name in names:
             code, _, output = job(options, [program, kind, "50"], [])
-            told = output.count(text)
-            checks.check(name, code == 0 and told == 4, f"exit code {code}, said {told} times", output)
+            printed = output.count(text)
+            checks.check(name, code == 0 and printed == 4, f"exit code {code}, said {printed} times", output)
 
 
 def last_words(options, checks) -> None:
@@ -214,9 +214,9 @@ def last_words(options, checks) -> None:
     code, _, output = job(options, [common.python(options), "-c", program], [])
     turns = [int(number) for number in re.findall(r"^turn (\d+)$", output, re.M)]
     is_whole = turns == list(range(60)) and output.count("a passing fault\n") == 1
-    is_told = "bytes that it printed on standard error before it ended by an error" in output
-    measured = f"exit code {code}, {'each line once' if is_whole else turns}, {'said' if is_told else 'not said'}"
-    checks.check(name, code == 0 and is_whole and is_told, measured, output)
+    is_said = "bytes that it printed on standard error before it ended by an error" in output
+    measured = f"exit code {code}, {'each line once' if is_whole else turns}, {'said' if is_said else 'not said'}"
+    checks.check(name, code == 0 and is_whole and is_said, measured, output)
 
 
 def logging(options, checks) -> None:
@@ -228,11 +228,11 @@ def logging(options, checks) -> None:
     log = {"FI_LOG_LEVEL": "info"}
     outcomes = [job(options, ring, kills, environment=log) for kills in ([], [(said("rank 1 turn 20:"), 1), (LATER_S, 1)])]
     aloud = [sorted(re.findall(r"^rank .*[\d.]$", output, re.M)) for _, _, output in outcomes]
-    told = [output.count("libfabric:") for _, _, output in outcomes]
+    printed = [output.count("libfabric:") for _, _, output in outcomes]
     is_same = aloud[0] == aloud[1] and len(aloud[0]) > 8
     code, _, output = outcomes[1]
-    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, lines of the log: {told}"
-    checks.check(name, code == 0 and is_same and told[1] > told[0] > 0, measured, output)
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, lines of the log: {printed}"
+    checks.check(name, code == 0 and is_same and printed[1] > printed[0] > 0, measured, output)
 
 
 def refused(options, checks) -> None:
@@ -247,8 +247,8 @@ def refused(options, checks) -> None:
         job(options, program, [], "-x", "MPIR_CVAR_ASYNC_PROGRESS=1"),
     ]
     codes = [code for code, _, _ in outcomes]
-    is_told = all(text in output for _, _, output in outcomes)
-    checks.check(name, codes == [1, 1] and is_told, f"exit codes {codes}, {'said' if is_told else 'not said'}", outcomes[0][2])
+    is_said = all(text in output for _, _, output in outcomes)
+    checks.check(name, codes == [1, 1] and is_said, f"exit codes {codes}, {'said' if is_said else 'not said'}", outcomes[0][2])
 
 
 if __name__ == "__main__":

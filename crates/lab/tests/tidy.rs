@@ -269,18 +269,23 @@ fn occurrences(folder: &str, words: &[&str], except: &[&str]) -> Vec<String> {
 
 /// Every `.rs` file below a folder, in the order of their paths.
 fn sources(folder: &str) -> Vec<Source> {
+    files_of(folder, &["rs"])
+}
+
+/// The files below a folder with one of these extensions.
+fn files_of(folder: &str, extensions: &[&str]) -> Vec<Source> {
     let mut files = BTreeMap::new();
-    collect(&root().join(folder), &mut files);
+    collect(&root().join(folder), extensions, &mut files);
     assert!(!files.is_empty(), "there is nothing in {folder}");
     files.into_iter().map(|(path, text)| Source { path, text }).collect()
 }
 
-fn collect(folder: &Path, files: &mut BTreeMap<String, String>) {
+fn collect(folder: &Path, extensions: &[&str], files: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            collect(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            collect(&path, extensions, files);
+        } else if path.extension().is_some_and(|found| extensions.iter().any(|it| found == *it)) {
             let relative = path.strip_prefix(root()).unwrap().display().to_string();
             files.insert(relative, read(&path));
         }

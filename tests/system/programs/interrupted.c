@@ -334,7 +334,7 @@ static int is_asked(void) { return !strncmp(content(), "ask?", 4); }
 static void answer(void)
 {
     int file = open("base", O_WRONLY);
-    if (pwrite(file, "told", 4, 0) != 4)
+    if (pwrite(file, "said", 4, 0) != 4)
         perror("base");
     close(file);
 }

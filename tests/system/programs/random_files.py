@@ -22,7 +22,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-EPOCHS, CALLS, LONGEST, TOLD = 7, 4, 6000, 5
+EPOCHS, CALLS, LONGEST, SHOWN = 7, 4, 6000, 5
 NAMES = [f"{folder}n{number}" for folder in ("", "d0/", "d1/") for number in range(4)]
 FOLDERS = ["d0", "d1"]
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -129,7 +129,7 @@ class Plan:
         self.digest = zlib.crc32(repr(got).encode(), self.digest)
         if got != wanted:
             self.wrong += 1
-            if self.wrong <= TOLD:
+            if self.wrong <= SHOWN:
                 place = f"plan {self.number} epoch {self.epoch} rank {rank}"
                 print(f"wrong: {place}: {what} gave {shown(got)}, and should give {shown(wanted)}", flush=True)
 

@@ -25,24 +25,24 @@ def main() -> None:
     parser.add_argument("--rewritten", type=int, metavar="TURN")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
-    own, told = options.folder / f"own.{comm.rank}", []
+    own, lines = options.folder / f"own.{comm.rank}", []
     for turn in range(options.rounds):
         if turn == options.rewritten:
             if comm.rank == 0:
                 [file.write_bytes(file.read_bytes()[::-1]) for file in options.folder.iterdir()]
             comm.barrier()
         if comm.rank == 0:
-            told += [f"{source} {comm.recv(None, source, turn)}" for source in range(1, comm.size)]
+            lines += [f"{source} {comm.recv(None, source, turn)}" for source in range(1, comm.size)]
         else:
             if options.scratch:
                 own.write_bytes(random.Random(f"{comm.rank} {turn}").randbytes(BYTES))
             content = hashlib.sha256(own.read_bytes()).hexdigest()[:16]
-            told.append(f"{comm.rank} {turn} {content}")
+            lines.append(f"{comm.rank} {turn} {content}")
             comm.send(f"{turn} {content}", 0, turn)
-        for line in told[-comm.size :]:
+        for line in lines[-comm.size :]:
             say(f"now {line}") if line.split()[1] == str(turn) else None
         comm.barrier()
-    for line in told:
+    for line in lines:
         say(f"end {line}")
 
 

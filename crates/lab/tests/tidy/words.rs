@@ -1,7 +1,7 @@
 //! Words that have a better one, in code, comments and documents; and first words of a comment that
 //! make the comment depend on the item above its own.
 
-use super::{Source, assert_none, read, root, sources};
+use super::{Source, assert_none, files_of, read, root, sources};
 
 /// Words of a private language, and what to write instead.
 const REPLACED_WORDS: [(&str, &str); 20] = [
@@ -27,6 +27,9 @@ const REPLACED_WORDS: [(&str, &str); 20] = [
     ("told", "replayed, or notified"),
 ];
 
+/// Extensions of the files of tests and scripts.
+const SCRIPTS: [&str; 5] = ["py", "c", "h", "cpp", "f90"];
+
 /// The file with the list.
 const LIST: &str = "crates/lab/tests/tidy/words.rs";
 
@@ -37,7 +40,9 @@ const FIRST_WORDS: [&str; 10] =
 #[test]
 fn words_that_have_a_better_one_do_not_come_back() {
     let mut wrong = Vec::new();
-    let texts = [sources("crates"), documents()].concat();
+    let scripts =
+        ["tests", "scripts", "bench", "examples"].map(|folder| files_of(folder, &SCRIPTS));
+    let texts = [sources("crates"), documents(), scripts.concat()].concat();
     for source in texts.iter().filter(|source| source.path != LIST) {
         for (number, line) in source.text.lines().enumerate() {
             for word in words(line) {

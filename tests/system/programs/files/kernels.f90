@@ -60,7 +60,7 @@ contains
     flush(13)
   end function
 
-  ! Bytes at a position, by stream access, and unformatted records that are written anew in each step.
+  ! Bytes at a position, by stream access, and unformatted records that are written again in each step.
   integer(c_int) function streamed(name, length, who, step) bind(c)
     character(kind=c_char), intent(in) :: name(*)
     integer(c_int), value :: length, who, step
@@ -71,10 +71,10 @@ contains
     read(14, pos=1 + 4 * (step / 2)) number
     inquire(14, pos=place)
     streamed = merge(0, 1, number == value(who, step / 2) .and. place == 5 + 4 * (step / 2))
-    open(15, file=text(name, length) // '.anew', status='replace', form='unformatted')
+    open(15, file=text(name, length) // '.again', status='replace', form='unformatted')
     write(15) step, value(who, step)
     close(15)
-    open(15, file=text(name, length) // '.anew', status='old', form='unformatted')
+    open(15, file=text(name, length) // '.again', status='old', form='unformatted')
     read(15) number
     close(15)
     if (number /= step) streamed = streamed + 1

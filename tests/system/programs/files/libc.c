@@ -945,7 +945,7 @@ static void renamed_over_act(int step)
         EXPECT_SAME(pwrite(over_unnamed, line, LINE, 0), LINE);
         /* The test kills this rank from here on. */
         if (rank == 1)
-            fprintf(told, "changed in %d\n", step);
+            fprintf(report, "changed in %d\n", step);
     }
 }
 

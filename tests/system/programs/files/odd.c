@@ -1224,7 +1224,7 @@ static void inotify_act(int step)
     char events[4096], name[600];
     snprintf(name, sizeof name, "%s/%d", path("of", rank), step);
     EXPECT_OK(close(open(name, O_CREAT | O_WRONLY, 0644)));
-    expect(read(watch, events, sizeof events) > 0, "nothing is told");
+    expect(read(watch, events, sizeof events) > 0, "no event");
 }
 
 /* --- constructor: the constructor of a library that is loaded with the program makes a file, which
@@ -1266,7 +1266,7 @@ static void ioctl_act(int step)
 
 static void tell(int step, uint32_t drawn)
 {
-    uint32_t told = 0, all = 0, known = 0;
+    uint32_t stated = 0, all = 0, known = 0;
     int file = open(path("of", rank), O_RDWR | O_CREAT | O_APPEND, 0644);
     EXPECT_OK(file);
     EXPECT_SAME(write(file, &drawn, sizeof drawn), sizeof drawn);
@@ -1274,8 +1274,8 @@ static void tell(int step, uint32_t drawn)
     MPI_Allreduce(&drawn, &all, 1, MPI_UINT32_T, MPI_SUM, MPI_COMM_WORLD);
     for (int who = 0; who < size; who++) {
         int other = open(path("of", who), O_RDONLY);
-        EXPECT_SAME(pread(other, &told, sizeof told, step * (off_t)sizeof told), sizeof told);
-        known += told;
+        EXPECT_SAME(pread(other, &stated, sizeof stated, step * (off_t)sizeof stated), sizeof stated);
+        known += stated;
         close(other);
     }
     EXPECT_SAME(all, known);

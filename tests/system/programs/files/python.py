@@ -198,9 +198,9 @@ class document(Row):
 
     def act(self, step):
         path = self.name_of(self.rank)
-        told = json.loads(path.read_text()) if path.exists() else []
-        self.expect_same(told, list(range(step)), "document")
-        path.write_text(json.dumps([*told, step]))
+        numbers = json.loads(path.read_text()) if path.exists() else []
+        self.expect_same(numbers, list(range(step)), "document")
+        path.write_text(json.dumps([*numbers, step]))
 
     def look(self, step):
         self.expect_same(json.loads(self.name_of(self.next).read_text()), list(range(step + 1)), "document")

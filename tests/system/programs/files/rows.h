@@ -139,13 +139,13 @@ static void pace(void)
         MPI_Send(&word, 1, MPI_CHAR, other, 77, MPI_COMM_WORLD);
 }
 
-/* Where the steps and the results are told. */
-static FILE *told;
+/* Where the steps and the results are printed. */
+static FILE *report;
 
 static void play(const struct row *chosen, int count)
 {
     if (!rank)
-        fprintf(told, "begun\n");
+        fprintf(report, "begun\n");
 #define EACH for (int r = 0; r < count; r++, tally++) if (row_name = chosen[r].name, 1)
 #define FROM_FIRST tally = tallies
     FROM_FIRST;
@@ -153,7 +153,7 @@ static void play(const struct row *chosen, int count)
     MPI_Barrier(MPI_COMM_WORLD);
     for (int step = 0; step < steps; step++) {
         if (!rank)
-            fprintf(told, "step %d\n", step);
+            fprintf(report, "step %d\n", step);
         FROM_FIRST;
         EACH {
             compute(1 + 24 / count);
@@ -185,7 +185,7 @@ static int run_rows(int count_all, const struct row *all, int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    told = getenv("ROWS_TOLD_ON_STDOUT") ? stdout : stderr;
+    report = getenv("ROWS_ON_STDOUT") ? stdout : stderr;
     setvbuf(stdout, NULL, _IOLBF, 0);
     folder = argv[1];
     steps = atoi(argv[2]);
@@ -198,7 +198,7 @@ static int run_rows(int count_all, const struct row *all, int argc, char **argv)
     play(chosen, count);
     for (int r = 0; r < count; r++) {
         struct tally *one = tallies + r;
-        fprintf(told, "row %s rank %d: wrong %ld of %ld, digest %016llx\n", chosen[r].name, rank, one->wrong, one->total,
+        fprintf(report, "row %s rank %d: wrong %ld of %ld, digest %016llx\n", chosen[r].name, rank, one->wrong, one->total,
                 (unsigned long long)one->digest);
     }
     MPI_Finalize();
