@@ -64,6 +64,7 @@ const ASK_FOR_PERSONA: u64 = 0xffff_ffff;
 /// default), and nodes.
 static MEMORY_POLICY: AtomicU64 = AtomicU64::new(0);
 static MEMORY_NODES: [AtomicU64; SET_WORDS] = [const { AtomicU64::new(0) }; SET_WORDS];
+/// Memory nodes that the interposer tracks (set_mempolicy(2)).
 const NODES_MAX: u64 = 64 * SET_WORDS as u64;
 
 /// Whether the program has made a timerfd.

@@ -26,8 +26,9 @@ pub const TEXT_BYTES: usize = 64 << 10;
 const SPACING_BYTES: u64 = 16 << 10;
 /// Positions at most; with more, every second position is dropped.
 const POSITIONS_MAX: usize = 4096;
-/// Bytes of text and number of positions that move to another node together with a rank.
+/// Bytes of text that move to another node together with a rank.
 const MOVED_TEXT_BYTES: usize = 4 << 10;
+/// Positions in the text that move to another node together with a rank.
 const MOVED_POSITIONS_MAX: usize = 256;
 /// Bytes of the incarnation's present line that are held for an error message.
 const LINE_BYTES_MAX: usize = 4 << 10;

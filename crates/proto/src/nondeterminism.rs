@@ -413,6 +413,7 @@ const BYTES_TAG: u8 = 32;
 const CALL_TAG: u8 = 40;
 /// Tag at a position whose entry stands at the beginning of the ring instead.
 const WRAP_TAG: u8 = 255;
+/// Bytes of a 64-bit number, with seven bits to a byte.
 const NUMBER_BYTES_MAX: usize = 10;
 
 impl<'a> NondeterminismRecord<'a> {

@@ -18,6 +18,7 @@ struct Slot<T> {
 }
 
 const SLOT_BITS: u32 = 24;
+/// Most entries of a slab.
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
 
 impl<T> Default for Slab<T> {

@@ -307,7 +307,7 @@ fn literals_of_crate(name: &str) -> Vec<String> {
 }
 
 /// The crate's sources with their paths, without files of unit tests.
-fn sources_of_crate(name: &str) -> Vec<(PathBuf, String)> {
+pub fn sources_of_crate(name: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("crates").join(name).join("src")];
     while let Some(folder) = folders.pop() {

@@ -98,6 +98,7 @@ use relay::RelayService;
 use restore::{RestoreContext, RestoreOutcome};
 use state_transfer::StateTransfer;
 
+/// The shortest wait for events.
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// `landbridge agent`: runs until the parent has ended the stream and everything below is over.

@@ -32,6 +32,7 @@ use crate::sys;
 
 /// Lines of the relay's log that the user reads when the relay dies.
 const LAST_LINES: usize = 10;
+/// Longest line of a relay's log, in bytes. A longer one is cut.
 const LINE_BYTES_MAX: usize = 16 * 1024;
 const READY: &str = "landbridge-relay: ready ";
 const LINK: &str = "landbridge-relay: link ";

@@ -23,10 +23,11 @@ const STATUS_IGNORE: usize = 1;
 
 const SMALL_BYTES: usize = 8;
 const LARGE_BYTES: usize = 1 << 20;
-/// Time for rounds before the measurement. `BUDGET` is the time for measured rounds, and
-/// `ROUNDS_MIN` their minimum number.
+/// Time for rounds before the measurement.
 const WARM_UP: Duration = Duration::from_millis(100);
+/// Time for measured rounds.
 const BUDGET: Duration = Duration::from_millis(500);
+/// Measured rounds at least.
 const ROUNDS_MIN: u32 = 3;
 
 type Init = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
@@ -39,9 +40,9 @@ type Send = unsafe extern "C" fn(*const c_void, c_int, c_int, c_int, c_int, c_in
 type Recv =
     unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, c_int, c_int, *mut c_void) -> c_int;
 
-/// Time for rounds before the measurement of one pair of hosts. `PAIR_BUDGET` is the time for
-/// measured rounds.
+/// Time for rounds before the measurement of one pair of hosts.
 const PAIR_WARM_UP: Duration = Duration::from_millis(20);
+/// Time for measured rounds of one pair of hosts.
 const PAIR_BUDGET: Duration = Duration::from_millis(100);
 const MIDDLE_BYTES: usize = 64 << 10;
 /// Time for [`MIDDLE_BYTES`] above which a path is not measured with larger messages.
