@@ -102,10 +102,14 @@ fn task(words: &[String], wdir: &Path, environment: Vec<(String, String)>) -> Re
 /// A word in place of the program that begins with `-` is an unknown option.
 pub fn check_program(words: &[String]) -> Result<()> {
     match words.first() {
-        Some(name) if name.starts_with('-') => bail!(
-            "there is no option {name}; `landbridge run --help` shows them (a program of this name \
-             is started as ./{name})"
-        ),
+        Some(name) if name.starts_with('-') => {
+            let meant = RunArguments::nearest_option(name);
+            let meant = meant.map_or(String::new(), |option| format!(" (--{option} is meant?)"));
+            bail!(
+                "there is no option {name}{meant}; `landbridge run --help` shows them (a program \
+                 of this name is started as ./{name})"
+            )
+        }
         _ => Ok(()),
     }
 }
@@ -178,6 +182,10 @@ mod tests {
             ("-n 1 ./a : -n 1 --clusters 2 ./b", "stand before the first program"),
             ("-n 1 ./a : -n 1 -x LANDBRIDGE_UDP=on ./b", "settings hold for the whole job"),
             ("-n 4294967295 ./a : -n 1 ./b", "can be counted"),
+            ("-n 2 --recovr ./a", "no option --recovr (--recover is meant?);"),
+            ("--checkpont=5s -n 2 ./a", " (--checkpoint is meant?);"),
+            ("--xyzzy ./a", "no option --xyzzy; `landbridge run --help`"),
+            ("-q ./a", "no option -q; `landbridge run --help`"),
         ];
         for (line, expected) in rows {
             let error = split(&mut run(line)).err().unwrap().to_string();

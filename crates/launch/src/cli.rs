@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use landbridge_proto::setting::SettingKind;
+use landbridge_proto::setting::{SettingKind, nearest_of};
 
 #[derive(Parser)]
 #[command(
@@ -241,6 +241,18 @@ pub struct ApplicationArguments {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     #[arg(value_name = "PROGRAM")]
     pub program: Vec<String>,
+}
+
+impl RunArguments {
+    /// The option of `landbridge run` whose name is most similar to this word, if one is similar.
+    pub fn nearest_option(word: &str) -> Option<String> {
+        let command = RunArguments::augment_args(clap::Command::new("run"));
+        let names = command.get_arguments().filter_map(|option| option.get_long());
+        let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
+        let is_word = name.len() > 2;
+        let nearest = nearest_of(name, names, |option: &&str| option);
+        nearest.filter(|_| is_word).map(str::to_owned)
+    }
 }
 
 impl ApplicationArguments {

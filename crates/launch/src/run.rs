@@ -646,7 +646,14 @@ impl Launcher {
         }
         match self.watch.verdict(now) {
             Verdict::GoOn => self.say_notice(now),
-            Verdict::Finished { code } => self.end(code),
+            Verdict::Finished { code } => {
+                if let Some((rank, code)) = self.watch.failed_after_finalize() {
+                    let place = self.place(rank);
+                    self.output
+                        .say(&format!("{place} ended with exit code {code}, after MPI_Finalize"));
+                }
+                self.end(code)
+            }
             Verdict::End(cause) => {
                 let settle =
                     if self.phase == JobPhase::StartingAgents { STARTUP_SETTLE } else { SETTLE };

@@ -420,11 +420,15 @@ impl Watch {
 
     /// Exit code of the first rank that ended with an error after MPI_Finalize; 0 if there is none.
     fn left_code(&self) -> i32 {
-        let code = |report: &JobEndReport| match report.cause {
-            Cause::FailedAfterFinalize { code, .. } => Some(code),
+        self.failed_after_finalize().map_or(0, |(_, code)| code)
+    }
+
+    /// The first rank that ended with an error after MPI_Finalize, and its exit code.
+    pub fn failed_after_finalize(&self) -> Option<(u32, i32)> {
+        self.reports.iter().find_map(|report| match report.cause {
+            Cause::FailedAfterFinalize { rank, code } => Some((rank, code)),
             _ => None,
-        };
-        self.reports.iter().find_map(code).unwrap_or(0)
+        })
     }
 
     /// The next time at which [`Watch::poll_notice`] or [`Watch::verdict`] may have a new result.

@@ -484,7 +484,9 @@ fn an_error_after_finalize_ends_the_job_after_a_grace() {
     assert!(text.ends_with("ended with exit code 3; ending the job\n"), "{text}");
     let output = lb.run(&["run", "-n", "2", "bash", "-c", &script("exec true")]);
     assert_code(&output, 3);
-    assert_eq!(stderr(&output), "");
+    let text = stderr(&output);
+    assert!(text.starts_with("landbridge: rank 1 on node "), "{text}");
+    assert!(text.ends_with(" ended with exit code 3, after MPI_Finalize\n"), "{text}");
     lb.assert_nothing_left();
 }
 

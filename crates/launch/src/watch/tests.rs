@@ -244,6 +244,10 @@ fn a_job_ends_well_when_every_rank_has() {
     assert_eq!(verdict(&[well(0, Silent), well(1, Silent)]), Verdict::Finished { code: 0 });
     let late = [well(0, Finalized), ("a", Exit(1, Exited(3), Finalized))];
     assert_eq!(verdict(&late), Verdict::Finished { code: 3 });
+    let mut watch = Watch::new(2, false);
+    assert_eq!(watch.failed_after_finalize(), None);
+    watch.handle_exit("a", 1, Exited(3), Finalized, now);
+    assert_eq!(watch.failed_after_finalize(), Some((1, 3)), "the user reads which rank it was");
     let silent = [well(0, Finalized), ("a", Exit(1, Exited(3), Silent))];
     assert_eq!(verdict(&silent), Verdict::End(Cause::Exited { rank: 1, code: 3 }));
 }

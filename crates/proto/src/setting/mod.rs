@@ -164,10 +164,19 @@ pub fn find_by_variable(variable: &str) -> Option<&'static Setting> {
 pub fn nearest(name: &str) -> Option<&'static Setting> {
     let lower = name.to_ascii_lowercase().replace('-', "_");
     let name = lower.strip_prefix("landbridge_").unwrap_or(&lower);
-    // A third of the letters may be wrong, but at least one and at most three.
+    nearest_of(name, SETTINGS.iter().copied(), |row| row.name)
+}
+
+/// The item whose name is most similar to `name`, unless no name is similar: a third of the letters
+/// may be wrong, but at least one and at most three.
+pub fn nearest_of<T>(
+    name: &str,
+    items: impl Iterator<Item = T>,
+    name_of: impl Fn(&T) -> &str,
+) -> Option<T> {
     let allowed = (name.len() / 3).clamp(1, 3);
-    let far = |row: &&'static Setting| distance(row.name, name);
-    SETTINGS.iter().copied().min_by_key(far).filter(|row| far(row) <= allowed)
+    let far = |item: &T| distance(name_of(item), name);
+    items.min_by_key(far).filter(|item| far(item) <= allowed)
 }
 
 /// Number of letters to insert, remove or replace to turn one word into the other.
