@@ -647,7 +647,7 @@ def job(options, program, kills, *words, **more_of_it):
 def kills_within_restores(output: str) -> int:
     """Kills that hit a process which CRIU is restoring: the restore is repeated, and one restart is
     reported for both kills."""
-    return len(re.findall(r"is tried once more: .*killed by signal 9", output))
+    return len(re.findall(r"checkpoint \d+ of rank \d+ is tried once more", output))
 
 
 def restores(output: str) -> int:

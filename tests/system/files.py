@@ -624,6 +624,9 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
     if case.kind == "within images":
         unfinished, why = unfinished_images(output), re.findall(r"has no checkpoint.*|no checkpoints on.*", output)
         measured += f", {unfinished} images unfinished" + (f" ({why[0] if why else 'without a line'})" if unfinished > len(kills) else "")
+    if not is_met:
+        said = re.findall(r"^landbridge: (.*(?:restarted|restored|once more).*)", output, re.M)
+        measured += f", of {1 if case.is_lost else len(kills)} kills: {said}"
     is_said = bool(re.search(case.rows[0].says, output))
     measured += "" if is_said else f", {case.rows[0].says!r} is not said"
     is_right = outcome == RIGHT and is_met and case.outcome == RIGHT or outcome == REFUSED and may_refuse(case, measured)
