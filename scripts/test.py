@@ -126,9 +126,28 @@ def rust_steps() -> list[Step]:
             again=not has_nextest,
             env=venvs,
         ),
+        sanitizer_step(),
         *simulator_steps(),
         Step("corpus", "every parser on the corpus of the fuzz targets", fuzz, 400),
     ]
+
+
+def sanitizer_step() -> Step:
+    """The crates with unsafe code under AddressSanitizer, whose runtime comes with each toolchain."""
+    about = subprocess.run(["rustc", "-vV"], capture_output=True, text=True).stdout
+    host = re.search(r"^host: (.*)$", about, re.M)
+    # The sanitizer itself needs more address space than this test allows.
+    left_out = ["--", "--skip", "where_there_is_no_room_at_all_it_says_so"]
+    return Step(
+        "sanitizer",
+        "rings, logs and registered memory under AddressSanitizer",
+        ["cargo", "test", "--target", host[1] if host else "x86_64-unknown-linux-gnu", "--lib"]
+        + ["-p", "landbridge-drive", "-p", "landbridge-provider", *left_out],
+        1200,
+        slow=True,
+        # The option is not stable: the compiler takes it from those who ask in this way.
+        env={"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": "-Zsanitizer=address", "CARGO_TARGET_DIR": str(paths.ROOT / "target" / "asan")},
+    )
 
 
 def simulator_steps() -> list[Step]:
