@@ -24,7 +24,7 @@ use crate::processes::is_own_process;
 use crate::watched;
 
 /// How often a process is looked for, about a millisecond apart, while a rank is being restarted.
-const ABSENCE_LOOKS: u32 = 600_000;
+const ABSENCE_LOOKS_MAX: u32 = 600_000;
 
 /// Reports a call on another process.
 pub fn check(number: c_long, arguments: [u64; 6]) {
@@ -134,7 +134,7 @@ pub unsafe fn asks_for_process(number: c_long, arguments: [u64; 6]) -> bool {
 pub unsafe fn perform(number: c_long, arguments: [u64; 6]) -> i64 {
     let absences = || watched::head().map_or(0, |head| head.absences.load(Acquire));
     let gone = [libc::ESRCH, libc::ENOENT, libc::ENOTDIR].map(|error| -i64::from(error));
-    for _ in 0..ABSENCE_LOOKS {
+    for _ in 0..ABSENCE_LOOKS_MAX {
         let before = absences();
         let result = kernel(number, arguments);
         // The agent changes the number before the process id of a killed rank disappears.

@@ -7,6 +7,7 @@
 //! What may never happen: a rank is restarted that cannot be replayed; two incarnations of a rank
 //! run at once.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -114,14 +115,15 @@ impl RankSupervisor {
     /// Reaps processes that have ended. Before the process id of a rank disappears, all ranks are
     /// notified that it is absent: one that asks for the process waits ([`Self::note_presence`]).
     pub fn reap(&mut self) -> Vec<Exit> {
-        let ranks = &self.ranks;
+        let (ranks, has_absent) = (&self.ranks, Cell::new(self.has_absent));
         let exits = self.exits.reap(&|pid| {
             let is_rank = ranks.iter().any(|rank| rank.pid == pid && rank.ending.is_none());
             if is_rank {
                 note_absence(ranks, true);
+                has_absent.set(true);
             }
         });
-        self.has_absent |= exits.iter().any(|exit| self.index_of(exit.pid).is_some());
+        self.has_absent = has_absent.get();
         exits
     }
 
