@@ -134,6 +134,15 @@ ROWS = [
 ]
 
 
+# Of the rows that are always refused, those that run without `--all`: at least one for each of those
+# who can make the call (the rank, another thread, a handler, a child, a program at its start) and for
+# each time at which it is found (at the call, at the kill, in the replay). `calls.py` makes each call.
+SAMPLE = set(
+    "mmap-shared map-held map-stored-later splice thread children static-child bare-child spawn-open passed handler"
+    " socket signal removed replaced longjmp-clock child-directory thread-way static-main no-room lock-child memmap"
+    " fifo truncate-chance".split()
+)
+
 # What a rank of a refused row says at the call that cannot be recorded, before any kill. The first
 # line of a rank counts: later ones are not printed.
 REASONS = {
@@ -362,6 +371,8 @@ def groups(options) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in ROWS:
         if options.row and row.name not in options.row:
+            continue
+        if row.outcome == REFUSED and not (options.row or options.all or row.name in SAMPLE):
             continue
         is_alone = options.apart or row.outcome != RIGHT or row.shell or row.is_local or row.kind
         found.setdefault(f"{row.program} {row.name}" if is_alone else row.program, []).append(row)
