@@ -95,6 +95,7 @@ def main() -> int:
         is_one = heard == printed and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
+    logs_of_senders(checks, options, [*program, "--rounds"], moment)
     recorded_nondeterminism(checks, options, program[0])
     unrecoverable_ranks(checks, options, program)
     programs_beside(checks, options, program[0])
@@ -126,6 +127,28 @@ def main() -> int:
     corrupt_checkpoints(checks, options, ring)
     without_criu(checks, options, ring)
     return checks.end()
+
+
+def logs_of_senders(checks, options, ring, moment) -> None:
+    """Messages that stay in the logs of their senders (`recover_log=sender`): ranks are restored from
+    images, and what the images cover is released, so that the logs never fill."""
+    logs = ["--set", "recover_log=sender"]
+    cases = {
+        "one after another, one twice": ([(moment(), 1), (0.6, 2), (0.6, 1)], [*ring, "1200"], []),
+        "all": ([(moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)], [*ring, "1200"], []),
+        # Each rank sends 96 MB. A share of 32 MiB holds what is sent between three images.
+        "in little memory": (
+            [(moment(), 1), (3.0, 2)],
+            [*ring, "2400", "--numbers", "5000"],
+            ["--set", "recover_memory=128MiB"],
+        ),
+    }
+    for what, (kills, program, words) in cases.items():
+        name = f"logs of the senders, {what}"
+        if checks.wants(name):
+            undisturbed = sorted(recovery.job(options, program, [])[1])
+            outcome = job(options, program, kills, *logs, *words)
+            check_same(checks, name, outcome, undisturbed, len(kills))
 
 
 def recorded_nondeterminism(checks, options, python) -> None:

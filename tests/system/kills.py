@@ -106,9 +106,7 @@ def every_case(options) -> list[Case]:
     kinds = list(KINDS) if options.all else ["a storm"]
     cases = []
     for has_images in (False, True):
-        # Messages in the logs of their senders are not part of an image yet.
-        places = PLACES if has_images else PLACES | SENDERS
-        for clusters, words in places.items():
+        for clusters, words in (PLACES | SENDERS).items():
             for program in programs(options, FASTER if clusters in SENDERS else 1):
                 for kind in kinds:
                     start = "from images" if has_images else "from the start"

@@ -182,7 +182,6 @@ def logs_of_senders(options, checks, ring) -> None:
     spawner = [common.python(options), str(common.PROGRAMS / "spawned.py")]
     for what, program, words, text in (
         ("over two clusters", ring, TWO_CLUSTERS, "for one node"),
-        ("with checkpoints", ring, ["--checkpoint", "1s"], "works without checkpoints"),
         ("who spawns", spawner, [], "works without spawned ranks"),
     ):
         name = f"logs of the senders, {what}"

@@ -23,6 +23,7 @@
 //! | `mpi` | MPI libraries: which one a program uses, and its environment |
 //! | `control_stream` | their streams |
 //! | `spawn` | how an agent is started |
+//! | `agent_state` | life of an agent, as who started it sees it |
 //! | `agent_startup` | waits until agents answer |
 //! | `cleanup` | files of killed MPI processes in `/dev/shm` |
 //! | `spare` | which spare host is taken |
@@ -49,6 +50,7 @@
 
 mod agent;
 mod agent_startup;
+mod agent_state;
 mod allocation;
 mod applications;
 mod checkpoint;

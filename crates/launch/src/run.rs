@@ -357,8 +357,8 @@ impl Launcher {
 
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
         let child = &mut self.children.0[index];
-        if child.process.stream.at_end() && !child.done {
-            child.done = true;
+        if child.process.stream.at_end() && !child.state().is_over() {
+            child.note_end();
             let text = spawn::agent_failure::text(&child.node, &child.process, problem, None);
             self.handle_cause(Cause::Failed { text });
         }
@@ -423,7 +423,7 @@ impl Launcher {
                 self.status_reporter.handle_record(serial, &lines)
             }
             Message::Done => {
-                self.children.0[index].done = true;
+                self.children.0[index].note_end();
                 self.output.handle_last();
             }
             other => {
@@ -563,7 +563,7 @@ impl Launcher {
     // --- the course of the job
 
     fn handle_ready(&mut self, index: usize) {
-        self.children.0[index].ready = true;
+        self.children.0[index].note_ready();
         if self.phase == JobPhase::StartingAgents && self.children.are_ready() {
             self.startup.agents.end();
             self.start_relay(0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use landbridge_proto::node_log::NODE_PROCESSES_MAX;
+use landbridge_proto::log::layout::NODE_PROCESSES_MAX;
 use landbridge_proto::setting::{self, RECOVER_LOG};
 
 use crate::allocation;
@@ -75,7 +75,7 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// Messages in the logs of their senders stay on one node, and are not part of a checkpoint yet.
+/// Messages in the logs of their senders stay on one node.
 fn check_sender_logs(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     if !settings.recovers() || settings.text(&RECOVER_LOG) != "sender" {
         return Ok(());
@@ -85,9 +85,6 @@ fn check_sender_logs(settings: &Settings, plan: &plan::Plan) -> Result<()> {
             "recover_log=sender is an experiment for one node with at most {NODE_PROCESSES_MAX} \
              ranks: use recover_log=relay"
         );
-    }
-    if settings.takes_checkpoints() {
-        bail!("recover_log=sender works without checkpoints: use recover_log=relay with them");
     }
     Ok(())
 }

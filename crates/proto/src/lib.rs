@@ -14,10 +14,10 @@
 //! | [`id`] | identities of jobs, processes, endpoints and clusters |
 //! | [`nondeterminism`] | record of the clocks and random numbers that a program reads |
 //! | [`statistics_page`] | shared memory in which a process publishes the statistics of its paths |
-//! | [`node_log`] | layout of the logs in shared memory of one node's processes |
 //! | [`range`] | sets of sequence numbers |
 //! | [`digest`] | digests that distinguish byte sequences |
 //! | [`wire`] | wire formats: frames, their kind headers, the hello |
+//! | [`log`] | logs of the senders: segments, deliveries, releases |
 //! | [`recent_determinants`] | the last determinants of a process whose relay is on another node |
 //! | [`path`] | one path to a peer: delay, rate, congestion, pacing, size of datagrams |
 //! | [`channel`] | frames that were sent and not acknowledged, or received and not delivered |
@@ -41,8 +41,8 @@ pub mod digest;
 pub mod endpoint;
 pub mod id;
 pub mod limit;
+pub mod log;
 pub mod matching;
-pub mod node_log;
 pub mod nondeterminism;
 pub mod path;
 pub mod range;

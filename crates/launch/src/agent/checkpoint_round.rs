@@ -271,6 +271,9 @@ impl CheckpointRound<'_> {
             read,
             recording_bytes,
         };
+        if let Some(node_logs) = &rank.shared.node_logs {
+            node_logs.note_image(rank.rank, number)?;
+        }
         let (pid, inodes) = (rank.pid, quiesce_socket.inodes);
         let header = ImageHeader { number, pid, replay_position, inodes, shared: Vec::new() };
         scheduler.begin_preparing(header)
@@ -313,8 +316,12 @@ impl CheckpointRound<'_> {
         let Some(scheduler) = &mut rank.scheduler else { return Ok(()) };
         let (number, kept) = (scheduler.number(), scheduler.images.trim_position());
         if let Some(oldest) = scheduler.images.oldest() {
-            rank.streams.input.trim(oldest.read);
-            rank.recording.iter().for_each(|recording| recording.trim(oldest.recording_bytes));
+            let covered = &oldest.replay_position;
+            rank.streams.input.trim(covered.read);
+            rank.recording.iter().for_each(|recording| recording.trim(covered.recording_bytes));
+            if let Some(node_logs) = &rank.shared.node_logs {
+                node_logs.release(rank.rank, oldest.number)?;
+            }
         }
         rank.resume(number, incarnation, kept)
     }
@@ -352,6 +359,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
+    use super::super::rank::SharedMemory;
     use super::*;
     use crate::checkpoint::CheckpointConfig;
     use crate::checkpoint::criu::ExternalInodes;
@@ -362,7 +370,7 @@ mod tests {
         let config = CheckpointConfig::sample(1, Path::new("/"));
         let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
         scheduler.begin_request();
-        let mut rank = LocalRank::vacant(2, None, None);
+        let mut rank = LocalRank::vacant(2, None, SharedMemory::default());
         rank.scheduler = Some(scheduler);
         rank.quiesce_socket =
             Some(QuiesceSocket { socket: ours.into(), inodes: ExternalInodes::default() });

@@ -12,6 +12,7 @@ use landbridge_proto::nondeterminism::DURABLE_ANSWER_SECONDS_MAX;
 
 use super::forwarded_input::ForwardedInput;
 use super::parent_agent::ParentAgent;
+use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::spawn_order::SpawnOrder;
 use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL};
 use crate::spawn::{self, AgentProcess};
@@ -27,17 +28,23 @@ pub struct ChildAgent {
     pub node: Node,
     /// Group and process indices of processes that were spawned under this agent.
     pub spawned: Vec<(u32, Range<u32>)>,
-    pub ready: bool,
-    pub done: bool,
+    /// If the agent is lost, its further messages are ignored.
+    state: AgentState,
+    /// The process by which the agent was started has ended and was reaped.
     pub is_reaped: bool,
-    /// The ranks of this agent move to another node, and further messages of this agent are
-    /// ignored.
-    pub is_lost: bool,
     /// When this agent last got a [`Message::Durable`].
     effect_allowed_at: Option<Instant>,
 }
 
 impl ChildAgent {
+    pub fn state(&self) -> AgentState {
+        self.state
+    }
+
+    pub fn note(&mut self, event: AgentEvent) {
+        self.state = self.state.after(event);
+    }
+
     pub fn holds(&self, rank: u32) -> bool {
         self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
     }
@@ -98,7 +105,7 @@ impl ChildAgents {
 
     /// The next time at which an agent that stays silent counts as lost, after `patience`.
     pub fn next_loss(&self, patience: Duration) -> Option<Instant> {
-        let running = self.all.iter().filter(|child| !child.done);
+        let running = self.all.iter().filter(|child| !child.state.is_over());
         let ends = running.map(|child| child.process.stream.last_received_at() + patience);
         let now = Instant::now();
         ends.map(|at| at + Duration::from_millis(1)).filter(|at| *at > now).min()
@@ -127,7 +134,7 @@ impl ChildAgents {
 
     /// Answers for lost nodes: the launcher has ordered processes there before it knew of the loss.
     pub fn refuse_for_lost_nodes(&self, order: &SpawnOrder, parent: &mut ParentAgent) {
-        let lost = self.all.iter().filter(|child| child.is_lost);
+        let lost = self.all.iter().filter(|child| child.state == AgentState::Lost);
         for child in lost.filter(|child| order.below(&child.node).next().is_some()) {
             let problem = format!("node {} is lost", child.node.name);
             parent.send(&Message::Started { group: order.group, problem });
@@ -138,7 +145,7 @@ impl ChildAgents {
     pub fn forward_order(&mut self, order: &SpawnOrder) -> Vec<usize> {
         let mut children = Vec::new();
         let all = self.all.iter_mut().enumerate();
-        for (index, child) in all.filter(|(_, child)| !child.is_lost) {
+        for (index, child) in all.filter(|(_, child)| child.state != AgentState::Lost) {
             let blocks = order.below(&child.node).map(|block| (order.group, block.indices()));
             let before = child.spawned.len();
             child.spawned.extend(blocks);
@@ -173,9 +180,9 @@ impl ChildAgents {
 
     /// Kills the connections to agents that have not ended in time.
     pub fn abandon(&mut self) {
-        for child in self.all.iter_mut().filter(|child| !child.done) {
+        for child in self.all.iter_mut().filter(|child| !child.state.is_over()) {
             child.kill(libc::SIGKILL);
-            child.done = true;
+            child.note(AgentEvent::End);
         }
     }
 
@@ -201,10 +208,8 @@ pub fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
         process,
         node: node.clone(),
         spawned: Vec::new(),
-        ready: false,
-        done: false,
+        state: AgentState::Starting,
         is_reaped: false,
-        is_lost: false,
         effect_allowed_at: None,
     })
 }

@@ -67,7 +67,7 @@ impl Course {
 
     /// Reports once that this agent and all agents below are ready.
     pub fn check_ready(&mut self, children: &ChildAgents, parent: &mut ParentAgent) {
-        let is_ready = children.all.iter().all(|child| child.ready);
+        let is_ready = children.all.iter().all(|child| child.state().was_ready());
         if parent.assignment.is_some() && !self.is_ready_sent && is_ready {
             self.is_ready_sent = true;
             self.startup = None;

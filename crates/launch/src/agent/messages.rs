@@ -16,6 +16,7 @@ use super::node_failover::FailoverRound;
 use super::path_query::PathQuery;
 use super::process_manager::{self, AgentGroup};
 use super::rank::NodeSpecificError;
+use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Exchange, RankUpdate};
 use crate::control::spawn_order::SpawnOrder;
 use crate::control::{Assignment, Message};
@@ -232,14 +233,14 @@ impl Agent {
 
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
         let child = &mut self.children.all[index];
-        if child.process.stream.at_end() && !child.done {
+        if child.process.stream.at_end() && !child.state().is_over() {
             if problem.is_none() && self.is_running() {
                 return self
                     .failover_round()
                     .handle_lost_node(index, "the connection to its agent has ended");
             }
             let child = &mut self.children.all[index];
-            child.done = true;
+            child.note(AgentEvent::End);
             if self.course.phase == Phase::Working {
                 let here = self.parent.assignment.as_ref().map(|own| own.node.name.as_str());
                 let child = &self.children.all[index];
@@ -251,15 +252,15 @@ impl Agent {
 
     fn handle_child_message(&mut self, index: usize, message: Message) {
         match message {
-            _ if self.children.all[index].is_lost => {}
+            _ if self.children.all[index].state() == AgentState::Lost => {}
             Message::Ready => {
-                self.children.all[index].ready = true;
+                self.children.all[index].note(AgentEvent::Ready);
                 self.course.check_ready(&self.children, &mut self.parent);
             }
             Message::BarrierUp { group, delta } => {
                 self.processes.handle_barrier_up(group, index, delta);
             }
-            Message::Done => self.children.all[index].done = true,
+            Message::Done => self.children.all[index].note(AgentEvent::End),
             Message::Exited { group, rank, .. } => {
                 if let Some(group) = self.processes.groups.get_mut(&group) {
                     group.handle_ended(rank);

@@ -20,13 +20,14 @@ use super::input::STDIN_RETAINED_BYTES_MAX;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::process_manager::{AgentGroup, ProcessManager};
-use super::rank::{LocalRank, NodeSpecificError};
+use super::rank::{LocalRank, NodeSpecificError, SharedMemory};
 use super::rank_recording::RankRecording;
 use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
 use super::state_transfer::{StateTransfer, TransferOutcome};
 use super::statistics_page::StatisticsPage;
+use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
 use crate::control::{Assignment, Message, Node};
 use crate::pmi::server::{Server, ServerConfig};
@@ -84,8 +85,8 @@ impl FailoverRound<'_> {
         let patience = self.parent.node_patience();
         for index in 0..self.children.all.len() {
             let child = &self.children.all[index];
-            let is_unresponsive =
-                !child.done && child.process.stream.last_received_at().elapsed() > patience;
+            let is_unresponsive = !child.state().is_over()
+                && child.process.stream.last_received_at().elapsed() > patience;
             if is_unresponsive && self.choose_spare(child.node.rank_count).is_some() {
                 let seconds = patience.as_secs();
                 self.handle_lost_node(
@@ -104,7 +105,7 @@ impl FailoverRound<'_> {
 
     fn fail_over(&mut self, index: usize, why: &str) {
         let child = &mut self.children.all[index];
-        (child.done, child.is_lost) = (true, true);
+        child.note(AgentEvent::Lose);
         // If the agent is alive after all, the end of this stream ends the agent and its ranks.
         child.process.stream.close_output();
         child.kill(libc::SIGKILL);
@@ -225,17 +226,20 @@ impl FailoverRound<'_> {
         let is_taken = |place: usize| self.failover.transfers.iter().any(|it| it.to == place);
         let all = self.children.all.iter().enumerate();
         let free = all.filter(|(place, child)| {
-            child.node.is_spare && child.node.rank_count == 0 && !child.done && !is_taken(*place)
+            child.node.is_spare
+                && child.node.rank_count == 0
+                && !child.state().is_over()
+                && !is_taken(*place)
         });
         let names: Vec<String> = free.map(|(_, child)| child.node.name.clone()).collect();
-        for child in self.children.all.iter_mut().filter(|child| !child.done) {
+        for child in self.children.all.iter_mut().filter(|child| !child.state().is_over()) {
             child.process.stream.send(&Message::Spares(Spares { names: names.clone() }));
         }
     }
 
     fn choose_spare(&self, ranks: u32) -> Option<usize> {
         let is_free = |child: &ChildAgent| {
-            child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
+            child.node.is_spare && child.node.rank_count == 0 && child.state() == AgentState::Ready
         };
         let is_taken = |place: &usize| self.failover.transfers.iter().any(|it| it.to == *place);
         let all = self.children.all.iter().enumerate();
@@ -347,7 +351,9 @@ impl NodeFailover {
             let replay = PmiReplay::adopted(one, polls, Instant::now());
             let config = images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
-            let mut rank = LocalRank::vacant(one.rank, recording, StatisticsPage::shared());
+            let shared =
+                SharedMemory { statistics_page: StatisticsPage::shared(), node_logs: None };
+            let mut rank = LocalRank::vacant(one.rank, recording, shared);
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
             rank.replay = Some(replay);

@@ -29,7 +29,8 @@ impl PathQuery {
     /// Queries the ranks of this host.
     pub fn begin(serial: u32, rows_max: u32, ranks: &[LocalRank]) -> PathQuery {
         for rank in ranks.iter().filter(|rank| rank.ending.is_none()) {
-            rank.statistics_page
+            rank.shared
+                .statistics_page
                 .iter()
                 .for_each(|statistics_page| statistics_page.ask(u64::from(serial)));
         }
@@ -43,6 +44,7 @@ impl PathQuery {
         let mut paths = Paths::default();
         for rank in ranks.iter().filter(|rank| rank.ending.is_none()) {
             let statistics = rank
+                .shared
                 .statistics_page
                 .as_ref()
                 .map(|statistics_page| statistics_page.statistics())

@@ -113,7 +113,7 @@ impl ProcessManager {
                 Input::Block(lines) => block_text(&lines),
             };
             rank.check_attached(parent);
-            rank.contact.handle_line(&line, rank.statistics_page.as_deref(), parent);
+            rank.contact.handle_line(&line, rank.shared.statistics_page.as_deref(), parent);
             self.handle_question(rank, &line, parent);
         }
         if let Some(pmi) = &mut rank.pmi {

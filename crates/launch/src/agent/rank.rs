@@ -64,15 +64,29 @@ pub struct LaunchSpec<'a> {
     pub incarnation: Option<u32>,
     /// The rank's recorded nondeterminism, if it is recorded.
     pub recording: Option<Rc<RankRecording>>,
-    /// The page on which the rank reports its paths, the same for all incarnations.
-    pub statistics_page: Option<Rc<StatisticsPage>>,
-    /// The message logs of this node's ranks, if the senders keep messages.
-    pub node_logs: Option<Rc<NodeLogs>>,
+    pub shared: SharedMemory,
     /// Checkpoint images of the rank are taken.
     pub has_images: bool,
     /// Process id that the rank gets if possible: that of its last incarnation, which programs may
     /// have passed on to other processes.
     pub pid: Option<u32>,
+}
+
+/// Memory files that a rank uses besides its record, the same for all its incarnations.
+#[derive(Clone, Default)]
+pub struct SharedMemory {
+    /// The page on which the rank reports its paths.
+    pub statistics_page: Option<Rc<StatisticsPage>>,
+    /// The message logs of this node's ranks, if the senders keep messages.
+    pub node_logs: Option<Rc<NodeLogs>>,
+}
+
+impl SharedMemory {
+    /// The descriptors, in the order in which a rank gets them when it resumes.
+    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let page = self.statistics_page.iter().map(|page| page.fd());
+        page.chain(self.node_logs.iter().map(|node_logs| node_logs.fd()))
+    }
 }
 
 /// A rank cannot be started for a reason that lies with this node.
@@ -105,7 +119,7 @@ pub struct LocalRank {
     /// PMI replay of a rank that may be restarted.
     pub replay: Option<PmiReplay>,
     pub recording: Option<Rc<RankRecording>>,
-    pub statistics_page: Option<Rc<StatisticsPage>>,
+    pub shared: SharedMemory,
     /// Checkpoint scheduler of a rank of which images are taken.
     pub scheduler: Option<CheckpointScheduler>,
     /// A restore is in progress, after the rank's process has ended: the next incarnation reads the
@@ -132,7 +146,7 @@ pub struct StandardStreams {
 fn prepare_process(
     command: &mut Command,
     is_repeatable: bool,
-    inherited: [Option<i32>; 6],
+    inherited: Vec<i32>,
     wanted_pid: &Arc<AtomicU32>,
 ) {
     let (parent, open_files) = (std::process::id(), sys::rank_open_files());
@@ -152,7 +166,7 @@ fn prepare_process(
             if let Some(limit) = open_files {
                 rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
             }
-            inherited.into_iter().flatten().try_for_each(sys::keep_over_exec)
+            inherited.iter().copied().try_for_each(sys::keep_over_exec)
         });
     }
 }
@@ -163,8 +177,6 @@ impl LocalRank {
         let mut command = command(job, node, relay, start, sys::raw(&theirs));
         let quiesce_pair = if start.has_images { Some(quiesce_pair(&mut command)?) } else { None };
         let quiesce_fd = quiesce_pair.as_ref().map(|(_, theirs)| sys::raw(theirs));
-        let statistics_page =
-            start.statistics_page.as_ref().map(|statistics_page| sys::raw(&statistics_page.fd()));
         let record = start.recording.as_ref().map(|recording| sys::raw(&recording.fd()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         let (stderr, their_stderr) = pipe()?;
@@ -175,9 +187,10 @@ impl LocalRank {
         if let Some(number) = stderr_fd {
             command.env("LANDBRIDGE_STDERR", same_length(number));
         }
-        let node_logs = start.node_logs.as_ref().map(|node_logs| sys::raw(&node_logs.fd()));
         let own = Some(sys::raw(&theirs));
-        let inherited = [own, record, statistics_page, node_logs, quiesce_fd, stderr_fd];
+        let shared = start.shared.fds().map(|fd| Some(sys::raw(&fd)));
+        let inherited = [own, record, quiesce_fd, stderr_fd].into_iter().chain(shared);
+        let inherited: Vec<i32> = inherited.flatten().collect();
         let wanted_pid = Arc::new(AtomicU32::new(0));
         prepare_process(&mut command, start.incarnation.is_some(), inherited, &wanted_pid);
         let (pid, mut child) =
@@ -194,7 +207,7 @@ impl LocalRank {
             reported: false,
             replay: start.incarnation.map(|_| PmiReplay::new(Instant::now())),
             recording: start.recording.clone(),
-            statistics_page: start.statistics_page.clone(),
+            shared: start.shared.clone(),
             scheduler: None,
             is_restoring: false,
             quiesce_socket,
@@ -257,7 +270,7 @@ impl LocalRank {
                 stdout: Some(nonblocking(stdout)?),
                 stderr: Some(nonblocking(stderr)?),
             },
-            ..LocalRank::vacant(self.rank, self.recording.clone(), self.statistics_page.clone())
+            ..LocalRank::vacant(self.rank, self.recording.clone(), self.shared.clone())
         };
         rank.resume(image.header.number, start, kept)?;
         image.restore_shared_memory(unpacked)?;
@@ -282,7 +295,7 @@ impl LocalRank {
     pub fn vacant(
         rank: u32,
         recording: Option<Rc<RankRecording>>,
-        statistics_page: Option<Rc<StatisticsPage>>,
+        shared: SharedMemory,
     ) -> LocalRank {
         LocalRank {
             rank,
@@ -293,7 +306,7 @@ impl LocalRank {
             reported: false,
             replay: None,
             recording,
-            statistics_page,
+            shared,
             scheduler: None,
             is_restoring: false,
             quiesce_socket: None,
@@ -326,16 +339,15 @@ impl LocalRank {
         }
     }
 
-    /// Lets the rank's process resume, with the descriptors of its record and its statistics page.
+    /// Lets the rank's process resume, with the descriptors of its record and of the memory that it
+    /// shares.
     pub fn resume(&self, number: u64, incarnation: u32, kept: u64) -> Result<()> {
         let (Some(quiesce_socket), Some(recording)) = (&self.quiesce_socket, &self.recording)
         else {
             return Ok(());
         };
-        let record = recording.fd();
-        let statistics_page =
-            self.statistics_page.as_ref().map(|statistics_page| statistics_page.fd());
-        let files: Vec<BorrowedFd> = [record].into_iter().chain(statistics_page).collect();
+        let files: Vec<BorrowedFd> =
+            [recording.fd()].into_iter().chain(self.shared.fds()).collect();
         quiesce_socket.resume(number, incarnation, kept, &files)
     }
 
@@ -421,11 +433,11 @@ fn command(job: &Job, node: &Node, relay: &str, start: &LaunchSpec, pmi: RawFd) 
     if let Some(recording) = &start.recording {
         command.envs(recording.variables(&plan.environment));
     }
-    if let Some(statistics_page) = &start.statistics_page {
+    if let Some(statistics_page) = &start.shared.statistics_page {
         command
             .env("LANDBRIDGE_STATISTICS_PAGE", descriptor(start, sys::raw(&statistics_page.fd())));
     }
-    if let Some(node_logs) = &start.node_logs {
+    if let Some(node_logs) = &start.shared.node_logs {
         command.env(NODE_LOGS.variable(), descriptor(start, sys::raw(&node_logs.fd())));
     }
     command

@@ -23,7 +23,7 @@ use super::parent_agent::ParentAgent;
 use super::pmi_replay::PmiReplay;
 use super::prepare::{plan, plans};
 use super::process_manager::ProcessManager;
-use super::rank::{LaunchSpec, LocalRank, NodeSpecificError, usual_pid};
+use super::rank::{LaunchSpec, LocalRank, NodeSpecificError, SharedMemory, usual_pid};
 use super::rank_recording::RankRecording;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
 use super::restore::Restore;
@@ -188,7 +188,7 @@ impl RankSupervisor {
     pub fn watch_contacts(&mut self, processes: &ProcessManager, parent: &mut ParentAgent) {
         for rank in self.ranks.iter_mut().filter(|rank| rank.ending.is_none()) {
             let is_waiting = || processes.is_waiting(rank.group, rank.rank);
-            let page = rank.statistics_page.as_deref();
+            let page = rank.shared.statistics_page.as_deref();
             rank.contact.watch(rank.pid, page, &mut self.libraries, is_waiting, parent);
         }
     }
@@ -246,8 +246,10 @@ impl RankSupervisor {
             forbid_unseen(rank, recording.as_deref(), &plans[&appnum], parent);
             let start = LaunchSpec {
                 recording,
-                statistics_page: StatisticsPage::shared(),
-                node_logs: self.node_logs.clone(),
+                shared: SharedMemory {
+                    statistics_page: StatisticsPage::shared(),
+                    node_logs: self.node_logs.clone(),
+                },
                 group: 0,
                 index: rank,
                 rank,
@@ -306,8 +308,10 @@ impl RankSupervisor {
                     node_processes: own,
                     incarnation: None,
                     recording: None,
-                    statistics_page: StatisticsPage::shared(),
-                    node_logs: None,
+                    shared: SharedMemory {
+                        statistics_page: StatisticsPage::shared(),
+                        node_logs: None,
+                    },
                     has_images: false,
                     pid: None,
                 };
@@ -438,8 +442,7 @@ impl RankSupervisor {
         let replay = old.replay.as_ref().context("it cannot be restarted")?;
         let start = LaunchSpec {
             recording: old.recording.clone(),
-            statistics_page: old.statistics_page.clone(),
-            node_logs: self.node_logs.clone(),
+            shared: old.shared.clone(),
             has_images: old.scheduler.is_some(),
             pid: Some(old.pid).filter(|pid| *pid > 0).or_else(|| usual_pid(job, old.rank)),
             group: 0,

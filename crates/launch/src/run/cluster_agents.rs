@@ -4,6 +4,7 @@
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::{Assignment, Job, Message, Node};
 use crate::spawn::{self, AgentProcess};
 use crate::sys;
@@ -12,12 +13,25 @@ use crate::sys;
 pub(super) struct ClusterAgent {
     pub process: AgentProcess,
     pub node: Node,
-    pub ready: bool,
-    pub done: bool,
+    state: AgentState,
 }
 
 /// The agents by the number of their cluster.
 pub(super) struct ClusterAgents(pub Vec<ClusterAgent>);
+
+impl ClusterAgent {
+    pub fn state(&self) -> AgentState {
+        self.state
+    }
+
+    pub fn note_ready(&mut self) {
+        self.state = self.state.after(AgentEvent::Ready);
+    }
+
+    pub fn note_end(&mut self) {
+        self.state = self.state.after(AgentEvent::End);
+    }
+}
 
 impl ClusterAgents {
     /// Starts an agent on each of `nodes` and sends its assignment.
@@ -30,7 +44,7 @@ impl ClusterAgents {
             let mut process = spawn::start(&node.spawn)?;
             let assignment = Assignment { job: job.clone(), node: node.clone() };
             process.stream.send(&Message::Assign(Box::new(assignment)));
-            children.push(ClusterAgent { process, node, ready: false, done: false });
+            children.push(ClusterAgent { process, node, state: AgentState::Starting });
         }
         Ok(ClusterAgents(children))
     }
@@ -48,11 +62,11 @@ impl ClusterAgents {
     }
 
     pub fn are_ready(&self) -> bool {
-        self.0.iter().all(|child| child.ready)
+        self.0.iter().all(|child| child.state.was_ready())
     }
 
     pub fn are_done(&self) -> bool {
-        self.0.iter().all(|child| child.done)
+        self.0.iter().all(|child| child.state.is_over())
     }
 
     /// The cluster whose hosts hold `rank`.

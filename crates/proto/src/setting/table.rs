@@ -302,7 +302,7 @@ pub const RECOVER_LOG: Setting = Setting {
     description: "With `recover`: who keeps messages for ranks that may be restarted. `relay`: the \
                relay of the receiver, through which all messages go. `sender` is an experiment: \
                messages between ranks of one node stay in shared memory, where the receiver reads \
-               them. It works for jobs of one node without checkpoints and spawned ranks.",
+               them. It works for jobs of one node without spawned ranks.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",

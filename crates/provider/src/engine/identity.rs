@@ -7,11 +7,11 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
@@ -42,7 +42,7 @@ pub struct Identity {
     /// Number of earlier starts of this process.
     pub incarnation: u32,
     /// The memory file with the logs of this node's processes, if these record messages themselves.
-    pub node_logs: Option<BorrowedFd<'static>>,
+    node_logs: Option<Mutex<Option<OwnedFd>>>,
 }
 
 /// How the processes of this node share its cores and carry their messages.
@@ -105,11 +105,22 @@ impl Identity {
             rails: rails()?,
             recovers,
             incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,
+            // SAFETY: the agent has opened the descriptor for this process, and nothing else closes
+            // it.
             node_logs: number(&param::NODE_LOGS)?
-                // SAFETY: the agent has opened the descriptor for this process, which never closes
-                // it.
-                .map(|file| unsafe { BorrowedFd::borrow_raw(file as i32) }),
+                .map(|file| Mutex::new(Some(unsafe { OwnedFd::from_raw_fd(file as i32) }))),
         })
+    }
+
+    /// Whether the processes of this node record messages themselves, in logs of the node.
+    pub fn has_node_logs(&self) -> bool {
+        self.node_logs.is_some()
+    }
+
+    /// The memory file with these logs, once: the caller closes the file, because an image of this
+    /// process must not contain it.
+    pub fn take_node_logs(&self) -> Option<OwnedFd> {
+        self.node_logs.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The address and unique number of the next endpoint of this process.

@@ -15,8 +15,8 @@
 //! | from the supervisor | 24 | number of the checkpoint, incarnation, base determinant |
 //!
 //! The base determinant is the number of determinants before which no incarnation will ever begin.
-//! The supervisor's message carries the descriptor of the nondeterminism record, and the descriptor
-//! of the statistics page if there is one.
+//! The supervisor's message carries the descriptors of the nondeterminism record, of the statistics
+//! page if there is one, and of the node's logs if there are any.
 //!
 //! What may never happen: the process continues without its record; a checkpoint is taken during
 //! replay.
@@ -25,10 +25,12 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use landbridge_drive::link::node_log::ClosedLogs;
 use landbridge_proto::wire::hello::LogPosition;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
 use super::Engine;
+use super::carrier::Carrier;
 use super::recorded_uplink::{REPLAY_TIME_MAX, end_process};
 use crate::{interposer, log, param, statistics_page};
 
@@ -70,7 +72,10 @@ impl Engine {
         if let Some(mut recorded) = self.connections.recorded_uplink() {
             recorded.finish_for_checkpoint(time_max);
         }
-        drop(self.connections.data.close_link(link));
+        let logs = self.connections.data.close_link(link).and_then(|link| match link.carrier {
+            Carrier::Logs(logs) => Some(logs.close()),
+            _ => None,
+        });
         self.connections.uplink.reset();
         let message =
             match await_checkpoint(socket, [number, standing.determinants, standing.sent, polls]) {
@@ -80,10 +85,16 @@ impl Engine {
                     end_process(&format!("no agent has answered that it may continue: {error}"))
                 }
             };
-        self.resume(message, standing, has_page);
+        self.resume(message, standing, has_page, logs);
     }
 
-    fn resume(&mut self, message: ResumeMessage, standing: LogPosition, has_page: bool) {
+    fn resume(
+        &mut self,
+        message: ResumeMessage,
+        standing: LogPosition,
+        has_page: bool,
+        logs: Option<ClosedLogs>,
+    ) {
         let ResumeMessage { incarnation, kept, files, .. } = message;
         let mut files = files.into_iter();
         let is_same = self.connections.data.own.introduction.incarnation == incarnation;
@@ -102,7 +113,13 @@ impl Engine {
             self.connections.data.replay.iter_mut().for_each(|replay| replay.resume_clock(real));
         }
         (own.incarnation, own.log_position) = (incarnation, LogPosition { kept, ..standing });
-        self.attach();
+        match logs {
+            Some(logs) => match files.next() {
+                Some(file) => self.connections.attach_to_logs(logs, file.as_fd()),
+                None => end_process("it is to resume without the logs of its node"),
+            },
+            None => self.attach(),
+        }
     }
 }
 
@@ -124,7 +141,7 @@ fn await_checkpoint(socket: BorrowedFd<'_>, numbers: [u64; 4]) -> io::Result<Res
     }
     rustix::net::send(socket, &word, SendFlags::NOSIGNAL)?;
     let mut answer = [0; 24];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut files = Vec::new();
     let mut filled = 0;
     while filled < answer.len() {

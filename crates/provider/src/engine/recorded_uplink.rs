@@ -78,7 +78,7 @@ impl RecordedUplink<'_> {
     /// log holds.
     pub fn begin_replay(&mut self) -> io::Result<()> {
         if let Some(RecordedCarrier::Logs(logs)) = &self.carrier {
-            self.replay.begin_from_logs(logs.determinant_count(), logs.sent_before());
+            self.replay.begin_from_logs(logs.delivery_count(), logs.sent_before());
             return Ok(());
         }
         let deadline = Instant::now() + REPLAY_TIME_MAX;
@@ -143,8 +143,10 @@ impl RecordedUplink<'_> {
     pub fn await_determinant(&mut self) {
         if !self.replay.awaits_relay() {
             let number = self.replay.next_number();
-            let determinant = match &self.carrier {
-                Some(RecordedCarrier::Logs(logs)) => logs.determinant(number),
+            let determinant = match &mut self.carrier {
+                Some(RecordedCarrier::Logs(logs)) => {
+                    logs.next_delivery().unwrap_or_else(|error| end_process(&error.to_string()))
+                }
                 _ => interposer::determinant(number),
             };
             return self.replay.take_local_determinant(determinant);
@@ -180,9 +182,8 @@ impl RecordedUplink<'_> {
         }
         let (number, determinant) = self.replay.note_determinant(frames, micros);
         if let Some(RecordedCarrier::Logs(logs)) = &mut self.carrier {
-            let words = [determinant.polls, frames.into(), micros];
             return logs
-                .note_determinant(number, words)
+                .note_delivery(determinant.polls, micros)
                 .unwrap_or_else(|error| end_process(&error.to_string()));
         }
         if let Some(RecordedCarrier::Stream(_)) = self.carrier {

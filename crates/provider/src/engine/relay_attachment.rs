@@ -9,10 +9,10 @@
 //! connection that could be lost.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use landbridge_drive::link::node_log::NodeLogs;
+use landbridge_drive::link::node_log::ClosedLogs;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::MILLISECOND;
@@ -43,8 +43,8 @@ impl Engine {
     /// send first.
     pub(super) fn attach(&mut self) {
         let identity = self.connections.data.identity;
-        if let Some(file) = identity.node_logs {
-            return self.attach_to_logs(file);
+        if identity.has_node_logs() {
+            return self.connections.open_node_logs();
         }
         let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
         if !is_wanted || self.connections.data.own.address == Address::ANONYMOUS {
@@ -91,26 +91,34 @@ impl Engine {
     }
 }
 
-impl Engine {
-    /// Opens the logs of this node, which stand in for the relay.
-    fn attach_to_logs(&mut self, file: BorrowedFd<'static>) {
-        let identity = self.connections.data.identity;
-        let (own, size) = (self.connections.data.own.address.index(), identity.size);
-        let name = identity.job.to_hex();
+impl Connections {
+    /// Opens the logs of this node, which stand in for the relay, from their beginning.
+    pub(super) fn open_node_logs(&mut self) {
+        let identity = self.data.identity;
+        let Some(file) = identity.take_node_logs() else {
+            end_process("it opens a second endpoint: use recover_log=relay");
+        };
+        let (own, size) = (self.data.own.address.index(), identity.size);
+        let job = identity.job.to_hex();
         let bytes_max = identity.settings.recover_memory / u64::from(size);
-        let attached = NodeLogs::open(file, own as usize, size as usize, &name, bytes_max)
-            .and_then(|logs| {
-                self.connections.link_up(None, Carrier::Logs(Box::new(logs)), 0, false)
-            });
+        match ClosedLogs::new(own as usize, size as usize, &job, bytes_max) {
+            Ok(closed) => self.attach_to_logs(closed, file.as_fd()),
+            Err(error) => end_process(&format!("the logs of its node cannot be opened: {error}")),
+        }
+    }
+
+    /// Opens the logs of this node where they were closed.
+    pub(super) fn attach_to_logs(&mut self, closed: ClosedLogs, file: BorrowedFd<'_>) {
+        let attached = closed
+            .open(file)
+            .and_then(|logs| self.link_up(None, Carrier::Logs(Box::new(logs)), 0, false));
         if let Err(error) = attached {
             end_process(&format!("the logs of its node cannot be opened: {error}"));
         }
-        let begun = self.connections.recorded_uplink().map(|mut recorded| recorded.begin_replay());
+        let begun = self.recorded_uplink().map(|mut recorded| recorded.begin_replay());
         assert!(matches!(begun, Some(Ok(()))), "logs of a process that is not recorded");
     }
-}
 
-impl Connections {
     /// The exchange with the relay about recording, if this process is recorded.
     pub(super) fn recorded_uplink(&mut self) -> Option<RecordedUplink<'_>> {
         let replay = self.data.replay.as_mut()?;

@@ -39,10 +39,7 @@ pub struct Connection {
     pub is_queued: bool,
     pub is_writable: bool,
     pub is_paused: bool,
-    /// The other side has closed the connection: no event will report the end of the stream again.
-    pub is_ending: bool,
-    /// The connection has been read to the end that the other side has made.
-    pub has_ended: bool,
+    pub input: InputState,
     /// The connection was written to, so it is monitored until the other side has acknowledged
     /// this.
     pub is_watched: bool,
@@ -50,6 +47,16 @@ pub struct Connection {
     pub unacked_since_millis: Option<u64>,
     /// The time at which another stream replaced this stream to another relay.
     pub retired_millis: Option<u64>,
+}
+
+/// What the other side still sends. A later state is never left for an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InputState {
+    Open,
+    /// The other side has closed the connection: no event will report the end of the stream again.
+    Ending,
+    /// The connection has been read to the end that the other side has made.
+    Ended,
 }
 
 pub enum Phase {
@@ -202,12 +209,16 @@ impl Connection {
             is_queued: false,
             is_writable: true,
             is_paused: false,
-            is_ending: false,
-            has_ended: false,
+            input: InputState::Open,
             is_watched: false,
             unacked_since_millis: None,
             retired_millis: None,
         }
+    }
+
+    /// Notes that the input has come as far as `state`.
+    pub fn note_input(&mut self, state: InputState) {
+        self.input = self.input.max(state);
     }
 
     /// Replaces the Unix socket of a rank by the memory that the rank shares.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use landbridge_proto::id::ClusterId;
 use landbridge_proto::relay::{Relay, STREAMS_MAX};
 
-use super::connection::{Connection, Phase, Remote};
+use super::connection::{Connection, InputState, Phase, Remote};
 use super::pending_connection::Origin;
 use super::udp_backoff::UdpBackoff;
 use super::udp_upgrade::UdpUpgrade;
@@ -117,7 +117,7 @@ impl Dials {
             return false;
         };
         let Origin::Dialled(cluster, number) = pending.origin else { return false };
-        if connection.is_ending || !pending.is_connecting() {
+        if connection.input != InputState::Open || !pending.is_connecting() {
             return false;
         }
         let dial = self.find(cluster, number);

@@ -14,7 +14,7 @@ use landbridge_proto::route::routing_table::LinkId;
 use landbridge_proto::wire::Malformed;
 
 use super::CLOSED;
-use super::connection::{ConnectionKey, ConnectionTable, Phase};
+use super::connection::{ConnectionKey, ConnectionTable, InputState, Phase};
 use super::protocol_violations::ProtocolViolations;
 use super::teardown::text;
 use super::transport::Transport;
@@ -109,7 +109,7 @@ impl Forwarder {
         self.counts.reads += 1;
         match transport.read(&mut buffer[kept..room]) {
             Ok(read) if read.bytes > 0 => {
-                let again = read.more || connection.is_ending;
+                let again = read.more || connection.input != InputState::Open;
                 self.process(slot, link, &mut buffer, kept + read.bytes);
                 if again && !self.connections[slot].is_paused {
                     self.connections.enqueue(slot);
@@ -118,18 +118,20 @@ impl Forwarder {
             Ok(read) => match read.more {
                 true => self.connections.enqueue(slot),
                 false => {
-                    connection.has_ended = true;
+                    connection.note_input(InputState::Ended);
                     self.connections.schedule_close(slot, CLOSED.into());
                 }
             },
             // A part of a TLS record has arrived, and the end of the stream follows it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if connection.is_ending {
+                if connection.input != InputState::Open {
                     self.connections.enqueue(slot);
                 }
             }
             Err(error) => {
-                connection.has_ended = error.kind() == io::ErrorKind::ConnectionReset;
+                if error.kind() == io::ErrorKind::ConnectionReset {
+                    connection.note_input(InputState::Ended);
+                }
                 self.connections.schedule_close(slot, text(&error));
             }
         }
@@ -223,7 +225,8 @@ impl Forwarder {
                 Err(_) => {
                     // The other side has closed, but what it has sent before must still be read.
                     // The end of this input closes the link.
-                    (connection.is_writable, connection.is_ending) = (false, true);
+                    connection.is_writable = false;
+                    connection.note_input(InputState::Ending);
                     self.connections.enqueue(slot);
                     return;
                 }

@@ -13,7 +13,7 @@ use landbridge_proto::wire::hello::{Introduction, Role};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-use super::connection::{Connection, Phase, RelayStream, Remote};
+use super::connection::{Connection, InputState, Phase, RelayStream, Remote};
 use super::dials::{DIAL_MILLIS_MIN, Dial};
 use super::pending_connection::{HelloProgress, Origin, PendingConnection};
 use super::transport::Transport;
@@ -229,7 +229,7 @@ impl EventLoop<'_> {
         };
         match pending.advance(transport, &self.own.credentials) {
             Ok(HelloProgress::Waits) => {
-                if connection.is_ending {
+                if connection.input != InputState::Open {
                     self.forwarder.connections.schedule_close(
                         slot,
                         "it closed the connection before the end of the hello".into(),

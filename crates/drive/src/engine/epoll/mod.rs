@@ -62,7 +62,7 @@ use super::{ControlAction, Engine, EngineHost, EngineReport, LinkState, Setup};
 use crate::link::tls::Identity;
 use crate::refusals::Refusals;
 use crate::sys;
-use connection::{ConnectionKey, ConnectionTable, Phase, Remote};
+use connection::{ConnectionKey, ConnectionTable, InputState, Phase, Remote};
 use dials::{Dial, Dials};
 use forwarder::Forwarder;
 use listeners::Listeners;
@@ -321,7 +321,9 @@ impl<'w> EventLoop<'w> {
             return ControlAction::Continue;
         };
         let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
-        connection.is_ending |= flags.intersects(ends);
+        if flags.intersects(ends) {
+            connection.note_input(InputState::Ending);
+        }
         let was_writable = connection.is_writable;
         connection.is_writable |= flags.contains(EventFlags::OUT);
         let link = connection.link();
@@ -329,7 +331,9 @@ impl<'w> EventLoop<'w> {
             shm.0.unpark();
             // A read would consume the doorbell. Nobody reads a paused link, and a doorbell that is
             // not consumed does not ring again.
-            connection.is_ending |= connection.is_paused && !shm.0.drain_doorbell();
+            if connection.is_paused && !shm.0.drain_doorbell() {
+                connection.note_input(InputState::Ending);
+            }
             self.forwarder.waiter.note_awake(key.slot);
         }
         if let (Some(link), false, true) = (link, was_writable, flags.contains(EventFlags::OUT)) {

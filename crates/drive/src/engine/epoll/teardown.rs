@@ -1,6 +1,6 @@
 //! How connections end, and which parts of the relay are notified.
 
-use super::connection::{Connection, Phase, RelayStream, Remote};
+use super::connection::{Connection, InputState, Phase, RelayStream, Remote};
 use super::*;
 
 impl EventLoop<'_> {
@@ -26,7 +26,8 @@ impl EventLoop<'_> {
                 !self.forwarder.relay.ports().may_reconnect(*link)
             }
             (Phase::Endpoint { link, .. }, _) => {
-                connection.has_ended && !self.forwarder.relay.ports().may_reconnect(*link)
+                connection.input == InputState::Ended
+                    && !self.forwarder.relay.ports().may_reconnect(*link)
             }
             _ => false,
         };

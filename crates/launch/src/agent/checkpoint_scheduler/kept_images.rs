@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 
 use super::UploadThread;
 use super::disk_tasks::{self, BackgroundRemovals};
-use crate::checkpoint::checkpoint_image::{CheckpointImage, ReplayPosition};
+use crate::checkpoint::checkpoint_image::{CheckpointImage, ImageHeader};
 use crate::checkpoint::object_store::ObjectStore;
 use crate::control::rank_state::CheckpointLocation;
 
@@ -99,7 +99,7 @@ impl KeptImages {
     /// Number of determinants before which no incarnation of the rank will ever replay, because
     /// older images are deleted.
     pub fn trim_position(&mut self) -> u64 {
-        let kept = self.oldest().map_or(0, |oldest| oldest.determinants);
+        let kept = self.oldest().map_or(0, |oldest| oldest.replay_position.determinants);
         self.trimmed_to = self.trimmed_to.max(kept);
         self.trimmed_to
     }
@@ -109,10 +109,10 @@ impl KeptImages {
         self.trimmed_to == 0
     }
 
-    /// Replay position of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;
+    /// Header of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;
     /// with fewer the rank may have to replay from the start of the program.
-    pub fn oldest(&self) -> Option<&ReplayPosition> {
-        self.usable().rev().nth(KEPT_IMAGES - 1).map(|image| &image.header.replay_position)
+    pub fn oldest(&self) -> Option<&ImageHeader> {
+        self.usable().rev().nth(KEPT_IMAGES - 1).map(|image| &image.header)
     }
 
     /// Sets the nodes that the upload of an image has found unable to get it. False: the image is

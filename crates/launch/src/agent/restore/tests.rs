@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::super::pmi_replay::PmiReplay;
+use super::super::rank::SharedMemory;
 use super::*;
 use crate::checkpoint::checkpoint_image::{ImageHeader, begin, seal_as_it_is};
 use crate::checkpoint::manifest_authenticator::ManifestAuthenticator;
@@ -61,7 +62,7 @@ impl Drop for FakeCriu {
 const NOBODY: u32 = 1 << 23;
 
 fn ended(scheduler: CheckpointScheduler) -> LocalRank {
-    let mut rank = LocalRank::vacant(2, None, None);
+    let mut rank = LocalRank::vacant(2, None, SharedMemory::default());
     (rank.pid, rank.replay) = (NOBODY, Some(PmiReplay::new(Instant::now())));
     rank.scheduler = Some(scheduler);
     rank

@@ -1,0 +1,107 @@
+//! Layout of the memory file with the logs of one node's recorded processes.
+//!
+//! The node's agent makes the file and keeps it, so it outlives the processes. The file holds in
+//! this order:
+//!
+//! | part | written by | content |
+//! |---|---|---|
+//! | control words, a page a process | the process and the agent | see the constants |
+//! | releases, a row a process | the agent | up to where the log to each process is released |
+//! | reports, one a process | the process, for an image | [`super::release::LogPositions`] |
+//! | deliveries, a ring a process | the process | [`super::delivery`] |
+//! | logs, one an ordered pair of processes | the sender | frames ([`super::segment`]) |
+//!
+//! The agent writes with pwrite(2), which need not write a word at once: it writes each position of
+//! a release twice, one after the other ([`RELEASE_BYTES`]). A process that reads the second one
+//! first, and then another value in the first one, keeps what it knew before.
+//!
+//! The file is sparse: memory is used only for what was written.
+//!
+//! What enters: numbers of processes, which count from 0 on the node. What leaves: positions in the
+//! file, in bytes. What may never happen: two parts overlap.
+
+/// Bytes of the control words of one process: a page.
+pub const CONTROL_BYTES: usize = 4096;
+/// Control word: the process sleeps until its doorbell rings (1), or not (0).
+pub const PARKED_AT: usize = 0;
+/// Control word: bytes of deliveries that the process has written.
+pub const DELIVERIES_END_AT: usize = 128;
+/// Control words: up to which byte the deliveries are released, because no incarnation will replay
+/// what is before.
+pub const DELIVERIES_RELEASED_AT: usize = 192;
+/// Bytes of a release: its position, twice.
+pub const RELEASE_BYTES: usize = 16;
+/// Bytes of the ring of deliveries of one process: a power of two.
+pub const DELIVERIES_BYTES: usize = 1 << 30;
+/// Bytes of the region of one log.
+pub const LOG_BYTES: usize = 4 << 30;
+/// Most processes of a node.
+pub const NODE_PROCESSES_MAX: usize = 64;
+
+const PAGE: usize = 4096;
+
+/// Bytes of the memory file for `processes` processes.
+pub const fn file_bytes(processes: usize) -> u64 {
+    log_at(processes, processes, 0)
+}
+
+/// Position of the control words of a process.
+pub const fn control_at(process: usize) -> u64 {
+    (process * CONTROL_BYTES) as u64
+}
+
+/// Bytes of the releases of one process: one for each process.
+pub const fn releases_bytes(processes: usize) -> usize {
+    (processes * RELEASE_BYTES).next_multiple_of(PAGE)
+}
+
+/// Position of the releases of a process: up to which byte its log to each process is released.
+pub const fn releases_at(processes: usize, process: usize) -> u64 {
+    control_at(processes) + (process * releases_bytes(processes)) as u64
+}
+
+/// Position of the release of the log of one process to another.
+pub const fn release_at(processes: usize, from: usize, to: usize) -> u64 {
+    releases_at(processes, from) + (to * RELEASE_BYTES) as u64
+}
+
+/// Bytes of the report of one process: two words for each process, and a word.
+pub const fn report_bytes(processes: usize) -> usize {
+    ((2 * processes + 1) * 8).next_multiple_of(PAGE)
+}
+
+/// Position of the report of a process: how far its logs have come before an image of it.
+pub const fn report_at(processes: usize, process: usize) -> u64 {
+    releases_at(processes, processes) + (process * report_bytes(processes)) as u64
+}
+
+/// Position of the deliveries of a process. All parts before the deliveries of process 0 together
+/// are what the agent uses of the file.
+pub const fn deliveries_at(processes: usize, process: usize) -> u64 {
+    report_at(processes, processes) + (process * DELIVERIES_BYTES) as u64
+}
+
+/// Position of the log of one process to another.
+pub const fn log_at(processes: usize, from: usize, to: usize) -> u64 {
+    deliveries_at(processes, processes) + ((from * processes + to) * LOG_BYTES) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other() {
+        assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
+        assert_eq!(releases_at(3, 0), control_at(3));
+        assert_eq!(report_at(3, 0), releases_at(3, 2) + releases_bytes(3) as u64);
+        assert_eq!(deliveries_at(3, 0), report_at(3, 2) + report_bytes(3) as u64);
+        assert_eq!(log_at(3, 0, 0), deliveries_at(3, 2) + DELIVERIES_BYTES as u64);
+        assert_eq!(log_at(3, 1, 0), log_at(3, 0, 2) + LOG_BYTES as u64);
+        assert_eq!(file_bytes(3), log_at(3, 2, 2) + LOG_BYTES as u64);
+        assert!(file_bytes(NODE_PROCESSES_MAX) < i64::MAX as u64);
+        for part in [releases_at(5, 3), report_at(5, 3), deliveries_at(5, 3), log_at(5, 3, 2)] {
+            assert!(part.is_multiple_of(PAGE as u64), "{part} can be mapped");
+        }
+    }
+}

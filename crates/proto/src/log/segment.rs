@@ -1,0 +1,439 @@
+//! Where the frames of a log lie: in segments of the log's region, one after another.
+//!
+//! A frame begins at a multiple of [`SLOT_BYTES`]. Its first word (eight bytes, never 0)
+//! *announces* it: the length of what follows the header, the kind, and flags. Where a segment
+//! ends, the word announces a *jump*: the segment in which the log goes on. The word behind the
+//! last frame is 0.
+//!
+//! The writer takes the segment that was released last, because its memory is most likely in the
+//! processor's caches, and otherwise a new one from the untouched part of the region. New segments
+//! are as large as all before them together, from [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`]:
+//! the log of a silent pair of processes takes a page.
+//!
+//! ```text
+//! region: | segment 0 | segment 1 | segment 2             | untouched
+//! log:      frames, jump to 2       frames, jump to 1 … (released in between)
+//! ```
+//!
+//! A *position* in a log counts the bytes of all frames before it, each with its padding, over the
+//! life of the log; jumps do not count. [`LogCursor`] is a position together with the place in the
+//! region. The next incarnation of a writer begins with the state that its image holds (or an empty
+//! one) and follows the jumps of the earlier incarnation, so that both know the same segments.
+//!
+//! What enters: lengths of frames, announcing words, up to which position the log is released. What
+//! leaves: where to write or read. What may never happen: a frame or a jump is written where a
+//! reader, or a later incarnation of either side, may still read something else.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::wire::frame::HEADER_BYTES;
+
+/// Frames begin at multiples of this many bytes: a cache line.
+pub const SLOT_BYTES: usize = 64;
+/// The smallest segment, in bytes: a page.
+pub const SEGMENT_BYTES_MIN: usize = 4096;
+/// The largest segment, in bytes.
+pub const SEGMENT_BYTES_MAX: usize = 1 << 20;
+
+/// Bits of an announcing word: the kind of a jump, which is that of no frame.
+const JUMP: u64 = 0xff << KIND_BITS;
+const KIND_BITS: u32 = 32;
+const SIZE_BITS: u32 = 40;
+
+/// A part of a log's region, in bytes from the region's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSegment {
+    start: usize,
+    bytes: usize,
+}
+
+impl LogSegment {
+    /// The segment in which each log begins.
+    const FIRST: LogSegment = LogSegment { start: 0, bytes: SEGMENT_BYTES_MIN };
+
+    /// Where the first frame of the segment lies.
+    pub fn start(self) -> usize {
+        self.start
+    }
+
+    /// Where the segment ends.
+    pub fn end(self) -> usize {
+        self.start + self.bytes
+    }
+
+    /// The word that announces a jump to this segment.
+    pub fn announcement(self) -> u64 {
+        let page = (self.start / SEGMENT_BYTES_MIN) as u64;
+        JUMP | page | u64::from(self.bytes.trailing_zeros()) << SIZE_BITS
+    }
+
+    fn parse(word: u64, region: usize) -> Option<LogSegment> {
+        let size = (word >> SIZE_BITS) as u32;
+        let start = word as u32 as usize * SEGMENT_BYTES_MIN;
+        let bytes = 1_usize.checked_shl(size).filter(|bytes| *bytes <= SEGMENT_BYTES_MAX)?;
+        let is_inside = bytes >= SEGMENT_BYTES_MIN && start + bytes <= region;
+        is_inside.then_some(LogSegment { start, bytes })
+    }
+}
+
+/// What a word of a log announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announcement {
+    /// Nothing follows yet.
+    Nothing,
+    /// A frame of this many bytes, header included.
+    Frame(usize),
+    /// The log goes on in this segment.
+    Jump(LogSegment),
+}
+
+/// A word announces what cannot be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MalformedLog;
+
+/// How far a log was written or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogCursor {
+    segment: LogSegment,
+    at: usize,
+    position: u64,
+    frames: u64,
+}
+
+impl LogCursor {
+    /// The beginning of a log.
+    pub const START: LogCursor =
+        LogCursor { segment: LogSegment::FIRST, at: 0, position: 0, frames: 0 };
+
+    /// Where the next announcing word lies in the region.
+    #[inline]
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The bytes of all frames before, with their padding.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The number of frames before.
+    #[inline]
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The segment of the next announcing word.
+    pub fn segment(&self) -> LogSegment {
+        self.segment
+    }
+
+    /// What `word`, which lies at [`Self::at`], announces. `region`: bytes of the log's region.
+    ///
+    /// # Errors
+    /// The frame would not end in this segment, or the segment lies outside of the region.
+    #[inline]
+    pub fn read(&self, word: u64, region: usize) -> Result<Announcement, MalformedLog> {
+        if word == 0 {
+            return Ok(Announcement::Nothing);
+        }
+        if word & JUMP == JUMP {
+            return LogSegment::parse(word, region).map(Announcement::Jump).ok_or(MalformedLog);
+        }
+        let bytes = HEADER_BYTES + word as u32 as usize;
+        if self.has_room(bytes) { Ok(Announcement::Frame(bytes)) } else { Err(MalformedLog) }
+    }
+
+    /// Whether a frame of this many bytes and a word behind it end in this segment.
+    #[inline]
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.at + with_padding(bytes) + SLOT_BYTES <= self.segment.end()
+    }
+
+    /// Where the word behind a frame of this many bytes lies.
+    #[inline]
+    pub fn behind(&self, bytes: usize) -> usize {
+        self.at + with_padding(bytes)
+    }
+
+    /// Passes a frame of this many bytes, for which there is room.
+    #[inline]
+    pub fn pass(&mut self, bytes: usize) {
+        self.at += with_padding(bytes);
+        self.position += with_padding(bytes) as u64;
+        self.frames += 1;
+    }
+
+    /// Goes on in another segment.
+    pub fn jump(&mut self, to: LogSegment) {
+        (self.segment, self.at) = (to, to.start);
+    }
+}
+
+/// The bytes of a frame with its padding.
+#[inline]
+fn with_padding(bytes: usize) -> usize {
+    bytes.next_multiple_of(SLOT_BYTES)
+}
+
+/// The segments of a log, for its writer.
+#[derive(Clone, Debug)]
+pub struct SegmentChain {
+    cursor: LogCursor,
+    region: usize,
+    /// The segments behind the cursor that may still be read, oldest first, each with the position
+    /// at its end.
+    used: VecDeque<(LogSegment, u64)>,
+    /// Released segments, the newest last.
+    free: Vec<LogSegment>,
+    /// The part of the region that segments take.
+    touched: usize,
+}
+
+impl SegmentChain {
+    /// An empty log in a region of this many bytes.
+    pub fn new(region: usize) -> SegmentChain {
+        let (used, free) = (VecDeque::new(), Vec::new());
+        SegmentChain { cursor: LogCursor::START, region, used, free, touched: SEGMENT_BYTES_MIN }
+    }
+
+    /// Where the next frame goes.
+    #[inline]
+    pub fn cursor(&self) -> &LogCursor {
+        &self.cursor
+    }
+
+    /// The bytes of the region that segments take.
+    pub fn touched(&self) -> usize {
+        self.touched
+    }
+
+    /// Notes that a frame of this many bytes was written, or found, at the cursor.
+    #[inline]
+    pub fn pass(&mut self, bytes: usize) {
+        self.cursor.pass(bytes);
+    }
+
+    /// Follows a jump: one that this writer announces, or one of an earlier incarnation.
+    pub fn jump(&mut self, to: LogSegment) {
+        self.free.retain(|segment| *segment != to);
+        self.used.retain(|(segment, _)| *segment != to);
+        self.touched = self.touched.max(to.end());
+        self.used.push_back((self.cursor.segment, self.cursor.position));
+        self.cursor.jump(to);
+    }
+
+    /// The segment for a frame of this many bytes, for which the present segment has no room.
+    /// `released`: the position before which nothing is needed any more. `None`: the region has no
+    /// room.
+    ///
+    /// A side that has read or written just to the end of a segment has yet to read the jump
+    /// there: a segment is released once its end lies before `released`, not at it.
+    pub fn next_segment(&mut self, bytes: usize, released: u64) -> Option<LogSegment> {
+        while let Some((segment, end)) = self.used.front().copied()
+            && end < released
+        {
+            self.used.pop_front();
+            self.free.push(segment);
+        }
+        let needed = with_padding(bytes) + SLOT_BYTES;
+        let newest = self.free.iter().rev().find(|segment| segment.bytes >= needed);
+        newest.copied().or_else(|| self.new_segment(needed))
+    }
+
+    fn new_segment(&self, needed: usize) -> Option<LogSegment> {
+        let as_before = 1 << self.touched.ilog2();
+        let bytes =
+            needed.next_power_of_two().max(SEGMENT_BYTES_MIN).max(as_before).min(SEGMENT_BYTES_MAX);
+        let segment = LogSegment { start: self.touched, bytes };
+        (bytes >= needed && segment.end() <= self.region).then_some(segment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const REGION: usize = 64 << 20;
+
+    /// A region of words, and what a writer and a reader do with it.
+    #[derive(Default)]
+    struct Memory(BTreeMap<usize, (u64, u64)>);
+
+    impl Memory {
+        fn word(&self, at: usize) -> u64 {
+            self.0.get(&at).map_or(0, |(word, _)| *word)
+        }
+
+        /// Appends a frame as a writer does, and returns whether it was there already.
+        fn append(
+            &mut self,
+            chain: &mut SegmentChain,
+            bytes: usize,
+            value: u64,
+            released: u64,
+        ) -> bool {
+            loop {
+                let cursor = *chain.cursor();
+                match cursor.read(self.word(cursor.at()), REGION).unwrap() {
+                    Announcement::Jump(to) => chain.jump(to),
+                    Announcement::Frame(there) => {
+                        assert_eq!((there, self.0[&cursor.at()].1), (bytes, value));
+                        chain.pass(bytes);
+                        return true;
+                    }
+                    Announcement::Nothing if !cursor.has_room(bytes) => {
+                        let to = chain.next_segment(bytes, released).expect("room");
+                        self.0.insert(to.start(), (0, 0));
+                        self.0.insert(cursor.at(), (to.announcement(), 0));
+                        chain.jump(to);
+                    }
+                    Announcement::Nothing => {
+                        self.0.insert(cursor.behind(bytes), (0, 0));
+                        self.0
+                            .insert(cursor.at(), ((bytes - HEADER_BYTES) as u64 | 7 << 32, value));
+                        chain.pass(bytes);
+                        return false;
+                    }
+                }
+            }
+        }
+
+        fn receive(&self, cursor: &mut LogCursor) -> Option<(usize, u64)> {
+            loop {
+                match cursor.read(self.word(cursor.at()), REGION).unwrap() {
+                    Announcement::Nothing => return None,
+                    Announcement::Jump(to) => cursor.jump(to),
+                    Announcement::Frame(bytes) => {
+                        let value = self.0[&cursor.at()].1;
+                        cursor.pass(bytes);
+                        return Some((bytes, value));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pseudo-random numbers, for lengths and moments.
+    fn random(state: &mut u64) -> usize {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*state >> 33) as usize
+    }
+
+    fn length(state: &mut u64) -> usize {
+        HEADER_BYTES
+            + match random(state) % 4 {
+                0 => 0,
+                1 => random(state) % 64,
+                2 => random(state) % 8192,
+                _ => random(state) % (60 << 10),
+            }
+    }
+
+    #[test]
+    fn a_silent_log_takes_a_page_and_a_busy_one_large_segments() {
+        let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
+        assert_eq!(chain.touched(), SEGMENT_BYTES_MIN);
+        let mut sizes = std::vec![SEGMENT_BYTES_MIN];
+        while chain.touched() < 4 << 20 {
+            memory.append(&mut chain, 1000, 1, 0);
+            let segment = chain.cursor().segment();
+            if sizes.last() != Some(&segment.bytes) {
+                sizes.push(segment.bytes);
+            }
+        }
+        assert_eq!(sizes, [12, 13, 14, 15, 16, 17, 18, 19, 20].map(|bits| 1 << bits));
+    }
+
+    #[test]
+    fn released_segments_are_used_again_the_newest_first() {
+        let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
+        let mut read = LogCursor::START;
+        for number in 0..100_000 {
+            memory.append(&mut chain, 4000, number, read.position());
+            assert_eq!(memory.receive(&mut read), Some((4000, number)));
+        }
+        assert!(chain.touched() <= 32 << 10, "{} bytes", chain.touched());
+    }
+
+    #[test]
+    fn a_segment_whose_jump_was_not_read_is_not_released() {
+        let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
+        let mut read = LogCursor::START;
+        while chain.cursor().has_room(1000) {
+            memory.append(&mut chain, 1000, 5, 0);
+        }
+        while memory.receive(&mut read).is_some() {}
+        // The reader has read all frames of the first segment, and has not followed its jump.
+        assert_eq!(read.position(), chain.cursor().position());
+        for number in 0..20 {
+            memory.append(&mut chain, 1000, number, read.position());
+        }
+        assert_eq!(memory.receive(&mut read), Some((1000, 0)));
+    }
+
+    /// A writer and a reader that are restored from images again and again: each frame arrives once
+    /// and in order, and what an image needs is never written over.
+    #[test]
+    fn whatever_is_restored_finds_what_it_needs() {
+        for seed in 0..200 {
+            let mut state = seed;
+            let mut memory = Memory::default();
+            let mut chain = SegmentChain::new(REGION);
+            let mut read = LogCursor::START;
+            let (mut sent, mut received) = (Vec::new(), 0);
+            // The two kept images of each side: the state, and how many frames were sent or read.
+            let mut writers = [(chain.clone(), 0), (chain.clone(), 0)];
+            let mut readers = [(read, 0), (read, 0)];
+            let mut next = 0;
+            for _ in 0..2000 {
+                let released = writers[0].0.cursor().position().min(readers[0].0.position());
+                match random(&mut state) % 40 {
+                    // No image is taken of a process that replays.
+                    0 if next == sent.len() => {
+                        writers = [writers[1].clone(), (chain.clone(), next)]
+                    }
+                    1 if received >= readers[1].1 => readers = [readers[1], (read, received)],
+                    2 => (chain, next) = writers[random(&mut state) % 2].clone(),
+                    3 => (read, received) = readers[random(&mut state) % 2],
+                    4..22 => {
+                        if next == sent.len() {
+                            sent.push((length(&mut state), random(&mut state) as u64));
+                        }
+                        let (bytes, value) = sent[next];
+                        memory.append(&mut chain, bytes, value, released);
+                        next += 1;
+                    }
+                    _ => {
+                        if let Some(frame) = memory.receive(&mut read) {
+                            assert_eq!(frame, sent[received], "seed {seed}");
+                            received += 1;
+                        }
+                    }
+                }
+            }
+            while let Some(frame) = memory.receive(&mut read) {
+                assert_eq!(frame, sent[received], "seed {seed}");
+                received += 1;
+            }
+            assert_eq!(received, sent.len(), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn impossible_words_are_refused() {
+        let cursor = LogCursor::START;
+        let jump = |start, bytes| LogSegment { start, bytes }.announcement();
+        assert_eq!(
+            cursor.read(jump(4096, 8192), REGION),
+            Ok(Announcement::Jump(LogSegment { start: 4096, bytes: 8192 }))
+        );
+        for word in [jump(REGION, 4096), jump(0, 2 << 20), jump(0, 2048), 5000 | 7 << 32, u64::MAX]
+        {
+            assert_eq!(cursor.read(word, REGION), Err(MalformedLog), "{word:x}");
+        }
+    }
+}
