@@ -134,13 +134,14 @@ ROWS = [
 ]
 
 
-# Of the rows that are always refused, those that run without `--all`: at least one for each of those
-# who can make the call (the rank, another thread, a handler, a child, a program at its start) and for
-# each time at which it is found (at the call, at the kill, in the replay). `calls.py` makes each call.
+# Of the rows that are refused or may be, those that run without `--all`: at least one for each of
+# those who can make the call (the rank, another thread, a handler, a child, a program at its start),
+# for each time at which it is found (at the call, at the kill, in the replay), and for each kind of
+# lock and of file without a name. `calls.py` makes each call.
 SAMPLE = set(
-    "mmap-shared map-held map-stored-later splice thread children static-child bare-child spawn-open passed handler"
-    " socket signal removed replaced longjmp-clock child-directory thread-way static-main no-room lock-child memmap"
-    " fifo truncate-chance".split()
+    "mmap-shared map-stored-later splice thread children static-child spawn-open handler socket removed replaced"
+    " thread-way static-main no-room memmap truncate-chance"
+    " flock range-locks unlinked redirected-append failed-exec map-late set-append".split()
 )
 
 # What a rank of a refused row says at the call that cannot be recorded, before any kill. The first
@@ -342,7 +343,7 @@ def every_case(options) -> list[Case]:
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
             if rows[0].outcome == RIGHT and (options.all or name == "libc") and not has_images:
                 cases.append(Case(f"{name}, the agent of a node is cut off", rows, "", nodes.SPARE, False, is_lost=True, is_cut=True))
-            if name == "libc":
+            if name == "libc" and (options.all or not has_images):
                 cases += apart_cases(rows, start, has_images, options.all)
             if options.all and rows[0].outcome == RIGHT and not has_images:
                 words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
@@ -372,7 +373,7 @@ def groups(options) -> dict[str, list[Row]]:
     for row in ROWS:
         if options.row and row.name not in options.row:
             continue
-        if row.outcome == REFUSED and not (options.row or options.all or row.name in SAMPLE):
+        if row.outcome != RIGHT and not (options.row or options.all or row.name in SAMPLE):
             continue
         is_alone = options.apart or row.outcome != RIGHT or row.shell or row.is_local or row.kind
         found.setdefault(f"{row.program} {row.name}" if is_alone else row.program, []).append(row)
