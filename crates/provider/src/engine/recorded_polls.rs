@@ -54,7 +54,10 @@ impl Engine {
                 self.connections.data.do_what_is_due(now);
                 frames
             }
-            PollAction::Live if self.connections.data.has_cause(id, real) => {
+            PollAction::Live
+                if self.connections.data.has_cause(id, real) || self.spin_for_frame(id) =>
+            {
+                let real = self.poll_state.time();
                 let micros =
                     self.connections.data.replay.as_ref().map_or(0, |replay| replay.lag(real));
                 let now = self.connections.data.advance_time(micros, real);

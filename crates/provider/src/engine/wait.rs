@@ -241,7 +241,9 @@ impl Engine {
         let events = self.poll_recorded();
         let now = self.poll_state.clock.now();
         self.poll_state.last_poll = now;
-        let around = self.poll_state.poll_context(true);
+        // Logs of the node need no relay: what is awaited is there as soon as its sender has run.
+        let waits_for_relay = !self.connections.data.identity.has_node_logs();
+        let around = self.poll_state.poll_context(waits_for_relay);
         let me = self.connections.data.own.epoll.as_raw_fd();
         let advice = PollPolicy::of_this_thread(|policy| {
             self.poll_state.driver = policy.token();
@@ -283,6 +285,36 @@ impl Engine {
                     self.poll_state.note_oversubscribed();
                 }
                 return 0;
+            }
+        }
+    }
+
+    /// As [`Self::spin_once_more`], for a recorded process whose messages lie in logs of its node:
+    /// whether a frame arrives on link `id` meanwhile. What a poll of such a process finds is its
+    /// delivery, however long the poll has looked.
+    pub(super) fn spin_for_frame(&mut self, id: usize) -> bool {
+        let clock = self.poll_state.clock;
+        let start = clock.now();
+        if clock.micros(start.wrapping_sub(self.poll_state.last_poll)) > TIGHT_GAP_MICROS
+            || std::mem::take(&mut self.poll_state.returns_at_once)
+            || !self.poll_state.looks_again()
+            || !self.connections.data.identity.has_node_logs()
+        {
+            return false;
+        }
+        loop {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+                if self.connections.data.links.has_frame(id) {
+                    return true;
+                }
+            }
+            let looked = clock.micros(clock.now().wrapping_sub(start));
+            if looked >= LOOP_SPIN_MICROS {
+                if looked > PREEMPTED_MICROS {
+                    self.poll_state.note_oversubscribed();
+                }
+                return false;
             }
         }
     }
