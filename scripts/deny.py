@@ -4,8 +4,8 @@
 What enters: a cargo-deny of the user's, or else the pinned version, which the first call builds
 under build/: two minutes of one core without optimisation, because a check takes only a second.
 What leaves: the exit code of cargo-deny, or 77 with the reason on the last line if cargo-deny is
-not available. The answer depends on deny.toml and Cargo.lock alone, which names each crate with its
-checksum: if their digest is that in CHECKED, which a passed check writes, nothing is built or
+not available. The answer depends on deny.toml, the Cargo.toml of each crate and Cargo.lock
+alone, which names each dependency with its checksum: if their digest is that in CHECKED, which a passed check writes, nothing is built or
 checked again. Known vulnerabilities are not checked: their database comes from the network, and its
 answer for the same tree changes from day to day (`cargo deny check advisories` checks them).
 """
@@ -45,7 +45,8 @@ def main() -> int:
 
 
 def digest() -> str:
-    inputs = [VERSION.encode(), *((paths.ROOT / name).read_bytes() for name in ("deny.toml", "Cargo.lock"))]
+    files = ["deny.toml", "Cargo.lock", "Cargo.toml", *sorted(paths.ROOT.glob("crates/*/Cargo.toml"))]
+    inputs = [VERSION.encode(), *((paths.ROOT / name).read_bytes() for name in files)]
     return hashlib.sha256(b"\0".join(inputs)).hexdigest()
 
 

@@ -118,7 +118,7 @@ def rust_steps() -> list[Step]:
     return [
         Step("fmt", "rustfmt", ["cargo", "fmt", "--all", "--check"]),
         Step("clippy", "clippy, warnings denied", clippy, 600),
-        # After a change of Cargo.lock the step may have to build cargo-deny: one core for two minutes.
+        # After a change of dependencies the step may have to build cargo-deny: one core for two minutes.
         python_step("deny", "licences, bans and sources", "scripts/deny.py", limit_s=900, is_alone=False),
         # Unit, property and simulation tests, layering, launcher, lab, ssh, hostile connections.
         Step(

@@ -114,7 +114,8 @@ impl Engine {
         }
         (own.incarnation, own.log_position) = (incarnation, LogPosition { kept, ..standing });
         match logs {
-            Some(logs) => match files.next() {
+            // The last one, whether or not this process uses the page before it.
+            Some(logs) => match files.next_back() {
                 Some(file) => self.connections.attach_to_logs(logs, file.as_fd()),
                 None => end_process("it is to resume without the logs of its node"),
             },

@@ -40,6 +40,9 @@ pub struct KeptImages {
     object_store: Option<ObjectStore>,
     /// The log of the rank before this number of determinants is trimmed.
     pub(super) trimmed_to: u64,
+    /// Something that an incarnation from the start of the program needs is trimmed: also if the
+    /// rank has only sent so far, and has no determinants.
+    is_trimmed: bool,
 }
 
 impl KeptImages {
@@ -99,14 +102,15 @@ impl KeptImages {
     /// Number of determinants before which no incarnation of the rank will ever replay, because
     /// older images are deleted.
     pub fn trim_position(&mut self) -> u64 {
-        let kept = self.oldest().map_or(0, |oldest| oldest.replay_position.determinants);
-        self.trimmed_to = self.trimmed_to.max(kept);
+        let kept = self.oldest().map(|oldest| oldest.replay_position.determinants);
+        self.is_trimmed |= kept.is_some();
+        self.trimmed_to = self.trimmed_to.max(kept.unwrap_or(0));
         self.trimmed_to
     }
 
     /// Whether an incarnation that starts with the program can replay to where the rank was.
     pub fn can_replay_from_start(&self) -> bool {
-        self.trimmed_to == 0
+        self.trimmed_to == 0 && !self.is_trimmed
     }
 
     /// Header of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;

@@ -204,6 +204,19 @@ fn an_image_counts_once_other_nodes_find_it() {
 }
 
 #[test]
+fn a_rank_without_determinants_does_not_begin_again_once_its_images_count() {
+    let config = CheckpointConfig::sample(1, &std::env::temp_dir());
+    let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
+    // The image of number 0 was taken after no determinant: the rank had only sent.
+    add_images(&mut scheduler, 0..=0);
+    assert_eq!(scheduler.images.trim_position(), 0);
+    assert!(scheduler.images.can_replay_from_start());
+    add_images(&mut scheduler, 1..=1);
+    assert_eq!(scheduler.images.trim_position(), 0);
+    assert!(!scheduler.images.can_replay_from_start());
+}
+
+#[test]
 fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
     let variable = |name: &str| match name {
         // No server listens on this port.
