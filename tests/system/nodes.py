@@ -74,6 +74,19 @@ APART_CASES = {
     APART + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
     APART + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
 }
+# As above, with messages in the logs of their senders: no relay records anything.
+SENDERS = "logs of the senders, "
+SENDER = ["--set", "recover_log=sender"]
+SENDER_CASES = {
+    SENDERS + "one rank": ([], [(1.0, 1)]),
+    SENDERS + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
+    SENDERS + "one on each, again while it comes back": ([], [(1.0, 1), (1.05, 3), (1.4, 1), (1.6, 1)]),
+    SENDERS + "all": ([], [(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]),
+    SENDERS + "a cable that is out for 3 s": ([], [(1.0, "north-2 lan0 down"), (1.5, 3), (4.0, "north-2 lan0 up"), (4.5, 2)]),
+    SENDERS + CABLE: (["--set", "peer_timeout=2s"], [(1.0, "north-2 lan0 down"), (6.5, "north-2 lan0 up")]),
+    SENDERS + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
+    SENDERS + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
+}
 
 
 def main() -> int:
@@ -88,6 +101,7 @@ def main() -> int:
     ring = [common.python(options), str(common.PROGRAMS / "ring.py"), "--rounds", "900"]
     in_a_lab(checks, options, ring)
     remote_relay(checks, options, ring)
+    sender_logs(checks, options, ring)
     spare_node(checks, options, ring)
     replicated_nondeterminism(checks, options, ring)
     unrecorded_values(checks, options)
@@ -128,6 +142,28 @@ def remote_relay(checks, options, ring) -> None:
     if checks.wants(wild):
         kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
         code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
+        is_one = took_once(output)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
+        checks.check(wild, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
+
+
+def sender_logs(checks, options, ring) -> None:
+    """Messages to other nodes stay in the logs of their senders, and ranks are killed."""
+    names = [name for name in SENDER_CASES if checks.wants(name)]
+    undisturbed = sorted(lab_job(options, ring, [], SENDER)[1]) if names else []
+    for name in names:
+        words, events = SENDER_CASES[name]
+        kills = sum(isinstance(what, int) for _, what in events)
+        check_same(checks, name, lab_job(options, ring, events, [*words, *SENDER]), undisturbed, kills)
+    other = SENDERS + "who does something else than before"
+    if checks.wants(other):
+        code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], SENDER)
+        is_said = "is not what it sent there before" in output
+        checks.check(other, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} what differs", output)
+    wild = SENDERS + "who takes whatever comes"
+    if checks.wants(wild):
+        kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
+        code, _, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, SENDER, "")
         is_one = took_once(output)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(wild, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)

@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -212,6 +212,13 @@ pub enum Message {
     },
     /// No action: the sender, a parent or a child, is alive.
     Ping,
+    /// Where a rank that keeps message logs can be reached by ranks of other nodes: from its agent
+    /// to the launcher, and from there to all agents. The bytes are an entry of the nodes' files.
+    LogContact {
+        rank: u32,
+        #[serde(with = "serde_bytes")]
+        contact: Vec<u8>,
+    },
     /// Query of the paths of the ranks; each agent answers for its own ranks, with at most
     /// `rows_max` rows.
     QueryPaths {

@@ -387,8 +387,7 @@ impl Launcher {
                 self.handle_cause_on(&node, Cause::Aborted { rank, code, message });
             }
             Message::Output { rank, stream, bytes, .. } => {
-                let now = Instant::now();
-                self.output.handle_bytes(rank, stream, &bytes, now);
+                self.output.handle_bytes(rank, stream, &bytes, Instant::now());
                 let lost_peer_ranks = self.output.take_lost_peer_ranks().into_iter();
                 lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank));
             }
@@ -408,6 +407,7 @@ impl Launcher {
                 moved.apply(&mut self.children.0[index].node);
             }
             Message::Ping => {}
+            contact @ Message::LogContact { .. } => self.children.send_to_all(&contact),
             Message::Checkpoint { rank, number, bytes } => {
                 self.rank_table.handle_image(rank, number, bytes, Instant::now());
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use landbridge_proto::log::layout::NODE_PROCESSES_MAX;
+use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
 use landbridge_proto::setting::{self, RECOVER_LOG};
 
 use crate::allocation;
@@ -51,7 +51,7 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     check_recovery(&settings, &plan)?;
-    check_sender_logs(&settings, &plan)?;
+    check_sender_logs(&settings, &plan, wishes.spares)?;
     check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
@@ -75,16 +75,19 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// Messages in the logs of their senders stay on one node.
-fn check_sender_logs(settings: &Settings, plan: &plan::Plan) -> Result<()> {
+/// Messages in the logs of their senders: what is not there yet is refused.
+fn check_sender_logs(settings: &Settings, plan: &plan::Plan, spares: u32) -> Result<()> {
     if !settings.recovers() || settings.text(&RECOVER_LOG) != "sender" {
         return Ok(());
     }
-    if plan.nodes.len() > 1 || plan.size as usize > NODE_PROCESSES_MAX {
+    if plan.size as usize > LOGGED_PROCESSES_MAX {
         bail!(
-            "recover_log=sender is an experiment for one node with at most {NODE_PROCESSES_MAX} \
-             ranks: use recover_log=relay"
+            "recover_log=sender is an experiment with at most {LOGGED_PROCESSES_MAX} ranks: use \
+             recover_log=relay"
         );
+    }
+    if spares > 0 {
+        bail!("recover_log=sender brings no rank to another node yet: use recover_log=relay");
     }
     Ok(())
 }

@@ -229,6 +229,20 @@ impl Queue {
         ring.errors.pop_front()
     }
 
+    /// Takes the next entry, for a reader in this library.
+    pub fn take(&self) -> Option<Result<CqTaggedEntry, CqErrEntry>> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut ring = self.ring.lock();
+        let slot = ring.entries.pop_front()?;
+        self.waiting.store(ring.entries.len(), Ordering::Release);
+        match slot.entry.flags & ERROR_MARK != 0 {
+            true => ring.errors.pop_front().map(Err),
+            false => Some(Ok(slot.entry)),
+        }
+    }
+
     /// Makes a blocking read return, now or at its next check.
     pub fn signal(&self) {
         self.signaled.store(true, Ordering::Release);

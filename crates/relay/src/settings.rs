@@ -10,7 +10,7 @@ use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::quic::Congestion;
 use landbridge_proto::setting::{
     CHECKPOINT_LOG, CONGESTION, INTEGRITY, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK,
-    RECOVER_MEMORY, REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
+    RECOVER_LOG, RECOVER_MEMORY, REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
 };
 
 /// The default of `recover_dir`.
@@ -27,7 +27,7 @@ pub struct Settings {
     pub redial_max: Duration,
     /// The congestion control of links to relays over UDP; `None` if UDP is off.
     pub wan_udp: Option<Congestion>,
-    /// Whether killed processes may be restarted.
+    /// Whether killed processes may be restarted, from message logs of this relay.
     pub recover: bool,
     /// The bytes of memory for the message log.
     pub recover_memory: u64,
@@ -68,7 +68,9 @@ impl Settings {
             "cubic" => Congestion::Cubic,
             _ => Congestion::Bbr,
         };
-        let recover = read(&RECOVER)?.is_on().context("a switch")?;
+        // With logs of the senders a relay carries messages, and keeps none.
+        let logs_here = word(&RECOVER_LOG)? == "relay";
+        let recover = read(&RECOVER)?.is_on().context("a switch")? && logs_here;
         Ok(Self {
             peer_timeout: time(&PEER_TIMEOUT)?,
             wan_streams: read(&WAN_STREAMS)?.number().context("a number")? as usize,

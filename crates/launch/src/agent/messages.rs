@@ -93,6 +93,14 @@ impl Agent {
             Message::TakeCheckpoints { rank } => {
                 self.request_checkpoints(rank, CheckpointRequester::User)
             }
+            Message::LogContact { rank, ref contact } => {
+                self.children.send(&message);
+                let noted =
+                    self.supervisor.node_logs().map(|logs| logs.note_contact(rank, contact));
+                if let Some(Err(error)) = noted {
+                    self.parent.fail(format!("a contact of rank {rank} is not noted: {error:#}"));
+                }
+            }
             other => self.parent.fail(format!("the agent was sent {other:?}")),
         }
     }

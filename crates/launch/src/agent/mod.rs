@@ -198,6 +198,9 @@ impl Agent {
             set.add_rank(index, rank, room);
         }
         self.relay.process.iter().for_each(|relay| set.add_relay(relay));
+        if let Some(logs) = self.supervisor.node_logs() {
+            set.add(Source::LogContacts, logs.bell(), PollFlags::IN);
+        }
         set.wait(self.timeout())
     }
 
@@ -243,6 +246,12 @@ impl Agent {
                     .handle_request(&self.supervisor.ranks[index], &mut self.parent);
             }
             Source::Relay => self.handle_relay(),
+            Source::LogContacts => {
+                let contacts = self.supervisor.node_logs().map(node_logs::NodeLogs::take_contacts);
+                for (rank, contact) in contacts.into_iter().flatten() {
+                    self.parent.send(&Message::LogContact { rank, contact });
+                }
+            }
             Source::Parent | Source::Child(_) | Source::Wake | Source::Readiness => {}
         }
     }

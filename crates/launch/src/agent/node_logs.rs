@@ -1,34 +1,50 @@
 //! The memory file with the message logs of this node's ranks ([`landbridge_proto::log`]), and
 //! what is released of it.
 //!
-//! In: a job whose senders keep messages (`recover_log=sender`); images of its ranks. Out: one file
-//! for all ranks of the node and all their incarnations, in which the ranks read up to where their
-//! logs are needed no more. What may never happen: the file ends before the agent; something is
-//! released that an incarnation from a kept image may need.
+//! In: a job whose senders keep messages (`recover_log=sender`); images of its ranks; where ranks
+//! of other nodes can be reached. Out: one file for all ranks of the node and all their
+//! incarnations, in which the ranks read up to where their logs are needed no more; where the ranks
+//! of this node can be reached.
+//!
+//! What may never happen: the file ends before the agent; something is released that an incarnation
+//! from a kept image may need; an older contact replaces a newer one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
+use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::layout::{
-    DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, RELEASE_BYTES, control_at, deliveries_at, file_bytes,
-    release_at, report_at,
+    CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, LOCAL_AT, RELEASE_BYTES,
+    contact_at, control_at, deliveries_at, file_bytes, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::setting::{RECOVER_LOG, Value};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{pread, pwrite};
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv, socket_with,
+};
 
-use crate::control::Job;
+use crate::control::{Job, Node};
 use crate::sys;
 
 /// The message logs of one node.
 pub struct NodeLogs {
     file: OwnedFd,
     processes: usize,
+    /// The ranks of this node.
+    local: Range<u32>,
+    /// Becomes readable when a rank of this node has written its contact.
+    bell: OwnedFd,
     state: RefCell<ReleaseState>,
+    /// The generations of the contacts that other nodes know, by rank of this node.
+    announced: RefCell<BTreeMap<u32, u32>>,
+    /// Number of contacts that were written into the file.
+    noted: Cell<u64>,
 }
 
 /// What the images of the ranks cover.
@@ -42,7 +58,7 @@ struct ReleaseState {
 
 impl NodeLogs {
     /// The logs of this node; `None` if relays keep the messages of this job.
-    pub fn new(job: &Job) -> Result<Option<Rc<NodeLogs>>> {
+    pub fn new(job: &Job, node: &Node) -> Result<Option<Rc<NodeLogs>>> {
         let variable = RECOVER_LOG.variable();
         let stated = job.environment.iter().find(|(name, _)| *name == variable);
         let is_wanted =
@@ -50,20 +66,72 @@ impl NodeLogs {
         if !is_wanted {
             return Ok(None);
         }
-        NodeLogs::of(job.size as usize).map(Rc::new).map(Some)
+        let local = node.first_rank..node.first_rank + node.rank_count;
+        NodeLogs::of(job.size as usize, local, &job.id).map(Rc::new).map(Some)
     }
 
-    fn of(processes: usize) -> Result<NodeLogs> {
+    fn of(processes: usize, local: Range<u32>, job: &str) -> Result<NodeLogs> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("landbridge-logs", flags)?;
         rustix::fs::ftruncate(&file, file_bytes(processes))
             .context("no memory file for message logs")?;
         // A rank that shrinks the file would kill others with SIGBUS.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        for rank in local.clone() {
+            let at = control_at(rank as usize) + LOCAL_AT as u64;
+            pwrite(&file, &1_u64.to_ne_bytes(), at)?;
+        }
         let (images, deliveries) = (BTreeMap::new(), BTreeMap::new());
-        let releases = LogReleases::new(processes);
-        let state = RefCell::new(ReleaseState { images, releases, deliveries });
-        Ok(NodeLogs { file: sys::out_of_the_way(file), processes, state })
+        let releases = LogReleases::new(processes, |process| local.contains(&(process as u32)));
+        let bell = open_bell(&agent_bell(job.as_bytes(), local.start as usize))
+            .context("no socket by which ranks say where they can be reached")?;
+        Ok(NodeLogs {
+            file: sys::out_of_the_way(file),
+            processes,
+            local,
+            bell: sys::out_of_the_way(bell),
+            state: RefCell::new(ReleaseState { images, releases, deliveries }),
+            announced: RefCell::default(),
+            noted: Cell::default(),
+        })
+    }
+
+    /// The socket that becomes readable when a rank has written its contact.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// The contacts of ranks of this node that other nodes do not know yet.
+    pub fn take_contacts(&self) -> Vec<(u32, Vec<u8>)> {
+        while recv(&self.bell, &mut [0; 8][..], RecvFlags::DONTWAIT).is_ok() {}
+        let mut announced = self.announced.borrow_mut();
+        let mut take = |rank: u32| {
+            let contact = self.contact(rank)?;
+            let before = announced.insert(rank, contact.generation);
+            (before != Some(contact.generation)).then(|| (rank, contact.emit().to_vec()))
+        };
+        self.local.clone().filter_map(&mut take).collect()
+    }
+
+    /// Notes the contact of a rank, which may be one of this node.
+    pub fn note_contact(&self, rank: u32, contact: &[u8]) -> Result<()> {
+        let contact = contact.try_into().ok().and_then(Contact::parse);
+        let contact = contact.context("it is damaged")?;
+        anyhow::ensure!((rank as usize) < self.processes, "there is no such rank");
+        let known = self.contact(rank).map_or(0, |known| known.generation);
+        if self.local.contains(&rank) || contact.generation <= known {
+            return Ok(());
+        }
+        pwrite(&self.file, &contact.emit(), contact_at(rank as usize))?;
+        self.noted.set(self.noted.get() + 1);
+        pwrite(&self.file, &self.noted.get().to_ne_bytes(), CONTACTS_CHANGED_AT)?;
+        Ok(())
+    }
+
+    fn contact(&self, rank: u32) -> Option<Contact> {
+        let mut bytes = [0; CONTACT_BYTES];
+        let read = pread(&self.file, &mut bytes, contact_at(rank as usize)).ok()?;
+        Contact::parse(&bytes).filter(|_| read == CONTACT_BYTES)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -127,9 +195,20 @@ impl NodeLogs {
     }
 }
 
+fn open_bell(name: &[u8]) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let bell = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    bind(&bell, &SocketAddrUnix::new_abstract_name(name)?)?;
+    Ok(bell)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn logs(processes: usize, local: Range<u32>, name: &str) -> NodeLogs {
+        NodeLogs::of(processes, local, &format!("{name}-{}", std::process::id())).unwrap()
+    }
 
     fn word(logs: &NodeLogs, at: u64) -> u64 {
         let mut bytes = [0; 8];
@@ -148,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_log_is_released_once_the_oldest_images_of_both_ranks_cover_it() {
-        let logs = NodeLogs::of(2).unwrap();
+        let logs = logs(2, 0..2, "covered");
         let released = |from, to| {
             let at = release_at(2, from, to);
             assert_eq!(word(&logs, at), word(&logs, at + 8));
@@ -170,8 +249,26 @@ mod tests {
     }
 
     #[test]
+    fn contacts_of_this_node_are_announced_once_and_those_of_others_noted() {
+        let logs = logs(3, 0..2, "contacts");
+        let contact = |generation| Contact { generation, name: [generation as u8; 48] };
+        pwrite(&logs.file, &contact(1).emit(), contact_at(1)).unwrap();
+        assert_eq!(logs.take_contacts(), [(1, contact(1).emit().to_vec())]);
+        assert_eq!(logs.take_contacts(), []);
+        pwrite(&logs.file, &contact(2).emit(), contact_at(1)).unwrap();
+        assert_eq!(logs.take_contacts(), [(1, contact(2).emit().to_vec())]);
+        logs.note_contact(2, &contact(5).emit()).unwrap();
+        logs.note_contact(2, &contact(4).emit()).unwrap();
+        logs.note_contact(1, &contact(9).emit()).unwrap();
+        assert_eq!((logs.contact(2), logs.contact(1)), (Some(contact(5)), Some(contact(2))));
+        assert_eq!(word(&logs, CONTACTS_CHANGED_AT), 1);
+        assert!(logs.note_contact(3, &contact(1).emit()).is_err());
+        assert!(logs.note_contact(2, &[7; 64]).is_err());
+    }
+
+    #[test]
     fn released_deliveries_take_no_memory_and_others_stay() {
-        let logs = NodeLogs::of(1).unwrap();
+        let logs = logs(1, 0..1, "discarded");
         let ring = DELIVERIES_BYTES as u64;
         let blocks = || rustix::fs::fstat(&logs.file).unwrap().st_blocks;
         let at = |position: u64| deliveries_at(1, 0) + position % ring;

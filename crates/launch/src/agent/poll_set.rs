@@ -25,6 +25,8 @@ pub enum Source {
     EffectRequest(usize),
     Readiness,
     Relay,
+    /// A rank has written where it can be reached.
+    LogContacts,
     Wake,
 }
 

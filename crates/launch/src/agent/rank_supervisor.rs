@@ -236,7 +236,7 @@ impl RankSupervisor {
         cleanup::remove_orphaned_mpich_files();
         let plans = plans(job, node, parent)?;
         let config = images.config(job, node, parent);
-        self.node_logs = NodeLogs::new(job)?;
+        self.node_logs = NodeLogs::new(job, node)?;
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let recording =
@@ -272,6 +272,11 @@ impl RankSupervisor {
             }
         }
         Ok(())
+    }
+
+    /// The message logs of this node, if the senders keep messages.
+    pub fn node_logs(&self) -> Option<&NodeLogs> {
+        self.node_logs.as_deref()
     }
 
     /// Starts the ranks of a spawned group that the order places on this node.

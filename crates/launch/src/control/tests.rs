@@ -98,6 +98,7 @@ fn every_message() -> Vec<Message> {
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
+        Message::LogContact { rank: 3, contact: vec![1, 255] },
         Message::TakeCheckpoints { rank: None },
         Message::TakeCheckpoints { rank: Some(7) },
         Message::QueryPaths { serial: 3, rows_max: 9 },

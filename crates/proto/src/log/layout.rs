@@ -1,10 +1,11 @@
-//! Layout of the memory file with the logs of one node's recorded processes.
+//! Layout of the memory file with the logs of the recorded processes of one node.
 //!
 //! The node's agent makes the file and keeps it, so it outlives the processes. The file holds in
 //! this order:
 //!
 //! | part | written by | content |
 //! |---|---|---|
+//! | contacts, one a process | the process itself, or the agent | [`super::contact`] |
 //! | control words, a page a process | the process and the agent | see the constants |
 //! | releases, a row a process | the agent | up to where the log to each process is released |
 //! | reports, one a process | the process, for an image | [`super::release::LogPositions`] |
@@ -17,9 +18,18 @@
 //!
 //! The file is sparse: memory is used only for what was written.
 //!
-//! What enters: numbers of processes, which count from 0 on the node. What leaves: positions in the
+//! Each node has a file of its own. All files have the same form, with parts for all processes of
+//! the job; the log of a process on another node to one of this node holds what has arrived.
+//!
+//! What enters: numbers of processes, which count from 0 in the job. What leaves: positions in the
 //! file, in bytes. What may never happen: two parts overlap.
 
+use super::contact::CONTACT_BYTES;
+
+/// Position of the word that changes with every entry that the agent writes into the contacts.
+pub const CONTACTS_CHANGED_AT: u64 = 0;
+/// Bytes before the first contact.
+const CONTACTS_HEAD: usize = 64;
 /// Bytes of the control words of one process: a page.
 pub const CONTROL_BYTES: usize = 4096;
 /// Control word: the process sleeps until its doorbell rings (1), or not (0).
@@ -29,25 +39,36 @@ pub const DELIVERIES_END_AT: usize = 128;
 /// Control words: up to which byte the deliveries are released, because no incarnation will replay
 /// what is before.
 pub const DELIVERIES_RELEASED_AT: usize = 192;
+/// Control word, written before the process starts: the process runs on this node (1), or not (0).
+pub const LOCAL_AT: usize = 256;
 /// Bytes of a release: its position, twice.
 pub const RELEASE_BYTES: usize = 16;
 /// Bytes of the ring of deliveries of one process: a power of two.
 pub const DELIVERIES_BYTES: usize = 1 << 30;
 /// Bytes of the region of one log.
 pub const LOG_BYTES: usize = 4 << 30;
-/// Most processes of a node.
-pub const NODE_PROCESSES_MAX: usize = 64;
+/// Most processes of a job that keeps logs.
+pub const LOGGED_PROCESSES_MAX: usize = 64;
 
 const PAGE: usize = 4096;
+
+/// Bytes of all contacts, with the word before them.
+const CONTACTS_BYTES: usize =
+    (CONTACTS_HEAD + LOGGED_PROCESSES_MAX * CONTACT_BYTES).next_multiple_of(PAGE);
 
 /// Bytes of the memory file for `processes` processes.
 pub const fn file_bytes(processes: usize) -> u64 {
     log_at(processes, processes, 0)
 }
 
+/// Position of the contact of a process.
+pub const fn contact_at(process: usize) -> u64 {
+    (CONTACTS_HEAD + process * CONTACT_BYTES) as u64
+}
+
 /// Position of the control words of a process.
 pub const fn control_at(process: usize) -> u64 {
-    (process * CONTROL_BYTES) as u64
+    (CONTACTS_BYTES + process * CONTROL_BYTES) as u64
 }
 
 /// Bytes of the releases of one process: one for each process.
@@ -92,6 +113,8 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other() {
+        assert_eq!(contact_at(1), contact_at(0) + CONTACT_BYTES as u64);
+        assert!(contact_at(LOGGED_PROCESSES_MAX) <= control_at(0) && CONTACTS_CHANGED_AT == 0);
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
         assert_eq!(releases_at(3, 0), control_at(3));
         assert_eq!(report_at(3, 0), releases_at(3, 2) + releases_bytes(3) as u64);
@@ -99,7 +122,7 @@ mod tests {
         assert_eq!(log_at(3, 0, 0), deliveries_at(3, 2) + DELIVERIES_BYTES as u64);
         assert_eq!(log_at(3, 1, 0), log_at(3, 0, 2) + LOG_BYTES as u64);
         assert_eq!(file_bytes(3), log_at(3, 2, 2) + LOG_BYTES as u64);
-        assert!(file_bytes(NODE_PROCESSES_MAX) < i64::MAX as u64);
+        assert!(file_bytes(LOGGED_PROCESSES_MAX) < i64::MAX as u64);
         for part in [releases_at(5, 3), report_at(5, 3), deliveries_at(5, 3), log_at(5, 3, 2)] {
             assert!(part.is_multiple_of(PAGE as u64), "{part} can be mapped");
         }

@@ -1,16 +1,20 @@
-//! Logs of the senders: what a process has sent to another one of its node stays in shared memory
+//! Logs of the senders: what a process has sent to another one stays in shared memory of its node
 //! until no incarnation of either process can need it.
 //!
 //! The modules, each of which uses only modules before it:
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`contact`] | where a process can be reached |
 //! | [`layout`] | positions in the memory file of a node |
 //! | [`segment`] | where in a log's region the next frame lies |
 //! | [`delivery`] | encoding of what a poll has delivered |
 //! | [`release`] | up to where a log is needed no more |
+//! | [`transfer`] | how a log's frames reach a process of another node |
 
+pub mod contact;
 pub mod delivery;
 pub mod layout;
 pub mod release;
 pub mod segment;
+pub mod transfer;

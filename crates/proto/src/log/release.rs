@@ -3,7 +3,9 @@
 //! A frame may be needed by a later incarnation of its receiver, which reads it again, and of its
 //! sender, which produces it again and compares. So the log of one process to another is released
 //! up to what both oldest kept images cover: what the sender's image had sent, and what the
-//! receiver's image had received. A process without images may begin again with its program, so
+//! receiver's image had received. The log to a process of another node is released up to what that
+//! node has of it, and the log from there up to what the receiver's image had received: that node
+//! has a file of its own. A process without images may begin again with its program, so
 //! nothing of its logs is released.
 //!
 //! What enters: how far the logs of a process had come in its oldest kept image. What leaves: for
@@ -28,6 +30,12 @@ impl LogPositions {
     /// The beginning, on a node of this many processes.
     pub fn start(processes: usize) -> LogPositions {
         LogPositions { sent: vec![0; processes], received: vec![0; processes], deliveries: 0 }
+    }
+
+    /// Everything, in a job of this many processes.
+    fn end(processes: usize) -> LogPositions {
+        let all = vec![u64::MAX; processes];
+        LogPositions { sent: all.clone(), received: all, deliveries: u64::MAX }
     }
 
     /// The words of a report: what was sent, what was received, and deliveries.
@@ -63,9 +71,14 @@ pub struct LogReleases {
 }
 
 impl LogReleases {
-    /// A node of this many processes without images.
-    pub fn new(processes: usize) -> LogReleases {
-        LogReleases { oldest: vec![LogPositions::start(processes); processes] }
+    /// A job of this many processes without images. `is_local`: whether a process runs on this
+    /// node. A process of another node needs nothing of this node's file.
+    pub fn new(processes: usize, is_local: impl Fn(usize) -> bool) -> LogReleases {
+        let oldest = |process| match is_local(process) {
+            true => LogPositions::start(processes),
+            false => LogPositions::end(processes),
+        };
+        LogReleases { oldest: (0..processes).map(oldest).collect() }
     }
 
     /// Notes what the oldest kept image of `process` covers; returns what is released further.
@@ -114,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_log_is_released_up_to_what_both_images_cover() {
-        let mut releases = LogReleases::new(3);
+        let mut releases = LogReleases::new(3, |_| true);
         assert_eq!(releases.advance(0, positions([0, 500, 300], [0, 90, 80])), []);
         let release = |from, to, position| LogRelease { from, to, position };
         assert_eq!(
@@ -127,6 +140,14 @@ mod tests {
             releases.advance(0, positions([0, 700, 300], [0, 150, 80])),
             [release(0, 1, 600), release(1, 0, 150)]
         );
+    }
+
+    #[test]
+    fn the_logs_of_another_node_are_released_by_the_own_images() {
+        let mut releases = LogReleases::new(3, |process| process < 2);
+        let released = releases.advance(0, positions([0, 500, 300], [0, 90, 80]));
+        let release = |from, to, position| LogRelease { from, to, position };
+        assert_eq!(released, [release(0, 2, 300), release(2, 0, 80)]);
     }
 
     #[test]

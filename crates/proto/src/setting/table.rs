@@ -298,11 +298,12 @@ pub const RECOVER_LOG: Setting = Setting {
     unit: "relay or sender",
     kind: SettingKind::Choice(&["relay", "sender"]),
     scope: Scope::Job,
-    readers: &[Reader::Launcher],
+    readers: &[Reader::Launcher, Reader::Relay],
     description: "With `recover`: who keeps messages for ranks that may be restarted. `relay`: the \
                relay of the receiver, through which all messages go. `sender` is an experiment: \
                messages between ranks of one node stay in shared memory, where the receiver reads \
-               them. It works for jobs of one node without spawned ranks.",
+               them; messages to another node stay on both nodes, and take the paths of a job \
+               without `recover`. It works without spawned ranks and without spare hosts.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",

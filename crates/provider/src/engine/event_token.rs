@@ -18,6 +18,8 @@ pub enum EventToken {
     Link(usize),
     /// A UDP socket.
     Datagrams(usize),
+    /// The transport of a recorded process.
+    Transport,
 }
 
 impl EventToken {
@@ -28,6 +30,7 @@ impl EventToken {
             EventToken::Hello(id) => 2 << 32 | id as u64,
             EventToken::Link(id) => 3 << 32 | id as u64,
             EventToken::Datagrams(socket) => 4 << 32 | socket as u64,
+            EventToken::Transport => 5 << 32,
         }
     }
 
@@ -38,6 +41,7 @@ impl EventToken {
             0 => EventToken::UnixListener,
             2 => EventToken::Hello(id),
             4 => EventToken::Datagrams(id),
+            5 => EventToken::Transport,
             _ => EventToken::Link(id),
         }
     }

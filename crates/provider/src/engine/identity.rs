@@ -66,15 +66,28 @@ pub enum RelayAddress {
 }
 
 static IDENTITY: OnceLock<Result<Identity, String>> = OnceLock::new();
+static TRANSPORT: OnceLock<Result<Identity, String>> = OnceLock::new();
 static ENDPOINTS: AtomicU32 = AtomicU32::new(0);
 
 impl Identity {
     /// This process's identity, read from the environment once.
     pub fn current() -> Result<&'static Identity, &'static str> {
-        IDENTITY.get_or_init(Identity::read).as_ref().map_err(String::as_str)
+        let read = || Identity::read(param::RECOVER.is_on()?);
+        IDENTITY.get_or_init(read).as_ref().map_err(String::as_str)
     }
 
-    fn read() -> Result<Identity, String> {
+    /// The identity of the transport of a recorded process: as of a process that is not recorded,
+    /// without shared memory.
+    pub fn of_transport() -> Result<&'static Identity, &'static str> {
+        let read = || {
+            let mut identity = Identity::read(false)?;
+            identity.settings.kinds.shm = false;
+            Ok(identity)
+        };
+        TRANSPORT.get_or_init(read).as_ref().map_err(String::as_str)
+    }
+
+    fn read(recovers: bool) -> Result<Identity, String> {
         let number = |knob: &param::Knob| knob.number();
         let (job, key) = job_and_key()?;
         let index = number(&param::INDEX)?.map(|index| index as u32);
@@ -83,7 +96,6 @@ impl Identity {
         }
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
-        let recovers = param::RECOVER.is_on()?;
         let relays = relays()?;
         Ok(Identity {
             job,
@@ -108,6 +120,7 @@ impl Identity {
             // SAFETY: the agent has opened the descriptor for this process, and nothing else closes
             // it.
             node_logs: number(&param::NODE_LOGS)?
+                .filter(|_| recovers)
                 .map(|file| Mutex::new(Some(unsafe { OwnedFd::from_raw_fd(file as i32) }))),
         })
     }
@@ -129,12 +142,14 @@ impl Identity {
         match self.index {
             // The numbers are the same in every run, so that the data which MPI libraries exchange
             // is reproducible.
-            Some(index) if number < 256 => {
-                let address = Address::new(index, number as u8);
-                (address, hash(&[&self.job.0, &address.0.to_le_bytes()]))
-            }
+            Some(index) if number < 256 => self.endpoint(Address::new(index, number as u8)),
             _ => (Address::ANONYMOUS, u64::from_le_bytes(random())),
         }
+    }
+
+    /// An address of this process, with the unique number of an endpoint there.
+    pub fn endpoint(&self, address: Address) -> (Address, u64) {
+        (address, hash(&[&self.job.0, &address.0.to_le_bytes()]))
     }
 
     /// The node's further addresses besides [`Identity::ip`], at most [`FURTHER_MAX`]. A node that

@@ -50,12 +50,12 @@ impl LocalEndpoint {
     /// Opens the listeners of a new endpoint, and the epoll set that watches them.
     pub fn open(
         identity: &Identity,
+        (address, unique): (Address, u64),
         own_format: bool,
         bound: Option<SocketAddrV4>,
     ) -> io::Result<LocalEndpoint> {
         raise_open_files();
         let epoll = high_fd(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
-        let (address, unique) = identity.next_endpoint();
         let (tcp, ip, port) = open_tcp(identity, own_format, bound)?;
         let name = if own_format {
             let ip = match ip {

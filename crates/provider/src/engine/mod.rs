@@ -55,6 +55,8 @@
 //! | `datagram_events` | events of UDP sockets, and checks of UDP paths |
 //! | `receive` | incoming frames |
 //! | `transmit` | outgoing frames |
+//! | `log_transport` | frames of logs to and from other nodes |
+//! | `transport_polls` | when the transport is polled |
 //! | `quiesce` | preparing the process for a checkpoint |
 //! | `recorded_polls` | polls of a recorded process |
 //! | `wait` | polling and parking |
@@ -87,6 +89,7 @@ mod links;
 mod liveness;
 mod liveness_actions;
 mod local_endpoint;
+mod log_transport;
 mod memory;
 mod path_manager;
 mod path_report;
@@ -113,6 +116,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod transport_polls;
 mod udp_path;
 mod uplink;
 mod wait;
@@ -124,6 +128,7 @@ use std::time::{Duration, Instant};
 use landbridge_drive::refusals::QUIET_MILLIS;
 use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::{self, Config, Endpoint, Peer, Posting, Ticket};
+use landbridge_proto::id::Address;
 
 use crate::abi::Errno;
 use crate::atomic::AtomicKind;
@@ -153,12 +158,34 @@ use request::{
     AtomicRequest, ClaimRequest, CompletionLevel, RecvRequest, RemoteIov, RmaKind, RmaRequest,
     SendRequest,
 };
+use transport_polls::OtherNodes;
 use uplink::Uplink;
 use wait::PollState;
 pub use wait::{PARK_MILLIS, timespec};
 
+/// Whose messages an endpoint carries.
+pub enum EndpointRole {
+    /// Messages of the program.
+    Program,
+    /// Parts of message logs: the endpoint has this address, and is not recorded.
+    Transport(Address),
+}
+
+impl EndpointRole {
+    /// The identity of the endpoint's process, and the endpoint's address and unique number.
+    fn identity(&self) -> Result<(&'static Identity, (Address, u64)), &'static str> {
+        match *self {
+            EndpointRole::Program => Identity::current().map(|own| (own, own.next_endpoint())),
+            EndpointRole::Transport(address) => {
+                Identity::of_transport().map(|own| (own, own.endpoint(address)))
+            }
+        }
+    }
+}
+
 /// Arguments for opening an endpoint.
 pub struct Setup {
+    pub role: EndpointRole,
     pub domain_mr: Arc<mr::MrTable>,
     pub av: Arc<Av>,
     pub sink: Sink,
@@ -193,6 +220,7 @@ pub struct Engine {
     connections: Connections,
     receives: WatchedReceives,
     poll_state: PollState,
+    other_nodes: OtherNodes,
 }
 
 /// Receives and probes that need more than a message.
@@ -207,11 +235,12 @@ unsafe impl Send for Engine {}
 
 impl Engine {
     pub fn open(setup: Setup) -> Result<Engine, Errno> {
-        let identity = Identity::current().map_err(|why| {
+        let (identity, endpoint) = setup.role.identity().map_err(|why| {
             log!(Warn, "{why}");
             Errno::EINVAL
         })?;
-        let own = LocalEndpoint::open(identity, setup.own_format, setup.bind).map_err(|error| {
+        let own = LocalEndpoint::open(identity, endpoint, setup.own_format, setup.bind);
+        let own = own.map_err(|error| {
             log!(Warn, "no endpoint can be opened: {error}");
             Errno(error.raw_os_error().unwrap_or(libc::EIO))
         })?;
@@ -257,6 +286,7 @@ impl Engine {
                 departed: departed_peers::DepartedPeers::new(),
             },
             poll_state,
+            other_nodes: OtherNodes::default(),
         };
         engine.attach();
         if engine.is_recorded() && !engine.connections.uplink.is_up() {
@@ -284,6 +314,7 @@ impl Engine {
         let peer = self.connections.data.peer_of(request.target)?;
         if request.inject && !request.notify && self.connections.data.inject_fast(peer, request) {
             self.poll_state.note_posted();
+            self.other_nodes.send(&mut self.connections);
             return Ok(());
         }
         self.require_path(peer, request.inject)?;
@@ -343,6 +374,7 @@ impl Engine {
     fn submit(&mut self) {
         self.poll_state.note_posted();
         self.connections.run_actions();
+        self.other_nodes.send(&mut self.connections);
     }
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
@@ -470,6 +502,7 @@ impl Engine {
         }
         self.connections.connector.log_refusals(now_millis() + QUIET_MILLIS);
         self.connections.recorded_uplink().iter_mut().for_each(RecordedUplink::finish);
+        self.other_nodes.finish(&mut self.connections);
     }
 
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {

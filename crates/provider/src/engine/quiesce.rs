@@ -72,6 +72,7 @@ impl Engine {
         if let Some(mut recorded) = self.connections.recorded_uplink() {
             recorded.finish_for_checkpoint(time_max);
         }
+        self.other_nodes.close();
         let logs = self.connections.data.close_link(link).and_then(|link| match link.carrier {
             Carrier::Logs(logs) => Some(logs.close()),
             _ => None,
@@ -116,7 +117,10 @@ impl Engine {
         match logs {
             // The last one, whether or not this process uses the page before it.
             Some(logs) => match files.next_back() {
-                Some(file) => self.connections.attach_to_logs(logs, file.as_fd()),
+                Some(file) => {
+                    self.connections.attach_to_logs(logs, file.as_fd());
+                    self.other_nodes.open(&mut self.connections);
+                }
                 None => end_process("it is to resume without the logs of its node"),
             },
             None => self.attach(),

@@ -28,6 +28,7 @@ impl Engine {
             self.quiesce_for_checkpoint();
         }
         self.connections.data.core.flush_deferred_acks();
+        self.other_nodes.progress(&mut self.connections);
         let real = self.poll_state.time();
         if self.poll_state.is_epoll_overdue(self.poll_state.clock.now()) {
             // Events can only report the end of the relay connection, which ends this process.
@@ -71,6 +72,7 @@ impl Engine {
             PollAction::Live => 0,
         };
         self.connections.flush();
+        self.other_nodes.send(&mut self.connections);
         frames
     }
 

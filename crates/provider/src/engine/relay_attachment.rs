@@ -44,7 +44,8 @@ impl Engine {
     pub(super) fn attach(&mut self) {
         let identity = self.connections.data.identity;
         if identity.has_node_logs() {
-            return self.connections.open_node_logs();
+            self.connections.open_node_logs();
+            return self.other_nodes.open(&mut self.connections);
         }
         let is_wanted = identity.settings.kinds.relay && !identity.relays.is_empty();
         if !is_wanted || self.connections.data.own.address == Address::ANONYMOUS {

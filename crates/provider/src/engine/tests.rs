@@ -458,6 +458,7 @@ impl Party {
         let both = || Some(Arc::clone(&queue));
         let sink = Sink { transmit: both(), receive: both(), ..Sink::default() };
         let setup = Setup {
+            role: EndpointRole::Program,
             domain_mr: Arc::default(),
             av: Arc::clone(&av),
             sink,

@@ -107,6 +107,14 @@ impl PollState {
         Time(self.clock.nanos())
     }
 
+    /// Says the time to the protocol, where it matters.
+    #[inline]
+    pub(super) fn note_time(&self, data: &mut DataPath) {
+        if data.peers.has_several || data.core.schedule().needs_time() {
+            data.core.set_time(self.time());
+        }
+    }
+
     /// Whether no other thread wants this processor, as far as is known.
     #[inline]
     fn has_own_processor(&self) -> bool {
@@ -180,11 +188,7 @@ impl Engine {
             return self.progress_recorded();
         }
         self.connections.data.core.flush_deferred_acks();
-        if self.connections.data.peers.has_several
-            || self.connections.data.core.schedule().needs_time()
-        {
-            self.connections.data.core.set_time(self.poll_state.time());
-        }
+        self.poll_state.note_time(&mut self.connections.data);
         let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
         let mut events = self.poll_once();
         if events == 0 && !returns_at_once && self.poll_state.looks_again() {
@@ -225,11 +229,7 @@ impl Engine {
         if self.is_recorded() {
             self.poll_recorded();
         } else {
-            if self.connections.data.peers.has_several
-                || self.connections.data.core.schedule().needs_time()
-            {
-                self.connections.data.core.set_time(self.poll_state.time());
-            }
+            self.poll_state.note_time(&mut self.connections.data);
             self.poll();
         }
         (self.poll_state.has_posted, self.poll_state.returns_at_once) = (true, true);
@@ -324,6 +324,7 @@ impl Engine {
     pub fn poll(&mut self) -> usize {
         if self.is_recorded() {
             self.connections.flush();
+            self.other_nodes.progress(&mut self.connections);
             return 0;
         }
         self.connections.data.core.flush_deferred_acks();
@@ -441,6 +442,8 @@ impl Engine {
             EventToken::Datagrams(socket) => {
                 self.connections.handle_datagram_event(socket, flags);
             }
+            // Each poll polls the transport.
+            EventToken::Transport => (),
         }
     }
 
@@ -532,6 +535,7 @@ impl Engine {
     /// Nanoseconds until a timer of this engine is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
+        let most = self.other_nodes.nap_nanos(millis).unwrap_or(most);
         let Some(wake) = self.connections.data.core.schedule().next_wake() else { return most };
         let real = self.poll_state.time();
         let now =
@@ -544,12 +548,14 @@ impl Engine {
     /// follow.
     pub fn prepare_park(&mut self) -> bool {
         self.connections.data.links.clear_hot_stream(&self.connections.data.own.epoll);
-        self.connections.data.links.prepare_park()
+        self.other_nodes.engine().is_none_or(Engine::prepare_park)
+            && self.connections.data.links.prepare_park()
     }
 
     /// Withdraws the announcement of [`Self::prepare_park`].
     pub fn unpark(&mut self) {
         self.connections.data.links.unpark();
+        self.other_nodes.engine().into_iter().for_each(Engine::unpark);
     }
 
     /// Whether no thread other than the thread with this token drives the engine.

@@ -13,7 +13,7 @@ use super::{Head, Object, object};
 use crate::abi::*;
 use crate::av::Av;
 use crate::engine::request::{CompletionLevel, Iov};
-use crate::engine::{Engine, Setup, library_repeats_peeks};
+use crate::engine::{EndpointRole, Engine, Setup, library_repeats_peeks};
 use crate::info::{self, AddressFormat, INJECT_SIZE, IOV_MAX};
 use crate::interposer::UnrecordedCalls;
 use crate::log;
@@ -292,6 +292,7 @@ impl Endpoint {
             return Err(Errno::ENOCQ);
         }
         Ok(Setup {
+            role: EndpointRole::Program,
             domain_mr: Arc::clone(&self.domain.memory),
             av: Arc::clone(bindings.av.as_ref().ok_or(Errno::ENOAV)?),
             sink,

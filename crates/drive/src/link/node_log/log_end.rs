@@ -112,15 +112,58 @@ impl LogWriter {
     /// Frames from the beginning of the log to the last one that an earlier incarnation has
     /// appended.
     pub fn frames(&self) -> io::Result<u64> {
-        let mut cursor = *self.chain.cursor();
+        Ok(self.end(*self.chain.cursor())?.frames())
+    }
+
+    /// Goes to the end of what earlier incarnations have appended.
+    pub fn skip_to_end(&mut self) -> io::Result<()> {
         loop {
-            let word = self.log.word(cursor.at()).load(Ordering::Acquire);
-            match cursor.read(word, LOG_BYTES).map_err(impossible)? {
-                Announcement::Nothing => return Ok(cursor.frames()),
-                Announcement::Jump(to) => cursor.jump(to),
-                Announcement::Frame(bytes) => cursor.pass(bytes),
+            match self.next(self.chain.cursor())? {
+                Announcement::Nothing => return Ok(()),
+                Announcement::Jump(to) => self.chain.jump(to),
+                Announcement::Frame(bytes) => self.chain.pass(bytes),
             }
         }
+    }
+
+    /// The end of the log, found from `cursor` on.
+    pub fn end(&self, mut cursor: LogCursor) -> io::Result<LogCursor> {
+        while self.pass(&mut cursor)? > 0 {}
+        Ok(cursor)
+    }
+
+    /// Passes the next frame; returns its bytes with their padding, or 0 if there is none.
+    pub fn pass(&self, cursor: &mut LogCursor) -> io::Result<usize> {
+        self.follow_jumps(cursor)?;
+        let Announcement::Frame(bytes) = self.next(cursor)? else { return Ok(0) };
+        let before = cursor.position();
+        cursor.pass(bytes);
+        Ok((cursor.position() - before) as usize)
+    }
+
+    /// Passes frames that lie one behind the other, of at most `bytes_max` bytes together; returns
+    /// them, each with its padding.
+    pub fn pass_run(&self, cursor: &mut LogCursor, bytes_max: usize) -> io::Result<&[u8]> {
+        self.follow_jumps(cursor)?;
+        let start = cursor.at();
+        while let Announcement::Frame(bytes) = self.next(cursor)?
+            && cursor.behind(bytes) - start <= bytes_max
+        {
+            cursor.pass(bytes);
+        }
+        Ok(self.log.announced(start, cursor.at() - start))
+    }
+
+    fn follow_jumps(&self, cursor: &mut LogCursor) -> io::Result<()> {
+        while let Announcement::Jump(to) = self.next(cursor)? {
+            cursor.jump(to);
+        }
+        Ok(())
+    }
+
+    fn next(&self, cursor: &LogCursor) -> io::Result<Announcement> {
+        let word = self.log.word(cursor.at()).load(Ordering::Acquire);
+        cursor.read(word, LOG_BYTES).map_err(impossible)
     }
 }
 

@@ -1,8 +1,9 @@
-//! Frames between recorded processes of one node, through logs in shared memory.
+//! Frames between recorded processes, through logs in shared memory.
 //!
 //! A *log* holds the frames of one process to another in the order in which they were sent
 //! ([`landbridge_proto::log::segment`]). Logs lie in a memory file of the node's agent, so they
-//! outlive the processes. A receiver reads frames in place. A later incarnation of the receiver
+//! outlive the processes. Frames of other nodes arrive by a transport, and are appended to logs in
+//! the file of this node. A receiver reads frames in place. A later incarnation of the receiver
 //! reads them again. A later incarnation of the sender produces them again: each frame is compared
 //! with the one that is there and is not written twice, and from the end of the log on frames are
 //! appended. The agent releases what the kept images of both cover, and the sender writes there
@@ -23,7 +24,9 @@
 //! | `window` | memory of the file in this process |
 //! | `log_end` | both ends of a log |
 //! | `deliveries` | what this process has delivered |
+//! | `between_nodes` | logs of and to processes of other nodes |
 
+mod between_nodes;
 mod deliveries;
 mod log_end;
 mod window;
@@ -32,8 +35,9 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::layout::{
-    DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, LOG_BYTES, NODE_PROCESSES_MAX, PARKED_AT,
+    DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, PARKED_AT,
     control_at, file_bytes, log_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
@@ -44,6 +48,8 @@ use rustix::net::{
     socket_with,
 };
 
+pub use between_nodes::TRANSFER_BYTES_MAX;
+use between_nodes::{RemoteLogs, is_local};
 use deliveries::{Deliveries, DeliveryCursor};
 pub use log_end::FRAME_BYTES_MAX;
 use log_end::{LogReader, LogWriter, full};
@@ -70,6 +76,9 @@ pub struct ClosedLogs {
     owner: LogOwner,
     writers: Vec<SegmentChain>,
     readers: Vec<LogCursor>,
+    /// For each process of another node: what has arrived of it, and up to where it has the log to
+    /// it.
+    remote: Vec<(SegmentChain, LogCursor)>,
     deliveries: DeliveryCursor,
     turn: usize,
 }
@@ -86,7 +95,7 @@ impl ClosedLogs {
         job: &[u8],
         bytes_max: u64,
     ) -> io::Result<ClosedLogs> {
-        if process >= processes || processes > NODE_PROCESSES_MAX {
+        if process >= processes || processes > LOGGED_PROCESSES_MAX {
             return Err(foreign());
         }
         let (job, window) = (job.to_vec(), Window::reserve(processes)?);
@@ -94,6 +103,7 @@ impl ClosedLogs {
             owner: LogOwner { process, processes, job, bytes_max, window },
             writers: vec![SegmentChain::new(LOG_BYTES); processes],
             readers: vec![LogCursor::START; processes],
+            remote: vec![(SegmentChain::new(LOG_BYTES), LogCursor::START); processes],
             deliveries: DeliveryCursor::default(),
             turn: 0,
         })
@@ -105,7 +115,7 @@ impl ClosedLogs {
     /// # Errors
     /// The file is another one, memory is short, or the file holds what cannot be there.
     pub fn open(self, file: BorrowedFd<'_>) -> io::Result<NodeLogs> {
-        let ClosedLogs { owner, writers, readers, deliveries, turn } = self;
+        let ClosedLogs { owner, writers, readers, remote, deliveries, turn } = self;
         let (own, processes) = (owner.process, owner.processes);
         if rustix::fs::fstat(file)?.st_size as u64 != file_bytes(processes) {
             return Err(foreign());
@@ -122,20 +132,40 @@ impl ClosedLogs {
         });
         let readers = readers.collect::<io::Result<Vec<_>>>()?;
         let head = window.head(file)?;
+        let remote = remote.into_iter().enumerate().map(|(process, (chain, confirmed))| {
+            if is_local(&head, process) {
+                return Ok(None);
+            }
+            let log = window.log(file, 2 * processes + process, log_at(processes, process, own))?;
+            let arrivals = LogWriter::new(log, chain);
+            RemoteLogs::open(arrivals, confirmed, &writers[process]).map(Some)
+        });
+        let remote = remote.collect::<io::Result<Vec<_>>>()?;
+        let first_local = remote.iter().position(Option::is_none).unwrap_or(own);
         let end = head.word(control_at(own) as usize + DELIVERIES_END_AT);
         let deliveries = Deliveries::new(window.deliveries(file, own)?, deliveries, end);
         let sent = writers.iter().map(LogWriter::frames).sum::<io::Result<u64>>()?;
         Ok(NodeLogs {
-            doorbell: Doorbell::new(&owner)?,
+            doorbell: Doorbell::new(&owner, first_local)?,
             counts: EarlierCounts { sent, deliveries: deliveries.count()? },
             owner,
             head,
             writers,
             readers,
+            has_unsent: true,
+            remote,
             deliveries,
             turn,
             shown: None,
         })
+    }
+}
+
+/// What an image holds of the logs of another node; nothing for a process of this node.
+fn closed_remote(remote: Option<RemoteLogs>) -> (SegmentChain, LogCursor) {
+    match remote {
+        None => (SegmentChain::new(LOG_BYTES), LogCursor::START),
+        Some(remote) => (remote.arrivals.chain, remote.confirmed),
     }
 }
 
@@ -147,10 +177,11 @@ fn foreign() -> io::Error {
 struct Doorbell {
     socket: OwnedFd,
     all: Vec<SocketAddrUnix>,
+    agent: SocketAddrUnix,
 }
 
 impl Doorbell {
-    fn new(owner: &LogOwner) -> io::Result<Doorbell> {
+    fn new(owner: &LogOwner, first_local: usize) -> io::Result<Doorbell> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, LOWEST_FD).unwrap_or(socket);
@@ -161,7 +192,9 @@ impl Doorbell {
         };
         let all = (0..owner.processes).map(address).collect::<io::Result<Vec<_>>>()?;
         bind(&socket, &all[owner.process])?;
-        Ok(Doorbell { socket, all })
+        let name = agent_bell(&owner.job, first_local);
+        let agent = SocketAddrUnix::new_abstract_name(&name)?;
+        Ok(Doorbell { socket, all, agent })
     }
 
     #[cold]
@@ -186,6 +219,10 @@ pub struct NodeLogs {
     head: Mapped,
     writers: Vec<LogWriter>,
     readers: Vec<LogReader>,
+    /// By process; `None`: a process of this node.
+    remote: Vec<Option<RemoteLogs>>,
+    /// There may be frames for processes of other nodes that were not sent.
+    has_unsent: bool,
     deliveries: Deliveries,
     doorbell: Doorbell,
     counts: EarlierCounts,
@@ -198,8 +235,13 @@ pub struct NodeLogs {
 impl NodeLogs {
     /// Closes the logs between two polls, and reports to the agent how far they have come.
     pub fn close(self) -> ClosedLogs {
+        // A later incarnation may have to send to another node what that node has not confirmed.
+        let sent = |(writer, remote): (&LogWriter, &Option<RemoteLogs>)| match remote {
+            None => writer.chain.cursor().position(),
+            Some(remote) => remote.confirmed.position(),
+        };
         let positions = LogPositions {
-            sent: self.writers.iter().map(|writer| writer.chain.cursor().position()).collect(),
+            sent: self.writers.iter().zip(&self.remote).map(sent).collect(),
             received: self.readers.iter().map(|reader| reader.cursor.position()).collect(),
             deliveries: self.deliveries.cursor.position,
         };
@@ -211,6 +253,7 @@ impl NodeLogs {
             owner: self.owner,
             writers: self.writers.into_iter().map(|writer| writer.chain).collect(),
             readers: self.readers.iter().map(|reader| reader.cursor).collect(),
+            remote: self.remote.into_iter().map(closed_remote).collect(),
             deliveries: self.deliveries.cursor,
             turn: self.turn,
         }
@@ -233,6 +276,10 @@ impl NodeLogs {
         if writer.chain.touched() != touched {
             self.check_memory()?;
         }
+        if self.remote[to].is_some() {
+            self.has_unsent = true;
+            return Ok(());
+        }
         fence(Ordering::SeqCst);
         if self.parked(to).load(Ordering::Relaxed) != 0 {
             self.doorbell.ring(to);
@@ -246,7 +293,9 @@ impl NodeLogs {
     fn check_memory(&mut self) -> io::Result<()> {
         let released = control_at(self.owner.process) as usize + DELIVERIES_RELEASED_AT;
         self.deliveries.note_release(|known| self.head.release(released, known));
-        let logs: usize = self.writers.iter().map(|writer| writer.chain.touched()).sum();
+        let arrivals = self.remote.iter().flatten().map(|remote| &remote.arrivals);
+        let logs: usize =
+            self.writers.iter().chain(arrivals).map(|writer| writer.chain.touched()).sum();
         match logs as u64 + self.deliveries.bytes() > self.owner.bytes_max {
             true => Err(full("its share of recover_memory")),
             false => Ok(()),
@@ -375,38 +424,52 @@ impl std::fmt::Debug for NodeLogs {
 mod tests {
     use std::collections::VecDeque;
 
+    use landbridge_proto::log::layout::LOCAL_AT;
     use landbridge_proto::wire::frame::HEADER_BYTES;
 
     use super::*;
 
     /// The memory file of a node, with the part of the agent.
-    struct Node {
-        file: OwnedFd,
+    pub(super) struct Node {
+        pub file: OwnedFd,
         job: String,
         processes: usize,
     }
 
     impl Node {
-        fn new(name: &str, processes: usize) -> Node {
+        /// All processes are on this node.
+        pub fn new(name: &str, processes: usize) -> Node {
             let file = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&file, file_bytes(processes)).unwrap();
-            Node { file, job: format!("test-{name}-{}", std::process::id()), processes }
+            let job = format!("test-{name}-{}", std::process::id());
+            let node = Node { file, job, processes };
+            node.set_local(&(0..processes).collect::<Vec<_>>());
+            node
         }
 
-        fn begin(&self, process: usize, bytes_max: u64) -> NodeLogs {
+        /// These processes are on this node, and no others.
+        pub fn set_local(&self, local: &[usize]) {
+            for process in 0..self.processes {
+                let word = u64::from(local.contains(&process)).to_ne_bytes();
+                let at = control_at(process) + LOCAL_AT as u64;
+                rustix::io::pwrite(&self.file, &word, at).unwrap();
+            }
+        }
+
+        pub fn begin(&self, process: usize, bytes_max: u64) -> NodeLogs {
             let job = self.job.as_bytes();
             let closed = ClosedLogs::new(process, self.processes, job, bytes_max).unwrap();
             closed.open(self.file.as_fd()).unwrap()
         }
 
-        fn release(&self, from: usize, to: usize, position: u64) {
+        pub fn release(&self, from: usize, to: usize, position: u64) {
             let at = release_at(self.processes, from, to);
             for at in [at, at + 8] {
                 rustix::io::pwrite(&self.file, &position.to_ne_bytes(), at).unwrap();
             }
         }
 
-        fn report(&self, process: usize) -> LogPositions {
+        pub fn report(&self, process: usize) -> LogPositions {
             let at = report_at(self.processes, process);
             LogPositions::from_words(self.processes, |place| {
                 let mut word = [0; 8];
@@ -417,11 +480,12 @@ mod tests {
     }
 
     /// The state that an image of a process holds, in the place of the one that is running.
-    fn copy(closed: &ClosedLogs) -> ClosedLogs {
+    pub(super) fn copy(closed: &ClosedLogs) -> ClosedLogs {
         let LogOwner { process, processes, ref job, bytes_max, .. } = closed.owner;
         ClosedLogs {
             writers: closed.writers.clone(),
             readers: closed.readers.clone(),
+            remote: closed.remote.clone(),
             deliveries: closed.deliveries,
             turn: closed.turn,
             ..ClosedLogs::new(process, processes, job, bytes_max).unwrap()
@@ -435,11 +499,11 @@ mod tests {
         front
     }
 
-    fn send(logs: &mut NodeLogs, to: usize, payload: &[u8]) -> io::Result<()> {
+    pub(super) fn send(logs: &mut NodeLogs, to: usize, payload: &[u8]) -> io::Result<()> {
         logs.send(to, &frame(payload), &[IoSlice::new(payload)])
     }
 
-    fn receive(logs: &mut NodeLogs) -> Option<Vec<u8>> {
+    pub(super) fn receive(logs: &mut NodeLogs) -> Option<Vec<u8>> {
         let payload = logs.peek().unwrap().map(|frame| frame[HEADER_BYTES..].to_vec());
         logs.consume();
         payload

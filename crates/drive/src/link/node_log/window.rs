@@ -14,7 +14,8 @@ use landbridge_proto::log::layout::{DELIVERIES_BYTES, LOG_BYTES, deliveries_at};
 const PREPARED_BYTES: usize = 1 << 20;
 
 /// Addresses for the logs of one process, reserved for the life of the process. In this order: the
-/// head of the file, the process's deliveries, its logs to each process, its logs from each.
+/// head of the file, the process's deliveries, its logs to each process, its logs
+/// from each, and again its logs from each, to append what arrives from other nodes.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
     start: NonNull<u8>,
@@ -30,7 +31,7 @@ impl Window {
     /// # Errors
     /// The process may not have so much address space.
     pub fn reserve(processes: usize) -> io::Result<Window> {
-        let bytes = head_bytes(processes) + DELIVERIES_BYTES + 2 * processes * LOG_BYTES;
+        let bytes = head_bytes(processes) + DELIVERIES_BYTES + 3 * processes * LOG_BYTES;
         // SAFETY: a new mapping replaces no memory.
         let start = unsafe { map_nothing(None, bytes)? };
         Ok(Window { start, processes })
@@ -46,8 +47,7 @@ impl Window {
         self.map(file, at, head_bytes(self.processes), DELIVERIES_BYTES)
     }
 
-    /// Log number `place` of this process, first those to each process and then those from each,
-    /// which lies at `at` in the file.
+    /// Log number `place` of this process (in the order above), which lies at `at` in the file.
     pub fn log(self, file: BorrowedFd<'_>, place: usize, at: u64) -> io::Result<Mapped> {
         let logs = head_bytes(self.processes) + DELIVERIES_BYTES;
         self.map(file, at, logs + place * LOG_BYTES, LOG_BYTES)

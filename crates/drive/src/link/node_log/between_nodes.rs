@@ -1,0 +1,371 @@
+//! Logs between this process and processes of other nodes.
+//!
+//! The log to such a process lies in the file of this node, and a transport sends its frames
+//! ([`landbridge_proto::log::transfer`]). The log of such a process to this one is appended here,
+//! by this process, as its frames arrive. From there on it is read as the log of any process: also
+//! by later incarnations, which ask no other node for anything.
+//!
+//! What may never happen: a frame is appended twice, or where one is missing.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
+use landbridge_proto::log::layout::{
+    CONTACTS_CHANGED_AT, LOCAL_AT, contact_at, control_at, release_at,
+};
+use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES};
+use landbridge_proto::wire::frame::HEADER_BYTES;
+use rustix::net::{SendFlags, sendto};
+
+use super::log_end::{FRAME_BYTES_MAX, LogWriter};
+use super::window::Mapped;
+use super::{NodeLogs, foreign};
+
+/// Most bytes of frames in one message to another node. A frame of the greatest length fits.
+pub const TRANSFER_BYTES_MAX: usize = 128 << 10;
+
+/// Both logs between this process and one of another node.
+pub(super) struct RemoteLogs {
+    /// Appends what arrives.
+    pub arrivals: LogWriter,
+    /// Up to where the other process has this process's log.
+    pub confirmed: LogCursor,
+    /// The next frame to be sent.
+    sending: LogCursor,
+    /// The frame behind those that [`NodeLogs::next_frames`] has returned.
+    ahead: LogCursor,
+    /// The end of what earlier incarnations have sent.
+    earlier_end: u64,
+}
+
+impl RemoteLogs {
+    pub fn open(
+        mut arrivals: LogWriter,
+        confirmed: LogCursor,
+        sent: &LogWriter,
+    ) -> io::Result<RemoteLogs> {
+        arrivals.skip_to_end()?;
+        let earlier_end = sent.end(*sent.chain.cursor())?.position();
+        Ok(RemoteLogs { arrivals, confirmed, sending: confirmed, ahead: confirmed, earlier_end })
+    }
+}
+
+/// Whether a process runs on this node.
+pub(super) fn is_local(head: &Mapped, process: usize) -> bool {
+    head.word(control_at(process) as usize + LOCAL_AT).load(Ordering::Relaxed) != 0
+}
+
+impl NodeLogs {
+    /// The processes of other nodes.
+    pub fn remote_processes(&self) -> impl Iterator<Item = usize> + '_ {
+        let is_remote =
+            |(process, remote): (usize, &Option<RemoteLogs>)| remote.is_some().then_some(process);
+        self.remote.iter().enumerate().filter_map(is_remote)
+    }
+
+    /// Wakes the agent, which sends this process's contact to other nodes.
+    pub fn ring_agent(&self) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // A full socket means that the bell has been rung often enough.
+        let _ = sendto(&self.doorbell.socket, b"!", flags, &self.doorbell.agent);
+    }
+
+    /// A number that changes whenever the agent writes a contact.
+    #[inline]
+    pub fn contacts_changed(&self) -> u64 {
+        self.head.word(CONTACTS_CHANGED_AT as usize).load(Ordering::Acquire)
+    }
+
+    /// The contact of a process, if it is known.
+    pub fn contact(&self, process: usize) -> Option<Contact> {
+        let mut bytes = [0; CONTACT_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).enumerate() {
+            let at = contact_at(process) as usize + 8 * place;
+            word.copy_from_slice(&self.head.word(at).load(Ordering::Relaxed).to_ne_bytes());
+        }
+        Contact::parse(&bytes)
+    }
+
+    /// Writes this process's own contact.
+    pub fn write_contact(&self, contact: &Contact) {
+        for (place, word) in contact.emit().chunks_exact(8).enumerate() {
+            let at = contact_at(self.owner.process) as usize + 8 * place;
+            let word = u64::from_ne_bytes(word.try_into().unwrap_or_default());
+            self.head.word(at).store(word, Ordering::Release);
+        }
+    }
+
+    /// Up to where this process has the log of a process of another node.
+    ///
+    /// # Errors
+    /// The process is of this node.
+    pub fn arrived(&self, from: usize) -> io::Result<u64> {
+        Ok(self.remote(from)?.arrivals.chain.cursor().position())
+    }
+
+    /// Appends the frames of a message of a process of another node, each with its padding.
+    ///
+    /// # Errors
+    /// The bytes are not whole frames, or memory for logs is full.
+    pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
+        let Some(remote) = self.remote.get_mut(from).and_then(Option::as_mut) else {
+            return Err(foreign());
+        };
+        let touched = remote.arrivals.chain.touched();
+        let release = release_at(self.owner.processes, from, self.owner.process) as usize;
+        while !bytes.is_empty() {
+            let frame = first_frame(bytes)?;
+            remote.arrivals.append(frame, &[], || self.head.release(release, 0))?;
+            let padded = frame.len().next_multiple_of(SLOT_BYTES);
+            bytes = bytes.get(padded..).unwrap_or_default();
+        }
+        match remote.arrivals.chain.touched() != touched {
+            true => self.check_memory(),
+            false => Ok(()),
+        }
+    }
+
+    /// The end of this process's log to another one: of what this incarnation or an earlier one has
+    /// sent.
+    ///
+    /// # Errors
+    /// The process is of this node.
+    pub fn sent_end(&self, to: usize) -> io::Result<u64> {
+        let written = self.writers[to].chain.cursor().position();
+        Ok(self.remote(to)?.earlier_end.max(written))
+    }
+
+    /// Sends the log to a process of another node from this position on, which is up to where that
+    /// process has it.
+    ///
+    /// # Errors
+    /// No frame of the log ends there.
+    pub fn send_from(&mut self, to: usize, position: u64) -> io::Result<()> {
+        self.confirm(to, position)?;
+        if let Some(remote) = &mut self.remote[to] {
+            remote.sending = remote.confirmed;
+        }
+        self.has_unsent = true;
+        Ok(())
+    }
+
+    /// Notes up to where a process of another node has the log to it.
+    ///
+    /// # Errors
+    /// No frame of the log ends there.
+    pub fn confirm(&mut self, to: usize, position: u64) -> io::Result<()> {
+        let mut cursor = self.remote(to)?.confirmed;
+        let log = &self.writers[to];
+        while cursor.position() < position {
+            if log.pass(&mut cursor)? == 0 {
+                return Err(foreign());
+            }
+        }
+        let is_end_of_frame = cursor.position() == position;
+        if let Some(remote) = self.remote[to].as_mut().filter(|_| is_end_of_frame) {
+            remote.confirmed = cursor;
+            return Ok(());
+        }
+        Err(foreign())
+    }
+
+    /// Whether there may be frames to be sent to other nodes. Until [`Self::note_unsent`] or a new
+    /// frame, the answer is then no.
+    #[inline]
+    pub fn take_unsent(&mut self) -> bool {
+        std::mem::take(&mut self.has_unsent)
+    }
+
+    /// Notes that frames are still to be sent.
+    pub fn note_unsent(&mut self) {
+        self.has_unsent = true;
+    }
+
+    /// The next frames for a process of another node, each with its padding: at most
+    /// [`TRANSFER_BYTES_MAX`] bytes, which lie there until they are released; and their position.
+    /// Empty: there are none.
+    ///
+    /// # Errors
+    /// The log holds what cannot be there.
+    pub fn next_frames(&mut self, to: usize) -> io::Result<(u64, &[u8])> {
+        let Some(remote) = self.remote.get_mut(to).and_then(Option::as_mut) else {
+            return Err(foreign());
+        };
+        remote.ahead = remote.sending;
+        let frames = self.writers[to].pass_run(&mut remote.ahead, TRANSFER_BYTES_MAX)?;
+        Ok((remote.sending.position(), frames))
+    }
+
+    /// Notes that the frames that [`Self::next_frames`] has returned last were sent.
+    pub fn note_frames_sent(&mut self, to: usize) {
+        if let Some(remote) = &mut self.remote[to] {
+            remote.sending = remote.ahead;
+        }
+    }
+
+    /// Up to where a process of another node is known to have the log to it.
+    ///
+    /// # Errors
+    /// The process is of this node.
+    pub fn confirmed(&self, to: usize) -> io::Result<u64> {
+        Ok(self.remote(to)?.confirmed.position())
+    }
+
+    fn remote(&self, process: usize) -> io::Result<&RemoteLogs> {
+        self.remote.get(process).and_then(Option::as_ref).ok_or_else(foreign)
+    }
+}
+
+/// The first frame of a message.
+fn first_frame(bytes: &[u8]) -> io::Result<&[u8]> {
+    let length = bytes.get(..4).map(|length| [length[0], length[1], length[2], length[3]]);
+    let length = length.map_or(usize::MAX, |length| u32::from_le_bytes(length) as usize);
+    let frame = length.checked_add(HEADER_BYTES).and_then(|length| bytes.get(..length));
+    // The kind says that it is no jump.
+    let is_frame = |frame: &&[u8]| frame.len() <= FRAME_BYTES_MAX && frame[4] != u8::MAX;
+    frame.filter(is_frame).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "another node has sent what is no frame")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::super::tests::{Node, copy, receive, send};
+    use super::*;
+
+    /// Process 0 on one node, process 1 on another: each node has a file of its own.
+    fn two_nodes(name: &str) -> [Node; 2] {
+        let nodes = [Node::new(&format!("{name}-0"), 2), Node::new(&format!("{name}-1"), 2)];
+        nodes[0].set_local(&[0]);
+        nodes[1].set_local(&[1]);
+        nodes
+    }
+
+    /// Carries all frames that process 0 has not sent yet to process 1.
+    fn carry(zero: &mut NodeLogs, one: &mut NodeLogs) {
+        loop {
+            let (position, frames) = zero.next_frames(1).unwrap();
+            let frames = frames.to_vec();
+            if frames.is_empty() {
+                return;
+            }
+            assert_eq!(position, one.arrived(0).unwrap());
+            one.append_arrived(0, &frames).unwrap();
+            zero.note_frames_sent(1);
+        }
+    }
+
+    #[test]
+    fn frames_cross_over_and_stay_for_the_next_incarnation() {
+        let nodes = two_nodes("cross");
+        let (mut zero, mut one) = (nodes[0].begin(0, 1 << 30), nodes[1].begin(1, 1 << 30));
+        assert_eq!(zero.remote_processes().collect::<Vec<_>>(), [1]);
+        let payload = |number: usize| vec![number as u8; number * 37 % 9000];
+        for number in 0..200 {
+            send(&mut zero, 1, &payload(number)).unwrap();
+            if number % 3 == 0 {
+                carry(&mut zero, &mut one);
+            }
+        }
+        carry(&mut zero, &mut one);
+        assert_eq!(one.arrived(0).unwrap(), zero.sent_end(1).unwrap());
+        for number in 0..150 {
+            assert_eq!(receive(&mut one).unwrap(), payload(number));
+            one.note_delivery(1, 0).unwrap();
+        }
+        drop(one);
+        let mut one = nodes[1].begin(1, 1 << 30);
+        assert_eq!(one.arrived(0).unwrap(), zero.sent_end(1).unwrap());
+        for number in 0..150 {
+            assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+            assert_eq!(receive(&mut one).unwrap(), payload(number));
+        }
+        for number in 150..200 {
+            assert_eq!(receive(&mut one).unwrap(), payload(number));
+        }
+        assert_eq!(receive(&mut one), None);
+    }
+
+    #[test]
+    fn the_next_incarnation_of_the_sender_sends_what_is_missing() {
+        let nodes = two_nodes("missing");
+        let (mut zero, mut one) = (nodes[0].begin(0, 1 << 30), nodes[1].begin(1, 1 << 30));
+        for number in 0..10 {
+            send(&mut zero, 1, &[number; 3000]).unwrap();
+        }
+        let first = zero.next_frames(1).unwrap().1.to_vec();
+        one.append_arrived(0, &first).unwrap();
+        zero.note_frames_sent(1);
+        drop(zero);
+        // Before it has done anything again.
+        let mut zero = nodes[0].begin(0, 1 << 30);
+        assert_eq!(zero.sent_end(1).unwrap(), 10 * 3072);
+        zero.send_from(1, one.arrived(0).unwrap()).unwrap();
+        carry(&mut zero, &mut one);
+        for number in 0..10 {
+            send(&mut zero, 1, &[number; 3000]).unwrap();
+            assert_eq!(receive(&mut one).unwrap(), [number; 3000]);
+        }
+        send(&mut zero, 1, b"more").unwrap();
+        carry(&mut zero, &mut one);
+        assert_eq!(receive(&mut one).unwrap(), b"more");
+        assert!(zero.send_from(1, 100).is_err(), "no frame ends there");
+    }
+
+    /// Both sides begin again from images at any moment; what the images cover is released.
+    #[test]
+    fn images_release_on_both_nodes() {
+        let nodes = two_nodes("released");
+        let (mut zero, mut one) = (nodes[0].begin(0, 8 << 20), nodes[1].begin(1, 8 << 20));
+        let payload = |number: u32| vec![number as u8; 1000 + number as usize % 5000];
+        for number in 0..8000 {
+            send(&mut zero, 1, &payload(number)).unwrap();
+            carry(&mut zero, &mut one);
+            assert_eq!(receive(&mut one).unwrap(), payload(number));
+            one.note_delivery(1, 0).unwrap();
+            if number % 100 != 99 {
+                continue;
+            }
+            zero.confirm(1, one.arrived(0).unwrap()).unwrap();
+            let (closed, also_closed) = (zero.close(), one.close());
+            nodes[0].release(0, 1, nodes[0].report(0).sent[1]);
+            nodes[1].release(0, 1, nodes[1].report(1).received[0]);
+            let (image, other) = (copy(&closed), copy(&also_closed));
+            let kept = match number % 200 < 100 {
+                true => [image, other],
+                false => [closed, also_closed],
+            };
+            let opened = kept
+                .into_iter()
+                .zip(&nodes)
+                .map(|(logs, node)| logs.open(node.file.as_fd()).unwrap());
+            let [first, second] = opened.collect::<Vec<_>>().try_into().unwrap();
+            (zero, one) = (first, second);
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused() {
+        let nodes = two_nodes("refused");
+        let mut one = nodes[1].begin(1, 1 << 30);
+        let header = |length: u32, kind: u8| {
+            let mut bytes = vec![0; HEADER_BYTES + 100];
+            bytes[..4].copy_from_slice(&length.to_le_bytes());
+            bytes[4] = kind;
+            bytes
+        };
+        for bytes in [
+            header(101, 7),
+            header(u32::MAX, 7),
+            header(0, u8::MAX),
+            vec![1; 3],
+            [header(24, 7), vec![0; 10]].concat(),
+        ] {
+            assert!(one.append_arrived(0, &bytes).is_err(), "{:?}", &bytes[..3]);
+        }
+        assert!(one.append_arrived(1, &header(100, 7)).is_err(), "of this node");
+    }
+}

@@ -1,0 +1,93 @@
+//! Where the processes of a job can be reached that keep message logs: an entry of each in the
+//! memory file of each node.
+//!
+//! A process writes its own entry when it opens its transport to other nodes. Its agent sends the
+//! entry to the agents of all nodes, which write it into their files. Writers use pwrite(2), which
+//! need not write an entry at once: an entry counts if its checksum is right.
+//!
+//! What enters: entries, or bytes. What leaves: bytes, or entries. What may never happen: half an
+//! entry is taken for an entry.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use crate::wire::name::NAME_BYTES;
+
+/// Bytes of an entry.
+pub const CONTACT_BYTES: usize = 64;
+
+/// How a process can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contact {
+    /// The number of the transport, counted over all incarnations of the process from 1 on.
+    /// [`Contact::ENDED`]: the process has ended for good.
+    pub generation: u32,
+    /// The name of the transport's endpoint.
+    pub name: [u8; NAME_BYTES],
+}
+
+impl Contact {
+    /// The generation of a process that has ended for good.
+    pub const ENDED: u32 = u32::MAX;
+
+    /// The entry of a process that has ended for good.
+    pub fn ended() -> Contact {
+        Contact { generation: Contact::ENDED, name: [0; NAME_BYTES] }
+    }
+
+    /// The bytes of the entry: generation, name, zeros, checksum.
+    pub fn emit(&self) -> [u8; CONTACT_BYTES] {
+        let mut bytes = [0; CONTACT_BYTES];
+        bytes[..4].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[4..4 + NAME_BYTES].copy_from_slice(&self.name);
+        let sum = checksum(&bytes[..CONTACT_BYTES - 8]);
+        bytes[CONTACT_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads an entry. `None`: nothing was written yet, or the entry is being written.
+    pub fn parse(bytes: &[u8; CONTACT_BYTES]) -> Option<Contact> {
+        let (content, sum) = bytes.split_at(CONTACT_BYTES - 8);
+        let generation = u32::from_le_bytes([content[0], content[1], content[2], content[3]]);
+        if generation == 0 || sum != checksum(content).to_le_bytes() {
+            return None;
+        }
+        let mut name = [0; NAME_BYTES];
+        name.copy_from_slice(&content[4..4 + NAME_BYTES]);
+        Some(Contact { generation, name })
+    }
+}
+
+/// The abstract name of the Unix socket that wakes the agent of a node. `job`: the name of the job.
+/// `first_local`: the first process of the node.
+pub fn agent_bell(job: &[u8], first_local: usize) -> Vec<u8> {
+    [b"landbridge-", job, format!("-agent-{first_local}").as_bytes()].concat()
+}
+
+/// FNV-1a with 64 bits: the entry is not secret, and only an incomplete write is to be detected.
+fn checksum(bytes: &[u8]) -> u64 {
+    let step = |state: u64, byte: &u8| (state ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_as_it_was_written_and_no_part_of_it() {
+        let (old, new) = (
+            Contact { generation: 3, name: [7; NAME_BYTES] },
+            Contact { generation: 4, name: [9; NAME_BYTES] },
+        );
+        assert_eq!(Contact::parse(&old.emit()), Some(old));
+        assert_eq!(Contact::parse(&Contact::ended().emit()), Some(Contact::ended()));
+        assert_eq!(Contact::parse(&[0; CONTACT_BYTES]), None);
+        for written in 1..CONTACT_BYTES {
+            let mut bytes = old.emit();
+            bytes[..written].copy_from_slice(&new.emit()[..written]);
+            let read = Contact::parse(&bytes);
+            assert!(read.is_none() || bytes == old.emit() || bytes == new.emit(), "{written}");
+        }
+    }
+}

@@ -1,0 +1,617 @@
+//! The transport of a recorded process whose messages lie in logs: an endpoint that nothing
+//! records, by which frames reach processes of other nodes.
+//!
+//! The transport is an [`Engine`] of its own: it uses the same paths as a process that is not
+//! recorded (TCP, UDP, several networks, relays), and repairs them alike. Its messages are parts of
+//! logs and what two transports say about them ([`landbridge_proto::log::transfer`]).
+//!
+//! What enters: the logs of this process, contacts of other processes, and messages. What leaves:
+//! messages, and frames that have arrived, in the file of this node. What may never happen: what
+//! the program sees depends on the transport in another way than by frames in the file.
+//!
+//! If a message cannot be delivered and its receiver is not known to have begun again, this
+//! transport is replaced by a new one, which begins with every other process from what that
+//! process has.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use landbridge_drive::link::node_log::{NodeLogs, TRANSFER_BYTES_MAX};
+use landbridge_proto::id::Address;
+use landbridge_proto::log::contact::Contact;
+use landbridge_proto::log::transfer::{
+    LogTransfer, MalformedTransfer, POSITION_BYTES, TransferAction, TransferHeader, TransferKind,
+};
+
+use super::request::{CompletionLevel, Iov, RecvRequest, SendRequest};
+use super::{EndpointRole, Engine, PARK_MILLIS, Setup};
+use crate::abi::{self, CqTaggedEntry, Errno, FiAddr};
+use crate::av::Av;
+use crate::log;
+use crate::mr::MrTable;
+use crate::queue::{EntryFormat, Queue};
+use crate::sink::{Counters, Sink};
+
+/// Messages to one process that are under way at most: together 8 MiB.
+const IN_FLIGHT_MAX: usize = 64;
+/// Messages of at most this many bytes are copied, so that they leave at once.
+const INJECT_BYTES_MAX: usize = 4096;
+/// A process says what it has received after this many bytes, unless it is asked.
+const CONFIRMED_BYTES: u64 = 1 << 20;
+/// Buffers for arriving messages.
+const BUFFERS: usize = 4;
+/// Bytes of a buffer.
+const BUFFER_BYTES: usize = 1 << 20;
+/// Shortest and longest time until a transport that cannot deliver is replaced.
+const REPLACE_TIME_MIN: Duration = Duration::from_secs(1);
+const REPLACE_TIME_MAX: Duration = Duration::from_secs(30);
+/// Generations of one process that a transport meets at most: the numbers of endpoints repeat.
+const GENERATIONS_MAX: u32 = 200;
+/// Time between two questions what a process has received, while this one waits for that.
+const QUERY_INTERVAL: Duration = Duration::from_millis(20);
+/// Longest time that a transport waits at its end for others, whom the agents inform as well.
+const LEAVE_TIME_MAX: Duration = Duration::from_millis(50);
+/// Slot of a message that was copied.
+const NO_SLOT: usize = IN_FLIGHT_MAX;
+
+/// What one process has said, and what is under way to it.
+struct RemoteTransfer {
+    transfer: LogTransfer,
+    /// Number of the other transport in the address vector.
+    number: Option<FiAddr>,
+    /// The first generation of the other transport that this transport has met.
+    first_generation: u32,
+    /// How often something has ended what was under way: completions of earlier messages do not
+    /// count.
+    round: u32,
+    /// The positions of messages under way; each message begins with its own.
+    slots: Box<[u64; IN_FLIGHT_MAX]>,
+    free_slots: Vec<usize>,
+    /// Arrived bytes that the other process does not know of.
+    unconfirmed: u64,
+    /// Arrived messages that lie behind one that is still under way.
+    early: BTreeMap<u64, Vec<u8>>,
+    /// What remains to be said.
+    owed: Option<TransferKind>,
+}
+
+impl RemoteTransfer {
+    fn new(transfer: LogTransfer) -> RemoteTransfer {
+        RemoteTransfer {
+            transfer,
+            number: None,
+            first_generation: 0,
+            round: 0,
+            slots: Box::new([0; IN_FLIGHT_MAX]),
+            free_slots: (0..IN_FLIGHT_MAX).collect(),
+            unconfirmed: 0,
+            early: BTreeMap::new(),
+            owed: None,
+        }
+    }
+}
+
+/// The endpoint of a transport, with what it needs. The engine ends before the buffers.
+struct Carriage {
+    engine: Box<Engine>,
+    av: Arc<Av>,
+    queue: Arc<Queue>,
+    buffers: Vec<Box<[u8]>>,
+}
+
+pub(super) struct LogTransport {
+    carriage: Carriage,
+    process: u16,
+    generation: u32,
+    contacts_seen: Option<u64>,
+    /// By process; `None`: a process of this node.
+    remotes: Vec<Option<RemoteTransfer>>,
+    /// When this transport is replaced, because it cannot reach this process.
+    replace_at: Option<(Instant, usize)>,
+    /// Time from the failure to that.
+    pause: Duration,
+    asked: Instant,
+}
+
+impl LogTransport {
+    /// Opens a transport for the logs of a process; `None` if all processes are of its node, or if
+    /// an earlier incarnation has delivered everything and said that it has ended.
+    ///
+    /// # Errors
+    /// There are no sockets, or the environment of this process is not one of the launcher.
+    pub fn open(logs: &NodeLogs, own: Address, processes: usize) -> io::Result<Option<Self>> {
+        let mut remotes: Vec<Option<RemoteTransfer>> = (0..processes).map(|_| None).collect();
+        for process in logs.remote_processes() {
+            let confirmed = logs.confirmed(process)?;
+            remotes[process] = Some(RemoteTransfer::new(LogTransfer::new(confirmed)));
+        }
+        let process = own.index() as u16;
+        let was = logs.contact(usize::from(process)).map(|own| own.generation);
+        if remotes.iter().all(Option::is_none) || was == Some(Contact::ENDED) {
+            return Ok(None);
+        }
+        let (carriage, generation) = open_carriage(logs, process)?;
+        Ok(Some(LogTransport {
+            carriage,
+            process,
+            generation,
+            contacts_seen: None,
+            remotes,
+            replace_at: None,
+            pause: REPLACE_TIME_MIN,
+            asked: Instant::now(),
+        }))
+    }
+
+    /// The endpoint, whose descriptor becomes readable when something arrives.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.carriage.engine
+    }
+
+    /// Nanoseconds until a timer of the endpoint is due, at most `millis` milliseconds.
+    pub fn nap_nanos(&self, millis: i32) -> u64 {
+        self.carriage.engine.nap_nanos(millis)
+    }
+
+    /// A number that changes with the endpoint.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Receives and sends what is possible now.
+    ///
+    /// # Errors
+    /// Memory for logs is full, or another process claims what cannot be.
+    pub fn progress(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        self.carriage.poll();
+        let changed = logs.contacts_changed();
+        if self.contacts_seen != Some(changed) {
+            self.contacts_seen = Some(changed);
+            self.handle_contacts(logs)?;
+        }
+        while let Some(completion) = self.carriage.queue.take() {
+            match completion {
+                Ok(entry) if entry.flags & abi::RECV != 0 => self.handle_arrival(&entry, logs)?,
+                Ok(entry) => self.handle_sent(entry.op_context, Ok(()), logs),
+                // The rest of a message whose sender is gone.
+                Err(error) if error.flags & abi::RECV != 0 => {
+                    self.give_back(error.flags, error.op_context)?;
+                }
+                Err(error) => self.handle_sent(error.op_context, Err(error.err), logs),
+            }
+        }
+        self.send_owed(logs)?;
+        self.send(logs)?;
+        if self.replace_at.is_some_and(|(at, _)| Instant::now() >= at) {
+            self.replace(logs)?;
+        }
+        Ok(())
+    }
+
+    /// Sends frames that were appended to logs to other nodes.
+    ///
+    /// # Errors
+    /// A log holds what cannot be there.
+    #[inline]
+    pub fn send(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        if !logs.take_unsent() {
+            return Ok(());
+        }
+        for process in 0..self.remotes.len() {
+            self.send_to(process, logs)?;
+        }
+        Ok(())
+    }
+
+    fn send_to(&mut self, process: usize, logs: &mut NodeLogs) -> io::Result<()> {
+        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+        // The other side reads nothing before it knows what this process has.
+        let may_send = remote.transfer.is_flowing() && remote.owed != Some(TransferKind::Resume);
+        let Some(number) = remote.number.filter(|_| may_send) else { return Ok(()) };
+        let header = TransferHeader {
+            kind: TransferKind::Frames,
+            process: self.process,
+            generation: self.generation,
+        };
+        while let Some(slot) = remote.free_slots.last().copied() {
+            let (position, frames) = logs.next_frames(process)?;
+            if frames.is_empty() {
+                return Ok(());
+            }
+            remote.slots[slot] = position;
+            let is_copied = frames.len() <= INJECT_BYTES_MAX;
+            let pieces = [
+                Iov { base: (&raw mut remote.slots[slot]).cast(), len: POSITION_BYTES },
+                Iov { base: frames.as_ptr().cast_mut(), len: frames.len() },
+            ];
+            let slot = if is_copied { NO_SLOT } else { slot };
+            let context = context_of(remote.round, process, slot);
+            let sent = self.carriage.send(number, header, &pieces, context, is_copied);
+            match sent {
+                Ok(()) => logs.note_frames_sent(process),
+                // The next poll tries again.
+                Err(Errno::EAGAIN) => {
+                    logs.note_unsent();
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.schedule_replacement(process, error.0);
+                    return Ok(());
+                }
+            }
+            if !is_copied {
+                remote.free_slots.pop();
+            }
+        }
+        Ok(())
+    }
+
+    /// A message was sent, or cannot be delivered.
+    fn handle_sent(&mut self, context: usize, outcome: Result<(), i32>, logs: &mut NodeLogs) {
+        let (round, process, slot) = parts_of(context);
+        let Some(Some(remote)) = self.remotes.get_mut(process) else { return };
+        if remote.round != round {
+            return;
+        }
+        if slot != NO_SLOT {
+            remote.free_slots.push(slot);
+            logs.note_unsent();
+        }
+        if let Err(errno) = outcome {
+            self.schedule_replacement(process, errno);
+        }
+    }
+
+    #[cold]
+    fn schedule_replacement(&mut self, process: usize, errno: i32) {
+        let Some(Some(remote)) = self.remotes.get(process) else { return };
+        if remote.transfer.has_ended() || self.replace_at.is_some() {
+            return;
+        }
+        let error = io::Error::from_raw_os_error(errno);
+        log!(Info, "process {process} cannot be reached: {error}");
+        self.replace_at = Some((Instant::now() + self.pause, process));
+    }
+
+    // --- contacts
+
+    #[cold]
+    fn handle_contacts(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        for process in 0..self.remotes.len() {
+            let Some(remote) = &mut self.remotes[process] else { continue };
+            let Some(contact) = logs.contact(process) else { continue };
+            match remote.transfer.handle_contact(&contact) {
+                TransferAction::Resume => self.begin(process, &contact, logs)?,
+                TransferAction::End => self.forget(process),
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins with a transport of another process.
+    fn begin(&mut self, process: usize, contact: &Contact, logs: &mut NodeLogs) -> io::Result<()> {
+        self.forget(process);
+        let number = self.carriage.av.insert(contact.name);
+        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+        if remote.first_generation == 0 {
+            remote.first_generation = contact.generation;
+        }
+        if contact.generation - remote.first_generation >= GENERATIONS_MAX {
+            return self.replace(logs);
+        }
+        remote.number = Some(number);
+        remote.owed = Some(TransferKind::Resume);
+        let wanted = remote.transfer.position_wanted().map_err(malformed)?;
+        self.act(process, wanted, logs)
+    }
+
+    /// Ends all that is under way to the earlier transport of a process.
+    fn forget(&mut self, process: usize) {
+        let Some(remote) = &mut self.remotes[process] else { return };
+        if let Some(number) = remote.number.take() {
+            self.carriage.give_up(number);
+        }
+        remote.round += 1;
+        remote.free_slots = (0..IN_FLIGHT_MAX).collect();
+        remote.early.clear();
+        (remote.owed, remote.unconfirmed) = (None, 0);
+        if self.replace_at.is_some_and(|(_, lost)| lost == process) {
+            self.replace_at = None;
+        }
+    }
+
+    // --- messages
+
+    fn handle_arrival(&mut self, entry: &CqTaggedEntry, logs: &mut NodeLogs) -> io::Result<()> {
+        let buffer = entry.op_context;
+        // SAFETY: the engine has written the message there, in one of the buffers, which is not
+        // posted again before the message was handled.
+        let message = match entry.len {
+            0 => &[][..],
+            bytes => unsafe { std::slice::from_raw_parts(entry.buf.cast::<u8>(), bytes) },
+        };
+        let outcome = match TransferHeader::parse(entry.data) {
+            Some(header) => self.handle_message(&header, message, logs),
+            None => Err(malformed(MalformedTransfer("its message is of no known kind"))),
+        };
+        self.give_back(entry.flags, buffer)?;
+        outcome
+    }
+
+    /// Gives a buffer to the engine again whose last message was handled.
+    fn give_back(&mut self, flags: u64, buffer: usize) -> io::Result<()> {
+        match flags & abi::MULTI_RECV != 0 {
+            true => self.carriage.post(buffer),
+            false => Ok(()),
+        }
+    }
+
+    fn handle_message(
+        &mut self,
+        header: &TransferHeader,
+        message: &[u8],
+        logs: &mut NodeLogs,
+    ) -> io::Result<()> {
+        let process = usize::from(header.process);
+        let Some(Some(remote)) = self.remotes.get_mut(process) else {
+            return Err(malformed(MalformedTransfer("it claims to be a process of this node")));
+        };
+        let bytes = message.first_chunk::<POSITION_BYTES>();
+        let position = bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let said = if header.kind == TransferKind::Frames { 0 } else { position };
+        let sent = logs.sent_end(process)?;
+        let action = remote.transfer.handle(header, said, sent).map_err(malformed)?;
+        match action {
+            TransferAction::Append => {
+                let frames = message.get(POSITION_BYTES..).unwrap_or_default();
+                self.take_frames(process, position, frames, logs)
+            }
+            TransferAction::Nothing if header.kind == TransferKind::Received => {
+                let confirmed = remote.transfer.confirmed();
+                logs.confirm(process, confirmed)
+            }
+            action => self.act(process, action, logs),
+        }
+    }
+
+    /// Long messages overtake each other: appends the frames if all before them are there.
+    fn take_frames(
+        &mut self,
+        process: usize,
+        position: u64,
+        frames: &[u8],
+        logs: &mut NodeLogs,
+    ) -> io::Result<()> {
+        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+        let arrived = logs.arrived(process)?;
+        if position > arrived && remote.early.len() < IN_FLIGHT_MAX {
+            remote.early.insert(position, frames.to_vec());
+            return Ok(());
+        }
+        if position != arrived {
+            return Err(malformed(MalformedTransfer("its frames are not the next ones")));
+        }
+        logs.append_arrived(process, frames)?;
+        while let Some((&position, _)) = remote.early.first_key_value()
+            && position == logs.arrived(process)?
+            && let Some((_, frames)) = remote.early.pop_first()
+        {
+            logs.append_arrived(process, &frames)?;
+        }
+        remote.unconfirmed += logs.arrived(process)? - arrived;
+        if remote.unconfirmed >= CONFIRMED_BYTES {
+            remote.owed.get_or_insert(TransferKind::Received);
+        }
+        Ok(())
+    }
+
+    fn act(
+        &mut self,
+        process: usize,
+        action: TransferAction,
+        logs: &mut NodeLogs,
+    ) -> io::Result<()> {
+        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+        match action {
+            TransferAction::SendFrom(position) => {
+                self.pause = REPLACE_TIME_MIN;
+                logs.send_from(process, position)
+            }
+            TransferAction::Confirm => {
+                remote.owed.get_or_insert(TransferKind::Received);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Says to each process what is owed to it.
+    fn send_owed(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        for process in 0..self.remotes.len() {
+            let Some(remote) = &mut self.remotes[process] else { continue };
+            let (Some(kind), Some(number)) = (remote.owed, remote.number) else { continue };
+            let mut position = logs.arrived(process)?.to_le_bytes();
+            let piece = [Iov { base: position.as_mut_ptr(), len: POSITION_BYTES }];
+            let pieces = if kind == TransferKind::Query { &[][..] } else { &piece };
+            let header =
+                TransferHeader { kind, process: self.process, generation: self.generation };
+            let context = context_of(remote.round, process, NO_SLOT);
+            match self.carriage.send(number, header, pieces, context, true) {
+                Ok(()) => {
+                    remote.owed = None;
+                    if kind != TransferKind::Query {
+                        remote.unconfirmed = 0;
+                    }
+                }
+                Err(Errno::EAGAIN) => (),
+                Err(error) => self.schedule_replacement(process, error.0),
+            }
+        }
+        Ok(())
+    }
+
+    // --- the end
+
+    /// Replaces the endpoint by a new one.
+    #[cold]
+    fn replace(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        for process in 0..self.remotes.len() {
+            self.forget(process);
+            if let Some(remote) = &mut self.remotes[process] {
+                remote.transfer.close();
+                remote.first_generation = 0;
+            }
+        }
+        (self.carriage, self.generation) = open_carriage(logs, self.process)?;
+        self.contacts_seen = None;
+        self.pause = (2 * self.pause).min(REPLACE_TIME_MAX);
+        log!(Info, "the transport between nodes begins again");
+        Ok(())
+    }
+
+    /// Says that this process reads nothing more.
+    pub fn end(&mut self, logs: &NodeLogs) {
+        self.carriage.leave();
+        logs.write_contact(&Contact::ended());
+        logs.ring_agent();
+    }
+
+    /// Whether every other process has this process's log to it, or has ended. Asks those that may
+    /// not.
+    ///
+    /// # Errors
+    /// A log holds what cannot be there.
+    pub fn is_delivered(&mut self, logs: &NodeLogs) -> io::Result<bool> {
+        let is_time = self.asked.elapsed() >= QUERY_INTERVAL;
+        if is_time {
+            self.asked = Instant::now();
+        }
+        let mut is_delivered = true;
+        for process in 0..self.remotes.len() {
+            let Some(remote) = &mut self.remotes[process] else { continue };
+            let has_all = remote.transfer.confirmed() >= logs.sent_end(process)?;
+            if has_all || remote.transfer.has_ended() {
+                continue;
+            }
+            is_delivered = false;
+            if is_time && remote.transfer.is_flowing() {
+                remote.owed.get_or_insert(TransferKind::Query);
+            }
+        }
+        Ok(is_delivered)
+    }
+}
+
+impl Carriage {
+    /// Does all work that is possible now. The thread waits elsewhere.
+    fn poll(&mut self) {
+        self.engine.poll_state.note_time(&mut self.engine.connections.data);
+        self.engine.poll();
+    }
+
+    /// Gives up a peer, and all that is under way to it.
+    fn give_up(&mut self, number: FiAddr) {
+        if let Ok(peer) = self.engine.connections.data.peer_of(number) {
+            self.engine.connections.fail_peer(peer, libc::ECONNRESET);
+        }
+    }
+
+    /// Says to all peers that nothing more comes, and waits for a moment until they know.
+    fn leave(&mut self) {
+        let data = &mut self.engine.connections.data;
+        for peer in data.peers.active(&data.core) {
+            data.core.channel_mut(peer).goodbye();
+        }
+        self.engine.connections.run_actions();
+        let deadline = Instant::now() + LEAVE_TIME_MAX;
+        while !self.engine.connections.data.core.is_drained() && Instant::now() < deadline {
+            self.engine.park(PARK_MILLIS);
+        }
+    }
+
+    fn send(
+        &mut self,
+        target: FiAddr,
+        header: TransferHeader,
+        payload: &[Iov],
+        context: usize,
+        inject: bool,
+    ) -> Result<(), Errno> {
+        self.engine.send(&SendRequest {
+            target,
+            payload,
+            tag: None,
+            data: Some(header.emit()),
+            context,
+            inject,
+            notify: !inject,
+            level: CompletionLevel::Transmit,
+        })
+    }
+
+    /// Gives a buffer to the engine.
+    fn post(&mut self, buffer: usize) -> io::Result<()> {
+        let memory = &mut self.buffers[buffer];
+        let payload = [Iov { base: memory.as_mut_ptr(), len: memory.len() }];
+        let posted = self.engine.recv(&RecvRequest {
+            source: abi::ADDR_UNSPEC,
+            payload: &payload,
+            tag: None,
+            context: buffer,
+            notify: true,
+            multi: true,
+        });
+        posted.map_err(|error| io::Error::from_raw_os_error(error.0))
+    }
+}
+
+/// Opens an endpoint with the next generation of this process, and makes it known.
+fn open_carriage(logs: &NodeLogs, process: u16) -> io::Result<(Carriage, u32)> {
+    let generation = logs.contact(usize::from(process)).map_or(1, |own| own.generation + 1);
+    let queue = Arc::new(Queue::new(EntryFormat::Tagged, 0));
+    let av = Arc::new(Av::with_capacity(0));
+    let sink = Sink {
+        transmit: Some(Arc::clone(&queue)),
+        receive: Some(Arc::clone(&queue)),
+        counters: Counters::default(),
+    };
+    let endpoint = (generation % u32::from(u8::MAX)) as u8 + 1;
+    let setup = Setup {
+        role: EndpointRole::Transport(Address::new(process.into(), endpoint)),
+        domain_mr: Arc::new(MrTable::default()),
+        av: Arc::clone(&av),
+        sink,
+        own_format: true,
+        bind: None,
+        min_multi_recv: POSITION_BYTES + TRANSFER_BYTES_MAX,
+        source_wanted: false,
+    };
+    let engine = Engine::open(setup).map_err(|error| io::Error::from_raw_os_error(error.0))?;
+    let buffers = (0..BUFFERS).map(|_| vec![0; BUFFER_BYTES].into_boxed_slice()).collect();
+    let mut carriage = Carriage { engine: Box::new(engine), av, queue, buffers };
+    for buffer in 0..BUFFERS {
+        carriage.post(buffer)?;
+    }
+    let name = carriage.engine.name().try_into().map_err(io::Error::other)?;
+    logs.write_contact(&Contact { generation, name });
+    logs.ring_agent();
+    Ok((carriage, generation))
+}
+
+/// The context of a message: round, process and slot.
+fn context_of(round: u32, process: usize, slot: usize) -> usize {
+    (round as usize) << 32 | process << 16 | slot
+}
+
+fn parts_of(context: usize) -> (u32, usize, usize) {
+    ((context >> 32) as u32, context >> 16 & 0xffff, context & 0xffff)
+}
+
+#[cold]
+fn malformed(why: MalformedTransfer) -> io::Error {
+    let text = format!("a process of another node is not as it was: {}", why.0);
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}

@@ -1,0 +1,124 @@
+//! When the transport of a recorded process is polled: at each poll of the program, and behind
+//! everything that the program posts.
+//!
+//! What enters: polls and posts. What leaves: frames to other nodes, and the end of this process
+//! where its logs cannot go on. What may never happen: a frame waits although its receiver can be
+//! reached.
+
+use std::io;
+use std::time::Instant;
+
+use landbridge_drive::link::node_log::NodeLogs;
+use rustix::event::epoll::EventFlags;
+
+use super::carrier::Carrier;
+use super::connections::Connections;
+use super::event_token::{EventToken, watch};
+use super::log_transport::LogTransport;
+use super::recorded_uplink::end_process;
+use super::{Engine, FLUSH_TIME_MAX, FLUSH_TIME_USUAL, PARK_MILLIS};
+use crate::log;
+
+impl Connections {
+    /// The logs of this process, if it keeps logs.
+    #[inline]
+    fn node_logs(&mut self) -> Option<&mut NodeLogs> {
+        let link = self.data.links[self.uplink.link()?].as_mut()?;
+        match &mut link.carrier {
+            Carrier::Logs(logs) => Some(logs),
+            _ => None,
+        }
+    }
+}
+
+/// The transport to other nodes, if this process keeps logs and there are other nodes.
+#[derive(Default)]
+pub struct OtherNodes(Option<Box<LogTransport>>);
+
+impl OtherNodes {
+    /// Opens the transport.
+    pub fn open(&mut self, connections: &mut Connections) {
+        let (own, size) = (connections.data.own.address, connections.data.identity.size);
+        let Some(logs) = connections.node_logs() else { return };
+        let opened = LogTransport::open(logs, own, size as usize);
+        let watched = opened.and_then(|opened| {
+            self.0 = opened.map(Box::new);
+            self.watch(connections)
+        });
+        watched.unwrap_or_else(|error| {
+            end_process(&format!("it cannot send to other nodes: {error}"))
+        });
+    }
+
+    /// Lets the endpoint of the program wake for the transport.
+    fn watch(&mut self, connections: &Connections) -> io::Result<()> {
+        let Some(engine) = self.engine() else { return Ok(()) };
+        let epoll = &connections.data.own.epoll;
+        watch(epoll, engine.descriptor(), EventToken::Transport, EventFlags::IN)
+    }
+
+    /// Closes the transport at once. What is under way is sent again by the next one.
+    pub fn close(&mut self) {
+        self.0 = None;
+    }
+
+    /// Receives frames of other nodes, and sends frames to them.
+    #[inline]
+    pub fn progress(&mut self, connections: &mut Connections) {
+        let Some(transport) = &mut self.0 else { return };
+        let Some(logs) = connections.node_logs() else { return };
+        let generation = transport.generation();
+        transport.progress(logs).unwrap_or_else(|error| end_transport(&error));
+        if transport.generation() != generation {
+            self.watch(connections).unwrap_or_else(|error| end_transport(&error));
+        }
+    }
+
+    /// Sends the frames that were appended to logs to other nodes.
+    #[inline]
+    pub fn send(&mut self, connections: &mut Connections) {
+        let Some(transport) = &mut self.0 else { return };
+        let Some(logs) = connections.node_logs() else { return };
+        transport.send(logs).unwrap_or_else(|error| end_transport(&error));
+    }
+
+    /// Waits until every process of another node has what was sent to it, since nobody else sends
+    /// it when this process has ended.
+    pub fn finish(&mut self, connections: &mut Connections) {
+        let start = Instant::now();
+        let mut has_warned = false;
+        loop {
+            self.progress(connections);
+            let Some(transport) = &mut self.0 else { return };
+            let Some(logs) = connections.node_logs() else { return };
+            let delivered = transport.is_delivered(logs);
+            if delivered.unwrap_or_else(|error| end_transport(&error)) {
+                break transport.end(logs);
+            }
+            if !has_warned && start.elapsed() > FLUSH_TIME_USUAL {
+                has_warned = true;
+                log!(Warn, "closing waits until a peer has received what was sent to it");
+            }
+            if start.elapsed() > FLUSH_TIME_MAX {
+                break log!(Warn, "closed although a peer has not received what was sent to it");
+            }
+            transport.engine().park(PARK_MILLIS);
+        }
+        self.close();
+    }
+
+    /// Nanoseconds until a timer of the transport is due, at most `millis` milliseconds.
+    pub fn nap_nanos(&self, millis: i32) -> Option<u64> {
+        self.0.as_ref().map(|transport| transport.nap_nanos(millis))
+    }
+
+    /// The engine of the transport.
+    pub fn engine(&mut self) -> Option<&mut Engine> {
+        self.0.as_mut().map(|transport| transport.engine())
+    }
+}
+
+#[cold]
+fn end_transport(error: &io::Error) -> ! {
+    end_process(&format!("its messages to other nodes cannot go on: {error}"))
+}
