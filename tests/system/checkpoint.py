@@ -121,6 +121,7 @@ def main() -> int:
     object_store(checks, options, ring)
     silent_store(checks, options, ring)
     remote_relay(checks, options, ring)
+    logs_between_nodes(checks, options, [*program, "--rounds"])
     spare_node(checks, options, ring)
     other_programs(checks, options)
     killed_during_dump(checks, options)
@@ -469,6 +470,27 @@ def remote_relay(checks, options, ring) -> None:
     for name, events in names.items():
         outcome = nodes.lab_job(options, ring, events, checkpoint_options(options))
         check_same(checks, name, outcome, undisturbed, sum(isinstance(what, int) for _, what in events))
+
+
+def logs_between_nodes(checks, options, ring) -> None:
+    """Messages stay in the logs of their senders on several nodes: while an image of a rank is taken,
+    the rank has no transport to other nodes."""
+    cases = {
+        "logs of the senders on several nodes": ([], [(3.0, 1), (4.0, 3)]),
+        "logs of the senders on several nodes, all": ([], [(3.0, rank) for rank in range(RANKS)]),
+        "logs of the senders of two clusters": (nodes.EACH_NODE_ONE, [(3.0, 1), (4.0, 2)]),
+    }
+    names = [name for name in cases if checks.wants(name)]
+    if why_not := network.no_lab(options):
+        for name in names:
+            print(f"skipped: {name}: {why_not}")
+        return
+    ring = [*ring, "900"]
+    undisturbed = sorted(nodes.lab_job(options, ring, [], nodes.SENDER)[1]) if names else []
+    for name in names:
+        words, events = cases[name]
+        outcome = nodes.lab_job(options, ring, events, [*words, *nodes.SENDER, *checkpoint_options(options)])
+        check_same(checks, name, outcome, undisturbed, len(events))
 
 
 def spare_node(checks, options, ring) -> None:

@@ -39,6 +39,8 @@ SAMPLES = {
         "relays on other nodes, one on each, again while it comes back",
         "relays on other nodes, a cable that is out for 3 s",
         "relays on other nodes, who does something else than before",
+        "logs of the senders, one on each, again while it comes back",
+        "logs of the senders, two clusters, the wide-area link cut for 2 s",
         "a node is lost",
         "a node is lost, and there is no other one",
         "a node is lost, who draws from clocks and random numbers, and the next one",
@@ -53,6 +55,7 @@ SAMPLES = {
     "checkpoint": [
         "one after another, one twice",
         "logs of the senders, all",
+        "logs of the senders of two clusters",
         "who draws from clocks and random numbers",
         "images that somebody asks for",
         "no room for images",
