@@ -16,7 +16,8 @@
 //! a release twice, one after the other ([`RELEASE_BYTES`]). A process that reads the second one
 //! first, and then another value in the first one, keeps what it knew before.
 //!
-//! The file is sparse: memory is used only for what was written.
+//! The file is sparse: memory is used only for what was written. Logs begin at multiples of
+//! [`HUGE_PAGE`], so that what was never touched before can be had in pages of that size.
 //!
 //! Each node has a file of its own. All files have the same form, with parts for all processes of
 //! the job; the log of a process on another node to one of this node holds what has arrived.
@@ -28,6 +29,9 @@ use super::contact::CONTACT_BYTES;
 
 /// Position of the word that changes with every entry that the agent writes into the contacts.
 pub const CONTACTS_CHANGED_AT: u64 = 0;
+/// Position of a word that is written before all others: the file can have huge pages (1), or not
+/// (0).
+pub const HUGE_PAGES_AT: u64 = 8;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 64;
 /// Bytes of the control words of one process: a page.
@@ -43,6 +47,8 @@ pub const DELIVERIES_RELEASED_AT: usize = 192;
 pub const LOCAL_AT: usize = 256;
 /// Bytes of a release: its position, twice.
 pub const RELEASE_BYTES: usize = 16;
+/// Bytes of a huge page of the processor.
+pub const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of the ring of deliveries of one process: a power of two.
 pub const DELIVERIES_BYTES: usize = 1 << 30;
 /// Bytes of the region of one log.
@@ -99,7 +105,8 @@ pub const fn report_at(processes: usize, process: usize) -> u64 {
 /// Position of the deliveries of a process. All parts before the deliveries of process 0 together
 /// are what the agent uses of the file.
 pub const fn deliveries_at(processes: usize, process: usize) -> u64 {
-    report_at(processes, processes) + (process * DELIVERIES_BYTES) as u64
+    let head = report_at(processes, processes).next_multiple_of(HUGE_PAGE as u64);
+    head + (process * DELIVERIES_BYTES) as u64
 }
 
 /// Position of the log of one process to another.
@@ -118,10 +125,11 @@ mod tests {
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
         assert_eq!(releases_at(3, 0), control_at(3));
         assert_eq!(report_at(3, 0), releases_at(3, 2) + releases_bytes(3) as u64);
-        assert_eq!(deliveries_at(3, 0), report_at(3, 2) + report_bytes(3) as u64);
+        assert!(deliveries_at(3, 0) >= report_at(3, 2) + report_bytes(3) as u64);
         assert_eq!(log_at(3, 0, 0), deliveries_at(3, 2) + DELIVERIES_BYTES as u64);
         assert_eq!(log_at(3, 1, 0), log_at(3, 0, 2) + LOG_BYTES as u64);
         assert_eq!(file_bytes(3), log_at(3, 2, 2) + LOG_BYTES as u64);
+        assert!(log_at(5, 3, 2).is_multiple_of(HUGE_PAGE as u64));
         assert!(file_bytes(LOGGED_PROCESSES_MAX) < i64::MAX as u64);
         for part in [releases_at(5, 3), report_at(5, 3), deliveries_at(5, 3), log_at(5, 3, 2)] {
             assert!(part.is_multiple_of(PAGE as u64), "{part} can be mapped");

@@ -27,14 +27,15 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use super::layout::HUGE_PAGE;
 use crate::wire::frame::HEADER_BYTES;
 
 /// Frames begin at multiples of this many bytes: a cache line.
 pub const SLOT_BYTES: usize = 64;
 /// The smallest segment, in bytes: a page.
 pub const SEGMENT_BYTES_MIN: usize = 4096;
-/// The largest segment, in bytes.
-pub const SEGMENT_BYTES_MAX: usize = 1 << 20;
+/// The largest segment, in bytes: one huge page, which no other segment shares.
+pub const SEGMENT_BYTES_MAX: usize = HUGE_PAGE;
 
 /// Bits of an announcing word: the kind of a jump, which is that of no frame.
 const JUMP: u64 = 0xff << KIND_BITS;
@@ -338,14 +339,24 @@ mod tests {
         let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
         assert_eq!(chain.touched(), SEGMENT_BYTES_MIN);
         let mut sizes = std::vec![SEGMENT_BYTES_MIN];
-        while chain.touched() < 4 << 20 {
+        while chain.touched() < 8 << 20 {
             memory.append(&mut chain, 1000, 1, 0);
             let segment = chain.cursor().segment();
             if sizes.last() != Some(&segment.bytes) {
                 sizes.push(segment.bytes);
             }
         }
-        assert_eq!(sizes, [12, 13, 14, 15, 16, 17, 18, 19, 20].map(|bits| 1 << bits));
+        assert_eq!(sizes, [12, 13, 14, 15, 16, 17, 18, 19, 20, 21].map(|bits| 1 << bits));
+    }
+
+    #[test]
+    fn the_largest_segments_are_huge_pages() {
+        let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
+        while chain.touched() < 16 << 20 {
+            memory.append(&mut chain, 50_000, 1, 0);
+            let LogSegment { start, bytes } = chain.cursor().segment();
+            assert!(bytes < SEGMENT_BYTES_MAX || start % SEGMENT_BYTES_MAX == 0, "{start}");
+        }
     }
 
     #[test]
@@ -431,7 +442,7 @@ mod tests {
             cursor.read(jump(4096, 8192), REGION),
             Ok(Announcement::Jump(LogSegment { start: 4096, bytes: 8192 }))
         );
-        for word in [jump(REGION, 4096), jump(0, 2 << 20), jump(0, 2048), 5000 | 7 << 32, u64::MAX]
+        for word in [jump(REGION, 4096), jump(0, 4 << 20), jump(0, 2048), 5000 | 7 << 32, u64::MAX]
         {
             assert_eq!(cursor.read(word, REGION), Err(MalformedLog), "{word:x}");
         }

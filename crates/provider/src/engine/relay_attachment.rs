@@ -101,7 +101,8 @@ impl Connections {
         };
         let (own, size) = (self.data.own.address.index(), identity.size);
         let job = identity.job.to_hex();
-        let bytes_max = identity.settings.recover_memory / u64::from(size);
+        let here = identity.node_sharing.processes.unwrap_or(size).max(1);
+        let bytes_max = identity.settings.recover_memory / u64::from(here);
         match ClosedLogs::new(own as usize, size as usize, &job, bytes_max) {
             Ok(closed) => self.attach_to_logs(closed, file.as_fd()),
             Err(error) => end_process(&format!("the logs of its node cannot be opened: {error}")),

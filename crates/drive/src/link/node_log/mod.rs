@@ -37,8 +37,8 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::layout::{
-    DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, PARKED_AT,
-    control_at, file_bytes, log_at, release_at, report_at,
+    DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, HUGE_PAGES_AT, LOG_BYTES, LOGGED_PROCESSES_MAX,
+    PARKED_AT, control_at, file_bytes, log_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -121,22 +121,24 @@ impl ClosedLogs {
             return Err(foreign());
         }
         let window = owner.window;
+        let head = window.head(file)?;
+        let has_huge_pages = head.word(HUGE_PAGES_AT as usize).load(Ordering::Relaxed) != 0;
+        let map = |place, at| window.log(file, has_huge_pages, place, at);
         let writers = writers.into_iter().enumerate().map(|(to, chain)| {
-            let log = window.log(file, to, log_at(processes, own, to))?;
+            let log = map(to, log_at(processes, own, to))?;
             Ok(LogWriter::new(log, chain))
         });
         let writers = writers.collect::<io::Result<Vec<_>>>()?;
         let readers = readers.into_iter().enumerate().map(|(from, cursor)| {
-            let log = window.log(file, processes + from, log_at(processes, from, own))?;
+            let log = map(processes + from, log_at(processes, from, own))?;
             Ok(LogReader::new(log, cursor))
         });
         let readers = readers.collect::<io::Result<Vec<_>>>()?;
-        let head = window.head(file)?;
         let remote = remote.into_iter().enumerate().map(|(process, (chain, confirmed))| {
             if is_local(&head, process) {
                 return Ok(None);
             }
-            let log = window.log(file, 2 * processes + process, log_at(processes, process, own))?;
+            let log = map(2 * processes + process, log_at(processes, process, own))?;
             let arrivals = LogWriter::new(log, chain);
             RemoteLogs::open(arrivals, confirmed, &writers[process]).map(Some)
         });
