@@ -207,8 +207,8 @@ impl NodeLogs {
 }
 
 /// A file without a name on a file system in memory of its own, which nobody else sees and which
-/// vanishes with the file. New pages of 2 MiB take a tenth of the time of as much in pages of 4 KiB,
-/// which is all that the kernel gives to memory files by default.
+/// vanishes with the file. New pages of 2 MiB take a tenth of the time of as much memory in pages
+/// of 4 KiB, which is all that the kernel gives to memory files by default.
 fn file_with_huge_pages() -> rustix::io::Result<OwnedFd> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     // Pages are huge where a rank asks for them.

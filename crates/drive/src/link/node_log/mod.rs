@@ -577,8 +577,8 @@ mod tests {
     #[test]
     fn images_release_memory_and_hold_what_is_needed() {
         let node = Node::new("images", 2);
-        let mut zero = node.begin(0, 4 << 20);
-        let mut one = node.begin(1, 4 << 20);
+        let mut zero = node.begin(0, 8 << 20);
+        let mut one = node.begin(1, 8 << 20);
         // The kept images of process 1, oldest first: its logs, what they cover, frames received.
         let mut images: VecDeque<(ClosedLogs, u64, u32)> = VecDeque::new();
         let payload = |number: u32| vec![number as u8; 1000 + number as usize % 5000];
