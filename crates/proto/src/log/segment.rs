@@ -7,8 +7,8 @@
 //!
 //! The writer takes the segment that was released last, because its memory is most likely in the
 //! processor's caches, and otherwise a new one from the untouched part of the region. New segments
-//! are as large as all before them together, from [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`]:
-//! the log of a silent pair of processes takes a page.
+//! are as large as all before them together, from [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`],
+//! and begin at a multiple of their size: the log of a silent pair of processes takes a page.
 //!
 //! ```text
 //! region: | segment 0 | segment 1 | segment 2             | untouched
@@ -247,7 +247,7 @@ impl SegmentChain {
         let as_before = 1 << self.touched.ilog2();
         let bytes =
             needed.next_power_of_two().max(SEGMENT_BYTES_MIN).max(as_before).min(SEGMENT_BYTES_MAX);
-        let segment = LogSegment { start: self.touched, bytes };
+        let segment = LogSegment { start: self.touched.next_multiple_of(bytes), bytes };
         (bytes >= needed && segment.end() <= self.region).then_some(segment)
     }
 }
