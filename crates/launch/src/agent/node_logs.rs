@@ -18,17 +18,13 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, HUGE_PAGES_AT, LOCAL_AT,
-    RELEASE_BYTES, contact_at, control_at, deliveries_at, file_bytes, release_at, report_at,
+    CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, LOCAL_AT, RELEASE_BYTES,
+    contact_at, control_at, deliveries_at, file_bytes, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::setting::{RECOVER_LOG, Value};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{pread, pwrite};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
-    fsopen,
-};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv, socket_with,
 };
@@ -75,19 +71,12 @@ impl NodeLogs {
     }
 
     fn of(processes: usize, local: Range<u32>, job: &str) -> Result<NodeLogs> {
-        let (file, has_huge_pages) = match file_with_huge_pages() {
-            Ok(file) => (file, true),
-            // The user may not mount, or the kernel is older than 5.2.
-            Err(_) => (memory_file()?, false),
-        };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("landbridge-logs", flags)?;
         rustix::fs::ftruncate(&file, file_bytes(processes))
             .context("no memory file for message logs")?;
-        if !has_huge_pages {
-            // A rank that shrinks the file would kill others with SIGBUS.
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&file, seals)?;
-        }
-        pwrite(&file, &u64::from(has_huge_pages).to_ne_bytes(), HUGE_PAGES_AT)?;
+        // A rank that shrinks the file would kill others with SIGBUS.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         for rank in local.clone() {
             let at = control_at(rank as usize) + LOCAL_AT as u64;
             pwrite(&file, &1_u64.to_ne_bytes(), at)?;
@@ -204,26 +193,6 @@ impl NodeLogs {
         let at = control_at(rank as usize) + DELIVERIES_RELEASED_AT as u64;
         self.write_release(at, to)
     }
-}
-
-/// A file without a name on a file system in memory of its own, which nobody else sees and which
-/// vanishes with the file. New pages of 2 MiB take a tenth of the time of as much memory in pages
-/// of 4 KiB, which is all that the kernel gives to memory files by default.
-fn file_with_huge_pages() -> rustix::io::Result<OwnedFd> {
-    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    // Pages are huge where a rank asks for them.
-    fsconfig_set_string(&context, c"huge", c"advise")?;
-    // No limit but `recover_memory`.
-    fsconfig_set_string(&context, c"size", c"0")?;
-    fsconfig_create(&context)?;
-    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
-    rustix::fs::openat(&mount, c".", flags, Mode::RUSR | Mode::WUSR)
-}
-
-fn memory_file() -> Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    Ok(rustix::fs::memfd_create("landbridge-logs", flags)?)
 }
 
 fn open_bell(name: &[u8]) -> Result<OwnedFd> {
