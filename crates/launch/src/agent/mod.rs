@@ -20,7 +20,7 @@
 //! | `tagged_output`, `pmi_replay` | what a rank has printed and asked |
 //! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
 //! | `replicated_rank_state`, `state_transfer` | what other nodes need of a rank |
-//! | `node_logs` | message logs of the ranks of this node |
+//! | `log_file`, `node_logs` | message logs of the ranks of this node |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
 //! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
@@ -48,6 +48,7 @@ mod forwarded_input;
 mod held_files;
 mod image_service;
 mod input;
+mod log_file;
 mod messages;
 mod node_failover;
 mod node_logs;

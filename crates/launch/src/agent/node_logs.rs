@@ -18,17 +18,18 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, LOCAL_AT, RELEASE_BYTES,
-    contact_at, control_at, deliveries_at, file_bytes, release_at, report_at,
+    CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, HUGE_PAGES_AT, LOCAL_AT,
+    RELEASE_BYTES, contact_at, control_at, deliveries_at, file_bytes, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use landbridge_proto::setting::{RECOVER_LOG, Value};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::{pread, pwrite};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv, socket_with,
 };
 
+use super::log_file;
 use crate::control::{Job, Node};
 use crate::sys;
 
@@ -71,12 +72,8 @@ impl NodeLogs {
     }
 
     fn of(processes: usize, local: Range<u32>, job: &str) -> Result<NodeLogs> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("landbridge-logs", flags)?;
-        rustix::fs::ftruncate(&file, file_bytes(processes))
-            .context("no memory file for message logs")?;
-        // A rank that shrinks the file would kill others with SIGBUS.
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let (file, has_huge_pages) = log_file::create(file_bytes(processes))?;
+        pwrite(&file, &u64::from(has_huge_pages).to_ne_bytes(), HUGE_PAGES_AT)?;
         for rank in local.clone() {
             let at = control_at(rank as usize) + LOCAL_AT as u64;
             pwrite(&file, &1_u64.to_ne_bytes(), at)?;

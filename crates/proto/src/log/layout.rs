@@ -17,7 +17,7 @@
 //! first, and then another value in the first one, keeps what it knew before.
 //!
 //! The file is sparse: memory is used only for what was written. Logs begin at multiples of
-//! [`HUGE_PAGE`], so that a file that has huge pages can use them.
+//! [`HUGE_PAGE`], so that what was never touched before can be had in pages of that size.
 //!
 //! Each node has a file of its own. All files have the same form, with parts for all processes of
 //! the job; the log of a process on another node to one of this node holds what has arrived.
@@ -29,6 +29,9 @@ use super::contact::CONTACT_BYTES;
 
 /// Position of the word that changes with every entry that the agent writes into the contacts.
 pub const CONTACTS_CHANGED_AT: u64 = 0;
+/// Position of a word that is written before all others: the file can have huge pages (1), or not
+/// (0).
+pub const HUGE_PAGES_AT: u64 = 8;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 64;
 /// Bytes of the control words of one process: a page.

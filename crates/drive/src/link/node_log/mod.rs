@@ -37,8 +37,8 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::layout::{
-    DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, PARKED_AT,
-    control_at, file_bytes, log_at, release_at, report_at,
+    DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, HUGE_PAGES_AT, LOG_BYTES, LOGGED_PROCESSES_MAX,
+    PARKED_AT, control_at, file_bytes, log_at, release_at, report_at,
 };
 use landbridge_proto::log::release::LogPositions;
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -122,7 +122,8 @@ impl ClosedLogs {
         }
         let window = owner.window;
         let head = window.head(file)?;
-        let map = |place, at| window.log(file, place, at);
+        let has_huge_pages = head.word(HUGE_PAGES_AT as usize).load(Ordering::Relaxed) != 0;
+        let map = |place, at| window.log(file, has_huge_pages, place, at);
         let writers = writers.into_iter().enumerate().map(|(to, chain)| {
             let log = map(to, log_at(processes, own, to))?;
             Ok(LogWriter::new(log, chain))

@@ -50,9 +50,20 @@ impl Window {
     }
 
     /// Log number `place` of this process (in the order above), which lies at `at` in the file.
-    pub fn log(self, file: BorrowedFd<'_>, place: usize, at: u64) -> io::Result<Mapped> {
+    /// `has_huge_pages`: the file can have pages of 2 MiB.
+    pub fn log(
+        self,
+        file: BorrowedFd<'_>,
+        has_huge_pages: bool,
+        place: usize,
+        at: u64,
+    ) -> io::Result<Mapped> {
         let logs = head_bytes(self.processes) + DELIVERIES_BYTES;
-        self.map(file, at, logs + place * LOG_BYTES, LOG_BYTES)
+        let mut log = self.map(file, at, logs + place * LOG_BYTES, LOG_BYTES)?;
+        if has_huge_pages {
+            log.expect_huge_pages();
+        }
+        Ok(log)
     }
 
     fn map(self, file: BorrowedFd<'_>, at: u64, place: usize, bytes: usize) -> io::Result<Mapped> {
@@ -67,7 +78,7 @@ impl Window {
             return Err(io::Error::last_os_error());
         }
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapped { memory, bytes, prepared: 0 })
+        Ok(Mapped { memory, bytes, prepared: 0, has_huge_pages: false })
     }
 }
 
@@ -98,16 +109,31 @@ pub(super) struct Mapped {
     bytes: usize,
     /// The pages before this position are prepared.
     prepared: usize,
+    /// From the second huge page on, pages are as large.
+    has_huge_pages: bool,
 }
 
 // SAFETY: the pointers lead to memory shared by design; all access goes through `&mut self`.
 unsafe impl Send for Mapped {}
 
 impl Mapped {
+    /// Asks for huge pages behind the place of the first one. There the first store makes the
+    /// kernel prepare 2 MiB, which takes a tenth of the time of as many small pages; to have them
+    /// prepared before takes longer.
+    fn expect_huge_pages(&mut self) {
+        // SAFETY: a part of this mapping.
+        let advised = unsafe {
+            let place = self.memory.add(HUGE_PAGE).as_ptr().cast();
+            libc::madvise(place, self.bytes - HUGE_PAGE, libc::MADV_HUGEPAGE)
+        };
+        self.has_huge_pages = advised == 0;
+    }
+
     /// Lets the kernel map the pages before `end`, and more behind them, many at once: each page
     /// that is first touched by a store costs more.
     #[inline]
     pub fn prepare(&mut self, end: usize) {
+        let end = if self.has_huge_pages { end.min(HUGE_PAGE) } else { end };
         if end > self.prepared {
             self.prepare_more(end);
         }
