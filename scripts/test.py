@@ -139,8 +139,10 @@ def sanitizer_step() -> Step:
     """The crates with unsafe code under AddressSanitizer, whose runtime comes with each toolchain."""
     about = subprocess.run(["rustc", "-vV"], capture_output=True, text=True).stdout
     host = re.search(r"^host: (.*)$", about, re.M)
-    # The sanitizer itself needs more address space than this test allows.
-    left_out = ["--", "--skip", "where_there_is_no_room_at_all_it_says_so"]
+    # The sanitizer itself needs more address space than the first allows. The model checker of the
+    # second switches between stacks of its own, which the sanitizer does not know.
+    without = ("where_there_is_no_room_at_all_it_says_so", "sync::wakeup_gate::tests")
+    left_out = ["--", *(word for name in without for word in ("--skip", name))]
     return Step(
         "sanitizer",
         "rings, logs and registered memory under AddressSanitizer",

@@ -179,16 +179,11 @@ def logs_of_senders(options, checks, ring) -> None:
         code, _, output = job(options, [*ring[:-1], "1500", "--numbers", "5000"], [], *logs, "--set", "recover_memory=4MiB")
         is_said = "its share of recover_memory is full" in output
         checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} what is full", output)
-    spawner = [common.python(options), str(common.PROGRAMS / "spawned.py")]
-    for what, program, words, text in (
-        ("with spare hosts", ring, ["--spares", "1"], "brings no rank to another node yet"),
-        ("who spawns", spawner, [], "works without spawned ranks"),
-    ):
-        name = f"logs of the senders, {what}"
-        if checks.wants(name):
-            code, _, output = job(options, program, [], *words, *logs)
-            is_said = f"recover_log=sender {text}" in output
-            checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
+    name = "logs of the senders, with spare hosts"
+    if checks.wants(name):
+        code, _, output = job(options, ring, [], "--spares", "1", *logs)
+        is_said = "recover_log=sender brings no rank to another node yet" in output
+        checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
 def spawning(options, checks) -> None:
@@ -196,18 +191,20 @@ def spawning(options, checks) -> None:
     once. A spawned process is killed: the job ends."""
     program = [common.python(options), str(common.PROGRAMS / "spawned.py")]
     away = "these cannot be restarted: if one is killed"
-    name = "who has spawned others"
-    if checks.wants(name):
-        code, lines, output = job(options, program, [(after_output("round 3"), 0), (after_output("round 8"), 0)])
-        said = {line: lines.count(line) for line in lines}
-        is_once = all(count == 1 for count in said.values()) and said.get("sum 19: 38 38") == 1
-        is_right = is_once and output.count(": restarted") == 2 and away in output
-        checks.check(name, code == 0 and is_right, f"exit code {code}, {len(lines)} lines", output)
-    name = "who was spawned"
-    if checks.wants(name):
-        code, _, output = job(options, program, [(after_output("round 3"), 4)])
-        is_right = away in output and "rank 0 of spawned group 1" in output and ": restarted" not in output
-        checks.check(name, code == 128 + signal.SIGKILL and is_right, f"exit code {code}", output)
+    for where, words in (("", ()), (", logs of the senders", ("--set", "recover_log=sender"))):
+        name = f"who has spawned others{where}"
+        if checks.wants(name):
+            kills = [(after_output("round 3"), 0), (after_output("round 8"), 0)]
+            code, lines, output = job(options, program, kills, *words)
+            said = {line: lines.count(line) for line in lines}
+            is_once = all(count == 1 for count in said.values()) and said.get("sum 19: 38 38") == 1
+            is_right = is_once and output.count(": restarted") == 2 and away in output
+            checks.check(name, code == 0 and is_right, f"exit code {code}, {len(lines)} lines", output)
+        name = f"who was spawned{where}"
+        if checks.wants(name):
+            code, _, output = job(options, program, [(after_output("round 3"), 4)], *words)
+            is_right = away in output and "rank 0 of spawned group 1" in output and ": restarted" not in output
+            checks.check(name, code == 128 + signal.SIGKILL and is_right, f"exit code {code}", output)
 
 
 def after_output(words: str):

@@ -11,13 +11,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use landbridge_proto::id::Address;
+use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
 use landbridge_proto::route::routing_table::SPAWNED_MAX;
 
 use crate::control::rank_state::Moved;
 use crate::control::spawn_order::{self, Application, Block, SpawnOrder, Task};
 use crate::control::{Job, Node};
-use crate::plan;
 use crate::pmi::spawn::{Request, SpawnCommand};
+use crate::{mpi, plan};
 
 /// Processes in one group at most: as many as a cluster can have in total.
 const GROUP_MAX: u64 = SPAWNED_MAX as u64;
@@ -94,9 +95,18 @@ pub enum SpawnOutcome {
     },
 }
 
-/// Number of indices for spawned processes that each cluster owns behind the first `size` indices.
-pub fn reserve(size: u32, clusters: usize) -> u32 {
-    let room = u64::from(Address::INDEX_MAX + 1).saturating_sub(u64::from(size));
+/// Number of indices that processes of a job may have. `settings`: the job's environment.
+pub fn indices(settings: &[(String, String)]) -> u32 {
+    match mpi::senders_keep_logs(settings) {
+        true => LOGGED_PROCESSES_MAX as u32,
+        false => Address::INDEX_MAX + 1,
+    }
+}
+
+/// Number of indices for spawned processes that each cluster owns behind the first `size` of all
+/// [`indices`].
+pub fn reserve(size: u32, clusters: usize, indices: u32) -> u32 {
+    let room = u64::from(indices).saturating_sub(u64::from(size));
     let share = room / clusters.max(1) as u64;
     u32::try_from(share).unwrap_or(u32::MAX).min(SPAWNED_MAX)
 }
@@ -117,7 +127,7 @@ impl Groups {
             hosts: all.into_iter().map(GroupHost::new).collect(),
             cursor: Cursor { host: last, taken },
             first_index: job.size,
-            reserve: reserve(job.size, nodes.len()),
+            reserve: reserve(job.size, nodes.len(), indices(&job.environment)),
             used: vec![0; nodes.len()],
             last_group: 0,
             groups: BTreeMap::new(),

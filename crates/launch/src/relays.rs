@@ -83,7 +83,11 @@ impl Relays {
             plans: plan.relays.clone(),
             order: plan.relay_order.clone(),
             ranks: ranks.collect(),
-            spawned: groups::reserve(plan.size, plan.nodes.len()),
+            spawned: groups::reserve(
+                plan.size,
+                plan.nodes.len(),
+                groups::indices(&job.environment),
+            ),
             identities,
             authority,
             ready: vec![None; count],

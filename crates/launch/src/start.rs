@@ -82,7 +82,7 @@ fn check_sender_logs(settings: &Settings, plan: &plan::Plan, spares: u32) -> Res
     }
     if plan.size as usize > LOGGED_PROCESSES_MAX {
         bail!(
-            "recover_log=sender is an experiment with at most {LOGGED_PROCESSES_MAX} ranks: use \
+            "recover_log=sender works with at most {LOGGED_PROCESSES_MAX} ranks: use \
              recover_log=relay"
         );
     }

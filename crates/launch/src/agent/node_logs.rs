@@ -10,19 +10,19 @@
 //! from a kept image may need; an older contact replaces a newer one.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, HUGE_PAGES_AT, LOCAL_AT,
-    RELEASE_BYTES, contact_at, control_at, deliveries_at, file_bytes, release_at, report_at,
+    AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, FILE_BYTES,
+    HUGE_PAGES_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES, contact_at,
+    control_at, deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
-use landbridge_proto::setting::{RECOVER_LOG, Value};
 use rustix::fs::FallocateFlags;
 use rustix::io::{pread, pwrite};
 use rustix::net::{
@@ -31,24 +31,24 @@ use rustix::net::{
 
 use super::log_file;
 use crate::control::{Job, Node};
-use crate::sys;
+use crate::{mpi, sys};
 
 /// The message logs of one node.
 pub struct NodeLogs {
     file: OwnedFd,
-    processes: usize,
-    /// The ranks of this node.
-    local: Range<u32>,
+    /// The processes of this node.
+    local: RefCell<BTreeSet<u32>>,
     /// Becomes readable when a rank of this node has written its contact.
     bell: OwnedFd,
     state: RefCell<ReleaseState>,
-    /// The generations of the contacts that other nodes know, by rank of this node.
+    /// The generations of the contacts that other nodes know, by process of this node.
     announced: RefCell<BTreeMap<u32, u32>>,
     /// Number of contacts that were written into the file.
     noted: Cell<u64>,
 }
 
 /// What the images of the ranks cover.
+#[derive(Default)]
 struct ReleaseState {
     /// By rank and number of the image.
     images: BTreeMap<(u32, u64), LogPositions>,
@@ -60,37 +60,46 @@ struct ReleaseState {
 impl NodeLogs {
     /// The logs of this node; `None` if relays keep the messages of this job.
     pub fn new(job: &Job, node: &Node) -> Result<Option<Rc<NodeLogs>>> {
-        let variable = RECOVER_LOG.variable();
-        let stated = job.environment.iter().find(|(name, _)| *name == variable);
-        let is_wanted =
-            stated.is_some_and(|(_, text)| RECOVER_LOG.parse(text) == Ok(Value::Word("sender")));
-        if !is_wanted {
+        if !mpi::senders_keep_logs(&job.environment) {
             return Ok(None);
         }
-        let local = node.first_rank..node.first_rank + node.rank_count;
-        NodeLogs::of(job.size as usize, local, &job.id).map(Rc::new).map(Some)
+        let logs = NodeLogs::of(&job.id)?;
+        logs.add(node.first_rank..node.first_rank + node.rank_count)?;
+        Ok(Some(Rc::new(logs)))
     }
 
-    fn of(processes: usize, local: Range<u32>, job: &str) -> Result<NodeLogs> {
-        let (file, has_huge_pages) = log_file::create(file_bytes(processes))?;
+    fn of(job: &str) -> Result<NodeLogs> {
+        let (file, has_huge_pages) = log_file::create(FILE_BYTES)?;
         pwrite(&file, &u64::from(has_huge_pages).to_ne_bytes(), HUGE_PAGES_AT)?;
-        for rank in local.clone() {
-            let at = control_at(rank as usize) + LOCAL_AT as u64;
-            pwrite(&file, &1_u64.to_ne_bytes(), at)?;
-        }
-        let (images, deliveries) = (BTreeMap::new(), BTreeMap::new());
-        let releases = LogReleases::new(processes, |process| local.contains(&(process as u32)));
-        let bell = open_bell(&agent_bell(job.as_bytes(), local.start as usize))
+        let number = u64::from_str_radix(&sys::random_hex(16)?, 16)?;
+        pwrite(&file, &number.to_ne_bytes(), AGENT_BELL_AT)?;
+        let bell = open_bell(&agent_bell(job.as_bytes(), number))
             .context("no socket by which ranks say where they can be reached")?;
         Ok(NodeLogs {
             file: sys::out_of_the_way(file),
-            processes,
-            local,
+            local: RefCell::default(),
             bell: sys::out_of_the_way(bell),
-            state: RefCell::new(ReleaseState { images, releases, deliveries }),
+            state: RefCell::default(),
             announced: RefCell::default(),
             noted: Cell::default(),
         })
+    }
+
+    /// Adds processes of this node, before they start.
+    pub fn add(&self, processes: Range<u32>) -> Result<()> {
+        for process in processes {
+            if process as usize >= LOGGED_PROCESSES_MAX {
+                bail!(
+                    "recover_log=sender works with at most {LOGGED_PROCESSES_MAX} processes, \
+                     spawned ones among them: use recover_log=relay"
+                );
+            }
+            let at = control_at(process as usize) + LOCAL_AT as u64;
+            pwrite(&self.file, &1_u64.to_ne_bytes(), at)?;
+            self.state.borrow_mut().releases.add(process as usize);
+            self.local.borrow_mut().insert(process);
+        }
+        Ok(())
     }
 
     /// The socket that becomes readable when a rank has written its contact.
@@ -107,16 +116,16 @@ impl NodeLogs {
             let before = announced.insert(rank, contact.generation);
             (before != Some(contact.generation)).then(|| (rank, contact.emit().to_vec()))
         };
-        self.local.clone().filter_map(&mut take).collect()
+        self.local.borrow().iter().filter_map(|process| take(*process)).collect()
     }
 
     /// Notes the contact of a rank, which may be one of this node.
     pub fn note_contact(&self, rank: u32, contact: &[u8]) -> Result<()> {
         let contact = contact.try_into().ok().and_then(Contact::parse);
         let contact = contact.context("it is damaged")?;
-        anyhow::ensure!((rank as usize) < self.processes, "there is no such rank");
+        anyhow::ensure!((rank as usize) < LOGGED_PROCESSES_MAX, "there is no such rank");
         let known = self.contact(rank).map_or(0, |known| known.generation);
-        if self.local.contains(&rank) || contact.generation <= known {
+        if self.local.borrow().contains(&rank) || contact.generation <= known {
             return Ok(());
         }
         pwrite(&self.file, &contact.emit(), contact_at(rank as usize))?;
@@ -137,15 +146,14 @@ impl NodeLogs {
 
     /// Notes how far the logs of a rank have come that has quiesced for its image `number`.
     pub fn note_image(&self, rank: u32, number: u64) -> Result<()> {
-        let at = report_at(self.processes, rank as usize);
-        let mut report = vec![0; (2 * self.processes + 1) * 8];
-        let read = pread(&self.file, &mut report, at)?;
+        let mut report = vec![0; REPORT_BYTES];
+        let read = pread(&self.file, &mut report, report_at(rank as usize))?;
         anyhow::ensure!(read == report.len(), "its logs are cut off");
         let word = |place: usize| {
             let bytes = report[8 * place..8 * place + 8].try_into();
             u64::from_ne_bytes(bytes.unwrap_or_default())
         };
-        let positions = LogPositions::from_words(self.processes, word);
+        let positions = LogPositions::from_words(word).context("its logs are not as they were")?;
         self.state.borrow_mut().images.insert((rank, number), positions);
         Ok(())
     }
@@ -157,7 +165,7 @@ impl NodeLogs {
         let Some(positions) = state.images.get(&(rank, number)).cloned() else { return Ok(()) };
         let deliveries = positions.deliveries;
         for release in state.releases.advance(rank as usize, positions) {
-            let at = release_at(self.processes, release.from, release.to);
+            let at = release_at(release.from, release.to);
             self.write_release(at, release.position)?;
         }
         let before = state.deliveries.insert(rank, deliveries).unwrap_or(0);
@@ -177,7 +185,7 @@ impl NodeLogs {
     /// Gives back the pages of deliveries, then lets the rank use their places again.
     fn discard_deliveries(&self, rank: u32, from: u64, to: u64) -> Result<()> {
         let ring = DELIVERIES_BYTES as u64;
-        let start = deliveries_at(self.processes, rank as usize);
+        let start = deliveries_at(rank as usize);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Places that are used again lie at the same distance from the start of the ring.
         let end_of_lap = (from / ring + 1) * ring;
@@ -201,10 +209,14 @@ fn open_bell(name: &[u8]) -> Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use landbridge_proto::log::release::PairPositions;
+
     use super::*;
 
-    fn logs(processes: usize, local: Range<u32>, name: &str) -> NodeLogs {
-        NodeLogs::of(processes, local, &format!("{name}-{}", std::process::id())).unwrap()
+    fn logs(local: Range<u32>) -> NodeLogs {
+        let logs = NodeLogs::of("test").unwrap();
+        logs.add(local).unwrap();
+        logs
     }
 
     fn word(logs: &NodeLogs, at: u64) -> u64 {
@@ -213,10 +225,11 @@ mod tests {
         u64::from_ne_bytes(bytes)
     }
 
-    fn report(logs: &NodeLogs, rank: u32, sent: [u64; 2], received: [u64; 2], deliveries: u64) {
-        let positions =
-            LogPositions { sent: sent.to_vec(), received: received.to_vec(), deliveries };
-        let at = report_at(2, rank as usize);
+    /// `sent` and `received`: of the logs between ranks 0 and 1.
+    fn report(logs: &NodeLogs, rank: u32, sent: u64, received: u64, deliveries: u64) {
+        let pairs = [(1 - rank as usize, PairPositions { sent, received })].into();
+        let positions = LogPositions { pairs, deliveries };
+        let at = report_at(rank as usize);
         for (place, word) in positions.words().enumerate() {
             pwrite(&logs.file, &word.to_ne_bytes(), at + 8 * place as u64).unwrap();
         }
@@ -224,17 +237,17 @@ mod tests {
 
     #[test]
     fn a_log_is_released_once_the_oldest_images_of_both_ranks_cover_it() {
-        let logs = logs(2, 0..2, "covered");
+        let logs = logs(0..2);
         let released = |from, to| {
-            let at = release_at(2, from, to);
+            let at = release_at(from, to);
             assert_eq!(word(&logs, at), word(&logs, at + 8));
             word(&logs, at)
         };
-        report(&logs, 0, [0, 500], [0, 80], 900);
+        report(&logs, 0, 500, 80, 900);
         logs.note_image(0, 1).unwrap();
-        report(&logs, 0, [0, 700], [0, 90], 20_000);
+        report(&logs, 0, 700, 90, 20_000);
         logs.note_image(0, 2).unwrap();
-        report(&logs, 1, [100, 0], [600, 0], 50);
+        report(&logs, 1, 100, 600, 50);
         logs.note_image(1, 1).unwrap();
         logs.release(0, 1).unwrap();
         assert_eq!((released(0, 1), released(1, 0)), (0, 0), "rank 1 may begin again");
@@ -247,7 +260,7 @@ mod tests {
 
     #[test]
     fn contacts_of_this_node_are_announced_once_and_those_of_others_noted() {
-        let logs = logs(3, 0..2, "contacts");
+        let logs = logs(0..2);
         let contact = |generation| Contact { generation, name: [generation as u8; 48] };
         pwrite(&logs.file, &contact(1).emit(), contact_at(1)).unwrap();
         assert_eq!(logs.take_contacts(), [(1, contact(1).emit().to_vec())]);
@@ -259,16 +272,18 @@ mod tests {
         logs.note_contact(1, &contact(9).emit()).unwrap();
         assert_eq!((logs.contact(2), logs.contact(1)), (Some(contact(5)), Some(contact(2))));
         assert_eq!(word(&logs, CONTACTS_CHANGED_AT), 1);
-        assert!(logs.note_contact(3, &contact(1).emit()).is_err());
+        let beyond = LOGGED_PROCESSES_MAX as u32;
+        assert!(logs.note_contact(beyond, &contact(1).emit()).is_err());
+        assert!(logs.add(beyond..beyond + 1).is_err());
         assert!(logs.note_contact(2, &[7; 64]).is_err());
     }
 
     #[test]
     fn released_deliveries_take_no_memory_and_others_stay() {
-        let logs = logs(1, 0..1, "discarded");
+        let logs = logs(0..1);
         let ring = DELIVERIES_BYTES as u64;
         let blocks = || rustix::fs::fstat(&logs.file).unwrap().st_blocks;
-        let at = |position: u64| deliveries_at(1, 0) + position % ring;
+        let at = |position: u64| deliveries_at(0) + position % ring;
         for position in [0, 4096, ring - 4096] {
             pwrite(&logs.file, &[7; 4096], at(position)).unwrap();
         }

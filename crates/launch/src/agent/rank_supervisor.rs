@@ -225,6 +225,7 @@ impl RankSupervisor {
         parent: &mut ParentAgent,
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
+        self.node_logs = NodeLogs::new(job, node)?;
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
             if node.is_spare {
@@ -236,7 +237,6 @@ impl RankSupervisor {
         cleanup::remove_orphaned_mpich_files();
         let plans = plans(job, node, parent)?;
         let config = images.config(job, node, parent);
-        self.node_logs = NodeLogs::new(job, node)?;
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let recording =
@@ -288,9 +288,6 @@ impl RankSupervisor {
         parent: &mut ParentAgent,
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
-        if self.node_logs.is_some() {
-            bail!("recover_log=sender works without spawned ranks: use recover_log=relay");
-        }
         let plans = order.on(node).map(|block| {
             let task = &order.tasks[block.appnum as usize];
             Ok((block, task, plan(task, job, node, parent)?))
@@ -300,6 +297,9 @@ impl RankSupervisor {
         let living = self.ranks.iter().filter(|rank| rank.ending.is_none()).count() as u32;
         for (block, task, plan) in plans {
             for (number, index) in block.indices().enumerate() {
+                if let Some(logs) = &self.node_logs {
+                    logs.add(index..index + 1)?;
+                }
                 let start = LaunchSpec {
                     group: order.group,
                     index,
@@ -315,7 +315,7 @@ impl RankSupervisor {
                     recording: None,
                     shared: SharedMemory {
                         statistics_page: StatisticsPage::shared(),
-                        node_logs: None,
+                        node_logs: self.node_logs.clone(),
                     },
                     has_images: false,
                     pid: None,

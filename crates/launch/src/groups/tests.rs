@@ -121,8 +121,12 @@ fn limits_hold_and_a_refusal_changes_nothing() {
     let order = groups.order(SPAWNER, &far(1)).unwrap();
     assert_eq!(order.blocks[0].first_index, FAR + SPAWNED_MAX - 1);
     assert_eq!(order.group, 2);
-    assert_eq!(reserve(Address::INDEX_MAX - 7, 4), 2);
-    assert_eq!(reserve(Address::INDEX_MAX + 1, 1), 0);
+    let all = indices(&[]);
+    assert_eq!(reserve(Address::INDEX_MAX - 7, 4, all), 2);
+    assert_eq!(reserve(Address::INDEX_MAX + 1, 1, all), 0);
+    let logged = ["RECOVER", "RECOVER_LOG"].map(|name| format!("LANDBRIDGE_{name}"));
+    let settings = logged.into_iter().zip(["on".into(), "sender".into()]).collect::<Vec<_>>();
+    assert_eq!(reserve(24, 2, indices(&settings)), 500);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use landbridge_proto::setting::{RECOVER_LOG, Value};
 
 use crate::control::Job;
 use crate::control::spawn_order::Task;
@@ -181,6 +182,14 @@ fn library_note(program: &Path, found: Option<&DetectedLibrary>) -> String {
 /// Whether killed ranks are to be restarted. `settings`: the job's environment.
 pub fn recovers(settings: &[(String, String)]) -> bool {
     settings.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
+}
+
+/// Whether the senders keep the messages of killed ranks, not relays. `settings`: the job's
+/// environment.
+pub fn senders_keep_logs(settings: &[(String, String)]) -> bool {
+    let stated = settings.iter().find(|(name, _)| *name == RECOVER_LOG.variable());
+    let is_sender = |text: &str| RECOVER_LOG.parse(text) == Ok(Value::Word("sender"));
+    recovers(settings) && stated.is_some_and(|(_, text)| is_sender(text))
 }
 
 /// Refuses `--recover` with other MPI libraries than MPICH: only MPICH is known to replay, and

@@ -35,6 +35,11 @@ impl Contact {
         Contact { generation: Contact::ENDED, name: [0; NAME_BYTES] }
     }
 
+    /// Whether the process has ended for good.
+    pub fn has_ended(&self) -> bool {
+        self.generation == Contact::ENDED
+    }
+
     /// The bytes of the entry: generation, name, zeros, checksum.
     pub fn emit(&self) -> [u8; CONTACT_BYTES] {
         let mut bytes = [0; CONTACT_BYTES];
@@ -59,9 +64,9 @@ impl Contact {
 }
 
 /// The abstract name of the Unix socket that wakes the agent of a node. `job`: the name of the job.
-/// `first_local`: the first process of the node.
-pub fn agent_bell(job: &[u8], first_local: usize) -> Vec<u8> {
-    [b"landbridge-", job, format!("-agent-{first_local}").as_bytes()].concat()
+/// `number`: the agent's, which is in its file.
+pub fn agent_bell(job: &[u8], number: u64) -> Vec<u8> {
+    [b"landbridge-", job, format!("-agent-{number:x}").as_bytes()].concat()
 }
 
 /// FNV-1a with 64 bits: the entry is not secret, and only an incomplete write is to be detected.

@@ -16,11 +16,13 @@
 //! a release twice, one after the other ([`RELEASE_BYTES`]). A process that reads the second one
 //! first, and then another value in the first one, keeps what it knew before.
 //!
-//! The file is sparse: memory is used only for what was written. Logs begin at multiples of
+//! The file is sparse: memory is used only for what was written. It has parts for as many processes
+//! as a job can have, spawned ones among them, because nobody knows at its start how many it will
+//! have; nobody looks at the part of a process that is not there. Logs begin at multiples of
 //! [`HUGE_PAGE`], so that what was never touched before can be had in pages of that size.
 //!
-//! Each node has a file of its own. All files have the same form, with parts for all processes of
-//! the job; the log of a process on another node to one of this node holds what has arrived.
+//! Each node has a file of its own, of the same form. The log of a process on another node to one
+//! of this node holds what has arrived.
 //!
 //! What enters: numbers of processes, which count from 0 in the job. What leaves: positions in the
 //! file, in bytes. What may never happen: two parts overlap.
@@ -32,12 +34,17 @@ pub const CONTACTS_CHANGED_AT: u64 = 0;
 /// Position of a word that is written before all others: the file can have huge pages (1), or not
 /// (0).
 pub const HUGE_PAGES_AT: u64 = 8;
+/// Position of a word that is written before processes start: the number in the name of the agent's
+/// bell ([`super::contact::agent_bell`]).
+pub const AGENT_BELL_AT: u64 = 16;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 64;
 /// Bytes of the control words of one process: a page.
 pub const CONTROL_BYTES: usize = 4096;
 /// Control word: the process sleeps until its doorbell rings (1), or not (0).
 pub const PARKED_AT: usize = 0;
+/// Control word: how often a bit of [`SOURCES_AT`] was set.
+pub const SOURCES_CHANGED_AT: usize = 64;
 /// Control word: bytes of deliveries that the process has written.
 pub const DELIVERIES_END_AT: usize = 128;
 /// Control words: up to which byte the deliveries are released, because no incarnation will replay
@@ -45,6 +52,13 @@ pub const DELIVERIES_END_AT: usize = 128;
 pub const DELIVERIES_RELEASED_AT: usize = 192;
 /// Control word, written before the process starts: the process runs on this node (1), or not (0).
 pub const LOCAL_AT: usize = 256;
+/// Control words: a bit for each process that has a log to this one in the file. A bit is set
+/// before the log is written.
+pub const SOURCES_AT: usize = 512;
+/// Control words: a bit for each process to which this one has a log.
+pub const TARGETS_AT: usize = SOURCES_AT + SET_BYTES;
+/// Bytes of a set of processes.
+pub const SET_BYTES: usize = LOGGED_PROCESSES_MAX / 8;
 /// Bytes of a release: its position, twice.
 pub const RELEASE_BYTES: usize = 16;
 /// Bytes of a huge page of the processor.
@@ -53,19 +67,23 @@ pub const HUGE_PAGE: usize = 2 << 20;
 pub const DELIVERIES_BYTES: usize = 1 << 30;
 /// Bytes of the region of one log.
 pub const LOG_BYTES: usize = 4 << 30;
-/// Most processes of a job that keeps logs.
-pub const LOGGED_PROCESSES_MAX: usize = 64;
+/// Most processes of a job that keeps logs, spawned ones among them.
+pub const LOGGED_PROCESSES_MAX: usize = 1024;
 
 const PAGE: usize = 4096;
 
 /// Bytes of all contacts, with the word before them.
 const CONTACTS_BYTES: usize =
     (CONTACTS_HEAD + LOGGED_PROCESSES_MAX * CONTACT_BYTES).next_multiple_of(PAGE);
+/// Bytes of the releases of one process: one for each process.
+const RELEASES_BYTES: usize = (LOGGED_PROCESSES_MAX * RELEASE_BYTES).next_multiple_of(PAGE);
+/// Bytes of the report of one process: two words, and three for each process.
+pub const REPORT_BYTES: usize = ((2 + 3 * LOGGED_PROCESSES_MAX) * 8).next_multiple_of(PAGE);
 
-/// Bytes of the memory file for `processes` processes.
-pub const fn file_bytes(processes: usize) -> u64 {
-    log_at(processes, processes, 0)
-}
+/// Bytes of the memory file.
+pub const FILE_BYTES: u64 = log_at(LOGGED_PROCESSES_MAX, 0);
+/// Bytes of all parts before the deliveries, which the agent uses as well.
+pub const HEAD_BYTES: usize = deliveries_at(0) as usize;
 
 /// Position of the contact of a process.
 pub const fn contact_at(process: usize) -> u64 {
@@ -77,61 +95,50 @@ pub const fn control_at(process: usize) -> u64 {
     (CONTACTS_BYTES + process * CONTROL_BYTES) as u64
 }
 
-/// Bytes of the releases of one process: one for each process.
-pub const fn releases_bytes(processes: usize) -> usize {
-    (processes * RELEASE_BYTES).next_multiple_of(PAGE)
-}
-
-/// Position of the releases of a process: up to which byte its log to each process is released.
-pub const fn releases_at(processes: usize, process: usize) -> u64 {
-    control_at(processes) + (process * releases_bytes(processes)) as u64
-}
-
-/// Position of the release of the log of one process to another.
-pub const fn release_at(processes: usize, from: usize, to: usize) -> u64 {
-    releases_at(processes, from) + (to * RELEASE_BYTES) as u64
-}
-
-/// Bytes of the report of one process: two words for each process, and a word.
-pub const fn report_bytes(processes: usize) -> usize {
-    ((2 * processes + 1) * 8).next_multiple_of(PAGE)
+/// Position of the release of the log of one process to another: up to which byte it is released.
+pub const fn release_at(from: usize, to: usize) -> u64 {
+    control_at(LOGGED_PROCESSES_MAX) + (from * RELEASES_BYTES + to * RELEASE_BYTES) as u64
 }
 
 /// Position of the report of a process: how far its logs have come before an image of it.
-pub const fn report_at(processes: usize, process: usize) -> u64 {
-    releases_at(processes, processes) + (process * report_bytes(processes)) as u64
+pub const fn report_at(process: usize) -> u64 {
+    release_at(LOGGED_PROCESSES_MAX, 0) + (process * REPORT_BYTES) as u64
 }
 
-/// Position of the deliveries of a process. All parts before the deliveries of process 0 together
-/// are what the agent uses of the file.
-pub const fn deliveries_at(processes: usize, process: usize) -> u64 {
-    let head = report_at(processes, processes).next_multiple_of(HUGE_PAGE as u64);
+/// Position of the deliveries of a process.
+pub const fn deliveries_at(process: usize) -> u64 {
+    let head = report_at(LOGGED_PROCESSES_MAX).next_multiple_of(HUGE_PAGE as u64);
     head + (process * DELIVERIES_BYTES) as u64
 }
 
 /// Position of the log of one process to another.
-pub const fn log_at(processes: usize, from: usize, to: usize) -> u64 {
-    deliveries_at(processes, processes) + ((from * processes + to) * LOG_BYTES) as u64
+pub const fn log_at(from: usize, to: usize) -> u64 {
+    let place = from * LOGGED_PROCESSES_MAX + to;
+    deliveries_at(LOGGED_PROCESSES_MAX) + (place * LOG_BYTES) as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LAST: usize = LOGGED_PROCESSES_MAX - 1;
+
     #[test]
     fn parts_follow_each_other() {
         assert_eq!(contact_at(1), contact_at(0) + CONTACT_BYTES as u64);
-        assert!(contact_at(LOGGED_PROCESSES_MAX) <= control_at(0) && CONTACTS_CHANGED_AT == 0);
+        assert!(contact_at(LAST + 1) <= control_at(0) && AGENT_BELL_AT + 8 <= contact_at(0));
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
-        assert_eq!(releases_at(3, 0), control_at(3));
-        assert_eq!(report_at(3, 0), releases_at(3, 2) + releases_bytes(3) as u64);
-        assert!(deliveries_at(3, 0) >= report_at(3, 2) + report_bytes(3) as u64);
-        assert_eq!(log_at(3, 0, 0), deliveries_at(3, 2) + DELIVERIES_BYTES as u64);
-        assert_eq!(log_at(3, 1, 0), log_at(3, 0, 2) + LOG_BYTES as u64);
-        assert_eq!(file_bytes(3), log_at(3, 2, 2) + LOG_BYTES as u64);
-        assert!(log_at(5, 3, 2).is_multiple_of(HUGE_PAGE as u64));
-        assert!(file_bytes(LOGGED_PROCESSES_MAX) < i64::MAX as u64);
-        for part in [releases_at(5, 3), report_at(5, 3), deliveries_at(5, 3), log_at(5, 3, 2)] {
+        const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
+        assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);
+        assert!(release_at(0, LAST + 1) <= release_at(1, 0));
+        assert!(report_at(0) >= release_at(LAST, LAST) + RELEASE_BYTES as u64);
+        assert!(deliveries_at(0) >= report_at(LAST) + REPORT_BYTES as u64);
+        assert_eq!(log_at(0, 0), deliveries_at(LAST) + DELIVERIES_BYTES as u64);
+        assert_eq!(log_at(1, 0), log_at(0, LAST) + LOG_BYTES as u64);
+        assert_eq!(FILE_BYTES, log_at(LAST, LAST) + LOG_BYTES as u64);
+        assert!(log_at(5, 3).is_multiple_of(HUGE_PAGE as u64));
+        const { assert!(FILE_BYTES < i64::MAX as u64) };
+        for part in [release_at(3, 0), report_at(3), deliveries_at(3), log_at(3, 2)] {
             assert!(part.is_multiple_of(PAGE as u64), "{part} can be mapped");
         }
     }

@@ -12,44 +12,56 @@
 //! each pair of processes whose log is released further, the position. What may never happen: a
 //! release is taken back, or goes beyond one of the two images.
 
-use alloc::vec;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+
+use super::layout::LOGGED_PROCESSES_MAX;
+
+/// How far the two logs between a process and another one have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairPositions {
+    /// The position in the log to the other process.
+    pub sent: u64,
+    /// The position in the log from the other process.
+    pub received: u64,
+}
+
+impl PairPositions {
+    const END: PairPositions = PairPositions { sent: u64::MAX, received: u64::MAX };
+}
 
 /// How far the logs of one process had come at some moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogPositions {
-    /// The position in the log to each process of the node.
-    pub sent: Vec<u64>,
-    /// The position in the log from each process of the node.
-    pub received: Vec<u64>,
+    /// By process; those without an entry are at their beginning.
+    pub pairs: BTreeMap<usize, PairPositions>,
     /// The bytes of the process's deliveries.
     pub deliveries: u64,
 }
 
 impl LogPositions {
-    /// The beginning, on a node of this many processes.
-    pub fn start(processes: usize) -> LogPositions {
-        LogPositions { sent: vec![0; processes], received: vec![0; processes], deliveries: 0 }
-    }
-
-    /// Everything, in a job of this many processes.
-    fn end(processes: usize) -> LogPositions {
-        let all = vec![u64::MAX; processes];
-        LogPositions { sent: all.clone(), received: all, deliveries: u64::MAX }
-    }
-
-    /// The words of a report: what was sent, what was received, and deliveries.
+    /// The words of a report: deliveries, number of pairs; of each pair process, sent, received.
     pub fn words(&self) -> impl Iterator<Item = u64> {
-        self.sent.iter().chain(&self.received).copied().chain([self.deliveries])
+        let pairs = self.pairs.iter();
+        let words = pairs.flat_map(|(process, pair)| [*process as u64, pair.sent, pair.received]);
+        [self.deliveries, self.pairs.len() as u64].into_iter().chain(words)
     }
 
-    /// Reads the words of a report on a node of this many processes.
-    pub fn from_words(processes: usize, mut word: impl FnMut(usize) -> u64) -> LogPositions {
-        LogPositions {
-            sent: (0..processes).map(&mut word).collect(),
-            received: (processes..2 * processes).map(&mut word).collect(),
-            deliveries: word(2 * processes),
-        }
+    /// Reads the words of a report. `None`: it is none.
+    pub fn from_words(word: impl Fn(usize) -> u64) -> Option<LogPositions> {
+        let count = usize::try_from(word(1)).ok().filter(|count| *count <= LOGGED_PROCESSES_MAX)?;
+        let pair = |number: usize| {
+            let at = 2 + 3 * number;
+            let process = usize::try_from(word(at)).ok()?;
+            let pair = PairPositions { sent: word(at + 1), received: word(at + 2) };
+            (process < LOGGED_PROCESSES_MAX).then_some((process, pair))
+        };
+        let pairs = (0..count).map(pair).collect::<Option<_>>()?;
+        Some(LogPositions { pairs, deliveries: word(0) })
+    }
+
+    fn pair(&self, other: usize) -> PairPositions {
+        self.pairs.get(&other).copied().unwrap_or_default()
     }
 }
 
@@ -65,55 +77,43 @@ pub struct LogRelease {
 }
 
 /// What the oldest kept image of each process of a node covers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LogReleases {
-    oldest: Vec<LogPositions>,
+    /// By process of this node. A process of another node needs nothing of this node's file.
+    oldest: BTreeMap<usize, LogPositions>,
 }
 
 impl LogReleases {
-    /// A job of this many processes without images. `is_local`: whether a process runs on this
-    /// node. A process of another node needs nothing of this node's file.
-    pub fn new(processes: usize, is_local: impl Fn(usize) -> bool) -> LogReleases {
-        let oldest = |process| match is_local(process) {
-            true => LogPositions::start(processes),
-            false => LogPositions::end(processes),
-        };
-        LogReleases { oldest: (0..processes).map(oldest).collect() }
+    /// Notes a process of this node, of which there is no image.
+    pub fn add(&mut self, process: usize) {
+        self.oldest.entry(process).or_default();
     }
 
     /// Notes what the oldest kept image of `process` covers; returns what is released further.
     pub fn advance(&mut self, process: usize, positions: LogPositions) -> Vec<LogRelease> {
-        let before: Vec<u64> = self.of(process).collect();
-        self.oldest[process] = positions;
-        let after: Vec<u64> = self.of(process).collect();
-        let processes = self.oldest.len();
-        let pair = |place: usize| match place < processes {
-            true => (process, place),
-            false => (place - processes, process),
+        let others: Vec<usize> = positions.pairs.keys().copied().collect();
+        let released = |releases: &LogReleases| -> Vec<LogRelease> {
+            others.iter().flat_map(|other| releases.between(process, *other)).collect()
         };
-        let changes = before.into_iter().zip(after).enumerate();
-        let further = changes.filter(|(_, (before, after))| before < after);
-        let release = |(place, (_, position))| {
-            let (from, to) = pair(place);
-            LogRelease { from, to, position }
-        };
-        further.map(release).collect()
+        let before = released(self);
+        self.oldest.insert(process, positions);
+        let after = released(self);
+        let pairs = before.into_iter().zip(after);
+        pairs.filter(|(old, new)| old.position < new.position).map(|(_, new)| new).collect()
     }
 
-    /// The positions up to which the logs to each process, then from each process, are released.
-    fn of(&self, process: usize) -> impl Iterator<Item = u64> {
-        let own = &self.oldest[process];
-        let to = self
-            .oldest
-            .iter()
-            .zip(&own.sent)
-            .map(move |(other, sent)| other.received[process].min(*sent));
-        let from = self
-            .oldest
-            .iter()
-            .zip(&own.received)
-            .map(move |(other, received)| other.sent[process].min(*received));
-        to.chain(from)
+    /// Up to where both logs between two processes are released.
+    fn between(&self, process: usize, other: usize) -> [LogRelease; 2] {
+        let of = |process: usize, other| {
+            self.oldest.get(&process).map_or(PairPositions::END, |own| own.pair(other))
+        };
+        let (own, others) = (of(process, other), of(other, process));
+        let to = own.sent.min(others.received);
+        let from = own.received.min(others.sent);
+        [
+            LogRelease { from: process, to: other, position: to },
+            LogRelease { from: other, to: process, position: from },
+        ]
     }
 }
 
@@ -121,39 +121,59 @@ impl LogReleases {
 mod tests {
     use super::*;
 
-    fn positions(sent: [u64; 3], received: [u64; 3]) -> LogPositions {
-        LogPositions { sent: sent.to_vec(), received: received.to_vec(), deliveries: 7 }
+    fn positions(pairs: &[(usize, u64, u64)]) -> LogPositions {
+        let pair = |&(process, sent, received)| (process, PairPositions { sent, received });
+        LogPositions { pairs: pairs.iter().map(pair).collect(), deliveries: 7 }
+    }
+
+    fn releases(local: &[usize]) -> LogReleases {
+        let mut releases = LogReleases::default();
+        local.iter().for_each(|process| releases.add(*process));
+        releases
+    }
+
+    fn release(from: usize, to: usize, position: u64) -> LogRelease {
+        LogRelease { from, to, position }
     }
 
     #[test]
     fn a_log_is_released_up_to_what_both_images_cover() {
-        let mut releases = LogReleases::new(3, |_| true);
-        assert_eq!(releases.advance(0, positions([0, 500, 300], [0, 90, 80])), []);
-        let release = |from, to, position| LogRelease { from, to, position };
+        let mut releases = releases(&[0, 1, 2]);
+        assert_eq!(releases.advance(0, positions(&[(1, 500, 90), (2, 300, 80)])), []);
         assert_eq!(
-            releases.advance(1, positions([100, 0, 0], [400, 0, 0])),
+            releases.advance(1, positions(&[(0, 100, 400)])),
             [release(1, 0, 90), release(0, 1, 400)]
         );
-        assert_eq!(releases.advance(1, positions([100, 0, 0], [400, 0, 0])), []);
-        assert_eq!(releases.advance(1, positions([200, 0, 0], [600, 0, 0])), [release(0, 1, 500)]);
+        assert_eq!(releases.advance(1, positions(&[(0, 100, 400)])), []);
+        assert_eq!(releases.advance(1, positions(&[(0, 200, 600)])), [release(0, 1, 500)]);
         assert_eq!(
-            releases.advance(0, positions([0, 700, 300], [0, 150, 80])),
+            releases.advance(0, positions(&[(1, 700, 150), (2, 300, 80)])),
             [release(0, 1, 600), release(1, 0, 150)]
         );
     }
 
     #[test]
     fn the_logs_of_another_node_are_released_by_the_own_images() {
-        let mut releases = LogReleases::new(3, |process| process < 2);
-        let released = releases.advance(0, positions([0, 500, 300], [0, 90, 80]));
-        let release = |from, to, position| LogRelease { from, to, position };
+        let released = releases(&[0, 1]).advance(0, positions(&[(1, 500, 90), (2, 300, 80)]));
         assert_eq!(released, [release(0, 2, 300), release(2, 0, 80)]);
     }
 
     #[test]
-    fn a_report_is_read_as_it_was_written() {
-        let report = positions([1, 2, 3], [4, 5, 6]);
+    fn a_process_that_comes_later_keeps_what_it_may_need() {
+        let mut releases = releases(&[0]);
+        releases.add(9);
+        assert_eq!(releases.advance(0, positions(&[(9, 500, 90)])), []);
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_written_and_nothing_else_is() {
+        let report = positions(&[(1, 2, 3), (4, 5, 6)]);
         let words: Vec<u64> = report.words().collect();
-        assert_eq!(LogPositions::from_words(3, |at| words[at]), report);
+        assert_eq!(LogPositions::from_words(|at| words[at]), Some(report));
+        for (at, word) in [(1, u64::MAX), (1, 1025), (2, 1024), (5, u64::MAX)] {
+            let word =
+                |place: usize| if place == at { word } else { *words.get(place).unwrap_or(&0) };
+            assert_eq!(LogPositions::from_words(word), None, "word {at}");
+        }
     }
 }

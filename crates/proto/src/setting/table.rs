@@ -303,7 +303,8 @@ pub const RECOVER_LOG: Setting = Setting {
                relay of the receiver, through which all messages go. `sender` is an experiment: \
                messages between ranks of one node stay in shared memory, where the receiver reads \
                them; messages to another node stay on both nodes, and take the paths of a job \
-               without `recover`. It works without spawned ranks and without spare hosts.",
+               without `recover`. It works with at most 1,024 \
+               processes of a job, spawned ones among them, and without spare hosts.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",

@@ -58,6 +58,7 @@ const NO_SLOT: usize = IN_FLIGHT_MAX;
 
 /// What one process has said, and what is under way to it.
 struct RemoteTransfer {
+    process: usize,
     transfer: LogTransfer,
     /// Number of the other transport in the address vector.
     number: Option<FiAddr>,
@@ -78,8 +79,9 @@ struct RemoteTransfer {
 }
 
 impl RemoteTransfer {
-    fn new(transfer: LogTransfer) -> RemoteTransfer {
+    fn new(process: usize, transfer: LogTransfer) -> RemoteTransfer {
         RemoteTransfer {
+            process,
             transfer,
             number: None,
             first_generation: 0,
@@ -106,9 +108,11 @@ pub(super) struct LogTransport {
     process: u16,
     generation: u32,
     contacts_seen: Option<u64>,
-    /// By process; `None`: a process of this node.
-    remotes: Vec<Option<RemoteTransfer>>,
-    /// When this transport is replaced, because it cannot reach this process.
+    /// The processes of other nodes with which something is exchanged, in the order of the logs.
+    remotes: Vec<RemoteTransfer>,
+    /// The places of the processes in `remotes`.
+    places: BTreeMap<usize, usize>,
+    /// When this transport is replaced, because it cannot reach the process at this place.
     replace_at: Option<(Instant, usize)>,
     /// Time from the failure to that.
     pause: Duration,
@@ -116,33 +120,24 @@ pub(super) struct LogTransport {
 }
 
 impl LogTransport {
-    /// Opens a transport for the logs of a process; `None` if all processes are of its node, or if
-    /// an earlier incarnation has delivered everything and said that it has ended.
+    /// Opens a transport for the logs of a process.
     ///
     /// # Errors
     /// There are no sockets, or the environment of this process is not one of the launcher.
-    pub fn open(logs: &NodeLogs, own: Address, processes: usize) -> io::Result<Option<Self>> {
-        let mut remotes: Vec<Option<RemoteTransfer>> = (0..processes).map(|_| None).collect();
-        for process in logs.remote_processes() {
-            let confirmed = logs.confirmed(process)?;
-            remotes[process] = Some(RemoteTransfer::new(LogTransfer::new(confirmed)));
-        }
+    pub fn open(logs: &NodeLogs, own: Address) -> io::Result<LogTransport> {
         let process = own.index() as u16;
-        let was = logs.contact(usize::from(process)).map(|own| own.generation);
-        if remotes.iter().all(Option::is_none) || was == Some(Contact::ENDED) {
-            return Ok(None);
-        }
         let (carriage, generation) = open_carriage(logs, process)?;
-        Ok(Some(LogTransport {
+        Ok(LogTransport {
             carriage,
             process,
             generation,
             contacts_seen: None,
-            remotes,
+            remotes: Vec::new(),
+            places: BTreeMap::new(),
             replace_at: None,
             pause: REPLACE_TIME_MIN,
             asked: Instant::now(),
-        }))
+        })
     }
 
     /// The endpoint, whose descriptor becomes readable when something arrives.
@@ -166,6 +161,7 @@ impl LogTransport {
     /// Memory for logs is full, or another process claims what cannot be.
     pub fn progress(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
         self.carriage.poll();
+        self.begin_with_new(logs)?;
         let changed = logs.contacts_changed();
         if self.contacts_seen != Some(changed) {
             self.contacts_seen = Some(changed);
@@ -199,14 +195,16 @@ impl LogTransport {
         if !logs.take_unsent() {
             return Ok(());
         }
-        for process in 0..self.remotes.len() {
-            self.send_to(process, logs)?;
+        self.begin_with_new(logs)?;
+        for place in 0..self.remotes.len() {
+            self.send_to(place, logs)?;
         }
         Ok(())
     }
 
-    fn send_to(&mut self, process: usize, logs: &mut NodeLogs) -> io::Result<()> {
-        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+    fn send_to(&mut self, place: usize, logs: &mut NodeLogs) -> io::Result<()> {
+        let remote = &mut self.remotes[place];
+        let process = remote.process;
         // The other side reads nothing before it knows what this process has.
         let may_send = remote.transfer.is_flowing() && remote.owed != Some(TransferKind::Resume);
         let Some(number) = remote.number.filter(|_| may_send) else { return Ok(()) };
@@ -227,7 +225,7 @@ impl LogTransport {
                 Iov { base: frames.as_ptr().cast_mut(), len: frames.len() },
             ];
             let slot = if is_copied { NO_SLOT } else { slot };
-            let context = context_of(remote.round, process, slot);
+            let context = context_of(remote.round, place, slot);
             let sent = self.carriage.send(number, header, &pieces, context, is_copied);
             match sent {
                 Ok(()) => logs.note_frames_sent(process),
@@ -237,7 +235,7 @@ impl LogTransport {
                     return Ok(());
                 }
                 Err(error) => {
-                    self.schedule_replacement(process, error.0);
+                    self.schedule_replacement(place, error.0);
                     return Ok(());
                 }
             }
@@ -250,8 +248,8 @@ impl LogTransport {
 
     /// A message was sent, or cannot be delivered.
     fn handle_sent(&mut self, context: usize, outcome: Result<(), i32>, logs: &mut NodeLogs) {
-        let (round, process, slot) = parts_of(context);
-        let Some(Some(remote)) = self.remotes.get_mut(process) else { return };
+        let (round, place, slot) = parts_of(context);
+        let Some(remote) = self.remotes.get_mut(place) else { return };
         if remote.round != round {
             return;
         }
@@ -260,42 +258,66 @@ impl LogTransport {
             logs.note_unsent();
         }
         if let Err(errno) = outcome {
-            self.schedule_replacement(process, errno);
+            self.schedule_replacement(place, errno);
         }
     }
 
     #[cold]
-    fn schedule_replacement(&mut self, process: usize, errno: i32) {
-        let Some(Some(remote)) = self.remotes.get(process) else { return };
+    fn schedule_replacement(&mut self, place: usize, errno: i32) {
+        let remote = &self.remotes[place];
         if remote.transfer.has_ended() || self.replace_at.is_some() {
             return;
         }
         let error = io::Error::from_raw_os_error(errno);
-        log!(Info, "process {process} cannot be reached: {error}");
-        self.replace_at = Some((Instant::now() + self.pause, process));
+        log!(Info, "process {} cannot be reached: {error}", remote.process);
+        self.replace_at = Some((Instant::now() + self.pause, place));
     }
 
     // --- contacts
 
+    /// Begins with processes with which something is exchanged for the first time.
+    #[inline]
+    fn begin_with_new(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        match logs.remote_count() == self.remotes.len() {
+            true => Ok(()),
+            false => self.add_remotes(logs),
+        }
+    }
+
+    #[cold]
+    fn add_remotes(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        let new: Vec<usize> = logs.remote_processes().skip(self.remotes.len()).collect();
+        for process in new {
+            let place = self.remotes.len();
+            let transfer = LogTransfer::new(logs.confirmed(process)?);
+            self.places.insert(process, place);
+            self.remotes.push(RemoteTransfer::new(process, transfer));
+            self.handle_contact(place, logs)?;
+        }
+        Ok(())
+    }
+
     #[cold]
     fn handle_contacts(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
-        for process in 0..self.remotes.len() {
-            let Some(remote) = &mut self.remotes[process] else { continue };
-            let Some(contact) = logs.contact(process) else { continue };
-            match remote.transfer.handle_contact(&contact) {
-                TransferAction::Resume => self.begin(process, &contact, logs)?,
-                TransferAction::End => self.forget(process),
-                _ => (),
-            }
+        (0..self.remotes.len()).try_for_each(|place| self.handle_contact(place, logs))
+    }
+
+    fn handle_contact(&mut self, place: usize, logs: &mut NodeLogs) -> io::Result<()> {
+        let remote = &mut self.remotes[place];
+        let Some(contact) = logs.contact(remote.process) else { return Ok(()) };
+        match remote.transfer.handle_contact(&contact) {
+            TransferAction::Resume => self.begin(place, &contact, logs)?,
+            TransferAction::End => self.forget(place),
+            _ => (),
         }
         Ok(())
     }
 
     /// Begins with a transport of another process.
-    fn begin(&mut self, process: usize, contact: &Contact, logs: &mut NodeLogs) -> io::Result<()> {
-        self.forget(process);
+    fn begin(&mut self, place: usize, contact: &Contact, logs: &mut NodeLogs) -> io::Result<()> {
+        self.forget(place);
         let number = self.carriage.av.insert(contact.name);
-        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+        let remote = &mut self.remotes[place];
         if remote.first_generation == 0 {
             remote.first_generation = contact.generation;
         }
@@ -305,12 +327,12 @@ impl LogTransport {
         remote.number = Some(number);
         remote.owed = Some(TransferKind::Resume);
         let wanted = remote.transfer.position_wanted().map_err(malformed)?;
-        self.act(process, wanted, logs)
+        self.act(place, wanted, logs)
     }
 
     /// Ends all that is under way to the earlier transport of a process.
-    fn forget(&mut self, process: usize) {
-        let Some(remote) = &mut self.remotes[process] else { return };
+    fn forget(&mut self, place: usize) {
+        let remote = &mut self.remotes[place];
         if let Some(number) = remote.number.take() {
             self.carriage.give_up(number);
         }
@@ -318,7 +340,7 @@ impl LogTransport {
         remote.free_slots = (0..IN_FLIGHT_MAX).collect();
         remote.early.clear();
         (remote.owed, remote.unconfirmed) = (None, 0);
-        if self.replace_at.is_some_and(|(_, lost)| lost == process) {
+        if self.replace_at.is_some_and(|(_, lost)| lost == place) {
             self.replace_at = None;
         }
     }
@@ -356,9 +378,8 @@ impl LogTransport {
         logs: &mut NodeLogs,
     ) -> io::Result<()> {
         let process = usize::from(header.process);
-        let Some(Some(remote)) = self.remotes.get_mut(process) else {
-            return Err(malformed(MalformedTransfer("it claims to be a process of this node")));
-        };
+        let place = self.place_of(process, logs)?;
+        let remote = &mut self.remotes[place];
         let bytes = message.first_chunk::<POSITION_BYTES>();
         let position = bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let said = if header.kind == TransferKind::Frames { 0 } else { position };
@@ -367,25 +388,39 @@ impl LogTransport {
         match action {
             TransferAction::Append => {
                 let frames = message.get(POSITION_BYTES..).unwrap_or_default();
-                self.take_frames(process, position, frames, logs)
+                self.take_frames(place, position, frames, logs)
             }
             TransferAction::Nothing if header.kind == TransferKind::Received => {
                 let confirmed = remote.transfer.confirmed();
                 logs.confirm(process, confirmed)
             }
-            action => self.act(process, action, logs),
+            action => self.act(place, action, logs),
         }
+    }
+
+    /// The place of the sender of a message, which may be the first one.
+    fn place_of(&mut self, process: usize, logs: &mut NodeLogs) -> io::Result<usize> {
+        if let Some(&place) = self.places.get(&process) {
+            return Ok(place);
+        }
+        if logs.is_local(process) {
+            return Err(malformed(MalformedTransfer("it claims to be a process of this node")));
+        }
+        logs.open_other_node(process)?;
+        self.begin_with_new(logs)?;
+        self.places.get(&process).copied().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Long messages overtake each other: appends the frames if all before them are there.
     fn take_frames(
         &mut self,
-        process: usize,
+        place: usize,
         position: u64,
         frames: &[u8],
         logs: &mut NodeLogs,
     ) -> io::Result<()> {
-        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+        let remote = &mut self.remotes[place];
+        let process = remote.process;
         let arrived = logs.arrived(process)?;
         if position > arrived && remote.early.len() < IN_FLIGHT_MAX {
             remote.early.insert(position, frames.to_vec());
@@ -408,17 +443,12 @@ impl LogTransport {
         Ok(())
     }
 
-    fn act(
-        &mut self,
-        process: usize,
-        action: TransferAction,
-        logs: &mut NodeLogs,
-    ) -> io::Result<()> {
-        let Some(remote) = &mut self.remotes[process] else { return Ok(()) };
+    fn act(&mut self, place: usize, action: TransferAction, logs: &mut NodeLogs) -> io::Result<()> {
+        let remote = &mut self.remotes[place];
         match action {
             TransferAction::SendFrom(position) => {
                 self.pause = REPLACE_TIME_MIN;
-                logs.send_from(process, position)
+                logs.send_from(remote.process, position)
             }
             TransferAction::Confirm => {
                 remote.owed.get_or_insert(TransferKind::Received);
@@ -430,15 +460,15 @@ impl LogTransport {
 
     /// Says to each process what is owed to it.
     fn send_owed(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
-        for process in 0..self.remotes.len() {
-            let Some(remote) = &mut self.remotes[process] else { continue };
+        for place in 0..self.remotes.len() {
+            let remote = &mut self.remotes[place];
             let (Some(kind), Some(number)) = (remote.owed, remote.number) else { continue };
-            let mut position = logs.arrived(process)?.to_le_bytes();
+            let mut position = logs.arrived(remote.process)?.to_le_bytes();
             let piece = [Iov { base: position.as_mut_ptr(), len: POSITION_BYTES }];
             let pieces = if kind == TransferKind::Query { &[][..] } else { &piece };
             let header =
                 TransferHeader { kind, process: self.process, generation: self.generation };
-            let context = context_of(remote.round, process, NO_SLOT);
+            let context = context_of(remote.round, place, NO_SLOT);
             match self.carriage.send(number, header, pieces, context, true) {
                 Ok(()) => {
                     remote.owed = None;
@@ -447,7 +477,7 @@ impl LogTransport {
                     }
                 }
                 Err(Errno::EAGAIN) => (),
-                Err(error) => self.schedule_replacement(process, error.0),
+                Err(error) => self.schedule_replacement(place, error.0),
             }
         }
         Ok(())
@@ -458,12 +488,11 @@ impl LogTransport {
     /// Replaces the endpoint by a new one.
     #[cold]
     fn replace(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
-        for process in 0..self.remotes.len() {
-            self.forget(process);
-            if let Some(remote) = &mut self.remotes[process] {
-                remote.transfer.close();
-                remote.first_generation = 0;
-            }
+        for place in 0..self.remotes.len() {
+            self.forget(place);
+            let remote = &mut self.remotes[place];
+            remote.transfer.close();
+            remote.first_generation = 0;
         }
         (self.carriage, self.generation) = open_carriage(logs, self.process)?;
         self.contacts_seen = None;
@@ -489,10 +518,9 @@ impl LogTransport {
         if is_time {
             self.asked = Instant::now();
         }
-        let mut is_delivered = true;
-        for process in 0..self.remotes.len() {
-            let Some(remote) = &mut self.remotes[process] else { continue };
-            let has_all = remote.transfer.confirmed() >= logs.sent_end(process)?;
+        let mut is_delivered = logs.remote_count() == self.remotes.len();
+        for remote in &mut self.remotes {
+            let has_all = remote.transfer.confirmed() >= logs.sent_end(remote.process)?;
             if has_all || remote.transfer.has_ended() {
                 continue;
             }
@@ -601,9 +629,9 @@ fn open_carriage(logs: &NodeLogs, process: u16) -> io::Result<(Carriage, u32)> {
     Ok((carriage, generation))
 }
 
-/// The context of a message: round, process and slot.
-fn context_of(round: u32, process: usize, slot: usize) -> usize {
-    (round as usize) << 32 | process << 16 | slot
+/// The context of a message: round, place of the process, and slot.
+fn context_of(round: u32, place: usize, slot: usize) -> usize {
+    (round as usize) << 32 | place << 16 | slot
 }
 
 fn parts_of(context: usize) -> (u32, usize, usize) {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use landbridge_drive::link::node_log::ClosedLogs;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
+use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
 use landbridge_proto::path::time::MILLISECOND;
 
 use super::Engine;
@@ -103,7 +104,7 @@ impl Connections {
         let job = identity.job.to_hex();
         let here = identity.node_sharing.processes.unwrap_or(size).max(1);
         let bytes_max = identity.settings.recover_memory / u64::from(here);
-        match ClosedLogs::new(own as usize, size as usize, &job, bytes_max) {
+        match ClosedLogs::new(own as usize, &job, bytes_max, LOGGED_PROCESSES_MAX) {
             Ok(closed) => self.attach_to_logs(closed, file.as_fd()),
             Err(error) => end_process(&format!("the logs of its node cannot be opened: {error}")),
         }

@@ -31,21 +31,48 @@ impl Connections {
     }
 }
 
-/// The transport to other nodes, if this process keeps logs and there are other nodes.
+/// The transport to other nodes, if this process keeps logs and exchanges something with other
+/// nodes.
 #[derive(Default)]
-pub struct OtherNodes(Option<Box<LogTransport>>);
+pub struct OtherNodes {
+    transport: Option<Box<LogTransport>>,
+    /// An incarnation of this process has delivered everything and said that it has ended.
+    has_ended: bool,
+}
 
 impl OtherNodes {
-    /// Opens the transport.
+    /// Opens the transport, if there are other nodes.
     pub fn open(&mut self, connections: &mut Connections) {
         let (own, size) = (connections.data.own.address, connections.data.identity.size);
         let Some(logs) = connections.node_logs() else { return };
-        let opened = LogTransport::open(logs, own, size as usize);
-        let watched = opened.and_then(|opened| {
-            self.0 = opened.map(Box::new);
+        self.has_ended = logs.contact(own.index() as usize).is_some_and(|own| own.has_ended());
+        // Of the ranks with which it has begun; or of any, if it was spawned.
+        if (0..size as usize).any(|process| !logs.is_local(process)) {
+            self.open_transport(connections);
+        }
+    }
+
+    /// Opens the transport once another node is known.
+    #[inline]
+    fn open_if_needed(&mut self, connections: &mut Connections) {
+        if self.transport.is_some() {
+            return;
+        }
+        let Some(logs) = connections.node_logs() else { return };
+        if logs.remote_count() > 0 || logs.contacts_changed() != 0 {
+            self.open_transport(connections);
+        }
+    }
+
+    #[cold]
+    fn open_transport(&mut self, connections: &mut Connections) {
+        let own = connections.data.own.address;
+        let Some(logs) = connections.node_logs().filter(|_| !self.has_ended) else { return };
+        let opened = LogTransport::open(logs, own).and_then(|opened| {
+            self.transport = Some(Box::new(opened));
             self.watch(connections)
         });
-        watched.unwrap_or_else(|error| {
+        opened.unwrap_or_else(|error| {
             end_process(&format!("it cannot send to other nodes: {error}"))
         });
     }
@@ -59,13 +86,14 @@ impl OtherNodes {
 
     /// Closes the transport at once. What is under way is sent again by the next one.
     pub fn close(&mut self) {
-        self.0 = None;
+        self.transport = None;
     }
 
     /// Receives frames of other nodes, and sends frames to them.
     #[inline]
     pub fn progress(&mut self, connections: &mut Connections) {
-        let Some(transport) = &mut self.0 else { return };
+        self.open_if_needed(connections);
+        let Some(transport) = &mut self.transport else { return };
         let Some(logs) = connections.node_logs() else { return };
         let generation = transport.generation();
         transport.progress(logs).unwrap_or_else(|error| end_transport(&error));
@@ -77,7 +105,7 @@ impl OtherNodes {
     /// Sends the frames that were appended to logs to other nodes.
     #[inline]
     pub fn send(&mut self, connections: &mut Connections) {
-        let Some(transport) = &mut self.0 else { return };
+        let Some(transport) = &mut self.transport else { return };
         let Some(logs) = connections.node_logs() else { return };
         transport.send(logs).unwrap_or_else(|error| end_transport(&error));
     }
@@ -89,7 +117,7 @@ impl OtherNodes {
         let mut has_warned = false;
         loop {
             self.progress(connections);
-            let Some(transport) = &mut self.0 else { return };
+            let Some(transport) = &mut self.transport else { return };
             let Some(logs) = connections.node_logs() else { return };
             let delivered = transport.is_delivered(logs);
             if delivered.unwrap_or_else(|error| end_transport(&error)) {
@@ -104,17 +132,18 @@ impl OtherNodes {
             }
             transport.engine().park(PARK_MILLIS);
         }
+        self.has_ended = true;
         self.close();
     }
 
     /// Nanoseconds until a timer of the transport is due, at most `millis` milliseconds.
     pub fn nap_nanos(&self, millis: i32) -> Option<u64> {
-        self.0.as_ref().map(|transport| transport.nap_nanos(millis))
+        self.transport.as_ref().map(|transport| transport.nap_nanos(millis))
     }
 
     /// The engine of the transport.
     pub fn engine(&mut self) -> Option<&mut Engine> {
-        self.0.as_mut().map(|transport| transport.engine())
+        self.transport.as_mut().map(|transport| transport.engine())
     }
 }
 

@@ -12,15 +12,16 @@ use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, LOCAL_AT, contact_at, control_at, release_at,
+    CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, contact_at, log_at, release_at,
 };
-use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES};
+use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 use rustix::net::{SendFlags, sendto};
 
+use super::NodeLogs;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
-use super::window::Mapped;
-use super::{NodeLogs, foreign};
+use super::open_logs::no_such_process;
+use super::window::foreign;
 
 /// Most bytes of frames in one message to another node. A frame of the greatest length fits.
 pub const TRANSFER_BYTES_MAX: usize = 128 << 10;
@@ -51,17 +52,55 @@ impl RemoteLogs {
     }
 }
 
-/// Whether a process runs on this node.
-pub(super) fn is_local(head: &Mapped, process: usize) -> bool {
-    head.word(control_at(process) as usize + LOCAL_AT).load(Ordering::Relaxed) != 0
-}
-
 impl NodeLogs {
-    /// The processes of other nodes.
+    /// Whether a process runs on this node.
+    pub fn is_local(&self, process: usize) -> bool {
+        process < LOGGED_PROCESSES_MAX && self.open.is_local(process)
+    }
+
+    /// The processes of other nodes to which, or from which, there are logs here, in the order in
+    /// which they came.
     pub fn remote_processes(&self) -> impl Iterator<Item = usize> + '_ {
-        let is_remote =
-            |(process, remote): (usize, &Option<RemoteLogs>)| remote.is_some().then_some(process);
-        self.remote.iter().enumerate().filter_map(is_remote)
+        self.remote.iter().map(|(process, _)| process)
+    }
+
+    /// Number of the processes that [`Self::remote_processes`] names.
+    #[inline]
+    pub fn remote_count(&self) -> usize {
+        self.remote.len()
+    }
+
+    /// Opens the logs to and from a process, if it is of another node and they are not open.
+    ///
+    /// # Errors
+    /// There can be no such process, or memory is short.
+    pub fn open_other_node(&mut self, process: usize) -> io::Result<()> {
+        match process {
+            LOGGED_PROCESSES_MAX.. => Err(no_such_process(process)),
+            _ if self.remote.contains(process) || self.open.is_local(process) => Ok(()),
+            _ => self.open_remote(process, SegmentChain::new(LOG_BYTES), LogCursor::START),
+        }
+    }
+
+    /// Opens both logs of a process of another node. `arrivals`: what has arrived. `confirmed`: up
+    /// to where that process has the log to it.
+    pub(super) fn open_remote(
+        &mut self,
+        process: usize,
+        arrivals: SegmentChain,
+        confirmed: LogCursor,
+    ) -> io::Result<()> {
+        if !self.open.writers.contains(process) {
+            self.open.open_writer(process, SegmentChain::new(LOG_BYTES))?;
+        }
+        let own = self.open.owner.process;
+        let log = self.open.window.log(log_at(process, own))?;
+        let arrivals = LogWriter::new(log, arrivals);
+        let Some(target) = self.open.writers.get(process) else { return Err(foreign()) };
+        let remote = RemoteLogs::open(arrivals, confirmed, &target.log)?;
+        self.open.announce(process, own);
+        self.remote.insert(process, remote);
+        Ok(())
     }
 
     /// Wakes the agent, which sends this process's contact to other nodes.
@@ -74,7 +113,7 @@ impl NodeLogs {
     /// A number that changes whenever the agent writes a contact.
     #[inline]
     pub fn contacts_changed(&self) -> u64 {
-        self.head.word(CONTACTS_CHANGED_AT as usize).load(Ordering::Acquire)
+        self.open.head.word(CONTACTS_CHANGED_AT as usize).load(Ordering::Acquire)
     }
 
     /// The contact of a process, if it is known.
@@ -82,7 +121,7 @@ impl NodeLogs {
         let mut bytes = [0; CONTACT_BYTES];
         for (place, word) in bytes.chunks_exact_mut(8).enumerate() {
             let at = contact_at(process) as usize + 8 * place;
-            word.copy_from_slice(&self.head.word(at).load(Ordering::Relaxed).to_ne_bytes());
+            word.copy_from_slice(&self.open.head.word(at).load(Ordering::Relaxed).to_ne_bytes());
         }
         Contact::parse(&bytes)
     }
@@ -90,9 +129,9 @@ impl NodeLogs {
     /// Writes this process's own contact.
     pub fn write_contact(&self, contact: &Contact) {
         for (place, word) in contact.emit().chunks_exact(8).enumerate() {
-            let at = contact_at(self.owner.process) as usize + 8 * place;
+            let at = contact_at(self.open.owner.process) as usize + 8 * place;
             let word = u64::from_ne_bytes(word.try_into().unwrap_or_default());
-            self.head.word(at).store(word, Ordering::Release);
+            self.open.head.word(at).store(word, Ordering::Release);
         }
     }
 
@@ -109,18 +148,17 @@ impl NodeLogs {
     /// # Errors
     /// The bytes are not whole frames, or memory for logs is full.
     pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
-        let Some(remote) = self.remote.get_mut(from).and_then(Option::as_mut) else {
-            return Err(foreign());
-        };
+        let Some(remote) = self.remote.get_mut(from) else { return Err(foreign()) };
         let touched = remote.arrivals.chain.touched();
-        let release = release_at(self.owner.processes, from, self.owner.process) as usize;
+        let release = release_at(from, self.open.owner.process) as usize;
         while !bytes.is_empty() {
             let frame = first_frame(bytes)?;
-            remote.arrivals.append(frame, &[], || self.head.release(release, 0))?;
+            remote.arrivals.append(frame, &[], || self.open.head.release(release, 0))?;
             let padded = frame.len().next_multiple_of(SLOT_BYTES);
             bytes = bytes.get(padded..).unwrap_or_default();
         }
-        match remote.arrivals.chain.touched() != touched {
+        let has_grown = remote.arrivals.chain.touched() != touched;
+        match has_grown {
             true => self.check_memory(),
             false => Ok(()),
         }
@@ -132,7 +170,7 @@ impl NodeLogs {
     /// # Errors
     /// The process is of this node.
     pub fn sent_end(&self, to: usize) -> io::Result<u64> {
-        let written = self.writers[to].chain.cursor().position();
+        let written = self.writer(to)?.chain.cursor().position();
         Ok(self.remote(to)?.earlier_end.max(written))
     }
 
@@ -143,7 +181,7 @@ impl NodeLogs {
     /// No frame of the log ends there.
     pub fn send_from(&mut self, to: usize, position: u64) -> io::Result<()> {
         self.confirm(to, position)?;
-        if let Some(remote) = &mut self.remote[to] {
+        if let Some(remote) = self.remote.get_mut(to) {
             remote.sending = remote.confirmed;
         }
         self.has_unsent = true;
@@ -156,14 +194,14 @@ impl NodeLogs {
     /// No frame of the log ends there.
     pub fn confirm(&mut self, to: usize, position: u64) -> io::Result<()> {
         let mut cursor = self.remote(to)?.confirmed;
-        let log = &self.writers[to];
+        let log = self.writer(to)?;
         while cursor.position() < position {
             if log.pass(&mut cursor)? == 0 {
                 return Err(foreign());
             }
         }
         let is_end_of_frame = cursor.position() == position;
-        if let Some(remote) = self.remote[to].as_mut().filter(|_| is_end_of_frame) {
+        if let Some(remote) = self.remote.get_mut(to).filter(|_| is_end_of_frame) {
             remote.confirmed = cursor;
             return Ok(());
         }
@@ -189,17 +227,16 @@ impl NodeLogs {
     /// # Errors
     /// The log holds what cannot be there.
     pub fn next_frames(&mut self, to: usize) -> io::Result<(u64, &[u8])> {
-        let Some(remote) = self.remote.get_mut(to).and_then(Option::as_mut) else {
-            return Err(foreign());
-        };
+        let Some(remote) = self.remote.get_mut(to) else { return Err(foreign()) };
+        let Some(target) = self.open.writers.get(to) else { return Err(foreign()) };
         remote.ahead = remote.sending;
-        let frames = self.writers[to].pass_run(&mut remote.ahead, TRANSFER_BYTES_MAX)?;
+        let frames = target.log.pass_run(&mut remote.ahead, TRANSFER_BYTES_MAX)?;
         Ok((remote.sending.position(), frames))
     }
 
     /// Notes that the frames that [`Self::next_frames`] has returned last were sent.
     pub fn note_frames_sent(&mut self, to: usize) {
-        if let Some(remote) = &mut self.remote[to] {
+        if let Some(remote) = self.remote.get_mut(to) {
             remote.sending = remote.ahead;
         }
     }
@@ -213,7 +250,11 @@ impl NodeLogs {
     }
 
     fn remote(&self, process: usize) -> io::Result<&RemoteLogs> {
-        self.remote.get(process).and_then(Option::as_ref).ok_or_else(foreign)
+        self.remote.get(process).ok_or_else(foreign)
+    }
+
+    fn writer(&self, to: usize) -> io::Result<&LogWriter> {
+        self.open.writers.get(to).map(|target| &target.log).ok_or_else(foreign)
     }
 }
 
@@ -246,6 +287,7 @@ mod tests {
 
     /// Carries all frames that process 0 has not sent yet to process 1.
     fn carry(zero: &mut NodeLogs, one: &mut NodeLogs) {
+        one.open_other_node(0).unwrap();
         loop {
             let (position, frames) = zero.next_frames(1).unwrap();
             let frames = frames.to_vec();
@@ -262,7 +304,7 @@ mod tests {
     fn frames_cross_over_and_stay_for_the_next_incarnation() {
         let nodes = two_nodes("cross");
         let (mut zero, mut one) = (nodes[0].begin(0, 1 << 30), nodes[1].begin(1, 1 << 30));
-        assert_eq!(zero.remote_processes().collect::<Vec<_>>(), [1]);
+        assert_eq!(zero.remote_count(), 0, "nothing was sent");
         let payload = |number: usize| vec![number as u8; number * 37 % 9000];
         for number in 0..200 {
             send(&mut zero, 1, &payload(number)).unwrap();
@@ -271,6 +313,7 @@ mod tests {
             }
         }
         carry(&mut zero, &mut one);
+        assert_eq!(zero.remote_processes().collect::<Vec<_>>(), [1]);
         assert_eq!(one.arrived(0).unwrap(), zero.sent_end(1).unwrap());
         for number in 0..150 {
             assert_eq!(receive(&mut one).unwrap(), payload(number));
@@ -297,6 +340,7 @@ mod tests {
             send(&mut zero, 1, &[number; 3000]).unwrap();
         }
         let first = zero.next_frames(1).unwrap().1.to_vec();
+        one.open_other_node(0).unwrap();
         one.append_arrived(0, &first).unwrap();
         zero.note_frames_sent(1);
         drop(zero);
@@ -331,17 +375,17 @@ mod tests {
             }
             zero.confirm(1, one.arrived(0).unwrap()).unwrap();
             let (closed, also_closed) = (zero.close(), one.close());
-            nodes[0].release(0, 1, nodes[0].report(0).sent[1]);
-            nodes[1].release(0, 1, nodes[1].report(1).received[0]);
+            nodes[0].release(0, 1, nodes[0].report(0).pairs[&1].sent);
+            nodes[1].release(0, 1, nodes[1].report(1).pairs[&0].received);
             let (image, other) = (copy(&closed), copy(&also_closed));
             let kept = match number % 200 < 100 {
                 true => [image, other],
                 false => [closed, also_closed],
             };
             let opened = kept
-                .into_iter()
+                .iter()
                 .zip(&nodes)
-                .map(|(logs, node)| logs.open(node.file.as_fd()).unwrap());
+                .map(|(logs, node)| copy(logs).open(node.file.as_fd()).unwrap());
             let [first, second] = opened.collect::<Vec<_>>().try_into().unwrap();
             (zero, one) = (first, second);
         }
@@ -351,6 +395,7 @@ mod tests {
     fn what_is_no_frame_is_refused() {
         let nodes = two_nodes("refused");
         let mut one = nodes[1].begin(1, 1 << 30);
+        one.open_other_node(0).unwrap();
         let header = |length: u32, kind: u8| {
             let mut bytes = vec![0; HEADER_BYTES + 100];
             bytes[..4].copy_from_slice(&length.to_le_bytes());
@@ -366,6 +411,8 @@ mod tests {
         ] {
             assert!(one.append_arrived(0, &bytes).is_err(), "{:?}", &bytes[..3]);
         }
+        one.open_other_node(1).unwrap();
         assert!(one.append_arrived(1, &header(100, 7)).is_err(), "of this node");
+        assert!(one.open_other_node(LOGGED_PROCESSES_MAX).is_err());
     }
 }

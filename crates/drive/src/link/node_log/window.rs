@@ -4,75 +4,121 @@
 //! addresses of the program depend on when the file is mapped.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use landbridge_proto::log::layout::{DELIVERIES_BYTES, HUGE_PAGE, LOG_BYTES, deliveries_at};
+use landbridge_proto::log::layout::{
+    DELIVERIES_BYTES, FILE_BYTES, HEAD_BYTES, HUGE_PAGE, HUGE_PAGES_AT, LOG_BYTES,
+    LOGGED_PROCESSES_MAX, deliveries_at,
+};
 
 /// Pages of a part that are prepared at once at least, in bytes.
 const PREPARED_BYTES: usize = 1 << 20;
+/// Descriptors from here on do not change the numbers that the program sees.
+const LOWEST_FD: i32 = 512;
+/// Position of the deliveries in the window, and of the logs.
+const DELIVERIES_PLACE: usize = HEAD_BYTES;
+const LOGS_PLACE: usize = HEAD_BYTES + DELIVERIES_BYTES;
 
-/// Addresses for the logs of one process, reserved for the life of the process. In this order: the
-/// head of the file, the process's deliveries, its logs to each process, its logs
-/// from each, and again its logs from each, to append what arrives from other nodes.
+/// The addresses of a window that is closed. Nothing holds them meanwhile: CRIU looks at every page
+/// of what is reserved.
 #[derive(Clone, Copy)]
-pub(super) struct Window {
+pub(super) struct WindowAddress {
     start: NonNull<u8>,
-    processes: usize,
+    logs: usize,
 }
 
-// SAFETY: the addresses are reserved for good, and what is mapped there has one owner.
-unsafe impl Send for Window {}
+// SAFETY: an address; what lies there is used through an open window.
+unsafe impl Send for WindowAddress {}
+
+impl WindowAddress {
+    fn bytes(self) -> usize {
+        LOGS_PLACE + self.logs * LOG_BYTES
+    }
+}
+
+/// The agent's file in this process, at addresses that are the same for the life of the process. In
+/// this order: the head of the file, the process's deliveries, and logs in the order in which they
+/// are opened.
+pub(super) struct Window {
+    address: WindowAddress,
+    file: OwnedFd,
+    has_huge_pages: bool,
+    /// Logs that are mapped.
+    opened: usize,
+}
 
 impl Window {
-    /// Reserves addresses on a node of this many processes.
+    /// Opens the agent's file for so many logs.
     ///
     /// # Errors
-    /// The process may not have so much address space.
-    pub fn reserve(processes: usize) -> io::Result<Window> {
-        let bytes = head_bytes(processes) + DELIVERIES_BYTES + 3 * processes * LOG_BYTES;
-        // SAFETY: a new mapping replaces no memory.
-        let reserved = unsafe { map_nothing(None, bytes + HUGE_PAGE)? };
-        // SAFETY: fewer bytes than the reservation has beyond the parts.
-        let start = unsafe { reserved.add(reserved.align_offset(HUGE_PAGE)) };
-        Ok(Window { start, processes })
+    /// The file is another one, or the process may not have so many addresses.
+    pub fn new(file: BorrowedFd<'_>, logs: usize) -> io::Result<Window> {
+        let mut address = WindowAddress { start: NonNull::dangling(), logs };
+        address.start =
+            map_aligned(address.bytes()).map_err(|error| no_addresses(address, error))?;
+        Window::at(address, file)
+    }
+
+    /// Opens the agent's file where it was open before.
+    ///
+    /// # Errors
+    /// The file is another one, or something lies at the addresses.
+    pub fn again(address: WindowAddress, file: BorrowedFd<'_>) -> io::Result<Window> {
+        map_nothing(Some(address.start), address.bytes())
+            .map_err(|error| no_addresses(address, error))?;
+        Window::at(address, file)
+    }
+
+    fn at(address: WindowAddress, file: BorrowedFd<'_>) -> io::Result<Window> {
+        if rustix::fs::fstat(file)?.st_size as u64 != FILE_BYTES {
+            return Err(foreign());
+        }
+        let file = rustix::io::fcntl_dupfd_cloexec(file, LOWEST_FD)?;
+        Ok(Window { address, file, has_huge_pages: false, opened: 0 })
+    }
+
+    /// Where the window is opened again.
+    pub fn address(&self) -> WindowAddress {
+        self.address
     }
 
     /// The words that the agent uses as well.
-    pub fn head(self, file: BorrowedFd<'_>) -> io::Result<Mapped> {
-        self.map(file, 0, 0, head_bytes(self.processes))
+    pub fn head(&mut self) -> io::Result<Mapped> {
+        let head = self.map(0, 0, HEAD_BYTES)?;
+        self.has_huge_pages = head.word(HUGE_PAGES_AT as usize).load(Ordering::Relaxed) != 0;
+        Ok(head)
     }
 
-    pub fn deliveries(self, file: BorrowedFd<'_>, process: usize) -> io::Result<Mapped> {
-        let at = deliveries_at(self.processes, process);
-        self.map(file, at, head_bytes(self.processes), DELIVERIES_BYTES)
+    pub fn deliveries(&self, process: usize) -> io::Result<Mapped> {
+        self.map(deliveries_at(process), DELIVERIES_PLACE, DELIVERIES_BYTES)
     }
 
-    /// Log number `place` of this process (in the order above), which lies at `at` in the file.
-    /// `has_huge_pages`: the file can have pages of 2 MiB.
-    pub fn log(
-        self,
-        file: BorrowedFd<'_>,
-        has_huge_pages: bool,
-        place: usize,
-        at: u64,
-    ) -> io::Result<Mapped> {
-        let logs = head_bytes(self.processes) + DELIVERIES_BYTES;
-        let mut log = self.map(file, at, logs + place * LOG_BYTES, LOG_BYTES)?;
-        if has_huge_pages {
+    /// The log that lies at `at` in the file.
+    ///
+    /// # Errors
+    /// More logs are open than there are addresses for, or memory is short.
+    pub fn log(&mut self, at: u64) -> io::Result<Mapped> {
+        if self.opened == self.address.logs {
+            return Err(io::Error::other("it exchanges messages with too many processes"));
+        }
+        let mut log = self.map(at, LOGS_PLACE + self.opened * LOG_BYTES, LOG_BYTES)?;
+        self.opened += 1;
+        if self.has_huge_pages {
             log.expect_huge_pages();
         }
         Ok(log)
     }
 
-    fn map(self, file: BorrowedFd<'_>, at: u64, place: usize, bytes: usize) -> io::Result<Mapped> {
+    fn map(&self, at: u64, place: usize, bytes: usize) -> io::Result<Mapped> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: the addresses lie in the window, and each part has its own.
         let memory = unsafe {
-            let place = self.start.add(place).as_ptr().cast();
-            libc::mmap(place, bytes, protection, flags, file.as_raw_fd(), at as libc::off_t)
+            let place = self.address.start.add(place).as_ptr().cast();
+            let file = self.file.as_raw_fd();
+            libc::mmap(place, bytes, protection, flags, file, at as libc::off_t)
         };
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -82,25 +128,58 @@ impl Window {
     }
 }
 
-/// Bytes of the file's head: all parts that are not one process's alone.
-fn head_bytes(processes: usize) -> usize {
-    deliveries_at(processes, 0) as usize
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the parts live no longer than the window, which nobody uses any more.
+        unsafe { libc::munmap(self.address.start.as_ptr().cast(), self.address.bytes()) };
+    }
 }
 
-/// Reserves addresses without memory, at `place` if there is one.
-///
-/// # Safety
-/// Nothing uses what is mapped there.
-unsafe fn map_nothing(place: Option<NonNull<u8>>, bytes: usize) -> io::Result<NonNull<u8>> {
-    let fixed = if place.is_some() { libc::MAP_FIXED } else { 0 };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
-    let place = place.map_or(std::ptr::null_mut(), NonNull::as_ptr);
-    // SAFETY: the caller guarantees that nothing uses the addresses.
-    let memory = unsafe { libc::mmap(place.cast(), bytes, libc::PROT_NONE, flags, -1, 0) };
-    match memory == libc::MAP_FAILED {
-        true => Err(io::Error::last_os_error()),
-        false => NonNull::new(memory.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
+/// Takes addresses that begin at a huge page.
+fn map_aligned(bytes: usize) -> io::Result<NonNull<u8>> {
+    let found = map_nothing(None, bytes + HUGE_PAGE)?;
+    let before = found.align_offset(HUGE_PAGE);
+    // SAFETY: the mapping was made above: what lies before the window and behind it is not used.
+    unsafe {
+        let start = found.add(before);
+        libc::munmap(start.add(bytes).as_ptr().cast(), HUGE_PAGE - before);
+        if before > 0 {
+            libc::munmap(found.as_ptr().cast(), before);
+        }
+        Ok(start)
     }
+}
+
+/// Takes addresses without memory: these, if they are given and free.
+fn map_nothing(place: Option<NonNull<u8>>, bytes: usize) -> io::Result<NonNull<u8>> {
+    let fixed = if place.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    let wanted = place.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    // SAFETY: a new mapping replaces no other one.
+    let memory = unsafe { libc::mmap(wanted.cast(), bytes, libc::PROT_NONE, flags, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // A kernel before 4.17 does not know the flag, and chooses others.
+    if place.is_some() && memory != wanted.cast() {
+        // SAFETY: the mapping was made above, and nobody uses it.
+        unsafe { libc::munmap(memory, bytes) };
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    NonNull::new(memory.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+pub(super) fn foreign() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "not the logs of this node")
+}
+
+fn no_addresses(address: WindowAddress, error: io::Error) -> io::Error {
+    let text = format!(
+        "there are no {} GiB of addresses for logs ({error}): raise the limit (ulimit -v), or use \
+         recover_log=relay",
+        address.bytes().div_ceil(1 << 30)
+    );
+    io::Error::new(error.kind(), text)
 }
 
 /// A part of the file in the memory of this process.
@@ -172,6 +251,19 @@ impl Mapped {
         if first == second { first } else { known }
     }
 
+    /// Adds a process to the set at `at`.
+    pub fn add_to_set(&self, at: usize, process: usize) {
+        self.word(at + process / 64 * 8).fetch_or(1 << (process % 64), Ordering::AcqRel);
+    }
+
+    /// The processes of the set at `at`.
+    pub fn set(&self, at: usize) -> Vec<usize> {
+        let has = |process: &usize| {
+            self.word(at + process / 64 * 8).load(Ordering::Acquire) >> (process % 64) & 1 == 1
+        };
+        (0..LOGGED_PROCESSES_MAX).filter(has).collect()
+    }
+
     /// Bytes that were announced, which nobody changes as long as they may be read.
     #[inline]
     pub fn announced(&self, at: usize, bytes: usize) -> &[u8] {
@@ -194,12 +286,5 @@ impl Mapped {
             }
             at += piece.len();
         }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: this object is the only user of the mapping. The addresses stay reserved.
-        let _ = unsafe { map_nothing(Some(self.memory), self.bytes) };
     }
 }

@@ -1,0 +1,137 @@
+//! Which logs of a process are open: those in which something was sent, or has arrived.
+//!
+//! What enters: the first frame to a process, and the control words by which others say that they
+//! send to this one. What leaves: logs. What may never happen: a log is written that its reader
+//! does not look for.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use landbridge_proto::log::layout::{
+    LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
+    control_at, log_at,
+};
+use landbridge_proto::log::segment::{LogCursor, SegmentChain};
+use rustix::net::SocketAddrUnix;
+
+use super::by_process::ByProcess;
+use super::log_end::{LogReader, LogWriter};
+use super::window::{Mapped, Window};
+
+/// Whose logs these are.
+pub(super) struct LogOwner {
+    pub process: usize,
+    /// Name of the job, which the doorbells bear.
+    pub job: Vec<u8>,
+    /// Bytes that the logs of this process, and its deliveries, may take.
+    pub bytes_max: u64,
+}
+
+impl LogOwner {
+    /// Position of the control words of this process.
+    pub fn control(&self) -> usize {
+        control_at(self.process) as usize
+    }
+}
+
+/// A process to which this one sends.
+pub(super) struct LogTarget {
+    pub log: LogWriter,
+    pub bell: SocketAddrUnix,
+    pub is_remote: bool,
+}
+
+/// The logs of this process that are open.
+pub(super) struct OpenLogs {
+    pub owner: LogOwner,
+    pub head: Mapped,
+    pub writers: ByProcess<LogTarget>,
+    pub readers: ByProcess<LogReader>,
+    /// What the control word said when the processes were looked for that send to this one.
+    pub sources_seen: u64,
+    /// What is above lies in it.
+    pub window: Window,
+}
+
+impl OpenLogs {
+    /// No log is open.
+    pub fn new(owner: LogOwner, head: Mapped, window: Window) -> OpenLogs {
+        OpenLogs {
+            owner,
+            head,
+            writers: ByProcess::default(),
+            readers: ByProcess::default(),
+            sources_seen: 0,
+            window,
+        }
+    }
+
+    pub fn open_writer(&mut self, to: usize, chain: SegmentChain) -> io::Result<()> {
+        let log = self.window.log(log_at(self.owner.process, to))?;
+        let bell = bell_of(&self.owner, to)?;
+        let is_remote = !self.is_local(to);
+        self.head.add_to_set(self.owner.control() + TARGETS_AT, to);
+        if !is_remote {
+            self.announce(self.owner.process, to);
+        }
+        self.writers.insert(to, LogTarget { log: LogWriter::new(log, chain), bell, is_remote });
+        Ok(())
+    }
+
+    /// Makes known that a log may be written.
+    pub fn announce(&self, from: usize, to: usize) {
+        let control = control_at(to) as usize;
+        self.head.add_to_set(control + SOURCES_AT, from);
+        // An earlier incarnation may have been killed between the two.
+        self.head.word(control + SOURCES_CHANGED_AT).fetch_add(1, Ordering::Release);
+    }
+
+    pub fn open_reader(&mut self, from: usize, cursor: LogCursor) -> io::Result<usize> {
+        let log = self.window.log(log_at(from, self.owner.process))?;
+        Ok(self.readers.insert(from, LogReader::new(log, cursor)))
+    }
+
+    /// The place of the log from a process, which may have been opened just now.
+    pub fn reader(&mut self, from: usize) -> io::Result<usize> {
+        match self.readers.place(from) {
+            Some(place) => Ok(place),
+            None if from >= LOGGED_PROCESSES_MAX => Err(io::ErrorKind::InvalidData.into()),
+            None => self.open_reader(from, LogCursor::START),
+        }
+    }
+
+    #[cold]
+    pub fn open_sources(&mut self, changed: u64) -> io::Result<()> {
+        for from in self.head.set(self.owner.control() + SOURCES_AT) {
+            self.reader(from)?;
+        }
+        self.sources_seen = changed;
+        Ok(())
+    }
+
+    pub fn parked(&self, process: usize) -> &AtomicU32 {
+        let word = self.head.word(control_at(process) as usize + PARKED_AT);
+        // SAFETY: the lower half of an aligned word that is used as this flag alone.
+        unsafe { &*std::ptr::from_ref(word).cast::<AtomicU32>() }
+    }
+
+    /// Whether a process runs on this node.
+    pub fn is_local(&self, process: usize) -> bool {
+        self.head.word(control_at(process) as usize + LOCAL_AT).load(Ordering::Relaxed) != 0
+    }
+}
+
+/// The address of a process's doorbell.
+pub(super) fn bell_of(owner: &LogOwner, process: usize) -> io::Result<SocketAddrUnix> {
+    let process = format!("-{process}");
+    let name = [b"landbridge-", &owner.job[..], process.as_bytes()].concat();
+    Ok(SocketAddrUnix::new_abstract_name(&name)?)
+}
+
+pub(super) fn no_such_process(process: usize) -> io::Error {
+    let text = format!(
+        "process {process} cannot have logs, which {LOGGED_PROCESSES_MAX} processes of a job can, \
+         spawned ones among them: use recover_log=relay"
+    );
+    io::Error::other(text)
+}

@@ -1,0 +1,252 @@
+//! Tests of the logs of processes of one node, and what tests of several nodes need.
+
+use std::collections::VecDeque;
+
+use landbridge_proto::log::layout::{FILE_BYTES, LOCAL_AT, control_at};
+use landbridge_proto::wire::frame::HEADER_BYTES;
+
+use super::*;
+
+/// The memory file of a node, with the part of the agent.
+pub(super) struct Node {
+    pub file: OwnedFd,
+    job: String,
+    processes: usize,
+}
+
+impl Node {
+    /// All processes are on this node.
+    pub fn new(name: &str, processes: usize) -> Node {
+        let file = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, FILE_BYTES).unwrap();
+        let job = format!("test-{name}-{}", std::process::id());
+        let node = Node { file, job, processes };
+        node.set_local(&(0..processes).collect::<Vec<_>>());
+        node
+    }
+
+    /// These processes are on this node, and no others.
+    pub fn set_local(&self, local: &[usize]) {
+        for process in 0..self.processes {
+            let word = u64::from(local.contains(&process)).to_ne_bytes();
+            let at = control_at(process) + LOCAL_AT as u64;
+            rustix::io::pwrite(&self.file, &word, at).unwrap();
+        }
+    }
+
+    pub fn begin(&self, process: usize, bytes_max: u64) -> NodeLogs {
+        let job = self.job.as_bytes();
+        let closed = ClosedLogs::new(process, job, bytes_max, 4).unwrap();
+        closed.open(self.file.as_fd()).unwrap()
+    }
+
+    pub fn release(&self, from: usize, to: usize, position: u64) {
+        let at = release_at(from, to);
+        for at in [at, at + 8] {
+            rustix::io::pwrite(&self.file, &position.to_ne_bytes(), at).unwrap();
+        }
+    }
+
+    pub fn report(&self, process: usize) -> LogPositions {
+        let at = report_at(process);
+        let positions = LogPositions::from_words(|place| {
+            let mut word = [0; 8];
+            rustix::io::pread(&self.file, &mut word, at + 8 * place as u64).unwrap();
+            u64::from_ne_bytes(word)
+        });
+        positions.unwrap()
+    }
+}
+
+/// The state that an image of a process holds, in the place of the one that is running. It opens
+/// at other addresses: another test may have taken those of the closed one.
+pub(super) fn copy(closed: &ClosedLogs) -> ClosedLogs {
+    let LogOwner { process, ref job, bytes_max } = closed.owner;
+    ClosedLogs {
+        writers: closed.writers.clone(),
+        readers: closed.readers.clone(),
+        remote: closed.remote.clone(),
+        deliveries: closed.deliveries,
+        turn: closed.turn,
+        ..ClosedLogs::new(process, job, bytes_max, 4).unwrap()
+    }
+}
+
+/// Header and payload of a frame.
+fn frame(payload: &[u8]) -> Vec<u8> {
+    let mut front = vec![7; HEADER_BYTES];
+    front[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    front
+}
+
+pub(super) fn send(logs: &mut NodeLogs, to: usize, payload: &[u8]) -> io::Result<()> {
+    logs.send(to, &frame(payload), &[IoSlice::new(payload)])
+}
+
+pub(super) fn receive(logs: &mut NodeLogs) -> Option<Vec<u8>> {
+    let payload = logs.peek().unwrap().map(|frame| frame[HEADER_BYTES..].to_vec());
+    logs.consume();
+    payload
+}
+
+#[test]
+fn the_next_incarnation_receives_and_sends_the_same_again() {
+    let node = Node::new("again", 3);
+    let begin = |process| node.begin(process, 1 << 30);
+    let (mut zero, mut one, mut two) = (begin(0), begin(1), begin(2));
+    send(&mut one, 0, b"first of one").unwrap();
+    send(&mut two, 0, b"first of two").unwrap();
+    let mut seen = vec![receive(&mut zero).unwrap(), receive(&mut zero).unwrap()];
+    zero.note_delivery(4, 10).unwrap();
+    send(&mut one, 0, &[9; 5000]).unwrap();
+    seen.push(receive(&mut zero).unwrap());
+    zero.note_delivery(1, 0).unwrap();
+    send(&mut zero, 2, b"answer").unwrap();
+    send(&mut two, 0, b"not delivered before the kill").unwrap();
+
+    drop(zero);
+    let mut zero = begin(0);
+    assert_eq!((zero.delivery_count(), zero.sent_before()), (2, 1));
+    assert_eq!(receive(&mut zero), None, "before the poll is known");
+    assert_eq!(zero.next_delivery().unwrap(), Some([4, 2, 10]));
+    let mut again = vec![receive(&mut zero).unwrap(), receive(&mut zero).unwrap()];
+    assert_eq!(receive(&mut zero), None, "before its poll");
+    assert_eq!(zero.next_delivery().unwrap(), Some([1, 1, 0]));
+    again.push(receive(&mut zero).unwrap());
+    assert_eq!(again, seen);
+    assert_eq!(zero.next_delivery().unwrap(), None);
+    send(&mut zero, 2, b"answer").unwrap();
+    assert_eq!(receive(&mut zero).unwrap(), b"not delivered before the kill");
+    send(&mut zero, 2, b"more").unwrap();
+    assert_eq!([receive(&mut two).unwrap(), receive(&mut two).unwrap()], [&b"answer"[..], b"more"]);
+    assert_eq!(receive(&mut two), None);
+}
+
+/// A process that was spawned while the job runs, with a number far beyond.
+#[test]
+fn a_process_that_comes_later_is_read_also_in_replay() {
+    let node = Node::new("later", 1000);
+    let mut zero = node.begin(0, 1 << 30);
+    assert_eq!(receive(&mut zero), None);
+    let mut late = node.begin(990, 1 << 30);
+    send(&mut late, 0, b"here").unwrap();
+    assert!(!zero.prepare_park(), "a frame waits");
+    assert_eq!(receive(&mut zero).unwrap(), b"here");
+    zero.note_delivery(3, 0).unwrap();
+    send(&mut zero, 990, b"welcome").unwrap();
+    send(&mut late, 0, b"not delivered").unwrap();
+    drop(zero);
+    let mut zero = node.begin(0, 1 << 30);
+    assert_eq!((zero.next_delivery().unwrap(), zero.sent_before()), (Some([3, 1, 0]), 1));
+    assert_eq!(receive(&mut zero).unwrap(), b"here");
+    assert_eq!(zero.next_delivery().unwrap(), None);
+    assert!(send(&mut zero, 990, b"another").is_err());
+    assert_eq!(receive(&mut zero).unwrap(), b"not delivered");
+    assert_eq!(receive(&mut late).unwrap(), b"welcome");
+    let error = send(&mut late, LOGGED_PROCESSES_MAX, b"").unwrap_err();
+    assert!(error.to_string().contains("use recover_log=relay"), "{error}");
+}
+
+#[test]
+fn pairs_that_never_speak_take_no_memory() {
+    let node = Node::new("silent", 1000);
+    let blocks = || rustix::fs::fstat(&node.file).unwrap().st_blocks;
+    let mut all: Vec<NodeLogs> = (0..40).map(|process| node.begin(process, 1 << 30)).collect();
+    send(&mut all[3], 8, b"first").unwrap();
+    all.iter_mut().for_each(|logs| drop(receive(logs)));
+    let before = blocks();
+    all.iter_mut().for_each(|logs| drop(receive(logs)));
+    send(&mut all[3], 8, b"second").unwrap();
+    assert_eq!(blocks(), before);
+    send(&mut all[3], 9, b"another pair").unwrap();
+    assert!(blocks() <= before + 16, "a page of the log, and of control words");
+}
+
+#[test]
+fn frames_that_were_taken_at_a_poll_that_was_not_noted_come_again() {
+    let node = Node::new("unnoted", 2);
+    let (mut zero, mut one) = (node.begin(0, 1 << 30), node.begin(1, 1 << 30));
+    send(&mut one, 0, b"a").unwrap();
+    receive(&mut zero);
+    drop(zero);
+    let mut zero = node.begin(0, 1 << 30);
+    assert_eq!((zero.delivery_count(), receive(&mut zero)), (0, Some(b"a".to_vec())));
+}
+
+#[test]
+fn another_frame_than_before_is_refused() {
+    let node = Node::new("other", 2);
+    let begin = || node.begin(0, 1 << 30);
+    send(&mut begin(), 1, b"one").unwrap();
+    let error = send(&mut begin(), 1, b"two").unwrap_err();
+    assert!(error.to_string().contains("frame 0 to a process of its node is not what"), "{error}");
+    assert!(send(&mut begin(), 1, b"one longer").is_err());
+    assert!(send(&mut begin(), 1, b"one").is_ok());
+}
+
+/// Both sides are closed and restored again and again, while the agent releases what both older
+/// images cover: nothing is lost, and memory is used again.
+#[test]
+fn images_release_memory_and_hold_what_is_needed() {
+    let node = Node::new("images", 2);
+    let mut zero = node.begin(0, 8 << 20);
+    let mut one = node.begin(1, 8 << 20);
+    // The kept images of process 1, oldest first: its logs, what they cover, frames received.
+    let mut images: VecDeque<(ClosedLogs, u64, u32)> = VecDeque::new();
+    let payload = |number: u32| vec![number as u8; 1000 + number as usize % 5000];
+    for number in 0..6000 {
+        send(&mut zero, 1, &payload(number)).unwrap();
+        assert_eq!(receive(&mut one).unwrap(), payload(number));
+        one.note_delivery(1, 0).unwrap();
+        if number % 100 != 99 {
+            continue;
+        }
+        let closed = one.close();
+        let covered = node.report(1).pairs[&0].received;
+        assert_eq!(covered, closed.readers[0].1.position());
+        images.push_back((copy(&closed), covered, number + 1));
+        if images.len() > 2 {
+            images.pop_front();
+            node.release(0, 1, images[0].1);
+        }
+        one = copy(&closed).open(node.file.as_fd()).unwrap();
+        if number % 300 == 299 {
+            drop(one);
+            let (image, _, received) = &images[0];
+            one = copy(image).open(node.file.as_fd()).unwrap();
+            for again in *received..=number {
+                assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+                assert_eq!(receive(&mut one).unwrap(), payload(again));
+            }
+            assert_eq!(one.next_delivery().unwrap(), None);
+        }
+    }
+}
+
+#[test]
+fn memory_is_bounded() {
+    let node = Node::new("bounded", 2);
+    let mut zero = node.begin(0, 1 << 20);
+    let error = (0..2000).find_map(|_| send(&mut zero, 1, &[1; 1000]).err());
+    assert!(error.is_some_and(|error| error.to_string().contains("share of recover_memory")));
+}
+
+#[test]
+fn who_sleeps_is_woken() {
+    let node = Node::new("bell", 2);
+    let (mut zero, mut one) = (node.begin(0, 1 << 30), node.begin(1, 1 << 30));
+    let rings = |logs: &NodeLogs| {
+        let fd = logs.fd();
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() == 1
+    };
+    send(&mut zero, 1, b"nobody sleeps").unwrap();
+    assert!(!rings(&one) && !one.prepare_park(), "a frame waits");
+    receive(&mut one);
+    assert!(one.prepare_park());
+    send(&mut zero, 1, b"wake").unwrap();
+    assert!(rings(&one));
+    one.unpark();
+    one.drain_doorbell();
+    assert!(!rings(&one) && receive(&mut one).is_some());
+}
