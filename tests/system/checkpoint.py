@@ -150,6 +150,15 @@ def logs_of_senders(checks, options, ring, moment) -> None:
             undisturbed = sorted(recovery.job(options, program, [])[1])
             outcome = job(options, program, kills, *logs, *words)
             check_same(checks, name, outcome, undisturbed, len(kills))
+    # No image is due in an hour: the first ones are taken because half of a share is full.
+    name = "logs of the senders, that ask for images"
+    if checks.wants(name):
+        program = [*ring, "2400", "--numbers", "5000"]
+        undisturbed = sorted(recovery.job(options, program, [])[1])
+        words = [*checkpoint_options(options, "1h"), *logs, "--set", "recover_memory=128MiB"]
+        code, lines, output = recovery.job(options, program, [(8.0, 1), (3.0, 2)], *words)
+        lines = [line for line in lines if not line.startswith("landbridge")]
+        check_same(checks, name, (code, lines, output), undisturbed, 2)
 
 
 def recorded_nondeterminism(checks, options, python) -> None:
@@ -565,8 +574,8 @@ def hide(folder: Path, is_over: threading.Event) -> None:
                 sign.unlink(missing_ok=True)
 
 
-def checkpoint_options(options) -> list[str]:
-    return ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
+def checkpoint_options(options, every: str = "1s") -> list[str]:
+    return ["--checkpoint", every, "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
 
 
 def make_bucket(url: str) -> None:

@@ -28,6 +28,8 @@ FILLED = {"MALLOC_PERTURB_": "255"}
 SKIPPED = 77
 # Seconds for a job; on an idle machine no job takes a tenth of it.
 LIMIT_S = 120.0
+# What `--set` has said.
+SETTINGS: list[str] = []
 # Lines of failed checks that are repeated at the end of a driver's output.
 REPEATED_LINES = 60
 
@@ -108,11 +110,13 @@ def arguments(description: str, add=None):
     parser.add_argument("--bin", type=Path, default=ROOT / "target" / "release", metavar="DIR")
     parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "venv", metavar="DIR")
     parser.add_argument("--only", metavar="REGEX", help="only checks whose names match")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for all jobs that do not state it")
     parser.add_argument("--sample", action="store_true", help="only the cases of sample.py, as `make test` does")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one job")
     if add:
         add(parser)
     options = parser.parse_args()
+    SETTINGS.extend(options.set)
     options.bin, options.venvs = options.bin.resolve(), options.venvs.resolve()
     needed = [options.bin / "landbridge", options.bin / "liblandbridge-fi.so"]
     absent = [str(path) for path in needed if not path.exists()]
@@ -181,3 +185,6 @@ def quiet_environment() -> None:
             del os.environ[name]
     # The tests are about Landbridge's provider.
     os.environ["LANDBRIDGE_LOCAL"] = "own"
+    for setting in SETTINGS:
+        name, _, value = setting.partition("=")
+        os.environ[f"LANDBRIDGE_{name.upper()}"] = value

@@ -136,7 +136,8 @@ struct UserNotifications {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointRequester {
     User,
-    Relay,
+    /// What keeps the message log of the rank.
+    FullLog,
 }
 
 enum CheckpointState {

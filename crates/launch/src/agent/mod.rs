@@ -200,7 +200,7 @@ impl Agent {
         }
         self.relay.process.iter().for_each(|relay| set.add_relay(relay));
         if let Some(logs) = self.supervisor.node_logs() {
-            set.add(Source::LogContacts, logs.bell(), PollFlags::IN);
+            set.add(Source::LogBell, logs.bell(), PollFlags::IN);
         }
         set.wait(self.timeout())
     }
@@ -247,9 +247,8 @@ impl Agent {
                     .handle_request(&self.supervisor.ranks[index], &mut self.parent);
             }
             Source::Relay => self.handle_relay(),
-            Source::LogContacts => {
-                let contacts = self.supervisor.node_logs().map(node_logs::NodeLogs::take_contacts);
-                for (rank, contact) in contacts.into_iter().flatten() {
+            Source::LogBell => {
+                for (rank, contact) in self.supervisor.handle_log_bell() {
                     self.parent.send(&Message::LogContact { rank, contact });
                 }
             }
@@ -340,7 +339,7 @@ impl Agent {
                 // The relay knows how many bytes it has delivered to a rank since the last image of
                 // the rank.
                 Message::TakeCheckpoints { rank } => {
-                    self.request_checkpoints(rank, CheckpointRequester::Relay)
+                    self.request_checkpoints(rank, CheckpointRequester::FullLog)
                 }
                 message => self.parent.send(&message),
             }

@@ -19,8 +19,8 @@ use anyhow::{Context, Result, bail};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, FILE_BYTES,
-    HUGE_PAGES_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES, contact_at,
-    control_at, deliveries_at, release_at, report_at,
+    HUGE_PAGES_AT, IMAGES_WANTED_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES,
+    contact_at, control_at, deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use rustix::fs::FallocateFlags;
@@ -38,7 +38,7 @@ pub struct NodeLogs {
     file: OwnedFd,
     /// The processes of this node.
     local: RefCell<BTreeSet<u32>>,
-    /// Becomes readable when a rank of this node has written its contact.
+    /// Becomes readable when a rank of this node has written its contact, or wants images.
     bell: OwnedFd,
     state: RefCell<ReleaseState>,
     /// The generations of the contacts that other nodes know, by process of this node.
@@ -102,7 +102,7 @@ impl NodeLogs {
         Ok(())
     }
 
-    /// The socket that becomes readable when a rank has written its contact.
+    /// The socket that becomes readable when a rank has written its contact, or wants images.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -117,6 +117,22 @@ impl NodeLogs {
             (before != Some(contact.generation)).then(|| (rank, contact.emit().to_vec()))
         };
         self.local.borrow().iter().filter_map(|process| take(*process)).collect()
+    }
+
+    /// The ranks of which images are wanted, so that logs can be released that have become long.
+    pub fn take_image_wishes(&self) -> BTreeSet<u32> {
+        let mut ranks = BTreeSet::new();
+        for rank in self.local.borrow().iter() {
+            let at = control_at(*rank as usize) + IMAGES_WANTED_AT as u64;
+            let mut word = [0; 8];
+            let is_read = pread(&self.file, &mut word, at).is_ok();
+            let wanted = u64::from_ne_bytes(word);
+            if is_read && wanted > 0 && pwrite(&self.file, &[0; 8], at).is_ok() {
+                ranks.insert(*rank);
+                ranks.extend(wanted.checked_sub(2).and_then(|peer| u32::try_from(peer).ok()));
+            }
+        }
+        ranks
     }
 
     /// Notes the contact of a rank, which may be one of this node.
@@ -276,6 +292,19 @@ mod tests {
         assert!(logs.note_contact(beyond, &contact(1).emit()).is_err());
         assert!(logs.add(beyond..beyond + 1).is_err());
         assert!(logs.note_contact(2, &[7; 64]).is_err());
+    }
+
+    #[test]
+    fn a_rank_whose_logs_are_long_wants_images_of_itself_and_of_another_one() {
+        let logs = logs(0..4);
+        let want = |rank: usize, word: u64| {
+            let at = control_at(rank) + IMAGES_WANTED_AT as u64;
+            pwrite(&logs.file, &word.to_ne_bytes(), at).unwrap();
+        };
+        want(1, 1);
+        want(2, 2 + 3);
+        assert_eq!(logs.take_image_wishes(), [1, 2, 3].into());
+        assert_eq!(logs.take_image_wishes(), [].into());
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub enum Source {
     EffectRequest(usize),
     Readiness,
     Relay,
-    /// A rank has written where it can be reached.
-    LogContacts,
+    /// A rank has written where it can be reached, or wants images.
+    LogBell,
     Wake,
 }
 

@@ -279,6 +279,16 @@ impl RankSupervisor {
         self.node_logs.as_deref()
     }
 
+    /// Handles what ranks have written into the file of their logs; returns where ranks can be
+    /// reached that were not there before.
+    pub fn handle_log_bell(&mut self) -> Vec<(u32, Vec<u8>)> {
+        let Some(logs) = self.node_logs.clone() else { return Vec::new() };
+        for rank in logs.take_image_wishes() {
+            self.request_checkpoints(Some(rank), CheckpointRequester::FullLog);
+        }
+        logs.take_contacts()
+    }
+
     /// Starts the ranks of a spawned group that the order places on this node.
     pub fn start_group(
         &mut self,

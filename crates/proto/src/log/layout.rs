@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | contacts, one a process | the process itself, or the agent | [`super::contact`] |
 //! | control words, a page a process | the process and the agent | see the constants |
-//! | releases, a row a process | the agent | up to where the log to each process is released |
+//! | pairs, a row a process | see the functions | up to where each of its logs is released |
 //! | reports, one a process | the process, for an image | [`super::release::LogPositions`] |
 //! | deliveries, a ring a process | the process | [`super::delivery`] |
 //! | logs, one an ordered pair of processes | the sender | frames ([`super::segment`]) |
@@ -50,6 +50,12 @@ pub const DELIVERIES_END_AT: usize = 128;
 /// Control words: up to which byte the deliveries are released, because no incarnation will replay
 /// what is before.
 pub const DELIVERIES_RELEASED_AT: usize = 192;
+/// Control word: up to which byte the process has discarded deliveries that an incarnation may
+/// need.
+pub const DELIVERIES_DISCARDED_AT: usize = 320;
+/// Control word: the process wants images of itself and, if it is not 1, of the process with this
+/// number less 2, so that the agent can release logs.
+pub const IMAGES_WANTED_AT: usize = 384;
 /// Control word, written before the process starts: the process runs on this node (1), or not (0).
 pub const LOCAL_AT: usize = 256;
 /// Control words: a bit for each process that has a log to this one in the file. A bit is set
@@ -61,6 +67,10 @@ pub const TARGETS_AT: usize = SOURCES_AT + SET_BYTES;
 pub const SET_BYTES: usize = LOGGED_PROCESSES_MAX / 8;
 /// Bytes of a release: its position, twice.
 pub const RELEASE_BYTES: usize = 16;
+/// Bytes of what is said of a log: its release; up to where its reader has it in this incarnation;
+/// up to where its writer has discarded it, because memory was full, although an incarnation may
+/// need it.
+const PAIR_BYTES: usize = RELEASE_BYTES + 16;
 /// Bytes of a huge page of the processor.
 pub const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of the ring of deliveries of one process: a power of two.
@@ -75,8 +85,8 @@ const PAGE: usize = 4096;
 /// Bytes of all contacts, with the word before them.
 const CONTACTS_BYTES: usize =
     (CONTACTS_HEAD + LOGGED_PROCESSES_MAX * CONTACT_BYTES).next_multiple_of(PAGE);
-/// Bytes of the releases of one process: one for each process.
-const RELEASES_BYTES: usize = (LOGGED_PROCESSES_MAX * RELEASE_BYTES).next_multiple_of(PAGE);
+/// Bytes of what is said of the logs of one process to each.
+const RELEASES_BYTES: usize = (LOGGED_PROCESSES_MAX * PAIR_BYTES).next_multiple_of(PAGE);
 /// Bytes of the report of one process: two words, and three for each process.
 pub const REPORT_BYTES: usize = ((2 + 3 * LOGGED_PROCESSES_MAX) * 8).next_multiple_of(PAGE);
 
@@ -97,7 +107,18 @@ pub const fn control_at(process: usize) -> u64 {
 
 /// Position of the release of the log of one process to another: up to which byte it is released.
 pub const fn release_at(from: usize, to: usize) -> u64 {
-    control_at(LOGGED_PROCESSES_MAX) + (from * RELEASES_BYTES + to * RELEASE_BYTES) as u64
+    control_at(LOGGED_PROCESSES_MAX) + (from * RELEASES_BYTES + to * PAIR_BYTES) as u64
+}
+
+/// Position of the word of the reader of a log: up to where it has the log in this incarnation.
+pub const fn consumed_at(from: usize, to: usize) -> u64 {
+    release_at(from, to) + RELEASE_BYTES as u64
+}
+
+/// Position of the word of the writer of a log: up to where it has discarded what an incarnation
+/// may need.
+pub const fn discarded_at(from: usize, to: usize) -> u64 {
+    consumed_at(from, to) + 8
 }
 
 /// Position of the report of a process: how far its logs have come before an image of it.

@@ -178,6 +178,11 @@ fn with_padding(bytes: usize) -> usize {
     bytes.next_multiple_of(SLOT_BYTES)
 }
 
+/// The bytes that a segment must have for a frame of this many bytes.
+fn needed(bytes: usize) -> usize {
+    with_padding(bytes) + SLOT_BYTES
+}
+
 /// The segments of a log, for its writer.
 #[derive(Clone, Debug)]
 pub struct SegmentChain {
@@ -225,25 +230,27 @@ impl SegmentChain {
         self.cursor.jump(to);
     }
 
-    /// The segment for a frame of this many bytes, for which the present segment has no room.
-    /// `released`: the position before which nothing is needed any more. `None`: the region has no
-    /// room.
+    /// A segment that was used before, for a frame of this many bytes, for which the present
+    /// segment has no room. `released`: the position before which nothing is needed any more.
+    /// `None`: there is none.
     ///
     /// A side that has read or written just to the end of a segment has yet to read the jump
     /// there: a segment is released once its end lies before `released`, not at it.
-    pub fn next_segment(&mut self, bytes: usize, released: u64) -> Option<LogSegment> {
+    pub fn released_segment(&mut self, bytes: usize, released: u64) -> Option<LogSegment> {
         while let Some((segment, end)) = self.used.front().copied()
             && end < released
         {
             self.used.pop_front();
             self.free.push(segment);
         }
-        let needed = with_padding(bytes) + SLOT_BYTES;
-        let newest = self.free.iter().rev().find(|segment| segment.bytes >= needed);
-        newest.copied().or_else(|| self.new_segment(needed))
+        let newest = self.free.iter().rev().find(|segment| segment.bytes >= needed(bytes));
+        newest.copied()
     }
 
-    fn new_segment(&self, needed: usize) -> Option<LogSegment> {
+    /// A segment that was never used, for a frame of this many bytes. `None`: the region has no
+    /// room.
+    pub fn new_segment(&self, bytes: usize) -> Option<LogSegment> {
+        let needed = needed(bytes);
         let as_before = 1 << self.touched.ilog2();
         let bytes =
             needed.next_power_of_two().max(SEGMENT_BYTES_MIN).max(as_before).min(SEGMENT_BYTES_MAX);
@@ -287,7 +294,8 @@ mod tests {
                         return true;
                     }
                     Announcement::Nothing if !cursor.has_room(bytes) => {
-                        let to = chain.next_segment(bytes, released).expect("room");
+                        let to = chain.released_segment(bytes, released);
+                        let to = to.or_else(|| chain.new_segment(bytes)).expect("room");
                         self.0.insert(to.start(), (0, 0));
                         self.0.insert(cursor.at(), (to.announcement(), 0));
                         chain.jump(to);

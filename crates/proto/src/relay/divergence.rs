@@ -226,6 +226,18 @@ impl Divergence {
         }
         Some(divergence)
     }
+
+    /// The divergence of `who`, which sends the frame `is` where it has sent `was`. `None`: one of
+    /// both is no frame.
+    pub fn between(
+        (who, incarnation, number): (Address, u32, u64),
+        was: &[u8],
+        is: &[u8],
+    ) -> Option<Self> {
+        let header = Header::parse(was).ok()?;
+        let digest = SentDigest::of(&header, was);
+        Self::of((who, incarnation, number), digest, Some((header, was.to_vec())), is)
+    }
 }
 
 impl fmt::Display for Divergence {

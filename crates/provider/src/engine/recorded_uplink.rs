@@ -12,13 +12,15 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use landbridge_drive::link::node_log::NodeLogs;
+use landbridge_drive::link::node_log::{NodeLogs, OtherFrame};
 use landbridge_drive::link::recorded::RecordedLink;
 use landbridge_drive::link::shm::ShmLink;
 use landbridge_proto::id::{Address, EXIT_UNRECOVERABLE, EXIT_UPLINK_LOST};
+use landbridge_proto::relay::Divergence;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::identity::Identity;
+use super::local_endpoint::LocalEndpoint;
 use super::replay::{Determinant, Replay};
 use super::sent_nondeterminism::SentNondeterminism;
 use crate::{host, interposer, log};
@@ -28,6 +30,21 @@ pub const REPLAY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Longest time that a relay may take to read the last frames of this process.
 const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Ends this process, of which a frame cannot go into its log.
+#[cold]
+pub fn end_at_logs(replay: &Option<Replay>, own: &LocalEndpoint, error: io::Error) -> ! {
+    let other = error.get_ref().and_then(|inner| inner.downcast_ref::<OtherFrame>());
+    let Some((other, replay)) = other.zip(replay.as_ref()) else {
+        end_process(&error.to_string());
+    };
+    let (frame, incarnation) = (replay.standing(0).sent, own.introduction.incarnation);
+    let what = replay.divergence(frame);
+    match Divergence::between((own.address, incarnation, frame), &other.was, &other.is) {
+        Some(both) => end_process(&format!("{what}: {both}")),
+        None => end_process(&what),
+    }
+}
 
 /// The link that carries frames to and from the relay.
 pub enum RecordedCarrier<'a> {
@@ -78,7 +95,8 @@ impl RecordedUplink<'_> {
     /// log holds.
     pub fn begin_replay(&mut self) -> io::Result<()> {
         if let Some(RecordedCarrier::Logs(logs)) = &self.carrier {
-            self.replay.begin_from_logs(logs.delivery_count(), logs.sent_before());
+            let earlier = logs.earlier();
+            self.replay.begin_from_logs(earlier.deliveries, earlier.sent);
             return Ok(());
         }
         let deadline = Instant::now() + REPLAY_TIME_MAX;
@@ -182,9 +200,7 @@ impl RecordedUplink<'_> {
         }
         let (number, determinant) = self.replay.note_determinant(frames, micros);
         if let Some(RecordedCarrier::Logs(logs)) = &mut self.carrier {
-            return logs
-                .note_delivery(determinant.polls, micros)
-                .unwrap_or_else(|error| end_process(&error.to_string()));
+            return logs.note_delivery(determinant.polls, micros);
         }
         if let Some(RecordedCarrier::Stream(_)) = self.carrier {
             interposer::note_determinant(number, [determinant.polls, frames.into(), micros]);

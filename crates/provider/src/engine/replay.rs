@@ -197,11 +197,12 @@ impl Replay {
     }
 
     /// The error text for a frame that differs from the frame which an earlier incarnation sent at
-    /// the same position.
+    /// the same position. `frame`: its number, which may be that of the frame that is sent now.
     pub fn divergence(&self, frame: u64) -> String {
         let is_known = frame < self.sent && self.sent - frame <= SENT_POLLS_KEPT as u64;
         let poll = self.sent_at_poll.get(frame as usize % SENT_POLLS_KEPT).filter(|_| is_known);
         let when = match poll {
+            None if frame == self.sent => format!("at poll {}", self.polls_total),
             Some(poll) => format!("at poll {poll}"),
             None => format!("before poll {}", self.polls_total),
         };

@@ -19,7 +19,7 @@ use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
 use super::peer_state::SendState;
-use super::recorded_uplink::end_process;
+use super::recorded_uplink::end_at_logs;
 use super::replay::Replay;
 use super::request::SendRequest;
 use crate::completion::{Completion, OperationKind};
@@ -157,7 +157,7 @@ impl DataPath {
                     frame.front(),
                     &slices_of(pieces.as_slice())[..pieces.as_slice().len()],
                 )
-                .unwrap_or_else(|error| end_process(&error.to_string()));
+                .unwrap_or_else(|error| end_at_logs(&self.replay, &self.own, error));
                 self.replay.iter_mut().for_each(Replay::note_sent);
                 Sent::All
             }
@@ -213,9 +213,11 @@ impl DataPath {
                     Sent::All
                 }
                 Carrier::Logs(logs) => {
-                    logs.send(target, frame.front(), &slices_of(pieces)[..pieces.len()])
-                        .unwrap_or_else(|error| end_process(&error.to_string()));
-                    Sent::All
+                    let slices = slices_of(pieces);
+                    match logs.send(target, frame.front(), &slices[..pieces.len()]) {
+                        Ok(()) => Sent::All,
+                        Err(error) => end_at_logs(&self.replay, &self.own, error),
+                    }
                 }
                 // SAFETY: the memory is valid until the operation completes.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,

@@ -36,6 +36,10 @@ impl Connections {
 #[derive(Default)]
 pub struct OtherNodes {
     transport: Option<Box<LogTransport>>,
+    /// This process keeps logs.
+    has_logs: bool,
+    /// The user knows that memory for logs is full.
+    has_warned: bool,
     /// An incarnation of this process has delivered everything and said that it has ended.
     has_ended: bool,
 }
@@ -45,6 +49,7 @@ impl OtherNodes {
     pub fn open(&mut self, connections: &mut Connections) {
         let (own, size) = (connections.data.own.address, connections.data.identity.size);
         let Some(logs) = connections.node_logs() else { return };
+        self.has_logs = true;
         self.has_ended = logs.contact(own.index() as usize).is_some_and(|own| own.has_ended());
         // Of the ranks with which it has begun; or of any, if it was spawned.
         if (0..size as usize).any(|process| !logs.is_local(process)) {
@@ -55,12 +60,23 @@ impl OtherNodes {
     /// Opens the transport once another node is known.
     #[inline]
     fn open_if_needed(&mut self, connections: &mut Connections) {
-        if self.transport.is_some() {
-            return;
-        }
         let Some(logs) = connections.node_logs() else { return };
-        if logs.remote_count() > 0 || logs.contacts_changed() != 0 {
+        if let Some(peer) = logs.take_discard_notice() {
+            self.warn(peer);
+        }
+        if self.transport.is_none() && (logs.remote_count() > 0 || logs.contacts_changed() != 0) {
             self.open_transport(connections);
+        }
+    }
+
+    #[cold]
+    fn warn(&mut self, peer: usize) {
+        if !std::mem::replace(&mut self.has_warned, true) {
+            log!(
+                Warn,
+                "memory for message logs is full (recover_memory): this process and process {peer} \
+                 cannot be restarted before their next checkpoints"
+            );
         }
     }
 
@@ -92,6 +108,9 @@ impl OtherNodes {
     /// Receives frames of other nodes, and sends frames to them.
     #[inline]
     pub fn progress(&mut self, connections: &mut Connections) {
+        if !self.has_logs {
+            return;
+        }
         self.open_if_needed(connections);
         let Some(transport) = &mut self.transport else { return };
         let Some(logs) = connections.node_logs() else { return };

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, contact_at, log_at, release_at,
+    CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, contact_at, log_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
@@ -21,6 +21,7 @@ use rustix::net::{SendFlags, sendto};
 use super::NodeLogs;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
 use super::open_logs::no_such_process;
+use super::pair_releases::PairReleases;
 use super::window::foreign;
 
 /// Most bytes of frames in one message to another node. A frame of the greatest length fits.
@@ -94,6 +95,7 @@ impl NodeLogs {
             self.open.open_writer(process, SegmentChain::new(LOG_BYTES))?;
         }
         let own = self.open.owner.process;
+        self.open.check_kept(process, own, arrivals.cursor())?;
         let log = self.open.window.log(log_at(process, own))?;
         let arrivals = LogWriter::new(log, arrivals);
         let Some(target) = self.open.writers.get(process) else { return Err(foreign()) };
@@ -146,22 +148,30 @@ impl NodeLogs {
     /// Appends the frames of a message of a process of another node, each with its padding.
     ///
     /// # Errors
-    /// The bytes are not whole frames, or memory for logs is full.
+    /// The bytes are not whole frames, or the region of the log is full.
     pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
         let Some(remote) = self.remote.get_mut(from) else { return Err(foreign()) };
         let touched = remote.arrivals.chain.touched();
-        let release = release_at(from, self.open.owner.process) as usize;
+        let own = self.open.owner.process;
+        let releases = || PairReleases {
+            head: &self.open.head,
+            from,
+            to: own,
+            is_full: self.is_full,
+            confirmed: None,
+            notice: &self.notice,
+            own,
+        };
         while !bytes.is_empty() {
             let frame = first_frame(bytes)?;
-            remote.arrivals.append(frame, &[], || self.open.head.release(release, 0))?;
+            remote.arrivals.append(frame, &[], releases())?;
             let padded = frame.len().next_multiple_of(SLOT_BYTES);
             bytes = bytes.get(padded..).unwrap_or_default();
         }
-        let has_grown = remote.arrivals.chain.touched() != touched;
-        match has_grown {
-            true => self.check_memory(),
-            false => Ok(()),
+        if remote.arrivals.chain.touched() != touched {
+            self.check_memory();
         }
+        Ok(())
     }
 
     /// The end of this process's log to another one: of what this incarnation or an earlier one has
@@ -317,7 +327,7 @@ mod tests {
         assert_eq!(one.arrived(0).unwrap(), zero.sent_end(1).unwrap());
         for number in 0..150 {
             assert_eq!(receive(&mut one).unwrap(), payload(number));
-            one.note_delivery(1, 0).unwrap();
+            one.note_delivery(1, 0);
         }
         drop(one);
         let mut one = nodes[1].begin(1, 1 << 30);
@@ -369,7 +379,7 @@ mod tests {
             send(&mut zero, 1, &payload(number)).unwrap();
             carry(&mut zero, &mut one);
             assert_eq!(receive(&mut one).unwrap(), payload(number));
-            one.note_delivery(1, 0).unwrap();
+            one.note_delivery(1, 0);
             if number % 100 != 99 {
                 continue;
             }

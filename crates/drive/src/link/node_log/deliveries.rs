@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use landbridge_proto::log::delivery::{Delivery, Run};
 use landbridge_proto::log::layout::DELIVERIES_BYTES;
 
-use super::log_end::full;
 use super::window::Mapped;
 
 /// How far the deliveries of a process have come.
@@ -124,12 +123,10 @@ impl Deliveries {
         self.cursor.position - self.released
     }
 
-    /// Writes the delivery of this poll. `end`: the control word.
-    ///
-    /// # Errors
-    /// The ring is full.
+    /// Writes the delivery of this poll. `end`: the control word. `discarded`: another one, up to
+    /// where deliveries are given up where the ring is full.
     #[inline]
-    pub fn write(&mut self, polls: u64, micros: u64, end: &AtomicU64) -> io::Result<()> {
+    pub fn write(&mut self, polls: u64, micros: u64, end: &AtomicU64, discarded: &AtomicU64) {
         (self.pending.polls, self.pending.micros) = (polls, micros);
         self.encoded.clear();
         self.pending.emit(&mut self.encoded);
@@ -137,7 +134,8 @@ impl Deliveries {
         let position = self.cursor.position;
         let next = position + self.encoded.len() as u64;
         if next - self.released > DELIVERIES_BYTES as u64 {
-            return Err(full("its record of deliveries"));
+            discarded.store(position, Ordering::Release);
+            self.released = position;
         }
         let at = position as usize % DELIVERIES_BYTES;
         let (first, second) = self.encoded.split_at(self.encoded.len().min(DELIVERIES_BYTES - at));
@@ -147,6 +145,5 @@ impl Deliveries {
         (self.cursor.position, self.replayed_end) = (next, next);
         self.cursor.number += 1;
         end.store(next, Ordering::Release);
-        Ok(())
     }
 }

@@ -16,6 +16,32 @@ use super::window::Mapped;
 /// The longest frame, header included, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 << 10;
 
+/// Up to where the segments of a log may be used again.
+pub(super) trait Releases {
+    /// The position before which no incarnation needs anything.
+    fn released(&self) -> u64;
+
+    /// A position before which the log may be given up, because memory is full: 0 if it is not.
+    fn discarded(&self) -> u64;
+}
+
+/// A frame is another one than an earlier incarnation has sent: the content of the [`io::Error`].
+#[derive(Debug)]
+pub struct OtherFrame {
+    /// The frame in the log, with its header.
+    pub was: Vec<u8>,
+    /// The frame that was to be appended.
+    pub is: Vec<u8>,
+}
+
+impl std::fmt::Display for OtherFrame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("its frame is not what it sent there before")
+    }
+}
+
+impl std::error::Error for OtherFrame {}
+
 /// The end of a log that this process writes.
 pub(super) struct LogWriter {
     log: Mapped,
@@ -28,7 +54,7 @@ impl LogWriter {
     }
 
     /// Appends a frame, or compares it with the frame that an earlier incarnation has appended.
-    /// `released`: the position before which the log is released.
+    /// `releases`: up to where segments may be used again.
     ///
     /// # Errors
     /// The frame differs from the earlier one, or the log is full.
@@ -37,7 +63,7 @@ impl LogWriter {
         &mut self,
         front: &[u8],
         payload: &[IoSlice<'_>],
-        released: impl Fn() -> u64,
+        releases: impl Releases,
     ) -> io::Result<()> {
         let bytes = front.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
         assert!(bytes <= FRAME_BYTES_MAX && front.len() >= HEADER_BYTES);
@@ -49,10 +75,10 @@ impl LogWriter {
                     self.write(&cursor, bytes, front, payload);
                     break;
                 }
-                Announcement::Nothing => self.begin_segment(&cursor, bytes, released())?,
+                Announcement::Nothing => self.begin_segment(&cursor, bytes, &releases)?,
                 Announcement::Jump(to) => self.chain.jump(to),
                 Announcement::Frame(before) => {
-                    self.compare(&cursor, front, payload, before == bytes)?;
+                    self.compare(&cursor, front, payload, (before, bytes))?;
                     break;
                 }
             }
@@ -72,10 +98,17 @@ impl LogWriter {
     }
 
     #[cold]
-    fn begin_segment(&mut self, cursor: &LogCursor, bytes: usize, released: u64) -> io::Result<()> {
+    fn begin_segment(
+        &mut self,
+        cursor: &LogCursor,
+        bytes: usize,
+        releases: &impl Releases,
+    ) -> io::Result<()> {
         let to = self
             .chain
-            .next_segment(bytes, released)
+            .released_segment(bytes, releases.released())
+            .or_else(|| self.chain.released_segment(bytes, releases.discarded()))
+            .or_else(|| self.chain.new_segment(bytes))
             .ok_or_else(|| full("a log of its messages"))?;
         self.log.prepare(to.end());
         self.log.word(to.start()).store(0, Ordering::Relaxed);
@@ -90,23 +123,22 @@ impl LogWriter {
         cursor: &LogCursor,
         front: &[u8],
         payload: &[IoSlice<'_>],
-        is_same_length: bool,
+        (before, bytes): (usize, usize),
     ) -> io::Result<()> {
         let mut at = cursor.at();
         let mut matches = |piece: &[u8]| {
             at += piece.len();
             self.log.announced(at - piece.len(), piece.len()) == piece
         };
-        if is_same_length && matches(front) && payload.iter().all(|piece| matches(piece)) {
+        if before == bytes && matches(front) && payload.iter().all(|piece| matches(piece)) {
             return Ok(());
         }
-        Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!(
-                "its frame {} to a process of its node is not what it sent there before",
-                cursor.frames()
-            ),
-        ))
+        let pieces = payload.iter().map(|piece| &piece[..]);
+        let other = OtherFrame {
+            was: self.log.announced(cursor.at(), before).to_vec(),
+            is: std::iter::once(front).chain(pieces).collect::<Vec<_>>().concat(),
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidData, other))
     }
 
     /// Frames from the beginning of the log to the last one that an earlier incarnation has
@@ -171,11 +203,13 @@ impl LogWriter {
 pub(super) struct LogReader {
     log: Mapped,
     pub cursor: LogCursor,
+    /// The cursor has come to another segment since this was asked.
+    has_jumped: bool,
 }
 
 impl LogReader {
     pub fn new(log: Mapped, cursor: LogCursor) -> LogReader {
-        LogReader { log, cursor }
+        LogReader { log, cursor, has_jumped: false }
     }
 
     /// Bytes of the next frame; 0: there is none.
@@ -189,6 +223,7 @@ impl LogReader {
                 Announcement::Jump(to) => {
                     self.log.prepare(to.end());
                     self.cursor.jump(to);
+                    self.has_jumped = true;
                 }
             }
         }
@@ -200,9 +235,11 @@ impl LogReader {
         self.log.announced(self.cursor.at(), bytes)
     }
 
+    /// Passes a frame; returns whether it was the first one of a segment.
     #[inline]
-    pub fn consume(&mut self, bytes: usize) {
+    pub fn consume(&mut self, bytes: usize) -> bool {
         self.cursor.pass(bytes);
+        std::mem::take(&mut self.has_jumped)
     }
 }
 

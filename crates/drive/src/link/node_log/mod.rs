@@ -24,6 +24,7 @@
 //! | `window` | memory of the file in this process |
 //! | `by_process` | what belongs to each of some processes |
 //! | `log_end` | both ends of a log |
+//! | `pair_releases` | up to where a log may be used again |
 //! | `open_logs` | which logs are open |
 //! | `deliveries` | what this process has delivered |
 //! | `between_nodes` | logs of and to processes of other nodes |
@@ -36,16 +37,19 @@ mod by_process;
 mod deliveries;
 mod log_end;
 mod open_logs;
+mod pair_releases;
 mod window;
 
+use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
 use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX,
-    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
+    AGENT_BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT,
+    IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
+    report_at,
 };
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -59,9 +63,9 @@ use between_nodes::RemoteLogs;
 pub use between_nodes::TRANSFER_BYTES_MAX;
 use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor};
-pub use log_end::FRAME_BYTES_MAX;
-use log_end::full;
-use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
+pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
+use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process, not_kept};
+use pair_releases::PairReleases;
 use window::{Window, WindowAddress};
 
 /// Numbers of descriptors from here on do not change the numbers that the program sees.
@@ -130,6 +134,10 @@ impl ClosedLogs {
         };
         let head = window.head()?;
         let bell = head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed);
+        let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT);
+        if discarded.load(Ordering::Acquire) > deliveries.position {
+            return Err(not_kept());
+        }
         let end = head.word(owner.control() + DELIVERIES_END_AT);
         let deliveries = Deliveries::new(window.deliveries(owner.process)?, deliveries, end);
         let count = deliveries.count()?;
@@ -138,6 +146,8 @@ impl ClosedLogs {
             counts: EarlierCounts { sent: 0, deliveries: count },
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
+            is_full: false,
+            notice: Cell::default(),
             remote: ByProcess::default(),
             deliveries,
             turn,
@@ -187,10 +197,12 @@ impl Doorbell {
 }
 
 /// What earlier incarnations have done, from the beginning of the process on.
-#[derive(Clone, Copy)]
-struct EarlierCounts {
-    sent: u64,
-    deliveries: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EarlierCounts {
+    /// Frames that were sent.
+    pub sent: u64,
+    /// Deliveries of the incarnation that got furthest.
+    pub deliveries: u64,
 }
 
 /// A process's ends of all logs of its node.
@@ -200,6 +212,10 @@ pub struct NodeLogs {
     remote: ByProcess<RemoteLogs>,
     /// There may be frames for processes of other nodes that were not sent.
     has_unsent: bool,
+    /// Logs and deliveries take more than they may.
+    is_full: bool,
+    /// What [`NodeLogs::take_discard_notice`] returns.
+    notice: Cell<Option<usize>>,
     deliveries: Deliveries,
     doorbell: Doorbell,
     counts: EarlierCounts,
@@ -213,7 +229,7 @@ pub struct NodeLogs {
 impl NodeLogs {
     /// Closes the logs between two polls, and reports to the agent how far they have come.
     pub fn close(self) -> ClosedLogs {
-        let positions = self.positions();
+        let positions = covered_by_image(&self);
         let report = report_at(self.open.owner.process) as usize;
         for (place, word) in positions.words().enumerate() {
             self.open.head.word(report + 8 * place).store(word, Ordering::Release);
@@ -236,29 +252,10 @@ impl NodeLogs {
         }
     }
 
-    /// What an image of this process covers.
-    fn positions(&self) -> LogPositions {
-        let mut positions =
-            LogPositions { deliveries: self.deliveries.cursor.position, ..LogPositions::default() };
-        let mut pair = |process, set: &dyn Fn(&mut PairPositions)| {
-            set(positions.pairs.entry(process).or_default());
-        };
-        for (to, target) in self.open.writers.iter() {
-            // A later incarnation may have to send to another node what that node has not
-            // confirmed.
-            let confirmed = self.remote.get(to).map(|remote| remote.confirmed.position());
-            let sent = confirmed.unwrap_or_else(|| target.log.chain.cursor().position());
-            pair(to, &|pair| pair.sent = sent);
-        }
-        for (from, reader) in self.open.readers.iter() {
-            pair(from, &|pair| pair.received = reader.cursor.position());
-        }
-        positions
-    }
-
     // --- which logs are open
 
-    /// Opens the logs that earlier incarnations have written.
+    /// Opens the logs that earlier incarnations have written, and those that they have read: they
+    /// must not be discarded before they are read again.
     fn open_earlier(&mut self) -> io::Result<()> {
         let targets = self.open.head.set(self.open.owner.control() + TARGETS_AT);
         let sources = self.open.head.set(self.open.owner.control() + SOURCES_AT);
@@ -267,6 +264,7 @@ impl NodeLogs {
         }
         for process in sources {
             self.open_other_node(process)?;
+            self.open.reader(process)?;
         }
         Ok(())
     }
@@ -296,12 +294,20 @@ impl NodeLogs {
         }
         let Some(target) = self.open.writers.get_mut(to) else { return Err(no_such_process(to)) };
         let touched = target.log.chain.touched();
-        let release = || release_at(self.open.owner.process, to) as usize;
-        let released = || self.open.head.release(release(), 0);
-        target.log.append(front, payload, released)?;
+        let confirmed = || self.remote.get(to).map(|remote| remote.confirmed.position());
+        let releases = PairReleases {
+            head: &self.open.head,
+            from: self.open.owner.process,
+            to,
+            is_full: self.is_full,
+            confirmed: if target.is_remote { confirmed() } else { None },
+            notice: &self.notice,
+            own: self.open.owner.process,
+        };
+        target.log.append(front, payload, releases)?;
         let (has_grown, is_remote) = (target.log.chain.touched() != touched, target.is_remote);
         if has_grown {
-            self.check_memory()?;
+            self.check_memory();
         }
         if is_remote {
             self.has_unsent = true;
@@ -318,19 +324,38 @@ impl NodeLogs {
         Ok(())
     }
 
-    /// # Errors
-    /// The logs and deliveries of this process take more than they may.
+    /// Counts what the logs and deliveries of this process take. From half of what they may take on
+    /// it asks for images, so that something is released; beyond that, logs are discarded.
     #[cold]
-    fn check_memory(&mut self) -> io::Result<()> {
+    fn check_memory(&mut self) {
         let released = self.open.owner.control() + DELIVERIES_RELEASED_AT;
         self.deliveries.note_release(|known| self.open.head.release(released, known));
         let arrivals = self.remote.iter().map(|(_, remote)| &remote.arrivals);
         let own = self.open.writers.iter().map(|(_, target)| &target.log);
         let logs: usize = own.chain(arrivals).map(|writer| writer.chain.touched()).sum();
-        match logs as u64 + self.deliveries.bytes() > self.open.owner.bytes_max {
-            true => Err(full("its share of recover_memory")),
-            false => Ok(()),
+        let taken = logs as u64 + self.deliveries.bytes();
+        self.is_full = taken > self.open.owner.bytes_max;
+        if taken > self.open.owner.bytes_max / 2 {
+            self.ask_for_images();
         }
+    }
+
+    /// Asks the agent for images of this process, and of that of this node whose log from here is
+    /// the longest: a log is released up to what both cover.
+    fn ask_for_images(&self) {
+        let local = self.open.writers.iter().filter(|(_, target)| !target.is_remote);
+        let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
+        let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
+        let at = self.open.owner.control() + IMAGES_WANTED_AT;
+        self.open.head.word(at).store(wanted, Ordering::Release);
+        self.ring_agent();
+    }
+
+    /// A process whose log to this one, or from it, was discarded since this was asked, because
+    /// memory was full: neither of both can be restarted before its next image.
+    #[inline]
+    pub fn take_discard_notice(&mut self) -> Option<usize> {
+        self.notice.take()
     }
 
     /// The next frame, if one has arrived: the one that an earlier incarnation has received here,
@@ -380,16 +405,20 @@ impl NodeLogs {
     #[inline]
     pub fn consume(&mut self) {
         if let Some((place, bytes)) = self.shown.take() {
-            self.deliveries.note_frame(self.open.readers.process_at(place));
-            self.open.readers.at_mut(place).consume(bytes);
+            let from = self.open.readers.process_at(place);
+            self.deliveries.note_frame(from);
+            let reader = self.open.readers.at_mut(place);
+            if reader.consume(bytes) {
+                let position = reader.cursor.position();
+                self.open.note_consumed(from, position);
+            }
             self.turn = if place + 1 < self.open.readers.len() { place + 1 } else { 0 };
         }
     }
 
-    /// Number of deliveries of the incarnation that got furthest, from the beginning of the
-    /// process.
-    pub fn delivery_count(&self) -> u64 {
-        self.counts.deliveries
+    /// What earlier incarnations have done.
+    pub fn earlier(&self) -> EarlierCounts {
+        self.counts
     }
 
     /// Begins to replay the next delivery of an earlier incarnation: polls since the last one,
@@ -402,23 +431,16 @@ impl NodeLogs {
     }
 
     /// Notes what this poll has delivered, before anything can follow from it.
-    ///
-    /// # Errors
-    /// There is no memory for more deliveries.
     #[inline]
-    pub fn note_delivery(&mut self, polls: u64, micros: u64) -> io::Result<()> {
+    pub fn note_delivery(&mut self, polls: u64, micros: u64) {
         let before = self.deliveries.cursor.position;
-        let end = self.open.head.word(self.open.owner.control() + DELIVERIES_END_AT);
-        self.deliveries.write(polls, micros, end)?;
-        match self.deliveries.cursor.position / COUNTED_BYTES != before / COUNTED_BYTES {
-            true => self.check_memory(),
-            false => Ok(()),
+        let control = self.open.owner.control();
+        let end = self.open.head.word(control + DELIVERIES_END_AT);
+        let discarded = self.open.head.word(control + DELIVERIES_DISCARDED_AT);
+        self.deliveries.write(polls, micros, end, discarded);
+        if self.deliveries.cursor.position / COUNTED_BYTES != before / COUNTED_BYTES {
+            self.check_memory();
         }
-    }
-
-    /// Number of frames that earlier incarnations have sent, from the beginning of the process.
-    pub fn sent_before(&self) -> u64 {
-        self.counts.sent
     }
 
     /// Announces that this process will sleep on [`Self::fd`] until a frame arrives. Returns false
@@ -445,6 +467,26 @@ impl NodeLogs {
         let flags = rustix::net::RecvFlags::DONTWAIT;
         while recv(&self.doorbell.socket, &mut bytes[..], flags).is_ok() {}
     }
+}
+
+/// What an image of this process covers.
+fn covered_by_image(logs: &NodeLogs) -> LogPositions {
+    let mut positions =
+        LogPositions { deliveries: logs.deliveries.cursor.position, ..LogPositions::default() };
+    let mut pair = |process, set: &dyn Fn(&mut PairPositions)| {
+        set(positions.pairs.entry(process).or_default());
+    };
+    for (to, target) in logs.open.writers.iter() {
+        // A later incarnation may have to send to another node what that node has not
+        // confirmed.
+        let confirmed = logs.remote.get(to).map(|remote| remote.confirmed.position());
+        let sent = confirmed.unwrap_or_else(|| target.log.chain.cursor().position());
+        pair(to, &|pair| pair.sent = sent);
+    }
+    for (from, reader) in logs.open.readers.iter() {
+        pair(from, &|pair| pair.received = reader.cursor.position());
+    }
+    positions
 }
 
 impl std::fmt::Debug for NodeLogs {

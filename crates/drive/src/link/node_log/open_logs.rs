@@ -5,11 +5,11 @@
 //! does not look for.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use landbridge_proto::log::layout::{
     LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
-    control_at, log_at,
+    consumed_at, control_at, discarded_at, log_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::net::SocketAddrUnix;
@@ -67,6 +67,7 @@ impl OpenLogs {
     }
 
     pub fn open_writer(&mut self, to: usize, chain: SegmentChain) -> io::Result<()> {
+        self.check_kept(self.owner.process, to, chain.cursor())?;
         let log = self.window.log(log_at(self.owner.process, to))?;
         let bell = bell_of(&self.owner, to)?;
         let is_remote = !self.is_local(to);
@@ -87,8 +88,26 @@ impl OpenLogs {
     }
 
     pub fn open_reader(&mut self, from: usize, cursor: LogCursor) -> io::Result<usize> {
+        // A writer that has not seen this does not discard the log, and otherwise is seen.
+        self.note_consumed(from, cursor.position());
+        fence(Ordering::SeqCst);
+        self.check_kept(from, self.owner.process, &cursor)?;
         let log = self.window.log(log_at(from, self.owner.process))?;
         Ok(self.readers.insert(from, LogReader::new(log, cursor)))
+    }
+
+    /// Says up to where this incarnation has a log.
+    #[cold]
+    pub fn note_consumed(&self, from: usize, position: u64) {
+        let at = consumed_at(from, self.owner.process) as usize;
+        self.head.word(at).store(position, Ordering::Release);
+    }
+
+    /// # Errors
+    /// What lies from the cursor on was discarded.
+    pub fn check_kept(&self, from: usize, to: usize, cursor: &LogCursor) -> io::Result<()> {
+        let discarded = self.head.word(discarded_at(from, to) as usize).load(Ordering::Acquire);
+        if discarded > cursor.position() { Err(not_kept()) } else { Ok(()) }
     }
 
     /// The place of the log from a process, which may have been opened just now.
@@ -134,4 +153,12 @@ pub(super) fn no_such_process(process: usize) -> io::Error {
          spawned ones among them: use recover_log=relay"
     );
     io::Error::other(text)
+}
+
+/// An incarnation begins where messages were discarded.
+pub(super) fn not_kept() -> io::Error {
+    io::Error::other(
+        "messages that it needs are not kept any more, because memory for them was full \
+         (recover_memory)",
+    )
 }

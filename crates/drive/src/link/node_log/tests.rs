@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use landbridge_proto::log::layout::{FILE_BYTES, LOCAL_AT, control_at};
+use landbridge_proto::log::layout::{FILE_BYTES, LOCAL_AT, control_at, release_at};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::*;
@@ -97,16 +97,16 @@ fn the_next_incarnation_receives_and_sends_the_same_again() {
     send(&mut one, 0, b"first of one").unwrap();
     send(&mut two, 0, b"first of two").unwrap();
     let mut seen = vec![receive(&mut zero).unwrap(), receive(&mut zero).unwrap()];
-    zero.note_delivery(4, 10).unwrap();
+    zero.note_delivery(4, 10);
     send(&mut one, 0, &[9; 5000]).unwrap();
     seen.push(receive(&mut zero).unwrap());
-    zero.note_delivery(1, 0).unwrap();
+    zero.note_delivery(1, 0);
     send(&mut zero, 2, b"answer").unwrap();
     send(&mut two, 0, b"not delivered before the kill").unwrap();
 
     drop(zero);
     let mut zero = begin(0);
-    assert_eq!((zero.delivery_count(), zero.sent_before()), (2, 1));
+    assert_eq!(zero.earlier(), EarlierCounts { deliveries: 2, sent: 1 });
     assert_eq!(receive(&mut zero), None, "before the poll is known");
     assert_eq!(zero.next_delivery().unwrap(), Some([4, 2, 10]));
     let mut again = vec![receive(&mut zero).unwrap(), receive(&mut zero).unwrap()];
@@ -132,12 +132,12 @@ fn a_process_that_comes_later_is_read_also_in_replay() {
     send(&mut late, 0, b"here").unwrap();
     assert!(!zero.prepare_park(), "a frame waits");
     assert_eq!(receive(&mut zero).unwrap(), b"here");
-    zero.note_delivery(3, 0).unwrap();
+    zero.note_delivery(3, 0);
     send(&mut zero, 990, b"welcome").unwrap();
     send(&mut late, 0, b"not delivered").unwrap();
     drop(zero);
     let mut zero = node.begin(0, 1 << 30);
-    assert_eq!((zero.next_delivery().unwrap(), zero.sent_before()), (Some([3, 1, 0]), 1));
+    assert_eq!((zero.next_delivery().unwrap(), zero.earlier().sent), (Some([3, 1, 0]), 1));
     assert_eq!(receive(&mut zero).unwrap(), b"here");
     assert_eq!(zero.next_delivery().unwrap(), None);
     assert!(send(&mut zero, 990, b"another").is_err());
@@ -170,7 +170,7 @@ fn frames_that_were_taken_at_a_poll_that_was_not_noted_come_again() {
     receive(&mut zero);
     drop(zero);
     let mut zero = node.begin(0, 1 << 30);
-    assert_eq!((zero.delivery_count(), receive(&mut zero)), (0, Some(b"a".to_vec())));
+    assert_eq!((zero.earlier().deliveries, receive(&mut zero)), (0, Some(b"a".to_vec())));
 }
 
 #[test]
@@ -179,7 +179,9 @@ fn another_frame_than_before_is_refused() {
     let begin = || node.begin(0, 1 << 30);
     send(&mut begin(), 1, b"one").unwrap();
     let error = send(&mut begin(), 1, b"two").unwrap_err();
-    assert!(error.to_string().contains("frame 0 to a process of its node is not what"), "{error}");
+    let other = error.downcast::<OtherFrame>().unwrap();
+    assert_eq!(other.was, [&frame(b"one")[..], b"one"].concat());
+    assert_eq!(other.is, [&frame(b"two")[..], b"two"].concat());
     assert!(send(&mut begin(), 1, b"one longer").is_err());
     assert!(send(&mut begin(), 1, b"one").is_ok());
 }
@@ -197,7 +199,7 @@ fn images_release_memory_and_hold_what_is_needed() {
     for number in 0..6000 {
         send(&mut zero, 1, &payload(number)).unwrap();
         assert_eq!(receive(&mut one).unwrap(), payload(number));
-        one.note_delivery(1, 0).unwrap();
+        one.note_delivery(1, 0);
         if number % 100 != 99 {
             continue;
         }
@@ -223,12 +225,100 @@ fn images_release_memory_and_hold_what_is_needed() {
     }
 }
 
+fn mebibytes(node: &Node) -> i64 {
+    rustix::fs::fstat(&node.file).unwrap().st_blocks / 2048
+}
+
+/// Where no image releases anything, logs are given up as far as they were read, and who needs them
+/// is not started again.
 #[test]
-fn memory_is_bounded() {
+fn full_memory_costs_restarts_and_nothing_else() {
     let node = Node::new("bounded", 2);
-    let mut zero = node.begin(0, 1 << 20);
-    let error = (0..2000).find_map(|_| send(&mut zero, 1, &[1; 1000]).err());
-    assert!(error.is_some_and(|error| error.to_string().contains("share of recover_memory")));
+    let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+    let mut noticed = None;
+    for number in 0..40_000_u32 {
+        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
+        one.note_delivery(1, 0);
+        noticed = noticed.or(zero.take_discard_notice());
+    }
+    assert_eq!(noticed, Some(1));
+    assert!(mebibytes(&node) < 8, "{} MiB", mebibytes(&node));
+    drop((zero, one));
+    for process in [0, 1] {
+        let closed = ClosedLogs::new(process, node.job.as_bytes(), 2 << 20, 4).unwrap();
+        let error = closed.open(node.file.as_fd()).map(drop).unwrap_err();
+        assert!(error.to_string().contains("not kept any more"), "{process}: {error}");
+    }
+}
+
+#[test]
+fn an_image_that_was_taken_since_is_enough() {
+    let node = Node::new("since", 2);
+    let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
+    let mut image = None;
+    for number in 0..20_000_u32 {
+        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
+        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
+        one.note_delivery(1, 0);
+        if number == 19_900 {
+            let closed = one.close();
+            one = copy(&closed).open(node.file.as_fd()).unwrap();
+            image = Some(closed);
+        }
+    }
+    drop(one);
+    let mut one = copy(&image.unwrap()).open(node.file.as_fd()).unwrap();
+    for number in 19_901..20_000_u32 {
+        assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
+    }
+    assert_eq!(receive(&mut one), None);
+}
+
+/// A reader that begins again before anything was given up gets everything, however full it is.
+#[test]
+fn what_an_incarnation_reads_is_not_discarded() {
+    let node = Node::new("reads", 2);
+    let (mut zero, mut one) = (node.begin(0, 4 << 20), node.begin(1, 1 << 30));
+    let payload = |number: u32| vec![number as u8; 1000];
+    for number in 0..3000 {
+        send(&mut zero, 1, &payload(number)).unwrap();
+        assert_eq!(receive(&mut one).unwrap(), payload(number));
+        one.note_delivery(1, 0);
+    }
+    drop(one);
+    let mut one = node.begin(1, 1 << 30);
+    for number in 3000..9000 {
+        send(&mut zero, 1, &payload(number)).unwrap();
+    }
+    assert_eq!(zero.take_discard_notice(), None);
+    for number in 0..9000 {
+        if number < 3000 {
+            assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+        }
+        assert_eq!(receive(&mut one).unwrap(), payload(number));
+    }
+}
+
+#[test]
+fn images_are_asked_for_before_memory_is_full() {
+    let node = Node::new("asks", 3);
+    let mut zero = node.begin(0, 8 << 20);
+    let wanted = || zero_control(&node, IMAGES_WANTED_AT);
+    send(&mut zero, 1, b"little").unwrap();
+    assert_eq!(wanted(), 0);
+    for _ in 0..2500 {
+        send(&mut zero, 2, &[1; 2000]).unwrap();
+    }
+    assert_eq!(wanted(), 4, "of process 2 as well");
+}
+
+/// A control word of process 0.
+fn zero_control(node: &Node, at: usize) -> u64 {
+    let mut word = [0; 8];
+    rustix::io::pread(&node.file, &mut word, control_at(0) + at as u64).unwrap();
+    u64::from_ne_bytes(word)
 }
 
 #[test]

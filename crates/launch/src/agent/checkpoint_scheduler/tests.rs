@@ -31,7 +31,7 @@ fn an_image_that_is_wanted_is_taken_at_once_or_next() {
     idle.request(CheckpointRequester::User, now);
     assert!(idle.next_time(false) == Some(now) && idle.notices.is_user_waiting);
     let mut sealing = scheduler(CheckpointState::Idle);
-    sealing.request(CheckpointRequester::Relay, now);
+    sealing.request(CheckpointRequester::FullLog, now);
     sealing.is_wanted = true;
     sealing.schedule_next();
     assert!(sealing.due <= Instant::now() && !sealing.notices.is_user_waiting);
