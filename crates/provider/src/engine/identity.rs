@@ -65,6 +65,11 @@ pub enum RelayAddress {
     Tcp(SocketAddr),
 }
 
+/// A transport copies messages up to this many bytes for retransmission: a frame of the greatest
+/// length is one. The peer would acknowledge each longer one by a packet of its own, which takes
+/// longer than the copy.
+const TRANSPORT_COPY_BYTES: u32 = 72 << 10;
+
 static IDENTITY: OnceLock<Result<Identity, String>> = OnceLock::new();
 static TRANSPORT: OnceLock<Result<Identity, String>> = OnceLock::new();
 static ENDPOINTS: AtomicU32 = AtomicU32::new(0);
@@ -82,6 +87,8 @@ impl Identity {
         let read = || {
             let mut identity = Identity::read(false)?;
             identity.settings.kinds.shm = false;
+            let copy_max = &mut identity.settings.copy_max;
+            *copy_max = (*copy_max).max(TRANSPORT_COPY_BYTES);
             Ok(identity)
         };
         TRANSPORT.get_or_init(read).as_ref().map_err(String::as_str)
