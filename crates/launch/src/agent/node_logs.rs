@@ -14,13 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_RELEASED_AT, FILE_BYTES,
-    HUGE_PAGES_AT, IMAGES_WANTED_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES,
-    contact_at, control_at, deliveries_at, release_at, report_at,
+    AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_DISCARDED_AT,
+    DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT,
+    LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES, contact_at, control_at,
+    deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use rustix::fs::FallocateFlags;
@@ -198,8 +200,27 @@ impl NodeLogs {
         Ok(())
     }
 
-    /// Gives back the pages of deliveries, then lets the rank use their places again.
+    /// Gives back the pages of deliveries, then lets the rank use their places again. A rank that
+    /// has discarded deliveries may be using them already, and keeps the pages.
     fn discard_deliveries(&self, rank: u32, from: u64, to: u64) -> Result<()> {
+        let control = control_at(rank as usize);
+        let punched =
+            |is: u64| pwrite(&self.file, &is.to_ne_bytes(), control + DELIVERIES_PUNCHED_AT as u64);
+        punched(1)?;
+        fence(Ordering::SeqCst);
+        let mut discarded = [0; 8];
+        let at = control + DELIVERIES_DISCARDED_AT as u64;
+        let outcome = match pread(&self.file, &mut discarded, at) {
+            Ok(_) if u64::from_ne_bytes(discarded) == 0 => self.punch_deliveries(rank, from, to),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        punched(0)?;
+        outcome?;
+        self.write_release(control + DELIVERIES_RELEASED_AT as u64, to)
+    }
+
+    fn punch_deliveries(&self, rank: u32, from: u64, to: u64) -> Result<()> {
         let ring = DELIVERIES_BYTES as u64;
         let start = deliveries_at(rank as usize);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -211,8 +232,7 @@ impl NodeLogs {
                 rustix::fs::fallocate(&self.file, flags, start + first % ring, last - first)?;
             }
         }
-        let at = control_at(rank as usize) + DELIVERIES_RELEASED_AT as u64;
-        self.write_release(at, to)
+        Ok(())
     }
 }
 
@@ -324,5 +344,21 @@ mod tests {
         logs.discard_deliveries(0, ring - 4096, ring + 4100).unwrap();
         assert_eq!(before - blocks(), 16, "two pages of 512-byte blocks");
         assert_eq!([word(&logs, at(0)), word(&logs, at(4096)) & 0xff], [0, 7]);
+    }
+
+    /// Their places may hold newer deliveries, and others lie behind the ring.
+    #[test]
+    fn pages_of_a_rank_that_has_discarded_deliveries_stay() {
+        let logs = logs(0..2);
+        let ring = DELIVERIES_BYTES as u64;
+        pwrite(&logs.file, &[7; 8], deliveries_at(0) + 8192).unwrap();
+        pwrite(&logs.file, &[9; 8], deliveries_at(1) + 8192).unwrap();
+        let at = control_at(0) + DELIVERIES_DISCARDED_AT as u64;
+        pwrite(&logs.file, &ring.to_ne_bytes(), at).unwrap();
+        logs.discard_deliveries(0, 0, 2 * ring).unwrap();
+        assert_eq!(word(&logs, deliveries_at(0) + 8192), u64::from_ne_bytes([7; 8]));
+        assert_eq!(word(&logs, deliveries_at(1) + 8192), u64::from_ne_bytes([9; 8]));
+        assert_eq!(word(&logs, control_at(0) + DELIVERIES_RELEASED_AT as u64), 2 * ring);
+        assert_eq!(word(&logs, control_at(0) + DELIVERIES_PUNCHED_AT as u64), 0);
     }
 }

@@ -7,7 +7,7 @@
 //! What may never happen: a delivery counts before it is whole.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use landbridge_proto::log::delivery::{Delivery, Run};
 use landbridge_proto::log::layout::DELIVERIES_BYTES;
@@ -21,6 +21,16 @@ pub(super) struct DeliveryCursor {
     pub position: u64,
     /// Deliveries before.
     pub number: u64,
+}
+
+/// Control words of the process.
+pub(super) struct DeliveryWords<'a> {
+    /// Bytes of deliveries that were ever written.
+    pub end: &'a AtomicU64,
+    /// Up to where deliveries are given up because the ring was full.
+    pub discarded: &'a AtomicU64,
+    /// The agent gives back pages.
+    pub punched: &'a AtomicU64,
 }
 
 pub(super) struct Deliveries {
@@ -123,10 +133,20 @@ impl Deliveries {
         self.cursor.position - self.released
     }
 
-    /// Writes the delivery of this poll. `end`: the control word. `discarded`: another one, up to
-    /// where deliveries are given up where the ring is full.
+    /// Gives up what the full ring holds. The agent, which gives back pages, sees this, or is seen.
+    #[cold]
+    fn discard(&mut self, words: &DeliveryWords<'_>) {
+        words.discarded.store(self.cursor.position, Ordering::Release);
+        fence(Ordering::SeqCst);
+        while words.punched.load(Ordering::Acquire) != 0 {
+            std::thread::yield_now();
+        }
+        self.released = self.cursor.position;
+    }
+
+    /// Writes the delivery of this poll.
     #[inline]
-    pub fn write(&mut self, polls: u64, micros: u64, end: &AtomicU64, discarded: &AtomicU64) {
+    pub fn write(&mut self, polls: u64, micros: u64, words: &DeliveryWords<'_>) {
         (self.pending.polls, self.pending.micros) = (polls, micros);
         self.encoded.clear();
         self.pending.emit(&mut self.encoded);
@@ -134,8 +154,7 @@ impl Deliveries {
         let position = self.cursor.position;
         let next = position + self.encoded.len() as u64;
         if next - self.released > DELIVERIES_BYTES as u64 {
-            discarded.store(position, Ordering::Release);
-            self.released = position;
+            self.discard(words);
         }
         let at = position as usize % DELIVERIES_BYTES;
         let (first, second) = self.encoded.split_at(self.encoded.len().min(DELIVERIES_BYTES - at));
@@ -144,6 +163,6 @@ impl Deliveries {
         self.ring.write(0, [second].into_iter());
         (self.cursor.position, self.replayed_end) = (next, next);
         self.cursor.number += 1;
-        end.store(next, Ordering::Release);
+        words.end.store(next, Ordering::Release);
     }
 }

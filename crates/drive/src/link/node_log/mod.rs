@@ -47,9 +47,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT,
-    IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
-    report_at,
+    AGENT_BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
+    DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, SOURCES_AT,
+    SOURCES_CHANGED_AT, TARGETS_AT, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -62,7 +62,7 @@ use rustix::net::{
 use between_nodes::RemoteLogs;
 pub use between_nodes::TRANSFER_BYTES_MAX;
 use by_process::ByProcess;
-use deliveries::{Deliveries, DeliveryCursor};
+use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process, not_kept};
 use pair_releases::PairReleases;
@@ -435,9 +435,12 @@ impl NodeLogs {
     pub fn note_delivery(&mut self, polls: u64, micros: u64) {
         let before = self.deliveries.cursor.position;
         let control = self.open.owner.control();
-        let end = self.open.head.word(control + DELIVERIES_END_AT);
-        let discarded = self.open.head.word(control + DELIVERIES_DISCARDED_AT);
-        self.deliveries.write(polls, micros, end, discarded);
+        let words = DeliveryWords {
+            end: self.open.head.word(control + DELIVERIES_END_AT),
+            discarded: self.open.head.word(control + DELIVERIES_DISCARDED_AT),
+            punched: self.open.head.word(control + DELIVERIES_PUNCHED_AT),
+        };
+        self.deliveries.write(polls, micros, &words);
         if self.deliveries.cursor.position / COUNTED_BYTES != before / COUNTED_BYTES {
             self.check_memory();
         }

@@ -225,6 +225,13 @@ fn images_release_memory_and_hold_what_is_needed() {
     }
 }
 
+/// Process 0 sends a message to process 1, which delivers it.
+fn exchange(zero: &mut NodeLogs, one: &mut NodeLogs, number: u32) {
+    send(zero, 1, &[number as u8; 1000]).unwrap();
+    assert_eq!(receive(one).unwrap(), [number as u8; 1000]);
+    one.note_delivery(1, 0);
+}
+
 fn mebibytes(node: &Node) -> i64 {
     rustix::fs::fstat(&node.file).unwrap().st_blocks / 2048
 }
@@ -237,9 +244,7 @@ fn full_memory_costs_restarts_and_nothing_else() {
     let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
     let mut noticed = None;
     for number in 0..40_000_u32 {
-        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
-        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
-        one.note_delivery(1, 0);
+        exchange(&mut zero, &mut one, number);
         noticed = noticed.or(zero.take_discard_notice());
     }
     assert_eq!(noticed, Some(1));
@@ -258,9 +263,7 @@ fn an_image_that_was_taken_since_is_enough() {
     let (mut zero, mut one) = (node.begin(0, 2 << 20), node.begin(1, 1 << 30));
     let mut image = None;
     for number in 0..20_000_u32 {
-        send(&mut zero, 1, &[number as u8; 1000]).unwrap();
-        assert_eq!(receive(&mut one).unwrap(), [number as u8; 1000]);
-        one.note_delivery(1, 0);
+        exchange(&mut zero, &mut one, number);
         if number == 19_900 {
             let closed = one.close();
             one = copy(&closed).open(node.file.as_fd()).unwrap();
@@ -283,9 +286,7 @@ fn what_an_incarnation_reads_is_not_discarded() {
     let (mut zero, mut one) = (node.begin(0, 4 << 20), node.begin(1, 1 << 30));
     let payload = |number: u32| vec![number as u8; 1000];
     for number in 0..3000 {
-        send(&mut zero, 1, &payload(number)).unwrap();
-        assert_eq!(receive(&mut one).unwrap(), payload(number));
-        one.note_delivery(1, 0);
+        exchange(&mut zero, &mut one, number);
     }
     drop(one);
     let mut one = node.begin(1, 1 << 30);
