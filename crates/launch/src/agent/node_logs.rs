@@ -346,7 +346,7 @@ mod tests {
         assert_eq!([word(&logs, at(0)), word(&logs, at(4096)) & 0xff], [0, 7]);
     }
 
-    /// Their places may hold newer deliveries, and others lie behind the ring.
+    /// Places of old deliveries may hold newer ones, and what is behind the ring is of others.
     #[test]
     fn pages_of_a_rank_that_has_discarded_deliveries_stay() {
         let logs = logs(0..2);
