@@ -311,7 +311,9 @@ Examples:
   landbridge lab simulate --hostile --seeds 0..5000
                                               one peer sends arbitrary frames
   landbridge lab simulate --recovery --seeds 0..600
-                                              processes are killed and replay
+                                              killed processes, logs of relays
+  landbridge lab simulate --sender-logs --seeds 0..4000
+                                              killed processes, logs of senders
 
 A seed that finds a violation is printed with the command that repeats it. The
 exit code is 0 if no seed has found one, else 1.";

@@ -229,8 +229,8 @@ pub enum Message {
     TakeCheckpoints {
         rank: Option<u32>,
     },
-    /// Query the relay on this host, if there is one, for its message logs; `question` is the end
-    /// of the request line for the relay.
+    /// Query for message logs, to the relay on this host, if there is one, or to all hosts if the
+    /// senders keep messages; `question` is the end of the request line for a relay.
     QueryLog {
         serial: u32,
         question: String,
@@ -349,8 +349,8 @@ pub enum Message {
         #[serde(with = "as_json")]
         paths: Box<Paths>,
     },
-    /// The answer of the relay to a `QueryLog`: lines of JSON. `lines` is empty where the host has
-    /// no relay.
+    /// The answer of the relay or of one agent to a `QueryLog`: lines of JSON. `lines` is empty
+    /// where the host has no relay.
     LogStatus {
         serial: u32,
         lines: String,

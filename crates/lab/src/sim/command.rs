@@ -18,6 +18,9 @@ pub struct Simulate {
     /// Kill processes, which replay from the message logs of their relays
     #[arg(long, conflicts_with = "hostile")]
     recovery: bool,
+    /// Kill processes, which replay from the logs of their senders
+    #[arg(long, conflicts_with_all = ["hostile", "recovery"])]
+    sender_logs: bool,
     /// Number of threads
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -39,9 +42,10 @@ impl Simulate {
             return 0;
         }
         name_seed_in_panics();
-        let mode = match (self.hostile, self.recovery) {
-            (true, _) => Mode::Hostile,
-            (_, true) => Mode::Recovery,
+        let mode = match (self.hostile, self.recovery, self.sender_logs) {
+            (true, ..) => Mode::Hostile,
+            (_, true, _) => Mode::Recovery,
+            (.., true) => Mode::SenderLogs,
             _ => Mode::Honest,
         };
         let outcome = if self.trace {

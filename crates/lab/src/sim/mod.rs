@@ -7,7 +7,8 @@
 //! commands and deliveries, the failures of processes. A model that contains only the definition of
 //! matching gives the expected results ([`model`], [`remote`]).
 //!
-//! Processes that are killed and restarted are simulated separately, with relays ([`recovery`]).
+//! Processes that are killed and restarted are simulated separately: with relays ([`recovery`]),
+//! and with logs of the senders ([`sender_logs`]).
 //!
 //! The modules in order; each uses only modules of its row and of the rows above. Modules from
 //! `bounds` to `schedule` contain methods of the [`World`](world::World):
@@ -29,7 +30,8 @@
 //! | `schedule` | order and times of the steps of a run |
 //! | `commands` | commands of the simulated applications |
 //! | `hostile` | a peer that sends arbitrary frames |
-//! | `recovery` | processes that crash and replay |
+//! | `recovery` | processes that crash and replay from the logs of relays |
+//! | `sender_logs` | processes that crash and replay from the logs of their senders |
 //! | `throughput` | throughput of one path of datagrams |
 //! | `command` | the subcommand `simulate` |
 //!
@@ -53,6 +55,7 @@ mod random;
 mod recovery;
 mod remote;
 mod schedule;
+mod sender_logs;
 mod throughput;
 mod world;
 
@@ -75,6 +78,8 @@ pub enum Mode {
     Hostile,
     /// All endpoints follow the protocol, and processes are killed at random.
     Recovery,
+    /// Processes are killed at random, whose messages lie in logs of the senders.
+    SenderLogs,
 }
 
 /// A seed that has found a violation.
@@ -126,6 +131,7 @@ impl fmt::Display for Mode {
             Mode::Honest => "honest",
             Mode::Hostile => "hostile",
             Mode::Recovery => "recovery",
+            Mode::SenderLogs => "sender logs",
         })
     }
 }
@@ -143,6 +149,7 @@ fn rerun_command(seed: u64, mode: Mode) -> String {
         Mode::Honest => "",
         Mode::Hostile => " --hostile",
         Mode::Recovery => " --recovery",
+        Mode::SenderLogs => " --sender-logs",
     };
     let end = seed + 1;
     format!("cargo run -p landbridge-lab -- simulate --seeds {seed}..{end}{option} --trace")
@@ -158,6 +165,7 @@ pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<EventCounts, FailedSeed
         Mode::Honest => commands::Applications::new(seed, trace).run(),
         Mode::Hostile => hostile::run(seed, trace),
         Mode::Recovery => recovery::run(seed, trace),
+        Mode::SenderLogs => sender_logs::run(seed, trace),
     };
     RUNNING.set(None);
     outcome.map_err(|violation| FailedSeed { seed, mode, violation })

@@ -315,15 +315,18 @@ impl CheckpointRound<'_> {
         let incarnation = rank.replay.as_ref().map_or(0, PmiReplay::incarnation);
         let Some(scheduler) = &mut rank.scheduler else { return Ok(()) };
         let (number, kept) = (scheduler.number(), scheduler.images.trim_position());
+        let mut released = Ok(());
         if let Some(oldest) = scheduler.images.oldest() {
             let covered = &oldest.replay_position;
             rank.streams.input.trim(covered.read);
             rank.recording.iter().for_each(|recording| recording.trim(covered.recording_bytes));
             if let Some(node_logs) = &rank.shared.node_logs {
-                node_logs.release(rank.rank, oldest.number)?;
+                released = node_logs.release(rank.rank, oldest.number);
             }
         }
-        rank.resume(number, incarnation, kept)
+        // The rank goes on whatever has become of its logs.
+        rank.resume(number, incarnation, kept)?;
+        released
     }
 }
 

@@ -12,6 +12,7 @@ use super::Agent;
 use super::checkpoint_scheduler::CheckpointRequester;
 use super::child_agent::start_child;
 use super::course::Phase;
+use super::log_report;
 use super::node_failover::FailoverRound;
 use super::path_query::PathQuery;
 use super::process_manager::{self, AgentGroup};
@@ -87,9 +88,14 @@ impl Agent {
                 self.children.send(&message);
                 self.path_query = Some(PathQuery::begin(serial, rows_max, &self.supervisor.ranks));
             }
-            Message::QueryLog { serial, question } => {
-                self.relay.query_log(serial, &question, &mut self.parent);
-            }
+            Message::QueryLog { serial, ref question } => match self.supervisor.node_logs() {
+                Some(logs) => {
+                    self.children.send(&message);
+                    let lines = log_report::answer(logs, &self.supervisor.ranks, question);
+                    self.parent.send(&Message::LogStatus { serial, lines });
+                }
+                None => self.relay.query_log(serial, question, &mut self.parent),
+            },
             Message::TakeCheckpoints { rank } => {
                 self.request_checkpoints(rank, CheckpointRequester::User)
             }

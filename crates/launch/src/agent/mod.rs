@@ -30,7 +30,8 @@
 //! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
 //! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
 //! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
-//! | `path_query`, `poll_set` | a query for paths; what the loop waits for |
+//! | `path_query`, `log_report` | queries for paths and for message logs |
+//! | `poll_set` | what the loop waits for |
 //! | `messages`, `end` | parts of the loop: messages of other agents; the end |
 //!
 //! What may never happen: a process that the agent has started outlives the agent. When the stream
@@ -49,6 +50,7 @@ mod held_files;
 mod image_service;
 mod input;
 mod log_file;
+mod log_report;
 mod messages;
 mod node_failover;
 mod node_logs;

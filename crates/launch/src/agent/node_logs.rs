@@ -18,11 +18,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
+use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_BYTES, DELIVERIES_DISCARDED_AT,
-    DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT,
-    LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES, contact_at, control_at,
-    deliveries_at, release_at, report_at,
+    AGENT_BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, DELIVERIES_BYTES, DELIVERIES_DISCARDED_AT,
+    DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, HUGE_PAGES_AT,
+    IMAGES_WANTED_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES, contact_at,
+    control_at, deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use rustix::fs::FallocateFlags;
@@ -53,10 +54,22 @@ pub struct NodeLogs {
 #[derive(Default)]
 struct ReleaseState {
     /// By rank and number of the image.
-    images: BTreeMap<(u32, u64), LogPositions>,
+    images: BTreeMap<(u32, u64), (LogPositions, LogCounts)>,
     releases: LogReleases,
-    /// Up to where the deliveries of each rank are released.
-    deliveries: BTreeMap<u32, u64>,
+    /// Up to where the deliveries of each rank are released, and what it had done by then.
+    deliveries: BTreeMap<u32, (u64, LogCounts)>,
+}
+
+/// What the logs hold of one rank.
+pub struct HeldLogs {
+    /// What the rank has done.
+    pub counts: LogCounts,
+    /// What it had done before the deliveries that are not released.
+    pub released: LogCounts,
+    /// Bytes of deliveries that are released.
+    pub released_bytes: u64,
+    /// Bytes of deliveries that were written.
+    pub end: u64,
 }
 
 impl NodeLogs {
@@ -172,7 +185,8 @@ impl NodeLogs {
             u64::from_ne_bytes(bytes.unwrap_or_default())
         };
         let positions = LogPositions::from_words(word).context("its logs are not as they were")?;
-        self.state.borrow_mut().images.insert((rank, number), positions);
+        let covered = (positions, self.counts(rank));
+        self.state.borrow_mut().images.insert((rank, number), covered);
         Ok(())
     }
 
@@ -180,17 +194,39 @@ impl NodeLogs {
     pub fn release(&self, rank: u32, number: u64) -> Result<()> {
         let mut state = self.state.borrow_mut();
         state.images.retain(|(of, image), _| *of != rank || *image >= number);
-        let Some(positions) = state.images.get(&(rank, number)).cloned() else { return Ok(()) };
+        let covered = state.images.get(&(rank, number)).cloned();
+        let Some((positions, counts)) = covered else { return Ok(()) };
         let deliveries = positions.deliveries;
         for release in state.releases.advance(rank as usize, positions) {
             let at = release_at(release.from, release.to);
             self.write_release(at, release.position)?;
         }
-        let before = state.deliveries.insert(rank, deliveries).unwrap_or(0);
+        let before = state.deliveries.insert(rank, (deliveries, counts));
+        let before = before.map_or(0, |(deliveries, _)| deliveries);
         if deliveries > before {
             self.discard_deliveries(rank, before, deliveries)?;
         }
         Ok(())
+    }
+
+    /// What the logs hold of a rank of this node.
+    pub fn held(&self, rank: u32) -> HeldLogs {
+        let released = self.state.borrow().deliveries.get(&rank).copied();
+        let (released_bytes, released) = released.unwrap_or_default();
+        let end = self.word(control_at(rank as usize) + DELIVERIES_END_AT as u64);
+        HeldLogs { counts: self.counts(rank), released, released_bytes, end }
+    }
+
+    fn counts(&self, rank: u32) -> LogCounts {
+        let at = control_at(rank as usize) + COUNTS_AT as u64;
+        LogCounts::from_words(std::array::from_fn(|place| self.word(at + 8 * place as u64)))
+    }
+
+    /// A word of the file, which is there.
+    fn word(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        let _ = pread(&self.file, &mut word, at);
+        u64::from_ne_bytes(word)
     }
 
     fn write_release(&self, at: u64, position: u64) -> Result<()> {
@@ -236,6 +272,42 @@ impl NodeLogs {
     }
 }
 
+/// Reads the deliveries of a rank, of which it may write more meanwhile.
+pub struct DeliveriesReader<'a> {
+    logs: &'a NodeLogs,
+    rank: u32,
+    left: Range<u64>,
+    /// Bytes that were read ahead, the next one last.
+    ahead: Vec<u8>,
+}
+
+impl DeliveriesReader<'_> {
+    /// Bytes that are read ahead at once.
+    const AHEAD_BYTES: u64 = 64 << 10;
+
+    /// Reads these bytes of all that were ever written.
+    pub fn new(logs: &NodeLogs, rank: u32, bytes: Range<u64>) -> DeliveriesReader<'_> {
+        DeliveriesReader { logs, rank, left: bytes, ahead: Vec::new() }
+    }
+
+    /// The next byte, if there is one.
+    pub fn byte(&mut self) -> Option<u8> {
+        if self.ahead.is_empty() && !self.left.is_empty() {
+            let at = self.left.start % DELIVERIES_BYTES as u64;
+            let in_lap = DELIVERIES_BYTES as u64 - at;
+            let bytes =
+                DeliveriesReader::AHEAD_BYTES.min(in_lap).min(self.left.end - self.left.start);
+            self.ahead = vec![0; bytes as usize];
+            let place = deliveries_at(self.rank as usize) + at;
+            let read = pread(&self.logs.file, &mut self.ahead[..], place).unwrap_or(0);
+            self.ahead.truncate(read);
+            self.ahead.reverse();
+            self.left.start += bytes;
+        }
+        self.ahead.pop()
+    }
+}
+
 fn open_bell(name: &[u8]) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let bell = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -256,9 +328,7 @@ mod tests {
     }
 
     fn word(logs: &NodeLogs, at: u64) -> u64 {
-        let mut bytes = [0; 8];
-        pread(&logs.file, &mut bytes, at).unwrap();
-        u64::from_ne_bytes(bytes)
+        logs.word(at)
     }
 
     /// `sent` and `received`: of the logs between ranks 0 and 1.
@@ -325,6 +395,39 @@ mod tests {
         want(2, 2 + 3);
         assert_eq!(logs.take_image_wishes(), [1, 2, 3].into());
         assert_eq!(logs.take_image_wishes(), [].into());
+    }
+
+    #[test]
+    fn what_is_held_lies_behind_what_is_released() {
+        let logs = logs(0..2);
+        let control = control_at(0);
+        let write = |at: u64, bytes: &[u8]| pwrite(&logs.file, bytes, at).unwrap();
+        let count = |words: [u64; LogCounts::WORDS]| {
+            for (place, word) in words.iter().enumerate() {
+                write(control + (COUNTS_AT + 8 * place) as u64, &word.to_ne_bytes());
+            }
+        };
+        let deliveries: Vec<u8> = (0..100_000).map(|number| number as u8).collect();
+        write(deliveries_at(0), &deliveries);
+        write(control + DELIVERIES_END_AT as u64, &100_000_u64.to_ne_bytes());
+        report(&logs, 0, 500, 80, 70_000);
+        count([10, 12, 300, 7000, 4, 4096]);
+        logs.note_image(0, 1).unwrap();
+        count([25, 30, 900, 9000, 8, 8192]);
+        let held = logs.held(0);
+        assert_eq!(
+            (held.released, held.released_bytes, held.end),
+            (LogCounts::default(), 0, 100_000)
+        );
+        logs.release(0, 1).unwrap();
+        let held = logs.held(0);
+        assert_eq!((held.counts.deliveries, held.counts.log_bytes), (25, 8192));
+        assert_eq!((held.released.deliveries, held.released.micros), (10, 7000));
+        let mut reader = DeliveriesReader::new(&logs, 0, held.released_bytes..held.end);
+        for byte in &deliveries[70_000..] {
+            assert_eq!(reader.byte(), Some(*byte));
+        }
+        assert_eq!(reader.byte(), None);
     }
 
     #[test]

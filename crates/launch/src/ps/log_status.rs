@@ -1,6 +1,7 @@
-//! The message logs that relays hold for a job's ranks: the reports of all relays, merged.
+//! The message logs of a job's ranks: the reports of all relays that hold them, or of the agents of
+//! all nodes, merged.
 //!
-//! The module is pure. JSON lines of the relays enter; the output of `landbridge log` leaves.
+//! The module is pure. JSON lines of relays or agents enter; the output of `landbridge log` leaves.
 
 use std::fmt::Write as _;
 
@@ -11,7 +12,7 @@ use super::paths::{bytes, counted, write_table};
 /// What is said of a job without message logs.
 pub const NOTHING_KEPT: &str = "its ranks have no message logs (it runs without --recover)";
 
-/// The merged reports of all relays.
+/// The merged reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogStatus {
     pub processes: Vec<ProcessLogStatus>,
@@ -23,6 +24,9 @@ pub struct LogStatus {
     pub frames: Vec<LoggedFrame>,
     /// Relays that have not answered in time.
     pub relays_missing: u32,
+    /// Hosts that have not answered in time, if the senders keep messages.
+    #[serde(default)]
+    pub hosts_missing: u32,
 }
 
 /// The message log of one endpoint of a rank.
@@ -31,7 +35,8 @@ pub struct ProcessLogStatus {
     pub process: u32,
     pub endpoint: u32,
     /// Frames delivered to the endpoint that the relay holds, their bytes, and the part of the
-    /// bytes that is on a disk.
+    /// bytes that is on a disk. If the senders keep messages: frames that the endpoint has received
+    /// and may receive again, and the bytes of the logs that it writes.
     pub frames: u64,
     pub bytes: u64,
     pub disk_bytes: u64,
@@ -80,6 +85,12 @@ pub enum LoggedFrame {
     OnDisk {
         on_disk_from: u64,
         on_disk_to: u64,
+    },
+    /// Frames of one process in its log.
+    OfSender {
+        frame: u64,
+        source: u32,
+        frames: u64,
     },
 }
 
@@ -152,10 +163,12 @@ impl LogStatus {
     }
 
     fn write_missing(&self, text: &mut String) {
-        if self.relays_missing > 0 {
-            let relays = counted(u64::from(self.relays_missing), "relay");
-            let has = if self.relays_missing == 1 { "has" } else { "have" };
-            let _ = writeln!(text, "  {relays} {has} not answered in time");
+        for (missing, what) in [(self.relays_missing, "relay"), (self.hosts_missing, "host")] {
+            let has = if missing == 1 { "has" } else { "have" };
+            if missing > 0 {
+                let all = counted(u64::from(missing), what);
+                let _ = writeln!(text, "  {all} {has} not answered in time");
+            }
         }
     }
 
@@ -227,7 +240,7 @@ impl ProcessLogStatus {
 impl LoggedFrame {
     fn first(&self) -> u64 {
         match self {
-            LoggedFrame::InMemory { frame, .. } => *frame,
+            LoggedFrame::InMemory { frame, .. } | LoggedFrame::OfSender { frame, .. } => *frame,
             LoggedFrame::OnDisk { on_disk_from, .. } => *on_disk_from,
         }
     }
@@ -240,6 +253,13 @@ impl LoggedFrame {
             }
             LoggedFrame::OnDisk { on_disk_from, on_disk_to } => {
                 writeln!(text, "    frames {on_disk_from} to {}: on disk", on_disk_to - 1)
+            }
+            LoggedFrame::OfSender { frame, source, frames: 1 } => {
+                writeln!(text, "    frame {frame}: of {}", name(*source))
+            }
+            LoggedFrame::OfSender { frame, source, frames } => {
+                let last = frame + frames.saturating_sub(1);
+                writeln!(text, "    frames {frame} to {last}: of {}", name(*source))
             }
         };
     }
@@ -258,6 +278,19 @@ mod tests {
         {\"frame\":0,\"source\":0,\"sequence\":64,\"length\":8,\"kind\":\"Message\"}\n\
         {\"on_disk_from\":1,\"on_disk_to\":2}\n\
         {\"frame\":2,\"source\":0,\"sequence\":72,\"length\":8,\"kind\":\"Message\"}\nnonsense\n";
+
+    #[test]
+    fn frames_in_the_logs_of_their_senders_are_shown_by_sender() {
+        let mut record = LogStatus::default();
+        record.add_lines(
+            "{\"determinant\":3,\"polls\":7,\"micros\":1500000,\"count\":3,\"first_frame\":4}\n\
+             {\"frame\":4,\"source\":2,\"frames\":2}\n{\"frame\":6,\"source\":0,\"frames\":1}\n",
+        );
+        record.hosts_missing = 1;
+        let text = "  determinant 3: poll 7, 1.5 s, delivers frames 4 to 6\n    frames 4 to 5: of \
+                    r2\n    frame 6: of r0\n  1 host has not answered in time\n";
+        assert_eq!(record.deliveries_text(|process| format!("r{process}")), text);
+    }
 
     #[test]
     fn log_status_of_relays_is_merged() {

@@ -1,7 +1,9 @@
-//! A query to all relays about the message logs that they hold.
+//! A query about message logs: to all relays that hold them, or, if the senders keep messages, to
+//! the agents of all nodes.
 
 use std::time::{Duration, Instant};
 
+use super::cluster_agents::ClusterAgent;
 use crate::control::Message;
 use crate::ps::log_status::LogStatus;
 use crate::ps::status_socket::StatusQuery;
@@ -13,9 +15,11 @@ const BRIEF: Duration = Duration::from_millis(300);
 /// Time in which the answers of relays serve further clients with the same query.
 const AGE_MAX: Duration = Duration::from_millis(500);
 
-/// The state of the query and the answers of relays.
+/// The state of the query and the answers.
 #[derive(Default)]
 pub struct LogQuery {
+    /// The senders keep messages, so the agents of all nodes answer.
+    asks_nodes: bool,
     serial: u32,
     asked: Option<StatusQuery>,
     /// Number of agents that have not answered.
@@ -29,6 +33,19 @@ pub struct LogQuery {
 }
 
 impl LogQuery {
+    /// No query. `asks_nodes`: the agents of all nodes answer, not those of the relays.
+    pub fn new(asks_nodes: bool) -> LogQuery {
+        LogQuery { asks_nodes, ..LogQuery::default() }
+    }
+
+    /// How many agents answer a query.
+    pub fn answers(&self, children: &[ClusterAgent]) -> usize {
+        match self.asks_nodes {
+            true => children.iter().map(|child| child.node.hosts().len()).sum(),
+            false => children.len(),
+        }
+    }
+
     /// Whether no query is running and no fresh answers are held.
     pub fn is_idle(&self) -> bool {
         self.until.is_none()
@@ -44,12 +61,14 @@ impl LogQuery {
         self.is_idle() || (self.brief_until.is_some() && self.asked == Some(question))
     }
 
-    /// Begins a query, and returns the message for the agents that may have a relay.
+    /// Begins a query, and returns the message for the agents, of which so many answer.
     pub fn begin(&mut self, question: StatusQuery, agents: usize, now: Instant) -> Message {
         let serial = self.serial.wrapping_add(1).max(1);
         let (asked, log_status) = (Some(question), LogStatus::default());
         let (until, brief_until) = (Some(now + PATIENCE), Some(now + BRIEF));
-        *self = LogQuery { serial, asked, awaited: agents, until, brief_until, log_status };
+        let asks_nodes = self.asks_nodes;
+        *self =
+            LogQuery { asks_nodes, serial, asked, awaited: agents, until, brief_until, log_status };
         let question = match question {
             StatusQuery::Deliveries { rank, from, count } => format!("one {rank} {from} {count}"),
             _ => "all 0".to_string(),
@@ -71,8 +90,12 @@ impl LogQuery {
     pub fn pass_time(&mut self, now: Instant) {
         self.brief_until = self.brief_until.filter(|until| *until > now);
         if self.until.is_some_and(|until| until <= now) {
-            self.log_status.relays_missing = std::mem::take(&mut self.awaited) as u32;
-            self.until = (self.log_status.relays_missing > 0).then_some(now + AGE_MAX);
+            let missing = std::mem::take(&mut self.awaited) as u32;
+            match self.asks_nodes {
+                true => self.log_status.hosts_missing = missing,
+                false => self.log_status.relays_missing = missing,
+            }
+            self.until = (missing > 0).then_some(now + AGE_MAX);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::control::spawn_order::Task;
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
 use crate::local_transport::LocalTransport;
+use crate::mpi;
 use crate::ps::log_status::LogStatus;
 use crate::ps::paths::{self, Paths};
 use crate::ps::rank_table::RankLocation;
@@ -25,8 +26,7 @@ const PROGRAM_CHARS_MAX: usize = 200;
 const PATH_QUERY_TIME: Duration = Duration::from_millis(1_500);
 /// Time in which the answers to a path query serve further clients.
 const PATH_QUERY_AGE_MAX: Duration = Duration::from_millis(500);
-/// Interval at which the launcher updates the status line and asks relays for the sizes of their
-/// message logs.
+/// Interval at which the launcher updates the status line and asks for the sizes of message logs.
 const STATUS_LINE_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of ranks that lengthens [`STATUS_LINE_INTERVAL`] by once its value, because the relays'
 /// answer has a line for each rank.
@@ -41,7 +41,7 @@ pub(super) struct StatusReporter {
     /// Time of the next update of the status line, while there is a status line.
     status_line_due: Option<Instant>,
     status_line_interval: Duration,
-    /// Bytes of message logs that relays last reported: in total, and on a disk.
+    /// Bytes of message logs that were reported last: in total, and on a disk.
     logged: Option<(u64, u64)>,
 }
 
@@ -136,7 +136,8 @@ impl StatusReporter {
             paths: None,
             log_status: None,
         };
-        let (path_query, log_query) = (JobPathQuery::default(), LogQuery::default());
+        let path_query = JobPathQuery::default();
+        let log_query = LogQuery::new(mpi::senders_keep_logs(&job.environment));
         let status_line_interval = STATUS_LINE_INTERVAL * (1 + job.size / STATUS_LINE_RANKS);
         StatusReporter {
             status_socket,
@@ -154,7 +155,7 @@ impl StatusReporter {
         self.path_query.add_answer(serial, paths, Instant::now());
     }
 
-    /// Adds an agent's answer about the message logs of its relay.
+    /// Adds an agent's answer about message logs.
     pub fn handle_record(&mut self, serial: u32, lines: &str) {
         self.log_query.add_answer(serial, lines, Instant::now());
         self.logged =
@@ -247,7 +248,7 @@ impl Launcher {
         let log_query = &mut self.status_reporter.log_query;
         // A client with another question waits until the answers of this query are no longer fresh.
         if let (Some(question), true) = (wanted.get(), log_query.is_idle()) {
-            let message = log_query.begin(question, self.children.0.len(), now);
+            let message = log_query.begin(question, log_query.answers(&self.children.0), now);
             self.children.send_to_all(&message);
         }
     }

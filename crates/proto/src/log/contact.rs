@@ -35,11 +35,6 @@ impl Contact {
         Contact { generation: Contact::ENDED, name: [0; NAME_BYTES] }
     }
 
-    /// Whether the process has ended for good.
-    pub fn has_ended(&self) -> bool {
-        self.generation == Contact::ENDED
-    }
-
     /// The bytes of the entry: generation, name, zeros, checksum.
     pub fn emit(&self) -> [u8; CONTACT_BYTES] {
         let mut bytes = [0; CONTACT_BYTES];

@@ -43,10 +43,15 @@ const CONTACTS_HEAD: usize = 64;
 pub const CONTROL_BYTES: usize = 4096;
 /// Control word: the process sleeps until its doorbell rings (1), or not (0).
 pub const PARKED_AT: usize = 0;
+/// Control word: the number in the name of the process's doorbell. Each time the process opens its
+/// logs it takes another one, because a child of it may still hold the socket of the last one.
+pub const BELL_AT: usize = 8;
 /// Control word: how often a bit of [`SOURCES_AT`] was set.
 pub const SOURCES_CHANGED_AT: usize = 64;
 /// Control word: bytes of deliveries that the process has written.
 pub const DELIVERIES_END_AT: usize = 128;
+/// Control words: what the process has sent and delivered ([`super::counts`]).
+pub const COUNTS_AT: usize = DELIVERIES_END_AT + 8;
 /// Control words: up to which byte the deliveries are released, because no incarnation will replay
 /// what is before.
 pub const DELIVERIES_RELEASED_AT: usize = 192;

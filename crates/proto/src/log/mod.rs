@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`contact`] | where a process can be reached |
 //! | [`layout`] | positions in the memory file of a node |
+//! | [`counts`] | what a process has sent and delivered, for reports |
 //! | [`segment`] | where in a log's region the next frame lies |
 //! | [`delivery`] | encoding of what a poll has delivered |
 //! | [`release`] | up to where a log is needed no more |
 //! | [`transfer`] | how a log's frames reach a process of another node |
 
 pub mod contact;
+pub mod counts;
 pub mod delivery;
 pub mod layout;
 pub mod release;

@@ -193,6 +193,9 @@ pub struct SegmentChain {
     used: VecDeque<(LogSegment, u64)>,
     /// Released segments, the newest last.
     free: Vec<LogSegment>,
+    /// Released segments of which the memory was given back, and their bytes.
+    given_back: Vec<LogSegment>,
+    given_back_bytes: usize,
     /// The part of the region that segments take.
     touched: usize,
 }
@@ -200,8 +203,15 @@ pub struct SegmentChain {
 impl SegmentChain {
     /// An empty log in a region of this many bytes.
     pub fn new(region: usize) -> SegmentChain {
-        let (used, free) = (VecDeque::new(), Vec::new());
-        SegmentChain { cursor: LogCursor::START, region, used, free, touched: SEGMENT_BYTES_MIN }
+        SegmentChain {
+            cursor: LogCursor::START,
+            region,
+            used: VecDeque::new(),
+            free: Vec::new(),
+            given_back: Vec::new(),
+            given_back_bytes: 0,
+            touched: SEGMENT_BYTES_MIN,
+        }
     }
 
     /// Where the next frame goes.
@@ -215,6 +225,29 @@ impl SegmentChain {
         self.touched
     }
 
+    /// The bytes of memory that the segments take.
+    #[inline]
+    pub fn taken(&self) -> usize {
+        self.touched - self.given_back_bytes
+    }
+
+    /// The bytes of segments that are not released, the present one among them. `released`: the
+    /// position before which nothing is needed any more.
+    pub fn needed(&mut self, released: u64) -> usize {
+        self.free_before(released);
+        self.taken() - self.free.iter().map(|segment| segment.bytes).sum::<usize>()
+    }
+
+    /// Released segments, of which the caller gives the memory back. `released`: the position
+    /// before which nothing is needed any more.
+    pub fn give_back(&mut self, released: u64) -> Vec<LogSegment> {
+        self.free_before(released);
+        let free = core::mem::take(&mut self.free);
+        self.given_back_bytes += free.iter().map(|segment| segment.bytes).sum::<usize>();
+        self.given_back.extend(&free);
+        free
+    }
+
     /// Notes that a frame of this many bytes was written, or found, at the cursor.
     #[inline]
     pub fn pass(&mut self, bytes: usize) {
@@ -224,6 +257,10 @@ impl SegmentChain {
     /// Follows a jump: one that this writer announces, or one of an earlier incarnation.
     pub fn jump(&mut self, to: LogSegment) {
         self.free.retain(|segment| *segment != to);
+        if let Some(place) = self.given_back.iter().position(|segment| *segment == to) {
+            self.given_back.remove(place);
+            self.given_back_bytes -= to.bytes;
+        }
         self.used.retain(|(segment, _)| *segment != to);
         self.touched = self.touched.max(to.end());
         self.used.push_back((self.cursor.segment, self.cursor.position));
@@ -237,14 +274,18 @@ impl SegmentChain {
     /// A side that has read or written just to the end of a segment has yet to read the jump
     /// there: a segment is released once its end lies before `released`, not at it.
     pub fn released_segment(&mut self, bytes: usize, released: u64) -> Option<LogSegment> {
+        self.free_before(released);
+        let all = self.free.iter().rev().chain(&self.given_back);
+        all.copied().find(|segment| segment.bytes >= needed(bytes))
+    }
+
+    fn free_before(&mut self, released: u64) {
         while let Some((segment, end)) = self.used.front().copied()
             && end < released
         {
             self.used.pop_front();
             self.free.push(segment);
         }
-        let newest = self.free.iter().rev().find(|segment| segment.bytes >= needed(bytes));
-        newest.copied()
     }
 
     /// A segment that was never used, for a frame of this many bytes. `None`: the region has no
@@ -376,6 +417,29 @@ mod tests {
             assert_eq!(memory.receive(&mut read), Some((4000, number)));
         }
         assert!(chain.touched() <= 32 << 10, "{} bytes", chain.touched());
+    }
+
+    #[test]
+    fn memory_that_was_given_back_is_used_again_and_counted() {
+        let (mut memory, mut chain) = (Memory::default(), SegmentChain::new(REGION));
+        let mut read = LogCursor::START;
+        for number in 0..300 {
+            memory.append(&mut chain, 4000, number, 0);
+            memory.receive(&mut read);
+        }
+        let touched = chain.touched();
+        assert_eq!((chain.taken(), chain.needed(0)), (touched, touched));
+        let given_back: usize = chain.give_back(read.position()).iter().map(|it| it.bytes).sum();
+        assert!(given_back >= touched / 2, "{given_back} of {touched}");
+        assert_eq!((chain.taken(), chain.touched()), (touched - given_back, touched));
+        assert_eq!(chain.needed(read.position()), chain.taken());
+        assert_eq!(chain.give_back(read.position()), []);
+        for number in 300..600 {
+            memory.append(&mut chain, 4000, number, read.position());
+            assert_eq!(memory.receive(&mut read), Some((4000, number)));
+        }
+        assert_eq!(chain.touched(), touched, "no new segment");
+        assert!(chain.taken() > touched - given_back);
     }
 
     #[test]

@@ -175,7 +175,9 @@ impl LogTransfer {
     /// # Errors
     /// As [`Self::handle`].
     pub fn position_wanted(&mut self) -> Result<TransferAction, MalformedTransfer> {
-        match self.early.take() {
+        // A contact of an earlier transport may come last.
+        let early = self.early.take_if(|(generation, _)| *generation <= self.generation);
+        match early {
             Some((generation, position)) if generation == self.generation => self.begin(position),
             _ => Ok(TransferAction::Nothing),
         }
@@ -200,7 +202,8 @@ impl LogTransfer {
         match header.kind {
             _ if position > sent => Err(MalformedTransfer("it has more than was sent to it")),
             TransferKind::Resume if is_newer => {
-                self.early = Some((header.generation, position));
+                let newest = self.early.filter(|(generation, _)| *generation > header.generation);
+                self.early = newest.or(Some((header.generation, position)));
                 Ok(TransferAction::Nothing)
             }
             _ if is_newer => Err(MalformedTransfer("it goes on without a beginning")),
@@ -277,6 +280,20 @@ mod tests {
         assert_eq!(transfer.handle_contact(&contact(1)), TransferAction::Resume);
         assert_eq!(transfer.position_wanted(), Ok(TransferAction::SendFrom(64)));
         assert!(transfer.is_flowing());
+    }
+
+    #[test]
+    fn a_position_that_comes_before_two_contacts_is_kept() {
+        let mut transfer = LogTransfer::new(0);
+        for (generation, position) in [(3, 64), (2, 32)] {
+            transfer.handle(&header(TransferKind::Resume, generation), position, 100).unwrap();
+        }
+        for generation in [1, 2] {
+            assert_eq!(transfer.handle_contact(&contact(generation)), TransferAction::Resume);
+            assert_eq!(transfer.position_wanted(), Ok(TransferAction::Nothing));
+        }
+        assert_eq!(transfer.handle_contact(&contact(3)), TransferAction::Resume);
+        assert_eq!(transfer.position_wanted(), Ok(TransferAction::SendFrom(64)));
     }
 
     #[test]

@@ -132,6 +132,13 @@ impl Identity {
         })
     }
 
+    /// Bytes of retained copies beyond which nothing more is copied. Logs of the node take each
+    /// frame at once; the copies of the transport, which are counted as well, must not decide what
+    /// is sent.
+    pub fn retain(&self) -> u64 {
+        if self.has_node_logs() { u64::MAX } else { self.settings.retain }
+    }
+
     /// Whether the processes of this node record messages themselves, in logs of the node.
     pub fn has_node_logs(&self) -> bool {
         self.node_logs.is_some()

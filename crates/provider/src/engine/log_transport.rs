@@ -38,8 +38,13 @@ use crate::sink::{Counters, Sink};
 const IN_FLIGHT_MAX: usize = 64;
 /// Messages of at most this many bytes are copied, so that they leave at once.
 const INJECT_BYTES_MAX: usize = 4096;
+/// Bytes of a log that are sent beyond what the other process is known to have. Short messages
+/// overtake a long one meanwhile, and wait for it there.
+const WINDOW_BYTES: u64 = 16 << 20;
 /// A process says what it has received after this many bytes, unless it is asked.
 const CONFIRMED_BYTES: u64 = 1 << 20;
+/// Polls between two looks for processes that cannot be reached.
+const POLLS_PER_LOOK: u32 = 64;
 /// Buffers for arriving messages.
 const BUFFERS: usize = 4;
 /// Bytes of a buffer.
@@ -70,6 +75,8 @@ struct RemoteTransfer {
     /// The positions of messages under way; each message begins with its own.
     slots: Box<[u64; IN_FLIGHT_MAX]>,
     free_slots: Vec<usize>,
+    /// This transport cannot reach the other one any more.
+    is_lost: bool,
     /// Arrived bytes that the other process does not know of.
     unconfirmed: u64,
     /// Arrived messages that lie behind one that is still under way.
@@ -88,6 +95,7 @@ impl RemoteTransfer {
             round: 0,
             slots: Box::new([0; IN_FLIGHT_MAX]),
             free_slots: (0..IN_FLIGHT_MAX).collect(),
+            is_lost: false,
             unconfirmed: 0,
             early: BTreeMap::new(),
             owed: None,
@@ -112,8 +120,10 @@ pub(super) struct LogTransport {
     remotes: Vec<RemoteTransfer>,
     /// The places of the processes in `remotes`.
     places: BTreeMap<usize, usize>,
-    /// When this transport is replaced, because it cannot reach the process at this place.
-    replace_at: Option<(Instant, usize)>,
+    /// When this transport is replaced, because it cannot reach some process.
+    replace_at: Option<Instant>,
+    /// Polls until it is looked for processes that cannot be reached.
+    polls_left: u32,
     /// Time from the failure to that.
     pause: Duration,
     asked: Instant,
@@ -135,6 +145,7 @@ impl LogTransport {
             remotes: Vec::new(),
             places: BTreeMap::new(),
             replace_at: None,
+            polls_left: 0,
             pause: REPLACE_TIME_MIN,
             asked: Instant::now(),
         })
@@ -178,9 +189,10 @@ impl LogTransport {
                 Err(error) => self.handle_sent(error.op_context, Err(error.err), logs),
             }
         }
+        self.find_lost();
         self.send_owed(logs)?;
         self.send(logs)?;
-        if self.replace_at.is_some_and(|(at, _)| Instant::now() >= at) {
+        if self.replace_at.is_some_and(|at| Instant::now() >= at) {
             self.replace(logs)?;
         }
         Ok(())
@@ -215,7 +227,8 @@ impl LogTransport {
         };
         while let Some(slot) = remote.free_slots.last().copied() {
             let (position, frames) = logs.next_frames(process)?;
-            if frames.is_empty() {
+            let ahead = position.saturating_sub(remote.transfer.confirmed());
+            if frames.is_empty() || ahead > WINDOW_BYTES {
                 return Ok(());
             }
             remote.slots[slot] = position;
@@ -264,13 +277,34 @@ impl LogTransport {
 
     #[cold]
     fn schedule_replacement(&mut self, place: usize, errno: i32) {
-        let remote = &self.remotes[place];
-        if remote.transfer.has_ended() || self.replace_at.is_some() {
+        let remote = &mut self.remotes[place];
+        if remote.transfer.has_ended() || std::mem::replace(&mut remote.is_lost, true) {
             return;
         }
         let error = io::Error::from_raw_os_error(errno);
         log!(Info, "process {} cannot be reached: {error}", remote.process);
-        self.replace_at = Some((Instant::now() + self.pause, place));
+        let pause = self.pause;
+        self.replace_at.get_or_insert_with(|| Instant::now() + pause);
+    }
+
+    /// Looks now and then for processes that the endpoint has given up: a message that was copied
+    /// does not say so.
+    #[inline]
+    fn find_lost(&mut self) {
+        self.polls_left = self.polls_left.checked_sub(1).unwrap_or(POLLS_PER_LOOK);
+        if self.polls_left == 0 {
+            self.look_for_lost();
+        }
+    }
+
+    #[cold]
+    fn look_for_lost(&mut self) {
+        for place in 0..self.remotes.len() {
+            let number = self.remotes[place].number;
+            if let Some(errno) = number.and_then(|number| self.carriage.failure(number)) {
+                self.schedule_replacement(place, errno);
+            }
+        }
     }
 
     // --- contacts
@@ -339,8 +373,8 @@ impl LogTransport {
         remote.round += 1;
         remote.free_slots = (0..IN_FLIGHT_MAX).collect();
         remote.early.clear();
-        (remote.owed, remote.unconfirmed) = (None, 0);
-        if self.replace_at.is_some_and(|(_, lost)| lost == place) {
+        (remote.owed, remote.unconfirmed, remote.is_lost) = (None, 0, false);
+        if self.remotes.iter().all(|remote| !remote.is_lost) {
             self.replace_at = None;
         }
     }
@@ -392,6 +426,8 @@ impl LogTransport {
             }
             TransferAction::Nothing if header.kind == TransferKind::Received => {
                 let confirmed = remote.transfer.confirmed();
+                // There may be room in the window.
+                logs.note_unsent();
                 logs.confirm(process, confirmed)
             }
             action => self.act(place, action, logs),
@@ -422,7 +458,8 @@ impl LogTransport {
         let remote = &mut self.remotes[place];
         let process = remote.process;
         let arrived = logs.arrived(process)?;
-        if position > arrived && remote.early.len() < IN_FLIGHT_MAX {
+        let early_max = WINDOW_BYTES + TRANSFER_BYTES_MAX as u64;
+        if position > arrived && position - arrived <= early_max {
             remote.early.insert(position, frames.to_vec());
             return Ok(());
         }
@@ -472,6 +509,8 @@ impl LogTransport {
             match self.carriage.send(number, header, pieces, context, true) {
                 Ok(()) => {
                     remote.owed = None;
+                    // Frames have waited for that.
+                    logs.note_unsent();
                     if kind != TransferKind::Query {
                         remote.unconfirmed = 0;
                     }
@@ -494,9 +533,16 @@ impl LogTransport {
             remote.transfer.close();
             remote.first_generation = 0;
         }
-        (self.carriage, self.generation) = open_carriage(logs, self.process)?;
-        self.contacts_seen = None;
         self.pause = (2 * self.pause).min(REPLACE_TIME_MAX);
+        match open_carriage(logs, self.process) {
+            Ok(opened) => (self.carriage, self.generation) = opened,
+            Err(error) => {
+                log!(Warn, "no other endpoint can be opened for other nodes yet: {error}");
+                self.replace_at = Some(Instant::now() + self.pause);
+                return Ok(());
+            }
+        }
+        self.contacts_seen = None;
         log!(Info, "the transport between nodes begins again");
         Ok(())
     }
@@ -538,6 +584,12 @@ impl Carriage {
     fn poll(&mut self) {
         self.engine.poll_state.note_time(&mut self.engine.connections.data);
         self.engine.poll();
+    }
+
+    /// Why the endpoint has given up a peer, if it has.
+    fn failure(&mut self, number: FiAddr) -> Option<i32> {
+        let peer = self.engine.connections.data.peer_of(number).ok()?;
+        self.engine.connections.data.core.channel(peer).failed()
     }
 
     /// Gives up a peer, and all that is under way to it.
@@ -598,7 +650,7 @@ impl Carriage {
 
 /// Opens an endpoint with the next generation of this process, and makes it known.
 fn open_carriage(logs: &NodeLogs, process: u16) -> io::Result<(Carriage, u32)> {
-    let generation = logs.contact(usize::from(process)).map_or(1, |own| own.generation + 1);
+    let generation = logs.generation(usize::from(process)) + 1;
     let queue = Arc::new(Queue::new(EntryFormat::Tagged, 0));
     let av = Arc::new(Av::with_capacity(0));
     let sink = Sink {

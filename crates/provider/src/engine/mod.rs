@@ -267,7 +267,7 @@ impl Engine {
             peers: PeerTable::new(setup.av, setup.own_format),
             links: LinkTable::new(StatisticsSlot::take()),
             pending: PendingPeers::default(),
-            buffers: ReceiveBuffers::new(settings.retain),
+            buffers: ReceiveBuffers::new(identity.retain()),
             datagrams: settings
                 .datagrams
                 .map(|congestion| Box::new(Datagrams::new(congestion, settings.integrity))),

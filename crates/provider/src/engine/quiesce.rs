@@ -94,8 +94,12 @@ impl Engine {
         message: ResumeMessage,
         standing: LogPosition,
         has_page: bool,
-        logs: Option<ClosedLogs>,
+        mut logs: Option<ClosedLogs>,
     ) {
+        // Other threads go on as soon as the record is there.
+        if let Some(Err(error)) = logs.as_mut().map(ClosedLogs::take_addresses) {
+            end_process(&format!("the logs of its node cannot be opened: {error}"));
+        }
         let ResumeMessage { incarnation, kept, files, .. } = message;
         let mut files = files.into_iter();
         let is_same = self.connections.data.own.introduction.incarnation == incarnation;

@@ -9,6 +9,7 @@ use std::io;
 use std::time::Instant;
 
 use landbridge_drive::link::node_log::NodeLogs;
+use landbridge_proto::log::contact::Contact;
 use rustix::event::epoll::EventFlags;
 
 use super::carrier::Carrier;
@@ -16,7 +17,7 @@ use super::connections::Connections;
 use super::event_token::{EventToken, watch};
 use super::log_transport::LogTransport;
 use super::recorded_uplink::end_process;
-use super::{Engine, FLUSH_TIME_MAX, FLUSH_TIME_USUAL, PARK_MILLIS};
+use super::{Engine, FLUSH_TIME_USUAL, PARK_MILLIS};
 use crate::log;
 
 impl Connections {
@@ -50,7 +51,12 @@ impl OtherNodes {
         let (own, size) = (connections.data.own.address, connections.data.identity.size);
         let Some(logs) = connections.node_logs() else { return };
         self.has_logs = true;
-        self.has_ended = logs.contact(own.index() as usize).is_some_and(|own| own.has_ended());
+        self.has_ended = logs.generation(own.index() as usize) == Contact::ENDED;
+        if self.has_ended {
+            // An earlier incarnation may have been killed before its agent knew.
+            logs.write_contact(&Contact::ended());
+            logs.ring_agent();
+        }
         // Of the ranks with which it has begun; or of any, if it was spawned.
         if (0..size as usize).any(|process| !logs.is_local(process)) {
             self.open_transport(connections);
@@ -105,6 +111,12 @@ impl OtherNodes {
         self.transport = None;
     }
 
+    /// Whether frames of other nodes may arrive.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.transport.is_some()
+    }
+
     /// Receives frames of other nodes, and sends frames to them.
     #[inline]
     pub fn progress(&mut self, connections: &mut Connections) {
@@ -129,8 +141,8 @@ impl OtherNodes {
         transport.send(logs).unwrap_or_else(|error| end_transport(&error));
     }
 
-    /// Waits until every process of another node has what was sent to it, since nobody else sends
-    /// it when this process has ended.
+    /// Waits until every process of another node has what was sent to it, however long that takes,
+    /// since nobody else sends it when this process has ended.
     pub fn finish(&mut self, connections: &mut Connections) {
         let start = Instant::now();
         let mut has_warned = false;
@@ -145,9 +157,6 @@ impl OtherNodes {
             if !has_warned && start.elapsed() > FLUSH_TIME_USUAL {
                 has_warned = true;
                 log!(Warn, "closing waits until a peer has received what was sent to it");
-            }
-            if start.elapsed() > FLUSH_TIME_MAX {
-                break log!(Warn, "closed although a peer has not received what was sent to it");
             }
             transport.engine().park(PARK_MILLIS);
         }

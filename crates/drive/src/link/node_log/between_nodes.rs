@@ -21,7 +21,7 @@ use rustix::net::{SendFlags, sendto};
 use super::NodeLogs;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
 use super::open_logs::no_such_process;
-use super::pair_releases::PairReleases;
+use super::pair_releases::{FileWords, PairReleases};
 use super::window::foreign;
 
 /// Most bytes of frames in one message to another node. A frame of the greatest length fits.
@@ -96,6 +96,8 @@ impl NodeLogs {
         }
         let own = self.open.owner.process;
         self.open.check_kept(process, own, arrivals.cursor())?;
+        // What the other process has confirmed since is looked for from there on.
+        self.open.check_kept(own, process, &confirmed)?;
         let log = self.open.window.log(log_at(process, own))?;
         let arrivals = LogWriter::new(log, arrivals);
         let Some(target) = self.open.writers.get(process) else { return Err(foreign()) };
@@ -128,6 +130,11 @@ impl NodeLogs {
         Contact::parse(&bytes)
     }
 
+    /// The generation of the newest contact of a process, also if its writer was killed within it.
+    pub fn generation(&self, process: usize) -> u32 {
+        self.open.head.word(contact_at(process) as usize).load(Ordering::Acquire) as u32
+    }
+
     /// Writes this process's own contact.
     pub fn write_contact(&self, contact: &Contact) {
         for (place, word) in contact.emit().chunks_exact(8).enumerate() {
@@ -151,14 +158,11 @@ impl NodeLogs {
     /// The bytes are not whole frames, or the region of the log is full.
     pub fn append_arrived(&mut self, from: usize, mut bytes: &[u8]) -> io::Result<()> {
         let Some(remote) = self.remote.get_mut(from) else { return Err(foreign()) };
-        let touched = remote.arrivals.chain.touched();
+        let taken = remote.arrivals.chain.taken();
         let own = self.open.owner.process;
         let releases = || PairReleases {
-            head: &self.open.head,
-            from,
-            to: own,
+            words: FileWords { head: &self.open.head, from, to: own, confirmed: None },
             is_full: self.is_full,
-            confirmed: None,
             notice: &self.notice,
             own,
         };
@@ -168,7 +172,7 @@ impl NodeLogs {
             let padded = frame.len().next_multiple_of(SLOT_BYTES);
             bytes = bytes.get(padded..).unwrap_or_default();
         }
-        if remote.arrivals.chain.touched() != touched {
+        if remote.arrivals.chain.taken() != taken {
             self.check_memory();
         }
         Ok(())

@@ -79,6 +79,11 @@ impl<T> ByProcess<T> {
     }
 
     /// All, in the order of their places.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
+        self.all.iter_mut().map(|(process, value)| (*process, value))
+    }
+
+    /// All, in the order of their places.
     pub fn into_iter(self) -> impl Iterator<Item = (usize, T)> {
         self.all.into_iter()
     }

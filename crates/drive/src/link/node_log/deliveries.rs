@@ -14,6 +14,9 @@ use landbridge_proto::log::layout::DELIVERIES_BYTES;
 
 use super::window::Mapped;
 
+/// Bytes of the ring that are kept when it is full.
+const KEPT_BYTES: u64 = (DELIVERIES_BYTES - DELIVERIES_BYTES / 8) as u64;
+
 /// How far the deliveries of a process have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeliveryCursor {
@@ -49,7 +52,9 @@ pub(super) struct Deliveries {
 
 impl Deliveries {
     /// The deliveries in `ring`, from `cursor` on. `end`: the control word.
-    pub fn new(ring: Mapped, cursor: DeliveryCursor, end: &AtomicU64) -> Deliveries {
+    pub fn new(mut ring: Mapped, cursor: DeliveryCursor, end: &AtomicU64) -> Deliveries {
+        // What was released before takes no memory.
+        ring.begin_preparing(cursor.position as usize % DELIVERIES_BYTES);
         Deliveries {
             ring,
             cursor,
@@ -133,28 +138,31 @@ impl Deliveries {
         self.cursor.position - self.released
     }
 
-    /// Gives up what the full ring holds. The agent, which gives back pages, sees this, or is seen.
+    /// Gives up the oldest part of the full ring, so that bytes up to `next` have room. The agent,
+    /// which gives back pages, sees this, or is seen.
     #[cold]
-    fn discard(&mut self, words: &DeliveryWords<'_>) {
-        words.discarded.store(self.cursor.position, Ordering::Release);
+    fn discard(&mut self, next: u64, words: &DeliveryWords<'_>) {
+        let discarded = next - KEPT_BYTES;
+        words.discarded.store(discarded, Ordering::Release);
         fence(Ordering::SeqCst);
         while words.punched.load(Ordering::Acquire) != 0 {
             std::thread::yield_now();
         }
-        self.released = self.cursor.position;
+        self.released = discarded;
     }
 
-    /// Writes the delivery of this poll.
+    /// Writes the delivery of this poll; returns the number of its frames.
     #[inline]
-    pub fn write(&mut self, polls: u64, micros: u64, words: &DeliveryWords<'_>) {
+    pub fn write(&mut self, polls: u64, micros: u64, words: &DeliveryWords<'_>) -> u64 {
         (self.pending.polls, self.pending.micros) = (polls, micros);
+        let frames = self.pending.frames().into();
         self.encoded.clear();
         self.pending.emit(&mut self.encoded);
         self.pending.runs.clear();
         let position = self.cursor.position;
         let next = position + self.encoded.len() as u64;
         if next - self.released > DELIVERIES_BYTES as u64 {
-            self.discard(words);
+            self.discard(next, words);
         }
         let at = position as usize % DELIVERIES_BYTES;
         let (first, second) = self.encoded.split_at(self.encoded.len().min(DELIVERIES_BYTES - at));
@@ -164,5 +172,6 @@ impl Deliveries {
         (self.cursor.position, self.replayed_end) = (next, next);
         self.cursor.number += 1;
         words.end.store(next, Ordering::Release);
+        frames
     }
 }

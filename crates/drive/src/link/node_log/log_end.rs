@@ -21,8 +21,12 @@ pub(super) trait Releases {
     /// The position before which no incarnation needs anything.
     fn released(&self) -> u64;
 
-    /// A position before which the log may be given up, because memory is full: 0 if it is not.
+    /// A position before which the log may be given up, because memory is full: what was given up
+    /// before, if it is not.
     fn discarded(&self) -> u64;
+
+    /// As [`Self::discarded`], because the region of the log is full.
+    fn discarded_at_once(&self) -> u64;
 }
 
 /// A frame is another one than an earlier incarnation has sent: the content of the [`io::Error`].
@@ -54,7 +58,7 @@ impl LogWriter {
     }
 
     /// Appends a frame, or compares it with the frame that an earlier incarnation has appended.
-    /// `releases`: up to where segments may be used again.
+    /// `releases`: up to where segments may be used again. Returns whether the frame is new.
     ///
     /// # Errors
     /// The frame differs from the earlier one, or the log is full.
@@ -64,27 +68,27 @@ impl LogWriter {
         front: &[u8],
         payload: &[IoSlice<'_>],
         releases: impl Releases,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let bytes = front.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
         assert!(bytes <= FRAME_BYTES_MAX && front.len() >= HEADER_BYTES);
-        loop {
+        let is_new = loop {
             let cursor = *self.chain.cursor();
             let word = self.log.word(cursor.at()).load(Ordering::Acquire);
             match cursor.read(word, LOG_BYTES).map_err(impossible)? {
                 Announcement::Nothing if cursor.has_room(bytes) => {
                     self.write(&cursor, bytes, front, payload);
-                    break;
+                    break true;
                 }
                 Announcement::Nothing => self.begin_segment(&cursor, bytes, &releases)?,
                 Announcement::Jump(to) => self.chain.jump(to),
                 Announcement::Frame(before) => {
                     self.compare(&cursor, front, payload, (before, bytes))?;
-                    break;
+                    break false;
                 }
             }
-        }
+        };
         self.chain.pass(bytes);
-        Ok(())
+        Ok(is_new)
     }
 
     #[inline]
@@ -109,6 +113,7 @@ impl LogWriter {
             .released_segment(bytes, releases.released())
             .or_else(|| self.chain.released_segment(bytes, releases.discarded()))
             .or_else(|| self.chain.new_segment(bytes))
+            .or_else(|| self.chain.released_segment(bytes, releases.discarded_at_once()))
             .ok_or_else(|| full("a log of its messages"))?;
         self.log.prepare(to.end());
         self.log.word(to.start()).store(0, Ordering::Relaxed);
@@ -139,6 +144,18 @@ impl LogWriter {
             is: std::iter::once(front).chain(pieces).collect::<Vec<_>>().concat(),
         };
         Err(io::Error::new(io::ErrorKind::InvalidData, other))
+    }
+
+    /// Gives back the memory of released segments. `released`: the position before which nothing is
+    /// needed any more. Nothing is given back before this writer has come to the end of the log: an
+    /// earlier incarnation may have used these segments again.
+    pub fn give_back(&mut self, released: u64) {
+        if !matches!(self.next(self.chain.cursor()), Ok(Announcement::Nothing)) {
+            return;
+        }
+        for segment in self.chain.give_back(released) {
+            self.log.give_back(segment.start(), segment.end());
+        }
     }
 
     /// Frames from the beginning of the log to the last one that an earlier incarnation has

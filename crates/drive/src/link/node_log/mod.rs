@@ -37,7 +37,7 @@ mod by_process;
 mod deliveries;
 mod log_end;
 mod open_logs;
-mod pair_releases;
+pub mod pair_releases;
 mod window;
 
 use std::cell::Cell;
@@ -46,10 +46,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
 use landbridge_proto::log::contact::agent_bell;
+use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
+    AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
     DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, SOURCES_AT,
-    SOURCES_CHANGED_AT, TARGETS_AT, report_at,
+    SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -63,10 +64,11 @@ use between_nodes::RemoteLogs;
 pub use between_nodes::TRANSFER_BYTES_MAX;
 use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
+use log_end::LogWriter;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process, not_kept};
-use pair_releases::PairReleases;
-use window::{Window, WindowAddress};
+use pair_releases::{FileWords, PairReleases};
+use window::{Mapped, Window, WindowAddress};
 
 /// Numbers of descriptors from here on do not change the numbers that the program sees.
 const LOWEST_FD: i32 = 512;
@@ -78,10 +80,13 @@ const COUNTED_BYTES: u64 = 1 << 20;
 
 /// The logs of a process that has not opened the agent's file: how far they have come, for each
 /// process with which it has exchanged something.
+#[derive(Clone)]
 pub struct ClosedLogs {
     owner: LogOwner,
     /// Where the file was mapped, if it was.
     address: Option<WindowAddress>,
+    /// The addresses are taken again.
+    has_addresses: bool,
     /// Most processes with which this one can exchange something.
     peers_max: usize,
     writers: Vec<(usize, SegmentChain)>,
@@ -111,6 +116,7 @@ impl ClosedLogs {
         Ok(ClosedLogs {
             owner: LogOwner { process, job: job.to_vec(), bytes_max },
             address: None,
+            has_addresses: false,
             peers_max,
             writers: Vec::new(),
             readers: Vec::new(),
@@ -118,6 +124,24 @@ impl ClosedLogs {
             deliveries: DeliveryCursor::default(),
             turn: 0,
         })
+    }
+
+    /// Has the logs opened at other addresses than before. Only the program of a real process sees
+    /// its addresses.
+    pub fn elsewhere(self) -> ClosedLogs {
+        ClosedLogs { address: None, ..self }
+    }
+
+    /// Takes the addresses where the file was mapped, before other threads of the process go on.
+    ///
+    /// # Errors
+    /// Something lies there.
+    pub fn take_addresses(&mut self) -> io::Result<()> {
+        if let Some(address) = self.address {
+            address.take()?;
+            self.has_addresses = true;
+        }
+        Ok(())
     }
 
     /// Opens the logs in the agent's file. What earlier incarnations have sent and delivered from
@@ -130,10 +154,14 @@ impl ClosedLogs {
         let ClosedLogs { owner, writers, readers, remote, deliveries, turn, .. } = self;
         let mut window = match self.address {
             None => Window::new(file, LOGS_PER_PEER * self.peers_max)?,
-            Some(address) => Window::again(address, file)?,
+            Some(address) => {
+                if !self.has_addresses {
+                    address.take()?;
+                }
+                Window::at(address, file)?
+            }
         };
         let head = window.head()?;
-        let bell = head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed);
         let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT);
         if discarded.load(Ordering::Acquire) > deliveries.position {
             return Err(not_kept());
@@ -142,7 +170,7 @@ impl ClosedLogs {
         let deliveries = Deliveries::new(window.deliveries(owner.process)?, deliveries, end);
         let count = deliveries.count()?;
         let mut logs = NodeLogs {
-            doorbell: Doorbell::new(&owner, bell)?,
+            doorbell: Doorbell::new(&owner, &head)?,
             counts: EarlierCounts { sent: 0, deliveries: count },
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
@@ -166,6 +194,8 @@ impl ClosedLogs {
         logs.open_earlier()?;
         let sent = logs.open.writers.iter().map(|(_, target)| target.log.frames());
         logs.counts.sent = sent.sum::<io::Result<u64>>()?;
+        logs.open.count_word(LogCount::SentFrames).store(logs.counts.sent, Ordering::Relaxed);
+        logs.open.count_word(LogCount::Deliveries).store(count, Ordering::Relaxed);
         Ok(logs)
     }
 }
@@ -177,12 +207,16 @@ struct Doorbell {
 }
 
 impl Doorbell {
-    /// `agent`: the number of the agent's bell.
-    fn new(owner: &LogOwner, agent: u64) -> io::Result<Doorbell> {
+    /// `head`: the words that the agent uses as well.
+    fn new(owner: &LogOwner, head: &Mapped) -> io::Result<Doorbell> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, LOWEST_FD).unwrap_or(socket);
-        bind(&socket, &bell_of(owner, owner.process)?)?;
+        let number = head.word(owner.control() + BELL_AT);
+        let next = number.load(Ordering::Relaxed) + 1;
+        bind(&socket, &bell_of(owner, owner.process, next)?)?;
+        number.store(next, Ordering::Release);
+        let agent = head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed);
         let agent = SocketAddrUnix::new_abstract_name(&agent_bell(&owner.job, agent))?;
         Ok(Doorbell { socket, agent })
     }
@@ -243,6 +277,7 @@ impl NodeLogs {
         ClosedLogs {
             owner: self.open.owner,
             address: Some(self.open.window.address()),
+            has_addresses: false,
             peers_max: self.peers_max,
             writers: writers.collect(),
             readers: readers.collect(),
@@ -277,7 +312,9 @@ impl NodeLogs {
             _ if self.open.writers.contains(to) => Ok(()),
             _ if self.open.is_local(to) => self.open.open_writer(to, SegmentChain::new(LOG_BYTES)),
             _ => self.open_other_node(to),
-        }
+        }?;
+        self.check_memory();
+        Ok(())
     }
 
     // --- frames
@@ -293,19 +330,15 @@ impl NodeLogs {
             self.open_target(to)?;
         }
         let Some(target) = self.open.writers.get_mut(to) else { return Err(no_such_process(to)) };
-        let touched = target.log.chain.touched();
+        let taken = target.log.chain.taken();
         let confirmed = || self.remote.get(to).map(|remote| remote.confirmed.position());
-        let releases = PairReleases {
-            head: &self.open.head,
-            from: self.open.owner.process,
-            to,
-            is_full: self.is_full,
-            confirmed: if target.is_remote { confirmed() } else { None },
-            notice: &self.notice,
-            own: self.open.owner.process,
-        };
-        target.log.append(front, payload, releases)?;
-        let (has_grown, is_remote) = (target.log.chain.touched() != touched, target.is_remote);
+        let own = self.open.owner.process;
+        let confirmed = if target.is_remote { confirmed() } else { None };
+        let words = FileWords { head: &self.open.head, from: own, to, confirmed };
+        let releases = PairReleases { words, is_full: self.is_full, notice: &self.notice, own };
+        let is_new = target.log.append(front, payload, releases)?;
+        let (has_grown, is_remote) = (target.log.chain.taken() != taken, target.is_remote);
+        self.open.count(LogCount::SentFrames, is_new.into());
         if has_grown {
             self.check_memory();
         }
@@ -314,12 +347,8 @@ impl NodeLogs {
             return Ok(());
         }
         fence(Ordering::SeqCst);
-        if self.open.parked(to).load(Ordering::Relaxed) != 0 {
-            self.open
-                .writers
-                .get(to)
-                .into_iter()
-                .for_each(|target| self.doorbell.ring(&target.bell));
+        if self.open.parked(to).load(Ordering::Acquire) != 0 {
+            self.doorbell.ring(&self.open.bell(to)?);
         }
         Ok(())
     }
@@ -330,25 +359,16 @@ impl NodeLogs {
     fn check_memory(&mut self) {
         let released = self.open.owner.control() + DELIVERIES_RELEASED_AT;
         self.deliveries.note_release(|known| self.open.head.release(released, known));
-        let arrivals = self.remote.iter().map(|(_, remote)| &remote.arrivals);
-        let own = self.open.writers.iter().map(|(_, target)| &target.log);
-        let logs: usize = own.chain(arrivals).map(|writer| writer.chain.touched()).sum();
-        let taken = logs as u64 + self.deliveries.bytes();
-        self.is_full = taken > self.open.owner.bytes_max;
-        if taken > self.open.owner.bytes_max / 2 {
-            self.ask_for_images();
+        let (bytes_max, deliveries) = (self.open.owner.bytes_max, self.deliveries.bytes());
+        let mut memory = log_memory(self, false);
+        if memory.taken + deliveries > bytes_max {
+            memory = log_memory(self, true);
         }
-    }
-
-    /// Asks the agent for images of this process, and of that of this node whose log from here is
-    /// the longest: a log is released up to what both cover.
-    fn ask_for_images(&self) {
-        let local = self.open.writers.iter().filter(|(_, target)| !target.is_remote);
-        let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
-        let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
-        let at = self.open.owner.control() + IMAGES_WANTED_AT;
-        self.open.head.word(at).store(wanted, Ordering::Release);
-        self.ring_agent();
+        self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
+        self.is_full = memory.taken + deliveries > bytes_max;
+        if memory.needed + deliveries > bytes_max / 2 || memory.longest > LOG_BYTES as u64 / 2 {
+            ask_for_images(self);
+        }
     }
 
     /// A process whose log to this one, or from it, was discarded since this was asked, because
@@ -440,7 +460,11 @@ impl NodeLogs {
             discarded: self.open.head.word(control + DELIVERIES_DISCARDED_AT),
             punched: self.open.head.word(control + DELIVERIES_PUNCHED_AT),
         };
-        self.deliveries.write(polls, micros, &words);
+        let frames = self.deliveries.write(polls, micros, &words);
+        self.open.count(LogCount::Deliveries, 1);
+        self.open.count(LogCount::DeliveredFrames, frames);
+        self.open.count(LogCount::Polls, polls);
+        self.open.count(LogCount::Micros, micros);
         if self.deliveries.cursor.position / COUNTED_BYTES != before / COUNTED_BYTES {
             self.check_memory();
         }
@@ -449,7 +473,7 @@ impl NodeLogs {
     /// Announces that this process will sleep on [`Self::fd`] until a frame arrives. Returns false
     /// if one has arrived: the caller must not sleep.
     pub fn prepare_park(&mut self) -> bool {
-        self.open.parked(self.open.owner.process).store(1, Ordering::Relaxed);
+        self.open.parked(self.open.owner.process).store(1, Ordering::Release);
         fence(Ordering::SeqCst);
         matches!(self.peek(), Ok(None))
     }
@@ -470,6 +494,54 @@ impl NodeLogs {
         let flags = rustix::net::RecvFlags::DONTWAIT;
         while recv(&self.doorbell.socket, &mut bytes[..], flags).is_ok() {}
     }
+}
+
+/// Memory of the logs that a process writes, in bytes.
+#[derive(Default)]
+struct LogMemory {
+    taken: u64,
+    /// The part that is not released.
+    needed: u64,
+    /// The part of the longest log that is not released.
+    longest: u64,
+}
+
+impl LogMemory {
+    fn add(&mut self, log: &mut LogWriter, released: u64, gives_back: bool) {
+        if gives_back {
+            log.give_back(released);
+        }
+        let needed = log.chain.needed(released) as u64;
+        self.taken += log.chain.taken() as u64;
+        self.needed += needed;
+        self.longest = self.longest.max(needed);
+    }
+}
+
+/// The memory of all logs that a process writes. `gives_back`: that of released segments is given
+/// back first.
+fn log_memory(logs: &mut NodeLogs, gives_back: bool) -> LogMemory {
+    let own = logs.open.owner.process;
+    let released = |from, to| logs.open.head.release(release_at(from, to) as usize, 0);
+    let mut memory = LogMemory::default();
+    for (to, target) in logs.open.writers.iter_mut() {
+        memory.add(&mut target.log, released(own, to), gives_back);
+    }
+    for (from, remote) in logs.remote.iter_mut() {
+        memory.add(&mut remote.arrivals, released(from, own), gives_back);
+    }
+    memory
+}
+
+/// Asks the agent for images of this process, and of that of this node whose log from here is
+/// the longest: a log is released up to what both cover.
+fn ask_for_images(logs: &NodeLogs) {
+    let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
+    let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
+    let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
+    let at = logs.open.owner.control() + IMAGES_WANTED_AT;
+    logs.open.head.word(at).store(wanted, Ordering::Release);
+    logs.ring_agent();
 }
 
 /// What an image of this process covers.

@@ -5,20 +5,26 @@
 //! does not look for.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
-    LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
-    consumed_at, control_at, discarded_at, log_at,
+    BELL_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
+    control_at, discarded_at, log_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::net::SocketAddrUnix;
 
 use super::by_process::ByProcess;
 use super::log_end::{LogReader, LogWriter};
+use super::pair_releases::{FileWords, PairWords, begin_reading};
 use super::window::{Mapped, Window};
 
+/// How often a reader looks whether what it begins with is kept.
+const BEGINS_MAX: u32 = 1000;
+
 /// Whose logs these are.
+#[derive(Clone)]
 pub(super) struct LogOwner {
     pub process: usize,
     /// Name of the job, which the doorbells bear.
@@ -37,7 +43,6 @@ impl LogOwner {
 /// A process to which this one sends.
 pub(super) struct LogTarget {
     pub log: LogWriter,
-    pub bell: SocketAddrUnix,
     pub is_remote: bool,
 }
 
@@ -69,14 +74,26 @@ impl OpenLogs {
     pub fn open_writer(&mut self, to: usize, chain: SegmentChain) -> io::Result<()> {
         self.check_kept(self.owner.process, to, chain.cursor())?;
         let log = self.window.log(log_at(self.owner.process, to))?;
-        let bell = bell_of(&self.owner, to)?;
         let is_remote = !self.is_local(to);
         self.head.add_to_set(self.owner.control() + TARGETS_AT, to);
         if !is_remote {
             self.announce(self.owner.process, to);
         }
-        self.writers.insert(to, LogTarget { log: LogWriter::new(log, chain), bell, is_remote });
+        self.writers.insert(to, LogTarget { log: LogWriter::new(log, chain), is_remote });
         Ok(())
+    }
+
+    /// Adds to a number of this process, of which nobody else writes.
+    #[inline]
+    pub fn count(&self, count: LogCount, more: u64) {
+        let word = self.count_word(count);
+        word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
+    /// The word of a number of this process.
+    #[inline]
+    pub fn count_word(&self, count: LogCount) -> &AtomicU64 {
+        self.head.word(self.owner.control() + count.at())
     }
 
     /// Makes known that a log may be written.
@@ -88,10 +105,18 @@ impl OpenLogs {
     }
 
     pub fn open_reader(&mut self, from: usize, cursor: LogCursor) -> io::Result<usize> {
-        // A writer that has not seen this does not discard the log, and otherwise is seen.
-        self.note_consumed(from, cursor.position());
-        fence(Ordering::SeqCst);
-        self.check_kept(from, self.owner.process, &cursor)?;
+        let to = self.owner.process;
+        let words = FileWords { head: &self.head, from, to, confirmed: None };
+        let begins = || begin_reading(&words, cursor.position());
+        // A writer that was about to discard the log takes that back once it sees this reader.
+        let mut attempts = 0;
+        while !begins() {
+            attempts += 1;
+            if attempts == BEGINS_MAX {
+                return Err(not_kept());
+            }
+            std::thread::yield_now();
+        }
         let log = self.window.log(log_at(from, self.owner.process))?;
         Ok(self.readers.insert(from, LogReader::new(log, cursor)))
     }
@@ -99,8 +124,8 @@ impl OpenLogs {
     /// Says up to where this incarnation has a log.
     #[cold]
     pub fn note_consumed(&self, from: usize, position: u64) {
-        let at = consumed_at(from, self.owner.process) as usize;
-        self.head.word(at).store(position, Ordering::Release);
+        let to = self.owner.process;
+        FileWords { head: &self.head, from, to, confirmed: None }.store_consumed(position);
     }
 
     /// # Errors
@@ -128,6 +153,12 @@ impl OpenLogs {
         Ok(())
     }
 
+    /// The address of the doorbell of a process of this node.
+    pub fn bell(&self, process: usize) -> io::Result<SocketAddrUnix> {
+        let number = self.head.word(control_at(process) as usize + BELL_AT);
+        bell_of(&self.owner, process, number.load(Ordering::Acquire))
+    }
+
     pub fn parked(&self, process: usize) -> &AtomicU32 {
         let word = self.head.word(control_at(process) as usize + PARKED_AT);
         // SAFETY: the lower half of an aligned word that is used as this flag alone.
@@ -140,9 +171,9 @@ impl OpenLogs {
     }
 }
 
-/// The address of a process's doorbell.
-pub(super) fn bell_of(owner: &LogOwner, process: usize) -> io::Result<SocketAddrUnix> {
-    let process = format!("-{process}");
+/// The address of a process's doorbell. `number`: its number.
+pub(super) fn bell_of(owner: &LogOwner, process: usize, number: u64) -> io::Result<SocketAddrUnix> {
+    let process = format!("-{process}-{number}");
     let name = [b"landbridge-", &owner.job[..], process.as_bytes()].concat();
     Ok(SocketAddrUnix::new_abstract_name(&name)?)
 }

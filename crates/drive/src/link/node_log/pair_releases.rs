@@ -16,46 +16,105 @@ use landbridge_proto::log::layout::{consumed_at, discarded_at, release_at};
 use super::log_end::Releases;
 use super::window::Mapped;
 
-pub(super) struct PairReleases<'a> {
+/// The words of a log in the file: of its reader, and of its writer.
+pub trait PairWords {
+    /// Up to where the reader's incarnation has the log.
+    fn load_consumed(&self) -> u64;
+    /// The reader's incarnation has the log up to there.
+    fn store_consumed(&self, position: u64);
+    /// Up to where the writer has discarded the log.
+    fn load_discarded(&self) -> u64;
+    /// The writer discards the log up to there.
+    fn store_discarded(&self, position: u64);
+    /// A sequentially consistent fence.
+    fn fence(&self);
+}
+
+/// An incarnation of the reader begins at this position; returns whether all behind it is kept.
+pub fn begin_reading(words: &impl PairWords, position: u64) -> bool {
+    words.store_consumed(position);
+    words.fence();
+    words.load_discarded() <= position
+}
+
+/// The writer, which has discarded the log up to `before`, discards it up to `consumed`; returns
+/// whether it has: not if the reader has begun again.
+pub fn discard(words: &impl PairWords, before: u64, consumed: u64) -> bool {
+    words.store_discarded(consumed);
+    words.fence();
+    let is_reader_behind = words.load_consumed() < consumed;
+    if is_reader_behind {
+        words.store_discarded(before);
+    }
+    !is_reader_behind
+}
+
+/// The words of the log of one process to another.
+pub(super) struct FileWords<'a> {
     pub head: &'a Mapped,
     pub from: usize,
     pub to: usize,
+    /// Up to where the process of another node has the log, if the reader is one.
+    pub confirmed: Option<u64>,
+}
+
+impl PairWords for FileWords<'_> {
+    fn load_consumed(&self) -> u64 {
+        let word = self.head.word(consumed_at(self.from, self.to) as usize);
+        self.confirmed.unwrap_or_else(|| word.load(Ordering::Acquire))
+    }
+
+    fn store_consumed(&self, position: u64) {
+        let word = self.head.word(consumed_at(self.from, self.to) as usize);
+        word.store(position, Ordering::Release);
+    }
+
+    fn load_discarded(&self) -> u64 {
+        self.head.word(discarded_at(self.from, self.to) as usize).load(Ordering::Acquire)
+    }
+
+    fn store_discarded(&self, position: u64) {
+        let word = self.head.word(discarded_at(self.from, self.to) as usize);
+        word.store(position, Ordering::Release);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+pub(super) struct PairReleases<'a> {
+    pub words: FileWords<'a>,
     /// Memory is full.
     pub is_full: bool,
-    /// Up to where the process of another node has the log, if it is one.
-    pub confirmed: Option<u64>,
     /// Gets the process on the other side of a log that was discarded.
     pub notice: &'a Cell<Option<usize>>,
     pub own: usize,
 }
 
-impl PairReleases<'_> {
-    fn consumed(&self) -> u64 {
-        let word = self.head.word(consumed_at(self.from, self.to) as usize);
-        self.confirmed.unwrap_or_else(|| word.load(Ordering::Acquire))
-    }
-}
-
 impl Releases for PairReleases<'_> {
     fn released(&self) -> u64 {
-        self.head.release(release_at(self.from, self.to) as usize, 0)
+        let FileWords { head, from, to, .. } = self.words;
+        head.release(release_at(from, to) as usize, 0)
     }
 
     #[cold]
     fn discarded(&self) -> u64 {
-        let word = self.head.word(discarded_at(self.from, self.to) as usize);
-        let (before, consumed) = (word.load(Ordering::Relaxed), self.consumed());
-        if !self.is_full || consumed <= before {
-            return before;
+        match self.is_full {
+            true => self.discarded_at_once(),
+            false => self.words.load_discarded().min(self.words.load_consumed()),
         }
-        word.store(consumed, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if self.consumed() < consumed {
-            // The reader has begun again since.
-            word.store(before, Ordering::Release);
-            return before;
+    }
+
+    #[cold]
+    fn discarded_at_once(&self) -> u64 {
+        let (before, consumed) = (self.words.load_discarded(), self.words.load_consumed());
+        if consumed <= before || !discard(&self.words, before, consumed) {
+            // A writer may have been killed before it took back what it was about to discard.
+            return before.min(self.words.load_consumed());
         }
-        self.notice.set(Some(if self.from == self.own { self.to } else { self.from }));
+        let FileWords { from, to, .. } = self.words;
+        self.notice.set(Some(if from == self.own { to } else { from }));
         consumed
     }
 }

@@ -61,15 +61,7 @@ impl Node {
 /// The state that an image of a process holds, in the place of the one that is running. It opens
 /// at other addresses: another test may have taken those of the closed one.
 pub(super) fn copy(closed: &ClosedLogs) -> ClosedLogs {
-    let LogOwner { process, ref job, bytes_max } = closed.owner;
-    ClosedLogs {
-        writers: closed.writers.clone(),
-        readers: closed.readers.clone(),
-        remote: closed.remote.clone(),
-        deliveries: closed.deliveries,
-        turn: closed.turn,
-        ..ClosedLogs::new(process, job, bytes_max, 4).unwrap()
-    }
+    closed.clone().elsewhere()
 }
 
 /// Header and payload of a frame.
@@ -279,6 +271,25 @@ fn an_image_that_was_taken_since_is_enough() {
     assert_eq!(receive(&mut one), None);
 }
 
+#[test]
+fn released_memory_is_given_back_before_anything_is_discarded() {
+    let node = Node::new("given-back", 3);
+    let mut zero = node.begin(0, 7 << 20);
+    let [mut one, mut two] = [1, 2].map(|process| node.begin(process, 1 << 30));
+    for number in 0..2000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    let closed = zero.close();
+    node.release(0, 1, node.report(0).pairs[&1].sent);
+    let mut zero = closed.elsewhere().open(node.file.as_fd()).unwrap();
+    for number in 0..2000_u32 {
+        send(&mut zero, 2, &[number as u8; 1000]).unwrap();
+        assert_eq!(receive(&mut two).unwrap(), [number as u8; 1000]);
+    }
+    assert_eq!(zero.take_discard_notice(), None);
+    assert!(mebibytes(&node) < 10, "{} MiB", mebibytes(&node));
+}
+
 /// A reader that begins again before anything was given up gets everything, however full it is.
 #[test]
 fn what_an_incarnation_reads_is_not_discarded() {
@@ -340,4 +351,12 @@ fn who_sleeps_is_woken() {
     one.unpark();
     one.drain_doorbell();
     assert!(!rings(&one) && receive(&mut one).is_some());
+    // A child of the process has the socket still.
+    let held = one.fd().try_clone_to_owned().unwrap();
+    drop(one);
+    let mut one = node.begin(1, 1 << 30);
+    assert!(receive(&mut one).is_some() && receive(&mut one).is_some() && one.prepare_park());
+    send(&mut zero, 1, b"wake again").unwrap();
+    assert!(rings(&one));
+    drop(held);
 }

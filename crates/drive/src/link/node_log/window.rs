@@ -15,6 +15,8 @@ use landbridge_proto::log::layout::{
 
 /// Pages of a part that are prepared at once at least, in bytes.
 const PREPARED_BYTES: usize = 1 << 20;
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
 /// Descriptors from here on do not change the numbers that the program sees.
 const LOWEST_FD: i32 = 512;
 /// Position of the deliveries in the window, and of the logs.
@@ -35,6 +37,15 @@ unsafe impl Send for WindowAddress {}
 impl WindowAddress {
     fn bytes(self) -> usize {
         LOGS_PLACE + self.logs * LOG_BYTES
+    }
+
+    /// Takes the addresses again, before anybody else does.
+    ///
+    /// # Errors
+    /// Something lies there.
+    pub fn take(self) -> io::Result<()> {
+        let taken = map_nothing(Some(self.start), self.bytes());
+        taken.map(drop).map_err(|error| no_addresses(self, error))
     }
 }
 
@@ -61,17 +72,11 @@ impl Window {
         Window::at(address, file)
     }
 
-    /// Opens the agent's file where it was open before.
+    /// Opens the agent's file at addresses that are taken.
     ///
     /// # Errors
-    /// The file is another one, or something lies at the addresses.
-    pub fn again(address: WindowAddress, file: BorrowedFd<'_>) -> io::Result<Window> {
-        map_nothing(Some(address.start), address.bytes())
-            .map_err(|error| no_addresses(address, error))?;
-        Window::at(address, file)
-    }
-
-    fn at(address: WindowAddress, file: BorrowedFd<'_>) -> io::Result<Window> {
+    /// The file is another one.
+    pub fn at(address: WindowAddress, file: BorrowedFd<'_>) -> io::Result<Window> {
         if rustix::fs::fstat(file)?.st_size as u64 != FILE_BYTES {
             return Err(foreign());
         }
@@ -235,6 +240,21 @@ impl Mapped {
         if end > self.prepared {
             self.prepare_more(end + PREPARED_BYTES);
         }
+    }
+
+    /// Gives back the memory of whole pages, which nobody reads any more.
+    pub fn give_back(&mut self, start: usize, end: usize) {
+        assert!(start <= end && end <= self.bytes);
+        // SAFETY: a part of this mapping. If the kernel refuses, the memory stays.
+        unsafe {
+            let place = self.memory.add(start).as_ptr().cast();
+            libc::madvise(place, end - start, libc::MADV_REMOVE);
+        }
+    }
+
+    /// What lies before this position is not prepared.
+    pub fn begin_preparing(&mut self, at: usize) {
+        self.prepared = at / PAGE_BYTES * PAGE_BYTES;
     }
 
     #[inline]

@@ -1,0 +1,425 @@
+//! Simulated processes that crash and replay from the logs of their senders, under a seed.
+//!
+//! One to three nodes have a memory file each, and two to five processes run on them. The logs are
+//! those of the provider ([`landbridge_drive::link::node_log`]), in real memory; agents, transports
+//! and programs are simulated. Programs ([`process`]) send each other messages of all sizes, and
+//! live polls deliver as many frames as chance has it. Any process may be killed behind any of its
+//! actions, together with others, and while it replays. Transports between nodes end at any moment
+//! and lose what is under way.
+//!
+//! Images of processes are taken at random times. A new incarnation then begins with the newest
+//! image or the one before, and the agents release what the older ones of both sides cover.
+//!
+//! Some processes have so little memory that they discard logs that an incarnation may need. Such
+//! an incarnation must refuse to begin, which ends the job.
+//!
+//! What may never happen: a new incarnation sees other events, or the same events in another order,
+//! than the one before, or sends other frames; a message is lost, duplicated, changed or overtaken
+//! by a later message of its source.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `node` | the memory file of a node, and its agent |
+//! | `network` | transports, and messages between them |
+//! | `process` | a process that may be killed |
+
+mod network;
+mod node;
+mod process;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use landbridge_proto::log::contact::Contact;
+
+use super::random::Random;
+use super::{EventCounts, Violation, require};
+use network::{Network, Transport};
+use node::SimulatedNode;
+use process::{Chance, LoggedProcess, LoggedTask, ProcessImage, ReceivedMessage, StepEnd};
+
+/// Steps of a run at most.
+const STEPS_MAX: usize = 400_000;
+/// Images of a process that are kept at most.
+const IMAGES_MAX: usize = 2;
+/// Memory for the logs of a process, in bytes: enough, and so little that logs are discarded.
+const LOG_MEMORY: u64 = 1 << 30;
+const TIGHT_LOG_MEMORY: u64 = 40_000;
+
+/// A fault that the simulation must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFault {
+    /// A delivery is not noted.
+    UnnotedDelivery,
+    /// Logs are released although the receiver's images need them.
+    ReleasedTooFar,
+}
+
+/// One rank, over all of its incarnations.
+struct LoggedRank {
+    task: LoggedTask,
+    node: usize,
+    running: Option<(LoggedProcess, Transport)>,
+    /// Polls that incarnations have made.
+    polls: u64,
+    /// Events that the furthest incarnation has seen.
+    events: Vec<ReceivedMessage>,
+    /// The newest images, oldest first.
+    images: Vec<ProcessImage>,
+    images_taken: u64,
+    /// Something was released, so no incarnation begins with the program.
+    has_released: bool,
+}
+
+struct LogWorld {
+    random: Random,
+    nodes: Vec<SimulatedNode>,
+    ranks: Vec<LoggedRank>,
+    network: Network,
+    /// Contacts on the way to the agents of other nodes: node, process, contact.
+    contacts: Vec<(usize, usize, Contact)>,
+    bytes_max: u64,
+    kill_permille: u64,
+    image_permille: u64,
+    replace_permille: u64,
+    kills_left: u32,
+    planted: Option<LogFault>,
+    /// A killed process cannot be restarted, so the job has ended.
+    has_ended: bool,
+    counts: EventCounts,
+    trace: bool,
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, trace: bool) -> Result<EventCounts, Violation> {
+    run_with(seed, trace, None)
+}
+
+/// Runs one seed with this fault.
+fn run_with(seed: u64, trace: bool, planted: Option<LogFault>) -> Result<EventCounts, Violation> {
+    let mut world = LogWorld::new(seed, trace, planted).map_err(|error| failed(&error))?;
+    for _ in 0..STEPS_MAX {
+        if world.has_ended {
+            world.counts.count("jobs ended by too little memory");
+            return Ok(world.counts);
+        }
+        if world.is_done() {
+            return Ok(world.counts);
+        }
+        world.step()?;
+    }
+    let states = world.ranks.iter().map(|rank| match &rank.running {
+        Some((process, transport)) => process.state(rank.polls) + &transport.state(&process.logs),
+        None => "killed".to_string(),
+    });
+    Err(Violation(format!("the programs never end: {}", states.collect::<Vec<_>>().join("; "))))
+}
+
+impl LogWorld {
+    fn new(seed: u64, trace: bool, planted: Option<LogFault>) -> io::Result<LogWorld> {
+        // Doorbells have names in the system, which other runs must not have at the same time.
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        let run = RUNS.fetch_add(1, Ordering::Relaxed);
+        let mut random = Random::new(seed);
+        let node_count = random.pick(&[1, 1, 2, 3]);
+        let count = random.within(2..=5) as usize;
+        let mut bytes_max = random.pick(&[10, 500, 3_000, 20_000]);
+        let mut each = random.pick(&[3, 20, 60]).min(400_000 / bytes_max);
+        if planted.is_some() {
+            (bytes_max, each) = (3_000, 60);
+        }
+        let rank = |index: usize| LoggedRank {
+            task: LoggedTask { index, count, each, bytes_max, seed, planted },
+            node: index % node_count,
+            running: None,
+            polls: 0,
+            events: Vec::new(),
+            images: Vec::new(),
+            images_taken: 0,
+            has_released: false,
+        };
+        let ranks: Vec<LoggedRank> = (0..count).map(rank).collect();
+        let node = |number: usize| {
+            let job = format!("sim-{}-{run}-{number}", std::process::id());
+            let local = ranks.iter().filter(|rank| rank.node == number);
+            SimulatedNode::new(job, &local.map(|rank| rank.task.index).collect::<Vec<_>>())
+        };
+        let is_tight = planted.is_none() && seed.is_multiple_of(4);
+        let mut world = LogWorld {
+            nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
+            ranks,
+            network: Network::default(),
+            contacts: Vec::new(),
+            bytes_max: if is_tight { TIGHT_LOG_MEMORY } else { LOG_MEMORY },
+            kill_permille: random.pick(&[1, 5, 20, 100]),
+            image_permille: random.pick(&[0, 1, 10, 100]),
+            replace_permille: random.pick(&[0, 1, 10]),
+            kills_left: random.pick(&[1, 3, 10, 30]),
+            planted,
+            has_ended: false,
+            random,
+            counts: EventCounts::default(),
+            trace,
+        };
+        if planted.is_some() {
+            (world.kill_permille, world.image_permille, world.kills_left) = (20, 50, 30);
+        }
+        Ok(world)
+    }
+
+    fn log_step(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{}", what());
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.running.as_ref().is_some_and(|(it, _)| it.is_done()))
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        let rank = self.random.index(self.ranks.len());
+        match self.ranks[rank].running.is_some() {
+            false if self.random.percent(20) => self.start(rank)?,
+            false => (),
+            true => self.work(rank)?,
+        }
+        if !self.network.is_empty() && self.random.percent(70) {
+            self.deliver_message()?;
+        }
+        if !self.contacts.is_empty() && self.random.percent(30) {
+            self.deliver_contact()?;
+        }
+        Ok(())
+    }
+
+    // --- processes
+
+    fn start(&mut self, rank: usize) -> Result<(), Violation> {
+        let image = self.newest_image(rank);
+        let it = &self.ranks[rank];
+        let node = &self.nodes[it.node];
+        let process = match &image {
+            Some(image) => LoggedProcess::restore(image, node.file()),
+            None => LoggedProcess::begin(it.task, &node.job, self.bytes_max, node.file()),
+        };
+        self.log_step(|| format!("{rank} begins with image {:?}", image.map(|it| it.number)));
+        let process = match process {
+            Ok(process) => process,
+            Err(error) if is_discarded(&error) && self.bytes_max == TIGHT_LOG_MEMORY => {
+                self.has_ended = true;
+                return Ok(());
+            }
+            Err(error) => return Err(failed(&error)),
+        };
+        self.open_transport(rank, process)
+    }
+
+    /// The image with which the next incarnation begins: the newest, or the one before if the
+    /// newest is torn; `None` for a start with the program.
+    fn newest_image(&mut self, rank: usize) -> Option<ProcessImage> {
+        let it = &mut self.ranks[rank];
+        if !it.has_released && self.random.percent(10) {
+            // An older image is of no use any more, and must not be released from.
+            it.images.clear();
+            return None;
+        }
+        if it.images.len() == IMAGES_MAX && self.random.percent(20) {
+            it.images.pop();
+            self.counts.count("images torn");
+        }
+        let image = it.images.last()?;
+        self.counts.count("restores from an image");
+        Some(image.clone())
+    }
+
+    /// Opens the transport of a process, which its agent makes known to other nodes.
+    fn open_transport(&mut self, rank: usize, process: LoggedProcess) -> Result<(), Violation> {
+        let transport = Transport::open(rank, &process.logs);
+        let it = &mut self.ranks[rank];
+        it.running = Some((process, transport));
+        let contact = self.nodes[it.node].contact(rank).map_err(|error| failed(&error))?;
+        let Some(contact) = contact else {
+            return Err(Violation(format!("{rank} has no contact")));
+        };
+        let others = (0..self.nodes.len()).filter(|node| *node != it.node);
+        self.contacts.extend(others.map(|node| (node, rank, contact)));
+        Ok(())
+    }
+
+    fn work(&mut self, rank: usize) -> Result<(), Violation> {
+        let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kill_permille;
+        let chance = Chance {
+            frames_max: self.random.pick(&[0, 1, 1, 2, 10]),
+            micros: self.random.pick(&[0, 0, 0, 1, 500]),
+            dies_after: is_killed.then(|| self.random.below(6) + 1),
+        };
+        let it = &mut self.ranks[rank];
+        let Some((process, transport)) = &mut it.running else { return Ok(()) };
+        let known = it.events.len();
+        let end = process.step(&chance, it.polls)?;
+        if end != (StepEnd::Killed { is_noted: false }) {
+            let seen = process.events();
+            let both = known.min(seen.len());
+            require!(it.events[..both] == seen[..both], "{rank} sees something else");
+            it.events.extend_from_slice(&seen[both..]);
+        }
+        let is_again = process.is_replaying(it.polls);
+        it.polls = it.polls.max(process.polls());
+        if is_killed {
+            let is_between = end == StepEnd::Killed { is_noted: false };
+            return self.kill(rank, is_between, is_again);
+        }
+        transport.progress(&mut process.logs, &mut self.network)?;
+        if process.logs.take_discard_notice().is_some() {
+            self.counts.count("logs discarded");
+        }
+        if self.random.below(1_000) < self.replace_permille {
+            self.replace_transport(rank)?;
+        }
+        let wants_image = self.nodes[self.ranks[rank].node].take_image_wish(rank);
+        let wants_image = wants_image.map_err(|error| failed(&error))? && self.random.percent(30);
+        if !is_again && (wants_image || self.random.below(1_000) < self.image_permille) {
+            self.take_image(rank)?;
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, rank: usize, is_between: bool, is_again: bool) -> Result<(), Violation> {
+        self.kills_left -= 1;
+        self.counts.count("processes killed");
+        if is_between {
+            self.counts.count("processes killed before their delivery was noted");
+        }
+        if is_again {
+            self.counts.count("processes killed during replay");
+        }
+        let Some((process, transport)) = self.ranks[rank].running.take() else { return Ok(()) };
+        self.counts.add_some("deliveries replayed", process.replayed);
+        self.lose_messages(&transport);
+        self.log_step(|| format!("{rank} is killed"));
+        Ok(())
+    }
+
+    fn take_image(&mut self, rank: usize) -> Result<(), Violation> {
+        let it = &mut self.ranks[rank];
+        let Some((process, transport)) = it.running.take() else { return Ok(()) };
+        let node = &mut self.nodes[it.node];
+        it.images_taken += 1;
+        let number = it.images_taken;
+        let taken = process.take_image(number, node.file());
+        let (process, image) = taken.map_err(|error| failed(&error))?;
+        node.note_image(rank, number).map_err(|error| failed(&error))?;
+        it.images.push(image);
+        self.counts.count("images taken");
+        if it.images.len() > IMAGES_MAX {
+            it.images.remove(0);
+        }
+        if it.images.len() == IMAGES_MAX {
+            let is_too_far = self.planted == Some(LogFault::ReleasedTooFar);
+            let oldest = it.images[0].number;
+            let released =
+                node.release(rank, oldest, is_too_far).map_err(|error| failed(&error))?;
+            it.has_released = true;
+            self.counts.add_some("logs released", released as u64);
+        }
+        self.lose_messages(&transport);
+        self.log_step(|| format!("image {number} of {rank}"));
+        self.open_transport(rank, process)
+    }
+
+    // --- transports
+
+    fn replace_transport(&mut self, rank: usize) -> Result<(), Violation> {
+        let Some((process, transport)) = self.ranks[rank].running.take() else { return Ok(()) };
+        self.counts.count("transports replaced");
+        self.lose_messages(&transport);
+        self.open_transport(rank, process)
+    }
+
+    fn lose_messages(&mut self, ended: &Transport) {
+        let lost = self.network.lose(ended.name(), &mut self.random);
+        self.counts.add_some("messages lost with their transport", lost as u64);
+    }
+
+    fn deliver_message(&mut self) -> Result<(), Violation> {
+        let Some((to, message)) = self.network.take_any(&mut self.random) else { return Ok(()) };
+        let receiver = self.ranks[to.0].running.as_mut();
+        let Some((process, transport)) = receiver.filter(|(_, it)| it.name() == to) else {
+            self.counts.count("messages to a transport that has ended");
+            return Ok(());
+        };
+        let bytes = transport.handle(&message, &mut process.logs)?;
+        self.counts.add_some("bytes between nodes", bytes as u64);
+        Ok(())
+    }
+
+    /// Contacts of one process arrive in any order.
+    fn deliver_contact(&mut self) -> Result<(), Violation> {
+        let place = self.random.index(self.contacts.len());
+        let (node, process, contact) = self.contacts.swap_remove(place);
+        self.nodes[node].note_contact(process, &contact).map_err(|error| failed(&error))
+    }
+}
+
+/// Whether an incarnation refuses to begin because what it needs was discarded.
+fn is_discarded(error: &io::Error) -> bool {
+    error.to_string().contains("are not kept any more")
+}
+
+fn failed(error: &io::Error) -> Violation {
+    Violation(format!("{error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEEDS: u64 = if cfg!(debug_assertions) { 150 } else { 1_500 };
+
+    #[test]
+    fn planted_faults_are_found() {
+        for planted in [LogFault::UnnotedDelivery, LogFault::ReleasedTooFar] {
+            let found = (0..100).filter(|seed| run_with(*seed, false, Some(planted)).is_err());
+            let found = found.count();
+            assert!(found > 10, "{planted:?}: {found} of 100 seeds");
+        }
+    }
+
+    #[test]
+    fn killed_processes_recover_their_state() {
+        let mut all = EventCounts::default();
+        for seed in 0..SEEDS {
+            match run(seed, false) {
+                Ok(counts) => all.add(&counts),
+                Err(violation) => panic!("seed {seed}: {}", violation.0),
+            }
+        }
+        for event in [
+            "processes killed",
+            "processes killed during replay",
+            "processes killed before their delivery was noted",
+            "deliveries replayed",
+            "images taken",
+            "images torn",
+            "restores from an image",
+            "logs released",
+            "logs discarded",
+            "jobs ended by too little memory",
+            "transports replaced",
+            "messages lost with their transport",
+            "messages to a transport that has ended",
+            "bytes between nodes",
+        ] {
+            assert!(all.of(event) > 0, "{event}: never happened\n{all}");
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_run_twice() {
+        for seed in 0..10 {
+            let [first, second] = [0, 1].map(|_| run(seed, false).unwrap().to_string());
+            assert_eq!(first, second, "seed {seed}");
+        }
+    }
+}

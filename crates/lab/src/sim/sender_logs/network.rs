@@ -1,0 +1,257 @@
+//! Messages between the transports of processes on different nodes, and the transports themselves.
+//!
+//! Messages between two transports arrive in order and once, as endpoints ensure. Messages of a
+//! transport that has ended may be lost from any point on; those to one that has ended are lost.
+//!
+//! What enters: logs, and contacts in the file of the node. What leaves: frames in the logs of the
+//! receiver. What may never happen: a message is out of order, or claims what cannot be.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+
+use landbridge_drive::link::node_log::NodeLogs;
+use landbridge_proto::log::contact::Contact;
+use landbridge_proto::log::transfer::{LogTransfer, TransferAction, TransferHeader, TransferKind};
+use landbridge_proto::wire::name::NAME_BYTES;
+
+use super::super::random::Random;
+use super::super::{Violation, require};
+
+/// Messages of one transport to another that are under way at most.
+const IN_FLIGHT_MAX: usize = 4;
+/// A process says what it has received after this many bytes.
+const CONFIRMED_BYTES: u64 = 2_000;
+
+/// One transport: its process, and how often the process has opened one.
+pub type TransportName = (usize, u32);
+
+pub struct TransferMessage {
+    header: TransferHeader,
+    position: u64,
+    frames: Vec<u8>,
+}
+
+/// All messages under way, by sender and receiver.
+#[derive(Default)]
+pub struct Network(BTreeMap<(TransportName, TransportName), VecDeque<TransferMessage>>);
+
+impl Network {
+    fn push(&mut self, from: TransportName, to: TransportName, message: TransferMessage) {
+        self.0.entry((from, to)).or_default().push_back(message);
+    }
+
+    fn in_flight(&self, from: TransportName, to: TransportName) -> usize {
+        self.0.get(&(from, to)).map_or(0, VecDeque::len)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next message of some transport to some other.
+    pub fn take_any(&mut self, random: &mut Random) -> Option<(TransportName, TransferMessage)> {
+        let names = *self.0.keys().nth(random.index(self.0.len()))?;
+        let queue = self.0.get_mut(&names)?;
+        let message = queue.pop_front();
+        if queue.is_empty() {
+            self.0.remove(&names);
+        }
+        Some((names.1, message?))
+    }
+
+    /// A transport has ended: the last messages from it may be lost. Returns how many are.
+    pub fn lose(&mut self, ended: TransportName, random: &mut Random) -> usize {
+        let mut lost = 0;
+        for ((from, _), queue) in &mut self.0 {
+            if *from == ended {
+                let kept = random.index(queue.len() + 1);
+                lost += queue.len() - kept;
+                queue.truncate(kept);
+            }
+        }
+        self.0.retain(|_, queue| !queue.is_empty());
+        lost
+    }
+}
+
+/// What a transport knows of one other process.
+struct Remote {
+    transfer: LogTransfer,
+    /// What remains to be said.
+    owed: Option<TransferKind>,
+    /// Arrived bytes that the other process does not know of.
+    unconfirmed: u64,
+}
+
+/// The transport of one process.
+pub struct Transport {
+    name: TransportName,
+    remotes: BTreeMap<usize, Remote>,
+    contacts_seen: Option<u64>,
+}
+
+impl Transport {
+    /// Opens the next transport of a process, and makes it known to the agent.
+    pub fn open(process: usize, logs: &NodeLogs) -> Transport {
+        let generation = logs.contact(process).map_or(1, |own| own.generation + 1);
+        logs.write_contact(&Contact { generation, name: [process as u8; NAME_BYTES] });
+        Transport { name: (process, generation), remotes: BTreeMap::new(), contacts_seen: None }
+    }
+
+    pub fn name(&self) -> TransportName {
+        self.name
+    }
+
+    /// What is exchanged with other processes, for the developer.
+    pub fn state(&self, logs: &NodeLogs) -> String {
+        let each = |(process, remote): (&usize, &Remote)| {
+            let (arrived, sent) = (logs.arrived(*process), logs.sent_end(*process));
+            format!(
+                ", {process}: {:?}, owed {:?}, {arrived:?} arrived, {sent:?} sent, contact {:?}",
+                remote.transfer,
+                remote.owed,
+                logs.contact(*process).map(|contact| contact.generation)
+            )
+        };
+        format!(", transport {}{}", self.name.1, self.remotes.iter().map(each).collect::<String>())
+    }
+
+    /// Begins with processes that are new, and says and sends what is possible now.
+    pub fn progress(
+        &mut self,
+        logs: &mut NodeLogs,
+        network: &mut Network,
+    ) -> Result<(), Violation> {
+        let known: Vec<usize> = logs.remote_processes().collect();
+        for process in known
+            .into_iter()
+            .filter(|process| !self.remotes.contains_key(process))
+            .collect::<Vec<_>>()
+        {
+            self.begin_with(process, logs)?;
+        }
+        let changed = logs.contacts_changed();
+        if self.contacts_seen.replace(changed) != Some(changed) {
+            for process in self.remotes.keys().copied().collect::<Vec<_>>() {
+                self.handle_contact(process, logs)?;
+            }
+        }
+        for process in self.remotes.keys().copied().collect::<Vec<_>>() {
+            self.send_to(process, logs, network)?;
+        }
+        Ok(())
+    }
+
+    /// Handles a message for this transport; returns the bytes of its frames.
+    pub fn handle(
+        &mut self,
+        message: &TransferMessage,
+        logs: &mut NodeLogs,
+    ) -> Result<usize, Violation> {
+        let TransferMessage { header, position, frames } = message;
+        let process = usize::from(header.process);
+        if !self.remotes.contains_key(&process) {
+            require!(!logs.is_local(process), "{process} is on the node of {:?}", self.name);
+            logs.open_other_node(process).map_err(failed)?;
+            self.begin_with(process, logs)?;
+        }
+        let sent = logs.sent_end(process).map_err(failed)?;
+        let Some(remote) = self.remotes.get_mut(&process) else { return Ok(0) };
+        let said = if header.kind == TransferKind::Frames { 0 } else { *position };
+        let action = remote.transfer.handle(header, said, sent);
+        let action = action.map_err(|why| {
+            let own = self.name;
+            Violation(format!("{process} to {own:?}: {} ({header:?}, {said} of {sent})", why.0))
+        })?;
+        match action {
+            TransferAction::Append => {
+                let arrived = logs.arrived(process).map_err(failed)?;
+                require!(*position == arrived, "frames at {position}, and {arrived} bytes there");
+                logs.append_arrived(process, frames).map_err(failed)?;
+                remote.unconfirmed += logs.arrived(process).map_err(failed)? - arrived;
+                if remote.unconfirmed >= CONFIRMED_BYTES {
+                    remote.owed.get_or_insert(TransferKind::Received);
+                }
+                return Ok(frames.len());
+            }
+            TransferAction::Nothing if header.kind == TransferKind::Received => {
+                let confirmed = remote.transfer.confirmed();
+                logs.confirm(process, confirmed).map_err(failed)?;
+            }
+            action => self.act(process, action, logs)?,
+        }
+        Ok(0)
+    }
+
+    fn begin_with(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
+        let transfer = LogTransfer::new(logs.confirmed(process).map_err(failed)?);
+        self.remotes.insert(process, Remote { transfer, owed: None, unconfirmed: 0 });
+        self.handle_contact(process, logs)
+    }
+
+    fn handle_contact(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
+        let Some(contact) = logs.contact(process) else { return Ok(()) };
+        let Some(remote) = self.remotes.get_mut(&process) else { return Ok(()) };
+        if remote.transfer.handle_contact(&contact) != TransferAction::Resume {
+            return Ok(());
+        }
+        (remote.owed, remote.unconfirmed) = (Some(TransferKind::Resume), 0);
+        let wanted = remote.transfer.position_wanted();
+        let wanted = wanted.map_err(|why| Violation(format!("{process}: {}", why.0)))?;
+        self.act(process, wanted, logs)
+    }
+
+    fn act(
+        &mut self,
+        process: usize,
+        action: TransferAction,
+        logs: &mut NodeLogs,
+    ) -> Result<(), Violation> {
+        match action {
+            TransferAction::SendFrom(position) => logs.send_from(process, position).map_err(failed),
+            TransferAction::Confirm => {
+                if let Some(remote) = self.remotes.get_mut(&process) {
+                    remote.owed.get_or_insert(TransferKind::Received);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn send_to(
+        &mut self,
+        process: usize,
+        logs: &mut NodeLogs,
+        network: &mut Network,
+    ) -> Result<(), Violation> {
+        let Some(remote) = self.remotes.get_mut(&process) else { return Ok(()) };
+        let to = (process, remote.transfer.generation());
+        let header =
+            |kind| TransferHeader { kind, process: self.name.0 as u16, generation: self.name.1 };
+        if to.1 > 0
+            && let Some(kind) = remote.owed.take()
+        {
+            remote.unconfirmed = 0;
+            let position = logs.arrived(process).map_err(failed)?;
+            let message = TransferMessage { header: header(kind), position, frames: Vec::new() };
+            network.push(self.name, to, message);
+        }
+        while remote.transfer.is_flowing() && network.in_flight(self.name, to) < IN_FLIGHT_MAX {
+            let (position, frames) = logs.next_frames(process).map_err(failed)?;
+            if frames.is_empty() {
+                break;
+            }
+            let frames = frames.to_vec();
+            let message =
+                TransferMessage { header: header(TransferKind::Frames), position, frames };
+            network.push(self.name, to, message);
+            logs.note_frames_sent(process);
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: io::Error) -> Violation {
+    Violation(format!("a transport fails: {error}"))
+}

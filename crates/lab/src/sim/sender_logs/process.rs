@@ -1,0 +1,389 @@
+//! A simulated process that may be killed: a program, its logs, and where its replay stands.
+//!
+//! The program is deterministic but for what its polls deliver and at which time. It sends each
+//! other process the same number of messages. Which message it sends at a poll, if any, depends on
+//! all that was delivered before, and on the number of the poll. So an incarnation that sees
+//! anything else sends other messages.
+//!
+//! What enters: logs with what other processes and earlier incarnations have done. What leaves:
+//! frames, deliveries, and the events that the program has seen. What may never happen: a message
+//! is not the next one of its source, or not as it was sent.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+
+use landbridge_drive::link::node_log::{ClosedLogs, EarlierCounts, NodeLogs};
+use landbridge_proto::wire::frame::HEADER_BYTES;
+
+use super::super::random::Random;
+use super::super::{Violation, require};
+use super::LogFault;
+
+/// Bytes of a message before its filler: its source, its number, and the state of its sender.
+const MESSAGE_HEAD_BYTES: usize = 24;
+/// One in so many deliveries is not noted, if that fault is planted.
+const UNNOTED_EACH: u64 = 5;
+
+/// What a process has to do in this run.
+#[derive(Clone, Copy)]
+pub struct LoggedTask {
+    pub index: usize,
+    /// Number of processes.
+    pub count: usize,
+    /// Messages to each other process.
+    pub each: u64,
+    /// Bytes of a filler at most.
+    pub bytes_max: u64,
+    pub seed: u64,
+    pub planted: Option<LogFault>,
+}
+
+/// A message that the program has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedMessage {
+    source: usize,
+    number: u64,
+    /// The state of the program after it.
+    state: u64,
+}
+
+/// The state of the program, which an image holds.
+#[derive(Clone)]
+struct LoggedProgram {
+    task: LoggedTask,
+    state: u64,
+    polls: u64,
+    /// By process.
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    events: Vec<ReceivedMessage>,
+}
+
+impl LoggedProgram {
+    fn new(task: LoggedTask) -> LoggedProgram {
+        let zeros = vec![0; task.count];
+        let state = mix(task.seed, task.index as u64);
+        LoggedProgram {
+            task,
+            state,
+            polls: 0,
+            sent: zeros.clone(),
+            received: zeros,
+            events: Vec::new(),
+        }
+    }
+
+    fn frames_sent(&self) -> u64 {
+        self.sent.iter().sum()
+    }
+
+    fn is_done(&self) -> bool {
+        let LoggedTask { index, each, .. } = self.task;
+        let is_all = |numbers: &[u64]| {
+            numbers.iter().enumerate().all(|(process, number)| process == index || *number == each)
+        };
+        is_all(&self.sent) && is_all(&self.received)
+    }
+
+    /// Handles a message.
+    fn receive(&mut self, payload: &[u8]) -> Result<(), Violation> {
+        let index = self.task.index;
+        require!(payload.len() >= MESSAGE_HEAD_BYTES, "{index} gets {} bytes", payload.len());
+        let word = |place: usize| {
+            let bytes = payload[8 * place..8 * place + 8].try_into();
+            u64::from_le_bytes(bytes.unwrap_or_default())
+        };
+        let [source, number, state] = [word(0), word(1), word(2)];
+        let source = source as usize;
+        require!(source < self.task.count && source != index, "{index} gets from {source}");
+        let expected = self.received[source];
+        require!(number == expected, "{index} gets message {number} of {source} for {expected}");
+        let filler = &payload[MESSAGE_HEAD_BYTES..];
+        require!(
+            filler.iter().all(|byte| *byte == filler_byte(source, number)),
+            "message {number} of {source} to {index} was changed"
+        );
+        self.received[source] += 1;
+        self.state = mix(self.state ^ source as u64, state ^ number);
+        self.events.push(ReceivedMessage { source, number, state: self.state });
+        Ok(())
+    }
+
+    /// The messages that the program sends at this poll: target and payload.
+    fn messages(&self) -> Vec<(usize, Vec<u8>)> {
+        let LoggedTask { index, count, each, bytes_max, .. } = self.task;
+        let mut draw = Random::new(mix(self.state, self.polls));
+        let mut sent = self.sent.clone();
+        let mut messages = Vec::new();
+        for _ in 0..draw.pick(&[0, 0, 1, 1, 3]) {
+            let open: Vec<usize> =
+                (0..count).filter(|to| *to != index && sent[*to] < each).collect();
+            if open.is_empty() {
+                break;
+            }
+            let to = draw.pick(&open);
+            let head = [index as u64, sent[to], self.state];
+            let mut payload = head.map(u64::to_le_bytes).concat();
+            let filler = draw.size(bytes_max) as usize;
+            payload.resize(MESSAGE_HEAD_BYTES + filler, filler_byte(index, sent[to]));
+            messages.push((to, payload));
+            sent[to] += 1;
+        }
+        messages
+    }
+}
+
+/// What an image of a process holds.
+#[derive(Clone)]
+pub struct ProcessImage {
+    pub number: u64,
+    program: LoggedProgram,
+    logs: ClosedLogs,
+    deliveries: u64,
+    polls: u64,
+}
+
+/// What is left to chance in a step.
+pub struct Chance {
+    /// Frames that a live poll delivers at most.
+    pub frames_max: u64,
+    /// Microseconds by which the clock has advanced, which a live poll may see.
+    pub micros: u64,
+    /// The process is killed after so many of its actions.
+    pub dies_after: Option<u64>,
+}
+
+/// How a step has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepEnd {
+    Alive,
+    /// Killed. The delivery of the step, if there was one, was noted, or not.
+    Killed {
+        is_noted: bool,
+    },
+}
+
+pub struct LoggedProcess {
+    program: LoggedProgram,
+    pub logs: NodeLogs,
+    earlier: EarlierCounts,
+    /// Deliveries from the beginning of the process on.
+    deliveries: u64,
+    /// Polls since the last delivery.
+    polls: u64,
+    /// The delivery that is replayed next: polls, frames, microseconds.
+    next: Option<[u64; 3]>,
+    pub replayed: u64,
+}
+
+impl LoggedProcess {
+    /// The first incarnation, or one that begins from the start.
+    pub fn begin(
+        task: LoggedTask,
+        job: &str,
+        bytes_max: u64,
+        file: BorrowedFd<'_>,
+    ) -> io::Result<LoggedProcess> {
+        let logs = ClosedLogs::new(task.index, job.as_bytes(), bytes_max, task.count)?;
+        LoggedProcess::open(LoggedProgram::new(task), logs, (0, 0), file)
+    }
+
+    /// An incarnation that begins from an image.
+    pub fn restore(image: &ProcessImage, file: BorrowedFd<'_>) -> io::Result<LoggedProcess> {
+        let logs = image.logs.clone().elsewhere();
+        LoggedProcess::open(image.program.clone(), logs, (image.deliveries, image.polls), file)
+    }
+
+    fn open(
+        program: LoggedProgram,
+        logs: ClosedLogs,
+        (deliveries, polls): (u64, u64),
+        file: BorrowedFd<'_>,
+    ) -> io::Result<LoggedProcess> {
+        let logs = logs.open(file)?;
+        let earlier = logs.earlier();
+        Ok(LoggedProcess { program, logs, earlier, deliveries, polls, next: None, replayed: 0 })
+    }
+
+    /// Takes an image, and goes on.
+    ///
+    /// # Errors
+    /// The logs cannot be opened again.
+    pub fn take_image(
+        self,
+        number: u64,
+        file: BorrowedFd<'_>,
+    ) -> io::Result<(LoggedProcess, ProcessImage)> {
+        let LoggedProcess { program, logs, deliveries, polls, replayed, .. } = self;
+        let image = ProcessImage { number, program, logs: logs.close(), deliveries, polls };
+        let process = LoggedProcess::restore(&image, file)?;
+        Ok((LoggedProcess { replayed, ..process }, image))
+    }
+
+    pub fn events(&self) -> &[ReceivedMessage] {
+        &self.program.events
+    }
+
+    pub fn polls(&self) -> u64 {
+        self.program.polls
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.program.is_done()
+    }
+
+    /// Whether the process repeats what earlier incarnations have done. `polls_before`: how many
+    /// polls they have made.
+    pub fn is_replaying(&self, polls_before: u64) -> bool {
+        self.deliveries < self.earlier.deliveries
+            || self.program.polls < polls_before
+            || self.program.frames_sent() < self.earlier.sent
+    }
+
+    /// How far the process is, for the developer.
+    pub fn state(&self, polls_before: u64) -> String {
+        let LoggedProgram { sent, received, polls, .. } = &self.program;
+        let (deliveries, earlier) = (self.deliveries, self.earlier);
+        format!(
+            "sent {sent:?}, received {received:?}, poll {polls} of {polls_before}, {deliveries} \
+             deliveries, earlier {earlier:?}"
+        )
+    }
+
+    /// Lets the program poll once, and send what follows.
+    ///
+    /// # Errors
+    /// The program sees, or does, what an earlier incarnation did not.
+    pub fn step(&mut self, chance: &Chance, polls_before: u64) -> Result<StepEnd, Violation> {
+        let mut left = chance.dies_after;
+        self.program.polls += 1;
+        self.polls += 1;
+        if self.next.is_none() && self.deliveries < self.earlier.deliveries {
+            self.next = self.logs.next_delivery().map_err(|error| self.failed(&error))?;
+            require!(self.next.is_some(), "a delivery of {} is missing", self.program.task.index);
+        }
+        let is_again =
+            self.program.polls <= polls_before || self.program.frames_sent() < self.earlier.sent;
+        match self.next {
+            Some([polls, ..]) if polls > self.polls => (),
+            Some([polls, frames, micros]) => {
+                require!(polls == self.polls, "a poll of {} was passed", self.program.task.index);
+                self.next = None;
+                if self.replay(frames, micros, &mut left)? {
+                    return Ok(StepEnd::Killed { is_noted: true });
+                }
+            }
+            None if is_again => (),
+            None => {
+                if self.deliver(chance, &mut left)? {
+                    return Ok(StepEnd::Killed { is_noted: false });
+                }
+            }
+        }
+        match self.send(&mut left)? {
+            true => Ok(StepEnd::Killed { is_noted: true }),
+            false => Ok(StepEnd::Alive),
+        }
+    }
+
+    /// Repeats a delivery; returns whether the process is killed meanwhile.
+    fn replay(
+        &mut self,
+        frames: u64,
+        micros: u64,
+        left: &mut Option<u64>,
+    ) -> Result<bool, Violation> {
+        self.program.state = mix(self.program.state, micros);
+        for number in 0..frames {
+            let is_there = self.receive()?;
+            require!(
+                is_there,
+                "frame {number} of a delivery of {} is missing",
+                self.program.task.index
+            );
+            if is_killed(left) {
+                return Ok(true);
+            }
+        }
+        self.note_end_of_delivery();
+        self.replayed += 1;
+        Ok(false)
+    }
+
+    /// Delivers what has arrived, and notes it; returns whether the process is killed before that.
+    fn deliver(&mut self, chance: &Chance, left: &mut Option<u64>) -> Result<bool, Violation> {
+        let mut frames = 0;
+        let before = self.program.state;
+        self.program.state = mix(before, chance.micros);
+        while frames < chance.frames_max && self.receive()? {
+            frames += 1;
+            if is_killed(left) {
+                return Ok(true);
+            }
+        }
+        if frames == 0 && chance.micros == 0 {
+            self.program.state = before;
+            return Ok(false);
+        }
+        let is_unnoted = self.program.task.planted == Some(LogFault::UnnotedDelivery)
+            && self.deliveries % UNNOTED_EACH == UNNOTED_EACH - 1;
+        if !is_unnoted {
+            self.logs.note_delivery(self.polls, chance.micros);
+        }
+        self.note_end_of_delivery();
+        Ok(false)
+    }
+
+    fn note_end_of_delivery(&mut self) {
+        self.deliveries += 1;
+        self.polls = 0;
+    }
+
+    /// Handles the next frame; returns whether there was one.
+    fn receive(&mut self) -> Result<bool, Violation> {
+        let index = self.program.task.index;
+        let frame = match self.logs.peek() {
+            Ok(Some(frame)) => frame.to_vec(),
+            Ok(None) => return Ok(false),
+            Err(error) => return Err(Violation(format!("the logs of {index}: {error}"))),
+        };
+        self.logs.consume();
+        self.program.receive(&frame[HEADER_BYTES..])?;
+        Ok(true)
+    }
+
+    /// Sends what the program sends at this poll; returns whether the process is killed meanwhile.
+    fn send(&mut self, left: &mut Option<u64>) -> Result<bool, Violation> {
+        for (to, payload) in self.program.messages() {
+            let mut front = [7; HEADER_BYTES];
+            front[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+            let sent = self.logs.send(to, &front, &[IoSlice::new(&payload)]);
+            sent.map_err(|error| self.failed(&error))?;
+            self.program.sent[to] += 1;
+            if is_killed(left) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn failed(&self, error: &io::Error) -> Violation {
+        Violation(format!("process {} at poll {}: {error}", self.program.task.index, self.polls()))
+    }
+}
+
+/// Counts an action; returns whether the process is killed behind it.
+fn is_killed(left: &mut Option<u64>) -> bool {
+    let Some(left) = left else { return false };
+    *left = left.saturating_sub(1);
+    *left == 0
+}
+
+fn filler_byte(source: usize, number: u64) -> u8 {
+    (source as u64 * 31 + number * 7 + 1) as u8
+}
+
+/// A number that depends on all bits of both.
+fn mix(one: u64, other: u64) -> u64 {
+    Random::new(one.rotate_left(29) ^ other.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next()
+}
