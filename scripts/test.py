@@ -3,6 +3,7 @@
 
     scripts/test.py                 all steps but the slow ones, and a sample of each slow family
     scripts/test.py --slow          everything
+    scripts/test.py --slow --resume everything that has not passed on this commit yet
     scripts/test.py --list          the steps, and the command that runs each alone
     scripts/test.py NAME ...        only these
     scripts/test.py --prepare       first what `make test` needs: tools, build, wheels, CRIU, moto
@@ -31,6 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from support import paths, process  # noqa: E402
+from support.passed import Passed, present_commit  # noqa: E402
 
 # Exit code of a step that cannot run here; the last line of its output is the reason.
 SKIPPED = 77
@@ -93,6 +95,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the steps and their commands")
     parser.add_argument("--slow", action="store_true", help="run the slow steps too")
+    parser.add_argument("--resume", action="store_true", help="leave out what has passed on this commit in an earlier run; the table has it all the same")
     parser.add_argument("--prepare", action="store_true", help="first install and build what the steps need")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="steps that run at the same time [%(default)s]")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these steps")
@@ -164,13 +167,17 @@ def sanitizer_step() -> Step:
 def simulator_steps() -> list[Step]:
     """Thousands of seeds: the release build runs many times as many seeds a second as the tests
     do."""
-    ways = [("", SEEDS, "endpoints against each other"), ("-hostile", SEEDS_HOSTILE, "and against liars")]
+    ways = [
+        ("", SEEDS, "endpoints against each other"),
+        ("-hostile", SEEDS_HOSTILE, "and against liars"),
+        ("-sender-logs", SEEDS, "processes that are killed, with logs of the senders"),
+    ]
     return [
         Step(
             f"simulator{way}",
             f"{seeds} seeds of the simulator, {what}",
             [str(paths.RELEASE / "landbridge-lab"), "simulate", "--seeds", f"0..{seeds}"]
-            + ["--hostile"] * bool(way),
+            + [f"-{way}"] * bool(way),
             300,
         )
         for way, seeds, what in ways
@@ -345,23 +352,42 @@ def run_all(prepared: list["Row"], steps: list[Step], left_out: list[Step], opti
     process.adopt_orphans()
     started = time.monotonic()
     deadline = None if options.slow else started + BUDGET_S
+    passed = Passed(paths.RESULTS / "passed.json", present_commit(paths.ROOT))
+    rows = earlier_rows(steps, passed) if options.resume else []
+    steps, every = [step for step in steps if all(row.step is not step for row in rows)], steps
+    if options.resume:
+        print(f"{len(rows)} steps have passed on this commit before", flush=True)
     print(f"{len(steps)} steps; those that wait more than they work run {options.at_once} at a time", flush=True)
-    rows = []
     for step in (step for step in steps if step.is_alone):
-        rows += run_at_once([step], deadline, 1)
+        rows += run_at_once([step], deadline, 1, passed)
     beside = [step for step in steps if not step.is_alone]
     if options.slow:
         # No core waits for the longest one at the end.
         beside.sort(key=lambda step: -step.limit_s)
-    rows += run_at_once(beside, deadline, options.at_once)
+    rows += run_at_once(beside, deadline, options.at_once, passed)
     seconds = time.monotonic() - started
     for pid in process.end_descendants():
         print(f"test: ended process {pid}, which a step had left behind")
-    rows.sort(key=lambda row: steps.index(row.step))
+    rows.sort(key=lambda row: every.index(row.step))
     return summarise(prepared, rows, seconds, left_out)
 
 
-def run_at_once(steps: list[Step], deadline: float | None, at_once: int) -> list["Row"]:
+def earlier_rows(steps: list[Step], passed: Passed) -> list["Row"]:
+    """The outcomes of the steps that have passed on this commit before."""
+    found = [(step, passed.find(step.name, portable(step))) for step in steps]
+    return [
+        Row(step, "passed", f"{it['note']} (earlier, {it['at']})", it["seconds"], it["busy_s"], it["repeated"], it["skipped"])
+        for step, it in found
+        if it
+    ]
+
+
+def portable(step: Step) -> list[str]:
+    """The command of a step in any checkout."""
+    return [word.replace(str(paths.ROOT), ".") for word in step.command]
+
+
+def run_at_once(steps: list[Step], deadline: float | None, at_once: int, passed: Passed) -> list["Row"]:
     """Runs the steps, a bounded number at a time. Each step has a process of its own, which ends all
     processes that the step leaves behind."""
     waiting, running, rows = list(steps), {}, []
@@ -383,6 +409,10 @@ def run_at_once(steps: list[Step], deadline: float | None, at_once: int) -> list
                 row = Row(step, "failed", "its process ended without a result", 0.0)
             worker.join()
             rows.append(row)
+            if row.result == "passed":
+                outcome = {"note": row.note, "seconds": row.seconds, "busy_s": row.busy_s, "repeated": row.repeated}
+                at = time.strftime("%Y-%m-%d %H:%M")
+                passed.note(step.name, portable(step), {**outcome, "skipped": row.skipped, "at": at})
             print(f"{row.result:7} {step.name} in {row.seconds:.0f} s ({row.busy_s:.0f} s of processor)  {row.note}", flush=True)
     return rows
 

@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import test as steps  # noqa: E402
 import wheels  # noqa: E402
 from support import dots, svg  # noqa: E402
+from support.passed import Passed  # noqa: E402
 
 # Width of a letter relative to its height, of a wide bold face: no reader's font is wider.
 LETTER = 0.7
@@ -124,6 +126,23 @@ class Summary(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertRegex(shown.getvalue(), r"(?m)^build +passed +61s +before the first step$")
         self.assertIn("passed only when they were run again: 1: a::b c\n", shown.getvalue())
+
+
+class EarlierRuns(unittest.TestCase):
+    def test_a_step_counts_on_its_commit_with_its_command(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "passed.json"
+            step = steps.Step("rust", "tests", ["cargo", "test"])
+            outcome = {"note": "9 tests", "seconds": 8.0, "busy_s": 9.0, "repeated": ["it"], "skipped": 2, "at": "now"}
+            Passed(file, "one").note(step.name, step.command, outcome)
+            [row] = steps.earlier_rows([step, steps.Step("other", "", ["x"])], Passed(file, "one"))
+            self.assertEqual((row.step, row.result, row.skipped, row.repeated), (step, "passed", 2, ["it"]))
+            self.assertIn("earlier", row.note)
+            self.assertIsNone(Passed(file, "one").find(step.name, ["cargo", "test", "--all"]))
+            self.assertIsNone(Passed(file, "two").find(step.name, step.command))
+            # Something was changed since the commit.
+            Passed(file, "").note(step.name, step.command, outcome)
+            self.assertIsNone(Passed(file, "").find(step.name, step.command))
 
 
 def sample(low: float, high: float):
