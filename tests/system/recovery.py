@@ -182,11 +182,30 @@ def logs_of_senders(options, checks, ring) -> None:
             gone = "messages that it needs are not kept any more, because memory for them was full"
             is_right = full in output and (gone in output) == bool(kills) and (code == 1 if kills else code == 0 and len(lines) > RANKS)
             checks.check(name + what, is_right, f"exit code {code}, {len(lines)} lines, {'says' if gone in output else 'does not say'} what is gone", output)
-    name = "logs of the senders, with spare hosts"
+    refused = {
+        "with spare hosts": (["--spares", "1"], "recover_log=sender brings no rank to another node yet"),
+        "on a disk": (["--set", "recover_dir=/var/tmp"], "recover_log=sender keeps nothing in recover_dir yet"),
+    }
+    for what, (words, why) in refused.items():
+        name = f"logs of the senders, {what}"
+        if checks.wants(name):
+            code, _, output = job(options, ring, [], *words, *logs)
+            checks.check(name, code == 1 and why in output, f"exit code {code}, {'says' if why in output else 'does not say'} why", output)
+    name = "logs of the senders that are looked at"
     if checks.wants(name):
-        code, _, output = job(options, ring, [], "--spares", "1", *logs)
-        is_said = "recover_log=sender brings no rank to another node yet" in output
-        checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
+        seen, watched = {}, threading.Event()
+        watcher = threading.Thread(target=watch_log, args=(options, seen, watched), daemon=True)
+        watcher.start()
+        code, _, output = job(options, [*ring[:-1], "1500", "--numbers", "5000"], [(2.0, 1)], *logs)
+        watched.set()
+        watcher.join()
+        processes = seen.get("all", {}).get("processes", [])
+        whole = [one for one in processes if one["sent"] > 0 < one["delivered_frames"] and one["bytes"] > 0]
+        most = max((one["determinant_bytes"] / one["delivered_frames"] for one in whole), default=0)
+        numbers = [one["determinant"] for one in seen.get("story", {}).get("determinants", [])]
+        frames = seen.get("story", {}).get("frames", [])
+        is_right = code == 0 and len(whole) == RANKS and 0 < most <= 8 and numbers == list(range(3, 8)) and frames and "of rank" in seen.get("text", "")
+        checks.check(name, bool(is_right), f"exit code {code}, {len(whole)} ranks, at most {most:.1f} bytes of deliveries a frame, deliveries {numbers}, {len(frames)} runs of frames", output)
 
 
 def spawning(options, checks) -> None:
@@ -318,7 +337,7 @@ def log_on_disk(options, checks, program, moment) -> None:
     """The message logs of the relays exceed their memory bound: some hundred megabytes, of which 32
     fit."""
     large = [*program, "--rounds", "250", "--numbers", "50000"]
-    little = ["--set", "recover_memory=1MiB"]
+    little = ["--set", "recover_log=relay", "--set", "recover_memory=1MiB"]
     name = "a record that is mostly on disk"
     if checks.wants(name):
         undisturbed = sorted(job(options, large, [])[1])
@@ -342,7 +361,7 @@ def log_on_disk(options, checks, program, moment) -> None:
         checks.check(name, code == 0 and is_said, measured, output)
     name = "a record that is to lie where nothing can"
     if checks.wants(name):
-        code, _, output = job(options, large, [], "--set", "recover_dir=/nonexistent/landbridge")
+        code, _, output = job(options, large, [], "--set", "recover_log=relay", "--set", "recover_dir=/nonexistent/landbridge")
         is_said = "recover_dir: no file can be made in /nonexistent/landbridge" in output
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code not in (0, "") and is_said, measured, output)
@@ -353,7 +372,7 @@ def log_on_disk(options, checks, program, moment) -> None:
             above.mkdir()
             (above / "mine").mkdir(0o700)
             above.chmod(0o777)
-            code, _, output = job(options, program, [], "--set", f"recover_dir={above}/mine")
+            code, _, output = job(options, program, [], "--set", "recover_log=relay", "--set", f"recover_dir={above}/mine")
             left = list((above / "mine").iterdir())
         is_said = re.search(rf"^landbridge: .*recover_dir: {re.escape(str(above))} may be written by everybody", output, re.M) is not None
         is_begun = "turn" in output or "rank " in output
@@ -371,7 +390,7 @@ def log_command(options, checks, program) -> None:
     watcher = threading.Thread(target=watch_log, args=(options, seen, watched), daemon=True)
     watcher.start()
     with tempfile.TemporaryDirectory() as directory:
-        words = ["--set", "recover_memory=1MiB", "--set", f"recover_dir={directory}"]
+        words = ["--set", "recover_log=relay", "--set", "recover_memory=1MiB", "--set", f"recover_dir={directory}"]
         code, _, output = job(options, [*program, "--rounds", "250", "--numbers", "50000"], [], *words)
     watched.set()
     watcher.join()

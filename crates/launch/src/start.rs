@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
-use landbridge_proto::setting::{self, RECOVER_LOG};
+use landbridge_proto::setting::{self, RECOVER_DIR, RECOVER_LOG};
 
 use crate::allocation;
 use crate::applications::{self, exported};
@@ -88,6 +88,9 @@ fn check_sender_logs(settings: &Settings, plan: &plan::Plan, spares: u32) -> Res
     }
     if spares > 0 {
         bail!("recover_log=sender brings no rank to another node yet: use recover_log=relay");
+    }
+    if settings.text(&RECOVER_DIR) != "off" {
+        bail!("recover_log=sender keeps nothing in recover_dir yet: use recover_log=relay");
     }
     Ok(())
 }

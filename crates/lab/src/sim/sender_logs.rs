@@ -152,7 +152,7 @@ impl LogWorld {
             contacts: Vec::new(),
             bytes_max: if is_tight { TIGHT_LOG_MEMORY } else { LOG_MEMORY },
             kill_permille: random.pick(&[1, 5, 20, 100]),
-            image_permille: random.pick(&[0, 1, 10, 100]),
+            image_permille: random.pick(&[0, 1, 10, 30]),
             replace_permille: random.pick(&[0, 1, 10]),
             kills_left: random.pick(&[1, 3, 10, 30]),
             planted,
