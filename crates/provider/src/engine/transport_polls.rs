@@ -111,12 +111,6 @@ impl OtherNodes {
         self.transport = None;
     }
 
-    /// Whether frames of other nodes may arrive.
-    #[inline]
-    pub fn is_open(&self) -> bool {
-        self.transport.is_some()
-    }
-
     /// Receives frames of other nodes, and sends frames to them.
     #[inline]
     pub fn progress(&mut self, connections: &mut Connections) {

@@ -309,10 +309,6 @@ impl Engine {
                     return true;
                 }
             }
-            // What comes from another node lies in a log only then.
-            if self.other_nodes.is_open() {
-                self.other_nodes.progress(&mut self.connections);
-            }
             let looked = clock.micros(clock.now().wrapping_sub(start));
             if looked >= LOOP_SPIN_MICROS {
                 if looked > PREEMPTED_MICROS {
