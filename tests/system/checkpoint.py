@@ -95,7 +95,8 @@ def main() -> int:
         is_one = heard == printed and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
-    logs_of_senders(checks, options, [*program, "--rounds"], moment)
+    little_memory(checks, options, [*program, "--rounds"], moment)
+    logs_of_relays(checks, options, [*program, "--rounds"], moment)
     recorded_nondeterminism(checks, options, program[0])
     unrecoverable_ranks(checks, options, program)
     programs_beside(checks, options, program[0])
@@ -130,35 +131,35 @@ def main() -> int:
     return checks.end()
 
 
-def logs_of_senders(checks, options, ring, moment) -> None:
-    """Messages that stay in the logs of their senders (`recover_log=sender`): ranks are restored from
-    images, and what the images cover is released, so that the logs never fill."""
-    logs = ["--set", "recover_log=sender"]
+def little_memory(checks, options, ring, moment) -> None:
+    """What images cover is released, so that the logs never fill. Each rank sends 96 MB, and a share
+    of 32 MiB holds what is sent between three images."""
+    program, little = [*ring, "2400", "--numbers", "5000"], ["--set", "recover_memory=128MiB"]
     cases = {
-        "one after another, one twice": ([(moment(), 1), (0.6, 2), (0.6, 1)], [*ring, "1200"], []),
-        "all": ([(moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)], [*ring, "1200"], []),
-        # Each rank sends 96 MB. A share of 32 MiB holds what is sent between three images.
-        "in little memory": (
-            [(moment(), 1), (3.0, 2)],
-            [*ring, "2400", "--numbers", "5000"],
-            ["--set", "recover_memory=128MiB"],
-        ),
+        "in little memory": ([(moment(), 1), (3.0, 2)], checkpoint_options(options)),
+        # No image is due in an hour: the first ones are taken because half of a share is full.
+        "logs that ask for images": ([(8.0, 1), (3.0, 2)], checkpoint_options(options, "1h")),
     }
-    for what, (kills, program, words) in cases.items():
-        name = f"logs of the senders, {what}"
+    for name, (kills, images) in cases.items():
         if checks.wants(name):
             undisturbed = sorted(recovery.job(options, program, [])[1])
-            outcome = job(options, program, kills, *logs, *words)
+            code, lines, output = recovery.job(options, program, kills, *images, *little)
+            lines = [line for line in lines if not line.startswith("landbridge")]
+            check_same(checks, name, (code, lines, output), undisturbed, len(kills))
+
+
+def logs_of_relays(checks, options, ring, moment) -> None:
+    """Relays log messages (`recover_log=relay`), and release what images cover."""
+    cases = {
+        "logs of relays, one after another, one twice": ([(moment(), 1), (0.6, 2), (0.6, 1)], []),
+        "logs of relays, all": ([(moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)], []),
+        "logs of relays, two clusters, one in each": ([(moment(), 1), (0.0, 2)], recovery.TWO_CLUSTERS),
+    }
+    for name, (kills, words) in cases.items():
+        if checks.wants(name):
+            undisturbed = sorted(recovery.job(options, [*ring, "1200"], [])[1])
+            outcome = job(options, [*ring, "1200"], kills, *recovery.RELAY, *words)
             check_same(checks, name, outcome, undisturbed, len(kills))
-    # No image is due in an hour: the first ones are taken because half of a share is full.
-    name = "logs of the senders, that ask for images"
-    if checks.wants(name):
-        program = [*ring, "2400", "--numbers", "5000"]
-        undisturbed = sorted(recovery.job(options, program, [])[1])
-        words = [*checkpoint_options(options, "1h"), *logs, "--set", "recover_memory=128MiB"]
-        code, lines, output = recovery.job(options, program, [(8.0, 1), (3.0, 2)], *words)
-        lines = [line for line in lines if not line.startswith("landbridge")]
-        check_same(checks, name, (code, lines, output), undisturbed, 2)
 
 
 def recorded_nondeterminism(checks, options, python) -> None:
@@ -238,7 +239,7 @@ def unrecoverable_ranks(checks, options, program) -> None:
         ring = [*program, "--rounds", "900", "--numbers", "20", "--heavy", "50000"]
         undisturbed = sorted(recovery.job(options, ring, [])[1])
         kills = [(lambda said, rank=rank: is_recoverable_again(said, rank), rank) for rank in (1, 2)]
-        outcome = job(options, ring, kills, "--set", "recover_memory=4MiB")
+        outcome = job(options, ring, kills, *recovery.RELAY, "--set", "recover_memory=4MiB")
         lost, found = outcome[2].count("its bound: it cannot be restarted"), outcome[2].count("checkpoint on: it can be restarted")
         check_same(checks, name, outcome, undisturbed, len(kills))
         measured = f"{lost} times too much, {found} times begun again"
@@ -477,7 +478,7 @@ def remote_relay(checks, options, ring) -> None:
         return
     undisturbed = sorted(nodes.lab_job(options, ring, [], [])[1])
     for name, events in names.items():
-        outcome = nodes.lab_job(options, ring, events, checkpoint_options(options))
+        outcome = nodes.lab_job(options, ring, events, [*recovery.RELAY, *checkpoint_options(options)])
         check_same(checks, name, outcome, undisturbed, sum(isinstance(what, int) for _, what in events))
 
 

@@ -44,11 +44,11 @@ BAD_NETWORK_LIMIT_S = 300.0
 LINK, LAB = "near-far", common.ROOT / "labs" / "two-rails.toml"
 BAD = ["--loss 1%", "--corrupt 1%", "--repair-checksums true", "--reorder 5%", "--reorder-by 1ms"]
 PLACES = {"one cluster": [], "two clusters": recovery.TWO_CLUSTERS}
-SENDER = ["--set", "recover_log=sender"]
-SENDERS = {"logs of the senders": SENDER, "logs of the senders, two clusters": [*recovery.TWO_CLUSTERS, *SENDER]}
+# Elsewhere the senders log messages.
+RELAYS = {"logs of relays": recovery.RELAY, "logs of relays, two clusters": [*recovery.TWO_CLUSTERS, *recovery.RELAY]}
 # Programs run that many times as fast with logs of the senders on one node; between nodes they run
 # as through a relay.
-FASTER = {"logs of the senders": 4}
+FASTER = {"one cluster": 4}
 CUT_S = 3.0
 # Largest number of seconds until a killed rank is killed again.
 BACK_S = 10.0
@@ -108,10 +108,10 @@ def every_case(options) -> list[Case]:
     kinds = list(KINDS) if options.all else ["a storm"]
     cases = []
     for has_images in (False, True):
-        for clusters, words in (PLACES | SENDERS).items():
+        for clusters, words in (PLACES | RELAYS).items():
             for program in programs(options, FASTER.get(clusters, 1)):
                 # What can happen to one rank is the same on one node.
-                for kind in kinds if clusters != "logs of the senders, two clusters" else ["a storm"]:
+                for kind in kinds if clusters != "logs of relays, two clusters" else ["a storm"]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
     bad = [heat(options, STEPS // 24), wildcards(options, MESSAGES // 3), benchmark(options, PATTERNS, REPEATS // 20)]
@@ -138,7 +138,7 @@ LINES = {
     "": [],
     " over UDP": ["--set", "wan_udp=on"],
     " in three streams": ["--set", "wan_streams=3"],
-    ", logs of the senders": SENDER,
+    ", logs of relays": recovery.RELAY,
 }
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import common
 import network
-from recovery import LIMIT_S, RANKS, DRAW_WORDS, check_divergence, check_same, kill_rank, pids_of
+from recovery import LIMIT_S, RANKS, RELAY, DRAW_WORDS, check_divergence, check_same, kill_rank, pids_of
 from support import process
 
 LAB = common.ROOT / "labs" / "two-sites.toml"
@@ -36,8 +36,8 @@ LAB_CASES = {
     FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
     "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
 }
-# Ranks on other nodes than their relay: options of the launcher, kills. Without options all ranks
-# are in one cluster, two on a node.
+# Ranks on other nodes than their relay, which logs messages: options of the launcher, kills. Without
+# options all ranks are in one cluster, two on a node.
 EACH_NODE_ONE = ["--ranks-per-node", "1"]
 APART = "relays on other nodes, "
 CABLE = "a cable that is out for longer than they have patience"
@@ -74,7 +74,7 @@ APART_CASES = {
     APART + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
     APART + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
 }
-# As above, with messages in the logs of their senders: no relay records anything.
+# As above, with messages in the logs of their senders.
 SENDERS = "logs of the senders, "
 SENDER = ["--set", "recover_log=sender"]
 SENDER_CASES = {
@@ -127,21 +127,21 @@ def remote_relay(checks, options, ring) -> None:
     """The message log of ranks is at a relay on another node, so determinants cross a network."""
     names = [name for name in APART_CASES if checks.wants(name)]
     wild, other = APART + "who takes whatever comes", APART + "who does something else than before"
-    undisturbed = sorted(lab_job(options, ring, [], [])[1]) if names else []
+    undisturbed = sorted(lab_job(options, ring, [], RELAY)[1]) if names else []
     for name in names:
         words, events = APART_CASES[name]
-        outcome = lab_job(options, ring, events, words)
+        outcome = lab_job(options, ring, events, [*words, *RELAY])
         kills = sum(isinstance(what, int) for _, what in events)
         if name == APART + CABLE:
             # Both ranks of that node lose their relay, maybe more than once.
             kills = max(outcome[2].count("lost the connection to its relay: restarted"), 2)
         check_same(checks, name, outcome, undisturbed, kills)
     if checks.wants(other):
-        code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], [])
+        code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], RELAY)
         check_divergence(checks, other, code, output, 3)
     if checks.wants(wild):
         kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
-        code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
+        code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, RELAY, "")
         is_one = took_once(output)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(wild, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)

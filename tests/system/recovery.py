@@ -31,6 +31,8 @@ START_S = 1.2
 # Beginnings of lines about the same draw: when it is made, at the end, and when rank 0 receives it.
 DRAW_WORDS = ("now ", "drew ", "heard ")
 TWO_CLUSTERS = ["--clusters", "2"]
+# Relays log messages, where by default the senders do.
+RELAY = ["--set", "recover_log=relay"]
 # With messages of this size, and this many turns before rank 2 is killed, the replay takes a second
 # or two, and several times as long on a busy machine.
 LONG_HISTORY, LONG_AGO, LONG_LIMIT_S = ["--rounds", "500", "--numbers", "50000"], "rank 2 turn 300:", 4 * LIMIT_S
@@ -105,7 +107,8 @@ def main() -> int:
         measured = f"exit code {code}, the longest turns took {longest} s"
         checks.check(name, code == 0 and is_right and output.count(": restarted") == 2, measured, output)
     progress_reports(options, checks, program, moment)
-    on_a_terminal(options, checks, program)
+    if checks.wants("at the foot of a terminal"):
+        on_a_terminal(options, checks, program, "at the foot of a terminal", [])
     log_on_disk(options, checks, program, moment)
     log_command(options, checks, program)
     standard_input(options, checks, moment)
@@ -156,6 +159,7 @@ def main() -> int:
             code, _, output = job(options, program, [], "--topology", file.name)
         checks.check(name, code == 1 and "--recover needs a relay" in output, f"exit code {code}", output)
     logs_of_senders(options, checks, ring)
+    logs_of_relays(options, checks, program, moment)
     return checks.end()
 
 
@@ -208,12 +212,44 @@ def logs_of_senders(options, checks, ring) -> None:
         checks.check(name, bool(is_right), f"exit code {code}, {len(whole)} ranks, at most {most:.1f} bytes of deliveries a frame, deliveries {numbers}, {len(frames)} runs of frames", output)
 
 
+def logs_of_relays(options, checks, program, moment) -> None:
+    """Relays log messages (`recover_log=relay`): kills, wildcards, and divergence. kills.py has more
+    programs, nodes.py other nodes."""
+    ring = [*program, "--rounds", "900"]
+    cases = {
+        "logs of relays, as a job begins": [(0.3, 1)],
+        "logs of relays, the same again while it comes back": [(START_S + moment(), 2), (0.4, 2), (0.3, 2)],
+        "logs of relays, all": [(START_S + moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)],
+        "logs of relays, two clusters, one in each": [(START_S + moment(), 1), (0.0, 2)],
+    }
+    for name, kills in cases.items():
+        if checks.wants(name):
+            words = [*RELAY, *(TWO_CLUSTERS if "two clusters" in name else [])]
+            undisturbed = sorted(job(options, ring, [], *words)[1])
+            check_same(checks, name, job(options, ring, kills, *words), undisturbed, len(kills))
+    name = "logs of relays, who takes whatever comes"
+    if checks.wants(name):
+        kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0)]
+        code, lines, output = job(options, [*program, "--any", "--rounds", "150"], kills, *RELAY)
+        heard, printed = (sorted(re.findall(rf"^{word} (\d+: .*)$", "\n".join(lines), re.M)) for word in ("heard", "place"))
+        is_one = heard == printed and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
+        checks.check(name, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
+    name = "logs of relays, who does something else than before"
+    if checks.wants(name):
+        code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)], *RELAY)
+        check_divergence(checks, name, code, output, 1)
+    name = "logs of relays, at the foot of a terminal"
+    if checks.wants(name):
+        on_a_terminal(options, checks, program, name, RELAY)
+
+
 def spawning(options, checks) -> None:
     """A rank that has spawned processes is killed: the rank is restarted, and the processes exist
     once. A spawned process is killed: the job ends."""
     program = [common.python(options), str(common.PROGRAMS / "spawned.py")]
     away = "these cannot be restarted: if one is killed"
-    for where, words in (("", ()), (", logs of the senders", ("--set", "recover_log=sender"))):
+    for where, words in (("", []), (", logs of relays", RELAY)):
         name = f"who has spawned others{where}"
         if checks.wants(name):
             kills = [(after_output("round 3"), 0), (after_output("round 8"), 0)]
@@ -287,18 +323,15 @@ def progress_reports(options, checks, program, moment) -> None:
         checks.check(name, code == 0 and is_right, f"exit code {code}, seen: {seen} %", output)
 
 
-def on_a_terminal(options, checks, program) -> None:
+def on_a_terminal(options, checks, program, name, words) -> None:
     """The status line at the bottom of a terminal, and the columns of `landbridge ps`."""
-    name = "at the foot of a terminal"
-    if not checks.wants(name):
-        return
     ours, theirs = pty.openpty()
     shown, seen = bytearray(), []
     readers = [threading.Thread(target=read_terminal, args=(ours, shown), daemon=True)]
     watched = threading.Event()
     readers.append(threading.Thread(target=watch_ranks, args=(options, "logged_bytes", 0.5, seen, watched), daemon=True))
     [reader.start() for reader in readers]
-    code, _, output = job(options, [*program, *LONG_HISTORY], [(after_output(LONG_AGO), 2)], terminal=theirs, limit_s=LONG_LIMIT_S)
+    code, _, output = job(options, [*program, *LONG_HISTORY], [(after_output(LONG_AGO), 2)], *words, terminal=theirs, limit_s=LONG_LIMIT_S)
     watched.set()
     os.close(theirs)
     [reader.join(10) for reader in readers]
@@ -337,7 +370,7 @@ def log_on_disk(options, checks, program, moment) -> None:
     """The message logs of the relays exceed their memory bound: some hundred megabytes, of which 32
     fit."""
     large = [*program, "--rounds", "250", "--numbers", "50000"]
-    little = ["--set", "recover_log=relay", "--set", "recover_memory=1MiB"]
+    little = [*RELAY, "--set", "recover_memory=1MiB"]
     name = "a record that is mostly on disk"
     if checks.wants(name):
         undisturbed = sorted(job(options, large, [])[1])
@@ -361,7 +394,7 @@ def log_on_disk(options, checks, program, moment) -> None:
         checks.check(name, code == 0 and is_said, measured, output)
     name = "a record that is to lie where nothing can"
     if checks.wants(name):
-        code, _, output = job(options, large, [], "--set", "recover_log=relay", "--set", "recover_dir=/nonexistent/landbridge")
+        code, _, output = job(options, large, [], *RELAY, "--set", "recover_dir=/nonexistent/landbridge")
         is_said = "recover_dir: no file can be made in /nonexistent/landbridge" in output
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code not in (0, "") and is_said, measured, output)
@@ -372,7 +405,7 @@ def log_on_disk(options, checks, program, moment) -> None:
             above.mkdir()
             (above / "mine").mkdir(0o700)
             above.chmod(0o777)
-            code, _, output = job(options, program, [], "--set", "recover_log=relay", "--set", f"recover_dir={above}/mine")
+            code, _, output = job(options, program, [], *RELAY, "--set", f"recover_dir={above}/mine")
             left = list((above / "mine").iterdir())
         is_said = re.search(rf"^landbridge: .*recover_dir: {re.escape(str(above))} may be written by everybody", output, re.M) is not None
         is_begun = "turn" in output or "rank " in output
@@ -390,7 +423,7 @@ def log_command(options, checks, program) -> None:
     watcher = threading.Thread(target=watch_log, args=(options, seen, watched), daemon=True)
     watcher.start()
     with tempfile.TemporaryDirectory() as directory:
-        words = ["--set", "recover_log=relay", "--set", "recover_memory=1MiB", "--set", f"recover_dir={directory}"]
+        words = [*RELAY, "--set", "recover_memory=1MiB", "--set", f"recover_dir={directory}"]
         code, _, output = job(options, [*program, "--rounds", "250", "--numbers", "50000"], [], *words)
     watched.set()
     watcher.join()

@@ -29,8 +29,9 @@ SAMPLES = {
         "who leaves with the code of those who cannot go on",
         "who is killed more often than allowed",
         "where it cannot be",
-        "logs of the senders, who does something else than before",
         "logs of the senders, which are full",
+        "logs of relays, the same again while it comes back",
+        "logs of relays, who does something else than before",
     ],
     # A wide-area link that fails; a relay on another node; a cable; a lost node with each kind of
     # program; no spare node.
@@ -54,7 +55,8 @@ SAMPLES = {
     # folder and with a store; corrupt checkpoints.
     "checkpoint": [
         "one after another, one twice",
-        "logs of the senders, all",
+        "logs that ask for images",
+        "logs of relays, all",
         "logs of the senders of two clusters",
         "who draws from clocks and random numbers",
         "images that somebody asks for",
@@ -81,7 +83,7 @@ SAMPLES = {
         "wildcards and probes, two clusters, from the start, a storm",
         "wildcards and probes, one cluster, from images, a storm",
         "IMB-MPI1 Sendrecv Allreduce Alltoall, one cluster, from the start, a storm",
-        "heat, logs of the senders, from images, a storm",
+        "heat, logs of relays, from images, a storm",
         "heat, a bad network over UDP, from images",
     ],
     # Each fault once over TCP and once over UDP, with both libraries, and the faults of relays and

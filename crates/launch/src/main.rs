@@ -39,6 +39,7 @@
 //! | `env` | `landbridge env` |
 //! | `doctor` | `landbridge doctor` |
 //! | `local` | chooses who carries messages inside a node |
+//! | `message_logs` | chooses who logs messages under `--recover` |
 //! | `plan` | what runs where |
 //! | `groups` | process groups of a job |
 //! | `hosts` | hosts of the command line |
@@ -67,6 +68,7 @@ mod hosts;
 mod limits;
 mod local;
 mod local_transport;
+mod message_logs;
 mod mpi;
 mod output_log;
 mod plan;

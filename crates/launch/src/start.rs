@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
 use landbridge_proto::setting::{self, RECOVER_DIR, RECOVER_LOG};
+use rustix::process::{Resource, getrlimit};
 
 use crate::allocation;
 use crate::applications::{self, exported};
@@ -18,6 +18,7 @@ use crate::control::{Job, Node};
 use crate::hosts;
 use crate::local::{self, LocalWishes};
 use crate::local_transport::LocalTransport;
+use crate::message_logs::{self, LogWishes};
 use crate::mpi::{PROVIDER, transport_variables};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
@@ -51,7 +52,6 @@ pub fn run(mut arguments: RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     check_recovery(&settings, &plan)?;
-    check_sender_logs(&settings, &plan, wishes.spares)?;
     check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
@@ -75,24 +75,27 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// Messages in the logs of their senders: what is not there yet is refused.
-fn check_sender_logs(settings: &Settings, plan: &plan::Plan, spares: u32) -> Result<()> {
-    if !settings.recovers() || settings.text(&RECOVER_LOG) != "sender" {
-        return Ok(());
+/// Who logs messages of ranks that may be restarted, as the variable that says it to all processes
+/// of the job.
+fn message_logs(
+    settings: &Settings,
+    plan: &plan::Plan,
+    is_verbose: bool,
+) -> Result<Option<(String, String)>> {
+    if !settings.recovers() {
+        return Ok(None);
     }
-    if plan.size as usize > LOGGED_PROCESSES_MAX {
-        bail!(
-            "recover_log=sender works with at most {LOGGED_PROCESSES_MAX} ranks: use \
-             recover_log=relay"
-        );
+    let logger = message_logs::choose(LogWishes {
+        log: settings.text(&RECOVER_LOG),
+        ranks: plan.size,
+        has_spares: plan.has_spares(),
+        has_disk: settings.text(&RECOVER_DIR) != "off",
+        limits_addresses: getrlimit(Resource::As).current.is_some(),
+    })?;
+    if is_verbose {
+        eprintln!("landbridge: messages are logged with recover_log={logger}");
     }
-    if spares > 0 {
-        bail!("recover_log=sender brings no rank to another node yet: use recover_log=relay");
-    }
-    if settings.text(&RECOVER_DIR) != "off" {
-        bail!("recover_log=sender keeps nothing in recover_dir yet: use recover_log=relay");
-    }
-    Ok(())
+    Ok(Some((RECOVER_LOG.variable(), logger.into())))
 }
 
 /// Options that say how ranks are restarted need `--recover`.
@@ -231,6 +234,7 @@ fn job(
     let mut environment = passed_on(std::env::vars_os());
     environment.extend(exported(&arguments.environment)?);
     environment.extend(settings.variables());
+    environment.extend(message_logs(settings, plan, arguments.verbose)?);
     Ok(Job {
         kvsname: format!("kvs_{id}"),
         id,

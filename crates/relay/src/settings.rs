@@ -69,7 +69,7 @@ impl Settings {
             _ => Congestion::Bbr,
         };
         // With logs of the senders a relay carries messages, and keeps none.
-        let logs_here = word(&RECOVER_LOG)? == "relay";
+        let logs_here = word(&RECOVER_LOG)? != "sender";
         let recover = read(&RECOVER)?.is_on().context("a switch")? && logs_here;
         Ok(Self {
             peer_timeout: time(&PEER_TIMEOUT)?,

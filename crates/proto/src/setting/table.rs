@@ -294,17 +294,19 @@ pub const CRIU: Setting = Setting {
 };
 pub const RECOVER_LOG: Setting = Setting {
     name: "recover_log",
-    default: "relay",
-    unit: "relay or sender",
-    kind: SettingKind::Choice(&["relay", "sender"]),
+    default: "auto",
+    unit: "auto, sender or relay",
+    kind: SettingKind::Choice(&["auto", "sender", "relay"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher, Reader::Relay],
-    description: "With `recover`: who keeps messages for ranks that may be restarted. `relay`: the \
-               relay of the receiver, through which all messages go. `sender` is an experiment: \
+    description: "With `recover`: who logs messages for ranks that may be restarted. `sender`: \
                messages between ranks of one node stay in shared memory, where the receiver reads \
                them; messages to another node stay on both nodes, and take the paths of a job \
-               without `recover`. It works with at most 1,024 \
-               processes of a job, spawned ones among them, and without spare hosts.",
+               without `recover`. It works with at most 1,024 processes of a job, spawned ones \
+               among them, without spare nodes, and without `recover_dir`. `relay`: the relay of \
+               the receiver, through which all messages go. `auto`: `sender` for at most 512 ranks \
+               without spare nodes, `recover_dir` and a limit of address space (`ulimit -v`) where \
+               the launcher runs, else `relay`.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",
@@ -313,9 +315,9 @@ pub const RECOVER_MEMORY: Setting = Setting {
     kind: SettingKind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Relay, Reader::Process],
-    description: "With `recover`: memory of each relay for message logs. With `recover_dir` it is \
-               at least 8 MiB for each process of the relay. With `recover_log=sender`: memory of \
-               the node for messages, in equal shares for its ranks.",
+    description: "With `recover`: memory of each node for message logs, in equal shares for its \
+               ranks. With `recover_log=relay`: memory of each relay, with `recover_dir` at least \
+               8 MiB for each process of the relay.",
 };
 pub const RECOVER_DIR: Setting = Setting {
     name: "recover_dir",

@@ -1,0 +1,106 @@
+//! Chooses who logs the messages of ranks that may be restarted (setting `recover_log`): their
+//! senders, or the relay of the receiver.
+//!
+//! In: the setting, and what the job needs. Out: one answer for the whole job, because its ranks,
+//! agents and relays must agree.
+//!
+//! What may never happen: senders log in a job whose ranks may move to another node, where the logs
+//! are not.
+
+use anyhow::{Result, bail};
+use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
+
+/// The most ranks of a job whose senders log messages by default: processes that are spawned later
+/// have logs, too.
+pub const SENDER_LOG_RANKS_MAX: u32 = LOGGED_PROCESSES_MAX as u32 / 2;
+
+/// What decides who logs messages.
+#[derive(Debug, Clone, Copy)]
+pub struct LogWishes<'a> {
+    /// The text of the setting `recover_log`.
+    pub log: &'a str,
+    pub ranks: u32,
+    /// A spare node may take the ranks of a lost one.
+    pub has_spares: bool,
+    /// Logs may outgrow memory (`recover_dir`).
+    pub has_disk: bool,
+    /// This system limits the address space of processes (`ulimit -v`).
+    pub limits_addresses: bool,
+}
+
+/// The value of `recover_log` for the job: `sender` or `relay`.
+///
+/// # Errors
+/// The user wants `sender`, and the job needs something that only `relay` can do.
+pub fn choose(wishes: LogWishes<'_>) -> Result<&'static str> {
+    match wishes.log {
+        "relay" => Ok("relay"),
+        "sender" => check(wishes).map(|()| "sender"),
+        _ => {
+            let fits = wishes.ranks <= SENDER_LOG_RANKS_MAX && !wishes.limits_addresses;
+            Ok(if fits && check(wishes).is_ok() { "sender" } else { "relay" })
+        }
+    }
+}
+
+fn check(wishes: LogWishes<'_>) -> Result<()> {
+    if wishes.ranks as usize > LOGGED_PROCESSES_MAX {
+        bail!(
+            "recover_log=sender works with at most {LOGGED_PROCESSES_MAX} ranks: use \
+             recover_log=relay"
+        );
+    }
+    if wishes.has_spares {
+        bail!("recover_log=sender brings no rank to another node yet: use recover_log=relay");
+    }
+    if wishes.has_disk {
+        bail!("recover_log=sender keeps nothing in recover_dir yet: use recover_log=relay");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: LogWishes<'_> = LogWishes {
+        log: "auto",
+        ranks: 4,
+        has_spares: false,
+        has_disk: false,
+        limits_addresses: false,
+    };
+
+    /// Jobs that need what only a relay can do.
+    const NEEDY: [LogWishes<'_>; 3] = [
+        LogWishes { has_spares: true, ..PLAIN },
+        LogWishes { has_disk: true, ..PLAIN },
+        LogWishes { ranks: LOGGED_PROCESSES_MAX as u32 + 1, ..PLAIN },
+    ];
+
+    #[test]
+    fn senders_log_where_they_can() {
+        assert_eq!(choose(PLAIN).unwrap(), "sender");
+        assert_eq!(choose(LogWishes { ranks: SENDER_LOG_RANKS_MAX, ..PLAIN }).unwrap(), "sender");
+        for wishes in NEEDY {
+            assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
+        }
+        let many = LogWishes { ranks: SENDER_LOG_RANKS_MAX + 1, ..PLAIN };
+        let limited = LogWishes { limits_addresses: true, ..PLAIN };
+        for wishes in [many, limited] {
+            assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
+            assert_eq!(choose(LogWishes { log: "sender", ..wishes }).unwrap(), "sender");
+        }
+    }
+
+    #[test]
+    fn what_the_user_wants_is_done_or_refused() {
+        assert_eq!(choose(LogWishes { log: "sender", ..PLAIN }).unwrap(), "sender");
+        assert_eq!(choose(LogWishes { log: "relay", ..PLAIN }).unwrap(), "relay");
+        for wishes in NEEDY {
+            let refused = choose(LogWishes { log: "sender", ..wishes }).unwrap_err().to_string();
+            assert!(refused.contains("use recover_log=relay"), "{refused}");
+            assert_eq!(choose(LogWishes { log: "relay", ..wishes }).unwrap(), "relay");
+        }
+    }
+}
