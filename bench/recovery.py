@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
 """The cost of recovery of killed ranks, and the time that a recovery takes.
 
-    bench/recovery.py                   all parts, 40 minutes
+    bench/recovery.py                   all parts, an hour
     bench/recovery.py --quick           one round, fewer sizes
-    bench/recovery.py kept disk         only these parts: kept, again, ranks, link, disk, back
+    bench/recovery.py new nodes         only these parts: new, again, stream, ranks, nodes, link, disk, back
 
-kept: IMB PingPong, both ranks and their relay on one machine: with a complete message log, over the
-same path without a log (`recover_memory=1MiB`, which the first message fills, so that the relay
-gives up the log of the ranks), through a relay without `--recover`, and without a relay. Variants
-take turns within each round.
-again: long messages back and forth, with a message log in reused memory, as it is from the third
-checkpoint of a rank on: then the log before the first checkpoint is released. (In `kept` all memory
-of the log is new.)
-ranks: 2 to 64 ranks with a complete log and without one: Uniband (half of the ranks send to the
-other half) and Allreduce.
-link: the variants of kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), the usual
-environment of such jobs.
-disk: IMB Uniband beyond the memory bound, with `recover_dir`, against Uniband within the bound.
+Variants take turns within each round: logs of the senders (the default of `--recover`), the log of
+the relay, without `--recover` by the same provider (`local=own`), and without `--recover` and other
+settings (inside a node MPICH's own shared memory).
+
+new: IMB PingPong of 2 ranks on a node; all memory of the logs is new.
+again: the same with long messages; the logs use their memory again, as with checkpoints
+(`recover_memory=64MiB`: what does not fit is given up).
+stream: IMB Uniband of 2 ranks on a node, one-way bandwidth, in new memory and in memory used again.
+ranks: 2 to 64 ranks on a node: Uniband (half of the ranks send to the other half) and Allreduce.
+nodes: PingPong between two nodes over TCP (a lab), memory used again.
+link: PingPong over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way).
+disk: IMB Uniband beyond the memory bound of the relay, with `recover_dir`, against Uniband within the
+bound.
 back: a rank of a program that only communicates is killed. Measured are the time until the launcher
 notices, until the next incarnation runs, and until the replay is complete; the speed of the replay
 relative to the first run; and the bytes of determinants for each delivered frame.
@@ -49,26 +50,23 @@ from support import paths, process, svg  # noqa: E402
 
 ROUNDS = 5
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (8, 512, 4 * KIB, 32 * KIB, 256 * KIB, 4 * MIB)
-# Repetitions for each size: the log of all of them is smaller than `recover_memory`.
-REPETITIONS = {8: 20_000, 512: 20_000, 4 * KIB: 10_000, 32 * KIB: 4_000, 256 * KIB: 800, 4 * MIB: 60}
+SIZES = (1, 8, 64, 512, 4 * KIB, 8 * KIB, 32 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
+LONG = tuple(size for size in SIZES if size >= 32 * KIB)
+# Bytes of messages of one direction at most: the logs of all repetitions fit `recover_memory`.
+BYTES_MAX, TIMES_MAX = 640 * MIB, 50_000
+# In memory that is used again, each size begins with as many bytes as fill it.
+AGAIN = ("--set", "recover_memory=64MiB")
 # Repetitions over the link: enough for congestion control to find the rate.
 FEW = {8: 200, 512: 200, 4 * KIB: 200, 32 * KIB: 200, 256 * KIB: 100, 4 * MIB: 20}
 LAB = paths.ROOT / "labs" / "two-sites.toml"
 LIMIT_S = 240.0
-TARGET_LATENCY, TARGET_BANDWIDTH = 1.05, 0.98
 TARGET_DISK = 0.9
-TARGET_LIVE_S, TARGET_REPLAY = 2.0, 5.0
+TARGET_LIVE_S, TARGET_REPLAY = 0.5, 5.0
 # Seconds that a rank has run before it is killed.
 FIRST_S = 3.0
 WARM_BYTES = 5 << 30
-RECOVERY_WITHOUT_LOG = ("--recover", "--set", "recover_memory=1MiB")
-PARTS = ("kept", "again", "ranks", "link", "disk", "back")
+PARTS = ("new", "again", "stream", "ranks", "nodes", "link", "disk", "back")
 TARGET_DETERMINANT = 8.0
-# MiB that each rank receives before a checkpoint; the measured messages are too few to trigger
-# another one.
-REUSED_MIB, REUSED_CHECKPOINTS = 300, 3
-REUSED_REPETITIONS = {32 * KIB: 2_000, 256 * KIB: 250, 4 * MIB: 16}
 # Numbers of ranks, and the amount that each pair of them sends, 64 messages at a time: 1.3 GB in
 # all.
 CROWDS = (2, 4, 8, 16, 32, 64)
@@ -80,12 +78,26 @@ ALLREDUCE_TIMES = 200
 class Variant:
     name: str
     options: tuple[str, ...]
-    paths: str = ""
 
 
-RECORDED = Variant("message log", ("--recover",))
-UNRECORDED = Variant("the same path, no message log", RECOVERY_WITHOUT_LOG)
-VARIANTS = [RECORDED, UNRECORDED, Variant("a relay, without --recover", ("--clusters", "1"), "relay"), Variant("direct", ())]
+SENDERS = Variant("logs of the senders", ("--recover", "--set", "recover_log=sender"))
+RELAY = Variant("log of the relay", ("--recover", "--set", "recover_log=relay"))
+SAME = Variant("without --recover, same provider", ("--set", "local=own"))
+PLAIN = Variant("without --recover", ())
+ON_A_NODE, BETWEEN_NODES = [SENDERS, RELAY, SAME, PLAIN], [SENDERS, RELAY, SAME]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What logs of the senders may cost, beside the same provider without `--recover`."""
+
+    latency: float
+    bandwidth: float
+
+
+# Of DESIGN: latency up to 32 KiB; bandwidth of 1 MiB in new memory, in memory used again, between
+# nodes.
+TARGETS = {"new": Target(1.2, 0.08), "again": Target(1.2, 0.5), "nodes": Target(1.05, 0.95), "link": Target(1.05, 0.95)}
 
 
 def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = False) -> dict:
@@ -94,16 +106,22 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
     file = paths.RESULTS / "bench-recovery.json"
     result = json.loads(file.read_text()) if file.exists() else {}
-    sizes = (8, 4 * MIB) if quick else SIZES
-    if "kept" in parts:
-        result["kept"] = in_turns("kept", VARIANTS, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
+    sizes = (8, 4 * KIB, MIB) if quick else SIZES
+    long = (MIB,) if quick else LONG
+    few = (8, 4 * MIB) if quick else tuple(FEW)
+    if "new" in parts:
+        result["new"] = in_turns("new", ON_A_NODE, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
     if "again" in parts:
-        result["again"] = in_turns("again", [RECORDED, UNRECORDED], rounds, reused_memory) | {"sizes": tuple(REUSED_REPETITIONS)}
+        result["again"] = in_turns("again", ON_A_NODE, rounds, lambda way: ping_pong(again(way), long)) | {"sizes": long}
+    if "stream" in parts:
+        result["stream"] = in_turns("stream", ON_A_NODE, rounds, lambda way: streams(way, long)) | {"sizes": long}
     if "ranks" in parts:
         crowds = (2, 16) if quick else CROWDS
-        result["ranks"] = in_turns("ranks", [RECORDED, UNRECORDED], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
+        result["ranks"] = in_turns("ranks", [SENDERS, RELAY, SAME], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
+    if "nodes" in parts:
+        result["nodes"] = in_turns("nodes", BETWEEN_NODES, rounds, lambda way: between_nodes(again(way), sizes)) | {"sizes": sizes}
     if "link" in parts:
-        result["link"] = in_turns("link", [RECORDED, UNRECORDED], min(rounds, 3), lambda way: over_link(way, sizes)) | {"sizes": sizes}
+        result["link"] = in_turns("link", BETWEEN_NODES, min(rounds, 3), lambda way: over_link(way, few)) | {"sizes": few}
     if "disk" in parts:
         result["disk"] = in_turns("disk", ["within memory", "beyond it"], rounds, spilling)
     if "back" in parts:
@@ -134,44 +152,44 @@ def warm() -> None:
             memory[at] = 1
 
 
+def again(way: Variant) -> Variant:
+    """The variant whose logs use little memory, again and again."""
+    return Variant(way.name, (*way.options, *AGAIN)) if "--recover" in way.options else way
+
+
+def times_of(size: int) -> int:
+    return min(TIMES_MAX, BYTES_MAX // size)
+
+
 def ping_pong(way: Variant, sizes) -> list[float]:
     """Microseconds one way, by size."""
-    return [run_imb(way.options, "PingPong", 2, size, REPETITIONS[size], way.paths) for size in sizes]
+    return [run_imb(way.options, "PingPong", 2, size, times_of(size)) for size in sizes]
 
 
-def reused_memory(way: Variant) -> list[float]:
-    """Microseconds one way, by size, in memory that checkpoints have released."""
-    program = paths.ROOT / "tests" / "system" / "programs" / "there_and_back.py"
-    images = ("--checkpoint", "1h", "--set", f"checkpoint_log={REUSED_MIB}MiB", "--set", f"criu={paths.CRIU}", "--verbose")
-    options = (*way.options, *(images if way is RECORDED else ()))
-    bounds = [f"{size}:{times}" for size, times in REUSED_REPETITIONS.items()]
-    python = str(paths.venv("mpich") / "bin" / "python")
-    # The disk writes of a checkpoint last for seconds after it.
-    words = ["--first", str(REUSED_MIB + REUSED_MIB // 50), "--times", str(REUSED_CHECKPOINTS), "--wait", "5", *bounds]
-    finished = process.run([str(paths.LANDBRIDGE), "run", "-n", "2", *options, "--", python, str(program), *words], LIMIT_S, {})
-    rows = re.findall(r"^one way: (\d+) B: (\S+) us$", finished.output, re.M)
-    images_taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", finished.output, re.M))
-    if not finished.ok or len(rows) != len(REUSED_REPETITIONS) or images_taken != (2 * REUSED_CHECKPOINTS if way is RECORDED else 0):
-        why = finished.why or f"exit code {finished.code}, {images_taken} images"
-        raise labs.Failed(f"{why}: {process.tail(finished.output, 4)}")
-    return [float(micros) for _, micros in rows]
+def streams(way: Variant, sizes) -> list[float]:
+    """MB/s one way, by size: in new memory, and in memory that is used again."""
+    return [run_imb(one.options, "Uniband", 2, size, max(times_of(size) // 64, 4)) for one in (way, again(way)) for size in sizes]
 
 
 def crowded(way: Variant, crowds) -> list[float]:
     """MB/s of all pairs together, by number of ranks, and then microseconds of an Allreduce."""
-    streams = [run_imb(way.options, "Uniband", ranks, CROWD_BYTES, CROWD_TIMES // ranks) for ranks in crowds]
-    return streams + [run_imb(way.options, "Allreduce", ranks, 8, ALLREDUCE_TIMES) for ranks in crowds]
+    bands = [run_imb(way.options, "Uniband", ranks, CROWD_BYTES, CROWD_TIMES // ranks) for ranks in crowds]
+    return bands + [run_imb(way.options, "Allreduce", ranks, 8, ALLREDUCE_TIMES) for ranks in crowds]
 
 
-def run_imb(options, benchmark: str, ranks: int, size: int, times: int, allowed: str = "") -> float:
-    """MB/s of Uniband; microseconds of other benchmarks."""
+def benchmark_words(benchmark: str, ranks: int, size: int, times: int) -> list[str]:
     lengths = paths.RESULTS / "recovery-lengths"
-    # The first size is not counted: 4 MiB in all, so that a bound of 1 MiB is full.
-    lengths.write_text(f"{4 * MIB // times + 8}\n{size}\n")
+    # The first size is not counted: 64 MiB in all, so that memory that is used again is full.
+    lengths.write_text(f"{min(64 * MIB // times + 8, 4 * MIB)}\n{size}\n")
     bounds = ["-npmin", str(ranks), "-msglen", str(lengths), "-iter", str(times), "-iter_policy", "off"]
-    command = [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *options, "--", str(imb.IMB), benchmark, *bounds]
+    return [str(imb.IMB), benchmark, *bounds]
+
+
+def run_imb(options, benchmark: str, ranks: int, size: int, times: int) -> float:
+    """MB/s of Uniband; microseconds of other benchmarks."""
+    program = benchmark_words(benchmark, ranks, size, times)
+    command = [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *options, "--", *program]
     environment = {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")}
-    environment |= {"LANDBRIDGE_PATHS": allowed} if allowed else {}
     return parsed(process.run(command, LIMIT_S, environment), benchmark, size)
 
 
@@ -182,18 +200,21 @@ def parsed(finished, benchmark: str, size: int) -> float:
     return table.bandwidth(size) if benchmark == "Uniband" else table.latency_us(size)
 
 
+def between_nodes(way: Variant, sizes) -> list[float]:
+    """Microseconds one way, by size, between two nodes of a cluster."""
+    return [lab_imb(way.options, size, min(times_of(size), 5000), []) for size in sizes]
+
+
 def over_link(way: Variant, sizes) -> list[float]:
     """Microseconds one way, by size, between two sites."""
-    return [lab_imb(way.options, size) for size in sizes]
-
-
-def lab_imb(options, size: int) -> float:
-    lengths = paths.RESULTS / "recovery-lengths"
-    lengths.write_text(f"{4 * MIB // FEW[size] + 8}\n{size}\n")
     gateways = paths.ROOT / "tests" / "system" / "programs" / "on_gateways.py"
-    bounds = ["-npmin", "2", "-msglen", str(lengths), "-iter", str(FEW[size]), "-iter_policy", "off"]
-    job = [str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", *options, "--", str(imb.IMB), "PingPong", *bounds]
-    words = labs.command(LAB, labs.name("recovery"), [sys.executable, str(gateways), *job])
+    return [lab_imb(way.options, size, FEW[size], [sys.executable, str(gateways)]) for size in sizes]
+
+
+def lab_imb(options, size: int, times: int, placed: list[str]) -> float:
+    program = benchmark_words("PingPong", 2, size, times)
+    job = [str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", *options, "--", *program]
+    words = labs.command(LAB, labs.name("recovery"), [*placed, *job])
     return parsed(process.run(words, LIMIT_S, labs.environment()), "PingPong", size)
 
 
@@ -202,14 +223,14 @@ def spilling(way: str) -> list[float]:
     a disk."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("LANDBRIDGE_BENCH_DIR", "/var/tmp")) as directory:
         memory = "12GiB" if way == "within memory" else "256MiB"
-        bounds = ("--recover", "--set", f"recover_memory={memory}", "--set", f"recover_dir={directory}")
+        bounds = (*RELAY.options, "--set", f"recover_memory={memory}", "--set", f"recover_dir={directory}")
         return [run_imb(bounds, "Uniband", 2, MIB, 24)]
 
 
 # --- from a kill to the end of the replay
 
 STARTED = re.compile(r"restarted: (\d+) polls")
-LIVE = re.compile(r"live again, after (\d+) frames")
+LIVE = re.compile(r"the replay is over after (\d+) frames")
 
 
 def recovery_time() -> dict:
@@ -276,25 +297,20 @@ def pid_of(rank: int, launcher: int) -> int | None:
 
 def section(result: dict) -> str:
     lines = ["## Killed ranks come back: what it costs", "", f"{stamp.rounds(result['rounds'])}, medians.", *stamp.lines(result)]
-    if "kept" in result:
-        what = (
-            "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores. All memory is new: the first "
-            "access to a page costs more than all copies into it."
-        )
-        lines += ["", prose.wrapped(what), ""]
-        lines += table(result["kept"])
-    if "again" in result:
-        what = (
-            f"**In memory that was in use before**, as in a job with checkpoints: {REUSED_CHECKPOINTS} checkpoints of each rank "
-            f"were taken before, one after each {REUSED_MIB} MiB of messages."
-        )
-        lines += ["", prose.wrapped(what), ""]
-        lines += table(result["again"])
+    what = {
+        "new": "**PingPong on a node**, IMB-MPI1, 2 ranks and all other processes on two cores. All memory of the logs is new: the "
+        "first access to a page costs more than all copies into it.",
+        "again": f"**PingPong on a node, memory used again**, as with checkpoints (`{AGAIN[1]}`).",
+        "nodes": f"**PingPong between two nodes over TCP** (a lab on this machine, `{AGAIN[1]}`).",
+        "link": f"**PingPong over a link** of 1 Gbit/s, 5 ms one way (`{LAB.relative_to(paths.ROOT)}`).",
+    }
+    for part, title in what.items():
+        if part in result:
+            lines += ["", prose.wrapped(title), "", *table(result[part], TARGETS[part])]
+    if "stream" in result:
+        lines += ["", "**One way on a node**, Uniband, 64 messages at a time.", "", *stream_table(result["stream"])]
     if "ranks" in result:
-        lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]
-    if "link" in result:
-        lines += ["", f"**A link** of 1 Gbit/s, 5 ms one way (`{LAB.relative_to(paths.ROOT)}`), the same program.", ""]
-        lines += table(result["link"])
+        lines += ["", "**Many ranks** of a node on the same two cores, new memory.", "", *crowd_table(result["ranks"])]
     if "disk" in result:
         lines += ["", *disk_lines(result["disk"])]
     if "back" in result:
@@ -302,16 +318,31 @@ def section(result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(part: dict) -> list[str]:
-    """One-way times; ratios of the variant with a log to the same path without."""
+def table(part: dict, target: Target) -> list[str]:
+    """One-way times; ratios of the variants with a log to the same provider without."""
     names = [size_name(size) for size in part["sizes"]]
     lines = [f"| way, us one way | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
     for name, row in part["medians"].items():
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
     best = {name: [min(column) for column in zip(*rows)] for name, rows in part["samples"].items()}
-    for title, rows in (("**ratio, message log to no message log**", part["medians"]), ("ratio, best rounds only", best)):
-        pairs = zip(rows[RECORDED.name], rows[UNRECORDED.name], part["sizes"])
-        lines.append(f"| {title} | {' | '.join(verdict(kept, none, size) for kept, none, size in pairs)} |")
+    for title, rows in (("**ratio to the same provider**", part["medians"]), ("the same, best rounds", best)):
+        pairs = list(zip(rows[SENDERS.name], rows[SAME.name], part["sizes"]))
+        lines.append(f"| {title} | {' | '.join(verdict(with_log, none, size, target) for with_log, none, size in pairs)} |")
+    pairs = zip(part["medians"][RELAY.name], part["medians"][SAME.name])
+    lines.append(f"| ratio, log of the relay | {' | '.join(f'{with_log / none:.2f}' for with_log, none in pairs)} |")
+    return lines
+
+
+def stream_table(part: dict) -> list[str]:
+    """Bandwidth in new memory, and in memory used again."""
+    count, names = len(part["sizes"]), [size_name(size) for size in part["sizes"]]
+    lines = [f"| MB/s | {' | '.join(names)} |", "|---|" + "--:|" * count]
+    for title, first, share in (("new memory", 0, TARGETS["new"].bandwidth), ("used again", count, TARGETS["again"].bandwidth)):
+        rows = {name: row[first : first + count] for name, row in part["medians"].items()}
+        for name, row in rows.items():
+            lines.append(f"| {title}: {name} | {' | '.join(f'{value:.0f}' for value in row)} |")
+        ratios = [judged(with_log / none, share, True) for with_log, none in zip(rows[SENDERS.name], rows[SAME.name])]
+        lines.append(f"| **ratio to the same provider** | {' | '.join(ratios)} |")
     return lines
 
 
@@ -327,20 +358,19 @@ def crowd_table(part: dict) -> list[str]:
         rows = {name: row[first : first + len(crowds)] for name, row in part["medians"].items()}
         for name, row in rows.items():
             lines.append(f"| {title}: {name} | {' | '.join(f'{value:.0f}' for value in row)} |")
-        pairs = zip(rows[RECORDED.name], rows[UNRECORDED.name])
-        ratios = [judged(kept / none, is_long) for kept, none in pairs]
-        lines.append(f"| **ratio** | {' | '.join(ratios)} |")
+        pairs = zip(rows[SENDERS.name], rows[SAME.name])
+        ratios = [f"{with_log / none:.2f}{' of bandwidth' if is_long else ''}" for with_log, none in pairs]
+        lines.append(f"| **ratio to the same provider** | {' | '.join(ratios)} |")
     return lines
 
 
-def verdict(kept: float, none: float, size: int) -> str:
-    """The ratio and its target: of bandwidth for long messages, of latency for short ones."""
-    is_long = size >= 32 * KIB
-    return judged(none / kept if is_long else kept / none, is_long)
+def verdict(with_log: float, none: float, size: int, target: Target) -> str:
+    """The ratio and its target: of latency up to 32 KiB, of bandwidth for longer messages."""
+    is_long = size > 32 * KIB
+    return judged(none / with_log, target.bandwidth, True) if is_long else judged(with_log / none, target.latency, False)
 
 
-def judged(ratio: float, is_bandwidth: bool) -> str:
-    target = TARGET_BANDWIDTH if is_bandwidth else TARGET_LATENCY
+def judged(ratio: float, target: float, is_bandwidth: bool) -> str:
     met = ratio >= target if is_bandwidth else ratio <= target
     return f"{ratio:.2f}{' of bandwidth' if is_bandwidth else ''}{'' if met else f' (missed: {target})'}"
 
@@ -365,7 +395,7 @@ def recovery_time_lines(rows: list[dict]) -> list[str]:
     large = "" if middle["determinant"] <= TARGET_DETERMINANT else f" (missed: {TARGET_DETERMINANT})"
     what = (
         f"**From a kill to the same point**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: detected and "
-        f"restarted within {middle['noticed'] * 1e3:.0f} ms, the replay from the relay began {middle['restart'] * 1e3:.0f} ms "
+        f"restarted within {middle['noticed'] * 1e3:.0f} ms, the replay began {middle['restart'] * 1e3:.0f} ms "
         f"later{late}, and {middle['first']:.1f} s were replayed in {middle['replay']:.2f} s: {speed:.1f} times as fast as the "
         f"first time{slow}. Each delivered frame took {middle['determinant']:.1f} bytes of determinants{large}."
     )
@@ -373,24 +403,15 @@ def recovery_time_lines(rows: list[dict]) -> list[str]:
 
 
 def picture(result: dict) -> str:
-    """Speed with a complete log, relative to that without a log."""
+    """Speed with logs of the senders, and with the log of the relay, beside the same provider
+    without `--recover`."""
     groups = []
-    if kept := result.get("kept"):
-        pairs = zip(kept["sizes"], kept["medians"][RECORDED.name], kept["medians"][UNRECORDED.name])
-        groups += [(size_name(size), {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
-    if again := result.get("again"):
-        pairs = zip(again["sizes"], again["medians"][RECORDED.name], again["medians"][UNRECORDED.name])
-        groups += [(f"{size_name(size)}, used memory", {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
-    if link := result.get("link"):
-        pairs = zip(link["sizes"], link["medians"][RECORDED.name], link["medians"][UNRECORDED.name])
-        groups += [(size_name(size), {"1 Gbit/s, PingPong": none / with_all}) for size, with_all, none in pairs]
-    if crowd := result.get("ranks"):
-        count = len(crowd["crowds"])
-        rows = list(zip(crowd["medians"][RECORDED.name], crowd["medians"][UNRECORDED.name]))
-        for number, (ranks, fast, slow) in enumerate(zip(crowd["crowds"], rows[:count], rows[count:])):
-            shares = {"one machine, Uniband of 64 KiB": fast[0] / fast[1], "one machine, Allreduce of 8 B": slow[1] / slow[0]}
-            groups.append((f"{ranks} ranks", shares))
-    return svg.bars("Speed with a message log, beside that of the same path without", groups, "", [(1.0, "no message log")])
+    for part, where in (("new", "a node, new memory"), ("again", "a node, used memory"), ("nodes", "two nodes"), ("link", "two sites")):
+        if rows := result.get(part):
+            names = (SENDERS.name, RELAY.name)
+            times = zip(rows["sizes"], rows["medians"][SAME.name], *(rows["medians"][name] for name in names))
+            groups += [(f"{size_name(size)}, {where}", dict(zip(names, (none / one for one in each)))) for size, none, *each in times]
+    return svg.bars("Speed of PingPong with --recover, beside that without", groups, "", [(1.0, "without --recover")])
 
 
 if __name__ == "__main__":
