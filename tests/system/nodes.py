@@ -7,6 +7,7 @@ need no lab are in recovery.py, cases that need checkpoints in checkpoint.py.
 """
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -86,6 +87,15 @@ SENDER_CASES = {
     SENDERS + CABLE: (["--set", "peer_timeout=2s"], [(1.0, "north-2 lan0 down"), (6.5, "north-2 lan0 up")]),
     SENDERS + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
     SENDERS + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
+}
+
+
+SENDER_SPARE = [*SPARE, *SENDER]
+SENDER_SPARE_CASES = {
+    SENDERS + "a node is lost": (SENDER_SPARE, [(1.0, KILLED)]),
+    SENDERS + "a node is lost, as its ranks come back": (SENDER_SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
+    SENDERS + "a node is lost, and its ranks are killed on the next one": (SENDER_SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
+    SENDERS + "a node falls silent": ([*SENDER_SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
 }
 
 
@@ -171,10 +181,11 @@ def sender_logs(checks, options, ring) -> None:
 def spare_node(checks, options, ring) -> None:
     """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second
     hosts are spare."""
-    names = [name for name in SPARE_CASES if checks.wants(name)]
+    cases = SPARE_CASES | SENDER_SPARE_CASES
+    names = [name for name in cases if checks.wants(name)]
     undisturbed = sorted(lab_job(options, ring, [], SPARE)[1]) if names else []
     for name in names:
-        words, events = SPARE_CASES[name]
+        words, events = cases[name]
         code, lines, output = lab_job(options, ring, events, words)
         kills = sum(isinstance(what, int) for _, what in events)
         moves = len(re.findall(r"^landbridge: node north-1 is lost \(.*\): ranks 0, 1 are restarted on north-2$", output, re.M))
@@ -210,14 +221,15 @@ def replicated_nondeterminism(checks, options, ring) -> None:
     taker = [*ring[:2], "--any", "--rounds", "150"]
     rows = [("who draws from clocks and random numbers", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
     for what, program, is_right in rows:
-        for how, losses in (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH)):
-            name = LOST + what + how
+        kinds = (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH))
+        for (how, losses), (logs, words) in itertools.product(kinds, (("", []), (SENDERS, SENDER))):
+            name = logs + LOST + what + how
             if not checks.wants(name):
                 continue
             events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
             first = "now 1 0" if program is drawer else ""
             with tempfile.TemporaryDirectory() as scratch:
-                code, _, output = lab_job(options, program, events, WIDE, first, lab_file=wide_lab(Path(scratch)))
+                code, _, output = lab_job(options, program, events, [*WIDE, *words], first, lab_file=wide_lab(Path(scratch)))
             measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
             is_lost = output.count(" is lost (") == len(losses)
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
@@ -293,13 +305,14 @@ def other_programs(checks, options, images=()) -> None:
     of the launcher for checkpoints on request, in a folder that all nodes share; ranks are then
     restored from these."""
     for program in programs_of_others(options, bool(images)):
-        for place, clusters in enumerate(("", ", two clusters")):
-            name = LOST + program.name + clusters + (", from images" if images else "")
+        logs = [("", [])] if images else [("", []), (SENDERS, SENDER)]
+        for (place, clusters), (by, words) in itertools.product(enumerate(("", ", two clusters")), logs):
+            name = by + LOST + program.name + clusters + (", from images" if images else "")
             if not checks.wants(name) or not Path(program.words[0]).exists():
                 continue
             after_s = random.Random(f"{options.seed} {name}").uniform(0.1, 0.7 if images else program.within_s)
             run = [*program.words, *program.counts[place].split()]
-            code, output = lost_once(options, program, run, bool(clusters), images, after_s)
+            code, output = lost_once(options, program, run, bool(clusters), images, after_s, words)
             moves, found = output.count(" is lost ("), len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-[23]", output))
             is_whole = program.is_whole(output)
             measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {after_s:.1f} s after "
@@ -307,11 +320,11 @@ def other_programs(checks, options, images=()) -> None:
             checks.check(name, code == 0 and is_whole and moves == 1 and found == (2 if images else 0), measured, output)
 
 
-def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float):
+def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float, logs):
     with tempfile.TemporaryDirectory() as scratch:
         lab_file = LAB if has_clusters else wide_lab(Path(scratch), SLOW_LAN if images else "")
         folder = Path(scratch) / "images" if images else None
-        words = [*(SPARE if has_clusters else WIDE), *given(options), *images]
+        words = [*(SPARE if has_clusters else WIDE), *logs, *given(options), *images]
         words += ["--set", f"checkpoint_dir={folder}"] if folder else []
         events = [(0.0, lambda: lose_running(after_s, folder))]
         code, _, output = lab_job(options, run, events, words, program.begun, lab_file=lab_file)

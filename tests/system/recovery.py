@@ -187,7 +187,6 @@ def logs_of_senders(options, checks, ring) -> None:
             is_right = full in output and (gone in output) == bool(kills) and (code == 1 if kills else code == 0 and len(lines) > RANKS)
             checks.check(name + what, is_right, f"exit code {code}, {len(lines)} lines, {'says' if gone in output else 'does not say'} what is gone", output)
     refused = {
-        "with spare hosts": (["--spares", "1"], "recover_log=sender brings no rank to another node yet"),
         "on a disk": (["--set", "recover_dir=/var/tmp"], "recover_log=sender keeps nothing in recover_dir yet"),
     }
     for what, (words, why) in refused.items():

@@ -98,7 +98,7 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// List the running jobs that were started on this machine, with the process of each rank
     Ps(PsArguments),
-    /// Show the message logs that relays hold for the ranks of running jobs
+    /// Show the message logs of the ranks of running jobs
     Log(LogArguments),
     /// Take a checkpoint of each rank of a running job now
     Checkpoint(CheckpointArguments),

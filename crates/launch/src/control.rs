@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -210,6 +210,10 @@ pub enum Message {
         rank: u32,
         serial: u32,
     },
+    /// The parent has received all updates before the [`Message::CutEnd`] with this ticket.
+    Stable {
+        ticket: u64,
+    },
     /// No action: the sender, a parent or a child, is alive.
     Ping,
     /// Where a rank that keeps message logs can be reached by ranks of other nodes: from its agent
@@ -287,6 +291,11 @@ pub enum Message {
     /// Recorded state of a rank that exists only on its node, for the parent; the parent sends it
     /// on to an agent that takes the rank over, before `Adopt`.
     RecordingUpdate(Box<RecordingUpdate>),
+    /// The updates of ranks of this agent since the last such message fit together, and count from
+    /// now on. The parent answers a ticket other than 0 by `Stable`.
+    CutEnd {
+        ticket: u64,
+    },
     /// The parent has to answer this message by `Durable` with the same number once it has received
     /// every earlier message about this rank.
     MakeDurable {

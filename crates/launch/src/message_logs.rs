@@ -4,8 +4,8 @@
 //! In: the setting, and what the job needs. Out: one answer for the whole job, because its ranks,
 //! agents and relays must agree.
 //!
-//! What may never happen: senders log in a job whose ranks may move to another node, where the logs
-//! are not.
+//! What may never happen: senders log in a job whose ranks may begin again from something that
+//! their logs do not cover.
 
 use anyhow::{Result, bail};
 use landbridge_proto::log::layout::LOGGED_PROCESSES_MAX;
@@ -22,10 +22,15 @@ pub struct LogWishes<'a> {
     pub ranks: u32,
     /// A spare node may take the ranks of a lost one.
     pub has_spares: bool,
+    /// Checkpoints are taken.
+    pub has_images: bool,
+    /// Polls are counted (`recover_clocks`).
+    pub records_clocks: bool,
     /// Logs may outgrow memory (`recover_dir`).
     pub has_disk: bool,
-    /// This system limits the address space of processes (`ulimit -v`).
-    pub limits_addresses: bool,
+    /// This system limits the address space of processes (`ulimit -v`), or the size of files
+    /// (`ulimit -f`).
+    pub has_limits: bool,
 }
 
 /// The value of `recover_log` for the job: `sender` or `relay`.
@@ -37,7 +42,8 @@ pub fn choose(wishes: LogWishes<'_>) -> Result<&'static str> {
         "relay" => Ok("relay"),
         "sender" => check(wishes).map(|()| "sender"),
         _ => {
-            let fits = wishes.ranks <= SENDER_LOG_RANKS_MAX && !wishes.limits_addresses;
+            let is_small = wishes.ranks <= SENDER_LOG_RANKS_MAX;
+            let fits = is_small && !wishes.has_spares && !wishes.has_limits;
             Ok(if fits && check(wishes).is_ok() { "sender" } else { "relay" })
         }
     }
@@ -50,8 +56,14 @@ fn check(wishes: LogWishes<'_>) -> Result<()> {
              recover_log=relay"
         );
     }
-    if wishes.has_spares {
-        bail!("recover_log=sender brings no rank to another node yet: use recover_log=relay");
+    if wishes.has_spares && wishes.has_images {
+        bail!(
+            "recover_log=sender takes no checkpoints of ranks that may move to a spare node yet: \
+             use recover_log=relay"
+        );
+    }
+    if wishes.has_spares && !wishes.records_clocks {
+        bail!("recover_log=sender with spare nodes needs recover_clocks=on: use recover_log=relay");
     }
     if wishes.has_disk {
         bail!("recover_log=sender keeps nothing in recover_dir yet: use recover_log=relay");
@@ -67,13 +79,16 @@ mod tests {
         log: "auto",
         ranks: 4,
         has_spares: false,
+        has_images: true,
+        records_clocks: true,
         has_disk: false,
-        limits_addresses: false,
+        has_limits: false,
     };
 
     /// Jobs that need what only a relay can do.
-    const NEEDY: [LogWishes<'_>; 3] = [
+    const NEEDY: [LogWishes<'_>; 4] = [
         LogWishes { has_spares: true, ..PLAIN },
+        LogWishes { has_spares: true, has_images: false, records_clocks: false, ..PLAIN },
         LogWishes { has_disk: true, ..PLAIN },
         LogWishes { ranks: LOGGED_PROCESSES_MAX as u32 + 1, ..PLAIN },
     ];
@@ -86,8 +101,9 @@ mod tests {
             assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
         }
         let many = LogWishes { ranks: SENDER_LOG_RANKS_MAX + 1, ..PLAIN };
-        let limited = LogWishes { limits_addresses: true, ..PLAIN };
-        for wishes in [many, limited] {
+        let limited = LogWishes { has_limits: true, ..PLAIN };
+        let moving = LogWishes { has_spares: true, has_images: false, ..PLAIN };
+        for wishes in [many, limited, moving] {
             assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
             assert_eq!(choose(LogWishes { log: "sender", ..wishes }).unwrap(), "sender");
         }

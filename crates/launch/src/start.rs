@@ -89,8 +89,12 @@ fn message_logs(
         log: settings.text(&RECOVER_LOG),
         ranks: plan.size,
         has_spares: plan.has_spares(),
+        has_images: settings.takes_checkpoints(),
+        records_clocks: settings.records_clocks(),
         has_disk: settings.text(&RECOVER_DIR) != "off",
-        limits_addresses: getrlimit(Resource::As).current.is_some(),
+        has_limits: [Resource::As, Resource::Fsize]
+            .into_iter()
+            .any(|limit| getrlimit(limit).current.is_some()),
     })?;
     if is_verbose {
         eprintln!("landbridge: messages are logged with recover_log={logger}");

@@ -469,11 +469,12 @@ pub fn peer(stream: &impl AsFd) -> io::Result<(u32, u32)> {
     Ok((peer.pid.cast_unsigned(), peer.uid))
 }
 
-/// Resident memory of a process in bytes; 0 if the process does not exist any more.
+/// Resident memory of a process without files, in bytes; 0 if there is no such process any more.
 pub fn resident_bytes(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    pages.unwrap_or_default() * rustix::param::page_size() as u64
+    let pages = |place| text.split(' ').nth(place).and_then(|pages| pages.parse::<u64>().ok());
+    let private = pages(1).unwrap_or_default().saturating_sub(pages(2).unwrap_or_default());
+    private * rustix::param::page_size() as u64
 }
 
 /// The effective user id of this process, inside its user namespace.

@@ -11,6 +11,10 @@ pub struct JobId(pub [u8; 16]);
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobKey(pub [u8; 32]);
 
+/// More incarnations of a process than one node ever starts, even a node that counts as lost and
+/// does not know so: a process that has moved goes on with the next multiple.
+pub const INCARNATIONS_PER_NODE: u32 = 10_000;
+
 /// Exit code of a recorded process that the provider ends because the process has diverged from its
 /// previous incarnation, or because its actions can no longer be recorded. A restart would not
 /// help. Users see 1.

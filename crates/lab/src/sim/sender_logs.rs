@@ -13,6 +13,10 @@
 //! Some processes have so little memory that they discard logs that an incarnation may need. Such
 //! an incarnation must refuse to begin, which ends the job.
 //!
+//! In runs without images whole nodes are lost, with their files. A keeper, which is never lost,
+//! gets deliveries and polls from the agents. All processes of a lost node begin again on another
+//! one, and no other process may have seen what they do not do again.
+//!
 //! What may never happen: a new incarnation sees other events, or the same events in another order,
 //! than the one before, or sends other frames; a message is lost, duplicated, changed or overtaken
 //! by a later message of its source.
@@ -31,11 +35,12 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use landbridge_proto::log::contact::Contact;
+use landbridge_proto::log::delivery::Delivery;
 
 use super::random::Random;
 use super::{EventCounts, Violation, require};
 use network::{Network, Transport};
-use node::SimulatedNode;
+use node::{ProcessCut, SimulatedNode};
 use process::{Chance, LoggedProcess, LoggedTask, ProcessImage, ReceivedMessage, StepEnd};
 
 /// Steps of a run at most.
@@ -53,6 +58,10 @@ pub enum LogFault {
     UnnotedDelivery,
     /// Logs are released although the receiver's images need them.
     ReleasedTooFar,
+    /// Frames leave a node before the keeper knows what they depend on.
+    LeavesAtOnce,
+    /// The keeper gets the processes of a node one by one, and not all at one moment.
+    SplitCut,
 }
 
 /// One rank, over all of its incarnations.
@@ -69,6 +78,28 @@ struct LoggedRank {
     images_taken: u64,
     /// Something was released, so no incarnation begins with the program.
     has_released: bool,
+    /// How often it has moved to another node.
+    moves: u32,
+    /// What the keeper knows: deliveries, and polls.
+    kept: (Vec<u8>, u64),
+}
+
+/// What an agent has sent to the keeper of the processes of its node.
+struct NodeCut {
+    node: usize,
+    ticket: u64,
+    processes: Vec<ProcessCut>,
+}
+
+/// Nodes that are lost, and what the keeper gets of them.
+struct NodeLosses {
+    /// On the way to the keeper; those of a node arrive in order.
+    cuts: Vec<NodeCut>,
+    /// Nodes that may still be lost.
+    left: u32,
+    /// Nodes that there were.
+    nodes_made: usize,
+    run: u64,
 }
 
 struct LogWorld {
@@ -78,6 +109,7 @@ struct LogWorld {
     network: Network,
     /// Contacts on the way to the agents of other nodes: node, process, contact.
     contacts: Vec<(usize, usize, Contact)>,
+    losses: NodeLosses,
     bytes_max: u64,
     kill_permille: u64,
     image_permille: u64,
@@ -121,8 +153,9 @@ impl LogWorld {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         let mut random = Random::new(seed);
-        let node_count = random.pick(&[1, 1, 2, 3]);
-        let count = random.within(2..=5) as usize;
+        let is_lossy = matches!(planted, Some(LogFault::LeavesAtOnce | LogFault::SplitCut));
+        let node_count = if is_lossy { 2 } else { random.pick(&[1, 1, 2, 3]) };
+        let count = if is_lossy { 5 } else { random.within(2..=5) as usize };
         let mut bytes_max = random.pick(&[10, 500, 3_000, 20_000]);
         let mut each = random.pick(&[3, 20, 60]).min(400_000 / bytes_max);
         if planted.is_some() {
@@ -137,12 +170,17 @@ impl LogWorld {
             images: Vec::new(),
             images_taken: 0,
             has_released: false,
+            moves: 0,
+            kept: (Vec::new(), 0),
         };
         let ranks: Vec<LoggedRank> = (0..count).map(rank).collect();
+        let is_moving = matches!(planted, Some(LogFault::LeavesAtOnce | LogFault::SplitCut))
+            || planted.is_none() && seed % 4 == 1;
+        let waits = is_moving && planted != Some(LogFault::LeavesAtOnce);
         let node = |number: usize| {
-            let job = format!("sim-{}-{run}-{number}", std::process::id());
             let local = ranks.iter().filter(|rank| rank.node == number);
-            SimulatedNode::new(job, &local.map(|rank| rank.task.index).collect::<Vec<_>>())
+            let local = local.map(|rank| rank.task.index).collect::<Vec<_>>();
+            SimulatedNode::new(job_name(run, number), &local, waits)
         };
         let is_tight = planted.is_none() && seed.is_multiple_of(4);
         let mut world = LogWorld {
@@ -150,6 +188,12 @@ impl LogWorld {
             ranks,
             network: Network::default(),
             contacts: Vec::new(),
+            losses: NodeLosses {
+                cuts: Vec::new(),
+                left: if is_moving { random.pick(&[1, 2, 5]) } else { 0 },
+                nodes_made: node_count,
+                run,
+            },
             bytes_max: if is_tight { TIGHT_LOG_MEMORY } else { LOG_MEMORY },
             kill_permille: random.pick(&[1, 5, 20, 100]),
             image_permille: random.pick(&[0, 1, 10, 30]),
@@ -163,6 +207,9 @@ impl LogWorld {
         };
         if planted.is_some() {
             (world.kill_permille, world.image_permille, world.kills_left) = (20, 50, 30);
+        }
+        if is_moving {
+            world.image_permille = 0;
         }
         Ok(world)
     }
@@ -190,6 +237,93 @@ impl LogWorld {
         if !self.contacts.is_empty() && self.random.percent(30) {
             self.deliver_contact()?;
         }
+        let node = self.random.index(self.nodes.len());
+        if self.random.percent(20) {
+            self.cut(node)?;
+        }
+        if self.random.percent(20) {
+            self.deliver_cut(node)?;
+        }
+        if self.losses.left > 0 && self.random.below(1_000) < 2 {
+            self.lose_node(node)?;
+        }
+        Ok(())
+    }
+
+    // --- nodes that are lost
+
+    /// The agent of a node sends the keeper what it knows of the processes that wait for it.
+    fn cut(&mut self, node: usize) -> Result<(), Violation> {
+        let is_split = self.planted == Some(LogFault::SplitCut);
+        let ticket = self.nodes[node].take_ticket().map_err(|error| failed(&error))?;
+        let Some(ticket) = ticket else { return Ok(()) };
+        let mut local: Vec<usize> =
+            (0..self.ranks.len()).filter(|rank| self.ranks[*rank].node == node).collect();
+        if is_split {
+            // All but one are as they were at the last cut.
+            let place = self.random.index(local.len());
+            local = vec![local[place]];
+        }
+        let of_process = |process: &usize| {
+            let deliveries = self.nodes[node].deliveries(*process);
+            let polls = self.ranks[*process].polls;
+            deliveries.map(|deliveries| ProcessCut { process: *process, deliveries, polls })
+        };
+        let processes = local.iter().map(of_process).collect::<io::Result<_>>();
+        let processes = processes.map_err(|error| failed(&error))?;
+        self.losses.cuts.push(NodeCut { node, ticket, processes });
+        Ok(())
+    }
+
+    /// The next cut of a node arrives at the keeper, which answers.
+    fn deliver_cut(&mut self, node: usize) -> Result<(), Violation> {
+        let Some(place) = self.losses.cuts.iter().position(|cut| cut.node == node) else {
+            return Ok(());
+        };
+        let cut = self.losses.cuts.remove(place);
+        for ProcessCut { process, deliveries, polls } in cut.processes {
+            self.ranks[process].kept = (deliveries, polls);
+        }
+        self.counts.count("cuts of nodes");
+        self.nodes[node].answer_ticket(cut.ticket).map_err(|error| failed(&error))
+    }
+
+    /// A node is lost: what is on its way from there may arrive, or not. Its processes begin again
+    /// on another one.
+    fn lose_node(&mut self, node: usize) -> Result<(), Violation> {
+        self.losses.left -= 1;
+        self.counts.count("nodes lost");
+        self.log_step(|| format!("node {node} is lost"));
+        while self.random.percent(50) && self.losses.cuts.iter().any(|cut| cut.node == node) {
+            self.deliver_cut(node)?;
+        }
+        self.losses.cuts.retain(|cut| cut.node != node);
+        self.contacts.retain(|(_, process, _)| self.ranks[*process].node != node);
+        let local: Vec<usize> =
+            (0..self.ranks.len()).filter(|rank| self.ranks[*rank].node == node).collect();
+        let waits = self.planted != Some(LogFault::LeavesAtOnce);
+        let spare =
+            SimulatedNode::new(job_name(self.losses.run, self.losses.nodes_made), &local, waits);
+        self.nodes[node] = spare.map_err(|error| failed(&error))?;
+        self.losses.nodes_made += 1;
+        for rank in local {
+            if let Some((_, transport)) = self.ranks[rank].running.take() {
+                self.lose_messages(&transport);
+            }
+            let it = &mut self.ranks[rank];
+            it.moves += 1;
+            it.polls = it.kept.1;
+            self.nodes[node].write_deliveries(rank, &it.kept.0).map_err(|error| failed(&error))?;
+            // Nobody has seen what follows.
+            it.events.truncate(events_of(&it.kept.0)?);
+        }
+        for rank in 0..self.ranks.len() {
+            let from = self.ranks[rank].node;
+            let contact = self.nodes[from].contact(rank).map_err(|error| failed(&error))?;
+            if let Some(contact) = contact.filter(|_| from != node) {
+                self.contacts.push((node, rank, contact));
+            }
+        }
         Ok(())
     }
 
@@ -204,8 +338,14 @@ impl LogWorld {
             None => LoggedProcess::begin(it.task, &node.job, self.bytes_max, node.file()),
         };
         self.log_step(|| format!("{rank} begins with image {:?}", image.map(|it| it.number)));
+        let moves = it.moves;
         let process = match process {
-            Ok(process) => process,
+            Ok(mut process) => {
+                if moves > 0 {
+                    process.note_move();
+                }
+                process
+            }
             Err(error) if is_discarded(&error) && self.bytes_max == TIGHT_LOG_MEMORY => {
                 self.has_ended = true;
                 return Ok(());
@@ -235,8 +375,8 @@ impl LogWorld {
 
     /// Opens the transport of a process, which its agent makes known to other nodes.
     fn open_transport(&mut self, rank: usize, process: LoggedProcess) -> Result<(), Violation> {
-        let transport = Transport::open(rank, &process.logs);
         let it = &mut self.ranks[rank];
+        let transport = Transport::open(rank, it.moves, &process.logs);
         it.running = Some((process, transport));
         let contact = self.nodes[it.node].contact(rank).map_err(|error| failed(&error))?;
         let Some(contact) = contact else {
@@ -362,6 +502,23 @@ impl LogWorld {
     }
 }
 
+/// Events that a process has seen with these deliveries.
+fn events_of(deliveries: &[u8]) -> Result<usize, Violation> {
+    let mut bytes = deliveries.iter().copied().peekable();
+    let mut events = 0;
+    while bytes.peek().is_some() {
+        let delivery = Delivery::parse(|| bytes.next());
+        let delivery = delivery.map_err(|_| Violation("half a delivery is kept".to_string()))?;
+        events += delivery.frames() as usize;
+    }
+    Ok(events)
+}
+
+/// The name of the job on one of the nodes of a run.
+fn job_name(run: u64, node: usize) -> String {
+    format!("sim-{}-{run}-{node}", std::process::id())
+}
+
 /// Whether an incarnation refuses to begin because what it needs was discarded.
 fn is_discarded(error: &io::Error) -> bool {
     error.to_string().contains("are not kept any more")
@@ -381,7 +538,13 @@ mod tests {
 
     #[test]
     fn planted_faults_are_found() {
-        for planted in [LogFault::UnnotedDelivery, LogFault::ReleasedTooFar] {
+        let all = [
+            LogFault::UnnotedDelivery,
+            LogFault::ReleasedTooFar,
+            LogFault::LeavesAtOnce,
+            LogFault::SplitCut,
+        ];
+        for planted in all {
             let found = (0..100).filter(|seed| run_with(*seed, false, Some(planted)).is_err());
             let found = found.count();
             assert!(found > 10, "{planted:?}: {found} of 100 seeds");
@@ -405,6 +568,8 @@ mod tests {
             "messages lost with their transport",
             "messages to a transport that has ended",
             "bytes between nodes",
+            "cuts of nodes",
+            "nodes lost",
         ];
         find_nothing(0..SEEDS, Mode::SenderLogs, &events);
     }

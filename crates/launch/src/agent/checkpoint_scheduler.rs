@@ -200,6 +200,10 @@ impl CheckpointScheduler {
     /// resumed yet serves this request as well.
     pub fn request(&mut self, asker: CheckpointRequester, now: Instant) {
         self.notices.is_user_waiting |= asker == CheckpointRequester::User;
+        if asker == CheckpointRequester::FullLog && self.failures > 0 {
+            // A log that goes on growing asks again and again: the next image comes in its turn.
+            return;
+        }
         // The user may know better why images have failed, so the next image is tried.
         self.failures = self.failures.min(FAILURES_MAX - 1);
         match self.state {

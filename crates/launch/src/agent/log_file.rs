@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, SealFlags, ftruncate, openat, unlinkat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
@@ -22,6 +22,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
+use rustix::process::{Resource, getrlimit};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// The file, `bytes` long, and whether it has huge pages.
@@ -29,6 +30,13 @@ pub fn create(bytes: u64) -> Result<(OwnedFd, bool)> {
     let made = with_huge_pages().or_else(|_| with_huge_pages_in_namespace());
     let has_huge_pages = made.is_ok();
     let file = made.or_else(|_| memory_file())?;
+    // Beyond the limit the system would end this process.
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+        bail!(
+            "message logs need a memory file without a limit of its size: raise the limit \
+             (ulimit -f unlimited), or use recover_log=relay"
+        );
+    }
     ftruncate(&file, bytes).context("no memory file for message logs")?;
     if !has_huge_pages {
         // A rank that shrinks the file would kill others with SIGBUS.

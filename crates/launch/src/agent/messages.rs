@@ -67,7 +67,14 @@ impl Agent {
             Message::Answer { rank, line } => self.deliver_answer(rank, line),
             Message::SpawnOrder(order) => self.handle_order(*order),
             Message::RecordingUpdate(update) => {
-                self.failover.apply_update(&update, &mut self.parent);
+                self.failover.apply_update(&update, self.supervisor.node_logs(), &mut self.parent);
+            }
+            Message::Stable { ticket } => {
+                let answered =
+                    self.supervisor.node_logs().map_or(Ok(()), |logs| logs.answer_ticket(ticket));
+                if let Err(error) = answered {
+                    self.parent.fail(format!("its message logs cannot be written: {error:#}"));
+                }
             }
             Message::Durable { serial, .. } => self.failover.effects.end(serial),
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
@@ -295,6 +302,14 @@ impl Agent {
             },
             Message::RecordingUpdate(update) => {
                 self.failover.replicas.handle_recording_update(*update)
+            }
+            Message::CutEnd { ticket } => {
+                let child = &mut self.children.all[index];
+                let first = child.node.first_rank;
+                self.failover.replicas.handle_cut_end(first..first + child.node.rank_count);
+                if ticket > 0 {
+                    child.process.stream.send(&Message::Stable { ticket });
+                }
             }
             Message::MakeDurable { rank, serial } => {
                 self.children.all[index].allow_effect(rank, serial);

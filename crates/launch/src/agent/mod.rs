@@ -19,8 +19,9 @@
 //! | `course` | how far the job is |
 //! | `tagged_output`, `pmi_replay` | what a rank has printed and asked |
 //! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
-//! | `replicated_rank_state`, `state_transfer` | what other nodes need of a rank |
-//! | `log_file`, `node_logs` | message logs of the ranks of this node |
+//! | `replicated_recording`, `replicated_rank_state` | what other nodes need of a rank |
+//! | `state_transfer` | how they get it |
+//! | `log_file`, `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
 //! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
@@ -52,6 +53,7 @@ mod input;
 mod log_file;
 mod log_report;
 mod messages;
+mod node_cut;
 mod node_failover;
 mod node_logs;
 mod parent_agent;
@@ -66,6 +68,7 @@ mod rank_supervisor;
 mod refusals;
 pub mod relay;
 mod replicated_rank_state;
+mod replicated_recording;
 mod restore;
 mod state_transfer;
 mod statistics_page;
@@ -253,6 +256,7 @@ impl Agent {
                 for (rank, contact) in self.supervisor.handle_log_bell() {
                     self.parent.send(&Message::LogContact { rank, contact });
                 }
+                self.supervisor.pass_on_for_tickets(&mut self.parent);
             }
             Source::Parent | Source::Child(_) | Source::Wake | Source::Readiness => {}
         }

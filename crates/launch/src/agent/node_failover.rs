@@ -17,16 +17,16 @@ use super::child_agent::{ChildAgent, ChildAgents};
 use super::durable_effects::DurableEffects;
 use super::image_service::ImageService;
 use super::input::STDIN_RETAINED_BYTES_MAX;
+use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
 use super::process_manager::{AgentGroup, ProcessManager};
-use super::rank::{LocalRank, NodeSpecificError, SharedMemory};
+use super::rank::{LocalRank, NodeSpecificError};
 use super::rank_recording::RankRecording;
 use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
 use super::state_transfer::{StateTransfer, TransferOutcome};
-use super::statistics_page::StatisticsPage;
 use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
 use crate::control::{Assignment, Message, Node};
@@ -138,7 +138,9 @@ impl FailoverRound<'_> {
         let name = &self.children.all[to].node.name;
         let text = node_lost_text(&lost.name, why, &ranks, name);
         self.parent.note(text);
-        self.failover.transfers.push(StateTransfer::new(lost, index, to, ranks, effects_end));
+        let logged_by_relay = !self.parent.senders_keep_logs();
+        let transfer = StateTransfer::new(lost, (index, to), ranks, effects_end, logged_by_relay);
+        self.failover.transfers.push(transfer);
     }
 
     /// Whether the launcher has received this request of a rank below already, from the rank's lost
@@ -287,7 +289,12 @@ impl FailoverRound<'_> {
 impl NodeFailover {
     /// Takes a part of the record of a rank that is to be started here; all parts arrive before the
     /// rank.
-    pub fn apply_update(&mut self, update: &RecordingUpdate, parent: &mut ParentAgent) {
+    pub fn apply_update(
+        &mut self,
+        update: &RecordingUpdate,
+        node_logs: Option<&NodeLogs>,
+        parent: &mut ParentAgent,
+    ) {
         let Some(assignment) = parent.assignment.clone() else { return };
         let outcome = match self.received_recordings.get(&update.rank) {
             Some(recording) => Ok(Some(recording.clone())),
@@ -299,6 +306,10 @@ impl NodeFailover {
             if let Some(recording) = recording {
                 recording.apply(update).context("no memory for its nondeterminism record")?;
                 self.received_recordings.insert(update.rank, recording);
+            }
+            if let Some(logs) = node_logs.filter(|_| !update.deliveries.is_empty()) {
+                logs.write_deliveries(update.rank, update.deliveries_from, &update.deliveries)
+                    .context("no memory for its message logs")?;
             }
             Ok(())
         });
@@ -351,8 +362,11 @@ impl NodeFailover {
             let replay = PmiReplay::adopted(one, polls, Instant::now());
             let config = images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
-            let shared =
-                SharedMemory { statistics_page: StatisticsPage::shared(), node_logs: None };
+            if let Some(logs) = supervisor.node_logs() {
+                logs.add(one.rank..one.rank + 1)?;
+            }
+            supervisor.note_recorded(one.rank, recording.as_ref());
+            let shared = supervisor.shared_memory();
             let mut rank = LocalRank::vacant(one.rank, recording, shared);
             rank.scheduler =
                 config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));

@@ -20,16 +20,18 @@ use anyhow::{Context, Result, bail};
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact, agent_bell};
 use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
-    AGENT_BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, DELIVERIES_BYTES, DELIVERIES_DISCARDED_AT,
-    DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, HUGE_PAGES_AT,
-    IMAGES_WANTED_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, RELEASE_BYTES, REPORT_BYTES, contact_at,
-    control_at, deliveries_at, release_at, report_at,
+    AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
+    DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
+    FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IS_CUTTING, LOCAL_AT, LOGGED_PROCESSES_MAX,
+    NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT,
+    contact_at, control_at, deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use rustix::fs::FallocateFlags;
 use rustix::io::{pread, pwrite};
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv,
+    sendto, socket_with,
 };
 
 use super::log_file;
@@ -48,6 +50,9 @@ pub struct NodeLogs {
     announced: RefCell<BTreeMap<u32, u32>>,
     /// Number of contacts that were written into the file.
     noted: Cell<u64>,
+    job: String,
+    /// The last ticket for frames to other nodes that was read, and the last one that was answered.
+    tickets: Cell<(u64, u64)>,
 }
 
 /// What the images of the ranks cover.
@@ -80,6 +85,11 @@ impl NodeLogs {
         }
         let logs = NodeLogs::of(&job.id)?;
         logs.add(node.first_rank..node.first_rank + node.rank_count)?;
+        // Another node keeps what ranks depend on that may move to a spare node.
+        match job.has_spares && node.relay_unix.is_none() {
+            true => pwrite(&logs.file, &CUT_IS_OVER.to_ne_bytes(), CUT_AT).map(drop)?,
+            false => logs.write_release(STABLE_AT, NOTHING_WAITS)?,
+        }
         Ok(Some(Rc::new(logs)))
     }
 
@@ -97,6 +107,8 @@ impl NodeLogs {
             state: RefCell::default(),
             announced: RefCell::default(),
             noted: Cell::default(),
+            job: job.to_owned(),
+            tickets: Cell::default(),
         })
     }
 
@@ -173,6 +185,70 @@ impl NodeLogs {
 
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    // --- what ranks depend on that may move to another node
+
+    /// The newest ticket of ranks whose frames wait until another node knows what they depend on,
+    /// if there is a new one.
+    pub fn take_ticket(&self) -> Option<u64> {
+        let (read, answered) = self.tickets.get();
+        let wanted = self.word(STABLE_WANTED_AT);
+        self.tickets.set((wanted.max(read), answered));
+        (wanted > read).then_some(wanted)
+    }
+
+    /// Lets the frames leave this node for which tickets up to this one were drawn, and wakes the
+    /// ranks that wait for that.
+    pub fn answer_ticket(&self, ticket: u64) -> Result<()> {
+        let (read, answered) = self.tickets.get();
+        self.write_release(STABLE_AT, ticket)?;
+        self.tickets.set((read, ticket));
+        for rank in self.local.borrow().iter() {
+            let control = control_at(*rank as usize);
+            let asked = self.word(control + STABLE_ASKED_AT as u64);
+            if asked > answered && asked <= ticket {
+                let number = self.word(control + BELL_AT as u64);
+                let bell = format!("landbridge-{}-{rank}-{number}", self.job);
+                let bell = SocketAddrUnix::new_abstract_name(bell.as_bytes())?;
+                // A full socket means that the bell was rung; no socket, that nobody waits.
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                let _ = sendto(&self.bell, b"!", flags, &bell);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads how far all ranks of this node have come, none of which delivers anything meanwhile.
+    pub fn cut<T>(&self, read: impl FnOnce() -> T) -> Result<T> {
+        pwrite(&self.file, &IS_CUTTING.to_ne_bytes(), CUT_AT)?;
+        fence(Ordering::SeqCst);
+        let result = read();
+        pwrite(&self.file, &CUT_IS_OVER.to_ne_bytes(), CUT_AT)?;
+        Ok(result)
+    }
+
+    /// Bytes of the deliveries of a rank from `from` on, as far as they are written.
+    pub fn deliveries(&self, rank: u32, from: u64) -> Vec<u8> {
+        let end = self.word(control_at(rank as usize) + DELIVERIES_END_AT as u64);
+        let mut reader = DeliveriesReader::new(self, rank, from..end.max(from));
+        std::iter::from_fn(|| reader.byte()).collect()
+    }
+
+    /// Writes deliveries of a rank that is to be started here.
+    pub fn write_deliveries(&self, rank: u32, from: u64, bytes: &[u8]) -> Result<()> {
+        let mut at = from % DELIVERIES_BYTES as u64;
+        let mut left = bytes;
+        while !left.is_empty() {
+            let count = left.len().min(DELIVERIES_BYTES - at as usize);
+            let written = pwrite(&self.file, &left[..count], deliveries_at(rank as usize) + at)?;
+            left = &left[written..];
+            at = (at + written as u64) % DELIVERIES_BYTES as u64;
+        }
+        let end = from + bytes.len() as u64;
+        let at = control_at(rank as usize) + DELIVERIES_END_AT as u64;
+        pwrite(&self.file, &end.max(self.word(at)).to_ne_bytes(), at)?;
+        Ok(())
     }
 
     /// Notes how far the logs of a rank have come that has quiesced for its image `number`.

@@ -91,6 +91,11 @@ impl ParentAgent {
         self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
     }
 
+    /// Whether the senders log messages of recorded ranks, and not relays.
+    pub fn senders_keep_logs(&self) -> bool {
+        self.assignment.as_ref().is_some_and(|own| mpi::senders_keep_logs(&own.job.environment))
+    }
+
     /// Whether the job has spare nodes.
     pub fn has_spares(&self) -> bool {
         self.assignment.as_ref().is_some_and(|own| own.job.has_spares)

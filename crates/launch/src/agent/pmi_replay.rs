@@ -13,6 +13,8 @@
 
 use std::time::{Duration, Instant};
 
+use landbridge_proto::id::INCARNATIONS_PER_NODE;
+
 use super::tagged_output::{Part, TaggedOutput};
 use crate::control::Stream;
 use crate::control::rank_state::{Exchange, TransferredRank};
@@ -31,10 +33,6 @@ pub struct PollCounts {
     /// Frames delivered during replay, by all incarnations; one poll may deliver many.
     pub taken: u64,
 }
-
-/// More incarnations of a rank than one node ever starts, even a node that counts as lost and does
-/// not know so.
-pub const INCARNATIONS_PER_NODE: u32 = 10_000;
 
 /// Most bytes of a rank's PMI requests and answers that are kept. Spawns of a job cannot exceed
 /// this bound; a job may publish and look up names without end.

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use super::checkpoint_scheduler::{CheckpointScheduler, QuiesceSocket};
 use super::contact::Contact;
 use super::input::Stdin;
+use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::{PmiReplay, PollCounts};
@@ -79,6 +80,8 @@ pub struct SharedMemory {
     pub statistics_page: Option<Rc<StatisticsPage>>,
     /// The message logs of this node's ranks, if the senders keep messages.
     pub node_logs: Option<Rc<NodeLogs>>,
+    /// The ranks of this node, of which another node must know all at once.
+    pub node_cut: Option<Rc<NodeCut>>,
 }
 
 impl SharedMemory {
@@ -332,8 +335,12 @@ impl LocalRank {
         if !parent.is_replicated_for_spare() {
             return;
         }
+        if let Some(cut) = &self.shared.node_cut {
+            return cut.send(0, parent);
+        }
         let recording = self.recording.as_ref().filter(|_| self.replay.is_some());
-        let updates = recording.map_or(Vec::new(), |recording| recording.updates(self.rank));
+        let updates =
+            recording.map_or(Vec::new(), |recording| recording.updates(self.rank, |_| Vec::new()));
         for update in updates {
             parent.send(&Message::RecordingUpdate(Box::new(update)));
         }

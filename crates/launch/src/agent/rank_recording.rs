@@ -61,6 +61,8 @@ pub struct RankRecording {
 struct ReplicatedExtent {
     reads: u64,
     determinants: u64,
+    /// Bytes of what it has delivered from logs of senders.
+    deliveries: u64,
     polls: u64,
     is_full: bool,
     /// Record entries before this position are not needed any more.
@@ -242,7 +244,13 @@ impl RankRecording {
     /// that [`RecordingUpdate`] demands, because the rank may run meanwhile and no part may be
     /// older than the part before. The batch ends where an entry of the record ends, because the
     /// rank counts what it has recorded by whole entries.
-    pub fn updates(&self, rank: u32) -> Vec<RecordingUpdate> {
+    ///
+    /// `deliveries`: what the rank has delivered from logs of senders from a byte on, if it does.
+    pub fn updates(
+        &self,
+        rank: u32,
+        deliveries: impl FnOnce(u64) -> Vec<u8>,
+    ) -> Vec<RecordingUpdate> {
         let replicated = self.replicated.get();
         let number = |at: usize| self.words::<1>(at).map_or(0, |[number]| number);
         // The head is read first: an effect that it announces comes after all that is read below.
@@ -253,7 +261,9 @@ impl RankRecording {
         let polls = number(POLLS_AT);
         let determinants = number(DETERMINANT_COUNT_AT);
         let base = number(BASE_AT);
-        let now = ReplicatedExtent { reads, determinants, polls, is_full, base };
+        let delivered = deliveries(replicated.deliveries);
+        let deliveries = replicated.deliveries + delivered.len() as u64;
+        let now = ReplicatedExtent { reads, determinants, deliveries, polls, is_full, base };
         if now == replicated && files.is_empty() {
             return Vec::new();
         }
@@ -276,9 +286,12 @@ impl RankRecording {
         let mut updates = Vec::new();
         // Entries that were trimmed since the last update are not sent.
         let mut from = replicated.reads.max(base);
+        let mut pieces = delivered.chunks(PIECE_BYTES as usize).peekable();
+        let mut deliveries_from = replicated.deliveries;
         loop {
             let to = reads.min(from + PIECE_BYTES);
             let bytes = self.entries(from, to);
+            let deliveries = pieces.next().unwrap_or_default().to_vec();
             // The first piece carries the rest of the update; the rest holds once the last piece
             // has arrived.
             let rest = if updates.is_empty() {
@@ -286,9 +299,12 @@ impl RankRecording {
             } else {
                 RecordingUpdate { rank, ..RecordingUpdate::default() }
             };
-            updates.push(RecordingUpdate { from, reads: bytes, continues: to < reads, ..rest });
-            from = to;
-            if from == reads {
+            let continues = to < reads || pieces.peek().is_some();
+            let more = deliveries.len() as u64;
+            let update = RecordingUpdate { from, reads: bytes, continues, ..rest };
+            updates.push(RecordingUpdate { deliveries_from, deliveries, ..update });
+            (from, deliveries_from) = (to, deliveries_from + more);
+            if !continues {
                 return updates;
             }
         }
@@ -338,6 +354,8 @@ impl RankRecording {
         replicated.determinants = replicated
             .determinants
             .max(update.first_determinant + update.determinants.len() as u64);
+        let delivered = update.deliveries_from + update.deliveries.len() as u64;
+        replicated.deliveries = replicated.deliveries.max(delivered);
         replicated.polls = replicated.polls.max(update.polls);
         replicated.is_full |= update.is_full;
         replicated.base = replicated.base.max(update.base);

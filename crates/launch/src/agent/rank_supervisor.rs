@@ -18,6 +18,7 @@ use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
 use super::exits::{Exit, Exits};
 use super::image_service::ImageService;
+use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
 use super::pmi_replay::PmiReplay;
@@ -84,6 +85,7 @@ pub struct RankSupervisor {
     limits: ResourceLimits,
     /// The message logs of this node's ranks, if the senders keep messages.
     node_logs: Option<Rc<NodeLogs>>,
+    node_cut: Option<Rc<NodeCut>>,
     /// When the replay progress of the ranks was reported last.
     progress_reported_at: Instant,
 }
@@ -98,6 +100,7 @@ impl RankSupervisor {
             libraries: Libraries::default(),
             limits: ResourceLimits::default(),
             node_logs: None,
+            node_cut: None,
             progress_reported_at: Instant::now(),
         }
     }
@@ -226,6 +229,8 @@ impl RankSupervisor {
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
         self.node_logs = NodeLogs::new(job, node)?;
+        let waits_for_replica = job.has_spares && node.relay_unix.is_none();
+        self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
             if node.is_spare {
@@ -237,19 +242,16 @@ impl RankSupervisor {
         cleanup::remove_orphaned_mpich_files();
         let plans = plans(job, node, parent)?;
         let config = images.config(job, node, parent);
-        let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let recording =
                 if recovers(job) { RankRecording::new(job, waits_for_replica)? } else { None };
             let recording = recording.map(Rc::new);
+            self.note_recorded(rank, recording.as_ref());
             let (appnum, task) = job.application(rank);
             forbid_unseen(rank, recording.as_deref(), &plans[&appnum], parent);
             let start = LaunchSpec {
                 recording,
-                shared: SharedMemory {
-                    statistics_page: StatisticsPage::shared(),
-                    node_logs: self.node_logs.clone(),
-                },
+                shared: self.shared_memory(),
                 group: 0,
                 index: rank,
                 rank,
@@ -272,6 +274,30 @@ impl RankSupervisor {
             }
         }
         Ok(())
+    }
+
+    /// Memory files of a rank besides its record.
+    pub fn shared_memory(&self) -> SharedMemory {
+        SharedMemory {
+            statistics_page: StatisticsPage::shared(),
+            node_logs: self.node_logs.clone(),
+            node_cut: self.node_cut.clone(),
+        }
+    }
+
+    /// Notes a rank that is to start here, and its record.
+    pub fn note_recorded(&self, rank: u32, recording: Option<&Rc<RankRecording>>) {
+        if let (Some(cut), Some(recording)) = (&self.node_cut, recording) {
+            cut.add(rank, recording);
+        }
+    }
+
+    /// Sends the agent above what frames of this node depend on that wait to leave it.
+    pub fn pass_on_for_tickets(&self, parent: &mut ParentAgent) {
+        let Some(logs) = &self.node_logs else { return };
+        if let (Some(cut), Some(ticket)) = (&self.node_cut, logs.take_ticket()) {
+            cut.send(ticket, parent);
+        }
     }
 
     /// The message logs of this node, if the senders keep messages.
@@ -323,10 +349,7 @@ impl RankSupervisor {
                     node_processes: own,
                     incarnation: None,
                     recording: None,
-                    shared: SharedMemory {
-                        statistics_page: StatisticsPage::shared(),
-                        node_logs: self.node_logs.clone(),
-                    },
+                    shared: self.shared_memory(),
                     has_images: false,
                     pid: None,
                 };

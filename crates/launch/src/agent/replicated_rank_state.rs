@@ -27,12 +27,13 @@
 //!
 //! [`Adoption::has_reached`]: crate::control::rank_state::Adoption::has_reached
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_MAX;
+use landbridge_proto::id::INCARNATIONS_PER_NODE;
 
-use super::pmi_replay::{EXCHANGED_BYTES_MAX, INCARNATIONS_PER_NODE};
+use super::pmi_replay::EXCHANGED_BYTES_MAX;
+use super::replicated_recording::ReplicatedRecording;
 use crate::control::Stream;
 use crate::control::rank_state::{Exchange, RankUpdate, RecordingUpdate, TransferredRank};
 use crate::ending::Ending;
@@ -57,103 +58,12 @@ struct ReplicatedRankState {
     /// When the rank's first process began, and when the present process began.
     began: Option<[Instant; 2]>,
     recording: ReplicatedRecording,
+    /// Updates that count once those of all ranks of the node have arrived.
+    cut: Vec<RecordingUpdate>,
     /// The rank could not be started on a node, and has moved to another one.
     has_moved_before: bool,
     /// The rank has ended for good.
     has_ended: bool,
-}
-
-/// The replicated part of a rank's recorded nondeterminism and last determinants.
-#[derive(Debug, Default)]
-pub struct ReplicatedRecording {
-    /// Position in the record where `reads` begin.
-    pub first: u64,
-    pub reads: Vec<u8>,
-    pub polls: u64,
-    pub is_full: bool,
-    /// Number of the first determinant in `determinants`; the ring holds
-    /// [`RECENT_DETERMINANTS_MAX`] at most.
-    pub first_determinant: u64,
-    pub determinants: VecDeque<[u64; 3]>,
-    /// The part of the record's head about files.
-    pub files: Vec<u8>,
-    /// Pieces of a batch whose last piece has not arrived. If the node is lost before that, no
-    /// incarnation replays any of these pieces; no other process has seen an effect that follows
-    /// from them, because such effects are sent after the batch.
-    pub partial: Option<Box<RecordingUpdate>>,
-}
-
-impl ReplicatedRecording {
-    fn apply(&mut self, mut update: RecordingUpdate) {
-        // The node that takes a rank over may repeat entries that are known here; repeated entries
-        // are dropped.
-        let repeated = self.end().saturating_sub(update.from).min(update.reads.len() as u64);
-        update.reads.drain(..repeated as usize);
-        update.from += repeated;
-        if let Some(partial) = self.partial.take_if(|partial| partial.end() == update.from) {
-            update = partial.joined(update);
-        }
-        if update.continues {
-            self.partial = Some(Box::new(update));
-        } else {
-            self.partial = None;
-            self.apply_batch(update);
-        }
-    }
-
-    fn apply_batch(&mut self, update: RecordingUpdate) {
-        if update.base > self.end() {
-            // Entries between `end()` and the new base are not needed any more.
-            (self.first, self.reads) = (update.base, Vec::new());
-        }
-        let useless = update.base.saturating_sub(self.first);
-        self.reads.drain(..useless as usize);
-        self.first += useless;
-        // Batches arrive in order.
-        if let Some(at) = self.end().checked_sub(update.from) {
-            self.reads.extend_from_slice(update.reads.get(at as usize..).unwrap_or(&[]));
-        }
-        self.polls = self.polls.max(update.polls);
-        self.is_full |= update.is_full;
-        if !update.files.is_empty() {
-            self.files = update.files;
-        }
-        for (number, determinant) in (update.first_determinant..).zip(update.determinants) {
-            let next = self.first_determinant + self.determinants.len() as u64;
-            if number > next {
-                // The determinants in between were more than the ring holds, and the relay has
-                // received them long ago.
-                (self.first_determinant, self.determinants) = (number, VecDeque::new());
-            }
-            if number >= next {
-                self.determinants.push_back(determinant);
-            }
-        }
-        let excess = self.determinants.len().saturating_sub(RECENT_DETERMINANTS_MAX);
-        self.determinants.drain(..excess);
-        self.first_determinant += excess as u64;
-    }
-
-    /// Position of the record where `reads` end.
-    pub fn end(&self) -> u64 {
-        self.first + self.reads.len() as u64
-    }
-
-    /// Everything but `reads`, as an update.
-    pub fn rest(&self, rank: u32) -> RecordingUpdate {
-        let determinants = self.determinants.iter().copied().collect();
-        let (&ReplicatedRecording { is_full, polls, first_determinant, .. }, files) =
-            (self, self.files.clone());
-        RecordingUpdate {
-            rank,
-            is_full,
-            polls,
-            first_determinant,
-            determinants,
-            files,
-            ..RecordingUpdate::default()
-        }
-    }
 }
 
 impl ReplicatedRankStates {
@@ -240,13 +150,27 @@ impl ReplicatedRankStates {
     }
 
     pub fn handle_recording_update(&mut self, update: RecordingUpdate) {
-        self.entry(update.rank).recording.apply(update);
+        let replica = self.entry(update.rank);
+        match update.is_in_cut {
+            true => replica.cut.push(update),
+            false => replica.recording.apply(update),
+        }
+    }
+
+    /// All updates of a cut through the ranks of a node have arrived.
+    pub fn handle_cut_end(&mut self, ranks: std::ops::Range<u32>) {
+        for (_, replica) in self.ranks.range_mut(ranks) {
+            for update in std::mem::take(&mut replica.cut) {
+                replica.recording.apply(update);
+            }
+        }
     }
 
     /// Drops the pieces of a batch that will not be completed, because the rank's node is lost.
     pub fn drop_partial_batch(&mut self, rank: u32) {
         if let Some(replica) = self.ranks.get_mut(&rank) {
             replica.recording.partial = None;
+            replica.cut = Vec::new();
         }
     }
 
@@ -389,6 +313,8 @@ impl TransferredRank {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use landbridge_proto::recent_determinants::RECENT_DETERMINANTS_MAX;
 
     use super::*;
     use crate::control::rank_state::CheckpointLocation;

@@ -26,7 +26,8 @@ use anyhow::{Context, Result};
 
 use super::rank_recording::PIECE_BYTES;
 use super::relay::{FencedRecording, RelayProcess};
-use super::replicated_rank_state::{ReplicatedRankStates, ReplicatedRecording};
+use super::replicated_rank_state::ReplicatedRankStates;
+use super::replicated_recording::ReplicatedRecording;
 use crate::control::rank_state::RecordingUpdate;
 use crate::control::{Message, Node};
 use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
@@ -50,6 +51,9 @@ pub struct StateTransfer {
     stage: TransferStage,
     /// Time before which a rank on the lost node may still perform an effect.
     effects_end: Option<Instant>,
+    /// The relay has a copy of the records; else it has none, and fences nothing: nothing leaves
+    /// the lost node that this agent has not answered for.
+    logged_by_relay: bool,
 }
 
 enum TransferStage {
@@ -58,6 +62,9 @@ enum TransferStage {
     /// The record of the first remaining rank is sent up to this position; `None`: nothing of the
     /// record is sent yet.
     Sending(FencedRecording, Option<u64>),
+    /// As above, where no relay has a copy; before that, the deliveries of the rank are sent up to
+    /// this byte.
+    SendingDeliveries(usize),
 }
 
 /// What one step of a transfer has led to.
@@ -72,10 +79,10 @@ pub enum TransferOutcome {
 impl StateTransfer {
     pub fn new(
         lost: Node,
-        from: usize,
-        to: usize,
+        (from, to): (usize, usize),
         ranks: Vec<u32>,
         effects_end: Option<Instant>,
+        logged_by_relay: bool,
     ) -> StateTransfer {
         StateTransfer {
             lost,
@@ -85,6 +92,7 @@ impl StateTransfer {
             ranks,
             stage: TransferStage::Fence,
             effects_end,
+            logged_by_relay,
         }
     }
 
@@ -119,6 +127,29 @@ impl StateTransfer {
                     return Ok(TransferOutcome::Waiting);
                 };
                 self.stage = TransferStage::Sending(fenced, None);
+            }
+            TransferStage::Fence if !self.logged_by_relay => {
+                replicas.drop_partial_batch(rank);
+                self.stage = TransferStage::SendingDeliveries(0);
+            }
+            TransferStage::SendingDeliveries(_) if stream.backlog_bytes() >= BACKLOG_BYTES_MAX => {
+                return Ok(TransferOutcome::Waiting);
+            }
+            TransferStage::SendingDeliveries(at) => {
+                let deliveries = replicas.recording(rank).map_or(&[][..], |it| &it.deliveries);
+                let left = deliveries.get(*at..).unwrap_or_default();
+                let piece = &left[..left.len().min(PIECE_BYTES as usize)];
+                if piece.is_empty() {
+                    let first = replicas.recording(rank).map_or(0, |recording| recording.first);
+                    let nothing = FencedRecording { rank, first, ..FencedRecording::default() };
+                    self.stage = TransferStage::Sending(nothing, None);
+                    return Ok(TransferOutcome::Advanced);
+                }
+                let (deliveries_from, deliveries) = (*at as u64, piece.to_vec());
+                let update =
+                    RecordingUpdate { rank, deliveries_from, deliveries, ..Default::default() };
+                *at += update.deliveries.len();
+                stream.send(&Message::RecordingUpdate(Box::new(update)));
             }
             TransferStage::Fence | TransferStage::Fencing(_) => {
                 // This drops a partial batch of another lost node to which the rank was transferred
@@ -225,6 +256,7 @@ mod tests {
                 first_determinant: rest.0,
                 determinants: rest.1,
                 files: if count == 0 { update.files } else { all.files },
+                ..RecordingUpdate::default()
             };
             (at, count) = (Some(next), count + 1);
         }
@@ -234,7 +266,8 @@ mod tests {
     #[test]
     fn a_transfer_begins_when_the_lost_node_performs_no_more_effects() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let begins_at = |end| StateTransfer::new(Node::default(), 0, 1, vec![0], end).begins_at();
+        let begins_at =
+            |end| StateTransfer::new(Node::default(), (0, 1), vec![0], end, true).begins_at();
         assert_eq!(begins_at(None), None);
         assert_eq!(begins_at(Some(now - second)), None);
         assert_eq!(begins_at(Some(now + 60 * second)), Some(now + 60 * second));
@@ -254,7 +287,7 @@ mod tests {
             first_determinant: 3,
             determinants: [[1, 2, 3]].into(),
             files: vec![4; 80],
-            partial: None,
+            ..ReplicatedRecording::default()
         };
         for (here, there, polls) in
             [(0, 0, 9), (5, 3, 7), (3, 5, 9), (9, 9, 8), (4, bytes.len(), 1), (bytes.len(), 4, 11)]

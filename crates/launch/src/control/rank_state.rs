@@ -71,6 +71,14 @@ pub struct RecordingUpdate {
     /// More pieces of the same batch follow: the next piece's `reads` begin where this piece ends,
     /// and no piece counts before the last one has arrived.
     pub continues: bool,
+    /// Position of `deliveries` in what the rank has delivered from logs of senders, in bytes.
+    pub deliveries_from: u64,
+    #[serde(with = "serde_bytes")]
+    pub deliveries: Vec<u8>,
+    /// Counts only with the updates of the other ranks of its node, up to [`Message::CutEnd`].
+    ///
+    /// [`Message::CutEnd`]: super::Message::CutEnd
+    pub is_in_cut: bool,
 }
 
 impl RecordingUpdate {
@@ -91,6 +99,12 @@ impl RecordingUpdate {
         }
         if !next.files.is_empty() {
             self.files = next.files;
+        }
+        match self.deliveries.is_empty() {
+            true => {
+                (self.deliveries_from, self.deliveries) = (next.deliveries_from, next.deliveries)
+            }
+            false => self.deliveries.extend_from_slice(&next.deliveries),
         }
         self.continues = next.continues;
         self

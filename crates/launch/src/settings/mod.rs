@@ -142,8 +142,12 @@ impl Settings {
     /// Whether checkpoints are wanted although nondeterminism is not recorded
     /// (`recover_clocks=off`), so that no checkpoint can be taken.
     pub fn lacks_clocks_for_images(&self) -> bool {
-        let clocks = self.value(&setting::RECOVER_CLOCKS).and_then(|value| value.is_on());
-        self.takes_checkpoints() && clocks == Some(false)
+        self.takes_checkpoints() && !self.records_clocks()
+    }
+
+    /// Whether nondeterminism is recorded (`recover_clocks`).
+    pub fn records_clocks(&self) -> bool {
+        self.value(&setting::RECOVER_CLOCKS).and_then(|value| value.is_on()) != Some(false)
     }
 
     /// Whether checkpoints are wanted.

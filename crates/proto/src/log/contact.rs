@@ -15,6 +15,9 @@ use crate::wire::name::NAME_BYTES;
 
 /// Bytes of an entry.
 pub const CONTACT_BYTES: usize = 64;
+/// A process that has moved to another node numbers its transports from the next multiple on: what
+/// it had on its last node is lost.
+pub const GENERATIONS_PER_NODE: u32 = 1 << 20;
 
 /// How a process can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,12 @@ pub struct Contact {
 impl Contact {
     /// The generation of a process that has ended for good.
     pub const ENDED: u32 = u32::MAX;
+
+    /// How often the process had moved to another node when it opened a transport of this
+    /// generation.
+    pub fn moves(generation: u32) -> u32 {
+        generation / GENERATIONS_PER_NODE
+    }
 
     /// The entry of a process that has ended for good.
     pub fn ended() -> Contact {

@@ -37,6 +37,21 @@ pub const HUGE_PAGES_AT: u64 = 8;
 /// Position of a word that is written before processes start: the number in the name of the agent's
 /// bell ([`super::contact::agent_bell`]).
 pub const AGENT_BELL_AT: u64 = 16;
+/// Position of a word of the agent: [`NO_CUTS`], [`IS_CUTTING`] or [`CUT_IS_OVER`].
+pub const CUT_AT: u64 = 24;
+/// The agent never reads how far all processes have come together.
+pub const NO_CUTS: u64 = 0;
+/// The agent reads how far all processes have come, and none of them delivers anything meanwhile.
+pub const IS_CUTTING: u64 = 1;
+/// The agent does so sometimes, and not now.
+pub const CUT_IS_OVER: u64 = 2;
+/// Position of a word that processes count up: tickets for frames that are to leave the node.
+pub const STABLE_WANTED_AT: u64 = 32;
+/// Position of the words by which the agent says, twice ([`RELEASE_BYTES`]), up to which ticket
+/// frames may leave the node. [`NOTHING_WAITS`]: all may.
+pub const STABLE_AT: u64 = 40;
+/// See [`STABLE_AT`].
+pub const NOTHING_WAITS: u64 = u64::MAX;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 64;
 /// Bytes of the control words of one process: a page.
@@ -64,6 +79,8 @@ pub const DELIVERIES_PUNCHED_AT: usize = 448;
 /// Control word: the process wants images of itself and, if it is not 1, of the process with this
 /// number less 2, so that the agent can release logs.
 pub const IMAGES_WANTED_AT: usize = 384;
+/// Control word: the last ticket that the process has drawn ([`STABLE_WANTED_AT`]).
+pub const STABLE_ASKED_AT: usize = IMAGES_WANTED_AT + 8;
 /// Control word, written before the process starts: the process runs on this node (1), or not (0).
 pub const LOCAL_AT: usize = 256;
 /// Control words: a bit for each process that has a log to this one in the file. A bit is set
@@ -155,7 +172,9 @@ mod tests {
     #[test]
     fn parts_follow_each_other() {
         assert_eq!(contact_at(1), contact_at(0) + CONTACT_BYTES as u64);
-        assert!(contact_at(LAST + 1) <= control_at(0) && AGENT_BELL_AT + 8 <= contact_at(0));
+        assert!(contact_at(LAST + 1) <= control_at(0));
+        const { assert!(AGENT_BELL_AT + 8 <= CUT_AT) };
+        assert!(STABLE_AT + RELEASE_BYTES as u64 <= contact_at(0));
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
         const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
         assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);

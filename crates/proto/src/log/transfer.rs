@@ -17,6 +17,11 @@
 //!   frames from 900 on        →
 //! ```
 //!
+//! A process whose node was lost begins again on another node, without its logs
+//! ([`Contact::moves`]). Others send it their logs from the beginning. Its own log grows again as
+//! it replays: once the log has come to where the other side has it, both compare a digest of what
+//! is before, and frames flow from there on.
+//!
 //! Each message has a word beside its payload ([`TransferHeader`]). Messages between two transports
 //! arrive in order and once; that is the transports' part.
 //!
@@ -32,7 +37,9 @@ use super::contact::Contact;
 /// Messages between the transports of two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferKind {
-    /// The sender has the receiver's log up to the position in the payload, from here on.
+    /// The sender has the receiver's log up to the position in the payload, from here on. The
+    /// digest behind the position is that of the frames before it, if the receiver has moved to
+    /// another node; 0: not all of them are kept.
     Resume,
     /// The payload is frames of the log, each with its padding.
     Frames,
@@ -44,6 +51,9 @@ pub enum TransferKind {
 
 /// Bytes of a position in a payload.
 pub const POSITION_BYTES: usize = 8;
+/// Bytes of the payload of [`TransferKind::Resume`]: a position, and the digest of the log before
+/// it.
+pub const RESUME_BYTES: usize = POSITION_BYTES + 8;
 
 /// The word beside the payload of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +96,9 @@ pub enum TransferAction {
     Resume,
     /// Send frames from this position on.
     SendFrom(u64),
+    /// End the process unless the digest of its log up to the position is this one; then do as for
+    /// [`TransferAction::SendFrom`].
+    CompareAndSendFrom(u64, u64),
     /// Append the frames of the message.
     Append,
     /// Send [`TransferKind::Received`].
@@ -105,6 +118,9 @@ enum TransferState {
     Unknown,
     /// The other side has been sent what this process has, and has not said what it has.
     AwaitPosition,
+    /// The other side has more than this process, which has moved, has produced again: a position,
+    /// and the digest of what is before it.
+    AwaitLog(u64, u64),
     /// Frames go to the other transport.
     Flowing,
     /// The other process has ended for good.
@@ -117,16 +133,21 @@ pub struct LogTransfer {
     state: TransferState,
     /// The newest generation of the other process's transport that is known.
     generation: u32,
-    /// The position that a transport has sent before its contact was known.
-    early: Option<(u32, u64)>,
+    /// The generation of a transport that has sent its position before its contact was known; the
+    /// position, and the digest.
+    early: Option<(u32, u64, u64)>,
     /// Up to where the other process has this process's log.
     confirmed: u64,
+    /// This process has moved to this node, and produces its log again.
+    has_moved: bool,
 }
 
 impl LogTransfer {
-    /// `confirmed`: up to where the other process is known to have this process's log.
-    pub fn new(confirmed: u64) -> LogTransfer {
-        LogTransfer { state: TransferState::Unknown, generation: 0, early: None, confirmed }
+    /// `confirmed`: up to where the other process is known to have this process's log. `has_moved`:
+    /// this process has begun on another node.
+    pub fn new(confirmed: u64, has_moved: bool) -> LogTransfer {
+        let state = TransferState::Unknown;
+        LogTransfer { state, generation: 0, early: None, confirmed, has_moved }
     }
 
     /// Up to where the other process has this process's log.
@@ -150,6 +171,11 @@ impl LogTransfer {
         self.generation
     }
 
+    /// Whether the other process has more of this process's log than was produced again.
+    pub fn awaits_log(&self) -> bool {
+        matches!(self.state, TransferState::AwaitLog(..))
+    }
+
     /// Handles a contact of the other process.
     pub fn handle_contact(&mut self, contact: &Contact) -> TransferAction {
         if self.has_ended() {
@@ -164,34 +190,53 @@ impl LogTransfer {
         if is_older || is_known && self.state != TransferState::Unknown {
             return TransferAction::Nothing;
         }
+        if Contact::moves(contact.generation) > Contact::moves(self.generation) {
+            // Its node has nothing.
+            self.confirmed = 0;
+        }
         self.generation = contact.generation;
         self.state = TransferState::AwaitPosition;
         TransferAction::Resume
     }
 
     /// The position from which the other side wants frames that has said so before its contact was
-    /// known.
+    /// known. `sent`: the end of this process's log.
     ///
     /// # Errors
     /// As [`Self::handle`].
-    pub fn position_wanted(&mut self) -> Result<TransferAction, MalformedTransfer> {
+    pub fn position_wanted(&mut self, sent: u64) -> Result<TransferAction, MalformedTransfer> {
         // A contact of an earlier transport may come last.
-        let early = self.early.take_if(|(generation, _)| *generation <= self.generation);
+        let early = self.early.take_if(|(generation, ..)| *generation <= self.generation);
         match early {
-            Some((generation, position)) if generation == self.generation => self.begin(position),
+            Some((generation, position, digest)) if generation == self.generation => {
+                self.begin(position, digest, sent)
+            }
             _ => Ok(TransferAction::Nothing),
         }
     }
 
-    /// Handles a message. `position`: its payload, where it is one. `sent`: the end of this
-    /// process's log.
+    /// This process's log has grown, and ends at `sent`.
+    ///
+    /// # Errors
+    /// As [`Self::handle`].
+    pub fn handle_growth(&mut self, sent: u64) -> Result<TransferAction, MalformedTransfer> {
+        match self.state {
+            TransferState::AwaitLog(position, digest) if position <= sent => {
+                self.begin(position, digest, sent)
+            }
+            _ => Ok(TransferAction::Nothing),
+        }
+    }
+
+    /// Handles a message. `position` and `digest`: of its payload, where it has any. `sent`: the
+    /// end of this process's log.
     ///
     /// # Errors
     /// The other process claims what cannot be.
     pub fn handle(
         &mut self,
         header: &TransferHeader,
-        position: u64,
+        (position, digest): (u64, u64),
         sent: u64,
     ) -> Result<TransferAction, MalformedTransfer> {
         let is_newer = header.generation > self.generation
@@ -200,18 +245,17 @@ impl LogTransfer {
             return Ok(TransferAction::Nothing);
         }
         match header.kind {
-            _ if position > sent => Err(MalformedTransfer("it has more than was sent to it")),
             TransferKind::Resume if is_newer => {
-                let newest = self.early.filter(|(generation, _)| *generation > header.generation);
-                self.early = newest.or(Some((header.generation, position)));
+                let newest = self.early.filter(|(generation, ..)| *generation > header.generation);
+                self.early = newest.or(Some((header.generation, position, digest)));
                 Ok(TransferAction::Nothing)
             }
             _ if is_newer => Err(MalformedTransfer("it goes on without a beginning")),
-            TransferKind::Resume => self.begin(position),
+            TransferKind::Resume => self.begin(position, digest, sent),
             TransferKind::Frames => Ok(TransferAction::Append),
             TransferKind::Query => Ok(TransferAction::Confirm),
             TransferKind::Received => {
-                self.confirm(position)?;
+                self.confirm(position, sent)?;
                 Ok(TransferAction::Nothing)
             }
         }
@@ -225,13 +269,28 @@ impl LogTransfer {
         }
     }
 
-    fn begin(&mut self, position: u64) -> Result<TransferAction, MalformedTransfer> {
-        self.confirm(position)?;
+    fn begin(
+        &mut self,
+        position: u64,
+        digest: u64,
+        sent: u64,
+    ) -> Result<TransferAction, MalformedTransfer> {
+        if self.has_moved && position > sent {
+            self.state = TransferState::AwaitLog(position, digest);
+            return Ok(TransferAction::Nothing);
+        }
+        self.confirm(position, sent)?;
         self.state = TransferState::Flowing;
-        Ok(TransferAction::SendFrom(position))
+        Ok(match self.has_moved && digest != 0 {
+            true => TransferAction::CompareAndSendFrom(position, digest),
+            false => TransferAction::SendFrom(position),
+        })
     }
 
-    fn confirm(&mut self, position: u64) -> Result<(), MalformedTransfer> {
+    fn confirm(&mut self, position: u64, sent: u64) -> Result<(), MalformedTransfer> {
+        if position > sent {
+            return Err(MalformedTransfer("it has more than was sent to it"));
+        }
         if position < self.confirmed {
             return Err(MalformedTransfer("it has lost what it had"));
         }
@@ -273,45 +332,45 @@ mod tests {
 
     #[test]
     fn a_position_that_comes_before_its_contact_is_kept() {
-        let mut transfer = LogTransfer::new(0);
-        let early = transfer.handle(&header(TransferKind::Resume, 1), 64, 100);
+        let mut transfer = LogTransfer::new(0, false);
+        let early = transfer.handle(&header(TransferKind::Resume, 1), (64, 0), 100);
         assert_eq!(early, Ok(TransferAction::Nothing));
         assert!(!transfer.is_flowing());
         assert_eq!(transfer.handle_contact(&contact(1)), TransferAction::Resume);
-        assert_eq!(transfer.position_wanted(), Ok(TransferAction::SendFrom(64)));
+        assert_eq!(transfer.position_wanted(100), Ok(TransferAction::SendFrom(64)));
         assert!(transfer.is_flowing());
     }
 
     #[test]
     fn a_position_that_comes_before_two_contacts_is_kept() {
-        let mut transfer = LogTransfer::new(0);
+        let mut transfer = LogTransfer::new(0, false);
         for (generation, position) in [(3, 64), (2, 32)] {
-            transfer.handle(&header(TransferKind::Resume, generation), position, 100).unwrap();
+            transfer.handle(&header(TransferKind::Resume, generation), (position, 0), 100).unwrap();
         }
         for generation in [1, 2] {
             assert_eq!(transfer.handle_contact(&contact(generation)), TransferAction::Resume);
-            assert_eq!(transfer.position_wanted(), Ok(TransferAction::Nothing));
+            assert_eq!(transfer.position_wanted(100), Ok(TransferAction::Nothing));
         }
         assert_eq!(transfer.handle_contact(&contact(3)), TransferAction::Resume);
-        assert_eq!(transfer.position_wanted(), Ok(TransferAction::SendFrom(64)));
+        assert_eq!(transfer.position_wanted(100), Ok(TransferAction::SendFrom(64)));
     }
 
     #[test]
     fn an_older_transport_is_not_heard_any_more() {
-        let mut transfer = LogTransfer::new(0);
+        let mut transfer = LogTransfer::new(0, false);
         transfer.handle_contact(&contact(1));
-        transfer.handle(&header(TransferKind::Resume, 1), 0, 0).unwrap();
+        transfer.handle(&header(TransferKind::Resume, 1), (0, 0), 0).unwrap();
         assert_eq!(transfer.handle_contact(&contact(2)), TransferAction::Resume);
         assert!(!transfer.is_flowing());
         for kind in [TransferKind::Frames, TransferKind::Resume, TransferKind::Query] {
-            assert_eq!(transfer.handle(&header(kind, 1), 0, 0), Ok(TransferAction::Nothing));
+            assert_eq!(transfer.handle(&header(kind, 1), (0, 0), 0), Ok(TransferAction::Nothing));
         }
         assert_eq!(transfer.handle_contact(&contact(1)), TransferAction::Nothing);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let mut transfer = LogTransfer::new(500);
+        let mut transfer = LogTransfer::new(500, false);
         transfer.handle_contact(&contact(1));
         for (kind, generation, position) in [
             (TransferKind::Resume, 1, 499),
@@ -320,16 +379,16 @@ mod tests {
             (TransferKind::Frames, 2, 0),
         ] {
             let mut transfer = transfer.clone();
-            let said = transfer.handle(&header(kind, generation), position, 1000);
+            let said = transfer.handle(&header(kind, generation), (position, 0), 1000);
             assert!(said.is_err(), "{kind:?} {position}");
         }
     }
 
     #[test]
     fn an_ended_process_is_sent_nothing() {
-        let mut transfer = LogTransfer::new(0);
+        let mut transfer = LogTransfer::new(0, false);
         transfer.handle_contact(&contact(1));
-        transfer.handle(&header(TransferKind::Resume, 1), 0, 9).unwrap();
+        transfer.handle(&header(TransferKind::Resume, 1), (0, 0), 9).unwrap();
         assert_eq!(transfer.handle_contact(&Contact::ended()), TransferAction::End);
         assert_eq!(transfer.handle_contact(&contact(2)), TransferAction::Nothing);
         transfer.close();
@@ -341,18 +400,25 @@ mod tests {
         transfer: LogTransfer,
         generation: u32,
         log: Vec<u32>,
+        /// What a process that has moved produces again, the next one last.
+        again: Vec<u32>,
         arrived: Vec<u32>,
         next: usize,
         /// Messages of the present transport to one of the other's transports.
         wire: VecDeque<(u32, TransferKind, u64, Vec<u32>)>,
     }
 
+    fn digest(frames: &[u32]) -> u64 {
+        frames.iter().fold(1, |sum, frame| sum * 31 % 1_000_003 + u64::from(*frame))
+    }
+
     impl Side {
         fn new() -> Side {
             Side {
-                transfer: LogTransfer::new(0),
+                transfer: LogTransfer::new(0, false),
                 generation: 1,
                 log: vec![],
+                again: vec![],
                 arrived: vec![],
                 next: 0,
                 wire: VecDeque::new(),
@@ -363,9 +429,30 @@ mod tests {
             self.generation += 1;
             self.wire.clear();
             match is_killed {
-                true => self.transfer = LogTransfer::new(0),
+                true => {
+                    let has_moved = Contact::moves(self.generation) > 0;
+                    self.transfer = LogTransfer::new(0, has_moved);
+                }
                 false => self.transfer.close(),
             }
+        }
+
+        /// Loses the node, and begins on another one.
+        fn lose_node(&mut self) {
+            self.generation =
+                (Contact::moves(self.generation) + 1) * super::super::contact::GENERATIONS_PER_NODE;
+            self.log.extend(self.again.drain(..).rev());
+            self.again = core::mem::take(&mut self.log);
+            self.again.reverse();
+            self.arrived.clear();
+            self.reopen(true);
+        }
+
+        /// Appends a frame: one of before, if there is one.
+        fn append(&mut self, frame: u32) {
+            self.log.push(self.again.pop().unwrap_or(frame));
+            let action = self.transfer.handle_growth(self.log.len() as u64).unwrap();
+            self.act(action);
         }
 
         fn act(&mut self, action: TransferAction) {
@@ -374,10 +461,14 @@ mod tests {
                 TransferAction::Resume => {
                     let have = self.arrived.len() as u64;
                     self.wire.push_back((to, TransferKind::Resume, have, vec![]));
-                    let wanted = self.transfer.position_wanted().unwrap();
+                    let wanted = self.transfer.position_wanted(self.log.len() as u64).unwrap();
                     self.act(wanted);
                 }
                 TransferAction::SendFrom(position) => self.next = position as usize,
+                TransferAction::CompareAndSendFrom(position, expected) => {
+                    assert_eq!(digest(&self.log[..position as usize]), expected);
+                    self.next = position as usize;
+                }
                 TransferAction::Confirm => {
                     let have = self.arrived.len() as u64;
                     self.wire.push_back((to, TransferKind::Received, have, vec![]));
@@ -404,7 +495,9 @@ mod tests {
                 return;
             }
             let header = header(kind, from.generation);
-            let action = self.transfer.handle(&header, position, self.log.len() as u64).unwrap();
+            let before = digest(&from.arrived[..(position as usize).min(from.arrived.len())]);
+            let said = (position, before);
+            let action = self.transfer.handle(&header, said, self.log.len() as u64).unwrap();
             if action == TransferAction::Append {
                 self.arrived.extend(frames);
             }
@@ -412,8 +505,8 @@ mod tests {
         }
     }
 
-    /// Two processes whose transports end at any moment, with or without the process: everything
-    /// arrives once and in order.
+    /// Two processes whose transports end at any moment, with or without the process, and one of
+    /// which may lose its node: everything arrives once and in order.
     #[test]
     fn every_frame_arrives_once_and_in_order() {
         for seed in 0..500_u64 {
@@ -428,9 +521,14 @@ mod tests {
                 while is_over && !other.wire.is_empty() {
                     one.receive(&mut other);
                 }
+                while is_over && !one.again.is_empty() {
+                    one.append(step);
+                }
                 match random(12) {
                     0 if !is_over && random(8) == 0 => one.reopen(random(2) == 0),
-                    1..3 if !is_over => one.log.push(step),
+                    // Frames that the other one has come from what was logged before.
+                    0 if !is_over && random(60) == 0 => one.lose_node(),
+                    1..3 if !is_over => one.append(step),
                     3..5 => {
                         let contact = contact(other.generation);
                         let action = one.transfer.handle_contact(&contact);

@@ -198,7 +198,7 @@ pub const RECOVER: Setting = Setting {
     kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay, Reader::Launcher],
-    description: "Whether relays keep message logs, from which a killed process is restarted.",
+    description: "Whether messages are logged, so that a killed process can be restarted.",
 };
 pub const RECOVER_CLOCKS: Setting = Setting {
     name: "recover_clocks",
@@ -305,8 +305,8 @@ pub const RECOVER_LOG: Setting = Setting {
                without `recover`. It works with at most 1,024 processes of a job, spawned ones \
                among them, without spare nodes, and without `recover_dir`. `relay`: the relay of \
                the receiver, through which all messages go. `auto`: `sender` for at most 512 ranks \
-               without spare nodes, `recover_dir` and a limit of address space (`ulimit -v`) where \
-               the launcher runs, else `relay`.",
+               without spare nodes, `recover_dir` and a limit of address space or of files \
+               (`ulimit -v`, `ulimit -f`) where the launcher runs, else `relay`.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",

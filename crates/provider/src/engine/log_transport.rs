@@ -15,24 +15,21 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use landbridge_drive::link::node_log::{NodeLogs, TRANSFER_BYTES_MAX};
+use landbridge_drive::link::node_log::{self, NodeLogs, TRANSFER_BYTES_MAX};
 use landbridge_proto::id::Address;
 use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::transfer::{
-    LogTransfer, MalformedTransfer, POSITION_BYTES, TransferAction, TransferHeader, TransferKind,
+    LogTransfer, MalformedTransfer, POSITION_BYTES, RESUME_BYTES, TransferAction, TransferHeader,
+    TransferKind,
 };
 
-use super::request::{CompletionLevel, Iov, RecvRequest, SendRequest};
-use super::{EndpointRole, Engine, PARK_MILLIS, Setup};
+use super::Engine;
+use super::log_carriage::Carriage;
+use super::request::Iov;
 use crate::abi::{self, CqTaggedEntry, Errno, FiAddr};
-use crate::av::Av;
 use crate::log;
-use crate::mr::MrTable;
-use crate::queue::{EntryFormat, Queue};
-use crate::sink::{Counters, Sink};
 
 /// Messages to one process that are under way at most: together 8 MiB.
 const IN_FLIGHT_MAX: usize = 64;
@@ -45,10 +42,6 @@ const WINDOW_BYTES: u64 = 16 << 20;
 const CONFIRMED_BYTES: u64 = 1 << 20;
 /// Polls between two looks for processes that cannot be reached.
 const POLLS_PER_LOOK: u32 = 64;
-/// Buffers for arriving messages.
-const BUFFERS: usize = 4;
-/// Bytes of a buffer.
-const BUFFER_BYTES: usize = 1 << 20;
 /// Shortest and longest time until a transport that cannot deliver is replaced.
 const REPLACE_TIME_MIN: Duration = Duration::from_secs(1);
 const REPLACE_TIME_MAX: Duration = Duration::from_secs(30);
@@ -56,8 +49,6 @@ const REPLACE_TIME_MAX: Duration = Duration::from_secs(30);
 const GENERATIONS_MAX: u32 = 200;
 /// Time between two questions what a process has received, while this one waits for that.
 const QUERY_INTERVAL: Duration = Duration::from_millis(20);
-/// Longest time that a transport waits at its end for others, whom the agents inform as well.
-const LEAVE_TIME_MAX: Duration = Duration::from_millis(50);
 /// Slot of a message that was copied.
 const NO_SLOT: usize = IN_FLIGHT_MAX;
 
@@ -103,17 +94,11 @@ impl RemoteTransfer {
     }
 }
 
-/// The endpoint of a transport, with what it needs. The engine ends before the buffers.
-struct Carriage {
-    engine: Box<Engine>,
-    av: Arc<Av>,
-    queue: Arc<Queue>,
-    buffers: Vec<Box<[u8]>>,
-}
-
 pub(super) struct LogTransport {
     carriage: Carriage,
     process: u16,
+    /// How often the process has moved to another node.
+    moves: u32,
     generation: u32,
     contacts_seen: Option<u64>,
     /// The processes of other nodes with which something is exchanged, in the order of the logs.
@@ -130,16 +115,17 @@ pub(super) struct LogTransport {
 }
 
 impl LogTransport {
-    /// Opens a transport for the logs of a process.
+    /// Opens a transport for the logs of a process, which has moved to another node so often.
     ///
     /// # Errors
     /// There are no sockets, or the environment of this process is not one of the launcher.
-    pub fn open(logs: &NodeLogs, own: Address) -> io::Result<LogTransport> {
+    pub fn open(logs: &NodeLogs, own: Address, moves: u32) -> io::Result<LogTransport> {
         let process = own.index() as u16;
-        let (carriage, generation) = open_carriage(logs, process)?;
+        let (carriage, generation) = Carriage::open(logs, process, moves)?;
         Ok(LogTransport {
             carriage,
             process,
+            moves,
             generation,
             contacts_seen: None,
             remotes: Vec::new(),
@@ -208,6 +194,10 @@ impl LogTransport {
             return Ok(());
         }
         self.begin_with_new(logs)?;
+        if node_log::clear_frames(logs) {
+            // Once another node knows what the frames depend on.
+            logs.note_unsent();
+        }
         for place in 0..self.remotes.len() {
             self.send_to(place, logs)?;
         }
@@ -215,6 +205,9 @@ impl LogTransport {
     }
 
     fn send_to(&mut self, place: usize, logs: &mut NodeLogs) -> io::Result<()> {
+        if self.remotes[place].transfer.awaits_log() {
+            self.handle_growth(place, logs)?;
+        }
         let remote = &mut self.remotes[place];
         let process = remote.process;
         // The other side reads nothing before it knows what this process has.
@@ -257,6 +250,15 @@ impl LogTransport {
             }
         }
         Ok(())
+    }
+
+    /// The log to a process has grown that has more of it than this process has produced again.
+    #[cold]
+    fn handle_growth(&mut self, place: usize, logs: &mut NodeLogs) -> io::Result<()> {
+        let remote = &mut self.remotes[place];
+        let sent = logs.sent_end(remote.process)?;
+        let action = remote.transfer.handle_growth(sent).map_err(malformed)?;
+        self.act(place, action, logs)
     }
 
     /// A message was sent, or cannot be delivered.
@@ -323,7 +325,7 @@ impl LogTransport {
         let new: Vec<usize> = logs.remote_processes().skip(self.remotes.len()).collect();
         for process in new {
             let place = self.remotes.len();
-            let transfer = LogTransfer::new(logs.confirmed(process)?);
+            let transfer = LogTransfer::new(logs.confirmed(process)?, self.moves > 0);
             self.places.insert(process, place);
             self.remotes.push(RemoteTransfer::new(process, transfer));
             self.handle_contact(place, logs)?;
@@ -360,7 +362,8 @@ impl LogTransport {
         }
         remote.number = Some(number);
         remote.owed = Some(TransferKind::Resume);
-        let wanted = remote.transfer.position_wanted().map_err(malformed)?;
+        let sent = logs.sent_end(remote.process)?;
+        let wanted = remote.transfer.position_wanted(sent).map_err(malformed)?;
         self.act(place, wanted, logs)
     }
 
@@ -414,9 +417,15 @@ impl LogTransport {
         let process = usize::from(header.process);
         let place = self.place_of(process, logs)?;
         let remote = &mut self.remotes[place];
-        let bytes = message.first_chunk::<POSITION_BYTES>();
-        let position = bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let said = if header.kind == TransferKind::Frames { 0 } else { position };
+        let word = |at: usize| {
+            let bytes = message.get(at..).and_then(<[u8]>::first_chunk::<POSITION_BYTES>);
+            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        };
+        let position = word(0);
+        let said = match header.kind {
+            TransferKind::Frames => (0, 0),
+            _ => (position, word(POSITION_BYTES)),
+        };
         let sent = logs.sent_end(process)?;
         let action = remote.transfer.handle(header, said, sent).map_err(malformed)?;
         match action {
@@ -487,6 +496,10 @@ impl LogTransport {
                 self.pause = REPLACE_TIME_MIN;
                 logs.send_from(remote.process, position)
             }
+            TransferAction::CompareAndSendFrom(position, digest) => {
+                compare(logs, remote.process, position, digest)?;
+                self.act(place, TransferAction::SendFrom(position), logs)
+            }
             TransferAction::Confirm => {
                 remote.owed.get_or_insert(TransferKind::Received);
                 Ok(())
@@ -500,9 +513,22 @@ impl LogTransport {
         for place in 0..self.remotes.len() {
             let remote = &mut self.remotes[place];
             let (Some(kind), Some(number)) = (remote.owed, remote.number) else { continue };
-            let mut position = logs.arrived(remote.process)?.to_le_bytes();
-            let piece = [Iov { base: position.as_mut_ptr(), len: POSITION_BYTES }];
-            let pieces = if kind == TransferKind::Query { &[][..] } else { &piece };
+            // A process that has moved compares what it sends again.
+            let has_moved = Contact::moves(remote.transfer.generation()) > 0;
+            let digest = match kind {
+                TransferKind::Resume if has_moved => {
+                    node_log::digest_of_arrived(logs, remote.process)?
+                }
+                _ => 0,
+            };
+            let mut words = [logs.arrived(remote.process)?, digest].map(u64::to_le_bytes);
+            let len = match kind {
+                TransferKind::Query => 0,
+                TransferKind::Resume => RESUME_BYTES,
+                _ => POSITION_BYTES,
+            };
+            let pieces = [Iov { base: words.as_mut_ptr().cast(), len }];
+            let pieces = if len == 0 { &[][..] } else { &pieces };
             let header =
                 TransferHeader { kind, process: self.process, generation: self.generation };
             let context = context_of(remote.round, place, NO_SLOT);
@@ -534,7 +560,7 @@ impl LogTransport {
             remote.first_generation = 0;
         }
         self.pause = (2 * self.pause).min(REPLACE_TIME_MAX);
-        match open_carriage(logs, self.process) {
+        match Carriage::open(logs, self.process, self.moves) {
             Ok(opened) => (self.carriage, self.generation) = opened,
             Err(error) => {
                 log!(Warn, "no other endpoint can be opened for other nodes yet: {error}");
@@ -570,6 +596,9 @@ impl LogTransport {
             if has_all || remote.transfer.has_ended() {
                 continue;
             }
+            if remote.transfer.awaits_log() {
+                return Err(sends_otherwise(remote.process));
+            }
             is_delivered = false;
             if is_time && remote.transfer.is_flowing() {
                 remote.owed.get_or_insert(TransferKind::Query);
@@ -579,106 +608,21 @@ impl LogTransport {
     }
 }
 
-impl Carriage {
-    /// Does all work that is possible now. The thread waits elsewhere.
-    fn poll(&mut self) {
-        self.engine.poll_state.note_time(&mut self.engine.connections.data);
-        self.engine.poll();
-    }
-
-    /// Why the endpoint has given up a peer, if it has.
-    fn failure(&mut self, number: FiAddr) -> Option<i32> {
-        let peer = self.engine.connections.data.peer_of(number).ok()?;
-        self.engine.connections.data.core.channel(peer).failed()
-    }
-
-    /// Gives up a peer, and all that is under way to it.
-    fn give_up(&mut self, number: FiAddr) {
-        if let Ok(peer) = self.engine.connections.data.peer_of(number) {
-            self.engine.connections.fail_peer(peer, libc::ECONNRESET);
-        }
-    }
-
-    /// Says to all peers that nothing more comes, and waits for a moment until they know.
-    fn leave(&mut self) {
-        let data = &mut self.engine.connections.data;
-        for peer in data.peers.active(&data.core) {
-            data.core.channel_mut(peer).goodbye();
-        }
-        self.engine.connections.run_actions();
-        let deadline = Instant::now() + LEAVE_TIME_MAX;
-        while !self.engine.connections.data.core.is_drained() && Instant::now() < deadline {
-            self.engine.park(PARK_MILLIS);
-        }
-    }
-
-    fn send(
-        &mut self,
-        target: FiAddr,
-        header: TransferHeader,
-        payload: &[Iov],
-        context: usize,
-        inject: bool,
-    ) -> Result<(), Errno> {
-        self.engine.send(&SendRequest {
-            target,
-            payload,
-            tag: None,
-            data: Some(header.emit()),
-            context,
-            inject,
-            notify: !inject,
-            level: CompletionLevel::Transmit,
-        })
-    }
-
-    /// Gives a buffer to the engine.
-    fn post(&mut self, buffer: usize) -> io::Result<()> {
-        let memory = &mut self.buffers[buffer];
-        let payload = [Iov { base: memory.as_mut_ptr(), len: memory.len() }];
-        let posted = self.engine.recv(&RecvRequest {
-            source: abi::ADDR_UNSPEC,
-            payload: &payload,
-            tag: None,
-            context: buffer,
-            notify: true,
-            multi: true,
-        });
-        posted.map_err(|error| io::Error::from_raw_os_error(error.0))
+/// Compares what this process has sent again, before `position`, with what the other process got
+/// before the node of this one was lost.
+#[cold]
+fn compare(logs: &NodeLogs, process: usize, position: u64, expected: u64) -> io::Result<()> {
+    match node_log::digest_of_sent(logs, process, position)? {
+        0 => Ok(()),
+        digest if digest == expected => Ok(()),
+        _ => Err(sends_otherwise(process)),
     }
 }
 
-/// Opens an endpoint with the next generation of this process, and makes it known.
-fn open_carriage(logs: &NodeLogs, process: u16) -> io::Result<(Carriage, u32)> {
-    let generation = logs.generation(usize::from(process)) + 1;
-    let queue = Arc::new(Queue::new(EntryFormat::Tagged, 0));
-    let av = Arc::new(Av::with_capacity(0));
-    let sink = Sink {
-        transmit: Some(Arc::clone(&queue)),
-        receive: Some(Arc::clone(&queue)),
-        counters: Counters::default(),
-    };
-    let endpoint = (generation % u32::from(u8::MAX)) as u8 + 1;
-    let setup = Setup {
-        role: EndpointRole::Transport(Address::new(process.into(), endpoint)),
-        domain_mr: Arc::new(MrTable::default()),
-        av: Arc::clone(&av),
-        sink,
-        own_format: true,
-        bind: None,
-        min_multi_recv: POSITION_BYTES + TRANSFER_BYTES_MAX,
-        source_wanted: false,
-    };
-    let engine = Engine::open(setup).map_err(|error| io::Error::from_raw_os_error(error.0))?;
-    let buffers = (0..BUFFERS).map(|_| vec![0; BUFFER_BYTES].into_boxed_slice()).collect();
-    let mut carriage = Carriage { engine: Box::new(engine), av, queue, buffers };
-    for buffer in 0..BUFFERS {
-        carriage.post(buffer)?;
-    }
-    let name = carriage.engine.name().try_into().map_err(io::Error::other)?;
-    logs.write_contact(&Contact { generation, name });
-    logs.ring_agent();
-    Ok((carriage, generation))
+#[cold]
+fn sends_otherwise(process: usize) -> io::Error {
+    let text = format!("what it sends to process {process} is not what it sent before it moved");
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 /// The context of a message: round, place of the process, and slot.

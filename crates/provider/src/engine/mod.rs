@@ -55,6 +55,7 @@
 //! | `datagram_events` | events of UDP sockets, and checks of UDP paths |
 //! | `receive` | incoming frames |
 //! | `transmit` | outgoing frames |
+//! | `log_carriage` | the endpoint that carries logs to and from other nodes |
 //! | `log_transport` | frames of logs to and from other nodes |
 //! | `transport_polls` | when the transport is polled |
 //! | `quiesce` | preparing the process for a checkpoint |
@@ -89,6 +90,7 @@ mod links;
 mod liveness;
 mod liveness_actions;
 mod local_endpoint;
+mod log_carriage;
 mod log_transport;
 mod memory;
 mod path_manager;

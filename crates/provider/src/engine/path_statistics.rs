@@ -78,6 +78,7 @@ impl PathStatistics {
     pub fn word(&self) -> &'static str {
         match self.what {
             "shared memory" => "shm",
+            "message logs" => "log",
             other => other,
         }
     }
@@ -136,7 +137,11 @@ impl fmt::Display for PathStatistics {
 impl Link {
     /// The kind of a path over this link.
     pub(super) fn what(&self) -> &'static str {
-        if self.peer.is_none() { "relay" } else { self.describe() }
+        match self.carrier {
+            Carrier::Logs(_) => self.describe(),
+            _ if self.peer.is_none() => "relay",
+            _ => self.describe(),
+        }
     }
 
     pub fn state(&self, is_spare: bool) -> PathState {

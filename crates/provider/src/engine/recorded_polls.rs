@@ -81,11 +81,14 @@ impl Engine {
         while left > 0 {
             self.connections.data.links.frames_per_turn = left;
             match self.connections.poll_ring(id) {
-                0 => self
-                    .connections
-                    .recorded_uplink()
-                    .iter_mut()
-                    .for_each(RecordedUplink::wait_for_relay),
+                0 => {
+                    // A process that has moved to another node gets its frames once more.
+                    self.other_nodes.progress(&mut self.connections);
+                    self.connections
+                        .recorded_uplink()
+                        .iter_mut()
+                        .for_each(RecordedUplink::wait_for_relay);
+                }
                 frames => {
                     left -= frames;
                     interposer::note_replayed(frames as u64);

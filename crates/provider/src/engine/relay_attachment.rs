@@ -203,6 +203,9 @@ impl Connections {
     /// another path wait for the relay.
     pub(super) fn relay_lost(&mut self, id: usize, link: &Link, is_corrupt: bool) {
         self.uplink.corrupt += u64::from(is_corrupt);
+        if let Carrier::Logs(_) = link.carrier {
+            end_process("its message logs hold what cannot be there");
+        }
         if let Some(mut recorded) = self.recorded_uplink() {
             recorded.end_relay_lost("its relay has closed the connection");
         }

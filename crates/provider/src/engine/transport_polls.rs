@@ -8,7 +8,8 @@
 use std::io;
 use std::time::Instant;
 
-use landbridge_drive::link::node_log::NodeLogs;
+use landbridge_drive::link::node_log::{self, NodeLogs};
+use landbridge_proto::id::INCARNATIONS_PER_NODE;
 use landbridge_proto::log::contact::Contact;
 use rustix::event::epoll::EventFlags;
 
@@ -89,8 +90,9 @@ impl OtherNodes {
     #[cold]
     fn open_transport(&mut self, connections: &mut Connections) {
         let own = connections.data.own.address;
+        let moves = connections.data.own.introduction.incarnation / INCARNATIONS_PER_NODE;
         let Some(logs) = connections.node_logs().filter(|_| !self.has_ended) else { return };
-        let opened = LogTransport::open(logs, own).and_then(|opened| {
+        let opened = LogTransport::open(logs, own, moves).and_then(|opened| {
             self.transport = Some(Box::new(opened));
             self.watch(connections)
         });
@@ -138,6 +140,9 @@ impl OtherNodes {
     /// Waits until every process of another node has what was sent to it, however long that takes,
     /// since nobody else sends it when this process has ended.
     pub fn finish(&mut self, connections: &mut Connections) {
+        if connections.node_logs().is_some_and(|logs| node_log::is_behind(logs)) {
+            end_process("it ends before it has sent what it sent before");
+        }
         let start = Instant::now();
         let mut has_warned = false;
         loop {

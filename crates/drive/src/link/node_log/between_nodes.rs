@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, contact_at, log_at,
+    CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, NOTHING_WAITS, STABLE_AT, contact_at,
+    log_at, release_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
@@ -20,7 +21,7 @@ use rustix::net::{SendFlags, sendto};
 
 use super::NodeLogs;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
-use super::open_logs::no_such_process;
+use super::open_logs::{no_such_process, not_kept};
 use super::pair_releases::{FileWords, PairReleases};
 use super::window::foreign;
 
@@ -38,7 +39,11 @@ pub(super) struct RemoteLogs {
     /// The frame behind those that [`NodeLogs::next_frames`] has returned.
     ahead: LogCursor,
     /// The end of what earlier incarnations have sent.
-    earlier_end: u64,
+    pub earlier_end: u64,
+    /// Up to where frames may leave this node.
+    pub may_leave: u64,
+    /// Up to where they may once the ticket is answered that was drawn last.
+    pub asked_end: u64,
 }
 
 impl RemoteLogs {
@@ -49,7 +54,15 @@ impl RemoteLogs {
     ) -> io::Result<RemoteLogs> {
         arrivals.skip_to_end()?;
         let earlier_end = sent.end(*sent.chain.cursor())?.position();
-        Ok(RemoteLogs { arrivals, confirmed, sending: confirmed, ahead: confirmed, earlier_end })
+        Ok(RemoteLogs {
+            arrivals,
+            confirmed,
+            sending: confirmed,
+            ahead: confirmed,
+            earlier_end,
+            may_leave: 0,
+            asked_end: 0,
+        })
     }
 }
 
@@ -101,7 +114,10 @@ impl NodeLogs {
         let log = self.open.window.log(log_at(process, own))?;
         let arrivals = LogWriter::new(log, arrivals);
         let Some(target) = self.open.writers.get(process) else { return Err(foreign()) };
-        let remote = RemoteLogs::open(arrivals, confirmed, &target.log)?;
+        let mut remote = RemoteLogs::open(arrivals, confirmed, &target.log)?;
+        if self.open.head.release(STABLE_AT as usize, 0) == NOTHING_WAITS {
+            remote.may_leave = u64::MAX;
+        }
         self.open.announce(process, own);
         self.remote.insert(process, remote);
         Ok(())
@@ -189,11 +205,22 @@ impl NodeLogs {
     }
 
     /// Sends the log to a process of another node from this position on, which is up to where that
-    /// process has it.
+    /// process has it. It has less than before if it has moved to another node.
     ///
     /// # Errors
-    /// No frame of the log ends there.
+    /// No frame of the log ends there, or what is behind it is not kept.
     pub fn send_from(&mut self, to: usize, position: u64) -> io::Result<()> {
+        if position < self.remote(to)?.confirmed.position() {
+            let own = self.open.owner.process;
+            self.open.check_kept(own, to, &LogCursor::START)?;
+            let released = self.open.head.release(release_at(own, to) as usize, 0);
+            if released > position {
+                return Err(not_kept());
+            }
+            if let Some(remote) = self.remote.get_mut(to) {
+                remote.confirmed = LogCursor::START;
+            }
+        }
         self.confirm(to, position)?;
         if let Some(remote) = self.remote.get_mut(to) {
             remote.sending = remote.confirmed;
@@ -244,7 +271,8 @@ impl NodeLogs {
         let Some(remote) = self.remote.get_mut(to) else { return Err(foreign()) };
         let Some(target) = self.open.writers.get(to) else { return Err(foreign()) };
         remote.ahead = remote.sending;
-        let frames = target.log.pass_run(&mut remote.ahead, TRANSFER_BYTES_MAX)?;
+        let limits = (TRANSFER_BYTES_MAX, remote.may_leave);
+        let frames = target.log.pass_run(&mut remote.ahead, limits)?;
         Ok((remote.sending.position(), frames))
     }
 
@@ -272,6 +300,36 @@ impl NodeLogs {
     }
 }
 
+/// The digest of the first frames of a process of another node, up to where they have arrived; 0:
+/// they are not all kept.
+///
+/// # Errors
+/// The log holds what cannot be there.
+pub fn digest_of_arrived(logs: &NodeLogs, from: usize) -> io::Result<u64> {
+    let log = &logs.remote(from)?.arrivals;
+    digest_of(logs, (from, logs.open.owner.process), log, log.chain.cursor().position())
+}
+
+/// The digest of the first frames to a process of another node, up to this position; 0: they are
+/// not all kept.
+///
+/// # Errors
+/// No frame ends there, or the log holds what cannot be there.
+pub fn digest_of_sent(logs: &NodeLogs, to: usize, position: u64) -> io::Result<u64> {
+    digest_of(logs, (logs.open.owner.process, to), logs.writer(to)?, position)
+}
+
+fn digest_of(
+    logs: &NodeLogs,
+    (from, to): (usize, usize),
+    log: &LogWriter,
+    position: u64,
+) -> io::Result<u64> {
+    let is_kept = logs.open.check_kept(from, to, &LogCursor::START).is_ok()
+        && logs.open.head.release(release_at(from, to) as usize, 0) == 0;
+    if is_kept { log.digest(position) } else { Ok(0) }
+}
+
 /// The first frame of a message.
 fn first_frame(bytes: &[u8]) -> io::Result<&[u8]> {
     let length = bytes.get(..4).map(|length| [length[0], length[1], length[2], length[3]]);
@@ -288,6 +346,7 @@ fn first_frame(bytes: &[u8]) -> io::Result<&[u8]> {
 mod tests {
     use std::os::fd::AsFd;
 
+    use super::super::stability::clear_frames;
     use super::super::tests::{Node, copy, receive, send};
     use super::*;
 
@@ -371,6 +430,69 @@ mod tests {
         carry(&mut zero, &mut one);
         assert_eq!(receive(&mut one).unwrap(), b"more");
         assert!(zero.send_from(1, 100).is_err(), "no frame ends there");
+    }
+
+    #[test]
+    fn frames_leave_once_the_agent_has_answered_for_them() {
+        let nodes = two_nodes("stable");
+        nodes[0].answer_tickets(0);
+        let (mut zero, mut one) = (nodes[0].begin(0, 1 << 30), nodes[1].begin(1, 1 << 30));
+        send(&mut zero, 1, b"first").unwrap();
+        carry(&mut zero, &mut one);
+        assert_eq!(receive(&mut one), None, "nobody else knows what it depends on");
+        assert!(clear_frames(&mut zero), "it waits");
+        send(&mut zero, 1, b"second").unwrap();
+        assert!(clear_frames(&mut zero));
+        nodes[0].answer_tickets(1);
+        assert!(clear_frames(&mut zero), "the second one waits");
+        carry(&mut zero, &mut one);
+        assert_eq!((receive(&mut one).unwrap(), receive(&mut one)), (b"first".to_vec(), None));
+        // The next incarnation asks for what the last one has sent.
+        drop(zero);
+        let mut zero = nodes[0].begin(0, 1 << 30);
+        zero.send_from(1, one.arrived(0).unwrap()).unwrap();
+        assert!(clear_frames(&mut zero));
+        nodes[0].answer_tickets(3);
+        assert!(!clear_frames(&mut zero));
+        carry(&mut zero, &mut one);
+        assert_eq!(receive(&mut one).unwrap(), b"second");
+        nodes[0].answer_tickets(NOTHING_WAITS);
+        send(&mut zero, 1, b"first").unwrap();
+        send(&mut zero, 1, b"second").unwrap();
+        send(&mut zero, 1, b"third").unwrap();
+        assert!(!clear_frames(&mut zero));
+        carry(&mut zero, &mut one);
+        assert_eq!(receive(&mut one).unwrap(), b"third");
+    }
+
+    #[test]
+    fn who_has_moved_gets_all_again_and_sends_the_same() {
+        let nodes = two_nodes("moved");
+        let (mut zero, mut one) = (nodes[0].begin(0, 1 << 30), nodes[1].begin(1, 1 << 30));
+        for number in 0..20 {
+            send(&mut zero, 1, &[number; 3000]).unwrap();
+            carry(&mut zero, &mut one);
+        }
+        zero.confirm(1, one.arrived(0).unwrap()).unwrap();
+        drop(one);
+        let spare = Node::new("moved-2", 2);
+        spare.set_local(&[1]);
+        let mut moved = spare.begin(1, 1 << 30);
+        moved.open_other_node(0).unwrap();
+        zero.send_from(1, moved.arrived(0).unwrap()).unwrap();
+        carry(&mut zero, &mut moved);
+        for number in 0..20 {
+            assert_eq!(receive(&mut moved).unwrap(), [number; 3000]);
+        }
+        let there = digest_of_arrived(&moved, 0).unwrap();
+        let end = zero.sent_end(1).unwrap();
+        assert_eq!(digest_of_sent(&zero, 1, end).unwrap(), there);
+        assert_ne!(digest_of_sent(&zero, 1, end - 3072).unwrap(), there);
+        assert!(digest_of_sent(&zero, 1, end - 64).is_err(), "no frame ends there");
+        nodes[0].release(0, 1, 3072);
+        assert_eq!(digest_of_sent(&zero, 1, end).unwrap(), 0, "not all is kept");
+        zero.confirm(1, end).unwrap();
+        assert!(zero.send_from(1, 0).is_err());
     }
 
     /// Both sides begin again from images at any moment; what the images cover is released.

@@ -7,11 +7,12 @@
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 
+use landbridge_proto::digest::digest;
 use landbridge_proto::log::layout::LOG_BYTES;
 use landbridge_proto::log::segment::{Announcement, LogCursor, MalformedLog, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
-use super::window::Mapped;
+use super::window::{Mapped, foreign};
 
 /// The longest frame, header included, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 << 10;
@@ -32,7 +33,7 @@ pub(super) trait Releases {
 /// A frame is another one than an earlier incarnation has sent: the content of the [`io::Error`].
 #[derive(Debug)]
 pub struct OtherFrame {
-    /// The frame in the log, with its header.
+    /// The frame in the log, with its header; nothing, if there is none.
     pub was: Vec<u8>,
     /// The frame that was to be appended.
     pub is: Vec<u8>,
@@ -53,7 +54,8 @@ pub(super) struct LogWriter {
 }
 
 impl LogWriter {
-    pub fn new(log: Mapped, chain: SegmentChain) -> LogWriter {
+    pub fn new(mut log: Mapped, chain: SegmentChain) -> LogWriter {
+        log.begin_preparing(chain.cursor().at());
         LogWriter { log, chain }
     }
 
@@ -175,6 +177,13 @@ impl LogWriter {
         }
     }
 
+    /// Whether no earlier incarnation has appended more than this one.
+    pub fn is_at_end(&self) -> io::Result<bool> {
+        let mut cursor = *self.chain.cursor();
+        self.follow_jumps(&mut cursor)?;
+        Ok(matches!(self.next(&cursor)?, Announcement::Nothing))
+    }
+
     /// The end of the log, found from `cursor` on.
     pub fn end(&self, mut cursor: LogCursor) -> io::Result<LogCursor> {
         while self.pass(&mut cursor)? > 0 {}
@@ -190,17 +199,39 @@ impl LogWriter {
         Ok((cursor.position() - before) as usize)
     }
 
-    /// Passes frames that lie one behind the other, of at most `bytes_max` bytes together; returns
-    /// them, each with its padding.
-    pub fn pass_run(&self, cursor: &mut LogCursor, bytes_max: usize) -> io::Result<&[u8]> {
+    /// Passes frames that lie one behind the other, of at most `bytes_max` bytes together and
+    /// before the position `end`; returns them, each with its padding.
+    pub fn pass_run(
+        &self,
+        cursor: &mut LogCursor,
+        (bytes_max, end): (usize, u64),
+    ) -> io::Result<&[u8]> {
         self.follow_jumps(cursor)?;
         let start = cursor.at();
-        while let Announcement::Frame(bytes) = self.next(cursor)?
+        while cursor.position() < end
+            && let Announcement::Frame(bytes) = self.next(cursor)?
             && cursor.behind(bytes) - start <= bytes_max
         {
             cursor.pass(bytes);
         }
         Ok(self.log.announced(start, cursor.at() - start))
+    }
+
+    /// A digest of the first frames of the log, up to `position`; never 0.
+    ///
+    /// # Errors
+    /// No frame ends there.
+    pub fn digest(&self, position: u64) -> io::Result<u64> {
+        let mut cursor = LogCursor::START;
+        let mut sum = position;
+        while cursor.position() < position {
+            self.follow_jumps(&mut cursor)?;
+            let Announcement::Frame(bytes) = self.next(&cursor)? else { return Err(foreign()) };
+            let frame = digest(self.log.announced(cursor.at(), bytes));
+            sum = digest([sum, frame].map(u64::to_le_bytes).as_flattened());
+            cursor.pass(bytes);
+        }
+        if cursor.position() == position { Ok(sum.max(1)) } else { Err(foreign()) }
     }
 
     fn follow_jumps(&self, cursor: &mut LogCursor) -> io::Result<()> {
@@ -225,7 +256,8 @@ pub(super) struct LogReader {
 }
 
 impl LogReader {
-    pub fn new(log: Mapped, cursor: LogCursor) -> LogReader {
+    pub fn new(mut log: Mapped, cursor: LogCursor) -> LogReader {
+        log.begin_preparing(cursor.at());
         LogReader { log, cursor, has_jumped: false }
     }
 

@@ -28,6 +28,7 @@
 //! | `open_logs` | which logs are open |
 //! | `deliveries` | what this process has delivered |
 //! | `between_nodes` | logs of and to processes of other nodes |
+//! | `stability` | which frames may leave this node |
 //!
 //! A log is opened when a frame is sent, or arrives: a pair of processes that never speaks costs
 //! nothing.
@@ -38,6 +39,7 @@ mod deliveries;
 mod log_end;
 mod open_logs;
 pub mod pair_releases;
+mod stability;
 mod window;
 
 use std::cell::Cell;
@@ -61,13 +63,15 @@ use rustix::net::{
 };
 
 use between_nodes::RemoteLogs;
-pub use between_nodes::TRANSFER_BYTES_MAX;
+pub use between_nodes::{TRANSFER_BYTES_MAX, digest_of_arrived, digest_of_sent};
 use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
 use log_end::LogWriter;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process, not_kept};
 use pair_releases::{FileWords, PairReleases};
+pub use stability::clear_frames;
+use stability::{Stability, await_cut};
 use window::{Mapped, Window, WindowAddress};
 
 /// Numbers of descriptors from here on do not change the numbers that the program sees.
@@ -172,11 +176,13 @@ impl ClosedLogs {
         let mut logs = NodeLogs {
             doorbell: Doorbell::new(&owner, &head)?,
             counts: EarlierCounts { sent: 0, deliveries: count },
+            to_send_again: 0,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
             is_full: false,
             notice: Cell::default(),
             remote: ByProcess::default(),
+            stability: Stability::default(),
             deliveries,
             turn,
             peers_max: self.peers_max,
@@ -194,6 +200,8 @@ impl ClosedLogs {
         logs.open_earlier()?;
         let sent = logs.open.writers.iter().map(|(_, target)| target.log.frames());
         logs.counts.sent = sent.sum::<io::Result<u64>>()?;
+        let own = logs.open.writers.iter().map(|(_, target)| target.log.chain.cursor().frames());
+        logs.to_send_again = logs.counts.sent - own.sum::<u64>();
         logs.open.count_word(LogCount::SentFrames).store(logs.counts.sent, Ordering::Relaxed);
         logs.open.count_word(LogCount::Deliveries).store(count, Ordering::Relaxed);
         Ok(logs)
@@ -244,6 +252,7 @@ pub struct NodeLogs {
     open: OpenLogs,
     /// Of processes of other nodes.
     remote: ByProcess<RemoteLogs>,
+    stability: Stability,
     /// There may be frames for processes of other nodes that were not sent.
     has_unsent: bool,
     /// Logs and deliveries take more than they may.
@@ -253,6 +262,8 @@ pub struct NodeLogs {
     deliveries: Deliveries,
     doorbell: Doorbell,
     counts: EarlierCounts,
+    /// Frames of earlier incarnations that this one has not sent again yet.
+    to_send_again: u64,
     /// The place of the log that is looked at first.
     turn: usize,
     peers_max: usize,
@@ -336,6 +347,13 @@ impl NodeLogs {
         let confirmed = if target.is_remote { confirmed() } else { None };
         let words = FileWords { head: &self.open.head, from: own, to, confirmed };
         let releases = PairReleases { words, is_full: self.is_full, notice: &self.notice, own };
+        if self.to_send_again > 0 {
+            if target.log.is_at_end()? {
+                // An earlier incarnation has sent other frames, to other processes.
+                return Err(unexpected_frame(front, payload));
+            }
+            self.to_send_again -= 1;
+        }
         let is_new = target.log.append(front, payload, releases)?;
         let (has_grown, is_remote) = (target.log.chain.taken() != taken, target.is_remote);
         self.open.count(LogCount::SentFrames, is_new.into());
@@ -453,6 +471,7 @@ impl NodeLogs {
     /// Notes what this poll has delivered, before anything can follow from it.
     #[inline]
     pub fn note_delivery(&mut self, polls: u64, micros: u64) {
+        await_cut(&self.open.head);
         let before = self.deliveries.cursor.position;
         let control = self.open.owner.control();
         let words = DeliveryWords {
@@ -494,6 +513,19 @@ impl NodeLogs {
         let flags = rustix::net::RecvFlags::DONTWAIT;
         while recv(&self.doorbell.socket, &mut bytes[..], flags).is_ok() {}
     }
+}
+
+/// Whether earlier incarnations have sent frames that this one has not sent yet.
+pub fn is_behind(logs: &NodeLogs) -> bool {
+    logs.to_send_again > 0
+}
+
+/// A frame to a process to which an earlier incarnation has sent none at that point.
+#[cold]
+fn unexpected_frame(front: &[u8], payload: &[IoSlice<'_>]) -> io::Error {
+    let pieces = payload.iter().map(|piece| &piece[..]);
+    let is = std::iter::once(front).chain(pieces).collect::<Vec<_>>().concat();
+    io::Error::new(io::ErrorKind::InvalidData, OtherFrame { was: Vec::new(), is })
 }
 
 /// Memory of the logs that a process writes, in bytes.

@@ -21,7 +21,7 @@ use super::pair_releases::{FileWords, PairWords, begin_reading};
 use super::window::{Mapped, Window};
 
 /// How often a reader looks whether what it begins with is kept.
-const BEGINS_MAX: u32 = 1000;
+const BEGINS_MAX: u32 = 1_000_000;
 
 /// Whose logs these are.
 #[derive(Clone)]

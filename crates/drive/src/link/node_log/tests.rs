@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use landbridge_proto::log::layout::{FILE_BYTES, LOCAL_AT, control_at, release_at};
+use landbridge_proto::log::layout::{
+    FILE_BYTES, LOCAL_AT, NOTHING_WAITS, STABLE_AT, control_at, release_at,
+};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::*;
@@ -21,6 +23,7 @@ impl Node {
         rustix::fs::ftruncate(&file, FILE_BYTES).unwrap();
         let job = format!("test-{name}-{}", std::process::id());
         let node = Node { file, job, processes };
+        node.answer_tickets(NOTHING_WAITS);
         node.set_local(&(0..processes).collect::<Vec<_>>());
         node
     }
@@ -41,7 +44,15 @@ impl Node {
     }
 
     pub fn release(&self, from: usize, to: usize, position: u64) {
-        let at = release_at(from, to);
+        self.write_twice(release_at(from, to), position);
+    }
+
+    /// Frames may leave the node for which tickets up to this one were drawn.
+    pub fn answer_tickets(&self, ticket: u64) {
+        self.write_twice(STABLE_AT, ticket);
+    }
+
+    fn write_twice(&self, at: u64, position: u64) {
         for at in [at, at + 8] {
             rustix::io::pwrite(&self.file, &position.to_ne_bytes(), at).unwrap();
         }
@@ -112,6 +123,26 @@ fn the_next_incarnation_receives_and_sends_the_same_again() {
     send(&mut zero, 2, b"more").unwrap();
     assert_eq!([receive(&mut two).unwrap(), receive(&mut two).unwrap()], [&b"answer"[..], b"more"]);
     assert_eq!(receive(&mut two), None);
+}
+
+#[test]
+fn who_sends_to_others_than_before_is_found_out() {
+    let node = Node::new("others", 3);
+    let mut zero = node.begin(0, 1 << 30);
+    send(&mut zero, 1, b"one").unwrap();
+    send(&mut zero, 1, b"two").unwrap();
+    drop(zero);
+    let mut zero = node.begin(0, 1 << 30);
+    assert!(is_behind(&zero));
+    send(&mut zero, 1, b"one").unwrap();
+    let error = send(&mut zero, 2, b"two").unwrap_err();
+    assert!(error.to_string().contains("is not what it sent there before"), "{error}");
+    assert_eq!(receive(&mut node.begin(2, 1 << 30)), None, "nobody gets it");
+    let mut zero = node.begin(0, 1 << 30);
+    send(&mut zero, 1, b"one").unwrap();
+    send(&mut zero, 1, b"two").unwrap();
+    assert!(!is_behind(&zero));
+    send(&mut zero, 2, b"three").unwrap();
 }
 
 /// A process that was spawned while the job runs, with a number far beyond.

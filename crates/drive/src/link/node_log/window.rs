@@ -80,7 +80,10 @@ impl Window {
         if rustix::fs::fstat(file)?.st_size as u64 != FILE_BYTES {
             return Err(foreign());
         }
-        let file = rustix::io::fcntl_dupfd_cloexec(file, LOWEST_FD)?;
+        let file = match rustix::io::fcntl_dupfd_cloexec(file, LOWEST_FD) {
+            Ok(file) => file,
+            Err(_) => rustix::io::fcntl_dupfd_cloexec(file, 0)?,
+        };
         Ok(Window { address, file, has_huge_pages: false, opened: 0 })
     }
 
@@ -128,6 +131,9 @@ impl Window {
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // A core file would have all of the region, and touch what was never written.
+        // SAFETY: the mapping was made above.
+        unsafe { libc::madvise(memory, bytes, libc::MADV_DONTDUMP) };
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapped { memory, bytes, prepared: 0, has_huge_pages: false })
     }

@@ -9,8 +9,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-use landbridge_drive::link::node_log::NodeLogs;
-use landbridge_proto::log::contact::Contact;
+use landbridge_drive::link::node_log::{self, NodeLogs};
+use landbridge_proto::log::contact::{Contact, GENERATIONS_PER_NODE};
 use landbridge_proto::log::transfer::{LogTransfer, TransferAction, TransferHeader, TransferKind};
 use landbridge_proto::wire::name::NAME_BYTES;
 
@@ -28,6 +28,7 @@ pub type TransportName = (usize, u32);
 pub struct TransferMessage {
     header: TransferHeader,
     position: u64,
+    digest: u64,
     frames: Vec<u8>,
 }
 
@@ -86,16 +87,24 @@ struct Remote {
 /// The transport of one process.
 pub struct Transport {
     name: TransportName,
+    /// The process has moved to another node.
+    has_moved: bool,
     remotes: BTreeMap<usize, Remote>,
     contacts_seen: Option<u64>,
 }
 
 impl Transport {
-    /// Opens the next transport of a process, and makes it known to the agent.
-    pub fn open(process: usize, logs: &NodeLogs) -> Transport {
-        let generation = logs.contact(process).map_or(1, |own| own.generation + 1);
+    /// Opens the next transport of a process, which has moved to another node so often, and makes
+    /// it known to the agent.
+    pub fn open(process: usize, moves: u32, logs: &NodeLogs) -> Transport {
+        let generation = logs.generation(process).max(moves * GENERATIONS_PER_NODE) + 1;
         logs.write_contact(&Contact { generation, name: [process as u8; NAME_BYTES] });
-        Transport { name: (process, generation), remotes: BTreeMap::new(), contacts_seen: None }
+        Transport {
+            name: (process, generation),
+            has_moved: moves > 0,
+            remotes: BTreeMap::new(),
+            contacts_seen: None,
+        }
     }
 
     pub fn name(&self) -> TransportName {
@@ -136,10 +145,21 @@ impl Transport {
                 self.handle_contact(process, logs)?;
             }
         }
+        node_log::clear_frames(logs);
         for process in self.remotes.keys().copied().collect::<Vec<_>>() {
+            self.handle_growth(process, logs)?;
             self.send_to(process, logs, network)?;
         }
         Ok(())
+    }
+
+    /// The log to a process that has more of it than was produced again may have grown.
+    fn handle_growth(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
+        let sent = logs.sent_end(process).map_err(failed)?;
+        let Some(remote) = self.remotes.get_mut(&process) else { return Ok(()) };
+        let action = remote.transfer.handle_growth(sent);
+        let action = action.map_err(|why| Violation(format!("{process}: {}", why.0)))?;
+        self.act(process, action, logs)
     }
 
     /// Handles a message for this transport; returns the bytes of its frames.
@@ -148,7 +168,7 @@ impl Transport {
         message: &TransferMessage,
         logs: &mut NodeLogs,
     ) -> Result<usize, Violation> {
-        let TransferMessage { header, position, frames } = message;
+        let TransferMessage { header, position, digest, frames } = message;
         let process = usize::from(header.process);
         if !self.remotes.contains_key(&process) {
             require!(!logs.is_local(process), "{process} is on the node of {:?}", self.name);
@@ -158,7 +178,7 @@ impl Transport {
         let sent = logs.sent_end(process).map_err(failed)?;
         let Some(remote) = self.remotes.get_mut(&process) else { return Ok(0) };
         let said = if header.kind == TransferKind::Frames { 0 } else { *position };
-        let action = remote.transfer.handle(header, said, sent);
+        let action = remote.transfer.handle(header, (said, *digest), sent);
         let action = action.map_err(|why| {
             let own = self.name;
             Violation(format!("{process} to {own:?}: {} ({header:?}, {said} of {sent})", why.0))
@@ -184,7 +204,8 @@ impl Transport {
     }
 
     fn begin_with(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
-        let transfer = LogTransfer::new(logs.confirmed(process).map_err(failed)?);
+        let confirmed = logs.confirmed(process).map_err(failed)?;
+        let transfer = LogTransfer::new(confirmed, self.has_moved);
         self.remotes.insert(process, Remote { transfer, owed: None, unconfirmed: 0 });
         self.handle_contact(process, logs)
     }
@@ -196,7 +217,7 @@ impl Transport {
             return Ok(());
         }
         (remote.owed, remote.unconfirmed) = (Some(TransferKind::Resume), 0);
-        let wanted = remote.transfer.position_wanted();
+        let wanted = remote.transfer.position_wanted(logs.sent_end(process).map_err(failed)?);
         let wanted = wanted.map_err(|why| Violation(format!("{process}: {}", why.0)))?;
         self.act(process, wanted, logs)
     }
@@ -209,6 +230,12 @@ impl Transport {
     ) -> Result<(), Violation> {
         match action {
             TransferAction::SendFrom(position) => logs.send_from(process, position).map_err(failed),
+            TransferAction::CompareAndSendFrom(position, expected) => {
+                let digest = node_log::digest_of_sent(logs, process, position).map_err(failed)?;
+                let own = self.name;
+                require!(digest == expected, "{own:?} has not sent {process} the same again");
+                logs.send_from(process, position).map_err(failed)
+            }
             TransferAction::Confirm => {
                 if let Some(remote) = self.remotes.get_mut(&process) {
                     remote.owed.get_or_insert(TransferKind::Received);
@@ -234,7 +261,12 @@ impl Transport {
         {
             remote.unconfirmed = 0;
             let position = logs.arrived(process).map_err(failed)?;
-            let message = TransferMessage { header: header(kind), position, frames: Vec::new() };
+            let digest = match Contact::moves(to.1) {
+                0 => 0,
+                _ => node_log::digest_of_arrived(logs, process).map_err(failed)?,
+            };
+            let frames = Vec::new();
+            let message = TransferMessage { header: header(kind), position, digest, frames };
             network.push(self.name, to, message);
         }
         while remote.transfer.is_flowing() && network.in_flight(self.name, to) < IN_FLIGHT_MAX {
@@ -243,8 +275,8 @@ impl Transport {
                 break;
             }
             let frames = frames.to_vec();
-            let message =
-                TransferMessage { header: header(TransferKind::Frames), position, frames };
+            let header = header(TransferKind::Frames);
+            let message = TransferMessage { header, position, digest: 0, frames };
             network.push(self.name, to, message);
             logs.note_frames_sent(process);
         }

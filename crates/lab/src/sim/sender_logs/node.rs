@@ -1,6 +1,8 @@
 //! A simulated node: the memory file of its processes' logs, and what its agent does with it.
 //!
-//! What enters: images of processes, and contacts. What leaves: releases and contacts, in the file.
+//! What enters: images of processes, contacts, and tickets for frames that are to leave the node.
+//! What leaves: releases and contacts, in the file; and for another node, how far the processes
+//! have come.
 //! What may never happen: a release goes beyond the oldest kept images, unless that fault is
 //! planted.
 
@@ -10,8 +12,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, IMAGES_WANTED_AT, LOCAL_AT,
-    RELEASE_BYTES, contact_at, control_at, release_at, report_at,
+    CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, IMAGES_WANTED_AT,
+    LOCAL_AT, NOTHING_WAITS, RELEASE_BYTES, STABLE_AT, STABLE_WANTED_AT, contact_at, control_at,
+    deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
 use rustix::io::{pread, pwrite};
@@ -25,10 +28,21 @@ pub struct SimulatedNode {
     releases: LogReleases,
     /// Number of contacts that were written into the file.
     noted: u64,
+    /// The last ticket that was read.
+    ticket: u64,
+}
+
+/// How far a process has come, for another node.
+pub struct ProcessCut {
+    pub process: usize,
+    /// What it has delivered, from the beginning on.
+    pub deliveries: Vec<u8>,
+    pub polls: u64,
 }
 
 impl SimulatedNode {
-    pub fn new(job: String, local: &[usize]) -> io::Result<SimulatedNode> {
+    /// `waits`: frames leave the node once [`Self::answer_ticket`] lets them.
+    pub fn new(job: String, local: &[usize], waits: bool) -> io::Result<SimulatedNode> {
         let file = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, FILE_BYTES)?;
         let mut releases = LogReleases::default();
@@ -36,7 +50,10 @@ impl SimulatedNode {
             pwrite(&file, &1_u64.to_ne_bytes(), control_at(*process) + LOCAL_AT as u64)?;
             releases.add(*process);
         }
-        Ok(SimulatedNode { file, job, images: BTreeMap::new(), releases, noted: 0 })
+        let images = BTreeMap::new();
+        let node = SimulatedNode { file, job, images, releases, noted: 0, ticket: 0 };
+        node.answer_ticket(if waits { 0 } else { NOTHING_WAITS })?;
+        Ok(node)
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -79,6 +96,35 @@ impl SimulatedNode {
         let is_wanted = self.word(at)? != 0;
         pwrite(&self.file, &[0; 8], at)?;
         Ok(is_wanted)
+    }
+
+    /// The newest ticket of the processes, if there is a new one.
+    pub fn take_ticket(&mut self) -> io::Result<Option<u64>> {
+        let wanted = self.word(STABLE_WANTED_AT)?;
+        let is_new = wanted > self.ticket;
+        self.ticket = wanted;
+        Ok(is_new.then_some(wanted))
+    }
+
+    /// Lets frames leave for which tickets up to this one were drawn.
+    pub fn answer_ticket(&self, ticket: u64) -> io::Result<()> {
+        self.write_release(STABLE_AT, ticket)
+    }
+
+    /// What a process has delivered.
+    pub fn deliveries(&self, process: usize) -> io::Result<Vec<u8>> {
+        let end = self.word(control_at(process) + DELIVERIES_END_AT as u64)?;
+        let mut bytes = vec![0; end as usize];
+        pread(&self.file, &mut bytes[..], deliveries_at(process))?;
+        Ok(bytes)
+    }
+
+    /// Writes what a process has delivered on a node that is lost.
+    pub fn write_deliveries(&self, process: usize, bytes: &[u8]) -> io::Result<()> {
+        pwrite(&self.file, bytes, deliveries_at(process))?;
+        let end = (bytes.len() as u64).to_ne_bytes();
+        pwrite(&self.file, &end, control_at(process) + DELIVERIES_END_AT as u64)?;
+        Ok(())
     }
 
     /// The contact that a process has written.

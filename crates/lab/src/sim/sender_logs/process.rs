@@ -173,6 +173,10 @@ pub struct LoggedProcess {
     polls: u64,
     /// The delivery that is replayed next: polls, frames, microseconds.
     next: Option<[u64; 3]>,
+    /// Frames of the delivery that is replayed which have not arrived on this node yet.
+    awaited: u64,
+    /// The process has begun on another node: what it receives again comes once more.
+    has_moved: bool,
     pub replayed: u64,
 }
 
@@ -202,7 +206,22 @@ impl LoggedProcess {
     ) -> io::Result<LoggedProcess> {
         let logs = logs.open(file)?;
         let earlier = logs.earlier();
-        Ok(LoggedProcess { program, logs, earlier, deliveries, polls, next: None, replayed: 0 })
+        Ok(LoggedProcess {
+            program,
+            logs,
+            earlier,
+            deliveries,
+            polls,
+            next: None,
+            awaited: 0,
+            has_moved: false,
+            replayed: 0,
+        })
+    }
+
+    /// The process has begun on another node.
+    pub fn note_move(&mut self) {
+        self.has_moved = true;
     }
 
     /// Takes an image, and goes on.
@@ -236,6 +255,7 @@ impl LoggedProcess {
     /// polls they have made.
     pub fn is_replaying(&self, polls_before: u64) -> bool {
         self.deliveries < self.earlier.deliveries
+            || self.awaited > 0
             || self.program.polls < polls_before
             || self.program.frames_sent() < self.earlier.sent
     }
@@ -256,6 +276,9 @@ impl LoggedProcess {
     /// The program sees, or does, what an earlier incarnation did not.
     pub fn step(&mut self, chance: &Chance, polls_before: u64) -> Result<StepEnd, Violation> {
         let mut left = chance.dies_after;
+        if self.awaited > 0 {
+            return self.go_on_replaying(&mut left);
+        }
         self.program.polls += 1;
         self.polls += 1;
         if self.next.is_none() && self.deliveries < self.earlier.deliveries {
@@ -269,9 +292,12 @@ impl LoggedProcess {
             Some([polls, frames, micros]) => {
                 require!(polls == self.polls, "a poll of {} was passed", self.program.task.index);
                 self.next = None;
-                if self.replay(frames, micros, &mut left)? {
-                    return Ok(StepEnd::Killed { is_noted: true });
+                self.program.state = mix(self.program.state, micros);
+                self.awaited = frames;
+                if frames > 0 {
+                    return self.go_on_replaying(&mut left);
                 }
+                self.note_end_of_replayed();
             }
             None if is_again => (),
             None => {
@@ -280,34 +306,37 @@ impl LoggedProcess {
                 }
             }
         }
-        match self.send(&mut left)? {
+        self.end_step(&mut left)
+    }
+
+    /// Sends what the program sends at this poll.
+    fn end_step(&mut self, left: &mut Option<u64>) -> Result<StepEnd, Violation> {
+        match self.send(left)? {
             true => Ok(StepEnd::Killed { is_noted: true }),
             false => Ok(StepEnd::Alive),
         }
     }
 
-    /// Repeats a delivery; returns whether the process is killed meanwhile.
-    fn replay(
-        &mut self,
-        frames: u64,
-        micros: u64,
-        left: &mut Option<u64>,
-    ) -> Result<bool, Violation> {
-        self.program.state = mix(self.program.state, micros);
-        for number in 0..frames {
-            let is_there = self.receive()?;
-            require!(
-                is_there,
-                "frame {number} of a delivery of {} is missing",
-                self.program.task.index
-            );
+    /// Repeats a delivery, as far as its frames are there.
+    fn go_on_replaying(&mut self, left: &mut Option<u64>) -> Result<StepEnd, Violation> {
+        while self.awaited > 0 {
+            if !self.receive()? {
+                let index = self.program.task.index;
+                require!(self.has_moved, "a frame of a delivery of {index} is missing");
+                return Ok(StepEnd::Alive);
+            }
+            self.awaited -= 1;
             if is_killed(left) {
-                return Ok(true);
+                return Ok(StepEnd::Killed { is_noted: true });
             }
         }
+        self.note_end_of_replayed();
+        self.end_step(left)
+    }
+
+    fn note_end_of_replayed(&mut self) {
         self.note_end_of_delivery();
         self.replayed += 1;
-        Ok(false)
     }
 
     /// Delivers what has arrived, and notes it; returns whether the process is killed before that.
