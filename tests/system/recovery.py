@@ -120,6 +120,11 @@ def main() -> int:
     if checks.wants(name):
         code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
         check_divergence(checks, name, code, output, 1)
+    name = "who sends to somebody else than before"
+    if checks.wants(name):
+        code, _, output = job(options, [*ring, "--stray"], [(START_S + 1.0, 1)])
+        is_said = re.search(r"this process cannot go on: its frame \d+, sent at poll \d+, is not what it sent there before", output)
+        checks.check(name, code == 1 and bool(is_said), f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
     spawning(options, checks)
     name = "who crashes by its own fault"
     if checks.wants(name):

@@ -22,6 +22,7 @@ SAMPLES = {
         "a script that starts the program beside itself",
         "a child that becomes the program, killed",
         "who does something else than before",
+        "who sends to somebody else than before",
         "who has spawned others",
         "who was spawned",
         "who crashes by its own fault",

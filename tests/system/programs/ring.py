@@ -16,6 +16,8 @@ from mpi4py import MPI
 ROUNDS_PER_SUM = 20
 HEAVY_ROUNDS = 60
 NUMBERS = 500
+# Of a message that nobody takes.
+STRAY_TAG = 30000
 
 
 def main() -> None:
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--leave", type=int, metavar="CODE", help="rank 1 does, in the end, without MPI_Finalize")
     parser.add_argument("--aloud", action="store_true", help="everything is said on standard error, too")
     parser.add_argument("--drift", action="store_true", help="send what is another number each time")
+    parser.add_argument("--stray", action="store_true", help="rank 1 sends one message to another rank each time")
     parser.add_argument("--addresses", action="store_true", help="send where things lie in memory")
     options = parser.parse_args()
     global is_aloud
@@ -74,6 +77,8 @@ def round_about(comm, options) -> None:
         if options.drift:
             # The number of the incarnation comes from the launcher and is not recorded.
             numbers[0] = float(os.environ["LANDBRIDGE_INCARNATION"])
+        if options.stray and turn == 5 and comm.rank == 1:
+            comm.isend("stray", (2 + int(os.environ["LANDBRIDGE_INCARNATION"])) % comm.size, STRAY_TAG)
         more = [0.5] * (options.heavy if turn < HEAVY_ROUNDS else 0)
         numbers = comm.sendrecv(numbers + more, right, turn, None, left, turn)[: options.numbers]
         numbers = [math.sin(number) + comm.rank for number in numbers]

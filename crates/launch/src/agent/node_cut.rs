@@ -4,8 +4,8 @@
 //! Ranks of a node exchange messages through shared memory, which is lost with the node. So the
 //! records and deliveries of all of them are read together, while none delivers anything
 //! ([`NodeLogs::cut`]): what one of them has delivered follows from nothing that the copy of
-//! another one lacks. Frames leave the node, and lines and requests of ranks are passed on, once the agent
-//! above has the copies of all ranks.
+//! another one lacks. Frames leave the node, and lines and requests of ranks are passed on, once
+//! the agent above has the copies of all ranks.
 //!
 //! In: records and deliveries of the ranks. Out: updates for the agent above, which count together.
 //!
