@@ -281,7 +281,7 @@ def checkpoint_on_request(checks, options, ring) -> None:
             checks.check(f"{name}: {how}", code == 0 and is_same and (starts, taken) == (2, RANKS), measured, output)
         heavy = [*ring, "--heavy", "20000"]
         undisturbed = sorted(recovery.job(options, heavy, [])[1])
-        log = ["--set", "checkpoint_log=2MiB", "--verbose"]
+        log = [*recovery.RELAY, "--set", "checkpoint_log=2MiB", "--verbose"]
         code, lines, output = recovery.job(options, heavy, [], *more, *log)
         taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
         is_same = sorted(line for line in lines if not line.startswith("landbridge")) == undisturbed

@@ -99,6 +99,8 @@ pub enum TransferAction {
     /// End the process unless the digest of its log up to the position is this one; then do as for
     /// [`TransferAction::SendFrom`].
     CompareAndSendFrom(u64, u64),
+    /// The other process has this process's log up to this position.
+    NoteReceived(u64),
     /// Append the frames of the message.
     Append,
     /// Send [`TransferKind::Received`].
@@ -256,7 +258,7 @@ impl LogTransfer {
             TransferKind::Query => Ok(TransferAction::Confirm),
             TransferKind::Received => {
                 self.confirm(position, sent)?;
-                Ok(TransferAction::Nothing)
+                Ok(TransferAction::NoteReceived(position))
             }
         }
     }
@@ -473,7 +475,10 @@ mod tests {
                     let have = self.arrived.len() as u64;
                     self.wire.push_back((to, TransferKind::Received, have, vec![]));
                 }
-                TransferAction::Nothing | TransferAction::Append | TransferAction::End => (),
+                TransferAction::Nothing
+                | TransferAction::NoteReceived(_)
+                | TransferAction::Append
+                | TransferAction::End => (),
             }
         }
 

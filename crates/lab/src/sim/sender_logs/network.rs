@@ -194,9 +194,8 @@ impl Transport {
                 }
                 return Ok(frames.len());
             }
-            TransferAction::Nothing if header.kind == TransferKind::Received => {
-                let confirmed = remote.transfer.confirmed();
-                logs.confirm(process, confirmed).map_err(failed)?;
+            TransferAction::NoteReceived(position) => {
+                logs.confirm(process, position).map_err(failed)?;
             }
             action => self.act(process, action, logs)?,
         }
@@ -231,8 +230,11 @@ impl Transport {
         match action {
             TransferAction::SendFrom(position) => logs.send_from(process, position).map_err(failed),
             TransferAction::CompareAndSendFrom(position, expected) => {
-                let digest = node_log::digest_of_sent(logs, process, position).map_err(failed)?;
                 let own = self.name;
+                let digest = node_log::digest_of_sent(logs, process, position);
+                let digest = digest.map_err(|_| {
+                    Violation(format!("{own:?} has sent {process} other frames before {position}"))
+                })?;
                 require!(digest == expected, "{own:?} has not sent {process} the same again");
                 logs.send_from(process, position).map_err(failed)
             }
