@@ -39,7 +39,7 @@ mod deliveries;
 mod log_end;
 mod open_logs;
 pub mod pair_releases;
-mod stability;
+pub mod stability;
 mod window;
 
 use std::cell::Cell;

@@ -65,18 +65,42 @@ fn draw_ticket(logs: &mut NodeLogs) -> bool {
     waits
 }
 
+/// The word by which the agent says that it reads how far all processes of the node have come.
+pub trait CutWord {
+    /// [`NO_CUTS`], [`IS_CUTTING`] or another value.
+    fn load(&self) -> u64;
+    /// A sequentially consistent fence.
+    fn fence(&self);
+    /// Lets the agent work.
+    fn pause(&self);
+}
+
 /// Waits while the agent reads how far all processes of the node have come, so that what it reads
 /// fits together: what this process delivers now follows from frames that may have been sent since.
 #[inline]
-pub(super) fn await_cut(head: &Mapped) {
-    let word = head.word(CUT_AT as usize);
-    if word.load(Ordering::Relaxed) == NO_CUTS {
+pub fn await_cut(word: &impl CutWord) {
+    if word.load() == NO_CUTS {
         return;
     }
     // Either this process sees the cut, or the agent sees what the senders of the frames that were
     // delivered had noted before.
-    fence(Ordering::SeqCst);
-    while word.load(Ordering::Acquire) == IS_CUTTING {
+    word.fence();
+    while word.load() == IS_CUTTING {
+        word.pause();
+    }
+}
+
+impl CutWord for Mapped {
+    #[inline]
+    fn load(&self) -> u64 {
+        self.word(CUT_AT as usize).load(Ordering::Acquire)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn pause(&self) {
         std::thread::yield_now();
     }
 }
