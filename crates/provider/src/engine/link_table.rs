@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
+use landbridge_drive::link::node_log;
 use landbridge_proto::endpoint::{Endpoint, Peer};
 use landbridge_proto::path::time::Time;
 use rustix::event::epoll;
@@ -122,6 +123,15 @@ impl LinkTable {
             Some(Carrier::Shm(ring)) => !matches!(ring.peek(), Ok(None)),
             Some(Carrier::Recorded(stream)) => !matches!(stream.peek(), Ok(None)),
             Some(Carrier::Logs(logs)) => !matches!(logs.peek(), Ok(None)),
+            _ => false,
+        }
+    }
+
+    /// Whether the last frame of the logs of link `id` came from another node.
+    #[inline]
+    pub fn awaits_other_node(&self, id: usize) -> bool {
+        match self.links[id].as_ref().map(|link| &link.carrier) {
+            Some(Carrier::Logs(logs)) => node_log::awaits_other_node(logs),
             _ => false,
         }
     }

@@ -291,7 +291,8 @@ impl Engine {
 
     /// As [`Self::spin_once_more`], for a recorded process whose messages lie in logs of its node:
     /// whether a frame arrives on link `id` meanwhile. What a poll of such a process finds is its
-    /// delivery, however long the poll has looked.
+    /// delivery, however long the poll has looked. Frames of other nodes come by the transport, so
+    /// a process that waits for one returns at once, and polls the transport again.
     pub(super) fn spin_for_frame(&mut self, id: usize) -> bool {
         let clock = self.poll_state.clock;
         let start = clock.now();
@@ -299,6 +300,7 @@ impl Engine {
             || std::mem::take(&mut self.poll_state.returns_at_once)
             || !self.poll_state.looks_again()
             || !self.connections.data.identity.has_node_logs()
+            || self.connections.data.links.awaits_other_node(id)
         {
             return false;
         }

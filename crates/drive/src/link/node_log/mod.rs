@@ -177,6 +177,7 @@ impl ClosedLogs {
             doorbell: Doorbell::new(&owner, &head)?,
             counts: EarlierCounts { sent: 0, deliveries: count },
             to_send_again: 0,
+            was_from_elsewhere: false,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
             is_full: false,
@@ -264,6 +265,8 @@ pub struct NodeLogs {
     counts: EarlierCounts,
     /// Frames of earlier incarnations that this one has not sent again yet.
     to_send_again: u64,
+    /// The last frame came from another node.
+    was_from_elsewhere: bool,
     /// The place of the log that is looked at first.
     turn: usize,
     peers_max: usize,
@@ -444,6 +447,7 @@ impl NodeLogs {
     pub fn consume(&mut self) {
         if let Some((place, bytes)) = self.shown.take() {
             let from = self.open.readers.process_at(place);
+            self.was_from_elsewhere = self.remote.len() > 0 && self.remote.contains(from);
             self.deliveries.note_frame(from);
             let reader = self.open.readers.at_mut(place);
             if reader.consume(bytes) {
@@ -513,6 +517,12 @@ impl NodeLogs {
         let flags = rustix::net::RecvFlags::DONTWAIT;
         while recv(&self.doorbell.socket, &mut bytes[..], flags).is_ok() {}
     }
+}
+
+/// Whether the last frame came from another node, as the next one will.
+#[inline]
+pub fn awaits_other_node(logs: &NodeLogs) -> bool {
+    logs.was_from_elsewhere
 }
 
 /// Whether earlier incarnations have sent frames that this one has not sent yet.
