@@ -236,7 +236,13 @@ impl NodeLogs {
     }
 
     /// Writes deliveries of a rank that is to be started here.
+    ///
+    /// # Errors
+    /// There are more than a rank can replay, or memory is short.
     pub fn write_deliveries(&self, rank: u32, from: u64, bytes: &[u8]) -> Result<()> {
+        if from + bytes.len() as u64 > DELIVERIES_BYTES as u64 {
+            bail!("rank {rank} has delivered more than a spare node can replay");
+        }
         let mut at = from % DELIVERIES_BYTES as u64;
         let mut left = bytes;
         while !left.is_empty() {

@@ -96,8 +96,8 @@ pub enum TransferAction {
     Resume,
     /// Send frames from this position on.
     SendFrom(u64),
-    /// End the process unless the digest of its log up to the position is this one; then do as for
-    /// [`TransferAction::SendFrom`].
+    /// End the process unless the digest of its log up to the position is this one, and not 0; then
+    /// do as for [`TransferAction::SendFrom`].
     CompareAndSendFrom(u64, u64),
     /// The other process has this process's log up to this position.
     NoteReceived(u64),
@@ -281,9 +281,11 @@ impl LogTransfer {
             self.state = TransferState::AwaitLog(position, digest);
             return Ok(TransferAction::Nothing);
         }
+        // What was confirmed to this incarnation before was compared then.
+        let is_first = self.confirmed == 0 && position > 0;
         self.confirm(position, sent)?;
         self.state = TransferState::Flowing;
-        Ok(match self.has_moved && digest != 0 {
+        Ok(match self.has_moved && (digest != 0 || is_first) {
             true => TransferAction::CompareAndSendFrom(position, digest),
             false => TransferAction::SendFrom(position),
         })
@@ -383,6 +385,34 @@ mod tests {
             let mut transfer = transfer.clone();
             let said = transfer.handle(&header(kind, generation), (position, 0), 1000);
             assert!(said.is_err(), "{kind:?} {position}");
+        }
+    }
+
+    #[test]
+    fn who_has_moved_compares_what_the_other_side_has() {
+        for (position, digest, action) in [
+            (0, 0, TransferAction::SendFrom(0)),
+            (64, 7, TransferAction::CompareAndSendFrom(64, 7)),
+            // The other side has not kept it: nothing shows that it is the same.
+            (64, 0, TransferAction::CompareAndSendFrom(64, 0)),
+        ] {
+            let mut transfer = LogTransfer::new(0, true);
+            transfer.handle_contact(&contact(1));
+            let said = (position, digest);
+            let waits = transfer.handle(&header(TransferKind::Resume, 1), said, 32).unwrap();
+            if position > 32 {
+                assert!(transfer.awaits_log() && waits == TransferAction::Nothing);
+                assert_eq!(transfer.handle_growth(63), Ok(TransferAction::Nothing));
+                assert_eq!(transfer.handle_growth(64), Ok(action));
+            } else {
+                assert_eq!(waits, action);
+            }
+            assert!(transfer.is_flowing());
+            // The next transport of the same incarnation need not compare once more.
+            transfer.close();
+            transfer.handle_contact(&contact(2));
+            let again = transfer.handle(&header(TransferKind::Resume, 2), (position, 0), 64);
+            assert_eq!(again, Ok(TransferAction::SendFrom(position)));
         }
     }
 

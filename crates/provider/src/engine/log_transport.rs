@@ -612,7 +612,7 @@ impl LogTransport {
 #[cold]
 fn compare(logs: &NodeLogs, process: usize, position: u64, expected: u64) -> io::Result<()> {
     match node_log::digest_of_sent(logs, process, position) {
-        Ok(0) => Ok(()),
+        Ok(digest) if digest == 0 || expected == 0 => Err(node_log::not_kept()),
         Ok(digest) if digest == expected => Ok(()),
         // No frame ends there, or there are other ones.
         _ => Err(sends_otherwise(process)),

@@ -187,7 +187,7 @@ pub(super) fn no_such_process(process: usize) -> io::Error {
 }
 
 /// An incarnation begins where messages were discarded.
-pub(super) fn not_kept() -> io::Error {
+pub fn not_kept() -> io::Error {
     io::Error::other(
         "messages that it needs are not kept any more, because memory for them was full \
          (recover_memory)",
