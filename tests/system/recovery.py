@@ -106,6 +106,7 @@ def main() -> int:
         is_right = len(longest) == 2 and longest[0] < longest[1] / 2
         measured = f"exit code {code}, the longest turns took {longest} s"
         checks.check(name, code == 0 and is_right and output.count(": restarted") == 2, measured, output)
+    beside_silent_ranks(options, checks)
     progress_reports(options, checks, program, moment)
     if checks.wants("at the foot of a terminal"):
         on_a_terminal(options, checks, program, "at the foot of a terminal", [])
@@ -453,6 +454,22 @@ def standard_input(options, checks, moment) -> None:
         undisturbed = sorted(job_with_input(options, [], *words, asks=asks)[1])
         kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0), (0.2, 0)]
         check_same(checks, name, job_with_input(options, kills, *words, asks=asks), undisturbed, len(kills))
+
+
+def beside_silent_ranks(options, checks) -> None:
+    """Ranks are killed before they have received what ranks of another cluster have sent, which call
+    MPI again only when it has arrived."""
+    for way, kills in (("", []), (", who are killed", [(lambda said: "rank 0: waits" in said, 0), (0.2, 1), (1.0, 0)])):
+        name = f"who receive from ranks that do nothing meanwhile{way}"
+        if not checks.wants(name):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            silent = [common.python(options), str(common.PROGRAMS / "silent.py"), folder]
+            code, lines, output = job(options, silent, kills, *TWO_CLUSTERS)
+        wanted = ["rank 0: 300 messages", "rank 0: waits", "rank 1: 300 messages", "rank 1: waits"]
+        is_right = sorted(lines) == wanted and output.count(": restarted") == len(kills)
+        measured = f"exit code {code}, {len(lines)} lines, {output.count(': restarted')} restarts"
+        checks.check(name, code == 0 and is_right, measured, output)
 
 
 def job_with_input(options, kills, *words, job=None, asks=()):

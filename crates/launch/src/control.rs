@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -161,6 +161,43 @@ pub enum Stream {
     Stderr,
 }
 
+/// What an agent says to another one about the log of a rank to a rank of another node
+/// ([`landbridge_proto::log::agent_transfer`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FrameTransfer {
+    /// The rank whose log it is.
+    pub from: u32,
+    /// The rank that reads it.
+    pub to: u32,
+    pub step: FrameTransferStep,
+}
+
+/// See [`FrameTransfer`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FrameTransferStep {
+    /// To the reader's agent: up to where has the log arrived?
+    Ask,
+    /// To the sender's agent: the log has arrived up to this position, and frames that were carried
+    /// would be taken.
+    Arrived(u64),
+    /// To the reader's agent: frames from this position on, each with its padding.
+    Frames {
+        position: u64,
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+}
+
+impl FrameTransfer {
+    /// The rank to whose agent the message goes.
+    pub fn target(&self) -> u32 {
+        match self.step {
+            FrameTransferStep::Arrived(_) => self.from,
+            FrameTransferStep::Ask | FrameTransferStep::Frames { .. } => self.to,
+        }
+    }
+}
+
 /// A message between launcher and agents. `rank` is the index of a process in the job, which for
 /// the job's first processes is their MPI rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -223,6 +260,9 @@ pub enum Message {
         #[serde(with = "serde_bytes")]
         contact: Vec<u8>,
     },
+    /// What agents say about a log between ranks of two nodes: up to the launcher, and from there
+    /// down to the agent of [`FrameTransfer::target`].
+    FrameTransfer(Box<FrameTransfer>),
     /// Query of the paths of the ranks; each agent answers for its own ranks, with at most
     /// `rows_max` rows.
     QueryPaths {

@@ -408,6 +408,7 @@ impl Launcher {
             }
             Message::Ping => {}
             contact @ Message::LogContact { .. } => self.children.send_to_all(&contact),
+            Message::FrameTransfer(transfer) => self.children.pass_on(transfer),
             Message::Checkpoint { rank, number, bytes } => {
                 self.rank_table.handle_image(rank, number, bytes, Instant::now());
             }

@@ -106,6 +106,10 @@ impl Agent {
             Message::TakeCheckpoints { rank } => {
                 self.request_checkpoints(rank, CheckpointRequester::User)
             }
+            Message::FrameTransfer(transfer) => match self.children.holder(transfer.target()) {
+                Some(child) => child.process.stream.send(&Message::FrameTransfer(transfer)),
+                None => self.supervisor.handle_frame_transfer(*transfer, &mut self.parent),
+            },
             Message::LogContact { rank, ref contact } => {
                 self.children.send(&message);
                 let noted =

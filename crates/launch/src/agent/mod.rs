@@ -22,6 +22,7 @@
 //! | `replicated_recording`, `replicated_rank_state` | what other nodes need of a rank |
 //! | `state_transfer` | how they get it |
 //! | `log_file`, `node_logs`, `node_cut` | message logs of the ranks of this node |
+//! | `frame_carrier` | frames of logs that the agents carry to other nodes |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |
 //! | `checkpoint_scheduler` | when a checkpoint image is taken, step by step |
@@ -47,6 +48,7 @@ mod durable_effects;
 mod end;
 mod exits;
 mod forwarded_input;
+mod frame_carrier;
 mod held_files;
 mod image_service;
 mod input;
@@ -173,6 +175,7 @@ impl Agent {
             self.images.lease.iter_mut().for_each(Lease::renew);
             self.processes.report_stuck(&mut self.parent);
             self.supervisor.watch_contacts(&self.processes, &mut self.parent);
+            self.supervisor.carry_frames(&mut self.parent);
             self.retire_groups();
             self.check_parent();
             self.parent.send_keepalive();
@@ -224,8 +227,9 @@ impl Agent {
                 let loss = may_move_ranks
                     .then(|| self.children.next_loss(self.parent.node_patience()))
                     .flatten();
+                let frames = self.supervisor.frames_time();
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
-                let notice = times.chain(returns).chain(contacts).chain(loss).min();
+                let notice = times.chain(returns).chain(contacts).chain(loss).chain(frames).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_replaying = self.supervisor.ranks.iter().any(LocalRank::is_replaying);
                 let most =
@@ -257,6 +261,7 @@ impl Agent {
                     self.parent.send(&Message::LogContact { rank, contact });
                 }
                 self.supervisor.pass_on_for_tickets(&mut self.parent);
+                self.supervisor.handle_emptied_mailboxes(&mut self.parent);
             }
             Source::Parent | Source::Child(_) | Source::Wake | Source::Readiness => {}
         }

@@ -172,12 +172,32 @@ impl NodeLogs {
             return Ok(());
         }
         pwrite(&self.file, &contact.emit(), contact_at(rank as usize))?;
+        self.note_change()
+    }
+
+    /// Lets ranks look at contacts and mailboxes.
+    pub fn note_change(&self) -> Result<()> {
         self.noted.set(self.noted.get() + 1);
         pwrite(&self.file, &self.noted.get().to_ne_bytes(), CONTACTS_CHANGED_AT)?;
         Ok(())
     }
 
-    fn contact(&self, rank: u32) -> Option<Contact> {
+    /// Whether ranks of other nodes are known.
+    pub fn knows_other_nodes(&self) -> bool {
+        self.noted.get() > 0
+    }
+
+    /// The processes of this node.
+    pub fn local(&self) -> Vec<u32> {
+        self.local.borrow().iter().copied().collect()
+    }
+
+    pub fn is_local(&self, process: u32) -> bool {
+        self.local.borrow().contains(&process)
+    }
+
+    /// Where a process can be reached, if it is known.
+    pub fn contact(&self, rank: u32) -> Option<Contact> {
         let mut bytes = [0; CONTACT_BYTES];
         let read = pread(&self.file, &mut bytes, contact_at(rank as usize)).ok()?;
         Contact::parse(&bytes).filter(|_| read == CONTACT_BYTES)
@@ -208,14 +228,20 @@ impl NodeLogs {
             let control = control_at(*rank as usize);
             let asked = self.word(control + STABLE_ASKED_AT as u64);
             if asked > answered && asked <= ticket {
-                let number = self.word(control + BELL_AT as u64);
-                let bell = format!("landbridge-{}-{rank}-{number}", self.job);
-                let bell = SocketAddrUnix::new_abstract_name(bell.as_bytes())?;
-                // A full socket means that the bell was rung; no socket, that nobody waits.
-                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                let _ = sendto(&self.bell, b"!", flags, &bell);
+                self.ring(*rank)?;
             }
         }
+        Ok(())
+    }
+
+    /// Wakes a rank, if it sleeps.
+    pub fn ring(&self, rank: u32) -> Result<()> {
+        let number = self.word(control_at(rank as usize) + BELL_AT as u64);
+        let bell = format!("landbridge-{}-{rank}-{number}", self.job);
+        let bell = SocketAddrUnix::new_abstract_name(bell.as_bytes())?;
+        // A full socket means that the bell was rung; no socket, that nobody waits.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = sendto(&self.bell, b"!", flags, &bell);
         Ok(())
     }
 
@@ -299,19 +325,21 @@ impl NodeLogs {
         HeldLogs { counts: self.counts(rank), released, released_bytes, end }
     }
 
-    fn counts(&self, rank: u32) -> LogCounts {
+    /// What a rank has sent and delivered.
+    pub fn counts(&self, rank: u32) -> LogCounts {
         let at = control_at(rank as usize) + COUNTS_AT as u64;
         LogCounts::from_words(std::array::from_fn(|place| self.word(at + 8 * place as u64)))
     }
 
     /// A word of the file, which is there.
-    fn word(&self, at: u64) -> u64 {
+    pub fn word(&self, at: u64) -> u64 {
         let mut word = [0; 8];
         let _ = pread(&self.file, &mut word, at);
         u64::from_ne_bytes(word)
     }
 
-    fn write_release(&self, at: u64, position: u64) -> Result<()> {
+    /// Writes a position twice ([`RELEASE_BYTES`]).
+    pub fn write_release(&self, at: u64, position: u64) -> Result<()> {
         for at in [at, at + RELEASE_BYTES as u64 / 2] {
             pwrite(&self.file, &position.to_ne_bytes(), at)?;
         }

@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
 use super::exits::{Exit, Exits};
+use super::frame_carrier::FrameCarrier;
 use super::image_service::ImageService;
 use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
@@ -32,7 +33,7 @@ use super::statistics_page::StatisticsPage;
 use crate::cleanup;
 use crate::control::rank_state::{CheckpointLocation, RankUpdate};
 use crate::control::spawn_order::SpawnOrder;
-use crate::control::{Assignment, Job, Message, Node};
+use crate::control::{Assignment, FrameTransfer, Job, Message, Node};
 use crate::ending::Ending;
 use crate::limits;
 use crate::limits::ResourceLimits;
@@ -86,6 +87,7 @@ pub struct RankSupervisor {
     /// The message logs of this node's ranks, if the senders keep messages.
     node_logs: Option<Rc<NodeLogs>>,
     node_cut: Option<Rc<NodeCut>>,
+    frame_carrier: Option<FrameCarrier>,
     /// When the replay progress of the ranks was reported last.
     progress_reported_at: Instant,
 }
@@ -101,6 +103,7 @@ impl RankSupervisor {
             limits: ResourceLimits::default(),
             node_logs: None,
             node_cut: None,
+            frame_carrier: None,
             progress_reported_at: Instant::now(),
         }
     }
@@ -229,6 +232,7 @@ impl RankSupervisor {
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
         self.node_logs = NodeLogs::new(job, node)?;
+        self.frame_carrier = self.node_logs.clone().map(FrameCarrier::new);
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
         if node.rank_count == 0 {
@@ -313,6 +317,28 @@ impl RankSupervisor {
             self.request_checkpoints(Some(rank), CheckpointRequester::FullLog);
         }
         logs.take_contacts()
+    }
+
+    // --- frames of logs that the agents carry
+
+    /// When ranks are looked at next that may do nothing.
+    pub fn frames_time(&self) -> Option<Instant> {
+        self.frame_carrier.as_ref().and_then(FrameCarrier::next_time)
+    }
+
+    pub fn carry_frames(&mut self, parent: &mut ParentAgent) {
+        self.frame_carrier.iter_mut().for_each(|carrier| carrier.advance(parent));
+    }
+
+    pub fn handle_emptied_mailboxes(&mut self, parent: &mut ParentAgent) {
+        self.frame_carrier.iter_mut().for_each(|carrier| carrier.handle_bell(parent));
+    }
+
+    /// Handles what another agent says about a log of, or to, a rank of this node.
+    pub fn handle_frame_transfer(&mut self, transfer: FrameTransfer, parent: &mut ParentAgent) {
+        if let Some(carrier) = &mut self.frame_carrier {
+            carrier.handle_message(transfer, parent);
+        }
     }
 
     /// Starts the ranks of a spawned group that the order places on this node.

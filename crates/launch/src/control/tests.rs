@@ -24,6 +24,10 @@ fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
     }
 }
 
+fn frame_transfer(step: FrameTransferStep) -> Message {
+    Message::FrameTransfer(Box::new(FrameTransfer { from: 3, to: 1023, step }))
+}
+
 fn task() -> Task {
     Task {
         program: "./a.out".into(),
@@ -99,6 +103,9 @@ fn every_message() -> Vec<Message> {
         Message::End { at_once: true },
         Message::Ping,
         Message::LogContact { rank: 3, contact: vec![1, 255] },
+        frame_transfer(FrameTransferStep::Ask),
+        frame_transfer(FrameTransferStep::Arrived(u64::MAX)),
+        frame_transfer(FrameTransferStep::Frames { position: 64, bytes: vec![0, 255] }),
         Message::TakeCheckpoints { rank: None },
         Message::TakeCheckpoints { rank: Some(7) },
         Message::QueryPaths { serial: 3, rows_max: 9 },

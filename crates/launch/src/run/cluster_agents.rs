@@ -5,7 +5,7 @@
 use rustix::event::{PollFd, PollFlags};
 
 use crate::agent_state::{AgentEvent, AgentState};
-use crate::control::{Assignment, Job, Message, Node};
+use crate::control::{Assignment, FrameTransfer, Job, Message, Node};
 use crate::spawn::{self, AgentProcess};
 use crate::sys;
 
@@ -55,6 +55,17 @@ impl ClusterAgents {
 
     pub fn send_to_all(&mut self, message: &Message) {
         self.0.iter_mut().for_each(|child| child.process.stream.send(message));
+    }
+
+    /// Passes a message on to the agent for which it is. Only the agents know where spawned ranks
+    /// are: those of other nodes do nothing with it.
+    pub fn pass_on(&mut self, transfer: Box<FrameTransfer>) {
+        let holder = self.holder(transfer.target());
+        let message = Message::FrameTransfer(transfer);
+        match holder {
+            Some(holder) => self.send(holder, &message),
+            None => self.send_to_all(&message),
+        }
     }
 
     pub fn flush(&mut self) {

@@ -8,6 +8,7 @@
 //! | contacts, one a process | the process itself, or the agent | [`super::contact`] |
 //! | control words, a page a process | the process and the agent | see the constants |
 //! | pairs, a row a process | see the functions | up to where each of its logs is released |
+//! | mailboxes, one a process | the agent | frames carried by agents ([`super::agent_transfer`]) |
 //! | reports, one a process | the process, for an image | [`super::release::LogPositions`] |
 //! | deliveries, a ring a process | the process | [`super::delivery`] |
 //! | logs, one an ordered pair of processes | the sender | frames ([`super::segment`]) |
@@ -94,8 +95,30 @@ pub const SET_BYTES: usize = LOGGED_PROCESSES_MAX / 8;
 pub const RELEASE_BYTES: usize = 16;
 /// Bytes of what is said of a log: its release; up to where its reader has it in this incarnation;
 /// up to where its writer has discarded it, because memory was full, although an incarnation may
-/// need it.
-const PAIR_BYTES: usize = RELEASE_BYTES + 16;
+/// need it; for a log to another node, a cursor ([`confirmed_at`]); for a log from another node, up
+/// to where it has arrived.
+const PAIR_BYTES: usize = RELEASE_BYTES + 16 + CONFIRMED_BYTES + 8;
+/// Bytes of a cursor up to where another node has a log.
+const CONFIRMED_BYTES: usize = 24;
+/// The first word of a cursor that is being written ([`confirmed_at`]).
+pub const IS_BEING_WRITTEN: u64 = u64::MAX;
+/// Word of a mailbox: the number of the frames in it, twice ([`RELEASE_BYTES`]).
+pub const MAIL_NUMBER_AT: u64 = 0;
+/// Word of a mailbox: the process that has sent the frames.
+pub const MAIL_FROM_AT: u64 = 16;
+/// Word of a mailbox: the position of the first frame in its log.
+pub const MAIL_POSITION_AT: u64 = 24;
+/// Word of a mailbox: the bytes of the frames.
+pub const MAIL_BYTES_AT: u64 = 32;
+/// Word of a mailbox, written by the process: the number of the frames that it has taken last.
+pub const MAIL_TAKEN_AT: u64 = 64;
+/// Most bytes of frames, with their padding, that agents carry at once. A frame of the greatest
+/// length fits.
+pub const MAIL_BYTES_MAX: usize = 64 << 10;
+/// Where the frames lie in a mailbox.
+pub const MAIL_FRAMES_AT: u64 = 4096;
+/// Bytes of a mailbox.
+const MAILBOX_BYTES: usize = MAIL_FRAMES_AT as usize + MAIL_BYTES_MAX;
 /// Bytes of a huge page of the processor.
 pub const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of the ring of deliveries of one process: a power of two.
@@ -146,9 +169,26 @@ pub const fn discarded_at(from: usize, to: usize) -> u64 {
     consumed_at(from, to) + 8
 }
 
+/// Position of the cursor of the writer of a log: up to where a process of another node is known to
+/// have the log. Three words: the position, the place, and the announcement of its segment. All 0:
+/// the beginning. The writer writes [`IS_BEING_WRITTEN`] first, and the position last.
+pub const fn confirmed_at(from: usize, to: usize) -> u64 {
+    discarded_at(from, to) + 8
+}
+
+/// Position of the word of the reader of a log from another node: up to where it has arrived.
+pub const fn arrived_at(from: usize, to: usize) -> u64 {
+    confirmed_at(from, to) + CONFIRMED_BYTES as u64
+}
+
+/// Position of the mailbox of a process.
+pub const fn mailbox_at(process: usize) -> u64 {
+    release_at(LOGGED_PROCESSES_MAX, 0) + (process * MAILBOX_BYTES) as u64
+}
+
 /// Position of the report of a process: how far its logs have come before an image of it.
 pub const fn report_at(process: usize) -> u64 {
-    release_at(LOGGED_PROCESSES_MAX, 0) + (process * REPORT_BYTES) as u64
+    mailbox_at(LOGGED_PROCESSES_MAX) + (process * REPORT_BYTES) as u64
 }
 
 /// Position of the deliveries of a process.
@@ -179,7 +219,9 @@ mod tests {
         const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
         assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);
         assert!(release_at(0, LAST + 1) <= release_at(1, 0));
-        assert!(report_at(0) >= release_at(LAST, LAST) + RELEASE_BYTES as u64);
+        assert!(mailbox_at(0) >= arrived_at(LAST, LAST) + 8);
+        assert_eq!(arrived_at(0, 0) + 8, release_at(0, 1));
+        assert_eq!(report_at(0), mailbox_at(LAST) + MAILBOX_BYTES as u64);
         assert!(deliveries_at(0) >= report_at(LAST) + REPORT_BYTES as u64);
         assert_eq!(log_at(0, 0), deliveries_at(LAST) + DELIVERIES_BYTES as u64);
         assert_eq!(log_at(1, 0), log_at(0, LAST) + LOG_BYTES as u64);

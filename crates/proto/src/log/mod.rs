@@ -12,7 +12,9 @@
 //! | [`delivery`] | encoding of what a poll has delivered |
 //! | [`release`] | up to where a log is needed no more |
 //! | [`transfer`] | how a log's frames reach a process of another node |
+//! | [`agent_transfer`] | how they do while their sender does nothing |
 
+pub mod agent_transfer;
 pub mod contact;
 pub mod counts;
 pub mod delivery;

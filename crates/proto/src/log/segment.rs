@@ -107,6 +107,23 @@ impl LogCursor {
     pub const START: LogCursor =
         LogCursor { segment: LogSegment::FIRST, at: 0, position: 0, frames: 0 };
 
+    /// The cursor of which [`Self::words`] has returned the words; `None`: it is none. `region`:
+    /// bytes of the log's region. The number of frames before is not known, and counts from 0.
+    pub fn from_words([position, at, segment]: [u64; 3], region: usize) -> Option<LogCursor> {
+        if segment == 0 {
+            return (position == 0 && at == 0).then_some(LogCursor::START);
+        }
+        let segment = LogSegment::parse(segment, region).filter(|_| segment & JUMP == JUMP)?;
+        let at = usize::try_from(at).ok()?;
+        let is_inside = (segment.start..segment.end()).contains(&at);
+        is_inside.then_some(LogCursor { segment, at, position, frames: 0 })
+    }
+
+    /// Position, place, and announcement of the segment.
+    pub fn words(&self) -> [u64; 3] {
+        [self.position, self.at as u64, self.segment.announcement()]
+    }
+
     /// Where the next announcing word lies in the region.
     #[inline]
     pub fn at(&self) -> usize {

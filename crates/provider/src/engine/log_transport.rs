@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::node_log::mailbox::{mail, note_mail_taken};
 use landbridge_drive::link::node_log::{self, NodeLogs, TRANSFER_BYTES_MAX};
 use landbridge_proto::id::Address;
 use landbridge_proto::log::contact::Contact;
@@ -72,6 +73,8 @@ struct RemoteTransfer {
     unconfirmed: u64,
     /// Arrived messages that lie behind one that is still under way.
     early: BTreeMap<u64, Vec<u8>>,
+    /// Up to where the agents have carried frames, which the other process may send as well.
+    carried_end: u64,
     /// What remains to be said.
     owed: Option<TransferKind>,
 }
@@ -89,6 +92,7 @@ impl RemoteTransfer {
             is_lost: false,
             unconfirmed: 0,
             early: BTreeMap::new(),
+            carried_end: 0,
             owed: None,
         }
     }
@@ -163,6 +167,7 @@ impl LogTransport {
         if self.contacts_seen != Some(changed) {
             self.contacts_seen = Some(changed);
             self.handle_contacts(logs)?;
+            self.take_mail(logs)?;
         }
         while let Some(completion) = self.carriage.queue.take() {
             match completion {
@@ -471,20 +476,35 @@ impl LogTransport {
             remote.early.insert(position, frames.to_vec());
             return Ok(());
         }
-        if position != arrived {
+        if position > arrived || position < arrived && position >= remote.carried_end {
             return Err(malformed(MalformedTransfer("its frames are not the next ones")));
         }
-        logs.append_arrived(process, frames)?;
+        append_new(logs, process, position, frames)?;
         while let Some((&position, _)) = remote.early.first_key_value()
-            && position == logs.arrived(process)?
+            && position <= logs.arrived(process)?
             && let Some((_, frames)) = remote.early.pop_first()
         {
-            logs.append_arrived(process, &frames)?;
+            append_new(logs, process, position, &frames)?;
         }
         remote.unconfirmed += logs.arrived(process)? - arrived;
         if remote.unconfirmed >= CONFIRMED_BYTES {
             remote.owed.get_or_insert(TransferKind::Received);
         }
+        Ok(())
+    }
+
+    /// Takes frames that the agents have carried, because their sender does nothing.
+    fn take_mail(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
+        let Some(mail) = mail(logs) else { return Ok(()) };
+        let place = self.place_of(mail.from, logs)?;
+        let arrived = logs.arrived(mail.from)?;
+        if mail.position <= arrived {
+            let remote = &mut self.remotes[place];
+            let end = mail.position + mail.frames.len() as u64;
+            remote.carried_end = remote.carried_end.max(end);
+            self.take_frames(place, mail.position, &mail.frames, logs)?;
+        }
+        note_mail_taken(logs, &mail);
         Ok(())
     }
 
@@ -605,6 +625,13 @@ impl LogTransport {
         }
         Ok(is_delivered)
     }
+}
+
+/// Appends the frames of a message that have not arrived before.
+fn append_new(logs: &mut NodeLogs, process: usize, position: u64, frames: &[u8]) -> io::Result<()> {
+    let known = logs.arrived(process)? - position;
+    let new = usize::try_from(known).ok().and_then(|known| frames.get(known..));
+    logs.append_arrived(process, new.unwrap_or_default())
 }
 
 /// Compares what this process has sent again, before `position`, with what the other process got

@@ -21,6 +21,7 @@ use rustix::net::{SendFlags, sendto};
 
 use super::NodeLogs;
 use super::log_end::{FRAME_BYTES_MAX, LogWriter};
+use super::mailbox::{note_arrived, note_confirmed};
 use super::open_logs::{no_such_process, not_kept};
 use super::pair_releases::{FileWords, PairReleases};
 use super::window::foreign;
@@ -119,6 +120,8 @@ impl NodeLogs {
             remote.may_leave = u64::MAX;
         }
         self.open.announce(process, own);
+        let arrived = remote.arrivals.chain.cursor().position();
+        note_arrived(&self.open.head, process, own, arrived);
         self.remote.insert(process, remote);
         Ok(())
     }
@@ -188,6 +191,7 @@ impl NodeLogs {
             let padded = frame.len().next_multiple_of(SLOT_BYTES);
             bytes = bytes.get(padded..).unwrap_or_default();
         }
+        note_arrived(&self.open.head, from, own, remote.arrivals.chain.cursor().position());
         if remote.arrivals.chain.taken() != taken {
             self.check_memory();
         }
@@ -242,11 +246,16 @@ impl NodeLogs {
             }
         }
         let is_end_of_frame = cursor.position() == position;
-        if let Some(remote) = self.remote.get_mut(to).filter(|_| is_end_of_frame) {
-            remote.confirmed = cursor;
-            return Ok(());
+        let Some(remote) = self.remote.get_mut(to).filter(|_| is_end_of_frame) else {
+            return Err(foreign());
+        };
+        remote.confirmed = cursor;
+        if remote.sending.position() < position {
+            // The agents have carried what this process did not send.
+            remote.sending = cursor;
         }
-        Err(foreign())
+        note_confirmed(&self.open.head, self.open.owner.process, to, &cursor);
+        Ok(())
     }
 
     /// Whether there may be frames to be sent to other nodes. Until [`Self::note_unsent`] or a new

@@ -27,6 +27,7 @@
 //! | `pair_releases` | up to where a log may be used again |
 //! | `open_logs` | which logs are open |
 //! | `deliveries` | what this process has delivered |
+//! | `mailbox` | what the agents know, and carry, of logs between nodes |
 //! | `between_nodes` | logs of and to processes of other nodes |
 //! | `stability` | which frames may leave this node |
 //!
@@ -37,6 +38,7 @@ mod between_nodes;
 mod by_process;
 mod deliveries;
 mod log_end;
+pub mod mailbox;
 mod open_logs;
 pub mod pair_releases;
 pub mod stability;
