@@ -661,11 +661,8 @@ impl Launcher {
                 let settled_at = *self.deadlines.settled.get_or_insert(now + settle);
                 if now >= settled_at || self.watch.all_ended() {
                     let text = cause.text(|rank| self.place(rank));
-                    let others = self
-                        .startup
-                        .failures
-                        .iter()
-                        .filter(|&failure| Some(failure) != text.as_ref());
+                    let failures = self.startup.failures.iter();
+                    let others = failures.filter(|&failure| Some(failure) != text.as_ref());
                     let others = agent_startup::others(others);
                     text.iter().chain(&others).for_each(|line| self.output.say(line));
                     self.end(cause.code());

@@ -24,9 +24,11 @@
 //! | module | holds |
 //! |---|---|
 //! | `node` | the memory file of a node, and its agent |
+//! | `carrier` | frames that the agents carry between nodes |
 //! | `network` | transports, and messages between them |
 //! | `process` | a process that may be killed |
 
+mod carrier;
 mod network;
 mod node;
 mod process;
@@ -39,6 +41,7 @@ use landbridge_proto::log::delivery::Delivery;
 
 use super::random::Random;
 use super::{EventCounts, Violation, require};
+use carrier::CarriedFrames;
 use network::{Network, Transport};
 use node::{ProcessCut, SimulatedNode};
 use process::{Chance, LoggedProcess, LoggedTask, ProcessImage, ReceivedMessage, StepEnd};
@@ -102,13 +105,20 @@ struct NodeLosses {
     run: u64,
 }
 
+/// What is on the way from agents to those of other nodes.
+#[derive(Default)]
+struct AgentTraffic {
+    /// Node, process, contact.
+    contacts: Vec<(usize, usize, Contact)>,
+    frames: Vec<CarriedFrames>,
+}
+
 struct LogWorld {
     random: Random,
     nodes: Vec<SimulatedNode>,
     ranks: Vec<LoggedRank>,
     network: Network,
-    /// Contacts on the way to the agents of other nodes: node, process, contact.
-    contacts: Vec<(usize, usize, Contact)>,
+    between_agents: AgentTraffic,
     losses: NodeLosses,
     bytes_max: u64,
     kill_permille: u64,
@@ -187,7 +197,7 @@ impl LogWorld {
             nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
             ranks,
             network: Network::default(),
-            contacts: Vec::new(),
+            between_agents: AgentTraffic::default(),
             losses: NodeLosses {
                 cuts: Vec::new(),
                 left: if is_moving { random.pick(&[1, 2, 5]) } else { 0 },
@@ -234,8 +244,11 @@ impl LogWorld {
         if !self.network.is_empty() && self.random.percent(70) {
             self.deliver_message()?;
         }
-        if !self.contacts.is_empty() && self.random.percent(30) {
+        if !self.between_agents.contacts.is_empty() && self.random.percent(30) {
             self.deliver_contact()?;
+        }
+        if self.random.percent(20) {
+            self.carry().map_err(|error| failed(&error))?;
         }
         let node = self.random.index(self.nodes.len());
         if self.random.percent(20) {
@@ -246,6 +259,30 @@ impl LogWorld {
         }
         if self.losses.left > 0 && self.random.below(1_000) < 2 {
             self.lose_node(node)?;
+        }
+        Ok(())
+    }
+
+    /// The agents carry what some process lacks of the log of a process of another node; or what
+    /// they have carried arrives, some of it late, some of it twice.
+    fn carry(&mut self) -> io::Result<()> {
+        let [from, to] = [0; 2].map(|_| self.random.index(self.ranks.len()));
+        let [sender, receiver] = [from, to].map(|rank| self.ranks[rank].node);
+        if self.random.percent(50) && sender != receiver {
+            let is_late = self.random.percent(20);
+            let ends = ((&self.nodes[sender], from), (&self.nodes[receiver], to));
+            self.between_agents.frames.extend(carrier::missing_frames(ends.0, ends.1, is_late)?);
+        }
+        if !self.between_agents.frames.is_empty() && self.random.percent(50) {
+            let place = self.random.index(self.between_agents.frames.len());
+            let node = self.ranks[self.between_agents.frames[place].to].node;
+            if carrier::put_into_mailbox(&mut self.nodes[node], &self.between_agents.frames[place])?
+            {
+                self.counts.count("frames carried by agents");
+            }
+            if self.random.percent(80) {
+                self.between_agents.frames.swap_remove(place);
+            }
         }
         Ok(())
     }
@@ -298,7 +335,7 @@ impl LogWorld {
             self.deliver_cut(node)?;
         }
         self.losses.cuts.retain(|cut| cut.node != node);
-        self.contacts.retain(|(_, process, _)| self.ranks[*process].node != node);
+        self.between_agents.contacts.retain(|(_, process, _)| self.ranks[*process].node != node);
         let local: Vec<usize> =
             (0..self.ranks.len()).filter(|rank| self.ranks[*rank].node == node).collect();
         let waits = self.planted != Some(LogFault::LeavesAtOnce);
@@ -321,7 +358,7 @@ impl LogWorld {
             let from = self.ranks[rank].node;
             let contact = self.nodes[from].contact(rank).map_err(|error| failed(&error))?;
             if let Some(contact) = contact.filter(|_| from != node) {
-                self.contacts.push((node, rank, contact));
+                self.between_agents.contacts.push((node, rank, contact));
             }
         }
         Ok(())
@@ -383,7 +420,7 @@ impl LogWorld {
             return Err(Violation(format!("{rank} has no contact")));
         };
         let others = (0..self.nodes.len()).filter(|node| *node != it.node);
-        self.contacts.extend(others.map(|node| (node, rank, contact)));
+        self.between_agents.contacts.extend(others.map(|node| (node, rank, contact)));
         Ok(())
     }
 
@@ -496,8 +533,8 @@ impl LogWorld {
 
     /// Contacts of one process arrive in any order.
     fn deliver_contact(&mut self) -> Result<(), Violation> {
-        let place = self.random.index(self.contacts.len());
-        let (node, process, contact) = self.contacts.swap_remove(place);
+        let place = self.random.index(self.between_agents.contacts.len());
+        let (node, process, contact) = self.between_agents.contacts.swap_remove(place);
         self.nodes[node].note_contact(process, &contact).map_err(|error| failed(&error))
     }
 }
@@ -568,6 +605,7 @@ mod tests {
             "messages lost with their transport",
             "messages to a transport that has ended",
             "bytes between nodes",
+            "frames carried by agents",
             "cuts of nodes",
             "nodes lost",
         ];

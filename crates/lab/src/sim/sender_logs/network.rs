@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
+use landbridge_drive::link::node_log::mailbox::{mail, note_mail_taken};
 use landbridge_drive::link::node_log::{self, NodeLogs};
 use landbridge_proto::log::contact::{Contact, GENERATIONS_PER_NODE};
 use landbridge_proto::log::transfer::{LogTransfer, TransferAction, TransferHeader, TransferKind};
@@ -82,6 +83,8 @@ struct Remote {
     owed: Option<TransferKind>,
     /// Arrived bytes that the other process does not know of.
     unconfirmed: u64,
+    /// Up to where the agents have carried frames.
+    carried_end: u64,
 }
 
 /// The transport of one process.
@@ -144,6 +147,7 @@ impl Transport {
             for process in self.remotes.keys().copied().collect::<Vec<_>>() {
                 self.handle_contact(process, logs)?;
             }
+            self.take_mail(logs)?;
         }
         node_log::clear_frames(logs);
         for process in self.remotes.keys().copied().collect::<Vec<_>>() {
@@ -186,8 +190,10 @@ impl Transport {
         match action {
             TransferAction::Append => {
                 let arrived = logs.arrived(process).map_err(failed)?;
-                require!(*position == arrived, "frames at {position}, and {arrived} bytes there");
-                logs.append_arrived(process, frames).map_err(failed)?;
+                let is_next =
+                    *position == arrived || *position < arrived && *position < remote.carried_end;
+                require!(is_next, "frames at {position}, and {arrived} bytes there");
+                append_new(logs, process, *position, frames)?;
                 remote.unconfirmed += logs.arrived(process).map_err(failed)? - arrived;
                 if remote.unconfirmed >= CONFIRMED_BYTES {
                     remote.owed.get_or_insert(TransferKind::Received);
@@ -202,10 +208,29 @@ impl Transport {
         Ok(0)
     }
 
+    /// Takes frames that the agents have carried.
+    fn take_mail(&mut self, logs: &mut NodeLogs) -> Result<(), Violation> {
+        let Some(mail) = mail(logs) else { return Ok(()) };
+        logs.open_other_node(mail.from).map_err(failed)?;
+        if !self.remotes.contains_key(&mail.from) {
+            self.begin_with(mail.from, logs)?;
+        }
+        if mail.position <= logs.arrived(mail.from).map_err(failed)? {
+            if let Some(remote) = self.remotes.get_mut(&mail.from) {
+                let end = mail.position + mail.frames.len() as u64;
+                remote.carried_end = remote.carried_end.max(end);
+            }
+            append_new(logs, mail.from, mail.position, &mail.frames)?;
+        }
+        note_mail_taken(logs, &mail);
+        Ok(())
+    }
+
     fn begin_with(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
         let confirmed = logs.confirmed(process).map_err(failed)?;
         let transfer = LogTransfer::new(confirmed, self.has_moved);
-        self.remotes.insert(process, Remote { transfer, owed: None, unconfirmed: 0 });
+        self.remotes
+            .insert(process, Remote { transfer, owed: None, unconfirmed: 0, carried_end: 0 });
         self.handle_contact(process, logs)
     }
 
@@ -284,6 +309,18 @@ impl Transport {
         }
         Ok(())
     }
+}
+
+/// Appends frames that have not arrived before.
+fn append_new(
+    logs: &mut NodeLogs,
+    process: usize,
+    position: u64,
+    frames: &[u8],
+) -> Result<(), Violation> {
+    let known = logs.arrived(process).map_err(failed)? - position;
+    let new = frames.get(known as usize..).unwrap_or_default();
+    logs.append_arrived(process, new).map_err(failed)
 }
 
 fn failed(error: io::Error) -> Violation {

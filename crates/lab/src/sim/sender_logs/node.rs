@@ -139,20 +139,28 @@ impl SimulatedNode {
         let known = self.contact(process)?.map_or(0, |known| known.generation);
         if contact.generation > known {
             pwrite(&self.file, &contact.emit(), contact_at(process))?;
-            self.noted += 1;
-            pwrite(&self.file, &self.noted.to_ne_bytes(), CONTACTS_CHANGED_AT)?;
+            self.note_change()?;
         }
         Ok(())
     }
 
-    fn write_release(&self, at: u64, position: u64) -> io::Result<()> {
+    /// Lets processes look at contacts and mailboxes.
+    pub fn note_change(&mut self) -> io::Result<()> {
+        self.noted += 1;
+        pwrite(&self.file, &self.noted.to_ne_bytes(), CONTACTS_CHANGED_AT)?;
+        Ok(())
+    }
+
+    /// Writes a position twice.
+    pub fn write_release(&self, at: u64, position: u64) -> io::Result<()> {
         for at in [at, at + RELEASE_BYTES as u64 / 2] {
             pwrite(&self.file, &position.to_ne_bytes(), at)?;
         }
         Ok(())
     }
 
-    fn word(&self, at: u64) -> io::Result<u64> {
+    /// A word of the file.
+    pub fn word(&self, at: u64) -> io::Result<u64> {
         let mut word = [0; 8];
         pread(&self.file, &mut word, at)?;
         Ok(u64::from_ne_bytes(word))

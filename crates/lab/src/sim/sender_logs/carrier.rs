@@ -1,0 +1,78 @@
+//! Frames that the agents of two simulated nodes carry, whatever the transports do meanwhile.
+//!
+//! What enters: the files of both nodes. What leaves: frames, in the mailbox of their receiver.
+//! What may never happen: a mailbox is written that its process has not emptied.
+
+use std::io;
+
+use landbridge_proto::log::agent_transfer::{ReadLog, frames_behind};
+use landbridge_proto::log::layout::{
+    LOG_BYTES, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT,
+    MAIL_TAKEN_AT, NOTHING_WAITS, STABLE_AT, arrived_at, confirmed_at, log_at, mailbox_at,
+};
+use landbridge_proto::log::segment::LogCursor;
+use rustix::io::{pread, pwrite};
+
+use super::node::SimulatedNode;
+
+/// Frames on their way from one process to another.
+pub struct CarriedFrames {
+    pub from: usize,
+    pub to: usize,
+    position: u64,
+    frames: Vec<u8>,
+}
+
+/// What a process lacks of the log of a process of another node, as the agents of both see it.
+/// `is_late`: the receiver's agent has answered long ago.
+pub fn missing_frames(
+    (sender, from): (&SimulatedNode, usize),
+    (receiver, to): (&SimulatedNode, usize),
+    is_late: bool,
+) -> io::Result<Option<CarriedFrames>> {
+    if sender.word(STABLE_AT)? != NOTHING_WAITS {
+        return Ok(None);
+    }
+    let at = confirmed_at(from, to);
+    let words = [sender.word(at)?, sender.word(at + 8)?, sender.word(at + 16)?];
+    let arrived = if is_late { 0 } else { receiver.word(arrived_at(from, to))? };
+    let position = arrived.max(words[0]);
+    let log = LogBytes { node: sender, start: log_at(from, to) };
+    let frames = LogCursor::from_words(words, LOG_BYTES)
+        .and_then(|cursor| frames_behind(&log, cursor, position, LOG_BYTES))
+        .filter(|frames| !frames.is_empty());
+    Ok(frames.map(|frames| CarriedFrames { from, to, position, frames }))
+}
+
+/// Puts frames into the mailbox of their receiver, unless it is full. Returns whether it has.
+pub fn put_into_mailbox(node: &mut SimulatedNode, carried: &CarriedFrames) -> io::Result<bool> {
+    let mailbox = mailbox_at(carried.to);
+    let taken = node.word(mailbox + MAIL_TAKEN_AT)?;
+    if node.word(mailbox + MAIL_NUMBER_AT)? != taken {
+        return Ok(false);
+    }
+    pwrite(node.file(), &carried.frames, mailbox + MAIL_FRAMES_AT)?;
+    for (at, word) in [
+        (MAIL_FROM_AT, carried.from as u64),
+        (MAIL_POSITION_AT, carried.position),
+        (MAIL_BYTES_AT, carried.frames.len() as u64),
+    ] {
+        pwrite(node.file(), &word.to_ne_bytes(), mailbox + at)?;
+    }
+    node.write_release(mailbox + MAIL_NUMBER_AT, taken + 1)?;
+    node.note_change()?;
+    Ok(true)
+}
+
+/// The region of a log in the file of a node.
+struct LogBytes<'a> {
+    node: &'a SimulatedNode,
+    start: u64,
+}
+
+impl ReadLog for LogBytes<'_> {
+    fn read(&self, at: usize, bytes: &mut [u8]) -> Option<()> {
+        let wanted = bytes.len();
+        (pread(self.node.file(), bytes, self.start + at as u64).ok()? == wanted).then_some(())
+    }
+}
