@@ -17,6 +17,7 @@ import hotspots
 import integrity
 import intercept
 import own_core
+import payload_log
 import prose
 import rails
 import recovery
@@ -33,6 +34,7 @@ PICTURES = paths.ROOT / "docs" / "pictures"
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "second-path": second_path}
 OTHERS |= {"own-core": own_core, "recovery": recovery, "checkpoint": checkpoint, "files": files, "intercept": intercept}
+OTHERS |= {"payload-log": payload_log}
 
 
 def write(names: list[str] | None = None) -> None:

@@ -39,6 +39,7 @@ import integrity  # noqa: E402
 import intercept  # noqa: E402
 import labs  # noqa: E402
 import own_core  # noqa: E402
+import payload_log  # noqa: E402
 import peers  # noqa: E402
 import rails  # noqa: E402
 import recovery  # noqa: E402
@@ -154,6 +155,7 @@ def jobs(options) -> dict:
     found["stall"] = lambda: stall.measure(stall.QUICK_CUTS if options.quick else stall.CUTS)
     found["own-core"] = lambda: own_core.measure(own_core.QUICK_ROUNDS if options.quick else own_core.ROUNDS)
     found["recovery"] = lambda: recovery.measure(rounds, quick=options.quick)
+    found["payload-log"] = lambda: payload_log.measure(few, quick=options.quick)
     found["checkpoint"] = lambda: checkpoint.measure(rounds, quick=options.quick)
     found["files"] = lambda: files.measure(rounds, quick=options.quick)
     found["intercept"] = lambda: intercept.measure(rounds)

@@ -28,6 +28,7 @@
 //! | `cleanup` | files of killed MPI processes in `/dev/shm` |
 //! | `spare` | which spare host is taken |
 //! | `limits` | limits of the system, and advice |
+//! | `memory_limit` | memory that processes of this host may use |
 //! | `folder` | folders that nobody else may change |
 //! | `checkpoint` | checkpoint images and where they lie |
 //! | `watch` | what ends a job, and who caused it |
@@ -68,6 +69,7 @@ mod hosts;
 mod limits;
 mod local;
 mod local_transport;
+mod memory_limit;
 mod message_logs;
 mod mpi;
 mod output_log;

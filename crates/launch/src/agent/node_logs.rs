@@ -23,10 +23,11 @@ use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
     DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
     FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IS_CUTTING, LOCAL_AT, LOGGED_PROCESSES_MAX,
-    NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES, STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT,
-    contact_at, control_at, deliveries_at, release_at, report_at,
+    MEMORY_MAX_AT, NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES, STABLE_ASKED_AT, STABLE_AT,
+    STABLE_WANTED_AT, contact_at, control_at, deliveries_at, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
+use landbridge_proto::setting::RECOVER_MEMORY;
 use rustix::fs::FallocateFlags;
 use rustix::io::{pread, pwrite};
 use rustix::net::{
@@ -36,6 +37,7 @@ use rustix::net::{
 
 use super::log_file;
 use crate::control::{Job, Node};
+use crate::memory_limit::memory_limit;
 use crate::{mpi, sys};
 
 /// The message logs of one node.
@@ -85,6 +87,8 @@ impl NodeLogs {
         }
         let logs = NodeLogs::of(&job.id)?;
         logs.add(node.first_rank..node.first_rank + node.rank_count)?;
+        let share = memory_share(&job.environment, node.rank_count, memory_limit());
+        pwrite(&logs.file, &share.unwrap_or(0).to_ne_bytes(), MEMORY_MAX_AT)?;
         // Another node keeps what ranks depend on that may move to a spare node.
         match job.has_spares && node.relay_unix.is_none() {
             true => pwrite(&logs.file, &CUT_IS_OVER.to_ne_bytes(), CUT_AT).map(drop)?,
@@ -418,6 +422,13 @@ impl DeliveriesReader<'_> {
     }
 }
 
+/// Bytes that the logs of each rank may take at most, unless the user has set
+/// [`RECOVER_MEMORY`]: together a quarter of what processes of this host may use.
+fn memory_share(settings: &[(String, String)], ranks: u32, limit: Option<u64>) -> Option<u64> {
+    let is_set = settings.iter().any(|(name, _)| *name == RECOVER_MEMORY.variable());
+    limit.filter(|_| !is_set).map(|limit| limit / 4 / u64::from(ranks.max(1)))
+}
+
 fn open_bell(name: &[u8]) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let bell = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -430,6 +441,19 @@ mod tests {
     use landbridge_proto::log::release::PairPositions;
 
     use super::*;
+
+    #[test]
+    fn logs_take_no_more_than_a_quarter_of_what_there_is() {
+        let set = [(RECOVER_MEMORY.variable().to_string(), "8GiB".to_string())];
+        assert_eq!(memory_share(&[], 4, Some(16 << 30)), Some(1 << 30));
+        assert_eq!(
+            memory_share(&[], 0, Some(16 << 30)),
+            Some(4 << 30),
+            "all processes are spawned"
+        );
+        assert_eq!(memory_share(&set, 4, Some(16 << 30)), None);
+        assert_eq!(memory_share(&[], 4, None), None);
+    }
 
     fn logs(local: Range<u32>) -> NodeLogs {
         let logs = NodeLogs::of("test").unwrap();

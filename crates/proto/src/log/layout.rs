@@ -53,6 +53,9 @@ pub const STABLE_WANTED_AT: u64 = 32;
 pub const STABLE_AT: u64 = 40;
 /// See [`STABLE_AT`].
 pub const NOTHING_WAITS: u64 = u64::MAX;
+/// Position of a word that is written before processes start: bytes that the logs and deliveries
+/// of each process may take at most, whatever the setting says. 0: the setting counts.
+pub const MEMORY_MAX_AT: u64 = 56;
 /// Bytes before the first contact.
 const CONTACTS_HEAD: usize = 64;
 /// Bytes of the control words of one process: a page.
@@ -214,7 +217,8 @@ mod tests {
         assert_eq!(contact_at(1), contact_at(0) + CONTACT_BYTES as u64);
         assert!(contact_at(LAST + 1) <= control_at(0));
         const { assert!(AGENT_BELL_AT + 8 <= CUT_AT) };
-        assert!(STABLE_AT + RELEASE_BYTES as u64 <= contact_at(0));
+        const { assert!(STABLE_AT + RELEASE_BYTES as u64 <= MEMORY_MAX_AT) };
+        assert!(MEMORY_MAX_AT + 8 <= contact_at(0));
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
         const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
         assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);

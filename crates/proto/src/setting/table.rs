@@ -316,8 +316,9 @@ pub const RECOVER_MEMORY: Setting = Setting {
     scope: Scope::Job,
     readers: &[Reader::Relay, Reader::Process],
     description: "With `recover`: memory of each node for message logs, in equal shares for its \
-               ranks. With `recover_log=relay`: memory of each relay, with `recover_dir` at least \
-               8 MiB for each process of the relay.",
+               ranks; by default no more than a quarter of what the node has (its memory, or the \
+               limit of a control group). With `recover_log=relay`: memory of each relay, with \
+               `recover_dir` at least 8 MiB for each process of the relay.",
 };
 pub const RECOVER_DIR: Setting = Setting {
     name: "recover_dir",

@@ -53,8 +53,8 @@ use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
-    DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, SOURCES_AT,
-    SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
+    DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT,
+    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -158,7 +158,7 @@ impl ClosedLogs {
     /// The file is another one, memory or addresses are short, or the file holds what cannot be
     /// there.
     pub fn open(self, file: BorrowedFd<'_>) -> io::Result<NodeLogs> {
-        let ClosedLogs { owner, writers, readers, remote, deliveries, turn, .. } = self;
+        let ClosedLogs { mut owner, writers, readers, remote, deliveries, turn, .. } = self;
         let mut window = match self.address {
             None => Window::new(file, LOGS_PER_PEER * self.peers_max)?,
             Some(address) => {
@@ -169,6 +169,10 @@ impl ClosedLogs {
             }
         };
         let head = window.head()?;
+        let memory_max = head.word(MEMORY_MAX_AT as usize).load(Ordering::Relaxed);
+        if memory_max > 0 {
+            owner.bytes_max = owner.bytes_max.min(memory_max);
+        }
         let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT);
         if discarded.load(Ordering::Acquire) > deliveries.position {
             return Err(not_kept());

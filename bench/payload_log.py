@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Stores and copy methods of payload logging beside the transport, and the log that is the transport.
+
+    bench/payload_log.py                both parts, half an hour
+    bench/payload_log.py --quick        one round
+    bench/payload_log.py node           only this part: node, nodes
+
+bench/payload_log.c exchanges messages of 1 B to 8 MiB between two ranks, as NetPIPE does, and logs what
+it sends by each copy method (pack, pieces, thread) in each store (dummy, heap, file, shared); `hybrid`
+takes for each size the method that was fastest at the start. The variants take turns with the same
+program without logging, and with that under `--recover`, where the log of the sender is the transport.
+
+node: both ranks on one node, by the same provider without and with `--recover` (`local=own`).
+nodes: two nodes, over TCP (a lab).
+"""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import labs  # noqa: E402
+import parts as parts_of  # noqa: E402
+import prose  # noqa: E402
+import stamp  # noqa: E402
+from support import paths, process, svg  # noqa: E402
+
+ROUNDS, LIMIT_S = 3, 240.0
+PARTS = {"node": "two ranks of one node", "nodes": "two nodes over TCP"}
+LAB = paths.ROOT / "labs" / "two-sites.toml"
+KIB, MIB = 1 << 10, 1 << 20
+STORES, COPIES = ("dummy", "heap", "file", "shared"), ("pack", "pieces", "thread")
+# Of the table; the result file has all powers of two.
+SHOWN = (8, KIB, 4 * KIB, 32 * KIB, 256 * KIB, MIB, 8 * MIB)
+# Sizes that stand for short, middle and long messages in the pictures.
+DRAWN = (8, 4 * KIB, 64 * KIB, MIB, 8 * MIB)
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    store: str
+    copy: str
+    options: tuple[str, ...] = ("--set", "local=own")
+
+
+NONE = Variant("no logging", "none", "pack")
+OURS = Variant("--recover: the log is the transport", "none", "pack", ("--recover", "--set", "recover_log=sender", "--set", "recover_memory=64MiB"))
+LOGGED = [Variant(f"{store}, {copy}", store, copy) for store in STORES for copy in (*COPIES, "hybrid")]
+VARIANTS = [NONE, *LOGGED, OURS]
+
+
+def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = tuple(PARTS), quick: bool = False) -> dict:
+    """Writes build/results/bench-payload-log.json; parts that are not measured now keep their
+    results."""
+    paths.RESULTS.mkdir(parents=True, exist_ok=True)
+    file = paths.RESULTS / "bench-payload-log.json"
+    result = json.loads(file.read_text()) if file.exists() else {}
+    most = 64 * KIB if quick else 8 * MIB
+    with tempfile.TemporaryDirectory(dir=os.environ.get("LANDBRIDGE_BENCH_DIR", "/var/tmp")) as folder:
+        program = build(Path(folder))
+        for part in parts:
+            samples: dict[str, dict[str, list[float]]] = {}
+            chosen: dict[str, dict[str, str]] = {}
+            for number in range(rounds):
+                for way in VARIANTS[number % len(VARIANTS) :] + VARIANTS[: number % len(VARIANTS)]:
+                    print(f"payload-log: {part}: round {number + 1} of {rounds}: {way.name}", flush=True)
+                    for size, micros, copy in one_run(part, way, program, most, folder):
+                        samples.setdefault(way.name, {}).setdefault(size, []).append(float(micros))
+                        chosen.setdefault(way.name, {})[size] = copy
+            medians = {name: {size: statistics.median(row) for size, row in rows.items()} for name, rows in samples.items()}
+            result[part] = {"samples": samples, "medians": medians, "chosen": {it.name: chosen[it.name] for it in LOGGED if it.copy == "hybrid"}}
+    result |= {"rounds": rounds, "stamp": stamp.now()}
+    file.write_text(json.dumps(result, indent=1))
+    return result
+
+
+def build(folder: Path) -> Path:
+    """Compiles the program with the MPI library of the wheels."""
+    root, program = paths.venv("mpich"), folder / "payload_log"
+    source = Path(__file__).with_name("payload_log.c")
+    words = ["gcc", "-O2", f"-I{root}/include", source, "-o", program, f"-L{root}/lib", "-lmpi", "-lpthread", f"-Wl,-rpath,{root}/lib"]
+    subprocess.run(words, check=True)
+    return program
+
+
+def one_run(part: str, way: Variant, program: Path, most: int, folder: str) -> list[tuple[str, str, str]]:
+    """Size, microseconds one way, and copy method."""
+    job = [str(paths.LANDBRIDGE), "run", "-n", "2"]
+    job += ["--ranks-per-node", "1"] if part == "nodes" else []
+    job += way.options
+    job += ["--", str(program), way.store, way.copy, str(most), folder]
+    words = labs.command(LAB, labs.name("payload-log"), job) if part == "nodes" else job
+    finished = process.run(words, LIMIT_S, labs.environment() if part == "nodes" else {})
+    rows = re.findall(r"^(\d+) ([\d.]+) (\w+)$", finished.output, re.M)
+    if not finished.ok or not rows:
+        raise labs.Failed(f"{way.name}: {finished.why or finished.code}: {process.tail(finished.output, 4)}")
+    return rows
+
+
+# --- the document
+
+
+def section(result: dict) -> str:
+    lines = ["## Payload logging: stores and copy methods", "", f"{stamp.rounds(result['rounds'])}, medians.", *stamp.lines(result)]
+    what = (
+        "Ping-pong of two ranks that log what they send by a copy beside the transport, as the paper on sender-based logging "
+        "measures it (its figures 2 and 3), and by Landbridge's log, which is the transport. *dummy* copies each message over the "
+        "one before: the cost of the copy alone. *heap* is anonymous memory, *file* a file on a disk behind a window of 256 MiB, "
+        "*shared* 64 MiB of shared memory that are used again. *pack* copies the whole message before it is sent, *pieces* each 64 KiB "
+        "before they are sent, *thread* lets another thread copy while the message is sent; *hybrid* takes the fastest of these for "
+        "each size, measured at the start. Times are relative to the same program without logging."
+    )
+    lines += ["", prose.wrapped(what)]
+    for part, title in PARTS.items():
+        if part in result:
+            lines += ["", f"**{title[0].upper()}{title[1:]}.**", "", *table(result[part]), "", *conclusion(result[part], title)]
+    return "\n".join(lines) + "\n"
+
+
+def table(part: dict) -> list[str]:
+    medians, sizes = part["medians"], [size for size in SHOWN if str(size) in part["medians"][NONE.name]]
+    lines = [f"| store, copy | {' | '.join(map(size_name, sizes))} |", "|---|" + "--:|" * len(sizes)]
+    lines.append(f"| no logging, us one way | {' | '.join(f'{medians[NONE.name][str(size)]:.1f}' for size in sizes)} |")
+    for way in VARIANTS[1:]:
+        ratios = [f"{ratio(part, way.name, size):.2f}" for size in sizes]
+        lines.append(f"| {way.name} | {' | '.join(ratios)} |")
+    return lines
+
+
+def ratio(part: dict, name: str, size: int) -> float:
+    return part["medians"][name][str(size)] / part["medians"][NONE.name][str(size)]
+
+
+def conclusion(part: dict, place: str) -> list[str]:
+    """What is best here, by size."""
+    sizes = [int(size) for size in part["medians"][NONE.name]]
+    kept = [way for way in LOGGED if way.store != "dummy" and way.copy != "hybrid"]
+    best = {size: min(kept, key=lambda way: ratio(part, way.name, size)) for size in sizes}
+    spans: list[list] = []
+    for size in sizes:
+        if spans and spans[-1][2] == best[size].name:
+            spans[-1][1] = size
+        else:
+            spans.append([size, size, best[size].name])
+    said = "; ".join(f"{span(first, last)} *{name}*" for first, last, name in spans)
+    wins = [size for size in sizes if ratio(part, OURS.name, size) <= ratio(part, best[size].name, size)]
+    ours = f"Landbridge's own log takes no longer than the best of these at {len(wins)} of {len(sizes)} sizes"
+    lost = [size for size in sizes if size not in wins]
+    more = f"; it loses most at {size_name(worst(part, best, lost))}" if lost else ""
+    return [prose.wrapped(f"Of the stores that keep messages, best on {place}: {said}. {ours}{more}.")]
+
+
+def worst(part: dict, best: dict, sizes: list[int]) -> int:
+    return max(sizes, key=lambda size: ratio(part, OURS.name, size) / ratio(part, best[size].name, size))
+
+
+def span(first: int, last: int) -> str:
+    return f"at {size_name(first)}" if first == last else f"from {size_name(first)} to {size_name(last)}"
+
+
+def size_name(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= MIB else f"{size >> 10} KiB" if size >= KIB else f"{size} B"
+
+
+def picture(result: dict) -> str:
+    """Bandwidth beside that without logging, by store, size and copy method."""
+    part = next(result[part] for part in reversed(PARTS) if part in result)
+    drawn = [size for size in DRAWN if str(size) in part["medians"][NONE.name]]
+    groups = [
+        (f"{store}, {size_name(size)}", {copy: 1 / ratio(part, f"{store}, {copy}", size) for copy in COPIES})
+        for store in STORES
+        for size in drawn
+    ]
+    groups += [(f"own log, {size_name(size)}", {"the log is the transport": 1 / ratio(part, OURS.name, size)}) for size in drawn]
+    return svg.bars("Bandwidth with payload logging, beside that without (two nodes over TCP)", groups, "", [(1.0, "no logging")])
+
+
+if __name__ == "__main__":
+    sys.exit(parts_of.main(__doc__, ROUNDS, tuple(PARTS), measure, section))
