@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import common
-from support import process
+from support import control_group, process
 
 RANKS = 4
 # Largest number of seconds of a job with kills.
@@ -192,6 +192,18 @@ def logs_of_senders(options, checks, ring) -> None:
             gone = "messages that it needs are not kept any more, because memory for them was full"
             is_right = full in output and (gone in output) == bool(kills) and (code == 1 if kills else code == 0 and len(lines) > RANKS)
             checks.check(name + what, is_right, f"exit code {code}, {len(lines)} lines, {'says' if gone in output else 'does not say'} what is gone", output)
+    name = "logs of the senders, with little memory in a control group"
+    if checks.wants(name):
+        with control_group.limited("recovery", 600 << 20) as within:
+            if within is None:
+                print(f"skipped: {name}: no control group with a limit of memory can be made here")
+            else:
+                # 1 GB of messages of each rank: more than the group may have.
+                long = [*ring[:-1], "1500", "--numbers", "20000"]
+                code, lines, output = job(options, long, [], *logs, within=within)
+                is_right = code == 0 and len(lines) > RANKS and full in output
+                measured = f"exit code {code}, {len(lines)} lines, {output.count(': restarted')} restarts"
+                checks.check(name, is_right and ": restarted" not in output, measured, output)
     refused = {
         "on a disk": (["--set", "recover_dir=/var/tmp"], "recover_log=sender keeps nothing in recover_dir yet"),
     }
@@ -645,15 +657,16 @@ def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -
 
 
 def job(
-    options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None, recover=True
+    options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None, recover=True, within=()
 ):
     """Runs a job and kills ranks: exit code, lines of standard output, and all output.
 
     Each kill is a pair of a moment and a rank. The moment is a number of seconds after the kill
     before, or a function of the output that becomes true. `read` is the standard input, `terminal`
-    the standard error; `recover` turns the recovery of killed ranks on."""
+    the standard error; `recover` turns the recovery of killed ranks on; `within` is the beginning of
+    the command."""
     recover = ["--recover"] if recover else []
-    command = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{limit_s:.0f}", *words), *program]
+    command = [*within, *common.landbridge_run(options, RANKS, *recover, "--timeout", f"{limit_s:.0f}", *words), *program]
     # Files instead of pipes: no code reads a pipe while it waits for a kill, and a job waits for
     # its reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -31,6 +31,8 @@ SAMPLES = {
         "who is killed more often than allowed",
         "where it cannot be",
         "logs of the senders, which are full",
+        "logs of the senders, with little memory in a control group",
+        "who receive from ranks that do nothing meanwhile, who are killed",
         "logs of relays, the same again while it comes back",
         "logs of relays, who does something else than before",
     ],
