@@ -132,13 +132,13 @@ def main() -> int:
 
 
 def little_memory(checks, options, ring, moment) -> None:
-    """What images cover is released, so that the logs never fill. Each rank sends 96 MB, and a share
+    """What images cover is released, so that the logs never fill. Each rank sends 64 MB, and a share
     of 32 MiB holds what is sent between three images."""
-    program, little = [*ring, "2400", "--numbers", "5000"], ["--set", "recover_memory=128MiB"]
+    program, little = [*ring, "1600", "--numbers", "5000"], ["--set", "recover_memory=128MiB"]
     cases = {
         "in little memory": ([(moment(), 1), (3.0, 2)], checkpoint_options(options)),
         # No image is due in an hour: the first ones are taken because half of a share is full.
-        "logs that ask for images": ([(8.0, 1), (3.0, 2)], checkpoint_options(options, "1h")),
+        "logs that ask for images": ([(6.0, 1), (2.0, 2)], checkpoint_options(options, "1h")),
     }
     for name, (kills, images) in cases.items():
         if checks.wants(name):

@@ -79,6 +79,15 @@ SAMPLES = {
         "who reads more of small files than is recorded, and they change",
         "who reads more of its own scratch file than a record holds, from images",
     ],
+    # One-sided operations (whose messages have bytes of the stack that nobody has set), messages,
+    # collectives, files, spawns.
+    "suite": [
+        "test_rma_nb, one node",
+        "test_p2p_buf, two clusters",
+        "test_cco_nb_vec, two clusters",
+        "test_file, one node",
+        "test_spawn, one node",
+    ],
     # Each program once, from the start and from checkpoints, one cluster and two, and both kinds of
     # bad networks.
     "kills": [

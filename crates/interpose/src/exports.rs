@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 use landbridge_proto::nondeterminism::Polls;
 
 use crate::{
-    aio, child_programs, connections, dispatch, libc_wrappers, new_processes, record_head,
-    recording, side_channels, spawn_actions, temporary, watched,
+    aio, child_programs, connections, dispatch, libc_wrappers, new_processes, program_random,
+    record_head, recording, side_channels, spawn_actions, temporary, watched,
 };
 
 /// Defines functions by `name => body, register`, where `register` is that of the argument after
@@ -198,6 +198,8 @@ static AT_LOAD: unsafe extern "C" fn(c_int, Strings, Strings) = {
             }
         }
         recording::initialize();
+        // SAFETY: this is the first constructor, and there is one thread.
+        unsafe { program_random::begin_program() };
     }
     at_load
 };

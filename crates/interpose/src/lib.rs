@@ -27,6 +27,7 @@
 //! | `caller` | whether a call comes from the program or from a network library |
 //! | `origin` | node and kernel on which the record began |
 //! | `record_head` | head of the record, and which thread is recorded |
+//! | `program_random` | the random bytes that each program is given |
 //! | `compared_arguments` | arguments that must be equal in every incarnation |
 //! | `file_identity` | which file something is |
 //! | `held_files` | open files that the node agent holds |
@@ -130,6 +131,7 @@ mod origin;
 mod path_changes;
 mod process_calls;
 mod processes;
+mod program_random;
 mod range_locks;
 mod raw_channels;
 mod real_libc;

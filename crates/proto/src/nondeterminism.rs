@@ -98,6 +98,9 @@ pub const UNSAVED_RESTRICTIONS: u64 = 4;
 /// because the last one was killed and the next one has not begun. Written by the agent, which
 /// makes it odd before the process id of the killed one disappears.
 pub const ABSENCES_AT: usize = offset_of!(RecordHead, absences);
+/// Offset of `program_random` in the record: 16 bytes, written by the agent. Zeros: the program
+/// keeps those of the kernel.
+pub const PROGRAM_RANDOM_AT: usize = offset_of!(RecordHead, program_random);
 /// Offset of the number of redelivered frames in the record: eight bytes.
 pub const REDELIVERED_AT: usize = POLLS_AT + offset_of!(Polls, redelivered);
 
@@ -149,6 +152,8 @@ pub struct RecordHead {
     directory: [AtomicU64; 2],
     /// How often ranks of this node had no process, see [`ABSENCES_AT`].
     pub absences: AtomicU64,
+    /// What each incarnation gets as `AT_RANDOM` (getauxval(3)), see [`PROGRAM_RANDOM_AT`].
+    pub program_random: [AtomicU64; 2],
 }
 
 const STILL_REPLAYS: u64 = u64::MAX;

@@ -6,6 +6,7 @@ more than can be recorded. `--children`: ranks start programs and fork all the t
 unrecorded value determines how often a rank reads the clock."""
 
 import argparse
+import ctypes
 import os
 import random
 import subprocess
@@ -15,6 +16,8 @@ import uuid
 
 from mpi4py import MPI
 
+# Of getauxval(3).
+AT_RANDOM = 25
 # Seconds: longer than one draw, so that a clock determines the number of draws.
 ROUND_S = 0.002
 
@@ -85,7 +88,14 @@ def tell_round(comm, turn: int, drawn: list[str]) -> None:
 def draw(begun: float) -> str:
     words = "-".join({"hash", "seeds", "decide", "the", "order"})
     times = f"{MPI.Wtime() - begun!r} {time.time_ns()} {time.perf_counter_ns()} {time.process_time_ns()}"
-    return f"{times} {random.random()!r} {uuid.uuid4()} {uuid.uuid1().time} {words}"
+    return f"{times} {random.random()!r} {uuid.uuid4()} {uuid.uuid1().time} {words} {program_random()}"
+
+
+def program_random() -> str:
+    """The bytes of getauxval(AT_RANDOM), of which the C library makes what protects the stack."""
+    library = ctypes.CDLL(None)
+    library.getauxval.restype = ctypes.c_size_t
+    return ctypes.string_at(library.getauxval(AT_RANDOM), 16).hex()
 
 
 def say(line: str) -> None:

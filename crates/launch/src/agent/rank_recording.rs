@@ -17,17 +17,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use hmac::{Hmac, Mac};
 use landbridge_proto::nondeterminism::{
     ABSENCES_AT, BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS,
     FULL_AT, HELD_AT, INCARNATION_AT, LAST_WRITTEN_AT, NO_RESTART_AT, NO_RESTART_BYTES,
-    NONDETERMINISM_BYTES, POLLS_AT, RECORD_HEAD_BYTES, RECORDED_AT, REDELIVERED_AT,
-    UNKNOWN_WRITTEN, UNSAVED_AT,
+    NONDETERMINISM_BYTES, POLLS_AT, PROGRAM_RANDOM_AT, RECORD_HEAD_BYTES, RECORDED_AT,
+    REDELIVERED_AT, UNKNOWN_WRITTEN, UNSAVED_AT,
 };
 use landbridge_proto::recent_determinants::{
     DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
 };
 use landbridge_proto::setting::{RECOVER_CLOCKS, RECOVER_FILES, Setting, Value};
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use sha2::Sha256;
 
 use super::held_files::HeldFiles;
 use super::pmi_replay::PollCounts;
@@ -102,6 +104,7 @@ impl RankRecording {
             .context("no memory file")?;
         let bits = recording.held_files().map_or([0; 2], HeldFiles::bits).map(u64::to_ne_bytes);
         recording.write(HELD_AT, bits.as_flattened()).context("no memory file")?;
+        recording.write(PROGRAM_RANDOM_AT, &program_random(job)).context("no memory file")?;
         Ok(Some(recording))
     }
 
@@ -496,6 +499,15 @@ impl RankRecording {
             ("LANDBRIDGE_RECORD_FILES", files.into()),
         ]
     }
+}
+
+/// The random bytes of each program of a job (`AT_RANDOM`), which nobody can guess who does not
+/// know the job's key: the same on each node to which a rank may move.
+fn program_random(job: &Job) -> [u8; 16] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(job.key.as_bytes()).expect("HMAC takes any key");
+    mac.update(b"AT_RANDOM");
+    let bytes: [u8; 32] = mac.finalize().into_bytes().into();
+    std::array::from_fn(|place| bytes[place])
 }
 
 /// Bytes of a determinant in the record.
