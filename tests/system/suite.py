@@ -44,19 +44,20 @@ def main() -> int:
             name = f"{module}, {place}"
             if checks.wants(name):
                 ran += 1
-                refused += check(checks, options, module, name, words)
+                own = sorted(test for test in tests if test.startswith(module + "."))
+                refused += check(checks, options, own, name, words)
     if ran > 10:
         checks.check("modules whose killed rank cannot be restarted are rare", refused <= REFUSED_MAX * ran, f"{refused} of {ran}")
     return checks.end()
 
 
-def check(checks, options, module: str, name: str, words: list[str]) -> bool:
+def check(checks, options, tests: list[str], name: str, words: list[str]) -> bool:
     """Whether the killed rank could not be restarted."""
-    wanted, _, seconds = run(options, module, words, None)
+    wanted, _, seconds = run(options, tests, words, None)
     # The seed includes the name, so a case is the same one with `--only`.
     chance = random.Random(f"{options.seed} {name}")
     kill = (chance.randrange(RANKS), chance.uniform(0.0, LATEST * seconds))
-    found, output, _ = run(options, module, words, kill)
+    found, output, _ = run(options, tests, words, kill)
     restarts = output.count(": restarted")
     why = re.search(r"cannot be restarted: .*|this process cannot go on: .*", output)
     differ = sorted(test for test in wanted.keys() | found.keys() if wanted.get(test) != found.get(test))
@@ -71,14 +72,14 @@ def check(checks, options, module: str, name: str, words: list[str]) -> bool:
     return is_refused
 
 
-def run(options, module: str, words: list[str], kill) -> tuple[dict[str, str], str, float]:
-    """The outcomes of a module's tests, with `ends` if all ranks have come to their ends; all
+def run(options, tests: list[str], words: list[str], kill) -> tuple[dict[str, str], str, float]:
+    """The outcomes of these tests, with `ends` if all ranks have come to their ends; all
     output; and the seconds from the first test to the last one. `kill`: a rank, and seconds after
     the first test."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "skip").write_text("")
-        (folder / "only").write_text(f"{module}.*")
+        (folder / "only").write_text("\n".join(tests))
         program = [common.python(options), str(common.ROOT / "tests" / "mpi4py_rank.py"), str(paths.SUITE), scratch]
         command = common.landbridge_run(options, RANKS, "--recover", *words)
         is_over = threading.Event()

@@ -260,8 +260,9 @@ pub const CHECKPOINT_LOG: Setting = Setting {
     kind: SettingKind::Size { min: 0, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher, Reader::Relay],
-    description: "With `checkpoint`: if the log of a process has grown by this size since its last \
-               checkpoint, the next checkpoint is taken early. `0B`: never early.",
+    description: "With `checkpoint` and `recover_log=relay`: if the log of a process has grown by \
+               this size since its last checkpoint, the next checkpoint is taken early. `0B`: \
+               never early. Logs of senders ask for checkpoints at half of their memory.",
 };
 pub const CHECKPOINT_SPACE: Setting = Setting {
     name: "checkpoint_space",
