@@ -20,7 +20,15 @@ macro_rules! interpose_with_caller {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
-            naked_asm!(concat!("mov ", $x86, ", [rsp]"), "jmp {body}", body = sym $body)
+            naked_asm!(
+                concat!("mov ", $x86, ", [rsp]"),
+                "sub rsp, 8",
+                "call {body}",
+                "add rsp, 8",
+                "jmp {clear}",
+                body = sym $body,
+                clear = sym clear_stack_and_return
+            )
         }
 
         #[cfg(target_arch = "aarch64")]
@@ -30,6 +38,36 @@ macro_rules! interpose_with_caller {
             naked_asm!(concat!("mov ", $arm, ", x30"), "b {body}", body = sym $body)
         }
     )*};
+}
+
+/// Overwrites what a body has left on the stack, and in registers, and returns to the program. A
+/// call of the system leaves other bytes than an answer from the record; programs send bytes of the
+/// stack in fields that they have never set, and the dynamic linker saves registers there.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+extern "C" fn clear_stack_and_return() {
+    naked_asm!(
+        "pxor xmm1, xmm1",
+        // The stack that a body uses, in bytes, and the return address.
+        "lea rcx, [rsp - 1024 - 8]",
+        "lea rdx, [rsp - 8]",
+        "2: movaps [rcx], xmm1",
+        "movaps [rcx + 16], xmm1",
+        "movaps [rcx + 32], xmm1",
+        "movaps [rcx + 48], xmm1",
+        "add rcx, 64",
+        "cmp rcx, rdx",
+        "jb 2b",
+        "xor ecx, ecx",
+        "xor edx, edx",
+        "xor esi, esi",
+        "xor edi, edi",
+        "xor r8d, r8d",
+        "xor r9d, r9d",
+        "xor r10d, r10d",
+        "xor r11d, r11d",
+        "ret"
+    )
 }
 
 interpose_with_caller! {

@@ -2,8 +2,6 @@
 //! a function was called.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::hint::black_box;
-use std::mem::MaybeUninit;
 
 use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
@@ -14,9 +12,6 @@ use crate::record_lock::{RecordGuard, report_error};
 use crate::{deadlines, recording};
 
 const SECOND: i64 = 1_000_000_000;
-
-/// Bytes of the stack that an answer uses at most.
-const STACK_BYTES: usize = 512;
 
 pub unsafe extern "C" fn clock_gettime(id: clockid_t, time: *mut timespec, caller: usize) -> c_int {
     // SAFETY: the arguments are valid for the C library's function, by the caller's promise.
@@ -231,17 +226,7 @@ unsafe fn bytes(
 fn value(answer: Result<i64, RecordError>, guard: RecordGuard) -> i64 {
     let value = answer.unwrap_or_else(|problem| report_error(&problem));
     drop(guard);
-    clear_stack();
     value
-}
-
-/// Overwrites the stack below the caller with zeros. A call of the system leaves other bytes on the
-/// stack than an answer from the record, and programs send such bytes in fields that they have
-/// never set.
-#[inline(never)]
-fn clear_stack() {
-    let mut left = [MaybeUninit::<u8>::zeroed(); STACK_BYTES];
-    black_box(&mut left);
 }
 
 fn set_errno(error: i64) -> c_int {
