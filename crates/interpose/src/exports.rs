@@ -56,7 +56,7 @@ extern "C" fn clear_stack_and_return() {
         "movaps [rcx + 32], xmm1",
         "movaps [rcx + 48], xmm1",
         "add rcx, 64",
-        "cmp rcx, rdx",
+        "cmp rcx,rdx",
         "jb 2b",
         "xor ecx, ecx",
         "xor edx, edx",
