@@ -15,19 +15,24 @@ use crate::{
 /// Defines functions by `name => body, register`, where `register` is that of the argument after
 /// the last one, on x86-64 and on ARM.
 macro_rules! interpose_with_caller {
-    ($($name:ident => $body:path, $x86:literal, $arm:literal;)*) => {$(
+    ($clear:ident; $($name:ident => $body:path, $x86:literal, $arm:literal;)*) => {$(
         #[cfg(target_arch = "x86_64")]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
+                // Without this nothing above is found by who unwinds the stack.
+                ".cfi_startproc",
                 concat!("mov ", $x86, ", [rsp]"),
                 "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
                 "call {body}",
                 "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
                 "jmp {clear}",
+                ".cfi_endproc",
                 body = sym $body,
-                clear = sym clear_stack_and_return
+                clear = sym $clear
             )
         }
 
@@ -40,42 +45,71 @@ macro_rules! interpose_with_caller {
     )*};
 }
 
-/// Overwrites what a body has left on the stack, and in registers, and returns to the program. A
-/// call of the system leaves other bytes than an answer from the record; programs send bytes of the
-/// stack in fields that they have never set, and the dynamic linker saves registers there.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-extern "C" fn clear_stack_and_return() {
-    naked_asm!(
-        "pxor xmm1, xmm1",
-        // The stack that a body uses, in bytes, and the return address.
-        "lea rcx, [rsp - 1024 - 8]",
-        "lea rdx, [rsp - 8]",
-        "2: movaps [rcx], xmm1",
-        "movaps [rcx + 16], xmm1",
-        "movaps [rcx + 32], xmm1",
-        "movaps [rcx + 48], xmm1",
-        "add rcx, 64",
-        "cmp rcx,rdx",
-        "jb 2b",
-        "xor ecx,ecx",
-        "xor edx,edx",
-        "xor esi,esi",
-        "xor edi,edi",
-        "xor r8d, r8d",
-        "xor r9d, r9d",
-        "xor r10d, r10d",
-        "xor r11d, r11d",
-        "ret"
-    )
+/// Defines a function that overwrites so many bytes of the stack that a body has left, and the
+/// registers, and returns to the program. A call of the system leaves other bytes than an answer
+/// from the record; programs send bytes of the stack in fields that they have never set, and the
+/// dynamic linker saves registers there.
+macro_rules! clear_and_return {
+    ($name:ident, $bytes:literal) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(
+                "pxor xmm0, xmm0",
+                "pxor xmm1, xmm1",
+                "pxor xmm2, xmm2",
+                "pxor xmm3, xmm3",
+                "pxor xmm4, xmm4",
+                "pxor xmm5, xmm5",
+                "pxor xmm6, xmm6",
+                "pxor xmm7, xmm7",
+                "pxor xmm8, xmm8",
+                "pxor xmm9, xmm9",
+                "pxor xmm10, xmm10",
+                "pxor xmm11, xmm11",
+                "pxor xmm12, xmm12",
+                "pxor xmm13, xmm13",
+                "pxor xmm14, xmm14",
+                "pxor xmm15, xmm15",
+                // The stack below the return address of the body.
+                concat!("lea rcx, [rsp - 8 - ", $bytes, "]"),
+                "lea rdx, [rsp - 8]",
+                "2: movaps [rcx], xmm1",
+                "movaps [rcx + 16], xmm1",
+                "movaps [rcx + 32], xmm1",
+                "movaps [rcx + 48], xmm1",
+                "add rcx, 64",
+                "cmp rcx,rdx",
+                "jb 2b",
+                "xor ecx,ecx",
+                "xor edx,edx",
+                "xor esi,esi",
+                "xor edi,edi",
+                "xor r8d, r8d",
+                "xor r9d, r9d",
+                "xor r10d, r10d",
+                "xor r11d, r11d",
+                "ret"
+            )
+        }
+    };
 }
 
+// What a reading of a clock uses, several times; and calls that work with files and sockets.
+clear_and_return!(clear_little_and_return, 1024);
+clear_and_return!(clear_much_and_return, 4096);
+
 interpose_with_caller! {
+    clear_little_and_return;
     clock_gettime => libc_wrappers::clock_gettime, "rdx", "x2";
     gettimeofday => libc_wrappers::gettimeofday, "rdx", "x2";
     timespec_get => libc_wrappers::timespec_get, "rdx", "x2";
     time => libc_wrappers::time, "rsi", "x1";
     clock => libc_wrappers::clock, "rdi", "x0";
+}
+
+interpose_with_caller! {
+    clear_much_and_return;
     getrandom => libc_wrappers::getrandom, "rcx", "x3";
     getentropy => libc_wrappers::getentropy, "rdx", "x2";
     arc4random => libc_wrappers::arc4random, "rdi", "x0";
@@ -119,12 +153,17 @@ interpose_with_caller! {
 #[unsafe(naked)]
 extern "C" fn sendto() {
     naked_asm!(
+        ".cfi_startproc",
         "mov rax, [rsp]",
         "push rax",
+        ".cfi_adjust_cfa_offset 8",
         "call {body}",
         "add rsp, 8",
-        "ret",
-        body = sym side_channels::sendto
+        ".cfi_adjust_cfa_offset -8",
+        "jmp {clear}",
+        ".cfi_endproc",
+        body = sym side_channels::sendto,
+        clear = sym clear_much_and_return
     )
 }
 

@@ -12,6 +12,7 @@
 //! the dynamic linker, which calls the first constructor, protects none of its functions.
 
 use std::arch::asm;
+use std::ffi::CStr;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,16 +41,23 @@ pub unsafe fn begin_program() {
     }
     // The lowest byte of the canary is 0, which ends a string.
     let canary = words[0] & !0xff;
-    // SAFETY: the words of the thread control block for the canary and for stored addresses, whose
-    // places are part of the interface between compilers and C libraries. No function that is
-    // running has used them yet.
-    unsafe {
-        asm!(
-            "mov fs:0x28, {canary}",
-            "mov fs:0x30, {addresses}",
-            canary = in(reg) canary,
-            addresses = in(reg) words[1],
-            options(nostack, preserves_flags)
-        );
+    // SAFETY: the word of the thread control block for the canary, whose place is part of the
+    // interface between compilers and C libraries. No function that is running has used it.
+    unsafe { asm!("mov fs:0x28, {}", in(reg) canary, options(nostack, preserves_flags)) };
+    if is_first_constructor() {
+        // SAFETY: as above, the word with which code addresses are stored, such as those of
+        // functions that run at exit; none was stored yet.
+        unsafe { asm!("mov fs:0x30, {}", in(reg) words[1], options(nostack, preserves_flags)) };
+    }
+}
+
+/// Whether no other constructor has run: before glibc 2.34 that of libpthread does.
+fn is_first_constructor() -> bool {
+    // SAFETY: the C library returns a text that stays.
+    let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    let mut numbers = version.to_str().unwrap_or_default().split('.').map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (2, 34),
+        _ => false,
     }
 }

@@ -23,7 +23,7 @@ use landbridge_proto::log::layout::{
     STABLE_AT, TARGETS_AT, arrived_at, confirmed_at, control_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
-use rustix::io::{pread, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
@@ -33,6 +33,8 @@ use crate::control::{FrameTransfer, FrameTransferStep, Message};
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Messages that wait for an empty mailbox at most, of each rank. Others are sent again.
 const WAITING_MAX: usize = 8;
+/// Questions of one look at most: all of them go through the launcher.
+const QUESTIONS_MAX: usize = 32;
 
 /// Carries frames between this node and others.
 pub struct FrameCarrier {
@@ -40,6 +42,8 @@ pub struct FrameCarrier {
     senders: BTreeMap<u32, Sender>,
     mailboxes: BTreeMap<u32, Mailbox>,
     look_at: Instant,
+    /// The rank with which the next look begins.
+    turn: u32,
 }
 
 /// A rank of this node whose logs lead to other nodes.
@@ -69,6 +73,7 @@ impl FrameCarrier {
             senders: BTreeMap::new(),
             mailboxes: BTreeMap::new(),
             look_at: Instant::now() + LOOK_INTERVAL,
+            turn: 0,
         }
     }
 
@@ -88,15 +93,28 @@ impl FrameCarrier {
             // Frames wait here for other reasons, too.
             return Vec::new();
         }
-        self.logs.local().into_iter().flat_map(|rank| self.look_at_rank(rank)).collect()
+        let mut ranks = self.logs.local();
+        let turn = self.turn;
+        ranks.sort_by_key(|rank| (*rank < turn, *rank));
+        let mut questions = Vec::new();
+        for rank in ranks {
+            if questions.len() >= QUESTIONS_MAX {
+                break;
+            }
+            self.turn = rank + 1;
+            questions.extend(self.look_at_rank(rank, QUESTIONS_MAX - questions.len()));
+        }
+        questions
     }
 
-    fn look_at_rank(&mut self, rank: u32) -> Vec<FrameTransfer> {
+    /// Looks at the logs of a rank; returns at most so many questions.
+    fn look_at_rank(&mut self, rank: u32, questions_max: usize) -> Vec<FrameTransfer> {
         let logs = &self.logs;
         let sender = self.senders.entry(rank).or_default();
         let sent_frames = logs.counts(rank).sent_frames;
         if sent_frames != sender.sent_frames {
-            *sender = Sender { sent_frames, ..Sender::default() };
+            (sender.sent_frames, sender.is_settled) = (sent_frames, false);
+            sender.transfers.values_mut().for_each(AgentTransfer::stop);
             return Vec::new();
         }
         if sender.is_settled {
@@ -107,6 +125,10 @@ impl FrameCarrier {
         for to in targets(logs, rank).into_iter().filter(|to| !logs.is_local(*to)) {
             if logs.contact(to).is_some_and(|contact| contact.generation == Contact::ENDED) {
                 continue;
+            }
+            if questions.len() == questions_max {
+                sender.is_settled = false;
+                break;
             }
             let transfer = sender.transfers.entry(to).or_insert_with(|| AgentTransfer::new(0));
             let missing = missing_frames(logs, (rank, to), transfer);
@@ -166,6 +188,7 @@ impl FrameCarrier {
     fn handle_arrived(&mut self, from: u32, to: u32, position: u64) -> Option<FrameTransfer> {
         let transfer = self.senders.get_mut(&from)?.transfers.get_mut(&to)?;
         transfer.note_confirmed(position);
+        // From here on what is known is not before `position`; an older answer is ignored.
         let bytes = missing_frames(&self.logs, (from, to), transfer)?;
         match transfer.handle_arrived(position, !bytes.is_empty()) {
             AgentTransferAction::Send(position) => {
@@ -204,7 +227,10 @@ impl Mailbox {
         let Some((from, position, bytes)) = self.waiting.pop_front() else { return Ok(()) };
         let mailbox = mailbox_at(rank as usize);
         let number = logs.word(mailbox + MAIL_TAKEN_AT) + 1;
-        pwrite(logs.fd(), &bytes, mailbox + MAIL_FRAMES_AT)?;
+        let written = pwrite(logs.fd(), &bytes, mailbox + MAIL_FRAMES_AT)?;
+        if written < bytes.len() {
+            return Err(Errno::NOMEM.into());
+        }
         for (at, word) in [
             (MAIL_FROM_AT, u64::from(from)),
             (MAIL_POSITION_AT, position),
@@ -247,25 +273,30 @@ fn targets(logs: &NodeLogs, rank: u32) -> Vec<u32> {
     ranks.collect()
 }
 
-/// The frames of a log behind what has arrived. `None`: its sender does something just now.
+/// The frames of a log behind what has arrived ([`AgentTransfer::arrived`]). `None`: its sender
+/// does something just now.
 fn missing_frames(
     logs: &NodeLogs,
     (from, to): (u32, u32),
     transfer: &mut AgentTransfer,
 ) -> Option<Vec<u8>> {
     let at = confirmed_at(from as usize, to as usize);
-    let position = logs.word(at);
-    if position == IS_BEING_WRITTEN {
+    let confirmed = logs.word(at);
+    if confirmed == IS_BEING_WRITTEN {
         return None;
     }
-    let cursor = [position, logs.word(at + 8), logs.word(at + 16)];
-    transfer.note_confirmed(position);
+    let cursor = [confirmed, logs.word(at + 8), logs.word(at + 16)];
+    let position = confirmed.max(transfer.arrived());
     let log = LogBytes { logs, start: log_at(from as usize, to as usize) };
     let frames = LogCursor::from_words(cursor, LOG_BYTES)
-        .and_then(|cursor| frames_behind(&log, cursor, transfer.arrived(), LOG_BYTES));
+        .and_then(|cursor| frames_behind(&log, cursor, position, LOG_BYTES))?;
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
-    frames.filter(|_| logs.word(at) == position)
+    if logs.word(at) != confirmed {
+        return None;
+    }
+    transfer.note_confirmed(confirmed);
+    Some(frames)
 }
 
 /// The region of a log in the file.

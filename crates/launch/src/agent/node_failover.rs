@@ -298,9 +298,8 @@ impl NodeFailover {
         let Some(assignment) = parent.assignment.clone() else { return };
         let outcome = match self.received_recordings.get(&update.rank) {
             Some(recording) => Ok(Some(recording.clone())),
-            None => {
-                RankRecording::new(&assignment.job, true).map(|recording| recording.map(Rc::new))
-            }
+            None => RankRecording::new(&assignment.job, update.rank, true)
+                .map(|recording| recording.map(Rc::new)),
         };
         let laid = outcome.and_then(|recording| {
             if let Some(recording) = recording {
@@ -333,7 +332,8 @@ impl NodeFailover {
             let recording = match self.received_recordings.remove(&one.rank) {
                 // Another spare node may have the memory.
                 None => {
-                    RankRecording::new(job, true).map_err(NodeSpecificError::error)?.map(Rc::new)
+                    let made = RankRecording::new(job, one.rank, true);
+                    made.map_err(NodeSpecificError::error)?.map(Rc::new)
                 }
                 received => received,
             };

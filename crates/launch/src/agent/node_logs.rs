@@ -87,7 +87,10 @@ impl NodeLogs {
         }
         let logs = NodeLogs::of(&job.id)?;
         logs.add(node.first_rank..node.first_rank + node.rank_count)?;
-        let share = memory_share(&job.environment, node.rank_count, memory_limit());
+        // A spare node may take as many ranks as it has slots.
+        let here = if node.rank_count > 0 { node.rank_count } else { node.slots };
+        let ranks = here.max(node.machine_ranks);
+        let share = memory_share(&job.environment, ranks, memory_limit());
         pwrite(&logs.file, &share.unwrap_or(0).to_ne_bytes(), MEMORY_MAX_AT)?;
         // Another node keeps what ranks depend on that may move to a spare node.
         match job.has_spares && node.relay_unix.is_none() {

@@ -76,7 +76,7 @@ impl RankRecording {
     ///
     /// `waits_for_replica`: the rank may move to another node, so effects on files wait until
     /// another node has the record.
-    pub fn new(job: &Job, waits_for_replica: bool) -> Result<Option<RankRecording>> {
+    pub fn new(job: &Job, rank: u32, waits_for_replica: bool) -> Result<Option<RankRecording>> {
         let is_off = |setting: &Setting| {
             let variable = setting.variable();
             let said = job.environment.iter().find(|(name, _)| *name == variable);
@@ -104,7 +104,7 @@ impl RankRecording {
             .context("no memory file")?;
         let bits = recording.held_files().map_or([0; 2], HeldFiles::bits).map(u64::to_ne_bytes);
         recording.write(HELD_AT, bits.as_flattened()).context("no memory file")?;
-        recording.write(PROGRAM_RANDOM_AT, &program_random(job)).context("no memory file")?;
+        recording.write(PROGRAM_RANDOM_AT, &program_random(job, rank)).context("no memory file")?;
         Ok(Some(recording))
     }
 
@@ -501,11 +501,12 @@ impl RankRecording {
     }
 }
 
-/// The random bytes of each program of a job (`AT_RANDOM`), which nobody can guess who does not
-/// know the job's key: the same on each node to which a rank may move.
-fn program_random(job: &Job) -> [u8; 16] {
+/// The random bytes of a rank's program (`AT_RANDOM`), which nobody can guess who does not know the
+/// job's key: the same on each node to which the rank may move.
+fn program_random(job: &Job, rank: u32) -> [u8; 16] {
     let mut mac = Hmac::<Sha256>::new_from_slice(job.key.as_bytes()).expect("HMAC takes any key");
     mac.update(b"AT_RANDOM");
+    mac.update(&rank.to_le_bytes());
     let bytes: [u8; 32] = mac.finalize().into_bytes().into();
     std::array::from_fn(|place| bytes[place])
 }

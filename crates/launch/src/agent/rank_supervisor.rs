@@ -232,7 +232,9 @@ impl RankSupervisor {
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
         self.node_logs = NodeLogs::new(job, node)?;
-        self.frame_carrier = self.node_logs.clone().map(FrameCarrier::new);
+        // Where ranks may move to another node, frames wait at the border for other reasons, too.
+        let carries = |_: &Rc<NodeLogs>| !job.has_spares;
+        self.frame_carrier = self.node_logs.clone().filter(carries).map(FrameCarrier::new);
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
         if node.rank_count == 0 {
@@ -247,8 +249,11 @@ impl RankSupervisor {
         let plans = plans(job, node, parent)?;
         let config = images.config(job, node, parent);
         for rank in node.first_rank..node.first_rank + node.rank_count {
-            let recording =
-                if recovers(job) { RankRecording::new(job, waits_for_replica)? } else { None };
+            let recording = if recovers(job) {
+                RankRecording::new(job, rank, waits_for_replica)?
+            } else {
+                None
+            };
             let recording = recording.map(Rc::new);
             self.note_recorded(rank, recording.as_ref());
             let (appnum, task) = job.application(rank);

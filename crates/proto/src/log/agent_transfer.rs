@@ -101,7 +101,11 @@ impl AgentTransfer {
     /// The receiver's agent says that the log has arrived up to there, and that the mailbox is
     /// empty. `has_more`: the log goes on behind that.
     pub fn handle_arrived(&mut self, position: u64, has_more: bool) -> AgentTransferAction {
-        self.note_confirmed(position);
+        if position < self.arrived {
+            // The answer is older than what is known, and `has_more` is not about it.
+            return AgentTransferAction::Nothing;
+        }
+        self.arrived = position;
         match self.state {
             AgentTransferState::Idle => AgentTransferAction::Nothing,
             _ if !has_more => {
@@ -119,6 +123,11 @@ impl AgentTransfer {
                 AgentTransferAction::Nothing
             }
         }
+    }
+
+    /// The sender has sent more: what is missing is asked for again once it is quiet.
+    pub fn stop(&mut self) {
+        self.state = AgentTransferState::Idle;
     }
 
     /// Frames up to there were sent.
@@ -321,6 +330,21 @@ mod tests {
         assert_eq!(transfer.handle_arrived(320, true), AgentTransferAction::Nothing);
         assert_eq!(transfer.handle_time(false), AgentTransferAction::Nothing);
         assert_eq!(transfer.handle_arrived(320, true), AgentTransferAction::Nothing, "late");
+    }
+
+    #[test]
+    fn an_answer_that_is_older_than_what_is_known_sends_nothing() {
+        let mut transfer = AgentTransfer::new(0);
+        assert_eq!(transfer.handle_time(true), AgentTransferAction::Ask);
+        assert_eq!(transfer.handle_arrived(64, true), AgentTransferAction::Nothing);
+        assert_eq!(transfer.handle_time(true), AgentTransferAction::Ask);
+        transfer.note_confirmed(128);
+        assert_eq!(transfer.handle_arrived(64, true), AgentTransferAction::Nothing);
+        assert_eq!(transfer.arrived(), 128);
+        assert_eq!(transfer.handle_time(true), AgentTransferAction::Ask);
+        assert_eq!(transfer.handle_arrived(128, true), AgentTransferAction::Nothing);
+        transfer.stop();
+        assert_eq!(transfer.handle_arrived(128, true), AgentTransferAction::Nothing, "stopped");
     }
 
     #[test]
