@@ -110,6 +110,8 @@ static char *shared_room(long bytes)
         must(memory >= 0 && !ftruncate(memory, WINDOW), "memfd_create");
         window = mapped(MAP_SHARED, memory, 0);
         close(memory);
+        /* What logs use between checkpoints was used before. */
+        memset(window, 1, SHARED_BYTES);
     }
     if (used + bytes > SHARED_BYTES)
         used = 0;
