@@ -123,7 +123,8 @@ def section(result: dict) -> str:
     why = (
         "What decides is memory. *heap* and *file* take new pages all the time, which this machine's host gives at about 1 GB/s, "
         "and *shared* takes none: its 64 MiB were used before. A thread copies for nothing where a core is free, as in a ping-pong on "
-        "two cores, and costs a wake-up of some 10 us, so it wins from some 100 KiB on. Landbridge's log needs no second copy on "
+        "two cores, and costs a wake-up of some 10 us, so it wins on a node from 64 KiB on. Ratios below 1 show how much runs of the "
+        "same program differ here: most of all over TCP from 256 KiB on, where only large differences count. Landbridge's log needs no second copy on "
         "the sender's side; between nodes the receiver keeps what arrives as well, which costs two more."
     )
     lines += ["", prose.wrapped(what), "", prose.wrapped(why)]
