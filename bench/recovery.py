@@ -109,25 +109,21 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     sizes = (8, 4 * KIB, MIB) if quick else SIZES
     long = (MIB,) if quick else LONG
     few = (8, 4 * MIB) if quick else tuple(FEW)
-    if "new" in parts:
-        result["new"] = in_turns("new", ON_A_NODE, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
-    if "again" in parts:
-        result["again"] = in_turns("again", ON_A_NODE, rounds, lambda way: ping_pong(again(way), long)) | {"sizes": long}
-    if "stream" in parts:
-        result["stream"] = in_turns("stream", ON_A_NODE, rounds, lambda way: streams(way, long)) | {"sizes": long}
-    if "ranks" in parts:
-        crowds = (2, 16) if quick else CROWDS
-        result["ranks"] = in_turns("ranks", [SENDERS, RELAY, SAME], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
-    if "nodes" in parts:
-        result["nodes"] = in_turns("nodes", BETWEEN_NODES, rounds, lambda way: between_nodes(again(way), sizes)) | {"sizes": sizes}
-    if "link" in parts:
-        result["link"] = in_turns("link", BETWEEN_NODES, min(rounds, 3), lambda way: over_link(way, few)) | {"sizes": few}
-    if "disk" in parts:
-        result["disk"] = in_turns("disk", ["within memory", "beyond it"], rounds, spilling)
-    if "back" in parts:
-        result["back"] = [recovery_time() for _ in range(rounds)]
-    result |= {"rounds": rounds, "stamp": stamp.now()}
-    file.write_text(json.dumps(result, indent=1))
+    measures = {
+        "new": lambda: in_turns("new", ON_A_NODE, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes},
+        "again": lambda: in_turns("again", ON_A_NODE, rounds, lambda way: ping_pong(again(way), long)) | {"sizes": long},
+        "stream": lambda: in_turns("stream", ON_A_NODE, rounds, lambda way: streams(way, long)) | {"sizes": long},
+        "ranks": lambda: in_turns("ranks", [SENDERS, RELAY, SAME], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds},
+        "nodes": lambda: in_turns("nodes", BETWEEN_NODES, rounds, lambda way: between_nodes(again(way), sizes)) | {"sizes": sizes},
+        "link": lambda: in_turns("link", BETWEEN_NODES, min(rounds, 3), lambda way: over_link(way, few)) | {"sizes": few},
+        "disk": lambda: in_turns("disk", ["within memory", "beyond it"], rounds, spilling),
+        "back": lambda: [recovery_time() for _ in range(rounds)],
+    }
+    crowds = (2, 16) if quick else CROWDS
+    for part in parts:
+        result[part] = measures[part]()
+        result |= {"rounds": rounds, "stamp": stamp.now()}
+        file.write_text(json.dumps(result, indent=1))
     return result
 
 

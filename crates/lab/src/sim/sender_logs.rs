@@ -13,9 +13,11 @@
 //! Some processes have so little memory that they discard logs that an incarnation may need. Such
 //! an incarnation must refuse to begin, which ends the job.
 //!
-//! In runs without images whole nodes are lost, with their files. A keeper, which is never lost,
-//! gets deliveries and polls from the agents. All processes of a lost node begin again on another
-//! one, and no other process may have seen what they do not do again.
+//! In some runs whole nodes are lost, with their files. A keeper, which is never lost, gets
+//! deliveries and polls from the agents. All processes of a lost node begin again on another one,
+//! with their programs or with images that the keeper knows, and no other process may have seen what
+//! they do not do again. If an image cannot be read, those that are left may not fit together, which
+//! ends the job.
 //!
 //! What may never happen: a new incarnation sees other events, or the same events in another order,
 //! than the one before, or sends other frames; a message is lost, duplicated, changed or overtaken
@@ -38,6 +40,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::delivery::Delivery;
+use landbridge_proto::log::image_logs::{ImageLogs, choose_images};
+use landbridge_proto::log::release::LogPositions;
 
 use super::random::Random;
 use super::{EventCounts, Violation, require};
@@ -65,6 +69,15 @@ pub enum LogFault {
     LeavesAtOnce,
     /// The keeper gets the processes of a node one by one, and not all at one moment.
     SplitCut,
+    /// The keeper knows an image before it knows what the image depends on.
+    ImageBeforeCut,
+}
+
+impl LogFault {
+    /// Nodes are lost in runs with this fault.
+    fn loses_nodes(self) -> bool {
+        matches!(self, LogFault::LeavesAtOnce | LogFault::SplitCut | LogFault::ImageBeforeCut)
+    }
 }
 
 /// One rank, over all of its incarnations.
@@ -81,23 +94,47 @@ struct LoggedRank {
     images_taken: u64,
     /// Something was released, so no incarnation begins with the program.
     has_released: bool,
+    /// The images that the keeper knows, oldest first.
+    kept_images: Vec<KeptImage>,
     /// How often it has moved to another node.
     moves: u32,
     /// What the keeper knows: deliveries, and polls.
     kept: (Vec<u8>, u64),
 }
 
+/// An image that processes may need on another node.
+#[derive(Clone)]
+struct KeptImage {
+    image: ProcessImage,
+    logs: ImageLogs,
+    frames: Vec<u8>,
+}
+
 /// What an agent has sent to the keeper of the processes of its node.
 struct NodeCut {
     node: usize,
+    /// 0: no process waits for an answer.
     ticket: u64,
     processes: Vec<ProcessCut>,
+    /// An image that was taken before the cut, and its process.
+    image: Option<(usize, KeptImage)>,
+}
+
+/// What the agents of other nodes are to know of the images of a process.
+#[derive(Clone)]
+struct ImageNotice {
+    node: usize,
+    process: usize,
+    newest: (u64, LogPositions),
+    oldest: Option<LogPositions>,
 }
 
 /// Nodes that are lost, and what the keeper gets of them.
 struct NodeLosses {
     /// On the way to the keeper; those of a node arrive in order.
     cuts: Vec<NodeCut>,
+    /// Nodes are lost in this run: their agents carry nothing.
+    may_be: bool,
     /// Nodes that may still be lost.
     left: u32,
     /// Nodes that there were.
@@ -111,6 +148,7 @@ struct AgentTraffic {
     /// Node, process, contact.
     contacts: Vec<(usize, usize, Contact)>,
     frames: Vec<CarriedFrames>,
+    images: Vec<ImageNotice>,
 }
 
 struct LogWorld {
@@ -163,7 +201,7 @@ impl LogWorld {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         let mut random = Random::new(seed);
-        let is_lossy = matches!(planted, Some(LogFault::LeavesAtOnce | LogFault::SplitCut));
+        let is_lossy = planted.is_some_and(LogFault::loses_nodes);
         let node_count = if is_lossy { 2 } else { random.pick(&[1, 1, 2, 3]) };
         let count = if is_lossy { 5 } else { random.within(2..=5) as usize };
         let mut bytes_max = random.pick(&[10, 500, 3_000, 20_000]);
@@ -180,17 +218,18 @@ impl LogWorld {
             images: Vec::new(),
             images_taken: 0,
             has_released: false,
+            kept_images: Vec::new(),
             moves: 0,
             kept: (Vec::new(), 0),
         };
         let ranks: Vec<LoggedRank> = (0..count).map(rank).collect();
-        let is_moving = matches!(planted, Some(LogFault::LeavesAtOnce | LogFault::SplitCut))
-            || planted.is_none() && seed % 4 == 1;
+        let is_moving = is_lossy || planted.is_none() && seed % 4 == 1;
+        let moving: Vec<usize> = if is_moving { (0..count).collect() } else { Vec::new() };
         let waits = is_moving && planted != Some(LogFault::LeavesAtOnce);
         let node = |number: usize| {
             let local = ranks.iter().filter(|rank| rank.node == number);
             let local = local.map(|rank| rank.task.index).collect::<Vec<_>>();
-            SimulatedNode::new(job_name(run, number), &local, waits)
+            SimulatedNode::new(job_name(run, number), (&local, &moving), waits)
         };
         let is_tight = planted.is_none() && seed.is_multiple_of(4);
         let mut world = LogWorld {
@@ -200,6 +239,7 @@ impl LogWorld {
             between_agents: AgentTraffic::default(),
             losses: NodeLosses {
                 cuts: Vec::new(),
+                may_be: is_moving,
                 left: if is_moving { random.pick(&[1, 2, 5]) } else { 0 },
                 nodes_made: node_count,
                 run,
@@ -218,7 +258,7 @@ impl LogWorld {
         if planted.is_some() {
             (world.kill_permille, world.image_permille, world.kills_left) = (20, 50, 30);
         }
-        if is_moving {
+        if is_moving && planted.is_some_and(|fault| fault != LogFault::ImageBeforeCut) {
             world.image_permille = 0;
         }
         Ok(world)
@@ -250,6 +290,9 @@ impl LogWorld {
         if self.random.percent(20) {
             self.carry().map_err(|error| failed(&error))?;
         }
+        if !self.between_agents.images.is_empty() && self.random.percent(20) {
+            self.deliver_image_notice()?;
+        }
         let node = self.random.index(self.nodes.len());
         if self.random.percent(20) {
             self.cut(node)?;
@@ -268,7 +311,7 @@ impl LogWorld {
     fn carry(&mut self) -> io::Result<()> {
         let [from, to] = [0; 2].map(|_| self.random.index(self.ranks.len()));
         let [sender, receiver] = [from, to].map(|rank| self.ranks[rank].node);
-        if self.random.percent(50) && sender != receiver {
+        if self.random.percent(50) && sender != receiver && !self.losses.may_be {
             let is_late = self.random.percent(20);
             let ends = ((&self.nodes[sender], from), (&self.nodes[receiver], to));
             self.between_agents.frames.extend(carrier::missing_frames(ends.0, ends.1, is_late)?);
@@ -294,13 +337,27 @@ impl LogWorld {
         let is_split = self.planted == Some(LogFault::SplitCut);
         let ticket = self.nodes[node].take_ticket().map_err(|error| failed(&error))?;
         let Some(ticket) = ticket else { return Ok(()) };
-        let mut local: Vec<usize> =
-            (0..self.ranks.len()).filter(|rank| self.ranks[*rank].node == node).collect();
+        let mut local = self.local(node);
         if is_split {
             // All but one are as they were at the last cut.
             let place = self.random.index(local.len());
             local = vec![local[place]];
         }
+        self.send_cut(node, ticket, &local, None)
+    }
+
+    fn local(&self, node: usize) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|rank| self.ranks[*rank].node == node).collect()
+    }
+
+    /// Sends the keeper how far these processes of a node have come, and an image.
+    fn send_cut(
+        &mut self,
+        node: usize,
+        ticket: u64,
+        local: &[usize],
+        image: Option<(usize, KeptImage)>,
+    ) -> Result<(), Violation> {
         let of_process = |process: &usize| {
             let deliveries = self.nodes[node].deliveries(*process);
             let polls = self.ranks[*process].polls;
@@ -308,7 +365,7 @@ impl LogWorld {
         };
         let processes = local.iter().map(of_process).collect::<io::Result<_>>();
         let processes = processes.map_err(|error| failed(&error))?;
-        self.losses.cuts.push(NodeCut { node, ticket, processes });
+        self.losses.cuts.push(NodeCut { node, ticket, processes, image });
         Ok(())
     }
 
@@ -322,7 +379,39 @@ impl LogWorld {
             self.ranks[process].kept = (deliveries, polls);
         }
         self.counts.count("cuts of nodes");
-        self.nodes[node].answer_ticket(cut.ticket).map_err(|error| failed(&error))
+        if let Some((process, image)) = cut.image {
+            self.keep_image(process, image);
+        }
+        match cut.ticket {
+            0 => Ok(()),
+            ticket => self.nodes[node].answer_ticket(ticket).map_err(|error| failed(&error)),
+        }
+    }
+
+    /// The keeper knows an image, so the agents of other nodes may release what it covers.
+    fn keep_image(&mut self, process: usize, image: KeptImage) {
+        let kept = &mut self.ranks[process].kept_images;
+        kept.push(image);
+        if kept.len() > IMAGES_MAX {
+            kept.remove(0);
+        }
+        let positions = |image: &KeptImage| image.logs.positions.clone();
+        let oldest = (kept.len() == IMAGES_MAX).then(|| positions(&kept[0]));
+        let Some(newest) = kept.last().map(|it| (it.image.number, positions(it))) else { return };
+        let own = self.ranks[process].node;
+        for node in (0..self.nodes.len()).filter(|node| *node != own) {
+            let (newest, oldest) = (newest.clone(), oldest.clone());
+            self.between_agents.images.push(ImageNotice { node, process, newest, oldest });
+        }
+    }
+
+    /// Notices of one agent arrive in any order, or, at a node that is lost, not at all.
+    fn deliver_image_notice(&mut self) -> Result<(), Violation> {
+        let place = self.random.index(self.between_agents.images.len());
+        let notice = self.between_agents.images.swap_remove(place);
+        let ImageNotice { node, process, newest, oldest } = notice;
+        let noted = self.nodes[node].note_kept_images(process, newest, oldest);
+        noted.map_err(|error| failed(&error))
     }
 
     /// A node is lost: what is on its way from there may arrive, or not. Its processes begin again
@@ -336,20 +425,22 @@ impl LogWorld {
         }
         self.losses.cuts.retain(|cut| cut.node != node);
         self.between_agents.contacts.retain(|(_, process, _)| self.ranks[*process].node != node);
-        let local: Vec<usize> =
-            (0..self.ranks.len()).filter(|rank| self.ranks[*rank].node == node).collect();
+        self.between_agents.images.retain(|notice| notice.node != node);
+        let local = self.local(node);
         let waits = self.planted != Some(LogFault::LeavesAtOnce);
-        let spare =
-            SimulatedNode::new(job_name(self.losses.run, self.losses.nodes_made), &local, waits);
+        let moving: Vec<usize> = (0..self.ranks.len()).collect();
+        let job = job_name(self.losses.run, self.losses.nodes_made);
+        let spare = SimulatedNode::new(job, (&local, &moving), waits);
         self.nodes[node] = spare.map_err(|error| failed(&error))?;
         self.losses.nodes_made += 1;
-        for rank in local {
+        for rank in local.iter().copied() {
             if let Some((_, transport)) = self.ranks[rank].running.take() {
                 self.lose_messages(&transport);
             }
             let it = &mut self.ranks[rank];
             it.moves += 1;
             it.polls = it.kept.1;
+            self.nodes[node].note_move(rank).map_err(|error| failed(&error))?;
             self.nodes[node].write_deliveries(rank, &it.kept.0).map_err(|error| failed(&error))?;
             // Nobody has seen what follows.
             it.events.truncate(events_of(&it.kept.0)?);
@@ -359,6 +450,54 @@ impl LogWorld {
             let contact = self.nodes[from].contact(rank).map_err(|error| failed(&error))?;
             if let Some(contact) = contact.filter(|_| from != node) {
                 self.between_agents.contacts.push((node, rank, contact));
+            }
+        }
+        self.choose_images(node, &local)
+    }
+
+    /// Chooses the images with which the processes of a lost node begin on this one, and lays what
+    /// these hold of the logs into its file.
+    fn choose_images(&mut self, node: usize, local: &[usize]) -> Result<(), Violation> {
+        for rank in local.iter().copied() {
+            let kept = &mut self.ranks[rank].kept_images;
+            if kept.len() == IMAGES_MAX && self.random.percent(10) {
+                kept.pop();
+                self.counts.count("images of lost nodes torn");
+            }
+        }
+        let all = local.iter().map(|rank| {
+            let kept = self.ranks[*rank].kept_images.iter().rev();
+            (*rank, kept.map(|kept| kept.logs.clone()).collect::<Vec<_>>())
+        });
+        let Ok(choice) = choose_images(&all.collect()) else {
+            self.counts.count("jobs ended by images that do not fit together");
+            self.has_ended = true;
+            return Ok(());
+        };
+        let chosen = |rank: usize| {
+            let number = choice.images.get(&rank)?;
+            self.ranks[rank].kept_images.iter().rev().nth(*number)
+        };
+        for log in &choice.logs {
+            let frames = log.frames.and_then(|(rank, number)| {
+                let kept = chosen(rank)?;
+                let ends = ImageLogs::parse(&kept.logs.emit())?.1;
+                let begin = ends[0];
+                kept.frames
+                    .get((ends[number] - begin) as usize..(ends[number + 1] - begin) as usize)
+            });
+            let begun =
+                self.nodes[node].begin_log((log.from, log.to), log.begins, frames.unwrap_or(&[]));
+            begun.map_err(|error| failed(&error))?;
+        }
+        let images: Vec<_> = local.iter().map(|rank| (*rank, chosen(*rank).cloned())).collect();
+        for (rank, kept) in images {
+            let it = &mut self.ranks[rank];
+            it.images = kept.iter().map(|kept| kept.image.clone()).collect();
+            if let Some(kept) = kept {
+                self.counts.count("processes of lost nodes begun with an image");
+                it.has_released = true;
+                self.nodes[node].add_image(rank, kept.image.number, kept.logs.positions);
             }
         }
         Ok(())
@@ -396,12 +535,13 @@ impl LogWorld {
     /// newest is torn; `None` for a start with the program.
     fn newest_image(&mut self, rank: usize) -> Option<ProcessImage> {
         let it = &mut self.ranks[rank];
-        if !it.has_released && self.random.percent(10) {
+        let is_kept = !it.kept_images.is_empty();
+        if !it.has_released && !is_kept && self.random.percent(10) {
             // An older image is of no use any more, and must not be released from.
             it.images.clear();
             return None;
         }
-        if it.images.len() == IMAGES_MAX && self.random.percent(20) {
+        if it.images.len() == IMAGES_MAX && !is_kept && self.random.percent(20) {
             it.images.pop();
             self.counts.count("images torn");
         }
@@ -487,6 +627,13 @@ impl LogWorld {
         let taken = process.take_image(number, node.file());
         let (process, image) = taken.map_err(|error| failed(&error))?;
         node.note_image(rank, number).map_err(|error| failed(&error))?;
+        let logs = self.losses.may_be.then(|| node.image_logs(rank, number)).transpose();
+        let logs = logs.map_err(|error| failed(&error))?;
+        if let Some((logs, _)) = &logs {
+            // Its own agent knows before the keeper does.
+            node.add_image(rank, number, logs.positions.clone());
+        }
+        let kept = logs.map(|(logs, frames)| KeptImage { image: image.clone(), logs, frames });
         it.images.push(image);
         self.counts.count("images taken");
         if it.images.len() > IMAGES_MAX {
@@ -502,6 +649,16 @@ impl LogWorld {
         }
         self.lose_messages(&transport);
         self.log_step(|| format!("image {number} of {rank}"));
+        match kept {
+            Some(kept) if self.planted == Some(LogFault::ImageBeforeCut) => {
+                self.keep_image(rank, kept);
+            }
+            Some(kept) => {
+                let own = self.ranks[rank].node;
+                self.send_cut(own, 0, &self.local(own), Some((rank, kept)))?;
+            }
+            None => (),
+        }
         self.open_transport(rank, process)
     }
 
@@ -580,6 +737,7 @@ mod tests {
             LogFault::ReleasedTooFar,
             LogFault::LeavesAtOnce,
             LogFault::SplitCut,
+            LogFault::ImageBeforeCut,
         ];
         for planted in all {
             let found = (0..100).filter(|seed| run_with(*seed, false, Some(planted)).is_err());
@@ -608,6 +766,9 @@ mod tests {
             "frames carried by agents",
             "cuts of nodes",
             "nodes lost",
+            "processes of lost nodes begun with an image",
+            "images of lost nodes torn",
+            "jobs ended by images that do not fit together",
         ];
         find_nothing(0..SEEDS, Mode::SenderLogs, &events);
     }

@@ -13,9 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use landbridge_proto::log::agent_transfer::{
-    AgentTransfer, AgentTransferAction, ReadLog, frames_behind,
-};
+use landbridge_proto::log::agent_transfer::{AgentTransfer, AgentTransferAction, frames_behind};
 use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::layout::{
     IS_BEING_WRITTEN, LOG_BYTES, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX,
@@ -23,6 +21,7 @@ use landbridge_proto::log::layout::{
     STABLE_AT, TARGETS_AT, arrived_at, confirmed_at, control_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
+use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{Errno, pread, pwrite};
 
 use super::node_logs::NodeLogs;

@@ -30,10 +30,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::layout::MAIL_BYTES_MAX;
-use super::segment::{Announcement, LogCursor};
-
-/// Bytes that are read of a log at once to find frames.
-const CHUNK_BYTES: usize = 4096;
+use super::segment::LogCursor;
+use super::walk::{ReadLog, Walk};
 
 /// What the sender's agent has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,12 +134,6 @@ impl AgentTransfer {
     }
 }
 
-/// Reads bytes of a log's region from a place on; `None`: they cannot be read.
-pub trait ReadLog {
-    /// Fills `bytes`.
-    fn read(&self, at: usize, bytes: &mut [u8]) -> Option<()>;
-}
-
 /// The frames of a log from `position` on, each with its padding, as many as are carried at once;
 /// none: the log ends there. `cursor`: of a place at or before `position`, which the writer does
 /// not use again before the caller has looked whether it is still the newest confirmed one.
@@ -152,13 +144,8 @@ pub fn frames_behind(
     position: u64,
     region: usize,
 ) -> Option<Vec<u8>> {
-    let mut walk = Walk { log, region, chunk: vec![0; CHUNK_BYTES], start: None };
-    while cursor.position() < position {
-        walk.pass(&mut cursor)??;
-    }
-    if cursor.position() != position {
-        return None;
-    }
+    let mut walk = Walk::new(log, region);
+    walk.pass_to(&mut cursor, position)?;
     let mut frames = Vec::new();
     while let Some(at) = walk.pass(&mut cursor)? {
         let bytes = (cursor.position() - position) as usize - frames.len();
@@ -177,43 +164,6 @@ fn twice(log: &impl ReadLog, at: usize, bytes: usize) -> Option<Vec<u8>> {
     log.read(at, &mut first)?;
     log.read(at, &mut second)?;
     (first == second).then_some(first)
-}
-
-/// Goes through a log, of which it reads a chunk at once.
-struct Walk<'a, L> {
-    log: &'a L,
-    region: usize,
-    chunk: Vec<u8>,
-    /// Where the chunk begins that was read last.
-    start: Option<usize>,
-}
-
-impl<L: ReadLog> Walk<'_, L> {
-    /// Passes the next frame, and returns where it lies; inside, `None`: there is none.
-    fn pass(&mut self, cursor: &mut LogCursor) -> Option<Option<usize>> {
-        loop {
-            match cursor.read(self.word(cursor.at())?, self.region).ok()? {
-                Announcement::Nothing => return Some(None),
-                Announcement::Jump(to) => cursor.jump(to),
-                Announcement::Frame(bytes) => {
-                    let at = cursor.at();
-                    cursor.pass(bytes);
-                    return Some(Some(at));
-                }
-            }
-        }
-    }
-
-    fn word(&mut self, at: usize) -> Option<u64> {
-        let start = at / CHUNK_BYTES * CHUNK_BYTES;
-        if self.start != Some(start) {
-            self.start = None;
-            self.log.read(start, &mut self.chunk)?;
-            self.start = Some(start);
-        }
-        let bytes = self.chunk.get(at - start..)?.first_chunk()?;
-        Some(u64::from_le_bytes(*bytes))
-    }
 }
 
 #[cfg(test)]

@@ -35,8 +35,8 @@ pub const CONTACTS_CHANGED_AT: u64 = 0;
 /// Position of a word that is written before all others: the file can have huge pages (1), or not
 /// (0).
 pub const HUGE_PAGES_AT: u64 = 8;
-/// Position of a word that is written before processes start: the number in the name of the agent's
-/// bell ([`super::contact::agent_bell`]).
+/// Position of a word that is written before processes start: a random number, which is in the name
+/// of the agent's bell ([`super::contact::agent_bell`]), and which no file of another node has.
 pub const AGENT_BELL_AT: u64 = 16;
 /// Position of a word of the agent: [`NO_CUTS`], [`IS_CUTTING`] or [`CUT_IS_OVER`].
 pub const CUT_AT: u64 = 24;
@@ -87,6 +87,9 @@ pub const IMAGES_WANTED_AT: usize = 384;
 pub const STABLE_ASKED_AT: usize = IMAGES_WANTED_AT + 8;
 /// Control word, written before the process starts: the process runs on this node (1), or not (0).
 pub const LOCAL_AT: usize = 256;
+/// Control word, written before the process starts: the process has moved to this node (1), whose
+/// file has of its logs what images hold, or not (0).
+pub const MOVED_AT: usize = LOCAL_AT + 8;
 /// Control words: a bit for each process that has a log to this one in the file. A bit is set
 /// before the log is written.
 pub const SOURCES_AT: usize = 512;
@@ -99,8 +102,8 @@ pub const RELEASE_BYTES: usize = 16;
 /// Bytes of what is said of a log: its release; up to where its reader has it in this incarnation;
 /// up to where its writer has discarded it, because memory was full, although an incarnation may
 /// need it; for a log to another node, a cursor ([`confirmed_at`]); for a log from another node, up
-/// to where it has arrived.
-const PAIR_BYTES: usize = RELEASE_BYTES + 16 + CONFIRMED_BYTES + 8;
+/// to where it has arrived; where the log begins in this file.
+const PAIR_BYTES: usize = RELEASE_BYTES + 16 + CONFIRMED_BYTES + 8 + 8;
 /// Bytes of a cursor up to where another node has a log.
 const CONFIRMED_BYTES: usize = 24;
 /// The first word of a cursor that is being written ([`confirmed_at`]).
@@ -184,6 +187,13 @@ pub const fn arrived_at(from: usize, to: usize) -> u64 {
     confirmed_at(from, to) + CONFIRMED_BYTES as u64
 }
 
+/// Position of a word of the agent, written before the processes of the log start here: the
+/// position at which the log begins in this file. What was before lay in the file of a node that is
+/// lost, and no image needs it.
+pub const fn begins_at(from: usize, to: usize) -> u64 {
+    arrived_at(from, to) + 8
+}
+
 /// Position of the mailbox of a process.
 pub const fn mailbox_at(process: usize) -> u64 {
     release_at(LOGGED_PROCESSES_MAX, 0) + (process * MAILBOX_BYTES) as u64
@@ -223,8 +233,8 @@ mod tests {
         const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
         assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);
         assert!(release_at(0, LAST + 1) <= release_at(1, 0));
-        assert!(mailbox_at(0) >= arrived_at(LAST, LAST) + 8);
-        assert_eq!(arrived_at(0, 0) + 8, release_at(0, 1));
+        assert!(mailbox_at(0) >= begins_at(LAST, LAST) + 8);
+        assert_eq!(begins_at(0, 0) + 8, release_at(0, 1));
         assert_eq!(report_at(0), mailbox_at(LAST) + MAILBOX_BYTES as u64);
         assert!(deliveries_at(0) >= report_at(LAST) + REPORT_BYTES as u64);
         assert_eq!(log_at(0, 0), deliveries_at(LAST) + DELIVERIES_BYTES as u64);

@@ -11,6 +11,8 @@
 //! | [`segment`] | where in a log's region the next frame lies |
 //! | [`delivery`] | encoding of what a poll has delivered |
 //! | [`release`] | up to where a log is needed no more |
+//! | [`walk`] | going through a log that is not mapped |
+//! | [`image_logs`] | what images hold of logs, for incarnations on another node |
 //! | [`transfer`] | how a log's frames reach a process of another node |
 //! | [`agent_transfer`] | how they do while their sender does nothing |
 
@@ -18,7 +20,9 @@ pub mod agent_transfer;
 pub mod contact;
 pub mod counts;
 pub mod delivery;
+pub mod image_logs;
 pub mod layout;
 pub mod release;
 pub mod segment;
 pub mod transfer;
+pub mod walk;

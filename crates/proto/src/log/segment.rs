@@ -107,6 +107,16 @@ impl LogCursor {
     pub const START: LogCursor =
         LogCursor { segment: LogSegment::FIRST, at: 0, position: 0, frames: 0 };
 
+    /// The beginning of a log of which the frames before this position lie in no file any more.
+    pub fn beginning(position: u64) -> LogCursor {
+        LogCursor { position, ..LogCursor::START }
+    }
+
+    /// The same place, with this number of frames before it.
+    pub fn with_frames(self, frames: u64) -> LogCursor {
+        LogCursor { frames, ..self }
+    }
+
     /// The cursor of which [`Self::words`] has returned the words; `None`: it is none. `region`:
     /// bytes of the log's region. The number of frames before is not known, and counts from 0.
     pub fn from_words([position, at, segment]: [u64; 3], region: usize) -> Option<LogCursor> {
@@ -200,14 +210,24 @@ fn needed(bytes: usize) -> usize {
     with_padding(bytes) + SLOT_BYTES
 }
 
+/// A segment that was written to its end.
+#[derive(Clone, Copy, Debug)]
+struct UsedSegment {
+    segment: LogSegment,
+    /// The positions at its beginning and at its end.
+    begins: u64,
+    ends: u64,
+}
+
 /// The segments of a log, for its writer.
 #[derive(Clone, Debug)]
 pub struct SegmentChain {
     cursor: LogCursor,
     region: usize,
-    /// The segments behind the cursor that may still be read, oldest first, each with the position
-    /// at its end.
-    used: VecDeque<(LogSegment, u64)>,
+    /// The position at which the present segment begins.
+    begins: u64,
+    /// The segments behind the cursor that may still be read, oldest first.
+    used: VecDeque<UsedSegment>,
     /// Released segments, the newest last.
     free: Vec<LogSegment>,
     /// Released segments of which the memory was given back, and their bytes.
@@ -220,9 +240,16 @@ pub struct SegmentChain {
 impl SegmentChain {
     /// An empty log in a region of this many bytes.
     pub fn new(region: usize) -> SegmentChain {
+        SegmentChain::beginning(region, LogCursor::START)
+    }
+
+    /// A log in a region of this many bytes, which is empty before this cursor in the region's
+    /// first segment ([`LogCursor::beginning`]).
+    pub fn beginning(region: usize, cursor: LogCursor) -> SegmentChain {
         SegmentChain {
-            cursor: LogCursor::START,
+            cursor,
             region,
+            begins: cursor.position,
             used: VecDeque::new(),
             free: Vec::new(),
             given_back: Vec::new(),
@@ -278,10 +305,27 @@ impl SegmentChain {
             self.given_back.remove(place);
             self.given_back_bytes -= to.bytes;
         }
-        self.used.retain(|(segment, _)| *segment != to);
+        self.used.retain(|used| used.segment != to);
         self.touched = self.touched.max(to.end());
-        self.used.push_back((self.cursor.segment, self.cursor.position));
+        let LogCursor { segment, position: ends, .. } = self.cursor;
+        self.used.push_back(UsedSegment { segment, begins: self.begins, ends });
+        self.begins = ends;
         self.cursor.jump(to);
+    }
+
+    /// A place of the log at this position or before it, in the same segment; the number of frames
+    /// before it is not known. `None`: no segment is known that holds the position.
+    pub fn cursor_before(&self, position: u64) -> Option<LogCursor> {
+        let present = UsedSegment {
+            segment: self.cursor.segment,
+            begins: self.begins,
+            ends: self.cursor.position,
+        };
+        let all = [present].into_iter().chain(self.used.iter().rev().copied());
+        let mut newest_first = all.filter(|used| used.begins <= position);
+        let UsedSegment { segment, begins, ends } = newest_first.next()?;
+        let cursor = LogCursor { segment, at: segment.start, position: begins, frames: 0 };
+        (position <= ends).then_some(cursor)
     }
 
     /// A segment that was used before, for a frame of this many bytes, for which the present
@@ -297,11 +341,11 @@ impl SegmentChain {
     }
 
     fn free_before(&mut self, released: u64) {
-        while let Some((segment, end)) = self.used.front().copied()
-            && end < released
+        while let Some(used) = self.used.front().copied()
+            && used.ends < released
         {
             self.used.pop_front();
-            self.free.push(segment);
+            self.free.push(used.segment);
         }
     }
 
@@ -521,6 +565,35 @@ mod tests {
             }
             assert_eq!(received, sent.len(), "seed {seed}");
         }
+    }
+
+    #[test]
+    fn a_log_that_begins_later_is_read_from_any_position_that_is_kept() {
+        const BASE: u64 = 640_000;
+        let mut memory = Memory::default();
+        let begin = LogCursor::beginning(BASE).with_frames(7);
+        let mut chain = SegmentChain::beginning(REGION, begin);
+        let mut places = std::vec![BASE];
+        for number in 0..500 {
+            memory.append(&mut chain, 3000, number, 0);
+            places.push(chain.cursor().position());
+        }
+        assert_eq!(chain.cursor().frames(), 507);
+        assert!(chain.cursor_before(BASE - 1).is_none());
+        assert!(chain.cursor_before(chain.cursor().position() + 1).is_none());
+        let find = |chain: &SegmentChain, number: usize| {
+            let mut cursor = chain.cursor_before(places[number])?;
+            while cursor.position() < places[number] {
+                memory.receive(&mut cursor).unwrap();
+            }
+            Some((cursor.position(), memory.receive(&mut cursor)))
+        };
+        for number in 0..500 {
+            let found = (places[number], Some((3000, number as u64)));
+            assert_eq!(find(&chain, number), Some(found));
+        }
+        chain.needed(places[400]);
+        assert!(find(&chain, 10).is_none() && find(&chain, 400).is_some());
     }
 
     #[test]

@@ -17,10 +17,11 @@
 //!   frames from 900 on        →
 //! ```
 //!
-//! A process whose node was lost begins again on another node, without its logs
-//! ([`Contact::moves`]). Others send it their logs from the beginning. Its own log grows again as
-//! it replays: once the log has come to where the other side has it, both compare a digest of what
-//! is before, and frames flow from there on.
+//! A process whose node was lost begins again on another node ([`Contact::moves`]), with its program
+//! or with an image, and with what images hold of its logs. Others send it their logs from where the
+//! image had them. Its own log grows again as it replays: once the log has come to where the other
+//! side has it, both compare a digest of what was sent again, and frames flow from there on. So it
+//! first says from which position on it sends again ([`Began`]).
 //!
 //! Each message has a word beside its payload ([`TransferHeader`]). Messages between two transports
 //! arrive in order and once; that is the transports' part.
@@ -31,6 +32,7 @@
 //! said what it has.
 //!
 //! [`Resume`]: TransferKind::Resume
+//! [`Began`]: TransferKind::Began
 
 use super::contact::Contact;
 
@@ -38,8 +40,9 @@ use super::contact::Contact;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferKind {
     /// The sender has the receiver's log up to the position in the payload, from here on. The
-    /// digest behind the position is that of the frames before it, if the receiver has moved to
-    /// another node; 0: not all of them are kept.
+    /// digest behind the position is that of the frames from where the receiver has begun
+    /// ([`TransferKind::Began`]), if it has moved to another node; 0: there are none, or not all of
+    /// them are kept.
     Resume,
     /// The payload is frames of the log, each with its padding.
     Frames,
@@ -47,8 +50,17 @@ pub enum TransferKind {
     Received,
     /// The sender wants to know up to where the receiver has its log.
     Query,
+    /// The sender, which has moved to another node, sends its log again from the position in the
+    /// payload on. Comes before its [`TransferKind::Resume`], and before that of the receiver.
+    Began,
+    /// The sender waits for [`TransferKind::Began`]: the receiver, which has moved, may not have
+    /// come to where it exchanged something with the sender.
+    AskBegan,
 }
 
+/// The position in [`TransferKind::Began`] of a process that has compared all that it has sent
+/// again.
+pub const COMPARED: u64 = u64::MAX;
 /// Bytes of a position in a payload.
 pub const POSITION_BYTES: usize = 8;
 /// Bytes of the payload of [`TransferKind::Resume`]: a position, and the digest of the log before
@@ -80,6 +92,8 @@ impl TransferHeader {
             2 => TransferKind::Frames,
             3 => TransferKind::Received,
             4 => TransferKind::Query,
+            5 => TransferKind::Began,
+            6 => TransferKind::AskBegan,
             _ => return None,
         };
         Some(TransferHeader { kind, process: (word >> 32) as u16, generation: word as u32 })
@@ -96,8 +110,8 @@ pub enum TransferAction {
     Resume,
     /// Send frames from this position on.
     SendFrom(u64),
-    /// End the process unless the digest of its log up to the position is this one, and not 0; then
-    /// do as for [`TransferAction::SendFrom`].
+    /// End the process unless the digest of its log from where it has begun up to the position is
+    /// this one, and not 0; then do as for [`TransferAction::SendFrom`].
     CompareAndSendFrom(u64, u64),
     /// The other process has this process's log up to this position.
     NoteReceived(u64),
@@ -135,21 +149,38 @@ pub struct LogTransfer {
     state: TransferState,
     /// The newest generation of the other process's transport that is known.
     generation: u32,
-    /// The generation of a transport that has sent its position before its contact was known; the
-    /// position, and the digest.
-    early: Option<(u32, u64, u64)>,
+    early: Option<EarlyMessages>,
     /// Up to where the other process has this process's log.
     confirmed: u64,
-    /// This process has moved to this node, and produces its log again.
-    has_moved: bool,
+    /// This process has moved to this node, sends its log again from here on, and has not compared
+    /// yet what the other process has of that.
+    began: Option<u64>,
+    /// The other process has moved, and sends its log again from here on.
+    other_began: Option<u64>,
+}
+
+/// What a transport has said before its contact was known.
+#[derive(Clone, Copy, Debug, Default)]
+struct EarlyMessages {
+    generation: u32,
+    began: Option<u64>,
+    /// The position and the digest of [`TransferKind::Resume`].
+    resume: Option<(u64, u64)>,
 }
 
 impl LogTransfer {
-    /// `confirmed`: up to where the other process is known to have this process's log. `has_moved`:
-    /// this process has begun on another node.
-    pub fn new(confirmed: u64, has_moved: bool) -> LogTransfer {
-        let state = TransferState::Unknown;
-        LogTransfer { state, generation: 0, early: None, confirmed, has_moved }
+    /// `confirmed`: up to where the other process is known to have this process's log. `began`: if
+    /// this process has moved to this node, and has not compared yet what the other process has of
+    /// what it sends again: from where on it does.
+    pub fn new(confirmed: u64, began: Option<u64>) -> LogTransfer {
+        LogTransfer {
+            state: TransferState::Unknown,
+            generation: 0,
+            early: None,
+            confirmed,
+            began,
+            other_began: None,
+        }
     }
 
     /// Up to where the other process has this process's log.
@@ -171,6 +202,22 @@ impl LogTransfer {
     /// The generation of the other transport.
     pub fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// From where on this process sends its log again; [`COMPARED`]: all that the other process has
+    /// of it was compared.
+    pub fn began(&self) -> u64 {
+        self.began.unwrap_or(COMPARED)
+    }
+
+    /// From where on the other process sends its log again, if it has moved and has said so.
+    pub fn other_began(&self) -> Option<u64> {
+        self.other_began
+    }
+
+    /// Whether [`TransferKind::Resume`] may be sent: who has moved must have said where it begins.
+    pub fn may_resume(&self) -> bool {
+        Contact::moves(self.generation) == 0 || self.other_began.is_some()
     }
 
     /// Whether the other process has more of this process's log than was produced again.
@@ -198,6 +245,8 @@ impl LogTransfer {
         }
         self.generation = contact.generation;
         self.state = TransferState::AwaitPosition;
+        let early = self.early.filter(|early| early.generation == self.generation);
+        self.other_began = early.and_then(|early| early.began);
         TransferAction::Resume
     }
 
@@ -208,9 +257,9 @@ impl LogTransfer {
     /// As [`Self::handle`].
     pub fn position_wanted(&mut self, sent: u64) -> Result<TransferAction, MalformedTransfer> {
         // A contact of an earlier transport may come last.
-        let early = self.early.take_if(|(generation, ..)| *generation <= self.generation);
-        match early {
-            Some((generation, position, digest)) if generation == self.generation => {
+        let early = self.early.take_if(|early| early.generation <= self.generation);
+        match early.filter(|early| early.generation == self.generation) {
+            Some(EarlyMessages { resume: Some((position, digest)), .. }) => {
                 self.begin(position, digest, sent)
             }
             _ => Ok(TransferAction::Nothing),
@@ -247,13 +296,18 @@ impl LogTransfer {
             return Ok(TransferAction::Nothing);
         }
         match header.kind {
-            TransferKind::Resume if is_newer => {
-                let newest = self.early.filter(|(generation, ..)| *generation > header.generation);
-                self.early = newest.or(Some((header.generation, position, digest)));
+            // The contact of the sender is, or will be, answered.
+            TransferKind::AskBegan => Ok(TransferAction::Nothing),
+            TransferKind::Resume | TransferKind::Began if is_newer => {
+                self.note_early(header, (position, digest));
                 Ok(TransferAction::Nothing)
             }
             _ if is_newer => Err(MalformedTransfer("it goes on without a beginning")),
             TransferKind::Resume => self.begin(position, digest, sent),
+            TransferKind::Began => {
+                self.other_began = Some(position);
+                Ok(TransferAction::Nothing)
+            }
             TransferKind::Frames => Ok(TransferAction::Append),
             TransferKind::Query => Ok(TransferAction::Confirm),
             TransferKind::Received => {
@@ -268,7 +322,21 @@ impl LogTransfer {
         if !self.has_ended() {
             self.state = TransferState::Unknown;
             self.early = None;
+            self.other_began = None;
         }
+    }
+
+    fn note_early(&mut self, header: &TransferHeader, (position, digest): (u64, u64)) {
+        let generation = header.generation;
+        let mut early = self.early.filter(|early| early.generation >= generation);
+        let early = early.get_or_insert(EarlyMessages { generation, ..Default::default() });
+        if early.generation == generation {
+            match header.kind {
+                TransferKind::Began => early.began = Some(position),
+                _ => early.resume = Some((position, digest)),
+            }
+        }
+        self.early = Some(*early);
     }
 
     fn begin(
@@ -277,17 +345,15 @@ impl LogTransfer {
         digest: u64,
         sent: u64,
     ) -> Result<TransferAction, MalformedTransfer> {
-        if self.has_moved && position > sent {
+        if self.began.is_some() && position > sent {
             self.state = TransferState::AwaitLog(position, digest);
             return Ok(TransferAction::Nothing);
         }
-        // What was confirmed to this incarnation before was compared then.
-        let is_first = self.confirmed == 0 && position > 0;
         self.confirm(position, sent)?;
         self.state = TransferState::Flowing;
-        Ok(match self.has_moved && (digest != 0 || is_first) {
-            true => TransferAction::CompareAndSendFrom(position, digest),
-            false => TransferAction::SendFrom(position),
+        Ok(match self.began.take() {
+            Some(began) if position > began => TransferAction::CompareAndSendFrom(position, digest),
+            _ => TransferAction::SendFrom(position),
         })
     }
 
@@ -327,6 +393,8 @@ mod tests {
             TransferKind::Frames,
             TransferKind::Received,
             TransferKind::Query,
+            TransferKind::Began,
+            TransferKind::AskBegan,
         ] {
             let header = TransferHeader { kind, process: 63, generation: 1 << 31 };
             assert_eq!(TransferHeader::parse(header.emit()), Some(header));
@@ -336,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_position_that_comes_before_its_contact_is_kept() {
-        let mut transfer = LogTransfer::new(0, false);
+        let mut transfer = LogTransfer::new(0, None);
         let early = transfer.handle(&header(TransferKind::Resume, 1), (64, 0), 100);
         assert_eq!(early, Ok(TransferAction::Nothing));
         assert!(!transfer.is_flowing());
@@ -347,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_position_that_comes_before_two_contacts_is_kept() {
-        let mut transfer = LogTransfer::new(0, false);
+        let mut transfer = LogTransfer::new(0, None);
         for (generation, position) in [(3, 64), (2, 32)] {
             transfer.handle(&header(TransferKind::Resume, generation), (position, 0), 100).unwrap();
         }
@@ -361,7 +429,7 @@ mod tests {
 
     #[test]
     fn an_older_transport_is_not_heard_any_more() {
-        let mut transfer = LogTransfer::new(0, false);
+        let mut transfer = LogTransfer::new(0, None);
         transfer.handle_contact(&contact(1));
         transfer.handle(&header(TransferKind::Resume, 1), (0, 0), 0).unwrap();
         assert_eq!(transfer.handle_contact(&contact(2)), TransferAction::Resume);
@@ -374,7 +442,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let mut transfer = LogTransfer::new(500, false);
+        let mut transfer = LogTransfer::new(500, None);
         transfer.handle_contact(&contact(1));
         for (kind, generation, position) in [
             (TransferKind::Resume, 1, 499),
@@ -396,7 +464,7 @@ mod tests {
             // The other side has not kept it: nothing shows that it is the same.
             (64, 0, TransferAction::CompareAndSendFrom(64, 0)),
         ] {
-            let mut transfer = LogTransfer::new(0, true);
+            let mut transfer = LogTransfer::new(0, Some(0));
             transfer.handle_contact(&contact(1));
             let said = (position, digest);
             let waits = transfer.handle(&header(TransferKind::Resume, 1), said, 32).unwrap();
@@ -418,7 +486,7 @@ mod tests {
 
     #[test]
     fn an_ended_process_is_sent_nothing() {
-        let mut transfer = LogTransfer::new(0, false);
+        let mut transfer = LogTransfer::new(0, None);
         transfer.handle_contact(&contact(1));
         transfer.handle(&header(TransferKind::Resume, 1), (0, 0), 9).unwrap();
         assert_eq!(transfer.handle_contact(&Contact::ended()), TransferAction::End);
@@ -435,9 +503,13 @@ mod tests {
         /// What a process that has moved produces again, the next one last.
         again: Vec<u32>,
         arrived: Vec<u32>,
+        /// How much of the log, and of what has arrived, an image holds.
+        image: (usize, usize),
+        began: Option<u64>,
         next: usize,
+        owes_resume: bool,
         /// Messages of the present transport to one of the other's transports.
-        wire: VecDeque<(u32, TransferKind, u64, Vec<u32>)>,
+        wire: VecDeque<(u32, TransferKind, (u64, u64), Vec<u32>)>,
     }
 
     fn digest(frames: &[u32]) -> u64 {
@@ -447,12 +519,15 @@ mod tests {
     impl Side {
         fn new() -> Side {
             Side {
-                transfer: LogTransfer::new(0, false),
+                transfer: LogTransfer::new(0, None),
                 generation: 1,
                 log: vec![],
                 again: vec![],
                 arrived: vec![],
+                image: (0, 0),
+                began: None,
                 next: 0,
+                owes_resume: false,
                 wire: VecDeque::new(),
             }
         }
@@ -460,24 +535,42 @@ mod tests {
         fn reopen(&mut self, is_killed: bool) {
             self.generation += 1;
             self.wire.clear();
+            self.owes_resume = false;
             match is_killed {
-                true => {
-                    let has_moved = Contact::moves(self.generation) > 0;
-                    self.transfer = LogTransfer::new(0, has_moved);
-                }
+                true => self.transfer = LogTransfer::new(0, self.began),
                 false => self.transfer.close(),
             }
         }
 
-        /// Loses the node, and begins on another one.
+        /// Loses the node, and begins on another one with the image.
         fn lose_node(&mut self) {
             self.generation =
                 (Contact::moves(self.generation) + 1) * super::super::contact::GENERATIONS_PER_NODE;
             self.log.extend(self.again.drain(..).rev());
-            self.again = core::mem::take(&mut self.log);
+            self.again = self.log.split_off(self.image.0);
             self.again.reverse();
-            self.arrived.clear();
+            self.arrived.truncate(self.image.1);
+            self.began = Some(self.image.0 as u64);
             self.reopen(true);
+        }
+
+        /// No image is taken of a process that replays.
+        fn take_image(&mut self) {
+            if self.again.is_empty() {
+                self.image = (self.log.len(), self.arrived.len());
+            }
+        }
+
+        /// Says what is owed, and may be said.
+        fn say(&mut self) {
+            if self.owes_resume && self.transfer.may_resume() {
+                self.owes_resume = false;
+                let from = self.transfer.other_began().unwrap_or(COMPARED) as usize;
+                let digest = self.arrived.get(from..).map_or(0, digest);
+                let said = (self.arrived.len() as u64, digest);
+                let to = self.transfer.generation();
+                self.wire.push_back((to, TransferKind::Resume, said, vec![]));
+            }
         }
 
         /// Appends a frame: one of before, if there is one.
@@ -491,19 +584,26 @@ mod tests {
             let to = self.transfer.generation();
             match action {
                 TransferAction::Resume => {
-                    let have = self.arrived.len() as u64;
-                    self.wire.push_back((to, TransferKind::Resume, have, vec![]));
+                    if Contact::moves(to) > 0 {
+                        self.wire.push_back((to, TransferKind::AskBegan, (0, 0), vec![]));
+                    }
+                    if Contact::moves(self.generation) > 0 {
+                        let said = (self.transfer.began(), 0);
+                        self.wire.push_back((to, TransferKind::Began, said, vec![]));
+                    }
+                    self.owes_resume = true;
                     let wanted = self.transfer.position_wanted(self.log.len() as u64).unwrap();
                     self.act(wanted);
                 }
                 TransferAction::SendFrom(position) => self.next = position as usize,
                 TransferAction::CompareAndSendFrom(position, expected) => {
-                    assert_eq!(digest(&self.log[..position as usize]), expected);
+                    let from = self.began.take().unwrap() as usize;
+                    assert_eq!(digest(&self.log[from..position as usize]), expected);
                     self.next = position as usize;
                 }
                 TransferAction::Confirm => {
                     let have = self.arrived.len() as u64;
-                    self.wire.push_back((to, TransferKind::Received, have, vec![]));
+                    self.wire.push_back((to, TransferKind::Received, (have, 0), vec![]));
                 }
                 TransferAction::Nothing
                 | TransferAction::NoteReceived(_)
@@ -513,25 +613,24 @@ mod tests {
         }
 
         fn send(&mut self, count: usize) {
-            if self.transfer.is_flowing() {
+            self.say();
+            if self.transfer.is_flowing() && !self.owes_resume {
                 let end = (self.next + count).min(self.log.len());
                 let frames = self.log[self.next..end].to_vec();
                 self.next = end;
                 let to = self.transfer.generation();
-                self.wire.push_back((to, TransferKind::Frames, 0, frames));
-                self.wire.push_back((to, TransferKind::Query, 0, vec![]));
+                self.wire.push_back((to, TransferKind::Frames, (0, 0), frames));
+                self.wire.push_back((to, TransferKind::Query, (0, 0), vec![]));
             }
         }
 
         fn receive(&mut self, from: &mut Side) {
-            let Some((to, kind, position, frames)) = from.wire.pop_front() else { return };
+            let Some((to, kind, said, frames)) = from.wire.pop_front() else { return };
             // The addressed transport is gone, and with it all that was under way.
             if to != self.generation {
                 return;
             }
             let header = header(kind, from.generation);
-            let before = digest(&from.arrived[..(position as usize).min(from.arrived.len())]);
-            let said = (position, before);
             let action = self.transfer.handle(&header, said, self.log.len() as u64).unwrap();
             if action == TransferAction::Append {
                 self.arrived.extend(frames);
@@ -563,6 +662,7 @@ mod tests {
                     0 if !is_over && random(8) == 0 => one.reopen(random(2) == 0),
                     // Frames that the other one has come from what was logged before.
                     0 if !is_over && random(60) == 0 => one.lose_node(),
+                    0 if !is_over && random(10) == 0 => one.take_image(),
                     1..3 if !is_over => one.append(step),
                     3..5 => {
                         let contact = contact(other.generation);

@@ -77,6 +77,10 @@ struct RemoteTransfer {
     carried_end: u64,
     /// What remains to be said.
     owed: Option<TransferKind>,
+    /// Before that: where this process has begun that has moved to this node.
+    owes_began: bool,
+    /// First: where the other process has begun that has moved?
+    owes_question: bool,
 }
 
 impl RemoteTransfer {
@@ -94,6 +98,29 @@ impl RemoteTransfer {
             early: BTreeMap::new(),
             carried_end: 0,
             owed: None,
+            owes_began: false,
+            owes_question: false,
+        }
+    }
+
+    /// What may be said now.
+    fn may_say(&self) -> Option<TransferKind> {
+        match self.owed? {
+            _ if self.owes_question => Some(TransferKind::AskBegan),
+            _ if self.owes_began => Some(TransferKind::Began),
+            TransferKind::Resume if !self.transfer.may_resume() => None,
+            kind => Some(kind),
+        }
+    }
+
+    fn note_said(&mut self, kind: TransferKind) {
+        match kind {
+            TransferKind::AskBegan => self.owes_question = false,
+            TransferKind::Began => self.owes_began = false,
+            _ => self.owed = None,
+        }
+        if matches!(kind, TransferKind::Resume | TransferKind::Received) {
+            self.unconfirmed = 0;
         }
     }
 }
@@ -330,7 +357,8 @@ impl LogTransport {
         let new: Vec<usize> = logs.remote_processes().skip(self.remotes.len()).collect();
         for process in new {
             let place = self.remotes.len();
-            let transfer = LogTransfer::new(logs.confirmed(process)?, self.moves > 0);
+            let began = if self.moves > 0 { logs.began(process)? } else { None };
+            let transfer = LogTransfer::new(logs.confirmed(process)?, began);
             self.places.insert(process, place);
             self.remotes.push(RemoteTransfer::new(process, transfer));
             self.handle_contact(place, logs)?;
@@ -367,6 +395,8 @@ impl LogTransport {
         }
         remote.number = Some(number);
         remote.owed = Some(TransferKind::Resume);
+        remote.owes_began = self.moves > 0;
+        remote.owes_question = Contact::moves(contact.generation) > 0;
         let sent = logs.sent_end(remote.process)?;
         let wanted = remote.transfer.position_wanted(sent).map_err(malformed)?;
         self.act(place, wanted, logs)
@@ -381,7 +411,8 @@ impl LogTransport {
         remote.round += 1;
         remote.free_slots = (0..IN_FLIGHT_MAX).collect();
         remote.early.clear();
-        (remote.owed, remote.unconfirmed, remote.is_lost) = (None, 0, false);
+        (remote.owed, remote.owes_began, remote.owes_question) = (None, false, false);
+        (remote.unconfirmed, remote.is_lost) = (0, false);
         if self.remotes.iter().all(|remote| !remote.is_lost) {
             self.replace_at = None;
         }
@@ -513,6 +544,7 @@ impl LogTransport {
         match action {
             TransferAction::SendFrom(position) => {
                 self.pause = REPLACE_TIME_MIN;
+                logs.note_compared(remote.process);
                 logs.send_from(remote.process, position)
             }
             TransferAction::CompareAndSendFrom(position, digest) => {
@@ -530,41 +562,49 @@ impl LogTransport {
     /// Says to each process what is owed to it.
     fn send_owed(&mut self, logs: &mut NodeLogs) -> io::Result<()> {
         for place in 0..self.remotes.len() {
-            let remote = &mut self.remotes[place];
-            let (Some(kind), Some(number)) = (remote.owed, remote.number) else { continue };
-            // A process that has moved compares what it sends again.
-            let has_moved = Contact::moves(remote.transfer.generation()) > 0;
-            let digest = match kind {
-                TransferKind::Resume if has_moved => {
-                    node_log::digest_of_arrived(logs, remote.process)?
-                }
-                _ => 0,
-            };
-            let mut words = [logs.arrived(remote.process)?, digest].map(u64::to_le_bytes);
-            let len = match kind {
-                TransferKind::Query => 0,
-                TransferKind::Resume => RESUME_BYTES,
-                _ => POSITION_BYTES,
-            };
-            let pieces = [Iov { base: words.as_mut_ptr().cast(), len }];
-            let pieces = if len == 0 { &[][..] } else { &pieces };
-            let header =
-                TransferHeader { kind, process: self.process, generation: self.generation };
-            let context = context_of(remote.round, place, NO_SLOT);
-            match self.carriage.send(number, header, pieces, context, true) {
-                Ok(()) => {
-                    remote.owed = None;
-                    // Frames have waited for that.
-                    logs.note_unsent();
-                    if kind != TransferKind::Query {
-                        remote.unconfirmed = 0;
-                    }
-                }
-                Err(Errno::EAGAIN) => (),
-                Err(error) => self.schedule_replacement(place, error.0),
-            }
+            while self.say(place, logs)? {}
         }
         Ok(())
+    }
+
+    /// Says one thing to a process, if something may be said now; returns whether something was.
+    fn say(&mut self, place: usize, logs: &mut NodeLogs) -> io::Result<bool> {
+        let remote = &mut self.remotes[place];
+        let (Some(kind), Some(number)) = (remote.may_say(), remote.number) else {
+            return Ok(false);
+        };
+        let position = match kind {
+            TransferKind::Began => remote.transfer.began(),
+            _ => logs.arrived(remote.process)?,
+        };
+        // A process that has moved compares what it sends again.
+        let digest = match remote.transfer.other_began() {
+            Some(began) if kind == TransferKind::Resume => {
+                node_log::digest_of_arrived(logs, remote.process, began)?
+            }
+            _ => 0,
+        };
+        let mut words = [position, digest].map(u64::to_le_bytes);
+        let len = match kind {
+            TransferKind::Query | TransferKind::AskBegan => 0,
+            TransferKind::Resume => RESUME_BYTES,
+            _ => POSITION_BYTES,
+        };
+        let pieces = [Iov { base: words.as_mut_ptr().cast(), len }];
+        let pieces = if len == 0 { &[][..] } else { &pieces };
+        let header = TransferHeader { kind, process: self.process, generation: self.generation };
+        let context = context_of(remote.round, place, NO_SLOT);
+        match self.carriage.send(number, header, pieces, context, true) {
+            Ok(()) => remote.note_said(kind),
+            Err(Errno::EAGAIN) => return Ok(false),
+            Err(error) => {
+                self.schedule_replacement(place, error.0);
+                return Ok(false);
+            }
+        }
+        // Frames have waited for that.
+        logs.note_unsent();
+        Ok(true)
     }
 
     // --- the end

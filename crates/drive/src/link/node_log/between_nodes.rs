@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::layout::{
     CONTACTS_CHANGED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, NOTHING_WAITS, STABLE_AT, contact_at,
-    log_at, release_at,
+    discarded_at, log_at, release_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SLOT_BYTES, SegmentChain};
 use landbridge_proto::wire::frame::HEADER_BYTES;
@@ -35,6 +35,8 @@ pub(super) struct RemoteLogs {
     pub arrivals: LogWriter,
     /// Up to where the other process has this process's log.
     pub confirmed: LogCursor,
+    /// See [`ClosedRemote::began`].
+    began: Option<u64>,
     /// The next frame to be sent.
     sending: LogCursor,
     /// The frame behind those that [`NodeLogs::next_frames`] has returned.
@@ -50,7 +52,7 @@ pub(super) struct RemoteLogs {
 impl RemoteLogs {
     pub fn open(
         mut arrivals: LogWriter,
-        confirmed: LogCursor,
+        (confirmed, began): (LogCursor, Option<u64>),
         sent: &LogWriter,
     ) -> io::Result<RemoteLogs> {
         arrivals.skip_to_end()?;
@@ -58,12 +60,38 @@ impl RemoteLogs {
         Ok(RemoteLogs {
             arrivals,
             confirmed,
+            began,
             sending: confirmed,
             ahead: confirmed,
             earlier_end,
             may_leave: 0,
             asked_end: 0,
         })
+    }
+
+    pub fn close(self) -> ClosedRemote {
+        let RemoteLogs { arrivals, confirmed, began, .. } = self;
+        ClosedRemote { arrivals: arrivals.chain, confirmed, began }
+    }
+}
+
+/// The logs between a process that has not opened the agent's file and one of another node.
+#[derive(Clone)]
+pub(super) struct ClosedRemote {
+    /// What has arrived.
+    pub arrivals: SegmentChain,
+    /// Up to where the other process has this process's log.
+    pub confirmed: LogCursor,
+    /// From where on this process sends its log again, if it has moved to this node. `None`: all of
+    /// that was compared with what the other process has.
+    pub began: Option<u64>,
+}
+
+impl ClosedRemote {
+    /// Nothing was sent, and nothing has arrived.
+    fn new() -> ClosedRemote {
+        let arrivals = SegmentChain::new(LOG_BYTES);
+        ClosedRemote { arrivals, confirmed: LogCursor::START, began: Some(0) }
     }
 }
 
@@ -93,18 +121,13 @@ impl NodeLogs {
         match process {
             LOGGED_PROCESSES_MAX.. => Err(no_such_process(process)),
             _ if self.remote.contains(process) || self.open.is_local(process) => Ok(()),
-            _ => self.open_remote(process, SegmentChain::new(LOG_BYTES), LogCursor::START),
+            _ => self.open_remote(process, ClosedRemote::new()),
         }
     }
 
-    /// Opens both logs of a process of another node. `arrivals`: what has arrived. `confirmed`: up
-    /// to where that process has the log to it.
-    pub(super) fn open_remote(
-        &mut self,
-        process: usize,
-        arrivals: SegmentChain,
-        confirmed: LogCursor,
-    ) -> io::Result<()> {
+    /// Opens both logs of a process of another node.
+    pub(super) fn open_remote(&mut self, process: usize, closed: ClosedRemote) -> io::Result<()> {
+        let ClosedRemote { arrivals, confirmed, began } = closed;
         if !self.open.writers.contains(process) {
             self.open.open_writer(process, SegmentChain::new(LOG_BYTES))?;
         }
@@ -115,7 +138,7 @@ impl NodeLogs {
         let log = self.open.window.log(log_at(process, own))?;
         let arrivals = LogWriter::new(log, arrivals);
         let Some(target) = self.open.writers.get(process) else { return Err(foreign()) };
-        let mut remote = RemoteLogs::open(arrivals, confirmed, &target.log)?;
+        let mut remote = RemoteLogs::open(arrivals, (confirmed, began), &target.log)?;
         if self.open.head.release(STABLE_AT as usize, 0) == NOTHING_WAITS {
             remote.may_leave = u64::MAX;
         }
@@ -216,13 +239,10 @@ impl NodeLogs {
     pub fn send_from(&mut self, to: usize, position: u64) -> io::Result<()> {
         if position < self.remote(to)?.confirmed.position() {
             let own = self.open.owner.process;
-            self.open.check_kept(own, to, &LogCursor::START)?;
-            let released = self.open.head.release(release_at(own, to) as usize, 0);
-            if released > position {
-                return Err(not_kept());
-            }
+            let cursor = kept_cursor(self, (own, to), self.writer(to)?, position)?;
+            let cursor = cursor.ok_or_else(not_kept)?;
             if let Some(remote) = self.remote.get_mut(to) {
-                remote.confirmed = LogCursor::START;
+                remote.confirmed = cursor;
             }
         }
         self.confirm(to, position)?;
@@ -300,6 +320,22 @@ impl NodeLogs {
         Ok(self.remote(to)?.confirmed.position())
     }
 
+    /// From where on this process sends its log to one of another node again, if it has moved to
+    /// this node; `None`: all of that was compared with what the other process has.
+    ///
+    /// # Errors
+    /// The process is of this node.
+    pub fn began(&self, to: usize) -> io::Result<Option<u64>> {
+        Ok(self.remote(to)?.began)
+    }
+
+    /// Notes that what this process has sent again was compared with what the other process has.
+    pub fn note_compared(&mut self, to: usize) {
+        if let Some(remote) = self.remote.get_mut(to) {
+            remote.began = None;
+        }
+    }
+
     fn remote(&self, process: usize) -> io::Result<&RemoteLogs> {
         self.remote.get(process).ok_or_else(foreign)
     }
@@ -309,34 +345,51 @@ impl NodeLogs {
     }
 }
 
-/// The digest of the first frames of a process of another node, up to where they have arrived; 0:
-/// they are not all kept.
+/// The digest of the frames of a process of another node from this position on, up to where they
+/// have arrived; 0: there are none, or they are not all kept.
 ///
 /// # Errors
 /// The log holds what cannot be there.
-pub fn digest_of_arrived(logs: &NodeLogs, from: usize) -> io::Result<u64> {
+pub fn digest_of_arrived(logs: &NodeLogs, from: usize, began: u64) -> io::Result<u64> {
     let log = &logs.remote(from)?.arrivals;
-    digest_of(logs, (from, logs.open.owner.process), log, log.chain.cursor().position())
+    let end = log.chain.cursor().position();
+    digest_of(logs, (from, logs.open.owner.process), log, (began, end))
 }
 
-/// The digest of the first frames to a process of another node, up to this position; 0: they are
-/// not all kept.
+/// The digest of the frames to a process of another node that this process has sent again, up to
+/// this position; 0: there are none, or they are not all kept.
 ///
 /// # Errors
 /// No frame ends there, or the log holds what cannot be there.
 pub fn digest_of_sent(logs: &NodeLogs, to: usize, position: u64) -> io::Result<u64> {
-    digest_of(logs, (logs.open.owner.process, to), logs.writer(to)?, position)
+    let began = logs.began(to)?.unwrap_or(position);
+    digest_of(logs, (logs.open.owner.process, to), logs.writer(to)?, (began, position))
 }
 
 fn digest_of(
     logs: &NodeLogs,
+    pair: (usize, usize),
+    log: &LogWriter,
+    (began, end): (u64, u64),
+) -> io::Result<u64> {
+    if began >= end {
+        return Ok(0);
+    }
+    let cursor = kept_cursor(logs, pair, log, began)?;
+    cursor.map_or(Ok(0), |cursor| log.digest(cursor, end))
+}
+
+/// The place of a log at this position. `None`: what is there is not kept.
+fn kept_cursor(
+    logs: &NodeLogs,
     (from, to): (usize, usize),
     log: &LogWriter,
     position: u64,
-) -> io::Result<u64> {
-    let is_kept = logs.open.check_kept(from, to, &LogCursor::START).is_ok()
-        && logs.open.head.release(release_at(from, to) as usize, 0) == 0;
-    if is_kept { log.digest(position) } else { Ok(0) }
+) -> io::Result<Option<LogCursor>> {
+    let head = &logs.open.head;
+    let released = head.release(release_at(from, to) as usize, 0);
+    let discarded = head.word(discarded_at(from, to) as usize).load(Ordering::Acquire);
+    if released.max(discarded) > position { Ok(None) } else { log.cursor_at(position) }
 }
 
 /// The first frame of a message.
@@ -493,7 +546,7 @@ mod tests {
         for number in 0..20 {
             assert_eq!(receive(&mut moved).unwrap(), [number; 3000]);
         }
-        let there = digest_of_arrived(&moved, 0).unwrap();
+        let there = digest_of_arrived(&moved, 0, 0).unwrap();
         let end = zero.sent_end(1).unwrap();
         assert_eq!(digest_of_sent(&zero, 1, end).unwrap(), there);
         assert_ne!(digest_of_sent(&zero, 1, end - 3072).unwrap(), there);

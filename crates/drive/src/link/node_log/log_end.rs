@@ -177,6 +177,18 @@ impl LogWriter {
         }
     }
 
+    /// Goes to this position. False: no frame ends there.
+    pub fn skip_to(&mut self, position: u64) -> io::Result<bool> {
+        while self.chain.cursor().position() < position {
+            match self.next(self.chain.cursor())? {
+                Announcement::Nothing => return Ok(false),
+                Announcement::Jump(to) => self.chain.jump(to),
+                Announcement::Frame(bytes) => self.chain.pass(bytes),
+            }
+        }
+        Ok(self.chain.cursor().position() == position)
+    }
+
     /// Whether no earlier incarnation has appended more than this one.
     pub fn is_at_end(&self) -> io::Result<bool> {
         let mut cursor = *self.chain.cursor();
@@ -217,12 +229,30 @@ impl LogWriter {
         Ok(self.log.announced(start, cursor.at() - start))
     }
 
-    /// A digest of the first frames of the log, up to `position`; never 0.
+    /// The place of the log at this position. `None`: no segment is known there.
     ///
     /// # Errors
     /// No frame ends there.
-    pub fn digest(&self, position: u64) -> io::Result<u64> {
-        let mut cursor = LogCursor::START;
+    pub fn cursor_at(&self, position: u64) -> io::Result<Option<LogCursor>> {
+        let present = *self.chain.cursor();
+        let before = match position >= present.position() {
+            true => Some(present),
+            false => self.chain.cursor_before(position),
+        };
+        let Some(mut cursor) = before else { return Ok(None) };
+        while cursor.position() < position {
+            if self.pass(&mut cursor)? == 0 {
+                return Err(foreign());
+            }
+        }
+        if cursor.position() == position { Ok(Some(cursor)) } else { Err(foreign()) }
+    }
+
+    /// A digest of the frames of the log from `cursor` on, up to `position`; never 0.
+    ///
+    /// # Errors
+    /// No frame ends there.
+    pub fn digest(&self, mut cursor: LogCursor, position: u64) -> io::Result<u64> {
         let mut sum = position;
         while cursor.position() < position {
             self.follow_jumps(&mut cursor)?;

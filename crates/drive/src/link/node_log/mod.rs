@@ -29,6 +29,7 @@
 //! | `deliveries` | what this process has delivered |
 //! | `mailbox` | what the agents know, and carry, of logs between nodes |
 //! | `between_nodes` | logs of and to processes of other nodes |
+//! | `moved` | logs of a process whose image was taken on another node |
 //! | `stability` | which frames may leave this node |
 //!
 //! A log is opened when a frame is sent, or arrives: a pair of processes that never speaks costs
@@ -39,6 +40,7 @@ mod by_process;
 mod deliveries;
 mod log_end;
 pub mod mailbox;
+mod moved;
 mod open_logs;
 pub mod pair_releases;
 pub mod stability;
@@ -54,7 +56,7 @@ use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
     DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT,
-    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
+    MOVED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -64,12 +66,13 @@ use rustix::net::{
     socket_with,
 };
 
-use between_nodes::RemoteLogs;
+use between_nodes::{ClosedRemote, RemoteLogs};
 pub use between_nodes::{TRANSFER_BYTES_MAX, digest_of_arrived, digest_of_sent};
 use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
 use log_end::LogWriter;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
+use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
 use pair_releases::{FileWords, PairReleases};
@@ -90,7 +93,8 @@ const COUNTED_BYTES: u64 = 1 << 20;
 #[derive(Clone)]
 pub struct ClosedLogs {
     owner: LogOwner,
-    /// Where the file was mapped, if it was.
+    /// The number of the file that was open, and where it was mapped.
+    file: Option<u64>,
     address: Option<WindowAddress>,
     /// The addresses are taken again.
     has_addresses: bool,
@@ -98,8 +102,7 @@ pub struct ClosedLogs {
     peers_max: usize,
     writers: Vec<(usize, SegmentChain)>,
     readers: Vec<(usize, LogCursor)>,
-    /// Of processes of other nodes: what has arrived, and up to where they have the log to them.
-    remote: Vec<(usize, (SegmentChain, LogCursor))>,
+    remote: Vec<(usize, ClosedRemote)>,
     deliveries: DeliveryCursor,
     turn: usize,
 }
@@ -122,6 +125,7 @@ impl ClosedLogs {
         }
         Ok(ClosedLogs {
             owner: LogOwner { process, job: job.to_vec(), bytes_max },
+            file: None,
             address: None,
             has_addresses: false,
             peers_max,
@@ -152,13 +156,16 @@ impl ClosedLogs {
     }
 
     /// Opens the logs in the agent's file. What earlier incarnations have sent and delivered from
-    /// here on is done again.
+    /// here on is done again. The file of another node than before has what images hold of the logs
+    /// ([`landbridge_proto::log::image_logs`]).
     ///
     /// # Errors
     /// The file is another one, memory or addresses are short, or the file holds what cannot be
     /// there.
     pub fn open(self, file: BorrowedFd<'_>) -> io::Result<NodeLogs> {
-        let ClosedLogs { mut owner, writers, readers, remote, deliveries, turn, .. } = self;
+        let ClosedLogs {
+            mut owner, mut writers, mut readers, mut remote, deliveries, turn, ..
+        } = self;
         let mut window = match self.address {
             None => Window::new(file, LOGS_PER_PEER * self.peers_max)?,
             Some(address) => {
@@ -174,8 +181,17 @@ impl ClosedLogs {
             owner.bytes_max = owner.bytes_max.min(memory_max);
         }
         let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT);
-        if discarded.load(Ordering::Acquire) > deliveries.position {
+        let discarded = discarded.load(Ordering::Acquire);
+        let released = head.release(owner.control() + DELIVERIES_RELEASED_AT, 0);
+        if discarded.max(released) > deliveries.position {
             return Err(not_kept());
+        }
+        let number = head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed);
+        if self.file.is_some_and(|file| file != number) {
+            let moved = Moved { head: &head, window: &window, own: owner.process };
+            moved.writers(&mut writers)?;
+            moved.readers(&mut readers)?;
+            moved.remote(&mut remote, &writers)?;
         }
         let end = head.word(owner.control() + DELIVERIES_END_AT);
         let deliveries = Deliveries::new(window.deliveries(owner.process)?, deliveries, end);
@@ -184,6 +200,7 @@ impl ClosedLogs {
             doorbell: Doorbell::new(&owner, &head)?,
             counts: EarlierCounts { sent: 0, deliveries: count },
             to_send_again: 0,
+            has_moved: false,
             was_from_elsewhere: false,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
@@ -202,14 +219,16 @@ impl ClosedLogs {
         for (from, cursor) in readers {
             logs.open.open_reader(from, cursor)?;
         }
-        for (process, (arrivals, confirmed)) in remote {
-            logs.open_remote(process, arrivals, confirmed)?;
+        for (process, closed) in remote {
+            logs.open_remote(process, closed)?;
         }
         logs.open_earlier()?;
         let sent = logs.open.writers.iter().map(|(_, target)| target.log.frames());
         logs.counts.sent = sent.sum::<io::Result<u64>>()?;
         let own = logs.open.writers.iter().map(|(_, target)| target.log.chain.cursor().frames());
         logs.to_send_again = logs.counts.sent - own.sum::<u64>();
+        let moved = logs.open.head.word(logs.open.owner.control() + MOVED_AT);
+        logs.has_moved = moved.load(Ordering::Relaxed) != 0;
         logs.open.count_word(LogCount::SentFrames).store(logs.counts.sent, Ordering::Relaxed);
         logs.open.count_word(LogCount::Deliveries).store(count, Ordering::Relaxed);
         Ok(logs)
@@ -272,6 +291,8 @@ pub struct NodeLogs {
     counts: EarlierCounts,
     /// Frames of earlier incarnations that this one has not sent again yet.
     to_send_again: u64,
+    /// Of these there may be other frames that are not in this file.
+    has_moved: bool,
     /// The last frame came from another node.
     was_from_elsewhere: bool,
     /// The place of the log that is looked at first.
@@ -291,11 +312,9 @@ impl NodeLogs {
         }
         let writers = self.open.writers.into_iter().map(|(to, target)| (to, target.log.chain));
         let readers = self.open.readers.into_iter().map(|(from, reader)| (from, reader.cursor));
-        let remote = self
-            .remote
-            .into_iter()
-            .map(|(process, remote)| (process, (remote.arrivals.chain, remote.confirmed)));
+        let remote = self.remote.into_iter().map(|(process, remote)| (process, remote.close()));
         ClosedLogs {
+            file: Some(self.open.head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed)),
             owner: self.open.owner,
             address: Some(self.open.window.address()),
             has_addresses: false,
@@ -358,11 +377,12 @@ impl NodeLogs {
         let words = FileWords { head: &self.open.head, from: own, to, confirmed };
         let releases = PairReleases { words, is_full: self.is_full, notice: &self.notice, own };
         if self.to_send_again > 0 {
-            if target.log.is_at_end()? {
+            match target.log.is_at_end()? {
+                false => self.to_send_again -= 1,
+                true if self.has_moved => (),
                 // An earlier incarnation has sent other frames, to other processes.
-                return Err(unexpected_frame(front, payload));
+                true => return Err(unexpected_frame(front, payload)),
             }
-            self.to_send_again -= 1;
         }
         let is_new = target.log.append(front, payload, releases)?;
         let (has_grown, is_remote) = (target.log.chain.taken() != taken, target.is_remote);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     BELL_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
-    control_at, discarded_at, log_at,
+    begins_at, control_at, discarded_at, log_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::net::SocketAddrUnix;
@@ -106,6 +106,7 @@ impl OpenLogs {
 
     pub fn open_reader(&mut self, from: usize, cursor: LogCursor) -> io::Result<usize> {
         let to = self.owner.process;
+        self.check_kept(from, to, &cursor)?;
         let words = FileWords { head: &self.head, from, to, confirmed: None };
         let begins = || begin_reading(&words, cursor.position());
         // A writer that was about to discard the log takes that back once it sees this reader.
@@ -129,10 +130,11 @@ impl OpenLogs {
     }
 
     /// # Errors
-    /// What lies from the cursor on was discarded.
+    /// What lies from the cursor on was discarded, or is in the file of no node.
     pub fn check_kept(&self, from: usize, to: usize, cursor: &LogCursor) -> io::Result<()> {
         let discarded = self.head.word(discarded_at(from, to) as usize).load(Ordering::Acquire);
-        if discarded > cursor.position() { Err(not_kept()) } else { Ok(()) }
+        let begins = self.head.word(begins_at(from, to) as usize).load(Ordering::Relaxed);
+        if discarded.max(begins) > cursor.position() { Err(not_kept()) } else { Ok(()) }
     }
 
     /// The place of the log from a process, which may have been opened just now.

@@ -103,6 +103,12 @@ impl Window {
         self.map(deliveries_at(process), DELIVERIES_PLACE, DELIVERIES_BYTES)
     }
 
+    /// As [`Self::log`], until the next log is opened or looked at.
+    pub fn look_at(&self, at: u64) -> io::Result<Mapped> {
+        let place = self.opened.min(self.address.logs.saturating_sub(1));
+        self.map(at, LOGS_PLACE + place * LOG_BYTES, LOG_BYTES)
+    }
+
     /// The log that lies at `at` in the file.
     ///
     /// # Errors

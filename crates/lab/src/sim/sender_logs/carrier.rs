@@ -5,12 +5,13 @@
 
 use std::io;
 
-use landbridge_proto::log::agent_transfer::{ReadLog, frames_behind};
+use landbridge_proto::log::agent_transfer::frames_behind;
 use landbridge_proto::log::layout::{
     LOG_BYTES, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT,
     MAIL_TAKEN_AT, NOTHING_WAITS, STABLE_AT, arrived_at, confirmed_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
+use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{pread, pwrite};
 
 use super::node::SimulatedNode;

@@ -81,6 +81,10 @@ struct Remote {
     transfer: LogTransfer,
     /// What remains to be said.
     owed: Option<TransferKind>,
+    /// Before that: where a process has begun that has moved.
+    owes_began: bool,
+    /// First: where has the other process begun that has moved?
+    owes_question: bool,
     /// Arrived bytes that the other process does not know of.
     unconfirmed: u64,
     /// Up to where the agents have carried frames.
@@ -228,9 +232,12 @@ impl Transport {
 
     fn begin_with(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
         let confirmed = logs.confirmed(process).map_err(failed)?;
-        let transfer = LogTransfer::new(confirmed, self.has_moved);
-        self.remotes
-            .insert(process, Remote { transfer, owed: None, unconfirmed: 0, carried_end: 0 });
+        let began = if self.has_moved { logs.began(process).map_err(failed)? } else { None };
+        let transfer = LogTransfer::new(confirmed, began);
+        let (owed, owes_began, owes_question, unconfirmed, carried_end) =
+            (None, false, false, 0, 0);
+        let remote = Remote { transfer, owed, owes_began, owes_question, unconfirmed, carried_end };
+        self.remotes.insert(process, remote);
         self.handle_contact(process, logs)
     }
 
@@ -241,6 +248,8 @@ impl Transport {
             return Ok(());
         }
         (remote.owed, remote.unconfirmed) = (Some(TransferKind::Resume), 0);
+        remote.owes_began = self.has_moved;
+        remote.owes_question = Contact::moves(contact.generation) > 0;
         let wanted = remote.transfer.position_wanted(logs.sent_end(process).map_err(failed)?);
         let wanted = wanted.map_err(|why| Violation(format!("{process}: {}", why.0)))?;
         self.act(process, wanted, logs)
@@ -253,7 +262,10 @@ impl Transport {
         logs: &mut NodeLogs,
     ) -> Result<(), Violation> {
         match action {
-            TransferAction::SendFrom(position) => logs.send_from(process, position).map_err(failed),
+            TransferAction::SendFrom(position) => {
+                logs.note_compared(process);
+                logs.send_from(process, position).map_err(failed)
+            }
             TransferAction::CompareAndSendFrom(position, expected) => {
                 let own = self.name;
                 let digest = node_log::digest_of_sent(logs, process, position);
@@ -261,6 +273,8 @@ impl Transport {
                     Violation(format!("{own:?} has sent {process} other frames before {position}"))
                 })?;
                 require!(digest == expected, "{own:?} has not sent {process} the same again");
+                require!(digest != 0, "what {own:?} has sent {process} again is not kept");
+                logs.note_compared(process);
                 logs.send_from(process, position).map_err(failed)
             }
             TransferAction::Confirm => {
@@ -283,20 +297,37 @@ impl Transport {
         let to = (process, remote.transfer.generation());
         let header =
             |kind| TransferHeader { kind, process: self.name.0 as u16, generation: self.name.1 };
+        let questions = [
+            (&mut remote.owes_question, TransferKind::AskBegan),
+            (&mut remote.owes_began, TransferKind::Began),
+        ];
+        for (owes, kind) in questions {
+            if to.1 > 0 && std::mem::take(owes) {
+                let (header, position) = (header(kind), remote.transfer.began());
+                let message = TransferMessage { header, position, digest: 0, frames: Vec::new() };
+                network.push(self.name, to, message);
+            }
+        }
+        let may_say =
+            |kind: &mut TransferKind| *kind != TransferKind::Resume || remote.transfer.may_resume();
         if to.1 > 0
-            && let Some(kind) = remote.owed.take()
+            && let Some(kind) = remote.owed.take_if(may_say)
         {
             remote.unconfirmed = 0;
             let position = logs.arrived(process).map_err(failed)?;
-            let digest = match Contact::moves(to.1) {
-                0 => 0,
-                _ => node_log::digest_of_arrived(logs, process).map_err(failed)?,
+            let digest = match remote.transfer.other_began() {
+                Some(began) if kind == TransferKind::Resume => {
+                    node_log::digest_of_arrived(logs, process, began).map_err(failed)?
+                }
+                _ => 0,
             };
             let frames = Vec::new();
             let message = TransferMessage { header: header(kind), position, digest, frames };
             network.push(self.name, to, message);
         }
-        while remote.transfer.is_flowing() && network.in_flight(self.name, to) < IN_FLIGHT_MAX {
+        // The other side reads nothing before it knows what this process has.
+        let may_send = remote.transfer.is_flowing() && remote.owed != Some(TransferKind::Resume);
+        while may_send && network.in_flight(self.name, to) < IN_FLIGHT_MAX {
             let (position, frames) = logs.next_frames(process).map_err(failed)?;
             if frames.is_empty() {
                 break;

@@ -1,8 +1,8 @@
 //! A simulated node: the memory file of its processes' logs, and what its agent does with it.
 //!
 //! What enters: images of processes, contacts, and tickets for frames that are to leave the node.
-//! What leaves: releases and contacts, in the file; and for another node, how far the processes
-//! have come.
+//! What leaves: releases and contacts, in the file; for another node, how far the processes have
+//! come; for images, what they hold of the logs.
 //! What may never happen: a release goes beyond the oldest kept images, unless that fault is
 //! planted.
 
@@ -11,12 +11,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
+use landbridge_proto::log::image_logs::{ImageLogs, LogStarts, NodeFile, lay_frames};
 use landbridge_proto::log::layout::{
-    CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, FILE_BYTES, IMAGES_WANTED_AT,
-    LOCAL_AT, NOTHING_WAITS, RELEASE_BYTES, STABLE_AT, STABLE_WANTED_AT, contact_at, control_at,
-    deliveries_at, release_at, report_at,
+    AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, FILE_BYTES,
+    IMAGES_WANTED_AT, LOCAL_AT, MOVED_AT, NOTHING_WAITS, RELEASE_BYTES, STABLE_AT,
+    STABLE_WANTED_AT, begins_at, contact_at, control_at, deliveries_at, discarded_at, log_at,
+    release_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
+use landbridge_proto::log::segment::LogCursor;
+use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{pread, pwrite};
 
 pub struct SimulatedNode {
@@ -25,6 +29,9 @@ pub struct SimulatedNode {
     pub job: String,
     /// By process and number of the image.
     images: BTreeMap<(usize, u64), LogPositions>,
+    /// By process, also of other nodes: what the newest image covers that the keeper knows.
+    newest: BTreeMap<usize, (u64, LogPositions)>,
+    starts: LogStarts,
     releases: LogReleases,
     /// Number of contacts that were written into the file.
     noted: u64,
@@ -41,17 +48,27 @@ pub struct ProcessCut {
 }
 
 impl SimulatedNode {
-    /// `waits`: frames leave the node once [`Self::answer_ticket`] lets them.
-    pub fn new(job: String, local: &[usize], waits: bool) -> io::Result<SimulatedNode> {
+    /// `waits`: frames leave the node once [`Self::answer_ticket`] lets them. `moving`: the
+    /// processes of all nodes that may move to another one.
+    pub fn new(
+        job: String,
+        (local, moving): (&[usize], &[usize]),
+        waits: bool,
+    ) -> io::Result<SimulatedNode> {
         let file = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, FILE_BYTES)?;
+        let number = sum_of(job.as_bytes());
+        pwrite(&file, &number.to_ne_bytes(), AGENT_BELL_AT)?;
         let mut releases = LogReleases::default();
+        moving.iter().for_each(|process| releases.add(*process));
         for process in local {
             pwrite(&file, &1_u64.to_ne_bytes(), control_at(*process) + LOCAL_AT as u64)?;
             releases.add(*process);
         }
         let images = BTreeMap::new();
-        let node = SimulatedNode { file, job, images, releases, noted: 0, ticket: 0 };
+        let (newest, starts) = (BTreeMap::new(), LogStarts::default());
+        let node =
+            SimulatedNode { file, job, images, newest, starts, releases, noted: 0, ticket: 0 };
         node.answer_ticket(if waits { 0 } else { NOTHING_WAITS })?;
         Ok(node)
     }
@@ -83,11 +100,85 @@ impl SimulatedNode {
                 self.write_release(release_at(process, *other), pair.sent)?;
             }
         }
+        self.release_logs(process, positions)
+    }
+
+    /// Releases what the oldest kept image of a process covers, which may be of another node;
+    /// returns for how many logs.
+    fn release_logs(&mut self, process: usize, positions: LogPositions) -> io::Result<usize> {
         let released = self.releases.advance(process, positions);
         for release in &released {
-            self.write_release(release_at(release.from, release.to), release.position)?;
+            let pair = (release.from, release.to);
+            let log = self.region(pair);
+            if self.starts.advance(&log, pair, release.position) {
+                self.write_release(release_at(release.from, release.to), release.position)?;
+            }
         }
         Ok(released.len())
+    }
+
+    // --- images of processes that may move to another node
+
+    /// What an image holds of the logs of a process that was closed for it, and the frames.
+    pub fn image_logs(&self, process: usize, number: u64) -> io::Result<(ImageLogs, Vec<u8>)> {
+        let positions = self.images.get(&(process, number)).cloned().unwrap_or_default();
+        let newest = |peer: usize| {
+            let newest = self.newest.get(&peer).and_then(|(_, it)| it.pairs.get(&process));
+            newest.copied().unwrap_or_default()
+        };
+        let measured = ImageLogs::measure(process, positions, self, newest);
+        let (image, cursors) = measured.ok_or(io::ErrorKind::InvalidData)?;
+        let mut frames = Vec::new();
+        let copied = image.copy(&cursors, self, |bytes| Some(frames.extend_from_slice(bytes)));
+        copied.ok_or(io::ErrorKind::InvalidData)?;
+        Ok((image, frames))
+    }
+
+    /// Notes the newest image of a process that its keeper knows, and what the oldest kept one
+    /// covers.
+    pub fn note_kept_images(
+        &mut self,
+        process: usize,
+        (number, newest): (u64, LogPositions),
+        oldest: Option<LogPositions>,
+    ) -> io::Result<()> {
+        if self.newest.get(&process).is_some_and(|(known, _)| *known >= number) {
+            return Ok(());
+        }
+        self.newest.insert(process, (number, newest));
+        oldest.map_or(Ok(()), |oldest| self.release_logs(process, oldest).map(drop))
+    }
+
+    /// Notes an image of a process that is to begin here, and was taken on another node.
+    pub fn add_image(&mut self, process: usize, number: u64, positions: LogPositions) {
+        self.images.insert((process, number), positions.clone());
+        self.newest.insert(process, (number, positions));
+    }
+
+    /// Notes that a process was on another node before.
+    pub fn note_move(&self, process: usize) -> io::Result<()> {
+        pwrite(&self.file, &1_u64.to_ne_bytes(), control_at(process) + MOVED_AT as u64)?;
+        Ok(())
+    }
+
+    /// Begins a log at this position, with these frames.
+    pub fn begin_log(
+        &mut self,
+        pair: (usize, usize),
+        begins: u64,
+        frames: &[u8],
+    ) -> io::Result<()> {
+        pwrite(&self.file, &begins.to_ne_bytes(), begins_at(pair.0, pair.1))?;
+        self.starts.begin(pair, begins);
+        let start = log_at(pair.0, pair.1);
+        let write =
+            |at: usize, bytes: &[u8]| pwrite(&self.file, bytes, start + at as u64).ok().map(drop);
+        lay_frames(frames, begins, write).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn region(&self, pair: (usize, usize)) -> LogRegion {
+        // The file lives as long as the node.
+        LogRegion { file: self.file.try_clone().ok(), start: log_at(pair.0, pair.1) }
     }
 
     /// The process wants images; returns whether it does, once.
@@ -165,4 +256,36 @@ impl SimulatedNode {
         pread(&self.file, &mut word, at)?;
         Ok(u64::from_ne_bytes(word))
     }
+}
+
+impl NodeFile<LogRegion> for SimulatedNode {
+    fn log(&self, pair: (usize, usize)) -> LogRegion {
+        self.region(pair)
+    }
+
+    fn start(&self, pair: (usize, usize)) -> LogCursor {
+        self.starts.start(pair)
+    }
+
+    fn is_discarded(&self, (from, to): (usize, usize), position: u64) -> bool {
+        self.word(discarded_at(from, to)).is_ok_and(|discarded| discarded > position)
+    }
+}
+
+/// The region of a log in the file.
+pub struct LogRegion {
+    file: Option<OwnedFd>,
+    start: u64,
+}
+
+impl ReadLog for LogRegion {
+    fn read(&self, at: usize, bytes: &mut [u8]) -> Option<()> {
+        let wanted = bytes.len();
+        let read = pread(self.file.as_ref()?, bytes, self.start + at as u64).ok()?;
+        (read == wanted).then_some(())
+    }
+}
+
+fn sum_of(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(1, |sum, byte| sum.wrapping_mul(0x100_0000_01b3) ^ u64::from(*byte))
 }

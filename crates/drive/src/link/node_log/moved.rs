@@ -1,0 +1,78 @@
+//! Logs of a process whose image was taken on another node.
+//!
+//! The file of this node has, for each log of the process, what images hold of it: the log begins
+//! at some position, and its frames lie from the start of its region on
+//! ([`landbridge_proto::log::image_logs`]). So the places that the image has of the log are those
+//! of another file; positions are the same.
+//!
+//! What enters: how far the logs had come in the image. What leaves: the same positions, at their
+//! places in this file. What may never happen: a process goes on where frames are missing.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use landbridge_proto::log::layout::{LOG_BYTES, begins_at, log_at};
+use landbridge_proto::log::segment::{LogCursor, SegmentChain};
+
+use super::between_nodes::ClosedRemote;
+use super::log_end::LogWriter;
+use super::open_logs::not_kept;
+use super::window::{Mapped, Window};
+
+/// The file of another node than before.
+pub(super) struct Moved<'a> {
+    pub head: &'a Mapped,
+    pub window: &'a Window,
+    pub own: usize,
+}
+
+impl Moved<'_> {
+    /// The logs that this process writes.
+    pub fn writers(&self, writers: &mut [(usize, SegmentChain)]) -> io::Result<()> {
+        writers.iter_mut().try_for_each(|(to, chain)| {
+            *chain = self.log(self.own, *to, chain.cursor())?.chain;
+            Ok(())
+        })
+    }
+
+    /// The logs that it reads.
+    pub fn readers(&self, readers: &mut [(usize, LogCursor)]) -> io::Result<()> {
+        readers.iter_mut().try_for_each(|(from, cursor)| {
+            *cursor = *self.log(*from, self.own, cursor)?.chain.cursor();
+            Ok(())
+        })
+    }
+
+    /// The logs between this process and those of other nodes. `writers`: see [`Self::writers`].
+    pub fn remote(
+        &self,
+        remote: &mut [(usize, ClosedRemote)],
+        writers: &[(usize, SegmentChain)],
+    ) -> io::Result<()> {
+        for (process, closed) in remote {
+            let sent = writers.iter().find(|(to, _)| to == process).map(|(_, chain)| chain);
+            closed.began = Some(sent.map_or(0, |chain| chain.cursor().position()));
+            closed.confirmed = LogCursor::beginning(self.begins(self.own, *process));
+            let arrived = LogCursor::beginning(self.begins(*process, self.own));
+            closed.arrivals = SegmentChain::beginning(LOG_BYTES, arrived);
+        }
+        Ok(())
+    }
+
+    fn begins(&self, from: usize, to: usize) -> u64 {
+        self.head.word(begins_at(from, to) as usize).load(Ordering::Acquire)
+    }
+
+    /// A log up to where it had come at `before`.
+    fn log(&self, from: usize, to: usize, before: &LogCursor) -> io::Result<LogWriter> {
+        let begin = LogCursor::beginning(self.begins(from, to));
+        let at = |begin| -> io::Result<LogWriter> {
+            let chain = SegmentChain::beginning(LOG_BYTES, begin);
+            let mut log = LogWriter::new(self.window.look_at(log_at(from, to))?, chain);
+            log.skip_to(before.position())?.then_some(log).ok_or_else(not_kept)
+        };
+        // Frames are counted from the beginning of the job.
+        let kept = at(begin)?.chain.cursor().frames();
+        at(begin.with_frames(before.frames().saturating_sub(kept)))
+    }
+}
