@@ -305,7 +305,7 @@ def other_programs(checks, options, images=()) -> None:
     of the launcher for checkpoints on request, in a folder that all nodes share; ranks are then
     restored from these."""
     for program in programs_of_others(options, bool(images)):
-        logs = [("", [])] if images else [("", []), (SENDERS, SENDER)]
+        logs = [("", []), (SENDERS, SENDER)]
         for (place, clusters), (by, words) in itertools.product(enumerate(("", ", two clusters")), logs):
             name = by + LOST + program.name + clusters + (", from images" if images else "")
             if not checks.wants(name) or not Path(program.words[0]).exists():

@@ -172,6 +172,19 @@ pub struct FrameTransfer {
     pub step: FrameTransferStep,
 }
 
+/// How far the message logs of a rank had come in its images, which the nodes can get that may take
+/// the rank over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogImages {
+    pub rank: u32,
+    /// Number of the newest image.
+    pub number: u64,
+    /// What it covers: the words of [`landbridge_proto::log::release::LogPositions`].
+    pub newest: Vec<u64>,
+    /// The same for the older of the two images that are kept; empty: there is one image.
+    pub oldest: Vec<u64>,
+}
+
 /// See [`FrameTransfer`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FrameTransferStep {
@@ -260,6 +273,9 @@ pub enum Message {
         #[serde(with = "serde_bytes")]
         contact: Vec<u8>,
     },
+    /// Which images of a rank other nodes may count on: from its agent to the launcher, and from
+    /// there to all agents.
+    LogImages(Box<LogImages>),
     /// What agents say about a log between ranks of two nodes: up to the launcher, and from there
     /// down to the agent of [`FrameTransfer::target`].
     FrameTransfer(Box<FrameTransfer>),

@@ -22,8 +22,6 @@ pub struct LogWishes<'a> {
     pub ranks: u32,
     /// A spare node may take the ranks of a lost one.
     pub has_spares: bool,
-    /// Checkpoints are taken.
-    pub has_images: bool,
     /// Polls are counted (`recover_clocks`).
     pub records_clocks: bool,
     /// Logs may outgrow memory (`recover_dir`).
@@ -56,12 +54,6 @@ fn check(wishes: LogWishes<'_>) -> Result<()> {
              recover_log=relay"
         );
     }
-    if wishes.has_spares && wishes.has_images {
-        bail!(
-            "recover_log=sender takes no checkpoints of ranks that may move to a spare node yet: \
-             use recover_log=relay"
-        );
-    }
     if wishes.has_spares && !wishes.records_clocks {
         bail!("recover_log=sender with spare nodes needs recover_clocks=on: use recover_log=relay");
     }
@@ -79,16 +71,14 @@ mod tests {
         log: "auto",
         ranks: 4,
         has_spares: false,
-        has_images: true,
         records_clocks: true,
         has_disk: false,
         has_limits: false,
     };
 
     /// Jobs that need what only a relay can do.
-    const NEEDY: [LogWishes<'_>; 4] = [
-        LogWishes { has_spares: true, ..PLAIN },
-        LogWishes { has_spares: true, has_images: false, records_clocks: false, ..PLAIN },
+    const NEEDY: [LogWishes<'_>; 3] = [
+        LogWishes { has_spares: true, records_clocks: false, ..PLAIN },
         LogWishes { has_disk: true, ..PLAIN },
         LogWishes { ranks: LOGGED_PROCESSES_MAX as u32 + 1, ..PLAIN },
     ];
@@ -102,7 +92,7 @@ mod tests {
         }
         let many = LogWishes { ranks: SENDER_LOG_RANKS_MAX + 1, ..PLAIN };
         let limited = LogWishes { has_limits: true, ..PLAIN };
-        let moving = LogWishes { has_spares: true, has_images: false, ..PLAIN };
+        let moving = LogWishes { has_spares: true, ..PLAIN };
         for wishes in [many, limited, moving] {
             assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
             assert_eq!(choose(LogWishes { log: "sender", ..wishes }).unwrap(), "sender");

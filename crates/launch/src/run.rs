@@ -407,7 +407,9 @@ impl Launcher {
                 moved.apply(&mut self.children.0[index].node);
             }
             Message::Ping => {}
-            contact @ Message::LogContact { .. } => self.children.send_to_all(&contact),
+            message @ (Message::LogContact { .. } | Message::LogImages(_)) => {
+                self.children.send_to_all(&message);
+            }
             Message::FrameTransfer(transfer) => self.children.pass_on(transfer),
             Message::Checkpoint { rank, number, bytes } => {
                 self.rank_table.handle_image(rank, number, bytes, Instant::now());

@@ -89,7 +89,6 @@ fn message_logs(
         log: settings.text(&RECOVER_LOG),
         ranks: plan.size,
         has_spares: plan.has_spares(),
-        has_images: settings.takes_checkpoints(),
         records_clocks: settings.records_clocks(),
         has_disk: settings.text(&RECOVER_DIR) != "off",
         has_limits: [Resource::As, Resource::Fsize]

@@ -64,8 +64,16 @@ impl CheckpointRound<'_> {
             .filter(|_| is_replicated)
             .and_then(|scheduler| scheduler.images.new_locations());
         if let Some(images) = images {
+            // What an image depends on is known above before the image is.
+            rank.send_recording_updates(self.parent);
             let update = RankUpdate::Checkpoints { rank: rank.rank, images };
             self.parent.update_rank(update);
+        }
+        let usable = rank.scheduler.as_ref().and_then(|it| it.images.usable_numbers());
+        if let (Some(numbers), Some(node_logs)) = (usable, &rank.shared.node_logs)
+            && let Some(images) = node_logs.new_images(rank.rank, numbers)
+        {
+            self.parent.send(&Message::LogImages(Box::new(images)));
         }
         if let Some((number, bytes)) =
             rank.scheduler.as_mut().and_then(CheckpointScheduler::unreported_image)
@@ -271,12 +279,13 @@ impl CheckpointRound<'_> {
             read,
             recording_bytes,
         };
-        if let Some(node_logs) = &rank.shared.node_logs {
-            node_logs.note_image(rank.rank, number)?;
-        }
+        let logs = match &rank.shared.node_logs {
+            Some(node_logs) => node_logs.note_image(rank.rank, number)?,
+            None => None,
+        };
         let (pid, inodes) = (rank.pid, quiesce_socket.inodes);
         let header = ImageHeader { number, pid, replay_position, inodes, shared: Vec::new() };
-        scheduler.begin_preparing(header)
+        scheduler.begin_preparing(header, logs)
     }
 
     /// Ends the preparation of the folder. The rank waits whatever the outcome.

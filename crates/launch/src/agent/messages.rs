@@ -110,6 +110,13 @@ impl Agent {
                 Some(child) => child.process.stream.send(&Message::FrameTransfer(transfer)),
                 None => self.supervisor.handle_frame_transfer(*transfer, &mut self.parent),
             },
+            Message::LogImages(ref images) => {
+                self.children.send(&message);
+                let noted = self.supervisor.node_logs().map(|logs| logs.note_other_images(images));
+                if let Some(Err(error)) = noted {
+                    self.parent.fail(format!("its message logs cannot be released: {error:#}"));
+                }
+            }
             Message::LogContact { rank, ref contact } => {
                 self.children.send(&message);
                 let noted =

@@ -50,6 +50,7 @@ mod exits;
 mod forwarded_input;
 mod frame_carrier;
 mod held_files;
+mod image_logs;
 mod image_service;
 mod input;
 mod log_file;

@@ -55,7 +55,10 @@ impl NodeCut {
     fn updates(&self) -> Result<Vec<RecordingUpdate>> {
         let ranks = self.ranks.borrow();
         let of_rank = |(rank, recording): &(u32, Rc<RankRecording>)| {
-            recording.updates(*rank, |from| self.logs.deliveries(*rank, from))
+            recording.updates(*rank, |from| {
+                let base = self.logs.held(*rank).released_bytes;
+                (base, self.logs.deliveries(*rank, from.max(base)))
+            })
         };
         let mut updates: Vec<RecordingUpdate> =
             self.logs.cut(|| ranks.iter().flat_map(of_rank).collect())?;

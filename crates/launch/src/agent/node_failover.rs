@@ -26,6 +26,7 @@ use super::rank_recording::RankRecording;
 use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
+use super::restore::ImageSource;
 use super::state_transfer::{StateTransfer, TransferOutcome};
 use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
@@ -306,9 +307,8 @@ impl NodeFailover {
                 recording.apply(update).context("no memory for its nondeterminism record")?;
                 self.received_recordings.insert(update.rank, recording);
             }
-            if let Some(logs) = node_logs.filter(|_| !update.deliveries.is_empty()) {
-                logs.write_deliveries(update.rank, update.deliveries_from, &update.deliveries)
-                    .context("no memory for its message logs")?;
+            if let Some(logs) = node_logs {
+                logs.write_deliveries(update).context("no memory for its message logs")?;
             }
             Ok(())
         });
@@ -351,6 +351,10 @@ impl NodeFailover {
         server.adopt_state(unreleased_puts, adoption.has_reached);
         processes.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
         let count = adoption.ranks.len() as u32;
+        let moved = match (supervisor.node_logs(), &images.spare_config) {
+            (Some(logs), Some(config)) => Some(logs.moved_ranks(&adoption.ranks, config)?),
+            _ => None,
+        };
         for (turn, (one, recording)) in adoption.ranks.iter().zip(recordings).enumerate() {
             if recording.as_ref().is_some_and(|recording| recording.is_full()) {
                 bail!("the nondeterminism record of rank {} is full", one.rank);
@@ -363,7 +367,7 @@ impl NodeFailover {
             let config = images.spare_config.clone().filter(|_| recording.is_some());
             let turn = (turn as u32, count);
             if let Some(logs) = supervisor.node_logs() {
-                logs.add(one.rank..one.rank + 1)?;
+                logs.add_moved(one.rank)?;
             }
             supervisor.note_recorded(one.rank, recording.as_ref());
             let shared = supervisor.shared_memory();
@@ -373,7 +377,11 @@ impl NodeFailover {
             rank.replay = Some(replay);
             // The agent restores the rank from an image, or starts the program, in its next round.
             supervisor.ranks.push(rank);
-            supervisor.begin_restore(supervisor.ranks.len() - 1, None, &one.images);
+            let images = match &moved {
+                Some(moved) => ImageSource::Chosen(moved.clone()),
+                None => ImageSource::Located(one.images.clone()),
+            };
+            supervisor.begin_restore(supervisor.ranks.len() - 1, None, images);
         }
         Ok(())
     }

@@ -339,8 +339,8 @@ impl LocalRank {
             return cut.send(0, parent);
         }
         let recording = self.recording.as_ref().filter(|_| self.replay.is_some());
-        let updates =
-            recording.map_or(Vec::new(), |recording| recording.updates(self.rank, |_| Vec::new()));
+        let updates = recording
+            .map_or(Vec::new(), |recording| recording.updates(self.rank, |_| Default::default()));
         for update in updates {
             parent.send(&Message::RecordingUpdate(Box::new(update)));
         }

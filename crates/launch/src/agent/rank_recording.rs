@@ -65,6 +65,8 @@ struct ReplicatedExtent {
     determinants: u64,
     /// Bytes of what it has delivered from logs of senders.
     deliveries: u64,
+    /// Deliveries before this byte are not needed any more.
+    deliveries_base: u64,
     polls: u64,
     is_full: bool,
     /// Record entries before this position are not needed any more.
@@ -248,11 +250,12 @@ impl RankRecording {
     /// older than the part before. The batch ends where an entry of the record ends, because the
     /// rank counts what it has recorded by whole entries.
     ///
-    /// `deliveries`: what the rank has delivered from logs of senders from a byte on, if it does.
+    /// `deliveries`: what the rank has delivered from logs of senders from a byte on, if it does,
+    /// and from which byte on that is needed.
     pub fn updates(
         &self,
         rank: u32,
-        deliveries: impl FnOnce(u64) -> Vec<u8>,
+        deliveries: impl FnOnce(u64) -> (u64, Vec<u8>),
     ) -> Vec<RecordingUpdate> {
         let replicated = self.replicated.get();
         let number = |at: usize| self.words::<1>(at).map_or(0, |[number]| number);
@@ -264,9 +267,18 @@ impl RankRecording {
         let polls = number(POLLS_AT);
         let determinants = number(DETERMINANT_COUNT_AT);
         let base = number(BASE_AT);
-        let delivered = deliveries(replicated.deliveries);
-        let deliveries = replicated.deliveries + delivered.len() as u64;
-        let now = ReplicatedExtent { reads, determinants, deliveries, polls, is_full, base };
+        let (deliveries_base, delivered) = deliveries(replicated.deliveries);
+        let delivered_from = replicated.deliveries.max(deliveries_base);
+        let deliveries = delivered_from + delivered.len() as u64;
+        let now = ReplicatedExtent {
+            reads,
+            determinants,
+            deliveries_base,
+            deliveries,
+            polls,
+            is_full,
+            base,
+        };
         if now == replicated && files.is_empty() {
             return Vec::new();
         }
@@ -284,13 +296,14 @@ impl RankRecording {
             first_determinant,
             determinants,
             files,
+            deliveries_base,
             ..RecordingUpdate::default()
         };
         let mut updates = Vec::new();
         // Entries that were trimmed since the last update are not sent.
         let mut from = replicated.reads.max(base);
         let mut pieces = delivered.chunks(PIECE_BYTES as usize).peekable();
-        let mut deliveries_from = replicated.deliveries;
+        let mut deliveries_from = delivered_from;
         loop {
             let to = reads.min(from + PIECE_BYTES);
             let bytes = self.entries(from, to);
@@ -359,6 +372,7 @@ impl RankRecording {
             .max(update.first_determinant + update.determinants.len() as u64);
         let delivered = update.deliveries_from + update.deliveries.len() as u64;
         replicated.deliveries = replicated.deliveries.max(delivered);
+        replicated.deliveries_base = replicated.deliveries_base.max(update.deliveries_base);
         replicated.polls = replicated.polls.max(update.polls);
         replicated.is_full |= update.is_full;
         replicated.base = replicated.base.max(update.base);

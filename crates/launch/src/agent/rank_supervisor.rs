@@ -28,10 +28,10 @@ use super::process_manager::ProcessManager;
 use super::rank::{LaunchSpec, LocalRank, NodeSpecificError, SharedMemory, usual_pid};
 use super::rank_recording::RankRecording;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
-use super::restore::Restore;
+use super::restore::{ImageSource, Restore};
 use super::statistics_page::StatisticsPage;
 use crate::cleanup;
-use crate::control::rank_state::{CheckpointLocation, RankUpdate};
+use crate::control::rank_state::RankUpdate;
 use crate::control::spawn_order::SpawnOrder;
 use crate::control::{Assignment, FrameTransfer, Job, Message, Node};
 use crate::ending::Ending;
@@ -153,13 +153,8 @@ impl RankSupervisor {
     }
 
     /// Begins to restore a rank without a process: see [`Restore::begin`].
-    pub fn begin_restore(
-        &mut self,
-        index: usize,
-        how: Option<String>,
-        locations: &[CheckpointLocation],
-    ) {
-        let restore = Restore::begin(&mut self.ranks[index], how, locations);
+    pub fn begin_restore(&mut self, index: usize, how: Option<String>, images: ImageSource) {
+        let restore = Restore::begin(&mut self.ranks[index], how, images);
         self.put_back_restore(index, restore);
     }
 
@@ -435,7 +430,7 @@ impl RankSupervisor {
         };
         let outcome = match self.ranks[index].prepare_restart(parent) {
             Ok(()) if self.ranks[index].scheduler.is_some() => {
-                self.begin_restore(index, Some(how), &[]);
+                self.begin_restore(index, Some(how), ImageSource::Own);
                 return true;
             }
             Ok(()) => self.restart_from_start(index, processes, relay, parent).map(|()| None),

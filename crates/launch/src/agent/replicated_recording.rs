@@ -28,8 +28,9 @@ pub struct ReplicatedRecording {
     /// incarnation replays any of these pieces; no other process has seen an effect that follows
     /// from them, because such effects are sent after the batch.
     pub partial: Option<Box<RecordingUpdate>>,
-    /// What the rank has delivered from logs of senders.
-    pub deliveries: Vec<u8>,
+    /// What the rank has delivered from logs of senders, from this byte on.
+    pub first_delivery: u64,
+    pub deliveries: VecDeque<u8>,
 }
 
 impl ReplicatedRecording {
@@ -68,9 +69,14 @@ impl ReplicatedRecording {
         if !update.files.is_empty() {
             self.files = update.files;
         }
-        if let Some(known) = (self.deliveries.len() as u64).checked_sub(update.deliveries_from) {
-            let new = update.deliveries.get(known as usize..).unwrap_or(&[]);
-            self.deliveries.extend_from_slice(new);
+        if update.deliveries_base > self.deliveries_end() {
+            (self.first_delivery, self.deliveries) = (update.deliveries_base, VecDeque::new());
+        }
+        let useless = update.deliveries_base.saturating_sub(self.first_delivery);
+        self.deliveries.drain(..useless as usize);
+        self.first_delivery += useless;
+        if let Some(known) = self.deliveries_end().checked_sub(update.deliveries_from) {
+            self.deliveries.extend(update.deliveries.get(known as usize..).unwrap_or(&[]));
         }
         for (number, determinant) in (update.first_determinant..).zip(update.determinants) {
             let next = self.first_determinant + self.determinants.len() as u64;
@@ -91,6 +97,16 @@ impl ReplicatedRecording {
     /// Position of the record where `reads` end.
     pub fn end(&self) -> u64 {
         self.first + self.reads.len() as u64
+    }
+
+    fn deliveries_end(&self) -> u64 {
+        self.first_delivery + self.deliveries.len() as u64
+    }
+
+    /// At most so many bytes of the deliveries, from this byte on.
+    pub fn deliveries(&self, from: u64, bytes_max: usize) -> Vec<u8> {
+        let skipped = from.saturating_sub(self.first_delivery) as usize;
+        self.deliveries.iter().skip(skipped).take(bytes_max).copied().collect()
     }
 
     /// Everything but `reads`, as an update.

@@ -22,15 +22,15 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
+use super::image_logs::{MovedRanks, locate_images};
 use super::rank::LocalRank;
-use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
 use crate::checkpoint::criu;
 use crate::checkpoint::object_store::ObjectStore;
@@ -60,7 +60,19 @@ pub struct Restore {
     remaining: VecDeque<CheckpointImage>,
     /// Process ids of incarnations and of restore attempts of this rank so far.
     pids: Vec<u32>,
+    /// The rank comes from another node, with others, and senders keep messages.
+    moved: Option<Arc<MovedRanks>>,
     step: RestoreStep,
+}
+
+/// Where the images of a rank are.
+pub enum ImageSource {
+    /// On this node.
+    Own,
+    /// Images that another node has taken, oldest first.
+    Located(Vec<CheckpointLocation>),
+    /// The images of all ranks of a lost node, of which some are chosen.
+    Chosen(Arc<MovedRanks>),
 }
 
 enum RestoreStep {
@@ -110,27 +122,33 @@ pub struct RestoreContext<'a> {
 }
 
 impl Restore {
-    /// Begins the restore of `old`. `locations`: images that another node has taken, oldest first.
-    pub fn begin(
-        old: &mut LocalRank,
-        how: Option<String>,
-        locations: &[CheckpointLocation],
-    ) -> Restore {
+    /// Begins the restore of `old`.
+    pub fn begin(old: &mut LocalRank, how: Option<String>, images: ImageSource) -> Restore {
         let deadline = Instant::now() + RESTORE_TOTAL_MAX;
         let mut step = RestoreStep::AwaitingSeal;
         if let Some(scheduler) = old.scheduler.as_mut().filter(|scheduler| !scheduler.is_sealing())
         {
             scheduler.end_incarnation();
         }
-        if let Some(scheduler) = old.scheduler.as_ref().filter(|_| !locations.is_empty()) {
-            let (config, locations) = (scheduler.config().clone(), locations.to_vec());
-            step = in_thread(move || locate_images(&locations, &config, deadline))
-                .map_or(RestoreStep::Choosing, RestoreStep::Finding);
+        let config = old.scheduler.as_ref().map(|scheduler| scheduler.config().clone());
+        let mut moved = None;
+        match (images, config) {
+            (ImageSource::Located(locations), Some(config)) if !locations.is_empty() => {
+                step = in_thread(move || locate_images(&locations, &config, deadline))
+                    .map_or(RestoreStep::Choosing, RestoreStep::Finding);
+            }
+            (ImageSource::Chosen(ranks), _) => {
+                let (rank, theirs) = (old.rank, ranks.clone());
+                step = in_thread(move || theirs.image_of(rank, deadline))
+                    .map_or(RestoreStep::Choosing, RestoreStep::Finding);
+                moved = Some(ranks);
+            }
+            _ => (),
         }
         // A process that the last incarnation has started may hold a process id that the rank's
         // images need.
         let pids = Vec::from_iter((old.pid > 0).then_some(old.pid));
-        Restore { how, deadline, remaining: VecDeque::new(), pids, step }
+        Restore { how, deadline, remaining: VecDeque::new(), pids, moved, step }
     }
 
     /// When to call [`Restore::advance`] again if no process ends before.
@@ -246,6 +264,12 @@ impl Restore {
             }
         }
         self.remaining.extend(old.scheduler.iter().flat_map(|it| it.images.newest_first()));
+        if let (Some(moved), Some(node_logs)) = (&self.moved, &old.shared.node_logs) {
+            node_logs.note_moved(moved);
+            if moved.had_images(old.rank) {
+                old.scheduler.iter_mut().for_each(|it| it.images.note_trimmed());
+            }
+        }
     }
 
     /// Starts a thread that kills older processes of the rank and unpacks this image.
@@ -426,27 +450,6 @@ fn unpack_from_store(
     let Some(object_store) = object_store else { return Err(error) };
     let outcome = object_store.get(image, deadline).and_then(|()| image.unpack());
     outcome.with_context(|| format!("{error:#}, and the store does not help"))
-}
-
-/// Finds the images that another node has taken, in a folder that this node sees as well or in the
-/// object store.
-fn locate_images(
-    locations: &[CheckpointLocation],
-    config: &CheckpointConfig,
-    deadline: Instant,
-) -> Vec<Result<CheckpointImage>> {
-    let object_store = config.object_store.as_ref().map(ObjectStore::fresh);
-    let find = |one: &CheckpointLocation| {
-        let authenticator = config.authenticator.as_ref().context("the job has no key")?;
-        let folder: PathBuf = config.job_folder.join(&one.path);
-        CheckpointImage::find(folder.clone(), &one.tag, authenticator).or_else(|error| {
-            match &object_store {
-                Some(object_store) => object_store.find(folder, &one.tag, authenticator, deadline),
-                None => Err(error),
-            }
-        })
-    };
-    locations.iter().map(|one| find(one).with_context(|| one.path.clone())).collect()
 }
 
 #[cfg(test)]

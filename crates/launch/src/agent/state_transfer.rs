@@ -63,8 +63,8 @@ enum TransferStage {
     /// record is sent yet.
     Sending(FencedRecording, Option<u64>),
     /// As above, where no relay has a copy; before that, the deliveries of the rank are sent up to
-    /// this byte.
-    SendingDeliveries(usize),
+    /// this byte; `None`: nothing of them is sent yet.
+    SendingDeliveries(Option<u64>),
 }
 
 /// What one step of a transfer has led to.
@@ -130,25 +130,31 @@ impl StateTransfer {
             }
             TransferStage::Fence if !self.logged_by_relay => {
                 replicas.drop_partial_batch(rank);
-                self.stage = TransferStage::SendingDeliveries(0);
+                self.stage = TransferStage::SendingDeliveries(None);
             }
             TransferStage::SendingDeliveries(_) if stream.backlog_bytes() >= BACKLOG_BYTES_MAX => {
                 return Ok(TransferOutcome::Waiting);
             }
             TransferStage::SendingDeliveries(at) => {
-                let deliveries = replicas.recording(rank).map_or(&[][..], |it| &it.deliveries);
-                let left = deliveries.get(*at..).unwrap_or_default();
-                let piece = &left[..left.len().min(PIECE_BYTES as usize)];
-                if piece.is_empty() {
+                let nothing = ReplicatedRecording::default();
+                let recording = replicas.recording(rank).unwrap_or(&nothing);
+                let from = (*at).unwrap_or(recording.first_delivery);
+                let deliveries = recording.deliveries(from, PIECE_BYTES as usize);
+                if deliveries.is_empty() && at.is_some() {
                     let first = replicas.recording(rank).map_or(0, |recording| recording.first);
                     let nothing = FencedRecording { rank, first, ..FencedRecording::default() };
                     self.stage = TransferStage::Sending(nothing, None);
                     return Ok(TransferOutcome::Advanced);
                 }
-                let (deliveries_from, deliveries) = (*at as u64, piece.to_vec());
-                let update =
-                    RecordingUpdate { rank, deliveries_from, deliveries, ..Default::default() };
-                *at += update.deliveries.len();
+                let (deliveries_from, deliveries_base) = (from, recording.first_delivery);
+                *at = Some(from + deliveries.len() as u64);
+                let update = RecordingUpdate {
+                    rank,
+                    deliveries_base,
+                    deliveries_from,
+                    deliveries,
+                    ..Default::default()
+                };
                 stream.send(&Message::RecordingUpdate(Box::new(update)));
             }
             TransferStage::Fence | TransferStage::Fencing(_) => {

@@ -287,6 +287,24 @@ impl CheckpointImage {
         Ok(unpacked)
     }
 
+    /// Reads one of its files, after a check that it is as it was sealed.
+    pub fn read_file(&self, name: &str) -> Result<Vec<u8>> {
+        let text = fs::read_to_string(self.folder.join(MANIFEST)).context("it has no manifest")?;
+        let manifest = parse(&text, &self.tag, &self.authenticator)?;
+        let entry = manifest.files.iter().find(|entry| entry.name == name);
+        let entry = entry.with_context(|| format!("it has no file {name}"))?;
+        if !entry.is_packed {
+            entry.unpack(&self.folder, &self.folder)?;
+            return Ok(fs::read(self.folder.join(name))?);
+        }
+        let folder = format!(".{}.{name}", self.header.number);
+        let folder = new_folder(self.folder.with_file_name(folder))?;
+        let bytes =
+            entry.unpack(&self.folder, &folder).and_then(|()| Ok(fs::read(folder.join(name))?));
+        let _ = fs::remove_dir_all(folder);
+        bytes
+    }
+
     /// Puts back the files that the process had mapped from `/dev/shm`.
     pub fn restore_shared_memory(&self, unpacked: &UnpackedImage) -> Result<()> {
         for (number, path) in self.header.shared.iter().enumerate() {

@@ -71,6 +71,8 @@ pub struct RecordingUpdate {
     /// More pieces of the same batch follow: the next piece's `reads` begin where this piece ends,
     /// and no piece counts before the last one has arrived.
     pub continues: bool,
+    /// Deliveries before this byte are not needed any more.
+    pub deliveries_base: u64,
     /// Position of `deliveries` in what the rank has delivered from logs of senders, in bytes.
     pub deliveries_from: u64,
     #[serde(with = "serde_bytes")]
@@ -91,6 +93,7 @@ impl RecordingUpdate {
     pub fn joined(mut self, next: RecordingUpdate) -> RecordingUpdate {
         self.reads.extend_from_slice(&next.reads);
         self.base = self.base.max(next.base);
+        self.deliveries_base = self.deliveries_base.max(next.deliveries_base);
         self.is_full |= next.is_full;
         self.polls = self.polls.max(next.polls);
         if !next.determinants.is_empty() {

@@ -13,6 +13,7 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::{Context, Result, bail};
 
+use super::super::image_logs::LogsToCopy;
 use super::DUMP_MAX;
 use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::{self, CheckpointImage, ImageHeader};
@@ -36,10 +37,16 @@ pub struct ImageFolder {
 }
 
 impl ImageFolder {
-    /// Makes the folder for image `number` of this process, which stands still.
-    pub fn prepare(rank: &Path, number: u64, pid: u32) -> Result<ImageFolder> {
+    /// Makes the folder for image `number` of this process, which stands still. `logs`: what else
+    /// the image is to hold.
+    pub fn prepare(
+        rank: &Path,
+        (number, pid): (u64, u32),
+        logs: Option<LogsToCopy>,
+    ) -> Result<ImageFolder> {
         let folder = checkpoint_image::begin(rank, number)?;
-        match checkpoint_image::copy_shared(pid, &folder) {
+        let logs = logs.map_or(Ok(()), |logs| logs.write(&folder));
+        match logs.and_then(|()| checkpoint_image::copy_shared(pid, &folder)) {
             Ok(shared) => Ok(ImageFolder { folder, shared }),
             Err(error) => {
                 let _ = std::fs::remove_dir_all(folder);

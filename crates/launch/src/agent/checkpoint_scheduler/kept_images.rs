@@ -108,9 +108,20 @@ impl KeptImages {
         self.trimmed_to
     }
 
+    /// Notes that something is trimmed that an incarnation from the start of the program needs.
+    pub fn note_trimmed(&mut self) {
+        self.is_trimmed = true;
+    }
+
     /// Whether an incarnation that starts with the program can replay to where the rank was.
     pub fn can_replay_from_start(&self) -> bool {
         self.trimmed_to == 0 && !self.is_trimmed
+    }
+
+    /// Numbers of the newest usable image and, if it is needed, of the one before.
+    pub fn usable_numbers(&self) -> Option<(u64, Option<u64>)> {
+        let newest = self.usable().next_back()?.header.number;
+        Some((newest, self.oldest().map(|image| image.number)))
     }
 
     /// Header of the oldest needed image, if at least [`KEPT_IMAGES`] images are usable;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use super::super::image_logs::LogsToCopy;
 use super::disk_tasks::{self, ImageFolder, SealedImage};
 use super::{CheckpointScheduler, CheckpointState, DUMP_MAX, Dump, FAILURES_MAX, FIRST_POLL_RETRY};
 use crate::checkpoint::checkpoint_image::ImageHeader;
@@ -145,12 +146,14 @@ impl CheckpointScheduler {
         self.state = CheckpointState::Disconnected { since: Instant::now(), is_reported: false };
     }
 
-    /// Starts to make a folder for the image of a rank that has quiesced.
-    pub fn begin_preparing(&mut self, header: ImageHeader) -> Result<()> {
+    /// Starts to make a folder for the image of a rank that has quiesced. `logs`: what else the image
+    /// is to hold.
+    pub fn begin_preparing(&mut self, header: ImageHeader, logs: Option<LogsToCopy>) -> Result<()> {
         let (folder, number, pid) = (self.folder.clone(), header.number, header.pid);
         self.expected = sys::resident_bytes(pid);
-        let thread =
-            disk_tasks::start("prepare", move || ImageFolder::prepare(&folder, number, pid))?;
+        let thread = disk_tasks::start("prepare", move || {
+            ImageFolder::prepare(&folder, (number, pid), logs)
+        })?;
         self.state = CheckpointState::Preparing { thread, header, began: Instant::now() };
         Ok(())
     }

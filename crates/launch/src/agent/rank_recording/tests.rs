@@ -39,11 +39,11 @@ fn take_in(recording: &RankRecording, number: u64) {
 #[test]
 fn updates_are_sent_once_and_applied_to_the_recording_of_the_next_incarnation() {
     let (one, other) = (recording(), recording());
-    assert_eq!(one.updates(3, |_| Vec::new()), []);
+    assert_eq!(one.updates(3, |_| Default::default()), []);
     read(&one, 0, b"abc");
     take_in(&one, 0);
     put(&one, POLLS_AT, 7);
-    let updates = one.updates(3, |_| Vec::new());
+    let updates = one.updates(3, |_| Default::default());
     let [update] = &updates[..] else { panic!("{updates:?}") };
     assert_eq!((update.rank, update.from, &update.reads[..]), (3, 0, &b"abc"[..]));
     assert!(!update.continues);
@@ -51,13 +51,13 @@ fn updates_are_sent_once_and_applied_to_the_recording_of_the_next_incarnation() 
         (update.polls, update.first_determinant, &update.determinants[..]),
         (7, 0, &[[1, 2, 0]][..])
     );
-    assert_eq!(one.updates(3, |_| Vec::new()), []);
+    assert_eq!(one.updates(3, |_| Default::default()), []);
     other.apply(update).unwrap();
     // More than one piece of entries, and more determinants than the ring holds.
     let many = vec![5; 2 * PIECE_BYTES as usize + 1];
     read(&one, 3, &many);
     (1..RECENT_DETERMINANTS_MAX as u64 + 20).for_each(|number| take_in(&one, number));
-    let updates = one.updates(3, |_| Vec::new());
+    let updates = one.updates(3, |_| Default::default());
     let go_on: Vec<bool> = updates.iter().map(|update| update.continues).collect();
     assert_eq!(go_on, [true, true, false], "the last one ends where an entry does");
     assert_eq!(
@@ -70,22 +70,22 @@ fn updates_are_sent_once_and_applied_to_the_recording_of_the_next_incarnation() 
     assert_eq!(other.poll_counts(), PollCounts { furthest: 7, present: 0, taken: 0 });
     assert_eq!(other.words(DETERMINANT_COUNT_AT), Some([RECENT_DETERMINANTS_MAX as u64 + 20]));
     assert_eq!(other.words(determinant_at(500)), Some([501, 2, 500]));
-    assert_eq!(other.updates(3, |_| Vec::new()), [], "it came from there");
+    assert_eq!(other.updates(3, |_| Default::default()), [], "it came from there");
     // An effect on a file is under way.
     put(&one, FILES_AT + 8, 77);
-    let updates = one.updates(3, |_| Vec::new());
+    let updates = one.updates(3, |_| Default::default());
     assert_eq!(updates.len(), 1);
     assert_eq!(updates[0].files.len(), FILES_WORDS * 8);
     other.apply(&updates[0]).unwrap();
     assert_eq!(other.words(FILES_AT), Some([0, 77]));
     assert_eq!(other.words(LAST_WRITTEN_AT), Some([UNKNOWN_WRITTEN]));
     assert_eq!(
-        (one.updates(3, |_| Vec::new()), other.updates(3, |_| Vec::new())),
+        (one.updates(3, |_| Default::default()), other.updates(3, |_| Default::default())),
         (Vec::new(), Vec::new())
     );
     take_in(&other, RECENT_DETERMINANTS_MAX as u64 + 20);
     assert_eq!(
-        other.updates(3, |_| Vec::new())[0].determinants,
+        other.updates(3, |_| Default::default())[0].determinants,
         [[RECENT_DETERMINANTS_MAX as u64 + 21, 2, RECENT_DETERMINANTS_MAX as u64 + 20]]
     );
 }
@@ -94,7 +94,7 @@ fn updates_are_sent_once_and_applied_to_the_recording_of_the_next_incarnation() 
 fn a_full_recording_is_full_on_the_next_node_as_well() {
     let (one, other) = (recording(), recording());
     put(&one, FULL_AT, 1);
-    one.updates(3, |_| Vec::new()).iter().for_each(|update| other.apply(update).unwrap());
+    one.updates(3, |_| Default::default()).iter().for_each(|update| other.apply(update).unwrap());
     assert!(other.is_full());
     let beyond = RecordingUpdate {
         from: NONDETERMINISM_BYTES as u64,
@@ -120,7 +120,7 @@ fn what_the_oldest_image_covers_takes_no_memory_and_is_not_sent() {
         one.write(RECORD_HEAD_BYTES, later).unwrap();
         end += piece.len() as u64;
         put(&one, RECORDED_AT, end);
-        replicated.extend(one.updates(1, |_| Vec::new()));
+        replicated.extend(one.updates(1, |_| Default::default()));
         if round > 3 {
             one.trim(end - 3 * piece.len() as u64);
         }
@@ -129,12 +129,15 @@ fn what_the_oldest_image_covers_takes_no_memory_and_is_not_sent() {
     assert!(!one.can_replay_from_start() && other.can_replay_from_start());
     one.trim(0);
     one.trim(u64::MAX);
-    replicated.extend(one.updates(1, |_| Vec::new()));
+    replicated.extend(one.updates(1, |_| Default::default()));
     assert_eq!(replicated.last().unwrap().base, end - 3 * piece.len() as u64);
     let last = replicated.split_off(replicated.len() - 5);
     other.apply(&RecordingUpdate { base: last[0].from, ..last[0].clone() }).unwrap();
     last[1..].iter().for_each(|update| other.apply(update).unwrap());
-    assert!(other.entries(end - 3, end) == [3; 3] && other.updates(1, |_| Vec::new()).is_empty());
+    assert!(
+        other.entries(end - 3, end) == [3; 3]
+            && other.updates(1, |_| Default::default()).is_empty()
+    );
     assert_eq!(other.words(BASE_AT), Some([end - 3 * piece.len() as u64]));
 }
 
@@ -304,7 +307,7 @@ fn the_agent_forbids_a_restart_once_and_only_where_file_calls_are_recorded() {
     assert!(!without_files.forbid_restart("it is linked statically"));
     assert_eq!(without_files.refusal(), None);
     // Another node learns the reason.
-    let updates = recording.updates(0, |_| Vec::new());
+    let updates = recording.updates(0, |_| Default::default());
     let other = self::recording();
     updates.iter().for_each(|update| other.apply(update).unwrap());
     assert_eq!(other.refusal().as_deref(), Some("it is linked statically"));
