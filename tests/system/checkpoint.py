@@ -125,6 +125,7 @@ def main() -> int:
     logs_between_nodes(checks, options, [*program, "--rounds"])
     spare_node(checks, options, ring)
     other_programs(checks, options)
+    lost_in_turn(checks, options)
     killed_during_dump(checks, options)
     corrupt_checkpoints(checks, options, ring)
     without_criu(checks, options, ring)
@@ -557,6 +558,34 @@ def other_programs(checks, options) -> None:
         print(f"skipped: programs of others whose node is lost: {why_not}")
         return
     nodes.other_programs(checks, options, ["--checkpoint", "24h", "--set", f"criu={options.criu}", "--set", "log=info"])
+
+
+def lost_in_turn(checks, options) -> None:
+    """Periodic checkpoints, which all nodes can read; a rank is killed, its node is lost, a rank is
+    killed on the next node, and that is lost as well, all at moments drawn from the seed. Messages
+    are logged by relays, and by senders."""
+    if not options.list and network.no_lab(options):
+        return
+    for program in nodes.programs_of_others(options, True):
+        long = {"heat": "--steps 1200", "wildcards and probes": "--rounds 600"}.get(program.name, "-time 4 -iter 100000")
+        for by, words in (("", []), (nodes.SENDERS, nodes.SENDER)):
+            name = f"{by}nodes are lost in turn, {program.name}, from images"
+            if not checks.wants(name) or not Path(program.words[0]).exists():
+                continue
+            draw = random.Random(f"{options.seed} {name}")
+            moments = [draw.uniform(low, low + 0.8) for low in (1.0, 1.8, 2.6, 3.4)]
+            whats = [draw.randrange(2), nodes.KILLED, draw.randrange(4), ("north-3", nodes.KILLED)]
+            with tempfile.TemporaryDirectory() as scratch:
+                lab_file = nodes.wide_lab(Path(scratch), nodes.SLOW_LAN)
+                folder = ["--set", f"checkpoint_dir={scratch}/images", "--set", f"criu={options.criu}"]
+                run = [*nodes.WIDE, *words, *nodes.given(options), "--checkpoint", "500ms", *folder, "--set", "log=info"]
+                events = list(zip(moments, whats))
+                code, _, output = nodes.lab_job(options, [*program.words, *long.split()], events, run, program.begun, lab_file=lab_file)
+            moves, found = output.count(" is lost ("), len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-[34]", output))
+            is_whole = program.is_whole(output)
+            measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {found} moved ranks from images"
+            # A node may be lost before its ranks have two images.
+            checks.check(name, code == 0 and is_whole and moves == 2, measured, output)
 
 
 def criu_but_on(folder: Path, host: str, criu: Path) -> Path:
