@@ -34,7 +34,7 @@ use spawn_order::{Application, SpawnOrder, Task};
 
 /// Version of the messages, incremented with every change of a message: launcher and agents must
 /// have the same version.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 /// Beginning of the first line of an agent; the version follows.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// Bytes of a frame at most. The largest message holds the keys of a barrier: 100 000 ranks of 160
@@ -181,7 +181,7 @@ pub struct LogImages {
     pub number: u64,
     /// What it covers: the words of [`landbridge_proto::log::release::LogPositions`].
     pub newest: Vec<u64>,
-    /// The same for the older of the two images that are kept; empty: there is one image.
+    /// What the older of the two images covers that are kept; empty: there is one image.
     pub oldest: Vec<u64>,
 }
 

@@ -407,8 +407,8 @@ impl Launcher {
                 moved.apply(&mut self.children.0[index].node);
             }
             Message::Ping => {}
-            message @ (Message::LogContact { .. } | Message::LogImages(_)) => {
-                self.children.send_to_all(&message);
+            Message::LogContact { .. } | Message::LogImages(_) => {
+                self.children.send_to_all(&message)
             }
             Message::FrameTransfer(transfer) => self.children.pass_on(transfer),
             Message::Checkpoint { rank, number, bytes } => {
@@ -422,8 +422,8 @@ impl Launcher {
             }
             Message::RelayLog { text } => self.log_relay(&text),
             Message::Paths { serial, paths } => self.status_reporter.handle_paths(serial, *paths),
-            Message::LogStatus { serial, lines } => {
-                self.status_reporter.handle_record(serial, &lines)
+            Message::LogStatus { serial: to, lines } => {
+                self.status_reporter.handle_record(to, &lines)
             }
             Message::Done => {
                 self.children.0[index].note_end();

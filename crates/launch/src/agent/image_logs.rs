@@ -2,8 +2,8 @@
 //! ranks of a lost node begin here ([`landbridge_proto::log::image_logs`]).
 //!
 //! In: the file of this node's logs, a rank that stands still for its image; images that another
-//! node has taken. Out: a file in the folder of the image; images that fit together, and in the file
-//! of this node what they hold of the logs.
+//! node has taken. Out: a file in the folder of the image; images that fit together, and in the
+//! file of this node what they hold of the logs.
 //!
 //! What may never happen: an image is said to be whole that has not all of its logs; two ranks of a
 //! lost node begin with images that do not fit together.
@@ -232,7 +232,7 @@ impl ReadImage {
             None => Err(error),
         })?;
         let (logs, ends) = ImageLogs::parse(&bytes).context("its message logs are damaged")?;
-        anyhow::ensure!(ends.last() == Some(&(bytes.len() as u64)), "its message logs are cut off");
+        anyhow::ensure!(ends.last() == Some(&(bytes.len() as u64)), "its message logs are damaged");
         Ok(ReadImage { image, logs, ends, bytes })
     }
 

@@ -8,12 +8,16 @@
 use std::rc::Rc;
 use std::time::Instant;
 
+use anyhow::Context;
+
 use super::Agent;
 use super::checkpoint_scheduler::CheckpointRequester;
 use super::child_agent::start_child;
 use super::course::Phase;
 use super::log_report;
 use super::node_failover::FailoverRound;
+use super::node_logs::NodeLogs;
+use super::parent_agent::ParentAgent;
 use super::path_query::PathQuery;
 use super::process_manager::{self, AgentGroup};
 use super::rank::NodeSpecificError;
@@ -110,20 +114,10 @@ impl Agent {
                 Some(child) => child.process.stream.send(&Message::FrameTransfer(transfer)),
                 None => self.supervisor.handle_frame_transfer(*transfer, &mut self.parent),
             },
-            Message::LogImages(ref images) => {
+            Message::LogImages(_) | Message::LogContact { .. } => {
                 self.children.send(&message);
-                let noted = self.supervisor.node_logs().map(|logs| logs.note_other_images(images));
-                if let Some(Err(error)) = noted {
-                    self.parent.fail(format!("its message logs cannot be released: {error:#}"));
-                }
-            }
-            Message::LogContact { rank, ref contact } => {
-                self.children.send(&message);
-                let noted =
-                    self.supervisor.node_logs().map(|logs| logs.note_contact(rank, contact));
-                if let Some(Err(error)) = noted {
-                    self.parent.fail(format!("a contact of rank {rank} is not noted: {error:#}"));
-                }
+                let logs = self.supervisor.node_logs();
+                handle_log_news(logs, &message, &mut self.parent);
             }
             other => self.parent.fail(format!("the agent was sent {other:?}")),
         }
@@ -362,5 +356,20 @@ impl Agent {
         self.course.phase == Phase::Working
             && !self.relay.address.is_empty()
             && self.parent.may_move_ranks()
+    }
+}
+
+/// Notes what agents of other nodes say of the message logs of their ranks.
+fn handle_log_news(logs: Option<&NodeLogs>, message: &Message, parent: &mut ParentAgent) {
+    let Some(logs) = logs else { return };
+    let noted = match message {
+        Message::LogImages(images) => logs.note_other_images(images),
+        Message::LogContact { rank, contact } => logs
+            .note_contact(*rank, contact)
+            .with_context(|| format!("a contact of rank {rank} is not noted")),
+        _ => Ok(()),
+    };
+    if let Err(error) = noted {
+        parent.fail(format!("its message logs cannot be written: {error:#}"));
     }
 }

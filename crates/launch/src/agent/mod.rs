@@ -21,7 +21,8 @@
 //! | `held_files`, `rank_recording` | what a rank has recorded, and its open files |
 //! | `replicated_recording`, `replicated_rank_state` | what other nodes need of a rank |
 //! | `state_transfer` | how they get it |
-//! | `log_file`, `node_logs`, `node_cut` | message logs of the ranks of this node |
+//! | `log_file`, `image_logs` | the file of message logs; what images hold of it |
+//! | `node_logs`, `node_cut` | message logs of the ranks of this node |
 //! | `frame_carrier` | frames of logs that the agents carry to other nodes |
 //! | `statistics_page`, `contact` | what a rank tells of its paths, and whether it uses us |
 //! | `prepare`, `image_service` | programs of ranks; where checkpoint images lie |

@@ -13,6 +13,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -299,9 +300,21 @@ impl RankRecording {
             deliveries_base,
             ..RecordingUpdate::default()
         };
-        let mut updates = Vec::new();
         // Entries that were trimmed since the last update are not sent.
-        let mut from = replicated.reads.max(base);
+        let from = replicated.reads.max(base);
+        self.in_pieces(rest, from..reads, (delivered_from, delivered))
+    }
+
+    /// Splits an update into pieces: `reads` of the record, and deliveries from a byte on.
+    fn in_pieces(
+        &self,
+        rest: RecordingUpdate,
+        reads: Range<u64>,
+        (delivered_from, delivered): (u64, Vec<u8>),
+    ) -> Vec<RecordingUpdate> {
+        let rank = rest.rank;
+        let Range { start: mut from, end: reads } = reads;
+        let mut updates = Vec::new();
         let mut pieces = delivered.chunks(PIECE_BYTES as usize).peekable();
         let mut deliveries_from = delivered_from;
         loop {

@@ -136,24 +136,11 @@ impl StateTransfer {
                 return Ok(TransferOutcome::Waiting);
             }
             TransferStage::SendingDeliveries(at) => {
-                let nothing = ReplicatedRecording::default();
-                let recording = replicas.recording(rank).unwrap_or(&nothing);
-                let from = (*at).unwrap_or(recording.first_delivery);
-                let deliveries = recording.deliveries(from, PIECE_BYTES as usize);
-                if deliveries.is_empty() && at.is_some() {
+                let Some(update) = next_deliveries(replicas, rank, at) else {
                     let first = replicas.recording(rank).map_or(0, |recording| recording.first);
                     let nothing = FencedRecording { rank, first, ..FencedRecording::default() };
                     self.stage = TransferStage::Sending(nothing, None);
                     return Ok(TransferOutcome::Advanced);
-                }
-                let (deliveries_from, deliveries_base) = (from, recording.first_delivery);
-                *at = Some(from + deliveries.len() as u64);
-                let update = RecordingUpdate {
-                    rank,
-                    deliveries_base,
-                    deliveries_from,
-                    deliveries,
-                    ..Default::default()
                 };
                 stream.send(&Message::RecordingUpdate(Box::new(update)));
             }
@@ -186,6 +173,29 @@ impl StateTransfer {
         }
         Ok(TransferOutcome::Advanced)
     }
+}
+
+/// The next piece of the deliveries of a rank from byte `at` on (`None`: from the first one that is
+/// needed), which becomes the byte where the piece ends; `None` after the last piece.
+fn next_deliveries(
+    replicas: &ReplicatedRankStates,
+    rank: u32,
+    at: &mut Option<u64>,
+) -> Option<RecordingUpdate> {
+    let nothing = ReplicatedRecording::default();
+    let recording = replicas.recording(rank).unwrap_or(&nothing);
+    let deliveries_base = recording.first_delivery;
+    let deliveries_from = at.unwrap_or(deliveries_base);
+    let deliveries = recording.deliveries(deliveries_from, PIECE_BYTES as usize);
+    let is_over = deliveries.is_empty() && at.is_some();
+    *at = Some(deliveries_from + deliveries.len() as u64);
+    (!is_over).then(|| RecordingUpdate {
+        rank,
+        deliveries_base,
+        deliveries_from,
+        deliveries,
+        ..Default::default()
+    })
 }
 
 /// The next piece of a record from position `at` on, and the position where the piece ends; `None`

@@ -4,9 +4,9 @@
 //! The logs between processes of a node are lost with the node, and their images are taken at
 //! different moments. So the image of a process holds an *excerpt* of each of its logs, in both
 //! directions: all that was sent there since the newest image of the process on the other side (or
-//! since the beginning if that has none), and what it has not received yet. Of two images the later one holds what one side has sent
-//! and the other one has not received, and also what one side sends again although the other one
-//! has received it, which is compared.
+//! since the beginning if that has none), and what it has not received yet. Of two images the later
+//! one holds what one side has sent and the other one has not received, and also what one side
+//! sends again although the other one has received it, which is compared.
 //!
 //! ```text
 //! log of A to B:  ──────[ B has received this in its image … A has sent this in its image ]───
@@ -184,10 +184,10 @@ impl ImageLogs {
         Some((ImageLogs { positions, excerpts }, ends))
     }
 
-    /// Measures the excerpts for an image of `process`, whose logs have come to `positions`; returns
-    /// also where each begins. `newest`: how far the logs between a process and this one had come in
-    /// the newest image of that process. A log of which something was discarded has no excerpt.
-    /// `None`: a word was being written.
+    /// Measures the excerpts for an image of `process`, whose logs have come to `positions`;
+    /// returns also where each begins. `newest`: how far the logs between a process and this one
+    /// had come in the newest image of that process. A log of which something was discarded has no
+    /// excerpt. `None`: a word was being written.
     pub fn measure<L: ReadLog>(
         process: usize,
         positions: LogPositions,
@@ -214,7 +214,8 @@ impl ImageLogs {
         Some((image, cursors))
     }
 
-    /// Copies the frames of the excerpts that were measured. `None`: they are not what was measured.
+    /// Copies the frames of the excerpts that were measured. `None`: they are not what was
+    /// measured.
     pub fn copy<L: ReadLog>(
         &self,
         cursors: &[LogCursor],
@@ -455,7 +456,11 @@ mod tests {
             let start = BEGINS + skipped as u64;
             let (excerpt, cursor) = Excerpt::measure(&region, (1, 2), begin, start).unwrap();
             let mut copied = Vec::new();
-            excerpt.copy(&region, cursor, |bytes| Some(copied.extend_from_slice(bytes))).unwrap();
+            let take = |bytes: &[u8]| {
+                copied.extend_from_slice(bytes);
+                Some(())
+            };
+            excerpt.copy(&region, cursor, take).unwrap();
             assert!(copied == rest.concat());
             assert_eq!(excerpt.bytes(), copied.len() as u64);
         }

@@ -112,7 +112,7 @@ impl LogCursor {
         LogCursor { position, ..LogCursor::START }
     }
 
-    /// The same place, with this number of frames before it.
+    /// A cursor at this place, with this number of frames before it.
     pub fn with_frames(self, frames: u64) -> LogCursor {
         LogCursor { frames, ..self }
     }
@@ -588,8 +588,8 @@ mod tests {
             }
             Some((cursor.position(), memory.receive(&mut cursor)))
         };
-        for number in 0..500 {
-            let found = (places[number], Some((3000, number as u64)));
+        for (number, place) in places[..500].iter().enumerate() {
+            let found = (*place, Some((3000, number as u64)));
             assert_eq!(find(&chain, number), Some(found));
         }
         chain.needed(places[400]);

@@ -17,11 +17,11 @@
 //!   frames from 900 on        →
 //! ```
 //!
-//! A process whose node was lost begins again on another node ([`Contact::moves`]), with its program
-//! or with an image, and with what images hold of its logs. Others send it their logs from where the
-//! image had them. Its own log grows again as it replays: once the log has come to where the other
-//! side has it, both compare a digest of what was sent again, and frames flow from there on. So it
-//! first says from which position on it sends again ([`Began`]).
+//! A process whose node was lost begins again on another node ([`Contact::moves`]), with its
+//! program or with an image, and with what images hold of its logs. Others send it their logs from
+//! where the image had them. Its own log grows again as it replays: once the log has come to where
+//! the other side has it, both compare a digest of what was sent again, and frames flow from there
+//! on. So it first says from which position on it sends again ([`Began`]).
 //!
 //! Each message has a word beside its payload ([`TransferHeader`]). Messages between two transports
 //! arrive in order and once; that is the transports' part.
@@ -509,8 +509,11 @@ mod tests {
         next: usize,
         owes_resume: bool,
         /// Messages of the present transport to one of the other's transports.
-        wire: VecDeque<(u32, TransferKind, (u64, u64), Vec<u32>)>,
+        wire: VecDeque<Sent>,
     }
+
+    /// The receiver's generation, the kind, position and digest, frames.
+    type Sent = (u32, TransferKind, (u64, u64), Vec<u32>);
 
     fn digest(frames: &[u32]) -> u64 {
         frames.iter().fold(1, |sum, frame| sum * 31 % 1_000_003 + u64::from(*frame))

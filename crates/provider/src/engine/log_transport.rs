@@ -28,12 +28,11 @@ use landbridge_proto::log::transfer::{
 
 use super::Engine;
 use super::log_carriage::Carriage;
+use super::remote_transfer::{IN_FLIGHT_MAX, NO_SLOT, RemoteTransfer};
 use super::request::Iov;
-use crate::abi::{self, CqTaggedEntry, Errno, FiAddr};
+use crate::abi::{self, CqTaggedEntry, Errno};
 use crate::log;
 
-/// Messages to one process that are under way at most: together 8 MiB.
-const IN_FLIGHT_MAX: usize = 64;
 /// Messages of at most this many bytes are copied, so that they leave at once.
 const INJECT_BYTES_MAX: usize = 4096;
 /// Bytes of a log that are sent beyond what the other process is known to have. Short messages
@@ -50,80 +49,6 @@ const REPLACE_TIME_MAX: Duration = Duration::from_secs(30);
 const GENERATIONS_MAX: u32 = 200;
 /// Time between two questions what a process has received, while this one waits for that.
 const QUERY_INTERVAL: Duration = Duration::from_millis(20);
-/// Slot of a message that was copied.
-const NO_SLOT: usize = IN_FLIGHT_MAX;
-
-/// What one process has said, and what is under way to it.
-struct RemoteTransfer {
-    process: usize,
-    transfer: LogTransfer,
-    /// Number of the other transport in the address vector.
-    number: Option<FiAddr>,
-    /// The first generation of the other transport that this transport has met.
-    first_generation: u32,
-    /// How often something has ended what was under way: completions of earlier messages do not
-    /// count.
-    round: u32,
-    /// The positions of messages under way; each message begins with its own.
-    slots: Box<[u64; IN_FLIGHT_MAX]>,
-    free_slots: Vec<usize>,
-    /// This transport cannot reach the other one any more.
-    is_lost: bool,
-    /// Arrived bytes that the other process does not know of.
-    unconfirmed: u64,
-    /// Arrived messages that lie behind one that is still under way.
-    early: BTreeMap<u64, Vec<u8>>,
-    /// Up to where the agents have carried frames, which the other process may send as well.
-    carried_end: u64,
-    /// What remains to be said.
-    owed: Option<TransferKind>,
-    /// Before that: where this process has begun that has moved to this node.
-    owes_began: bool,
-    /// First: where the other process has begun that has moved?
-    owes_question: bool,
-}
-
-impl RemoteTransfer {
-    fn new(process: usize, transfer: LogTransfer) -> RemoteTransfer {
-        RemoteTransfer {
-            process,
-            transfer,
-            number: None,
-            first_generation: 0,
-            round: 0,
-            slots: Box::new([0; IN_FLIGHT_MAX]),
-            free_slots: (0..IN_FLIGHT_MAX).collect(),
-            is_lost: false,
-            unconfirmed: 0,
-            early: BTreeMap::new(),
-            carried_end: 0,
-            owed: None,
-            owes_began: false,
-            owes_question: false,
-        }
-    }
-
-    /// What may be said now.
-    fn may_say(&self) -> Option<TransferKind> {
-        match self.owed? {
-            _ if self.owes_question => Some(TransferKind::AskBegan),
-            _ if self.owes_began => Some(TransferKind::Began),
-            TransferKind::Resume if !self.transfer.may_resume() => None,
-            kind => Some(kind),
-        }
-    }
-
-    fn note_said(&mut self, kind: TransferKind) {
-        match kind {
-            TransferKind::AskBegan => self.owes_question = false,
-            TransferKind::Began => self.owes_began = false,
-            _ => self.owed = None,
-        }
-        if matches!(kind, TransferKind::Resume | TransferKind::Received) {
-            self.unconfirmed = 0;
-        }
-    }
-}
 
 pub(super) struct LogTransport {
     carriage: Carriage,
@@ -357,7 +282,7 @@ impl LogTransport {
         let new: Vec<usize> = logs.remote_processes().skip(self.remotes.len()).collect();
         for process in new {
             let place = self.remotes.len();
-            let began = if self.moves > 0 { logs.began(process)? } else { None };
+            let began = if self.moves > 0 { node_log::began(logs, process)? } else { None };
             let transfer = LogTransfer::new(logs.confirmed(process)?, began);
             self.places.insert(process, place);
             self.remotes.push(RemoteTransfer::new(process, transfer));
@@ -544,7 +469,7 @@ impl LogTransport {
         match action {
             TransferAction::SendFrom(position) => {
                 self.pause = REPLACE_TIME_MIN;
-                logs.note_compared(remote.process);
+                node_log::note_compared(logs, remote.process);
                 logs.send_from(remote.process, position)
             }
             TransferAction::CompareAndSendFrom(position, digest) => {

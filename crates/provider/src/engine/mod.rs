@@ -56,7 +56,7 @@
 //! | `receive` | incoming frames |
 //! | `transmit` | outgoing frames |
 //! | `log_carriage` | the endpoint that carries logs to and from other nodes |
-//! | `log_transport` | frames of logs to and from other nodes |
+//! | `remote_transfer`, `log_transport` | frames of logs to and from other nodes |
 //! | `transport_polls` | when the transport is polled |
 //! | `quiesce` | preparing the process for a checkpoint |
 //! | `recorded_polls` | polls of a recorded process |
@@ -110,6 +110,7 @@ mod reconnect;
 mod recorded_polls;
 mod recorded_uplink;
 mod relay_attachment;
+mod remote_transfer;
 mod repair;
 mod replay;
 pub mod request;

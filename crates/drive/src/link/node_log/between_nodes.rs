@@ -320,28 +320,28 @@ impl NodeLogs {
         Ok(self.remote(to)?.confirmed.position())
     }
 
-    /// From where on this process sends its log to one of another node again, if it has moved to
-    /// this node; `None`: all of that was compared with what the other process has.
-    ///
-    /// # Errors
-    /// The process is of this node.
-    pub fn began(&self, to: usize) -> io::Result<Option<u64>> {
-        Ok(self.remote(to)?.began)
-    }
-
-    /// Notes that what this process has sent again was compared with what the other process has.
-    pub fn note_compared(&mut self, to: usize) {
-        if let Some(remote) = self.remote.get_mut(to) {
-            remote.began = None;
-        }
-    }
-
     fn remote(&self, process: usize) -> io::Result<&RemoteLogs> {
         self.remote.get(process).ok_or_else(foreign)
     }
 
     fn writer(&self, to: usize) -> io::Result<&LogWriter> {
         self.open.writers.get(to).map(|target| &target.log).ok_or_else(foreign)
+    }
+}
+
+/// From where on a process that has moved to this node sends its log to one of another node again;
+/// `None`: all of that was compared with what the other process has.
+///
+/// # Errors
+/// The process is of this node.
+pub fn began(logs: &NodeLogs, to: usize) -> io::Result<Option<u64>> {
+    Ok(logs.remote(to)?.began)
+}
+
+/// Notes that what this process has sent again was compared with what the other process has.
+pub fn note_compared(logs: &mut NodeLogs, to: usize) {
+    if let Some(remote) = logs.remote.get_mut(to) {
+        remote.began = None;
     }
 }
 
@@ -362,7 +362,7 @@ pub fn digest_of_arrived(logs: &NodeLogs, from: usize, began: u64) -> io::Result
 /// # Errors
 /// No frame ends there, or the log holds what cannot be there.
 pub fn digest_of_sent(logs: &NodeLogs, to: usize, position: u64) -> io::Result<u64> {
-    let began = logs.began(to)?.unwrap_or(position);
+    let began = began(logs, to)?.unwrap_or(position);
     digest_of(logs, (logs.open.owner.process, to), logs.writer(to)?, (began, position))
 }
 

@@ -67,7 +67,9 @@ use rustix::net::{
 };
 
 use between_nodes::{ClosedRemote, RemoteLogs};
-pub use between_nodes::{TRANSFER_BYTES_MAX, digest_of_arrived, digest_of_sent};
+pub use between_nodes::{
+    TRANSFER_BYTES_MAX, began, digest_of_arrived, digest_of_sent, note_compared,
+};
 use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
 use log_end::LogWriter;
@@ -180,18 +182,13 @@ impl ClosedLogs {
         if memory_max > 0 {
             owner.bytes_max = owner.bytes_max.min(memory_max);
         }
-        let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT);
-        let discarded = discarded.load(Ordering::Acquire);
-        let released = head.release(owner.control() + DELIVERIES_RELEASED_AT, 0);
-        if discarded.max(released) > deliveries.position {
+        if deliveries_kept_from(&head, &owner) > deliveries.position {
             return Err(not_kept());
         }
         let number = head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed);
         if self.file.is_some_and(|file| file != number) {
             let moved = Moved { head: &head, window: &window, own: owner.process };
-            moved.writers(&mut writers)?;
-            moved.readers(&mut readers)?;
-            moved.remote(&mut remote, &writers)?;
+            moved.place(&mut writers, &mut readers, &mut remote)?;
         }
         let end = head.word(owner.control() + DELIVERIES_END_AT);
         let deliveries = Deliveries::new(window.deliveries(owner.process)?, deliveries, end);
@@ -555,6 +552,12 @@ pub fn awaits_other_node(logs: &NodeLogs) -> bool {
 /// Whether earlier incarnations have sent frames that this one has not sent yet.
 pub fn is_behind(logs: &NodeLogs) -> bool {
     logs.to_send_again > 0
+}
+
+/// The byte from which on the deliveries of a process are kept.
+fn deliveries_kept_from(head: &Mapped, owner: &LogOwner) -> u64 {
+    let discarded = head.word(owner.control() + DELIVERIES_DISCARDED_AT).load(Ordering::Acquire);
+    discarded.max(head.release(owner.control() + DELIVERIES_RELEASED_AT, 0))
 }
 
 /// A frame to a process to which an earlier incarnation has sent none at that point.

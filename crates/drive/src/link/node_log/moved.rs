@@ -27,28 +27,35 @@ pub(super) struct Moved<'a> {
 }
 
 impl Moved<'_> {
-    /// The logs that this process writes.
-    pub fn writers(&self, writers: &mut [(usize, SegmentChain)]) -> io::Result<()> {
+    /// Finds the places in this file: of logs that this process writes, of those that it reads, and
+    /// of those between it and processes of other nodes.
+    pub fn place(
+        &self,
+        writers: &mut [(usize, SegmentChain)],
+        readers: &mut [(usize, LogCursor)],
+        remote: &mut [(usize, ClosedRemote)],
+    ) -> io::Result<()> {
+        self.writers(writers)?;
+        self.readers(readers)?;
+        self.remote(remote, writers);
+        Ok(())
+    }
+
+    fn writers(&self, writers: &mut [(usize, SegmentChain)]) -> io::Result<()> {
         writers.iter_mut().try_for_each(|(to, chain)| {
             *chain = self.log(self.own, *to, chain.cursor())?.chain;
             Ok(())
         })
     }
 
-    /// The logs that it reads.
-    pub fn readers(&self, readers: &mut [(usize, LogCursor)]) -> io::Result<()> {
+    fn readers(&self, readers: &mut [(usize, LogCursor)]) -> io::Result<()> {
         readers.iter_mut().try_for_each(|(from, cursor)| {
             *cursor = *self.log(*from, self.own, cursor)?.chain.cursor();
             Ok(())
         })
     }
 
-    /// The logs between this process and those of other nodes. `writers`: see [`Self::writers`].
-    pub fn remote(
-        &self,
-        remote: &mut [(usize, ClosedRemote)],
-        writers: &[(usize, SegmentChain)],
-    ) -> io::Result<()> {
+    fn remote(&self, remote: &mut [(usize, ClosedRemote)], writers: &[(usize, SegmentChain)]) {
         for (process, closed) in remote {
             let sent = writers.iter().find(|(to, _)| to == process).map(|(_, chain)| chain);
             closed.began = Some(sent.map_or(0, |chain| chain.cursor().position()));
@@ -56,7 +63,6 @@ impl Moved<'_> {
             let arrived = LogCursor::beginning(self.begins(*process, self.own));
             closed.arrivals = SegmentChain::beginning(LOG_BYTES, arrived);
         }
-        Ok(())
     }
 
     fn begins(&self, from: usize, to: usize) -> u64 {

@@ -232,7 +232,8 @@ impl Transport {
 
     fn begin_with(&mut self, process: usize, logs: &mut NodeLogs) -> Result<(), Violation> {
         let confirmed = logs.confirmed(process).map_err(failed)?;
-        let began = if self.has_moved { logs.began(process).map_err(failed)? } else { None };
+        let began =
+            if self.has_moved { node_log::began(logs, process).map_err(failed)? } else { None };
         let transfer = LogTransfer::new(confirmed, began);
         let (owed, owes_began, owes_question, unconfirmed, carried_end) =
             (None, false, false, 0, 0);
@@ -263,7 +264,7 @@ impl Transport {
     ) -> Result<(), Violation> {
         match action {
             TransferAction::SendFrom(position) => {
-                logs.note_compared(process);
+                node_log::note_compared(logs, process);
                 logs.send_from(process, position).map_err(failed)
             }
             TransferAction::CompareAndSendFrom(position, expected) => {
@@ -274,7 +275,7 @@ impl Transport {
                 })?;
                 require!(digest == expected, "{own:?} has not sent {process} the same again");
                 require!(digest != 0, "what {own:?} has sent {process} again is not kept");
-                logs.note_compared(process);
+                node_log::note_compared(logs, process);
                 logs.send_from(process, position).map_err(failed)
             }
             TransferAction::Confirm => {

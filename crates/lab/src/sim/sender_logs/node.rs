@@ -129,7 +129,10 @@ impl SimulatedNode {
         let measured = ImageLogs::measure(process, positions, self, newest);
         let (image, cursors) = measured.ok_or(io::ErrorKind::InvalidData)?;
         let mut frames = Vec::new();
-        let copied = image.copy(&cursors, self, |bytes| Some(frames.extend_from_slice(bytes)));
+        let copied = image.copy(&cursors, self, |bytes| {
+            frames.extend_from_slice(bytes);
+            Some(())
+        });
         copied.ok_or(io::ErrorKind::InvalidData)?;
         Ok((image, frames))
     }

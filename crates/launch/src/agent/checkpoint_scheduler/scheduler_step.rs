@@ -146,8 +146,8 @@ impl CheckpointScheduler {
         self.state = CheckpointState::Disconnected { since: Instant::now(), is_reported: false };
     }
 
-    /// Starts to make a folder for the image of a rank that has quiesced. `logs`: what else the image
-    /// is to hold.
+    /// Starts to make a folder for the image of a rank that has quiesced. `logs`: what else the
+    /// image is to hold.
     pub fn begin_preparing(&mut self, header: ImageHeader, logs: Option<LogsToCopy>) -> Result<()> {
         let (folder, number, pid) = (self.folder.clone(), header.number, header.pid);
         self.expected = sys::resident_bytes(pid);

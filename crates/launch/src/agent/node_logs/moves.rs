@@ -1,0 +1,171 @@
+//! What the logs of this node need beyond a usual job where ranks may move to another node, or have
+//! moved to this one.
+//!
+//! In: images of ranks of all nodes, ranks that come from a lost node. Out: what an image is to
+//! hold of the logs, what agents of other nodes are to know of images, releases. What may never
+//! happen: a log is released while a thread copies it, or beyond what the images of both sides
+//! cover on which other nodes may count.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use anyhow::{Context, Result};
+use landbridge_proto::log::counts::LogCounts;
+use landbridge_proto::log::image_logs::LogStarts;
+use landbridge_proto::log::layout::{MOVED_AT, control_at, log_at, release_at};
+use landbridge_proto::log::release::{LogPositions, LogRelease};
+use rustix::io::pwrite;
+
+use super::NodeLogs;
+use crate::agent::image_logs::{LogRegion, LogsToCopy, MovedRanks};
+use crate::checkpoint::CheckpointConfig;
+use crate::control::LogImages;
+use crate::control::rank_state::TransferredRank;
+
+/// What is kept for ranks that may move to another node, or have moved to this one.
+#[derive(Default)]
+pub struct MoveState {
+    /// By rank, also of other nodes: the number of the newest image on which others may count, and
+    /// what it covers.
+    newest: BTreeMap<u32, (u64, LogPositions)>,
+    starts: LogStarts,
+    /// Held by threads that copy logs.
+    copying: Arc<()>,
+    /// Releases that wait for these threads.
+    deferred: Vec<LogRelease>,
+    /// By rank of this node: the numbers of the images that other nodes know.
+    announced: BTreeMap<u32, (u64, Option<u64>)>,
+}
+
+impl NodeLogs {
+    /// What the image of a rank that stands still is to hold of its logs, which have come to
+    /// `positions`; `None`: ranks do not move.
+    pub(super) fn logs_to_copy(
+        &self,
+        rank: u32,
+        positions: LogPositions,
+    ) -> Result<Option<LogsToCopy>> {
+        let Some(moves) = &self.for_moves else { return Ok(None) };
+        let moves = moves.borrow();
+        let of_peer = |peer: &usize| {
+            let (_, newest) = moves.newest.get(&(*peer as u32))?;
+            newest.pairs.get(&(rank as usize)).map(|pair| (*peer, *pair))
+        };
+        Ok(Some(LogsToCopy {
+            file: self.file.try_clone()?,
+            rank,
+            newest: positions.pairs.keys().filter_map(of_peer).collect(),
+            positions,
+            starts: moves.starts.clone(),
+            _copying: moves.copying.clone(),
+        }))
+    }
+
+    /// Releases logs of this node, once no thread copies logs.
+    pub(super) fn release_logs(&self, released: Vec<LogRelease>) -> Result<()> {
+        let mut released = released;
+        if let Some(moves) = &self.for_moves {
+            let MoveState { starts, copying, deferred, .. } = &mut *moves.borrow_mut();
+            deferred.append(&mut released);
+            if Arc::strong_count(copying) > 1 {
+                return Ok(());
+            }
+            let local = self.local.borrow();
+            let is_here = |release: &LogRelease| {
+                local.contains(&(release.from as u32)) || local.contains(&(release.to as u32))
+            };
+            let may = |release: &LogRelease| {
+                let pair = (release.from, release.to);
+                let (file, start) = (self.file.try_clone().ok(), log_at(pair.0, pair.1));
+                is_here(release)
+                    && starts.advance(&LogRegion { file, start }, pair, release.position)
+            };
+            released = std::mem::take(deferred);
+            released.retain(may);
+        }
+        for release in released {
+            self.write_release(release_at(release.from, release.to), release.position)?;
+        }
+        Ok(())
+    }
+
+    /// What other nodes are to know of the images of a rank of this node; `numbers`: of the newest
+    /// one and of the oldest one that are kept. `None`: they know it, or do not need it.
+    pub fn new_images(&self, rank: u32, numbers: (u64, Option<u64>)) -> Option<LogImages> {
+        let moves = &mut *self.for_moves.as_ref()?.borrow_mut();
+        if moves.announced.get(&rank) == Some(&numbers) {
+            return None;
+        }
+        let state = self.state.borrow();
+        let covered = |number| state.images.get(&(rank, number)).map(|(positions, _)| positions);
+        let newest = covered(numbers.0)?;
+        let oldest = numbers.1.and_then(covered);
+        moves.announced.insert(rank, numbers);
+        moves.newest.insert(rank, (numbers.0, newest.clone()));
+        let words = |positions: &LogPositions| positions.words().collect();
+        let (newest, oldest) = (words(newest), oldest.map_or(Vec::new(), words));
+        Some(LogImages { rank, number: numbers.0, newest, oldest })
+    }
+
+    /// Notes images of a rank of another node, and releases what they cover.
+    pub fn note_other_images(&self, images: &LogImages) -> Result<()> {
+        let Some(moves) = &self.for_moves else { return Ok(()) };
+        let LogImages { rank, number, .. } = *images;
+        let known = moves.borrow().newest.get(&rank).map_or(0, |(number, _)| *number);
+        if self.is_local(rank) || number <= known {
+            return Ok(());
+        }
+        let parse = |words: &[u64]| {
+            let word = |place: usize| words.get(place).copied().unwrap_or(u64::MAX);
+            LogPositions::from_words(word).context("its logs are not as they were")
+        };
+        moves.borrow_mut().newest.insert(rank, (number, parse(&images.newest)?));
+        if images.oldest.is_empty() {
+            return Ok(());
+        }
+        let oldest = parse(&images.oldest)?;
+        let released = self.state.borrow_mut().releases.advance(rank as usize, oldest);
+        self.release_logs(released)
+    }
+
+    /// Adds a rank of this node that was on another one before, before it starts.
+    pub fn add_moved(&self, rank: u32) -> Result<()> {
+        self.add(rank..rank + 1)?;
+        pwrite(&self.file, &1_u64.to_ne_bytes(), control_at(rank as usize) + MOVED_AT as u64)?;
+        Ok(())
+    }
+
+    /// The ranks of a lost node that are to begin here, for threads that choose their images.
+    pub fn moved_ranks(
+        &self,
+        ranks: &[TransferredRank],
+        config: &CheckpointConfig,
+    ) -> Result<Arc<MovedRanks>> {
+        Ok(Arc::new(MovedRanks {
+            file: self.file.try_clone()?,
+            ranks: ranks.iter().map(|one| (one.rank, one.images.clone())).collect(),
+            config: config.clone(),
+            chosen: OnceLock::new(),
+            is_noted: AtomicBool::new(false),
+        }))
+    }
+
+    /// Notes the images with which ranks of a lost node begin here, once.
+    pub fn note_moved(&self, moved: &MovedRanks) {
+        let (Some(Ok(chosen)), Some(moves)) = (moved.chosen.get(), &self.for_moves) else { return };
+        if moved.is_noted.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let moves = &mut *moves.borrow_mut();
+        for (rank, (image, positions)) in &chosen.images {
+            let number = image.header.number;
+            let covered = (positions.clone(), LogCounts::default());
+            self.state.borrow_mut().images.insert((*rank, number), covered);
+            moves.newest.insert(*rank, (number, positions.clone()));
+        }
+        for log in &chosen.logs {
+            moves.starts.begin((log.from, log.to), log.begins);
+        }
+    }
+}
