@@ -117,6 +117,7 @@ def main() -> int:
     unrecorded_values(checks, options)
     spawning(checks, options)
     other_programs(checks, options)
+    beside_silent_ranks(checks, options)
     return checks.end()
 
 
@@ -318,6 +319,20 @@ def other_programs(checks, options, images=()) -> None:
             measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {after_s:.1f} s after "
             measured += f"the images were there, {found} from these" if images else "the ranks were there"
             checks.check(name, code == 0 and is_whole and moves == 1 and found == (2 if images else 0), measured, output)
+
+
+def beside_silent_ranks(checks, options) -> None:
+    """The node of ranks is lost that receive from ranks of another cluster, which call MPI again only
+    when what they have sent has arrived: agents send it again."""
+    name = SENDERS + "a node is lost, who receive from ranks that do nothing meanwhile"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        silent = [common.python(options), str(common.PROGRAMS / "silent.py"), folder]
+        code, lines, output = lab_job(options, silent, [(0.2, KILLED)], [*SPARE, *SENDER], "rank 0: waits")
+    wanted = ["rank 0: 300 messages", "rank 0: waits", "rank 1: 300 messages", "rank 1: waits"]
+    moves = output.count(" is lost (")
+    checks.check(name, code == 0 and sorted(lines) == wanted and moves == 1, f"exit code {code}, {len(lines)} lines, lost {moves}", output)
 
 
 def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float, logs):

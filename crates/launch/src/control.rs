@@ -193,8 +193,10 @@ pub enum FrameTransferStep {
     /// To the sender's agent: the log has arrived up to this position, and frames that were carried
     /// would be taken.
     Arrived(u64),
-    /// To the reader's agent: frames from this position on, each with its padding.
+    /// To the reader's agent: frames from this position on, each with its padding. `moves`: how
+    /// often their sender has moved to another node.
     Frames {
+        moves: u32,
         position: u64,
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,

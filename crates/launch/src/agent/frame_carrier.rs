@@ -4,6 +4,11 @@
 //! In: the file with the logs of this node's ranks, messages of the agents of other nodes. Out:
 //! messages to them, and frames in the mailboxes of this node's ranks.
 //!
+//! Where ranks may move to another node, frames leave once the agent above knows what they depend on
+//! ([`NodeCut`]): this agent asks for that itself, because their sender does nothing. A rank that has
+//! moved lacks what it had before; and what it sends is not carried before it has compared what it
+//! has sent again.
+//!
 //! What may never happen: frames are carried that may not leave this node yet; a mailbox is written
 //! that its rank has not emptied.
 
@@ -17,13 +22,14 @@ use landbridge_proto::log::agent_transfer::{AgentTransfer, AgentTransferAction, 
 use landbridge_proto::log::contact::Contact;
 use landbridge_proto::log::layout::{
     IS_BEING_WRITTEN, LOG_BYTES, LOGGED_PROCESSES_MAX, MAIL_BYTES_AT, MAIL_BYTES_MAX,
-    MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, NOTHING_WAITS,
-    STABLE_AT, TARGETS_AT, arrived_at, confirmed_at, control_at, log_at, mailbox_at,
+    MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT,
+    TARGETS_AT, arrived_at, begins_at, confirmed_at, control_at, discarded_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{Errno, pread, pwrite};
 
+use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
 use super::parent_agent::ParentAgent;
 use crate::control::{FrameTransfer, FrameTransferStep, Message};
@@ -34,6 +40,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 const WAITING_MAX: usize = 8;
 /// Questions of one look at most: all of them go through the launcher.
 const QUESTIONS_MAX: usize = 32;
+/// Tickets from here on are those of agents; ranks draw lower ones.
+pub const AGENT_TICKETS: u64 = 1 << 63;
 
 /// Carries frames between this node and others.
 pub struct FrameCarrier {
@@ -43,6 +51,10 @@ pub struct FrameCarrier {
     look_at: Instant,
     /// The rank with which the next look begins.
     turn: u32,
+    /// If ranks may move: with this the agent above gets what frames depend on.
+    cut: Option<Rc<NodeCut>>,
+    /// The last ticket that this agent has drawn, and whether it is answered.
+    ticket: (u64, bool),
 }
 
 /// A rank of this node whose logs lead to other nodes.
@@ -53,7 +65,50 @@ struct Sender {
     /// All of them have arrived.
     is_settled: bool,
     /// By rank of another node.
-    transfers: BTreeMap<u32, AgentTransfer>,
+    transfers: BTreeMap<u32, LogTransfer>,
+}
+
+/// The log to a rank of another node.
+struct LogTransfer {
+    transfer: AgentTransfer,
+    /// How often that rank has moved.
+    moves: u32,
+    /// The rank has moved since this node has known it: what it has of the log, it has not said to
+    /// the sender, but to the agents.
+    has_moved: bool,
+    /// The end of the frames that were seen last.
+    seen_end: u64,
+    /// The ends of frames that were seen before a ticket was drawn, and before it was answered.
+    asked_end: u64,
+    cleared_end: u64,
+}
+
+impl LogTransfer {
+    fn new(moves: u32) -> LogTransfer {
+        LogTransfer {
+            transfer: AgentTransfer::new(0),
+            moves,
+            has_moved: false,
+            seen_end: 0,
+            asked_end: 0,
+            cleared_end: 0,
+        }
+    }
+
+    /// Notes how often the rank has moved that reads the log.
+    fn note_moves(&mut self, moves: u32) {
+        if moves > self.moves {
+            (self.transfer, self.moves, self.has_moved) = (AgentTransfer::new(0), moves, true);
+        }
+    }
+}
+
+/// Frames for a rank of this node.
+struct CarriedFrames {
+    from: u32,
+    moves: u32,
+    position: u64,
+    bytes: Vec<u8>,
 }
 
 /// The mailbox of a rank of this node.
@@ -61,13 +116,15 @@ struct Sender {
 struct Mailbox {
     /// The number of the frames in it, and their sender.
     full: Option<(u64, u32)>,
-    waiting: VecDeque<(u32, u64, Vec<u8>)>,
+    waiting: VecDeque<CarriedFrames>,
 }
 
 impl FrameCarrier {
-    /// Carries nothing yet.
-    pub fn new(logs: Rc<NodeLogs>) -> FrameCarrier {
+    /// Carries nothing yet. `cut`: see [`FrameCarrier::cut`].
+    pub fn new(logs: Rc<NodeLogs>, cut: Option<Rc<NodeCut>>) -> FrameCarrier {
         FrameCarrier {
+            cut,
+            ticket: (AGENT_TICKETS, true),
             logs,
             senders: BTreeMap::new(),
             mailboxes: BTreeMap::new(),
@@ -88,10 +145,6 @@ impl FrameCarrier {
             return Vec::new();
         }
         self.look_at = now + LOOK_INTERVAL;
-        if self.logs.word(STABLE_AT) != NOTHING_WAITS {
-            // Frames wait here for other reasons, too.
-            return Vec::new();
-        }
         let mut ranks = self.logs.local();
         let turn = self.turn;
         ranks.sort_by_key(|rank| (*rank < turn, *rank));
@@ -113,7 +166,7 @@ impl FrameCarrier {
         let sent_frames = logs.counts(rank).sent_frames;
         if sent_frames != sender.sent_frames {
             (sender.sent_frames, sender.is_settled) = (sent_frames, false);
-            sender.transfers.values_mut().for_each(AgentTransfer::stop);
+            sender.transfers.values_mut().for_each(|log| log.transfer.stop());
             return Vec::new();
         }
         if sender.is_settled {
@@ -122,18 +175,26 @@ impl FrameCarrier {
         sender.is_settled = true;
         let mut questions = Vec::new();
         for to in targets(logs, rank).into_iter().filter(|to| !logs.is_local(*to)) {
-            if logs.contact(to).is_some_and(|contact| contact.generation == Contact::ENDED) {
+            let generation = logs.contact(to).map_or(0, |contact| contact.generation);
+            if generation == Contact::ENDED {
                 continue;
             }
             if questions.len() == questions_max {
                 sender.is_settled = false;
                 break;
             }
-            let transfer = sender.transfers.entry(to).or_insert_with(|| AgentTransfer::new(0));
-            let missing = missing_frames(logs, (rank, to), transfer);
+            let moves = Contact::moves(generation);
+            let log = sender.transfers.entry(to).or_insert_with(|| LogTransfer::new(moves));
+            log.note_moves(moves);
+            let missing = missing_frames(logs, (rank, to), log);
             sender.is_settled &= missing.as_ref().is_some_and(Vec::is_empty);
-            let Some(missing) = missing else { continue };
-            if transfer.handle_time(!missing.is_empty()) == AgentTransferAction::Ask {
+            let is_missing = match missing {
+                Some(missing) => !missing.is_empty(),
+                // What it has, it has to say first.
+                None if log.has_moved => true,
+                None => continue,
+            };
+            if log.transfer.handle_time(is_missing) == AgentTransferAction::Ask {
                 questions.push(FrameTransfer { from: rank, to, step: FrameTransferStep::Ask });
             }
         }
@@ -144,6 +205,33 @@ impl FrameCarrier {
     pub fn advance(&mut self, parent: &mut ParentAgent) {
         for question in self.look(Instant::now()) {
             parent.send(&Message::FrameTransfer(Box::new(question)));
+        }
+        self.draw_ticket(parent);
+    }
+
+    /// Asks the agent above to know what frames depend on that it may not know of, once it has
+    /// answered the last ticket.
+    fn draw_ticket(&mut self, parent: &mut ParentAgent) {
+        let (Some(cut), (last, true)) = (&self.cut, self.ticket) else { return };
+        let mut logs = self.senders.values_mut().flat_map(|sender| sender.transfers.values_mut());
+        if logs.all(|log| log.seen_end <= log.cleared_end) {
+            return;
+        }
+        for log in self.senders.values_mut().flat_map(|sender| sender.transfers.values_mut()) {
+            log.asked_end = log.seen_end;
+        }
+        self.ticket = (last + 1, false);
+        cut.send(last + 1, parent);
+    }
+
+    /// The agent above knows what the frames depend on that were seen before this ticket was drawn.
+    pub fn handle_stable(&mut self, ticket: u64) {
+        if ticket != self.ticket.0 {
+            return;
+        }
+        self.ticket.1 = true;
+        for log in self.senders.values_mut().flat_map(|sender| sender.transfers.values_mut()) {
+            log.cleared_end = log.asked_end;
         }
     }
 
@@ -172,11 +260,11 @@ impl FrameCarrier {
                 Ok(is_empty.then(|| arrived(&self.logs, from, to)))
             }
             FrameTransferStep::Arrived(position) => Ok(self.handle_arrived(from, to, position)),
-            FrameTransferStep::Frames { position, bytes } => {
+            FrameTransferStep::Frames { moves, position, bytes } => {
                 let is_mail = bytes.len() <= MAIL_BYTES_MAX && self.logs.is_local(to);
                 let mailbox = self.mailboxes.entry(to).or_default();
                 if is_mail && mailbox.waiting.len() < WAITING_MAX {
-                    mailbox.waiting.push_back((from, position, bytes));
+                    mailbox.waiting.push_back(CarriedFrames { from, moves, position, bytes });
                     mailbox.fill(&self.logs, to)?;
                 }
                 Ok(None)
@@ -185,14 +273,21 @@ impl FrameCarrier {
     }
 
     fn handle_arrived(&mut self, from: u32, to: u32, position: u64) -> Option<FrameTransfer> {
-        let transfer = self.senders.get_mut(&from)?.transfers.get_mut(&to)?;
-        transfer.note_confirmed(position);
+        let log = self.senders.get_mut(&from)?.transfers.get_mut(&to)?;
+        log.transfer.note_confirmed(position);
         // From here on what is known is not before `position`; an older answer is ignored.
-        let bytes = missing_frames(&self.logs, (from, to), transfer)?;
-        match transfer.handle_arrived(position, !bytes.is_empty()) {
+        let mut bytes = missing_frames(&self.logs, (from, to), log)?;
+        if self.cut.is_some() {
+            let cleared = log.cleared_end.saturating_sub(position) as usize;
+            // What was seen ends where a frame does.
+            bytes.truncate(cleared);
+        }
+        match log.transfer.handle_arrived(position, !bytes.is_empty()) {
             AgentTransferAction::Send(position) => {
-                transfer.note_sent(position + bytes.len() as u64);
-                let step = FrameTransferStep::Frames { position, bytes };
+                log.transfer.note_sent(position + bytes.len() as u64);
+                let generation = self.logs.contact(from).map_or(0, |contact| contact.generation);
+                let moves = Contact::moves(generation);
+                let step = FrameTransferStep::Frames { moves, position, bytes };
                 Some(FrameTransfer { from, to, step })
             }
             _ => None,
@@ -223,7 +318,9 @@ impl Mailbox {
         if self.full.is_some() {
             return Ok(());
         }
-        let Some((from, position, bytes)) = self.waiting.pop_front() else { return Ok(()) };
+        let Some(CarriedFrames { from, moves, position, bytes }) = self.waiting.pop_front() else {
+            return Ok(());
+        };
         let mailbox = mailbox_at(rank as usize);
         let number = logs.word(mailbox + MAIL_TAKEN_AT) + 1;
         let written = pwrite(logs.fd(), &bytes, mailbox + MAIL_FRAMES_AT)?;
@@ -232,6 +329,7 @@ impl Mailbox {
         }
         for (at, word) in [
             (MAIL_FROM_AT, u64::from(from)),
+            (MAIL_MOVES_AT, u64::from(moves)),
             (MAIL_POSITION_AT, position),
             (MAIL_BYTES_AT, bytes.len() as u64),
         ] {
@@ -273,28 +371,41 @@ fn targets(logs: &NodeLogs, rank: u32) -> Vec<u32> {
 }
 
 /// The frames of a log behind what has arrived ([`AgentTransfer::arrived`]). `None`: its sender
-/// does something just now.
+/// does something just now, or nothing can be said of what has arrived.
 fn missing_frames(
     logs: &NodeLogs,
     (from, to): (u32, u32),
-    transfer: &mut AgentTransfer,
+    log: &mut LogTransfer,
 ) -> Option<Vec<u8>> {
-    let at = confirmed_at(from as usize, to as usize);
+    let pair = (from as usize, to as usize);
+    let at = confirmed_at(pair.0, pair.1);
     let confirmed = logs.word(at);
-    if confirmed == IS_BEING_WRITTEN {
+    if confirmed == IS_BEING_WRITTEN || confirmed == 0 && logs.has_moved(from) {
         return None;
     }
-    let cursor = [confirmed, logs.word(at + 8), logs.word(at + 16)];
-    let position = confirmed.max(transfer.arrived());
-    let log = LogBytes { logs, start: log_at(from as usize, to as usize) };
-    let frames = LogCursor::from_words(cursor, LOG_BYTES)
-        .and_then(|cursor| frames_behind(&log, cursor, position, LOG_BYTES))?;
+    let position = match log.has_moved {
+        true => log.transfer.arrived(),
+        false => confirmed.max(log.transfer.arrived()),
+    };
+    let cursor = match confirmed {
+        0 => LogCursor::beginning(logs.word(begins_at(pair.0, pair.1))),
+        _ if position < confirmed => logs.start(pair),
+        _ => {
+            let cursor = [confirmed, logs.word(at + 8), logs.word(at + 16)];
+            LogCursor::from_words(cursor, LOG_BYTES)?
+        }
+    };
+    let region = LogBytes { logs, start: log_at(pair.0, pair.1) };
+    let frames = frames_behind(&region, cursor, position, LOG_BYTES)?;
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
-    if logs.word(at) != confirmed {
+    if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > position {
         return None;
     }
-    transfer.note_confirmed(confirmed);
+    if !log.has_moved {
+        log.transfer.note_confirmed(confirmed);
+    }
+    log.seen_end = log.seen_end.max(position + frames.len() as u64);
     Some(frames)
 }
 

@@ -74,9 +74,7 @@ impl Agent {
                 self.failover.apply_update(&update, self.supervisor.node_logs(), &mut self.parent);
             }
             Message::Stable { ticket } => {
-                let answered =
-                    self.supervisor.node_logs().map_or(Ok(()), |logs| logs.answer_ticket(ticket));
-                if let Err(error) = answered {
+                if let Err(error) = self.supervisor.handle_stable(ticket) {
                     self.parent.fail(format!("its message logs cannot be written: {error:#}"));
                 }
             }

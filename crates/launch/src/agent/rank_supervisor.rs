@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use super::checkpoint_scheduler::{CheckpointRequester, CheckpointScheduler};
 use super::contact::Libraries;
 use super::exits::{Exit, Exits};
-use super::frame_carrier::FrameCarrier;
+use super::frame_carrier::{AGENT_TICKETS, FrameCarrier};
 use super::image_service::ImageService;
 use super::node_cut::NodeCut;
 use super::node_logs::NodeLogs;
@@ -227,11 +227,10 @@ impl RankSupervisor {
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
         self.node_logs = NodeLogs::new(job, node)?;
-        // Where ranks may move to another node, frames wait at the border for other reasons, too.
-        let carries = |_: &Rc<NodeLogs>| !job.has_spares;
-        self.frame_carrier = self.node_logs.clone().filter(carries).map(FrameCarrier::new);
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
+        let carrier = |logs| FrameCarrier::new(logs, self.node_cut.clone());
+        self.frame_carrier = self.node_logs.clone().map(carrier);
         if node.rank_count == 0 {
             // Other nodes see by this node's announcement that this node can read their images.
             if node.is_spare {
@@ -332,6 +331,16 @@ impl RankSupervisor {
 
     pub fn handle_emptied_mailboxes(&mut self, parent: &mut ParentAgent) {
         self.frame_carrier.iter_mut().for_each(|carrier| carrier.handle_bell(parent));
+    }
+
+    /// The agent above knows what the frames depend on for which this ticket was drawn.
+    pub fn handle_stable(&mut self, ticket: u64) -> Result<()> {
+        match (&mut self.frame_carrier, &self.node_logs) {
+            (Some(carrier), _) if ticket >= AGENT_TICKETS => carrier.handle_stable(ticket),
+            (_, Some(logs)) => logs.answer_ticket(ticket)?,
+            _ => (),
+        }
+        Ok(())
     }
 
     /// Handles what another agent says about a log of, or to, a rank of this node.

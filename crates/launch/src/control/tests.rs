@@ -105,7 +105,7 @@ fn every_message() -> Vec<Message> {
         Message::LogContact { rank: 3, contact: vec![1, 255] },
         frame_transfer(FrameTransferStep::Ask),
         frame_transfer(FrameTransferStep::Arrived(u64::MAX)),
-        frame_transfer(FrameTransferStep::Frames { position: 64, bytes: vec![0, 255] }),
+        frame_transfer(FrameTransferStep::Frames { moves: 1, position: 64, bytes: vec![0, 255] }),
         Message::TakeCheckpoints { rank: None },
         Message::TakeCheckpoints { rank: Some(7) },
         Message::QueryPaths { serial: 3, rows_max: 9 },

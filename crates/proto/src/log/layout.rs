@@ -116,6 +116,8 @@ pub const MAIL_FROM_AT: u64 = 16;
 pub const MAIL_POSITION_AT: u64 = 24;
 /// Word of a mailbox: the bytes of the frames.
 pub const MAIL_BYTES_AT: u64 = 32;
+/// Word of a mailbox: how often the process had moved to another node that has sent the frames.
+pub const MAIL_MOVES_AT: u64 = 40;
 /// Word of a mailbox, written by the process: the number of the frames that it has taken last.
 pub const MAIL_TAKEN_AT: u64 = 64;
 /// Most bytes of frames, with their padding, that agents carry at once. A frame of the greatest

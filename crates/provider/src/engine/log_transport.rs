@@ -454,8 +454,10 @@ impl LogTransport {
         let Some(mail) = mail(logs) else { return Ok(()) };
         let place = self.place_of(mail.from, logs)?;
         let arrived = logs.arrived(mail.from)?;
-        if mail.position <= arrived {
-            let remote = &mut self.remotes[place];
+        let remote = &mut self.remotes[place];
+        // What its sender sends again on another node is compared, and this comes from the last one.
+        let is_of_now = Contact::moves(remote.transfer.generation()) == mail.moves;
+        if mail.position <= arrived && is_of_now {
             let end = mail.position + mail.frames.len() as u64;
             remote.carried_end = remote.carried_end.max(end);
             self.take_frames(place, mail.position, &mail.frames, logs)?;

@@ -8,8 +8,8 @@
 use std::sync::atomic::{Ordering, fence};
 
 use landbridge_proto::log::layout::{
-    IS_BEING_WRITTEN, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_NUMBER_AT,
-    MAIL_POSITION_AT, MAIL_TAKEN_AT, arrived_at, confirmed_at, mailbox_at,
+    IS_BEING_WRITTEN, MAIL_BYTES_AT, MAIL_BYTES_MAX, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT,
+    MAIL_NUMBER_AT, MAIL_POSITION_AT, MAIL_TAKEN_AT, arrived_at, confirmed_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 
@@ -21,6 +21,8 @@ pub struct Mail {
     number: u64,
     /// The process that has sent the frames.
     pub from: usize,
+    /// How often it had moved to another node.
+    pub moves: u32,
     /// The position of the first frame in its log.
     pub position: u64,
     /// The frames, each with its padding.
@@ -41,6 +43,7 @@ pub fn mail(logs: &NodeLogs) -> Option<Mail> {
     Some(Mail {
         number,
         from: word(MAIL_FROM_AT) as usize,
+        moves: word(MAIL_MOVES_AT) as u32,
         position: word(MAIL_POSITION_AT),
         frames: head.announced(mailbox + MAIL_FRAMES_AT as usize, bytes).to_vec(),
     })

@@ -6,9 +6,11 @@
 use std::io;
 
 use landbridge_proto::log::agent_transfer::frames_behind;
+use landbridge_proto::log::contact::Contact;
+use landbridge_proto::log::image_logs::NodeFile;
 use landbridge_proto::log::layout::{
-    LOG_BYTES, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_NUMBER_AT, MAIL_POSITION_AT,
-    MAIL_TAKEN_AT, NOTHING_WAITS, STABLE_AT, arrived_at, confirmed_at, log_at, mailbox_at,
+    LOG_BYTES, MAIL_BYTES_AT, MAIL_FRAMES_AT, MAIL_FROM_AT, MAIL_MOVES_AT, MAIL_NUMBER_AT,
+    MAIL_POSITION_AT, MAIL_TAKEN_AT, arrived_at, begins_at, confirmed_at, log_at, mailbox_at,
 };
 use landbridge_proto::log::segment::LogCursor;
 use landbridge_proto::log::walk::ReadLog;
@@ -17,9 +19,11 @@ use rustix::io::{pread, pwrite};
 use super::node::SimulatedNode;
 
 /// Frames on their way from one process to another.
+#[derive(Clone)]
 pub struct CarriedFrames {
     pub from: usize,
     pub to: usize,
+    moves: u32,
     position: u64,
     frames: Vec<u8>,
 }
@@ -31,18 +35,27 @@ pub fn missing_frames(
     (receiver, to): (&SimulatedNode, usize),
     is_late: bool,
 ) -> io::Result<Option<CarriedFrames>> {
-    if sender.word(STABLE_AT)? != NOTHING_WAITS {
-        return Ok(None);
-    }
     let at = confirmed_at(from, to);
     let words = [sender.word(at)?, sender.word(at + 8)?, sender.word(at + 16)?];
-    let arrived = if is_late { 0 } else { receiver.word(arrived_at(from, to))? };
-    let position = arrived.max(words[0]);
+    if words[0] == 0 && sender.has_moved(from)? {
+        return Ok(None);
+    }
+    let arrived = receiver.word(arrived_at(from, to))?;
+    let is_behind = arrived < words[0];
+    let cursor = match words[0] {
+        0 => Some(LogCursor::beginning(sender.word(begins_at(from, to))?)),
+        // The receiver has moved, or the answer is late.
+        _ if is_behind && !is_late => Some(sender.start((from, to))),
+        _ => LogCursor::from_words(words, LOG_BYTES),
+    };
+    let position = if is_late { words[0] } else { arrived };
     let log = LogBytes { node: sender, start: log_at(from, to) };
-    let frames = LogCursor::from_words(words, LOG_BYTES)
+    let frames = cursor
         .and_then(|cursor| frames_behind(&log, cursor, position, LOG_BYTES))
         .filter(|frames| !frames.is_empty());
-    Ok(frames.map(|frames| CarriedFrames { from, to, position, frames }))
+    let generation = sender.contact(from)?.map_or(0, |contact| contact.generation);
+    let moves = Contact::moves(generation);
+    Ok(frames.map(|frames| CarriedFrames { from, to, moves, position, frames }))
 }
 
 /// Puts frames into the mailbox of their receiver, unless it is full. Returns whether it has.
@@ -55,6 +68,7 @@ pub fn put_into_mailbox(node: &mut SimulatedNode, carried: &CarriedFrames) -> io
     pwrite(node.file(), &carried.frames, mailbox + MAIL_FRAMES_AT)?;
     for (at, word) in [
         (MAIL_FROM_AT, carried.from as u64),
+        (MAIL_MOVES_AT, u64::from(carried.moves)),
         (MAIL_POSITION_AT, carried.position),
         (MAIL_BYTES_AT, carried.frames.len() as u64),
     ] {

@@ -11,6 +11,7 @@ use landbridge_proto::log::delivery::Delivery;
 use landbridge_proto::log::image_logs::{ImageLogs, choose_images};
 use landbridge_proto::log::release::LogPositions;
 
+use super::carrier::CarriedFrames;
 use super::node::{ProcessCut, SimulatedNode};
 use super::process::ProcessImage;
 use super::{IMAGES_MAX, LogFault, LogWorld, Violation, failed, job_name};
@@ -31,6 +32,8 @@ pub struct NodeCut {
     pub processes: Vec<ProcessCut>,
     /// An image that was taken before the cut, and its process.
     pub image: Option<(usize, KeptImage)>,
+    /// Frames that the agents carry once the keeper has the cut.
+    pub carried: Option<CarriedFrames>,
 }
 
 /// What the agents of other nodes are to know of the images of a process.
@@ -89,7 +92,7 @@ impl LogWorld {
         };
         let processes = local.iter().map(of_process).collect::<io::Result<_>>();
         let processes = processes.map_err(|error| failed(&error))?;
-        self.losses.cuts.push(NodeCut { node, ticket, processes, image });
+        self.losses.cuts.push(NodeCut { node, ticket, processes, image, carried: None });
         Ok(())
     }
 
@@ -106,10 +109,22 @@ impl LogWorld {
         if let Some((process, image)) = cut.image {
             self.keep_image(process, image);
         }
+        self.between_agents.frames.extend(cut.carried);
         match cut.ticket {
             0 => Ok(()),
             ticket => self.nodes[node].answer_ticket(ticket).map_err(|error| failed(&error)),
         }
+    }
+
+    /// The agents carry frames, once the keeper knows what they depend on.
+    pub(super) fn carry_after_cut(
+        &mut self,
+        node: usize,
+        carried: CarriedFrames,
+    ) -> Result<(), Violation> {
+        self.send_cut(node, 0, &self.local(node), None)?;
+        self.losses.cuts.last_mut().map(|cut| cut.carried = Some(carried));
+        Ok(())
     }
 
     /// The keeper knows an image, so the agents of other nodes may release what it covers.

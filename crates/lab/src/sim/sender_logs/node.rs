@@ -158,6 +158,11 @@ impl SimulatedNode {
         self.newest.insert(process, (number, positions));
     }
 
+    /// Whether a process was on another node before.
+    pub fn has_moved(&self, process: usize) -> io::Result<bool> {
+        Ok(self.word(control_at(process) + MOVED_AT as u64)? != 0)
+    }
+
     /// Notes that a process was on another node before.
     pub fn note_move(&self, process: usize) -> io::Result<()> {
         pwrite(&self.file, &1_u64.to_ne_bytes(), control_at(process) + MOVED_AT as u64)?;

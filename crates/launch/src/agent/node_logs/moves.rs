@@ -15,6 +15,7 @@ use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::image_logs::LogStarts;
 use landbridge_proto::log::layout::{MOVED_AT, control_at, log_at, release_at};
 use landbridge_proto::log::release::{LogPositions, LogRelease};
+use landbridge_proto::log::segment::LogCursor;
 use rustix::io::pwrite;
 
 use super::NodeLogs;
@@ -134,6 +135,17 @@ impl NodeLogs {
         self.add(rank..rank + 1)?;
         pwrite(&self.file, &1_u64.to_ne_bytes(), control_at(rank as usize) + MOVED_AT as u64)?;
         Ok(())
+    }
+
+    /// Whether a rank of this node was on another one before.
+    pub fn has_moved(&self, rank: u32) -> bool {
+        self.word(control_at(rank as usize) + MOVED_AT as u64) != 0
+    }
+
+    /// A place of a log of this node up to which it is released.
+    pub fn start(&self, pair: (usize, usize)) -> LogCursor {
+        let moves = self.for_moves.as_ref();
+        moves.map_or(LogCursor::START, |moves| moves.borrow().starts.start(pair))
     }
 
     /// The ranks of a lost node that are to begin here, for threads that choose their images.
