@@ -388,8 +388,7 @@ impl Launcher {
             }
             Message::Output { rank, stream, bytes, .. } => {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
-                let lost_peer_ranks = self.output.take_lost_peer_ranks().into_iter();
-                lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank));
+                self.watch.handle_peer_losses(self.output.take_lost_peer_ranks());
             }
             Message::StdinTaken { bytes } => self.stdin.handle_taken(bytes),
             Message::Exited { group, rank, ending, stage } => {

@@ -387,9 +387,9 @@ impl Watch {
         self.reports.push(JobEndReport { node: node.to_string(), cause });
     }
 
-    /// Records that `rank` has reported the loss of another rank.
-    pub fn handle_peer_loss(&mut self, rank: u32) {
-        self.lost_peer_ranks.insert(rank);
+    /// Records that these ranks have reported the loss of another rank.
+    pub fn handle_peer_losses(&mut self, ranks: impl IntoIterator<Item = u32>) {
+        self.lost_peer_ranks.extend(ranks);
     }
 
     pub fn all_ended(&self) -> bool {

@@ -202,6 +202,7 @@ impl LogWorld {
             losses: NodeLosses {
                 cuts: Vec::new(),
                 may_be: is_moving,
+                has_torn: false,
                 left: if is_moving { random.pick(&[1, 2, 5]) } else { 0 },
                 nodes_made: node_count,
                 run,
@@ -386,7 +387,13 @@ impl LogWorld {
             let is_between = end == StepEnd::Killed { is_noted: false };
             return self.kill(rank, is_between, is_again);
         }
-        transport.progress(&mut process.logs, &mut self.network)?;
+        let progress = transport.progress(&mut process.logs, &mut self.network);
+        if progress.as_ref().is_err_and(|why| self.losses.is_unfit(why)) {
+            self.counts.count("jobs ended by images that do not fit together");
+            self.has_ended = true;
+            return Ok(());
+        }
+        progress?;
         if process.logs.take_discard_notice().is_some() {
             self.counts.count("logs discarded");
         }
@@ -482,7 +489,13 @@ impl LogWorld {
             self.counts.count("messages to a transport that has ended");
             return Ok(());
         };
-        let bytes = transport.handle(&message, &mut process.logs)?;
+        let handled = transport.handle(&message, &mut process.logs);
+        if handled.as_ref().is_err_and(|why| self.losses.is_unfit(why)) {
+            self.counts.count("jobs ended by images that do not fit together");
+            self.has_ended = true;
+            return Ok(());
+        }
+        let bytes = handled?;
         self.counts.add_some("bytes between nodes", bytes as u64);
         Ok(())
     }

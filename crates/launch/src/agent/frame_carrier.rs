@@ -4,10 +4,10 @@
 //! In: the file with the logs of this node's ranks, messages of the agents of other nodes. Out:
 //! messages to them, and frames in the mailboxes of this node's ranks.
 //!
-//! Where ranks may move to another node, frames leave once the agent above knows what they depend on
-//! ([`NodeCut`]): this agent asks for that itself, because their sender does nothing. A rank that has
-//! moved lacks what it had before; and what it sends is not carried before it has compared what it
-//! has sent again.
+//! Where ranks may move to another node, frames leave once the agent above knows what they depend
+//! on ([`NodeCut`]): this agent asks for that itself, because their sender does nothing. A rank
+//! that has moved lacks what it had before; and what it sends is not carried before it has compared
+//! what it has sent again.
 //!
 //! What may never happen: frames are carried that may not leave this node yet; a mailbox is written
 //! that its rank has not emptied.

@@ -21,7 +21,7 @@ fn judge(size: u32, events: &[(&str, Incident)], now: Instant) -> Verdict {
                 watch.handle_exit(node, rank, ending, stage, now);
             }
             Incident::Abort(rank, code) => watch.handle_cause(node, aborted(rank, code)),
-            Incident::Loss(rank) => watch.handle_peer_loss(rank),
+            Incident::Loss(rank) => watch.handle_peer_losses([rank]),
         }
     }
     watch.verdict(now)
@@ -287,7 +287,7 @@ fn who_ends_well_without_finalize_ends_a_job_whose_others_go_on() {
     let mut watch = missing(false);
     assert_eq!(watch.verdict(at + EXIT_GRACE - moment), Verdict::GoOn);
     assert_eq!(watch.next_time(), Some(at + EXIT_GRACE_NOTICE));
-    watch.handle_peer_loss(1);
+    watch.handle_peer_losses([1]);
     let cause = Cause::QuitWithoutFinalize { rank: 2, recovers: false };
     assert_eq!(watch.verdict(at + EXIT_GRACE), Verdict::End(cause));
     let mut watch = missing(true);

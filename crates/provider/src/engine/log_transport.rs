@@ -455,7 +455,7 @@ impl LogTransport {
         let place = self.place_of(mail.from, logs)?;
         let arrived = logs.arrived(mail.from)?;
         let remote = &mut self.remotes[place];
-        // What its sender sends again on another node is compared, and this comes from the last one.
+        // What a sender sends again on another node is compared, and this is of the last one.
         let is_of_now = Contact::moves(remote.transfer.generation()) == mail.moves;
         if mail.position <= arrived && is_of_now {
             let end = mail.position + mail.frames.len() as u64;

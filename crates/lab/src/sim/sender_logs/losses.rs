@@ -12,6 +12,7 @@ use landbridge_proto::log::image_logs::{ImageLogs, choose_images};
 use landbridge_proto::log::release::LogPositions;
 
 use super::carrier::CarriedFrames;
+use super::network::NOT_KEPT;
 use super::node::{ProcessCut, SimulatedNode};
 use super::process::ProcessImage;
 use super::{IMAGES_MAX, LogFault, LogWorld, Violation, failed, job_name};
@@ -51,11 +52,20 @@ pub struct NodeLosses {
     pub cuts: Vec<NodeCut>,
     /// Nodes are lost in this run: their agents carry nothing.
     pub may_be: bool,
+    /// Some image could not be read, and others may count on it.
+    pub has_torn: bool,
     /// Nodes that may still be lost.
     pub left: u32,
     /// Nodes that there were.
     pub nodes_made: usize,
     pub run: u64,
+}
+
+impl NodeLosses {
+    /// Whether a process cannot go on because of an image that could not be read.
+    pub fn is_unfit(&self, why: &Violation) -> bool {
+        self.has_torn && (why.0.contains(NOT_KEPT) || why.0.contains("are not kept any more"))
+    }
 }
 
 impl LogWorld {
@@ -123,7 +133,9 @@ impl LogWorld {
         carried: CarriedFrames,
     ) -> Result<(), Violation> {
         self.send_cut(node, 0, &self.local(node), None)?;
-        self.losses.cuts.last_mut().map(|cut| cut.carried = Some(carried));
+        if let Some(cut) = self.losses.cuts.last_mut() {
+            cut.carried = Some(carried);
+        }
         Ok(())
     }
 
@@ -201,6 +213,7 @@ impl LogWorld {
             let kept = &mut self.ranks[rank].kept_images;
             if kept.len() == IMAGES_MAX && self.random.percent(10) {
                 kept.pop();
+                self.losses.has_torn = true;
                 self.counts.count("images of lost nodes torn");
             }
         }

@@ -23,6 +23,9 @@ const IN_FLIGHT_MAX: usize = 4;
 /// A process says what it has received after this many bytes.
 const CONFIRMED_BYTES: u64 = 2_000;
 
+/// What a process has sent again cannot be compared: the content of a [`Violation`].
+pub const NOT_KEPT: &str = "what was sent again is not kept";
+
 /// One transport: its process, and how often the process has opened one.
 pub type TransportName = (usize, u32);
 
@@ -275,8 +278,8 @@ impl Transport {
                 let digest = digest.map_err(|_| {
                     Violation(format!("{own:?} has sent {process} other frames before {position}"))
                 })?;
+                require!(digest != 0 && expected != 0, "{own:?} to {process}: {NOT_KEPT}");
                 require!(digest == expected, "{own:?} has not sent {process} the same again");
-                require!(digest != 0, "what {own:?} has sent {process} again is not kept");
                 node_log::note_compared(logs, process);
                 logs.send_from(process, position).map_err(failed)
             }
