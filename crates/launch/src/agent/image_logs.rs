@@ -173,21 +173,22 @@ impl MovedRanks {
                  their messages"
             )
         })?;
-        let image = |rank: usize| candidates.get(&rank)?.get(*choice.images.get(&rank)?);
-        for log in &choice.logs {
-            let frames = match log.frames {
-                Some((rank, number)) => {
-                    image(rank).map(|image| image.frames(number)).transpose()?
-                }
-                None => None,
-            };
-            self.lay(log, &frames.unwrap_or_default())?;
+        for log in choice.logs.iter().filter(|log| log.frames.is_none()) {
+            self.lay(log, &[])?;
         }
-        for rank in choice.images.keys() {
-            if let Some(ReadImage { image, logs, .. }) = image(*rank) {
-                let positions = logs.positions.clone();
-                chosen.images.insert(*rank as u32, (image.clone(), positions));
+        for (rank, number) in &choice.images {
+            let Some(read) = candidates.get(rank).and_then(|all| all.get(*number)) else {
+                continue;
+            };
+            // The excerpts of one image are in memory at once.
+            let bytes = read_logs(&read.image, &self.config, deadline)?;
+            for log in &choice.logs {
+                if let Some((_, excerpt)) = log.frames.filter(|(of, _)| of == rank) {
+                    self.lay(log, read.frames(&bytes, excerpt)?)?;
+                }
             }
+            let positions = read.logs.positions.clone();
+            chosen.images.insert(*rank as u32, (read.image.clone(), positions));
         }
         chosen.logs = choice.logs;
         Ok(chosen)
@@ -215,7 +216,6 @@ struct ReadImage {
     logs: ImageLogs,
     /// Where the frames of each excerpt lie in the file, and their end.
     ends: Vec<u64>,
-    bytes: Vec<u8>,
 }
 
 impl ReadImage {
@@ -224,23 +224,33 @@ impl ReadImage {
         config: &CheckpointConfig,
         deadline: Instant,
     ) -> Result<ReadImage> {
-        let bytes = image.read_file(FILE_NAME).or_else(|error| match &config.object_store {
-            Some(object_store) => {
-                object_store.fresh().get(&image, deadline)?;
-                image.read_file(FILE_NAME)
-            }
-            None => Err(error),
-        })?;
+        let bytes = read_logs(&image, config, deadline)?;
         let (logs, ends) = ImageLogs::parse(&bytes).context("its message logs are damaged")?;
         anyhow::ensure!(ends.last() == Some(&(bytes.len() as u64)), "its message logs are damaged");
-        Ok(ReadImage { image, logs, ends, bytes })
+        Ok(ReadImage { image, logs, ends })
     }
 
-    fn frames(&self, number: usize) -> Result<Vec<u8>> {
+    /// The frames of an excerpt. `bytes`: the file.
+    fn frames<'a>(&self, bytes: &'a [u8], number: usize) -> Result<&'a [u8]> {
         let ends = self.ends.get(number).zip(self.ends.get(number + 1));
-        let frames = ends.and_then(|(from, to)| self.bytes.get(*from as usize..*to as usize));
-        Ok(frames.context("its message logs are damaged")?.to_vec())
+        let frames = ends.and_then(|(from, to)| bytes.get(*from as usize..*to as usize));
+        frames.context("its message logs are damaged")
     }
+}
+
+/// What an image holds of the logs of its rank; it may be in the object store alone.
+fn read_logs(
+    image: &CheckpointImage,
+    config: &CheckpointConfig,
+    deadline: Instant,
+) -> Result<Vec<u8>> {
+    image.read_file(FILE_NAME).or_else(|error| match &config.object_store {
+        Some(object_store) => {
+            object_store.fresh().get(image, deadline)?;
+            image.read_file(FILE_NAME)
+        }
+        None => Err(error),
+    })
 }
 
 /// Finds the images that another node has taken, in a folder that this node sees as well or in the
@@ -262,4 +272,102 @@ pub fn locate_images(
         })
     };
     locations.iter().map(|one| find(one).with_context(|| one.path.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use landbridge_proto::log::layout::FILE_BYTES;
+
+    use super::*;
+
+    fn file() -> OwnedFd {
+        let file = rustix::fs::memfd_create("logs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, FILE_BYTES).unwrap();
+        file
+    }
+
+    fn lay(file: &OwnedFd, (from, to): (usize, usize), frames: &[u8]) {
+        let start = log_at(from, to);
+        let write = |at: usize, bytes: &[u8]| pwrite(file, bytes, start + at as u64).ok().map(drop);
+        lay_frames(frames, 0, write).unwrap();
+    }
+
+    /// Frames of 64 bytes.
+    fn frames(count: u8) -> Vec<u8> {
+        let frame = |number: u8| {
+            let mut frame = [number; 64];
+            frame[..8].copy_from_slice(&[8, 0, 0, 0, 7, 0, 0, 0]);
+            frame
+        };
+        (0..count).flat_map(frame).collect()
+    }
+
+    #[test]
+    fn logs_go_into_an_image_and_from_there_into_the_file_of_another_node() {
+        let (here, there) = (file(), file());
+        lay(&here, (3, 5), &frames(100));
+        lay(&here, (5, 3), &frames(50));
+        let pair = PairPositions { sent: 100 * 64, received: 40 * 64 };
+        let logs = LogsToCopy {
+            file: here.try_clone().unwrap(),
+            rank: 3,
+            positions: LogPositions { pairs: [(5, pair)].into(), deliveries: 7 },
+            newest: [(5, PairPositions { sent: 45 * 64, received: 90 * 64 })].into(),
+            starts: LogStarts::default(),
+            _copying: Arc::default(),
+        };
+        let folder = std::env::temp_dir().join(format!("landbridge-logs-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        logs.write(&folder).unwrap();
+        let bytes = std::fs::read(folder.join(FILE_NAME)).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let (image, ends) = ImageLogs::parse(&bytes).unwrap();
+        assert_eq!(image.positions, logs.positions);
+        let parts: Vec<_> = image.excerpts.iter().map(|it| (it.from, it.start, it.end)).collect();
+        // What rank 3 has not received yet belongs to it, too.
+        assert_eq!(parts, [(3, 90 * 64, 100 * 64), (5, 40 * 64, 50 * 64)]);
+        assert_eq!(ends.last(), Some(&(bytes.len() as u64)));
+        let moved = MovedRanks {
+            file: there.try_clone().unwrap(),
+            ranks: vec![(3, Vec::new())],
+            config: CheckpointConfig::sample(1, Path::new("/")),
+            chosen: OnceLock::new(),
+            is_noted: AtomicBool::new(false),
+        };
+        let frames_of_last = &bytes[ends[1] as usize..ends[2] as usize];
+        let log = BegunLog { from: 5, to: 3, begins: 40 * 64, frames: Some((3, 1)) };
+        moved.lay(&log, frames_of_last).unwrap();
+        let mut word = [0; 8];
+        pread(&there, &mut word, begins_at(5, 3)).unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 40 * 64);
+        let mut found = vec![0; 640];
+        pread(&there, &mut found, log_at(5, 3)).unwrap();
+        assert_eq!(found, frames(50)[40 * 64..]);
+        assert!(moved.lay(&log, &frames_of_last[..600]).is_err(), "a part of a frame");
+        // Nobody has images: all begin with their program.
+        let chosen = moved.image_of(3, Instant::now());
+        assert!(chosen.is_empty() && !moved.had_images(3));
+    }
+
+    #[test]
+    fn a_log_that_was_discarded_is_in_no_image() {
+        let here = file();
+        lay(&here, (3, 5), &frames(10));
+        pwrite(&here, &320_u64.to_ne_bytes(), discarded_at(3, 5)).unwrap();
+        let logs = LogsToCopy {
+            file: here,
+            rank: 3,
+            positions: LogPositions {
+                pairs: [(5, PairPositions::default())].into(),
+                deliveries: 0,
+            },
+            newest: BTreeMap::new(),
+            starts: LogStarts::default(),
+            _copying: Arc::default(),
+        };
+        assert!(logs.is_discarded((3, 5), 256) && !logs.is_discarded((3, 5), 320));
+        let newest = |_| PairPositions::default();
+        let measured = ImageLogs::measure(3, logs.positions.clone(), &logs, newest).unwrap().0;
+        assert_eq!(measured.excerpts.iter().map(|it| it.from).collect::<Vec<_>>(), [5]);
+    }
 }

@@ -96,7 +96,8 @@ impl NodeLogs {
         }
         let mut logs = NodeLogs::of(&job.id)?;
         if job.has_spares {
-            logs.for_moves = Some(RefCell::default());
+            let state = MoveState::new(node.relay_unix.is_none());
+            logs.for_moves = Some(RefCell::new(state));
             let releases = &mut logs.state.borrow_mut().releases;
             (0..job.size).for_each(|rank| releases.add(rank as usize));
         }

@@ -27,6 +27,8 @@ use crate::control::rank_state::TransferredRank;
 /// What is kept for ranks that may move to another node, or have moved to this one.
 #[derive(Default)]
 pub struct MoveState {
+    /// Ranks of this node may move: no relay is here.
+    ranks_may_move: bool,
     /// By rank, also of other nodes: the number of the newest image on which others may count, and
     /// what it covers.
     newest: BTreeMap<u32, (u64, LogPositions)>,
@@ -39,6 +41,13 @@ pub struct MoveState {
     announced: BTreeMap<u32, (u64, Option<u64>)>,
 }
 
+impl MoveState {
+    /// Nothing is known. `ranks_may_move`: those of this node.
+    pub fn new(ranks_may_move: bool) -> MoveState {
+        MoveState { ranks_may_move, ..MoveState::default() }
+    }
+}
+
 impl NodeLogs {
     /// What the image of a rank that stands still is to hold of its logs, which have come to
     /// `positions`; `None`: ranks do not move.
@@ -49,6 +58,9 @@ impl NodeLogs {
     ) -> Result<Option<LogsToCopy>> {
         let Some(moves) = &self.for_moves else { return Ok(None) };
         let moves = moves.borrow();
+        if !moves.ranks_may_move {
+            return Ok(None);
+        }
         let of_peer = |peer: &usize| {
             let (_, newest) = moves.newest.get(&(*peer as u32))?;
             newest.pairs.get(&(rank as usize)).map(|pair| (*peer, *pair))
