@@ -203,6 +203,7 @@ impl LogWorld {
                 cuts: Vec::new(),
                 may_be: is_moving,
                 has_torn: false,
+                whole_bytes_max: random.pick(&[0, 10_000]),
                 left: if is_moving { random.pick(&[1, 2, 5]) } else { 0 },
                 nodes_made: node_count,
                 run,
@@ -341,8 +342,10 @@ impl LogWorld {
             it.images.clear();
             return None;
         }
-        if it.images.len() == IMAGES_MAX && !is_kept && self.random.percent(20) {
-            it.images.pop();
+        if it.images.len() == IMAGES_MAX && self.random.percent(20) {
+            let torn = it.images.pop().map(|image| image.number);
+            it.kept_images.retain(|kept| Some(kept.image.number) != torn);
+            self.losses.has_torn |= is_kept;
             self.counts.count("images torn");
         }
         let image = it.images.last()?;
@@ -433,7 +436,8 @@ impl LogWorld {
         let taken = process.take_image(number, node.file());
         let (process, image) = taken.map_err(|error| failed(&error))?;
         node.note_image(rank, number).map_err(|error| failed(&error))?;
-        let logs = self.losses.may_be.then(|| node.image_logs(rank, number)).transpose();
+        let whole_max = self.losses.whole_bytes_max;
+        let logs = self.losses.may_be.then(|| node.image_logs(rank, number, whole_max)).transpose();
         let logs = logs.map_err(|error| failed(&error))?;
         if let Some((logs, _)) = &logs {
             // Its own agent knows before the keeper does.

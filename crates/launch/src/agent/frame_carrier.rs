@@ -88,7 +88,7 @@ impl LogTransfer {
         LogTransfer {
             transfer: AgentTransfer::new(0),
             moves,
-            has_moved: false,
+            has_moved: moves > 0,
             seen_end: 0,
             asked_end: 0,
             cleared_end: 0,
@@ -145,6 +145,7 @@ impl FrameCarrier {
             return Vec::new();
         }
         self.look_at = now + LOOK_INTERVAL;
+        self.logs.release_deferred();
         let mut ranks = self.logs.local();
         let turn = self.turn;
         ranks.sort_by_key(|rank| (*rank < turn, *rank));
@@ -169,7 +170,13 @@ impl FrameCarrier {
             sender.transfers.values_mut().for_each(|log| log.transfer.stop());
             return Vec::new();
         }
-        if sender.is_settled {
+        let has_moved = |(to, log): (&u32, &LogTransfer)| {
+            logs.contact(*to).is_some_and(|contact| {
+                contact.generation != Contact::ENDED
+                    && Contact::moves(contact.generation) > log.moves
+            })
+        };
+        if sender.is_settled && !sender.transfers.iter().any(has_moved) {
             return Vec::new();
         }
         sender.is_settled = true;
@@ -380,7 +387,9 @@ fn missing_frames(
     let pair = (from as usize, to as usize);
     let at = confirmed_at(pair.0, pair.1);
     let confirmed = logs.word(at);
-    if confirmed == IS_BEING_WRITTEN || confirmed == 0 && logs.has_moved(from) {
+    // A sender that has moved notes the segment once what it has sent again was compared.
+    let is_compared = logs.word(at + 16) != 0 || !logs.has_moved(from);
+    if confirmed == IS_BEING_WRITTEN || !is_compared {
         return None;
     }
     let position = match log.has_moved {
@@ -388,8 +397,8 @@ fn missing_frames(
         false => confirmed.max(log.transfer.arrived()),
     };
     let cursor = match confirmed {
-        0 => LogCursor::beginning(logs.word(begins_at(pair.0, pair.1))),
-        _ if position < confirmed => logs.start(pair),
+        0 if logs.word(at + 16) == 0 => LogCursor::beginning(logs.word(begins_at(pair.0, pair.1))),
+        _ if position < confirmed => logs.start(pair)?,
         _ => {
             let cursor = [confirmed, logs.word(at + 8), logs.word(at + 16)];
             LogCursor::from_words(cursor, LOG_BYTES)?
@@ -399,7 +408,7 @@ fn missing_frames(
     let frames = frames_behind(&region, cursor, position, LOG_BYTES)?;
     // What lies behind the cursor is not used again before the cursor goes on.
     fence(Ordering::SeqCst);
-    if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > position {
+    if logs.word(at) != confirmed || logs.word(discarded_at(pair.0, pair.1)) > cursor.position() {
         return None;
     }
     if !log.has_moved {

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use landbridge_proto::log::image_logs::{
-    BegunLog, ImageLogs, LogStarts, NodeFile, UnfitImages, choose_images, lay_frames,
+    BegunLog, ImageChoice, ImageLogs, LogStarts, NodeFile, UnfitImages, choose_images, lay_frames,
 };
 use landbridge_proto::log::layout::{begins_at, discarded_at, log_at};
 use landbridge_proto::log::release::{LogPositions, PairPositions};
@@ -34,6 +34,8 @@ use crate::control::rank_state::CheckpointLocation;
 
 /// The name of the file in the folder of an image.
 const FILE_NAME: &str = "message-logs";
+/// All that is kept of the logs of a rank goes into its image if it takes at most so many bytes.
+const WHOLE_BYTES_MAX: u64 = 64 << 20;
 /// How often the logs are read that other ranks write meanwhile.
 const ATTEMPTS: u32 = 5;
 
@@ -66,8 +68,13 @@ impl LogsToCopy {
     /// `None`: a word was being written, or the file cannot be written.
     fn try_write(&self, to: &mut File) -> Option<()> {
         let newest = |peer: usize| self.newest.get(&peer).copied().unwrap_or_default();
-        let (image, cursors) =
-            ImageLogs::measure(self.rank as usize, self.positions.clone(), self, newest)?;
+        let (image, cursors) = ImageLogs::measure(
+            self.rank as usize,
+            self.positions.clone(),
+            self,
+            newest,
+            WHOLE_BYTES_MAX,
+        )?;
         to.write_all(&image.emit()).ok()?;
         image.copy(&cursors, self, |bytes| to.write_all(bytes).ok())
     }
@@ -78,7 +85,7 @@ impl NodeFile<LogRegion> for LogsToCopy {
         LogRegion { file: self.file.try_clone().ok(), start: log_at(from, to) }
     }
 
-    fn start(&self, pair: (usize, usize)) -> LogCursor {
+    fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
         self.starts.start(pair)
     }
 
@@ -149,30 +156,10 @@ impl MovedRanks {
     }
 
     fn choose(&self, deadline: Instant) -> Result<ChosenImages> {
-        let mut chosen = ChosenImages::default();
-        let mut candidates: BTreeMap<usize, Vec<ReadImage>> = BTreeMap::new();
-        for (rank, locations) in &self.ranks {
-            let all = candidates.entry(*rank as usize).or_default();
-            let found = locate_images(locations, &self.config, deadline);
-            for outcome in found.into_iter().rev() {
-                let read = outcome.and_then(|image| ReadImage::read(image, &self.config, deadline));
-                match read {
-                    Ok(image) => all.push(image),
-                    Err(error) => chosen.unreadable.push((*rank, format!("{error:#}"))),
-                }
-            }
-            if all.is_empty() && !locations.is_empty() {
-                bail!("none of the checkpoints of rank {rank} can be read");
-            }
-        }
-        let logs = |all: &Vec<ReadImage>| all.iter().map(|image| image.logs.clone()).collect();
-        let logs = candidates.iter().map(|(rank, all)| (*rank, logs(all))).collect();
-        let choice = choose_images(&logs).map_err(|UnfitImages { from, to }| {
-            anyhow!(
-                "the checkpoints of ranks {from} and {to} that can be read do not hold all of \
-                 their messages"
-            )
-        })?;
+        // Older images are read only if they are needed.
+        let fitting = self.fitting(1, deadline).or_else(|_| self.fitting(usize::MAX, deadline));
+        let Fitting { candidates, choice, unreadable } = fitting?;
+        let mut chosen = ChosenImages { unreadable, ..ChosenImages::default() };
         for log in choice.logs.iter().filter(|log| log.frames.is_none()) {
             self.lay(log, &[])?;
         }
@@ -194,6 +181,38 @@ impl MovedRanks {
         Ok(chosen)
     }
 
+    /// Reads so many of the newest images of each rank, and chooses those that fit together.
+    ///
+    /// # Errors
+    /// None fit, or none of a rank can be read.
+    fn fitting(&self, images_max: usize, deadline: Instant) -> Result<Fitting> {
+        let (mut candidates, mut unreadable) = (BTreeMap::new(), Vec::new());
+        for (rank, locations) in &self.ranks {
+            let all: &mut Vec<ReadImage> = candidates.entry(*rank as usize).or_default();
+            let newest = &locations[locations.len().saturating_sub(images_max)..];
+            let found = locate_images(newest, &self.config, deadline);
+            for outcome in found.into_iter().rev() {
+                let read = outcome.and_then(|image| ReadImage::read(image, &self.config, deadline));
+                match read {
+                    Ok(image) => all.push(image),
+                    Err(error) => unreadable.push((*rank, format!("{error:#}"))),
+                }
+            }
+            if all.is_empty() && !locations.is_empty() {
+                bail!("none of the checkpoints of rank {rank} can be read");
+            }
+        }
+        let logs = |all: &Vec<ReadImage>| all.iter().map(|image| image.logs.clone()).collect();
+        let logs = candidates.iter().map(|(rank, all)| (*rank, logs(all))).collect();
+        let choice = choose_images(&logs).map_err(|UnfitImages { from, to }| {
+            anyhow!(
+                "the checkpoints of ranks {from} and {to} that can be read do not hold all of \
+                 their messages"
+            )
+        })?;
+        Ok(Fitting { candidates, choice, unreadable })
+    }
+
     /// Begins a log with these frames.
     fn lay(&self, log: &BegunLog, frames: &[u8]) -> Result<()> {
         let start = log_at(log.from, log.to);
@@ -208,6 +227,13 @@ impl MovedRanks {
         pwrite(&self.file, &log.begins.to_ne_bytes(), begins_at(log.from, log.to))?;
         Ok(())
     }
+}
+
+/// Images of all ranks, and which of them fit together.
+struct Fitting {
+    candidates: BTreeMap<usize, Vec<ReadImage>>,
+    choice: ImageChoice,
+    unreadable: Vec<(u32, String)>,
 }
 
 /// An image, and what it holds of the logs of its rank.
@@ -322,6 +348,11 @@ mod tests {
         let bytes = std::fs::read(folder.join(FILE_NAME)).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         let (image, ends) = ImageLogs::parse(&bytes).unwrap();
+        let whole: Vec<_> = image.excerpts.iter().map(|it| (it.start, it.end)).collect();
+        assert_eq!(whole, [(0, 100 * 64), (0, 50 * 64)], "it is little");
+        let newest = |peer: usize| logs.newest[&peer];
+        let measured = ImageLogs::measure(3, logs.positions.clone(), &logs, newest, 0);
+        let (image, _) = measured.unwrap();
         assert_eq!(image.positions, logs.positions);
         let parts: Vec<_> = image.excerpts.iter().map(|it| (it.from, it.start, it.end)).collect();
         // What rank 3 has not received yet belongs to it, too.
@@ -334,7 +365,7 @@ mod tests {
             chosen: OnceLock::new(),
             is_noted: AtomicBool::new(false),
         };
-        let frames_of_last = &bytes[ends[1] as usize..ends[2] as usize];
+        let frames_of_last = &bytes[ends[1] as usize + 40 * 64..ends[2] as usize];
         let log = BegunLog { from: 5, to: 3, begins: 40 * 64, frames: Some((3, 1)) };
         moved.lay(&log, frames_of_last).unwrap();
         let mut word = [0; 8];
@@ -367,7 +398,7 @@ mod tests {
         };
         assert!(logs.is_discarded((3, 5), 256) && !logs.is_discarded((3, 5), 320));
         let newest = |_| PairPositions::default();
-        let measured = ImageLogs::measure(3, logs.positions.clone(), &logs, newest).unwrap().0;
+        let measured = ImageLogs::measure(3, logs.positions.clone(), &logs, newest, 0).unwrap().0;
         assert_eq!(measured.excerpts.iter().map(|it| it.from).collect::<Vec<_>>(), [5]);
     }
 }

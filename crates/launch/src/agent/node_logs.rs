@@ -338,8 +338,10 @@ impl NodeLogs {
         let covered = state.images.get(&(rank, number)).cloned();
         let Some((positions, counts)) = covered else { return Ok(()) };
         let deliveries = positions.deliveries;
-        let released = state.releases.advance(rank as usize, positions);
-        self.release_logs(released)?;
+        if !self.is_from_elsewhere(rank, number) {
+            let released = state.releases.advance(rank as usize, positions);
+            self.release_logs(released)?;
+        }
         let before = state.deliveries.insert(rank, (deliveries, counts));
         let before = before.map_or(0, |(deliveries, _)| deliveries);
         if deliveries > before {

@@ -4,9 +4,10 @@
 //! The logs between processes of a node are lost with the node, and their images are taken at
 //! different moments. So the image of a process holds an *excerpt* of each of its logs, in both
 //! directions: all that was sent there since the newest image of the process on the other side (or
-//! since the beginning if that has none), and what it has not received yet. Of two images the later
-//! one holds what one side has sent and the other one has not received, and also what one side
-//! sends again although the other one has received it, which is compared.
+//! since the beginning if that has none), and what it has not received yet; or, if that is little,
+//! all that is kept. Of two images the later one holds what one side has sent and the other one has
+//! not received, and also what one side sends again although the other one has received it, which
+//! is compared.
 //!
 //! ```text
 //! log of A to B:  ──────[ B has received this in its image … A has sent this in its image ]───
@@ -103,8 +104,9 @@ pub trait NodeFile<L: ReadLog> {
     /// The region of a log, named by its sender and its receiver.
     fn log(&self, pair: (usize, usize)) -> L;
 
-    /// A place of the log before which nothing is needed.
-    fn start(&self, pair: (usize, usize)) -> LogCursor;
+    /// A place of the log before which nothing is needed. `None`: none is known, because the log
+    /// was discarded.
+    fn start(&self, pair: (usize, usize)) -> Option<LogCursor>;
 
     /// Whether the log was discarded beyond this position, because memory was full.
     fn is_discarded(&self, pair: (usize, usize), position: u64) -> bool;
@@ -112,29 +114,37 @@ pub trait NodeFile<L: ReadLog> {
 
 /// Places of logs before which nothing is needed: those up to which the agent has released them, or
 /// their beginnings.
+/// None of a log that was discarded: its frames cannot be followed any more.
 #[derive(Clone, Debug, Default)]
-pub struct LogStarts(BTreeMap<(usize, usize), LogCursor>);
+pub struct LogStarts(BTreeMap<(usize, usize), Option<LogCursor>>);
 
 impl LogStarts {
     /// A log begins at this position in the file of this node.
     pub fn begin(&mut self, pair: (usize, usize), position: u64) {
-        self.0.insert(pair, LogCursor::beginning(position));
+        self.0.insert(pair, Some(LogCursor::beginning(position)));
     }
 
     /// The place of a log.
-    pub fn start(&self, pair: (usize, usize)) -> LogCursor {
-        self.0.get(&pair).copied().unwrap_or(LogCursor::START)
+    pub fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
+        self.0.get(&pair).copied().unwrap_or(Some(LogCursor::START))
     }
 
-    /// A log is about to be released up to this position. False: the log cannot be read up to
-    /// there, so it must not be released.
-    pub fn advance(&mut self, log: &impl ReadLog, pair: (usize, usize), position: u64) -> bool {
-        let mut cursor = self.start(pair);
-        let passed = Walk::new(log, LOG_BYTES).pass_to(&mut cursor, position);
-        if passed.is_some() {
-            self.0.insert(pair, cursor);
-        }
-        passed.is_some()
+    /// A log is about to be released up to this position. `discarded`: up to where it was
+    /// discarded, which is asked once the log was read.
+    pub fn advance(
+        &mut self,
+        log: &impl ReadLog,
+        pair: (usize, usize),
+        position: u64,
+        discarded: impl FnOnce() -> u64,
+    ) {
+        let start = self.start(pair);
+        let next = start.and_then(|start| {
+            let mut cursor = start;
+            Walk::new(log, LOG_BYTES).pass_to(&mut cursor, position)?;
+            (discarded() <= start.position()).then_some(cursor)
+        });
+        self.0.insert(pair, next);
     }
 }
 
@@ -186,24 +196,42 @@ impl ImageLogs {
 
     /// Measures the excerpts for an image of `process`, whose logs have come to `positions`;
     /// returns also where each begins. `newest`: how far the logs between a process and this one
-    /// had come in the newest image of that process. A log of which something was discarded has no
-    /// excerpt. `None`: a word was being written.
+    /// had come in the newest image of that process. If all that is kept of the logs takes at most
+    /// `whole_bytes_max` bytes, the excerpts are all of that: then older images fit, too. A log of
+    /// which something was discarded has no excerpt. `None`: a word was being written.
     pub fn measure<L: ReadLog>(
         process: usize,
         positions: LogPositions,
         logs: &impl NodeFile<L>,
         newest: impl Fn(usize) -> PairPositions,
+        whole_bytes_max: u64,
+    ) -> Option<(ImageLogs, Vec<LogCursor>)> {
+        let all = |_| PairPositions::default();
+        let whole = ImageLogs::measure_from(process, positions.clone(), logs, all)?;
+        let bytes: u64 = whole.0.excerpts.iter().map(Excerpt::bytes).sum();
+        match bytes <= whole_bytes_max {
+            true => Some(whole),
+            false => ImageLogs::measure_from(process, positions, logs, newest),
+        }
+    }
+
+    fn measure_from<L: ReadLog>(
+        process: usize,
+        positions: LogPositions,
+        logs: &impl NodeFile<L>,
+        from: impl Fn(usize) -> PairPositions,
     ) -> Option<(ImageLogs, Vec<LogCursor>)> {
         let mut image = ImageLogs { positions, excerpts: Vec::new() };
         let mut cursors = Vec::new();
         for (peer, own) in image.positions.pairs.clone() {
-            let PairPositions { sent, received } = newest(peer);
+            let PairPositions { sent, received } = from(peer);
             // What has arrived and was not received yet may have been released at its sender's.
             let sent = sent.min(own.received);
             for (pair, start) in [((process, peer), received), ((peer, process), sent)] {
-                let cursor = logs.start(pair);
+                let Some(cursor) = logs.start(pair) else { continue };
                 let start = start.max(cursor.position());
-                if logs.is_discarded(pair, start) {
+                // The way to the excerpt must be there, too.
+                if logs.is_discarded(pair, cursor.position()) {
                     continue;
                 }
                 let (excerpt, cursor) = Excerpt::measure(&logs.log(pair), pair, cursor, start)?;
@@ -225,7 +253,8 @@ impl ImageLogs {
         for (excerpt, cursor) in self.excerpts.iter().zip(cursors) {
             let pair = (excerpt.from, excerpt.to);
             excerpt.copy(&logs.log(pair), *cursor, &mut take)?;
-            if logs.is_discarded(pair, excerpt.start) {
+            let start = logs.start(pair).map_or(0, |start| start.position());
+            if logs.is_discarded(pair, start) {
                 return None;
             }
         }

@@ -89,6 +89,11 @@ impl LogReleases {
         self.oldest.entry(process).or_default();
     }
 
+    /// Forgets what images of a process cover: it begins again with the file of another node.
+    pub fn begin_again(&mut self, process: usize) {
+        self.oldest.insert(process, LogPositions::default());
+    }
+
     /// Notes what the oldest kept image of `process` covers; returns what is released further.
     pub fn advance(&mut self, process: usize, positions: LogPositions) -> Vec<LogRelease> {
         let others: Vec<usize> = positions.pairs.keys().copied().collect();

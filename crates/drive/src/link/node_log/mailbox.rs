@@ -62,7 +62,9 @@ pub(super) fn note_confirmed(head: &Mapped, own: usize, to: usize, cursor: &LogC
     let at = confirmed_at(own, to) as usize;
     let [position, place, segment] = cursor.words();
     let before = head.word(at).load(Ordering::Acquire);
-    if before != IS_BEING_WRITTEN && before >= position {
+    // At the beginning of the log, too, the segment says that the log goes to the other process.
+    let is_known = position > 0 || head.word(at + 16).load(Ordering::Acquire) != 0;
+    if before != IS_BEING_WRITTEN && before >= position && is_known {
         return;
     }
     head.word(at).store(IS_BEING_WRITTEN, Ordering::Release);

@@ -225,7 +225,9 @@ impl ClosedLogs {
         let own = logs.open.writers.iter().map(|(_, target)| target.log.chain.cursor().frames());
         logs.to_send_again = logs.counts.sent - own.sum::<u64>();
         let moved = logs.open.head.word(logs.open.owner.control() + MOVED_AT);
-        logs.has_moved = moved.load(Ordering::Relaxed) != 0;
+        // An image that was taken here holds all that was sent.
+        let is_from_elsewhere = self.file != Some(number);
+        logs.has_moved = is_from_elsewhere && moved.load(Ordering::Relaxed) != 0;
         logs.open.count_word(LogCount::SentFrames).store(logs.counts.sent, Ordering::Relaxed);
         logs.open.count_word(LogCount::Deliveries).store(count, Ordering::Relaxed);
         Ok(logs)

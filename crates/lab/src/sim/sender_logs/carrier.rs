@@ -37,15 +37,15 @@ pub fn missing_frames(
 ) -> io::Result<Option<CarriedFrames>> {
     let at = confirmed_at(from, to);
     let words = [sender.word(at)?, sender.word(at + 8)?, sender.word(at + 16)?];
-    if words[0] == 0 && sender.has_moved(from)? {
+    if words[2] == 0 && sender.has_moved(from)? {
         return Ok(None);
     }
     let arrived = receiver.word(arrived_at(from, to))?;
     let is_behind = arrived < words[0];
     let cursor = match words[0] {
-        0 => Some(LogCursor::beginning(sender.word(begins_at(from, to))?)),
+        0 if words[2] == 0 => Some(LogCursor::beginning(sender.word(begins_at(from, to))?)),
         // The receiver has moved, or the answer is late.
-        _ if is_behind && !is_late => Some(sender.start((from, to))),
+        _ if is_behind && !is_late => sender.start((from, to)),
         _ => LogCursor::from_words(words, LOG_BYTES),
     };
     let position = if is_late { words[0] } else { arrived };

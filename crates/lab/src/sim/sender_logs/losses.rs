@@ -54,6 +54,8 @@ pub struct NodeLosses {
     pub may_be: bool,
     /// Some image could not be read, and others may count on it.
     pub has_torn: bool,
+    /// Images hold all that is kept of logs, if it takes at most so many bytes.
+    pub whole_bytes_max: u64,
     /// Nodes that may still be lost.
     pub left: u32,
     /// Nodes that there were.
@@ -250,6 +252,7 @@ impl LogWorld {
                 self.counts.count("processes of lost nodes begun with an image");
                 it.has_released = true;
                 self.nodes[node].add_image(rank, kept.image.number, kept.logs.positions);
+                self.nodes[node].note_from_elsewhere(rank, kept.image.number);
             }
         }
         Ok(())

@@ -32,6 +32,8 @@ pub struct SimulatedNode {
     /// By process, also of other nodes: what the newest image covers that the keeper knows.
     newest: BTreeMap<usize, (u64, LogPositions)>,
     starts: LogStarts,
+    /// By process: the number of the image with which it has begun here, taken on another node.
+    from_elsewhere: BTreeMap<usize, u64>,
     releases: LogReleases,
     /// Number of contacts that were written into the file.
     noted: u64,
@@ -66,9 +68,19 @@ impl SimulatedNode {
             releases.add(*process);
         }
         let images = BTreeMap::new();
-        let (newest, starts) = (BTreeMap::new(), LogStarts::default());
-        let node =
-            SimulatedNode { file, job, images, newest, starts, releases, noted: 0, ticket: 0 };
+        let (newest, from_elsewhere) = (BTreeMap::new(), BTreeMap::new());
+        let starts = LogStarts::default();
+        let node = SimulatedNode {
+            file,
+            job,
+            images,
+            newest,
+            starts,
+            from_elsewhere,
+            releases,
+            noted: 0,
+            ticket: 0,
+        };
         node.answer_ticket(if waits { 0 } else { NOTHING_WAITS })?;
         Ok(node)
     }
@@ -100,7 +112,10 @@ impl SimulatedNode {
                 self.write_release(release_at(process, *other), pair.sent)?;
             }
         }
-        self.release_logs(process, positions)
+        match self.from_elsewhere.get(&process) == Some(&number) {
+            true => Ok(0),
+            false => self.release_logs(process, positions),
+        }
     }
 
     /// Releases what the oldest kept image of a process covers, which may be of another node;
@@ -110,9 +125,9 @@ impl SimulatedNode {
         for release in &released {
             let pair = (release.from, release.to);
             let log = self.region(pair);
-            if self.starts.advance(&log, pair, release.position) {
-                self.write_release(release_at(release.from, release.to), release.position)?;
-            }
+            let discarded = self.word(discarded_at(release.from, release.to))?;
+            self.starts.advance(&log, pair, release.position, || discarded);
+            self.write_release(release_at(release.from, release.to), release.position)?;
         }
         Ok(released.len())
     }
@@ -120,13 +135,19 @@ impl SimulatedNode {
     // --- images of processes that may move to another node
 
     /// What an image holds of the logs of a process that was closed for it, and the frames.
-    pub fn image_logs(&self, process: usize, number: u64) -> io::Result<(ImageLogs, Vec<u8>)> {
+    /// `whole_bytes_max`: see [`ImageLogs::measure`].
+    pub fn image_logs(
+        &self,
+        process: usize,
+        number: u64,
+        whole_bytes_max: u64,
+    ) -> io::Result<(ImageLogs, Vec<u8>)> {
         let positions = self.images.get(&(process, number)).cloned().unwrap_or_default();
         let newest = |peer: usize| {
             let newest = self.newest.get(&peer).and_then(|(_, it)| it.pairs.get(&process));
             newest.copied().unwrap_or_default()
         };
-        let measured = ImageLogs::measure(process, positions, self, newest);
+        let measured = ImageLogs::measure(process, positions, self, newest, whole_bytes_max);
         let (image, cursors) = measured.ok_or(io::ErrorKind::InvalidData)?;
         let mut frames = Vec::new();
         let copied = image.copy(&cursors, self, |bytes| {
@@ -145,7 +166,7 @@ impl SimulatedNode {
         (number, newest): (u64, LogPositions),
         oldest: Option<LogPositions>,
     ) -> io::Result<()> {
-        if self.newest.get(&process).is_some_and(|(known, _)| *known >= number) {
+        if self.newest.get(&process).is_some_and(|(known, _)| *known == number) {
             return Ok(());
         }
         self.newest.insert(process, (number, newest));
@@ -156,6 +177,11 @@ impl SimulatedNode {
     pub fn add_image(&mut self, process: usize, number: u64, positions: LogPositions) {
         self.images.insert((process, number), positions.clone());
         self.newest.insert(process, (number, positions));
+    }
+
+    /// The process begins here with this image, which was taken on another node.
+    pub fn note_from_elsewhere(&mut self, process: usize, number: u64) {
+        self.from_elsewhere.insert(process, number);
     }
 
     /// Whether a process was on another node before.
@@ -271,7 +297,7 @@ impl NodeFile<LogRegion> for SimulatedNode {
         self.region(pair)
     }
 
-    fn start(&self, pair: (usize, usize)) -> LogCursor {
+    fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
         self.starts.start(pair)
     }
 

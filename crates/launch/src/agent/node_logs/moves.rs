@@ -6,6 +6,7 @@
 //! happen: a log is released while a thread copies it, or beyond what the images of both sides
 //! cover on which other nodes may count.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result};
 use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::image_logs::LogStarts;
-use landbridge_proto::log::layout::{MOVED_AT, control_at, log_at, release_at};
+use landbridge_proto::log::layout::{MOVED_AT, control_at, discarded_at, log_at, release_at};
 use landbridge_proto::log::release::{LogPositions, LogRelease};
 use landbridge_proto::log::segment::LogCursor;
 use rustix::io::pwrite;
@@ -39,6 +40,8 @@ pub struct MoveState {
     deferred: Vec<LogRelease>,
     /// By rank of this node: the numbers of the images that other nodes know.
     announced: BTreeMap<u32, (u64, Option<u64>)>,
+    /// By rank: the number of the image with which it has begun here.
+    from_elsewhere: BTreeMap<u32, u64>,
 }
 
 impl MoveState {
@@ -88,19 +91,35 @@ impl NodeLogs {
             let is_here = |release: &LogRelease| {
                 local.contains(&(release.from as u32)) || local.contains(&(release.to as u32))
             };
-            let may = |release: &LogRelease| {
+            released = std::mem::take(deferred);
+            released.retain(is_here);
+            for release in &released {
                 let pair = (release.from, release.to);
                 let (file, start) = (self.file.try_clone().ok(), log_at(pair.0, pair.1));
-                is_here(release)
-                    && starts.advance(&LogRegion { file, start }, pair, release.position)
-            };
-            released = std::mem::take(deferred);
-            released.retain(may);
+                let discarded = || self.word(discarded_at(pair.0, pair.1));
+                starts.advance(&LogRegion { file, start }, pair, release.position, discarded);
+            }
         }
         for release in released {
             self.write_release(release_at(release.from, release.to), release.position)?;
         }
         Ok(())
+    }
+
+    /// Releases what had to wait for a thread that copied logs.
+    pub fn release_deferred(&self) {
+        let has_deferred = |moves: &RefCell<MoveState>| !moves.borrow().deferred.is_empty();
+        if self.for_moves.as_ref().is_some_and(has_deferred) {
+            // The next image of a rank tries again.
+            let _ = self.release_logs(Vec::new());
+        }
+    }
+
+    /// Whether an image was taken on another node: this file has of the logs what that holds, at
+    /// other places, and nothing of it is released as long as the image may be needed.
+    pub(super) fn is_from_elsewhere(&self, rank: u32, number: u64) -> bool {
+        let moves = self.for_moves.as_ref();
+        moves.is_some_and(|moves| moves.borrow().from_elsewhere.get(&rank) == Some(&number))
     }
 
     /// What other nodes are to know of the images of a rank of this node; `numbers`: of the newest
@@ -126,7 +145,8 @@ impl NodeLogs {
         let Some(moves) = &self.for_moves else { return Ok(()) };
         let LogImages { rank, number, .. } = *images;
         let known = moves.borrow().newest.get(&rank).map_or(0, |(number, _)| *number);
-        if self.is_local(rank) || number <= known {
+        // A lower number: newer ones cannot be read.
+        if self.is_local(rank) || number == known {
             return Ok(());
         }
         let parse = |words: &[u64]| {
@@ -155,9 +175,9 @@ impl NodeLogs {
     }
 
     /// A place of a log of this node up to which it is released.
-    pub fn start(&self, pair: (usize, usize)) -> LogCursor {
+    pub fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
         let moves = self.for_moves.as_ref();
-        moves.map_or(LogCursor::START, |moves| moves.borrow().starts.start(pair))
+        moves.map_or(Some(LogCursor::START), |moves| moves.borrow().starts.start(pair))
     }
 
     /// The ranks of a lost node that are to begin here, for threads that choose their images.
@@ -187,6 +207,11 @@ impl NodeLogs {
             let covered = (positions.clone(), LogCounts::default());
             self.state.borrow_mut().images.insert((*rank, number), covered);
             moves.newest.insert(*rank, (number, positions.clone()));
+            moves.from_elsewhere.insert(*rank, number);
+        }
+        for (rank, _) in &moved.ranks {
+            // What is known of it was about the file of the lost node.
+            self.state.borrow_mut().releases.begin_again(*rank as usize);
         }
         for log in &chosen.logs {
             moves.starts.begin((log.from, log.to), log.begins);
