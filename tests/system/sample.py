@@ -53,9 +53,7 @@ SAMPLES = {
         "a node is lost, who sends its hostname",
         "a node is lost, while a rank spawns",
         "a node is lost, heat, two clusters",
-        "a node is lost, who receive from ranks that do nothing meanwhile",
-        "logs of relays, a node is lost, and its ranks are killed on the next one",
-        "logs of relays, a node is lost, who takes whatever comes, and the next one",
+        "logs of the senders, a node is lost, who receive from ranks that do nothing meanwhile",
     ],
     # Restores from checkpoints on the same node, over clusters, on a spare node with a shared
     # folder and with a store; corrupt checkpoints.
@@ -72,8 +70,7 @@ SAMPLES = {
         "relays on other nodes, two on one node, one of them twice",
         "a node is lost, and nobody else sees its images",
         "a node is lost, heat, two clusters, from images",
-        "logs of relays, a node is lost, heat, from images",
-        "nodes are lost in turn, wildcards and probes, from images",
+        "logs of the senders, nodes are lost in turn, wildcards and probes, from images",
         "who is killed as its image is taken",
         "the newest checkpoint is corrupt",
         "where there is no CRIU",

@@ -572,8 +572,6 @@ mod tests {
             "cuts of nodes",
             "nodes lost",
             "processes of lost nodes begun with an image",
-            "images of lost nodes torn",
-            "jobs ended by images that do not fit together",
         ];
         find_nothing(0..SEEDS, Mode::SenderLogs, &events);
     }

@@ -306,9 +306,9 @@ pub const RECOVER_LOG: Setting = Setting {
                without `recover`. It works with at most 1,024 processes of a job, spawned ones \
                among them, without `recover_dir`, and with spare nodes only if clocks are \
                recorded. `relay`: the relay of the receiver, through which all messages go. \
-               `auto`: `sender` for at most 512 ranks without `recover_dir` and a limit of \
-               address space or of files (`ulimit -v`, `ulimit -f`) where the launcher runs, \
-               else `relay`.",
+               `auto`: `sender` for at most 512 ranks without spare nodes, `recover_dir` and a \
+               limit of address space or of files (`ulimit -v`, `ulimit -f`) where the launcher \
+               runs, else `relay`.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",
