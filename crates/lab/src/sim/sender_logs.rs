@@ -547,7 +547,7 @@ mod tests {
         for planted in all {
             let found = (0..100).filter(|seed| run_with(*seed, false, Some(planted)).is_err());
             let found = found.count();
-            assert!(found > 5, "{planted:?}: {found} of 100 seeds");
+            assert!(found >= 3, "{planted:?}: {found} of 100 seeds");
         }
     }
 
