@@ -65,11 +65,11 @@ struct Sender {
     /// All of them have arrived.
     is_settled: bool,
     /// By rank of another node.
-    transfers: BTreeMap<u32, LogTransfer>,
+    transfers: BTreeMap<u32, CarriedLog>,
 }
 
 /// The log to a rank of another node.
-struct LogTransfer {
+struct CarriedLog {
     transfer: AgentTransfer,
     /// How often that rank has moved.
     moves: u32,
@@ -83,9 +83,9 @@ struct LogTransfer {
     cleared_end: u64,
 }
 
-impl LogTransfer {
-    fn new(moves: u32) -> LogTransfer {
-        LogTransfer {
+impl CarriedLog {
+    fn new(moves: u32) -> CarriedLog {
+        CarriedLog {
             transfer: AgentTransfer::new(0),
             moves,
             has_moved: moves > 0,
@@ -170,7 +170,7 @@ impl FrameCarrier {
             sender.transfers.values_mut().for_each(|log| log.transfer.stop());
             return Vec::new();
         }
-        let has_moved = |(to, log): (&u32, &LogTransfer)| {
+        let has_moved = |(to, log): (&u32, &CarriedLog)| {
             logs.contact(*to).is_some_and(|contact| {
                 contact.generation != Contact::ENDED
                     && Contact::moves(contact.generation) > log.moves
@@ -191,7 +191,7 @@ impl FrameCarrier {
                 break;
             }
             let moves = Contact::moves(generation);
-            let log = sender.transfers.entry(to).or_insert_with(|| LogTransfer::new(moves));
+            let log = sender.transfers.entry(to).or_insert_with(|| CarriedLog::new(moves));
             log.note_moves(moves);
             let missing = missing_frames(logs, (rank, to), log);
             sender.is_settled &= missing.as_ref().is_some_and(Vec::is_empty);
@@ -382,7 +382,7 @@ fn targets(logs: &NodeLogs, rank: u32) -> Vec<u32> {
 fn missing_frames(
     logs: &NodeLogs,
     (from, to): (u32, u32),
-    log: &mut LogTransfer,
+    log: &mut CarriedLog,
 ) -> Option<Vec<u8>> {
     let pair = (from as usize, to as usize);
     let at = confirmed_at(pair.0, pair.1);

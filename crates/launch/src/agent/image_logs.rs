@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -29,7 +29,6 @@ use rustix::io::{pread, pwrite};
 
 use crate::checkpoint::CheckpointConfig;
 use crate::checkpoint::checkpoint_image::CheckpointImage;
-use crate::checkpoint::object_store::ObjectStore;
 use crate::control::rank_state::CheckpointLocation;
 
 /// The name of the file in the folder of an image.
@@ -190,7 +189,7 @@ impl MovedRanks {
         for (rank, locations) in &self.ranks {
             let all: &mut Vec<ReadImage> = candidates.entry(*rank as usize).or_default();
             let newest = &locations[locations.len().saturating_sub(images_max)..];
-            let found = locate_images(newest, &self.config, deadline);
+            let found = self.config.locate(newest, deadline);
             for outcome in found.into_iter().rev() {
                 let read = outcome.and_then(|image| ReadImage::read(image, &self.config, deadline));
                 match read {
@@ -277,27 +276,6 @@ fn read_logs(
         }
         None => Err(error),
     })
-}
-
-/// Finds the images that another node has taken, in a folder that this node sees as well or in the
-/// object store.
-pub fn locate_images(
-    locations: &[CheckpointLocation],
-    config: &CheckpointConfig,
-    deadline: Instant,
-) -> Vec<Result<CheckpointImage>> {
-    let object_store = config.object_store.as_ref().map(ObjectStore::fresh);
-    let find = |one: &CheckpointLocation| {
-        let authenticator = config.authenticator.as_ref().context("the job has no key")?;
-        let folder: PathBuf = config.job_folder.join(&one.path);
-        CheckpointImage::find(folder.clone(), &one.tag, authenticator).or_else(|error| {
-            match &object_store {
-                Some(object_store) => object_store.find(folder, &one.tag, authenticator, deadline),
-                None => Err(error),
-            }
-        })
-    };
-    locations.iter().map(|one| find(one).with_context(|| one.path.clone())).collect()
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::checkpoint_scheduler::CheckpointScheduler;
-use super::image_logs::{MovedRanks, locate_images};
+use super::image_logs::MovedRanks;
 use super::rank::LocalRank;
 use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
 use crate::checkpoint::criu;
@@ -134,7 +134,7 @@ impl Restore {
         let mut moved = None;
         match (images, config) {
             (ImageSource::Located(locations), Some(config)) if !locations.is_empty() => {
-                step = in_thread(move || locate_images(&locations, &config, deadline))
+                step = in_thread(move || config.locate(&locations, deadline))
                     .map_or(RestoreStep::Choosing, RestoreStep::Finding);
             }
             (ImageSource::Chosen(ranks), _) => {

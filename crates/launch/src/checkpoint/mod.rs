@@ -24,7 +24,7 @@ mod packed_file;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use landbridge_proto::setting::{
@@ -33,8 +33,10 @@ use landbridge_proto::setting::{
 };
 
 use crate::control::Job;
+use crate::control::rank_state::CheckpointLocation;
 use crate::folder;
 use crate::ps::status_socket;
+use checkpoint_image::CheckpointImage;
 use lease::Lease;
 use manifest_authenticator::ManifestAuthenticator;
 use object_store::ObjectStore;
@@ -81,6 +83,29 @@ impl CheckpointConfig {
         let is_unreachable =
             |&&spare: &&u32| !lease::lease_path(&self.folder, &self.job, spare).exists();
         self.spares.iter().filter(is_unreachable).copied().collect()
+    }
+
+    /// Finds the images that another node has taken, in a folder that this node sees as well or in
+    /// the object store.
+    pub fn locate(
+        &self,
+        locations: &[CheckpointLocation],
+        deadline: Instant,
+    ) -> Vec<Result<CheckpointImage>> {
+        let object_store = self.object_store.as_ref().map(ObjectStore::fresh);
+        let find = |one: &CheckpointLocation| {
+            let authenticator = self.authenticator.as_ref().context("the job has no key")?;
+            let folder: PathBuf = self.job_folder.join(&one.path);
+            CheckpointImage::find(folder.clone(), &one.tag, authenticator).or_else(|error| {
+                match &object_store {
+                    Some(object_store) => {
+                        object_store.find(folder, &one.tag, authenticator, deadline)
+                    }
+                    None => Err(error),
+                }
+            })
+        };
+        locations.iter().map(|one| find(one).with_context(|| one.path.clone())).collect()
     }
 
     /// Makes the folder of a job, which only this user can open, because images hold the memory of
