@@ -133,16 +133,17 @@ def main() -> int:
 
 
 def little_memory(checks, options, ring, moment) -> None:
-    """What images cover is released, so that the logs never fill. Each rank sends 64 MB, and a share
-    of 32 MiB holds what is sent between three images."""
-    program, little = [*ring, "1600", "--numbers", "5000"], ["--set", "recover_memory=128MiB"]
+    """What images cover is released, so that the logs never fill. Each rank sends 40 KB in a round,
+    and a share of 32 MiB holds what is sent between three images."""
+    little = ["--set", "recover_memory=128MiB"]
     cases = {
-        "in little memory": ([(moment(), 1), (3.0, 2)], checkpoint_options(options)),
+        "in little memory": ("1600", [(moment(), 1), (3.0, 2)], checkpoint_options(options)),
         # No image is due in an hour: the first ones are taken because half of a share is full.
-        "logs that ask for images": ([(6.0, 1), (2.0, 2)], checkpoint_options(options, "1h")),
+        "logs that ask for images": ("1000", [(4.0, 1), (2.0, 2)], checkpoint_options(options, "1h")),
     }
-    for name, (kills, images) in cases.items():
+    for name, (rounds, kills, images) in cases.items():
         if checks.wants(name):
+            program = [*ring, rounds, "--numbers", "5000"]
             undisturbed = sorted(recovery.job(options, program, [])[1])
             code, lines, output = recovery.job(options, program, kills, *images, *little)
             lines = [line for line in lines if not line.startswith("landbridge")]

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import common
 import recovery
@@ -24,10 +25,19 @@ from support import paths, process  # noqa: E402
 
 RANKS, LIMIT_S = 2, 120.0
 PLACES = {"one node": [], "two clusters": recovery.TWO_CLUSTERS}
-# The latest moment of a kill, as a part of the time from the first test to the last one.
-LATEST = 0.7
+# The latest moment of a kill: after this part of the lines in the records of all ranks, and then
+# this part of the time of a test. Lines, not seconds: the same module can take 8 s or 20 s.
+LATEST_LINE, LATEST_IN_TEST = 0.7, 0.3
 # Largest part of the modules whose killed rank may be refused.
 REFUSED_MAX = 0.1
+
+
+class Kill(NamedTuple):
+    """`rank` is killed `delay` seconds after the records of all ranks have `line` lines."""
+
+    rank: int
+    line: int
+    delay: float
 
 
 def main() -> int:
@@ -53,16 +63,21 @@ def main() -> int:
 
 def check(checks, options, tests: list[str], name: str, words: list[str]) -> bool:
     """Whether the killed rank could not be restarted."""
-    wanted, _, seconds = run(options, tests, words, None)
+    wanted, _, lines, seconds = run(options, tests, words, None)
     # The seed includes the name, so a case is the same one with `--only`.
     chance = random.Random(f"{options.seed} {name}")
-    kill = (chance.randrange(RANKS), chance.uniform(0.0, LATEST * seconds))
-    found, output, _ = run(options, tests, words, kill)
+    kill = Kill(
+        rank=chance.randrange(RANKS),
+        line=1 + chance.randrange(max(1, int(LATEST_LINE * lines))),
+        delay=chance.uniform(0.0, LATEST_IN_TEST * seconds / len(tests)),
+    )
+    found, output, _, _ = run(options, tests, words, kill)
     restarts = output.count(": restarted")
     why = re.search(r"cannot be restarted: .*|this process cannot go on: .*", output)
     differ = sorted(test for test in wanted.keys() | found.keys() if wanted.get(test) != found.get(test))
     is_refused = bool(why) and "ends" not in found
-    measured = f"{len(wanted) - 1} tests, rank {kill[0]} killed {kill[1]:.2f} s after the first of {seconds:.2f} s, {restarts} restarts"
+    moment = f"rank {kill.rank} killed {kill.delay:.2f} s after line {kill.line} of {lines}"
+    measured = f"{len(wanted) - 1} tests in {seconds:.2f} s, {moment}, {restarts} restarts"
     if is_refused:
         measured += f"; refused: {why[0]}"
     elif differ:
@@ -72,10 +87,9 @@ def check(checks, options, tests: list[str], name: str, words: list[str]) -> boo
     return is_refused
 
 
-def run(options, tests: list[str], words: list[str], kill) -> tuple[dict[str, str], str, float]:
+def run(options, tests: list[str], words: list[str], kill: Kill | None) -> tuple[dict[str, str], str, int, float]:
     """The outcomes of these tests, with `ends` if all ranks have come to their ends; all
-    output; and the seconds from the first test to the last one. `kill`: a rank, and seconds after
-    the first test."""
+    output; the lines in the records; and the seconds from the first test to the last one."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "skip").write_text("")
@@ -90,23 +104,30 @@ def run(options, tests: list[str], words: list[str], kill) -> tuple[dict[str, st
         finished = process.run([*command, *program, str(folder / "skip"), str(folder / "only")], LIMIT_S, environment)
         is_over.set()
         watcher.join()
+        lines = count_lines(folder)
         outcomes, _, is_complete = mpi4py_suite.read_records(folder, RANKS)
         if is_complete and finished.ok:
             outcomes["ends"] = "pass"
-        return outcomes, finished.output + finished.why, seen[-1] - seen[0] if seen else 0.0
+        return outcomes, finished.output + finished.why, lines, seen[-1] - seen[0] if seen else 0.0
 
 
-def watch(folder: Path, kill, is_over: threading.Event, seen: list[float]) -> None:
-    """Notes when the records of the ranks change, and kills a rank."""
-    before = 0
+def watch(folder: Path, kill: Kill | None, is_over: threading.Event, seen: list[float]) -> None:
+    """Notes when the records of the ranks grow, and kills a rank."""
+    before, due = 0, None
     while not is_over.wait(0.005):
-        now = sum(file.stat().st_size for file in folder.glob("rank-*"))
-        if now != before:
-            before = now
+        lines = count_lines(folder)
+        if lines != before:
+            before = lines
             seen.append(time.monotonic())
-        if kill and seen and time.monotonic() >= seen[0] + kill[1]:
-            recovery.kill_rank(kill[0])
+        if kill and due is None and lines >= kill.line:
+            due = seen[-1] + kill.delay
+        if kill and due is not None and time.monotonic() >= due:
+            recovery.kill_rank(kill.rank)
             kill = None
+
+
+def count_lines(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("rank-*"))
 
 
 if __name__ == "__main__":
