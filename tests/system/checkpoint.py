@@ -138,8 +138,12 @@ def little_memory(checks, options, ring, moment) -> None:
     little = ["--set", "recover_memory=128MiB"]
     cases = {
         "in little memory": ("1600", [(moment(), 1), (3.0, 2)], checkpoint_options(options)),
-        # No image is due in an hour: the first ones are taken because half of a share is full.
-        "logs that ask for images": ("1000", [(4.0, 1), (2.0, 2)], checkpoint_options(options, "1h")),
+        # No image is due in an hour: all are taken because half of a share is full.
+        "logs that ask for images": (
+            "1000",
+            [(recovery.after_output("checkpoint 2 of rank 1: "), 1), (recovery.after_output("checkpoint 3 of rank 2: "), 2)],
+            checkpoint_options(options, "1h"),
+        ),
     }
     for name, (rounds, kills, images) in cases.items():
         if checks.wants(name):
