@@ -19,6 +19,9 @@
 //! what they do not do again. If an image cannot be read, those that are left may not fit together,
 //! which ends the job.
 //!
+//! In others the processes of a node are a recovery unit: if one is killed, all are ended and begin
+//! again, with their programs or a round of images.
+//!
 //! What may never happen: a new incarnation sees other events, or the same events in another order,
 //! than the one before, or sends other frames; a message is lost, duplicated, changed or overtaken
 //! by a later message of its source.
@@ -30,12 +33,14 @@
 //! | `network` | transports, and messages between them |
 //! | `process` | a process that may be killed |
 //! | `losses` | nodes that are lost, and what a keeper has of them |
+//! | `units` | processes of a node that begin again together |
 
 mod carrier;
 mod losses;
 mod network;
 mod node;
 mod process;
+mod units;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +54,7 @@ use losses::{ImageNotice, KeptImage, NodeLosses};
 use network::{Network, Transport};
 use node::SimulatedNode;
 use process::{Chance, LoggedProcess, LoggedTask, ProcessImage, ReceivedMessage, StepEnd};
+use units::UnitRounds;
 
 /// Steps of a run at most.
 const STEPS_MAX: usize = 400_000;
@@ -73,12 +79,21 @@ pub enum LogFault {
     ImageBeforeCut,
     /// Agents carry frames before the keeper knows what they depend on.
     CarriedBeforeCut,
+    /// Logs inside of a recovery unit are written over while its images are taken.
+    UnitKeepsNothing,
+    /// A process of a recovery unit begins again with an older round of images than the others.
+    MixedRounds,
 }
 
 impl LogFault {
     /// Nodes are lost in runs with this fault.
     fn loses_nodes(self) -> bool {
-        !matches!(self, LogFault::UnnotedDelivery | LogFault::ReleasedTooFar)
+        !matches!(self, LogFault::UnnotedDelivery | LogFault::ReleasedTooFar) && !self.has_units()
+    }
+
+    /// Processes of a node begin again together in runs with this fault.
+    fn has_units(self) -> bool {
+        matches!(self, LogFault::UnitKeepsNothing | LogFault::MixedRounds)
     }
 }
 
@@ -120,6 +135,7 @@ struct LogWorld {
     network: Network,
     between_agents: AgentTraffic,
     losses: NodeLosses,
+    units: UnitRounds,
     bytes_max: u64,
     kill_permille: u64,
     image_permille: u64,
@@ -194,6 +210,7 @@ impl LogWorld {
             SimulatedNode::new(job_name(run, number), (&local, &moving), waits)
         };
         let is_tight = planted.is_none() && seed.is_multiple_of(4);
+        let has_units = planted.map_or(seed % 4 == 2, LogFault::has_units);
         let mut world = LogWorld {
             nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
             ranks,
@@ -208,6 +225,7 @@ impl LogWorld {
                 nodes_made: node_count,
                 run,
             },
+            units: UnitRounds::new(has_units),
             bytes_max: if is_tight { TIGHT_LOG_MEMORY } else { LOG_MEMORY },
             kill_permille: random.pick(&[1, 5, 20, 100]),
             image_permille: random.pick(&[0, 1, 10, 30]),
@@ -224,6 +242,14 @@ impl LogWorld {
         }
         if is_moving && planted.is_some_and(|fault| fault != LogFault::ImageBeforeCut) {
             world.image_permille = 0;
+        }
+        if has_units {
+            // A round is whole only if all processes live long enough.
+            world.image_permille = world.random.pick(&[0, 50, 200]);
+            world.kill_permille = world.random.pick(&[1, 5]);
+            for node in 0..node_count {
+                world.nodes[node].set_unit(&world.local(node))?;
+            }
         }
         Ok(world)
     }
@@ -318,8 +344,8 @@ impl LogWorld {
         let moves = it.moves;
         let process = match process {
             Ok(mut process) => {
-                if moves > 0 {
-                    process.note_move();
+                if moves > 0 || self.units.may_be {
+                    process.awaits_frames();
                 }
                 process
             }
@@ -336,6 +362,9 @@ impl LogWorld {
     /// newest is torn; `None` for a start with the program.
     fn newest_image(&mut self, rank: usize) -> Option<ProcessImage> {
         let it = &mut self.ranks[rank];
+        if self.units.may_be {
+            return it.images.last().cloned();
+        }
         let is_kept = !it.kept_images.is_empty();
         if !it.has_released && !is_kept && self.random.percent(10) {
             // An older image is of no use any more, and must not be released from.
@@ -405,10 +434,17 @@ impl LogWorld {
         }
         let wants_image = self.nodes[self.ranks[rank].node].take_image_wish(rank);
         let wants_image = wants_image.map_err(|error| failed(&error))? && self.random.percent(30);
-        if !is_again && (wants_image || self.random.below(1_000) < self.image_permille) {
-            self.take_image(rank)?;
+        let is_due = wants_image || self.random.below(1_000) < self.image_permille;
+        if is_again {
+            return Ok(());
         }
-        Ok(())
+        if self.units.may_be {
+            return match self.joins_round(rank, is_due)? {
+                true => self.take_image_of_round(rank),
+                false => Ok(()),
+            };
+        }
+        if is_due { self.take_image(rank) } else { Ok(()) }
     }
 
     fn kill(&mut self, rank: usize, is_between: bool, is_again: bool) -> Result<(), Violation> {
@@ -424,7 +460,10 @@ impl LogWorld {
         self.counts.add_some("deliveries replayed", process.replayed);
         self.lose_messages(&transport);
         self.log_step(|| format!("{rank} is killed"));
-        Ok(())
+        match self.units.may_be {
+            true => self.roll_back(self.ranks[rank].node),
+            false => Ok(()),
+        }
     }
 
     fn take_image(&mut self, rank: usize) -> Result<(), Violation> {
@@ -543,6 +582,8 @@ mod tests {
             LogFault::SplitCut,
             LogFault::ImageBeforeCut,
             LogFault::CarriedBeforeCut,
+            LogFault::UnitKeepsNothing,
+            LogFault::MixedRounds,
         ];
         for planted in all {
             let found = (0..100).filter(|seed| run_with(*seed, false, Some(planted)).is_err());
@@ -572,6 +613,13 @@ mod tests {
             "cuts of nodes",
             "nodes lost",
             "processes of lost nodes begun with an image",
+            "units begun again",
+            "processes ended with another one",
+            "images of rounds taken",
+            "rounds of images",
+            "rounds torn",
+            "rounds given up",
+            "units begun again with a round of images",
         ];
         find_nothing(0..SEEDS, Mode::SenderLogs, &events);
     }

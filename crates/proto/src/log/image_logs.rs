@@ -124,6 +124,11 @@ impl LogStarts {
         self.0.insert(pair, Some(LogCursor::beginning(position)));
     }
 
+    /// A place of a log; `None`: none is known.
+    pub fn put(&mut self, pair: (usize, usize), start: Option<LogCursor>) {
+        self.0.insert(pair, start);
+    }
+
     /// The place of a log.
     pub fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
         self.0.get(&pair).copied().unwrap_or(Some(LogCursor::START))
@@ -416,7 +421,8 @@ impl ImageLogs {
     }
 }
 
-/// Lays frames, each with its padding, into the empty region of a log that begins at `begins`.
+/// Lays frames, each with its padding, into the region of a log that begins at `begins`, in which
+/// there may be older ones.
 /// `write`: writes bytes at a place of the region. `None`: these are not frames, they are more than
 /// fit, or they cannot be written.
 pub fn lay_frames(
@@ -442,7 +448,9 @@ pub fn lay_frames(
         chain.pass(bytes);
         at += padded;
     }
-    write(chain.cursor().at() - (at - written), &frames[written..])
+    let end = chain.cursor().at();
+    write(end - (at - written), &frames[written..])?;
+    write(end, &[0; 8])
 }
 
 #[cfg(test)]
@@ -474,6 +482,7 @@ mod tests {
         let frames: Vec<Vec<u8>> = (0..1500_usize)
             .map(|number| frame(number * 37 % 3000 + number % 7 * 8000, number as u8))
             .collect();
+        region.0.borrow_mut().fill(0xff);
         let laid = lay_frames(&frames.concat(), BEGINS, |at, bytes| {
             region.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
             Some(())
@@ -496,7 +505,9 @@ mod tests {
         assert!(Excerpt::measure(&region, (1, 2), begin, BEGINS + 1).is_none(), "within a frame");
         let torn = &frames[0][..frames[0].len() - 1];
         assert!(lay_frames(torn, 0, |_, _| Some(())).is_none());
-        assert!(lay_frames(&[], 64, |_, bytes| bytes.is_empty().then_some(())).is_some());
+        let is_empty =
+            |at, bytes: &[u8]| (at == 0 && bytes.iter().all(|byte| *byte == 0)).then_some(());
+        assert!(lay_frames(&[], 64, is_empty).is_some());
     }
 
     #[test]

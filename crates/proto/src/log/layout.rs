@@ -9,7 +9,7 @@
 //! | control words, a page a process | the process and the agent | see the constants |
 //! | pairs, a row a process | see the functions | up to where each of its logs is released |
 //! | mailboxes, one a process | the agent | frames carried by agents ([`super::agent_transfer`]) |
-//! | reports, one a process | the process, for an image | [`super::release::LogPositions`] |
+//! | reports, one a process | the process, for an image | [`super::release::LogPositions`], [`super::unit::UnitCursors`] |
 //! | deliveries, a ring a process | the process | [`super::delivery`] |
 //! | logs, one an ordered pair of processes | the sender | frames ([`super::segment`]) |
 //!
@@ -56,8 +56,14 @@ pub const NOTHING_WAITS: u64 = u64::MAX;
 /// Position of a word that is written before processes start: bytes that the logs and deliveries
 /// of each process may take at most, whatever the setting says. 0: the setting counts.
 pub const MEMORY_MAX_AT: u64 = 56;
+/// Position of a word of the agent: images of the node's recovery unit are being taken, so logs
+/// inside of it are kept as others (1), or not (0).
+pub const UNIT_KEEPS_AT: u64 = 64;
+/// Position of a word of the agent, written before processes start: how often the processes of the
+/// node's recovery unit have begun again together.
+pub const ROLLBACKS_AT: u64 = 72;
 /// Bytes before the first contact.
-const CONTACTS_HEAD: usize = 64;
+const CONTACTS_HEAD: usize = 128;
 /// Bytes of the control words of one process: a page.
 pub const CONTROL_BYTES: usize = 4096;
 /// Control word: the process sleeps until its doorbell rings (1), or not (0).
@@ -71,6 +77,9 @@ pub const SOURCES_CHANGED_AT: usize = 64;
 pub const DELIVERIES_END_AT: usize = 128;
 /// Control words: what the process has sent and delivered ([`super::counts`]).
 pub const COUNTS_AT: usize = DELIVERIES_END_AT + 8;
+/// Control word: frames that the process has sent to others of its recovery unit, counted before
+/// they are appended, in the incarnation that got furthest.
+pub const UNIT_SENT_AT: usize = COUNTS_AT + 48;
 /// Control words: up to which byte the deliveries are released, because no incarnation will replay
 /// what is before.
 pub const DELIVERIES_RELEASED_AT: usize = 192;
@@ -85,8 +94,13 @@ pub const DELIVERIES_PUNCHED_AT: usize = 448;
 pub const IMAGES_WANTED_AT: usize = 384;
 /// Control word: the last ticket that the process has drawn ([`STABLE_WANTED_AT`]).
 pub const STABLE_ASKED_AT: usize = IMAGES_WANTED_AT + 8;
-/// Control word, written before the process starts: the process runs on this node (1), or not (0).
+/// Control word, written before the process starts: the process runs on this node ([`IS_LOCAL`],
+/// [`IN_UNIT`]), or not (0).
 pub const LOCAL_AT: usize = 256;
+/// See [`LOCAL_AT`]. The process begins again alone.
+pub const IS_LOCAL: u64 = 1;
+/// See [`LOCAL_AT`]. The process is of the node's recovery unit ([`super::unit`]).
+pub const IN_UNIT: u64 = 2;
 /// Control word, written before the process starts: the process has moved to this node (1), whose
 /// file has of its logs what images hold, or not (0).
 pub const MOVED_AT: usize = LOCAL_AT + 8;
@@ -143,8 +157,12 @@ const CONTACTS_BYTES: usize =
     (CONTACTS_HEAD + LOGGED_PROCESSES_MAX * CONTACT_BYTES).next_multiple_of(PAGE);
 /// Bytes of what is said of the logs of one process to each.
 const RELEASES_BYTES: usize = (LOGGED_PROCESSES_MAX * PAIR_BYTES).next_multiple_of(PAGE);
-/// Bytes of the report of one process: two words, and three for each process.
-pub const REPORT_BYTES: usize = ((2 + 3 * LOGGED_PROCESSES_MAX) * 8).next_multiple_of(PAGE);
+/// Words of a report before the cursors: two, and three for each process.
+pub const REPORT_WORDS: usize = 2 + 3 * LOGGED_PROCESSES_MAX;
+/// Bytes of the report of one process: positions, and the cursors of the logs inside its recovery
+/// unit, which are a word and seven for each process.
+pub const REPORT_BYTES: usize =
+    ((REPORT_WORDS + 1 + 7 * LOGGED_PROCESSES_MAX) * 8).next_multiple_of(PAGE);
 
 /// Bytes of the memory file.
 pub const FILE_BYTES: u64 = log_at(LOGGED_PROCESSES_MAX, 0);
@@ -230,7 +248,8 @@ mod tests {
         assert!(contact_at(LAST + 1) <= control_at(0));
         const { assert!(AGENT_BELL_AT + 8 <= CUT_AT) };
         const { assert!(STABLE_AT + RELEASE_BYTES as u64 <= MEMORY_MAX_AT) };
-        assert!(MEMORY_MAX_AT + 8 <= contact_at(0));
+        assert!(ROLLBACKS_AT + 8 <= contact_at(0));
+        const { assert!(UNIT_SENT_AT + 8 <= DELIVERIES_RELEASED_AT) };
         assert_eq!(control_at(1), control_at(0) + CONTROL_BYTES as u64);
         const { assert!(TARGETS_AT + SET_BYTES <= CONTROL_BYTES) };
         assert_eq!(release_at(0, 0), control_at(LAST) + CONTROL_BYTES as u64);

@@ -13,6 +13,7 @@
 //! | [`release`] | up to where a log is needed no more |
 //! | [`walk`] | going through a log that is not mapped |
 //! | [`image_logs`] | what images hold of logs, for incarnations on another node |
+//! | [`unit`] | processes of a node that begin again together |
 //! | [`transfer`] | how a log's frames reach a process of another node |
 //! | [`agent_transfer`] | how they do while their sender does nothing |
 
@@ -25,4 +26,5 @@ pub mod layout;
 pub mod release;
 pub mod segment;
 pub mod transfer;
+pub mod unit;
 pub mod walk;

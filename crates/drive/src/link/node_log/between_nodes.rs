@@ -204,6 +204,7 @@ impl NodeLogs {
         let own = self.open.owner.process;
         let releases = || PairReleases {
             words: FileWords { head: &self.open.head, from, to: own, confirmed: None },
+            is_in_unit: false,
             is_full: self.is_full,
             notice: &self.notice,
             own,

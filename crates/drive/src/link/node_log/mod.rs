@@ -29,6 +29,9 @@
 //! | `deliveries` | what this process has delivered |
 //! | `mailbox` | what the agents know, and carry, of logs between nodes |
 //! | `between_nodes` | logs of and to processes of other nodes |
+//! | `memory` | what the logs of a process take |
+//! | `image_report` | how far its logs have come before an image |
+//! | `send_again` | what earlier incarnations have sent |
 //! | `moved` | logs of a process whose image was taken on another node |
 //! | `stability` | which frames may leave this node |
 //!
@@ -38,11 +41,14 @@
 mod between_nodes;
 mod by_process;
 mod deliveries;
+mod image_report;
 mod log_end;
 pub mod mailbox;
+mod memory;
 mod moved;
 mod open_logs;
 pub mod pair_releases;
+mod send_again;
 pub mod stability;
 mod window;
 
@@ -55,10 +61,9 @@ use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
-    DELIVERIES_RELEASED_AT, IMAGES_WANTED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT,
-    MOVED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, release_at, report_at,
+    DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, MOVED_AT, ROLLBACKS_AT,
+    SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
-use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::fd::AsRawFd;
 use rustix::net::{
@@ -72,12 +77,15 @@ pub use between_nodes::{
 };
 use by_process::ByProcess;
 use deliveries::{Deliveries, DeliveryCursor, DeliveryWords};
-use log_end::LogWriter;
+use image_report::report_for_image;
 pub use log_end::{FRAME_BYTES_MAX, OtherFrame};
+use memory::{ask_for_images, log_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
 use pair_releases::{FileWords, PairReleases};
+pub use send_again::EarlierCounts;
+use send_again::SendAgain;
 pub use stability::clear_frames;
 use stability::{Stability, await_cut};
 use window::{Mapped, Window, WindowAddress};
@@ -95,8 +103,8 @@ const COUNTED_BYTES: u64 = 1 << 20;
 #[derive(Clone)]
 pub struct ClosedLogs {
     owner: LogOwner,
-    /// The number of the file that was open, and where it was mapped.
-    file: Option<u64>,
+    /// The file that was open, and where it was mapped.
+    file: Option<FileState>,
     address: Option<WindowAddress>,
     /// The addresses are taken again.
     has_addresses: bool,
@@ -107,6 +115,24 @@ pub struct ClosedLogs {
     remote: Vec<(usize, ClosedRemote)>,
     deliveries: DeliveryCursor,
     turn: usize,
+    /// Frames that were sent to others of the recovery unit.
+    unit_sent: u64,
+}
+
+/// Which file of logs was open, and when.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FileState {
+    /// A number that no file of another node has.
+    number: u64,
+    /// How often the recovery unit of the node had begun again.
+    rollbacks: u64,
+}
+
+impl FileState {
+    fn of(head: &Mapped) -> FileState {
+        let word = |at: u64| head.word(at as usize).load(Ordering::Relaxed);
+        FileState { number: word(AGENT_BELL_AT), rollbacks: word(ROLLBACKS_AT) }
+    }
 }
 
 impl ClosedLogs {
@@ -136,6 +162,7 @@ impl ClosedLogs {
             remote: Vec::new(),
             deliveries: DeliveryCursor::default(),
             turn: 0,
+            unit_sent: 0,
         })
     }
 
@@ -159,14 +186,22 @@ impl ClosedLogs {
 
     /// Opens the logs in the agent's file. What earlier incarnations have sent and delivered from
     /// here on is done again. The file of another node than before has what images hold of the logs
-    /// ([`landbridge_proto::log::image_logs`]).
+    /// ([`landbridge_proto::log::image_logs`]), and so has this one of the logs inside of a recovery
+    /// unit that begins again.
     ///
     /// # Errors
     /// The file is another one, memory or addresses are short, or the file holds what cannot be
     /// there.
     pub fn open(self, file: BorrowedFd<'_>) -> io::Result<NodeLogs> {
         let ClosedLogs {
-            mut owner, mut writers, mut readers, mut remote, deliveries, turn, ..
+            mut owner,
+            mut writers,
+            mut readers,
+            mut remote,
+            deliveries,
+            turn,
+            unit_sent,
+            ..
         } = self;
         let mut window = match self.address {
             None => Window::new(file, LOGS_PER_PEER * self.peers_max)?,
@@ -185,9 +220,11 @@ impl ClosedLogs {
         if deliveries_kept_from(&head, &owner) > deliveries.position {
             return Err(not_kept());
         }
-        let number = head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed);
-        if self.file.is_some_and(|file| file != number) {
-            let moved = Moved { head: &head, window: &window, own: owner.process };
+        let file = FileState::of(&head);
+        let is_elsewhere = |before: FileState| before.number != file.number;
+        if let Some(before) = self.file.filter(|before| *before != file) {
+            let only_in_unit = !is_elsewhere(before);
+            let moved = Moved { head: &head, window: &window, own: owner.process, only_in_unit };
             moved.place(&mut writers, &mut readers, &mut remote)?;
         }
         let end = head.word(owner.control() + DELIVERIES_END_AT);
@@ -196,8 +233,7 @@ impl ClosedLogs {
         let mut logs = NodeLogs {
             doorbell: Doorbell::new(&owner, &head)?,
             counts: EarlierCounts { sent: 0, deliveries: count },
-            to_send_again: 0,
-            has_moved: false,
+            again: SendAgain { outside: 0, has_moved: false, unit_sent, unit_earlier: unit_sent },
             was_from_elsewhere: false,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
@@ -220,14 +256,8 @@ impl ClosedLogs {
             logs.open_remote(process, closed)?;
         }
         logs.open_earlier()?;
-        let sent = logs.open.writers.iter().map(|(_, target)| target.log.frames());
-        logs.counts.sent = sent.sum::<io::Result<u64>>()?;
-        let own = logs.open.writers.iter().map(|(_, target)| target.log.chain.cursor().frames());
-        logs.to_send_again = logs.counts.sent - own.sum::<u64>();
-        let moved = logs.open.head.word(logs.open.owner.control() + MOVED_AT);
         // An image that was taken here holds all that was sent.
-        let is_from_elsewhere = self.file != Some(number);
-        logs.has_moved = is_from_elsewhere && moved.load(Ordering::Relaxed) != 0;
+        logs.find_sent(self.file.is_none_or(is_elsewhere))?;
         logs.open.count_word(LogCount::SentFrames).store(logs.counts.sent, Ordering::Relaxed);
         logs.open.count_word(LogCount::Deliveries).store(count, Ordering::Relaxed);
         Ok(logs)
@@ -264,15 +294,6 @@ impl Doorbell {
     }
 }
 
-/// What earlier incarnations have done, from the beginning of the process on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EarlierCounts {
-    /// Frames that were sent.
-    pub sent: u64,
-    /// Deliveries of the incarnation that got furthest.
-    pub deliveries: u64,
-}
-
 /// A process's ends of all logs of its node.
 pub struct NodeLogs {
     open: OpenLogs,
@@ -288,10 +309,7 @@ pub struct NodeLogs {
     deliveries: Deliveries,
     doorbell: Doorbell,
     counts: EarlierCounts,
-    /// Frames of earlier incarnations that this one has not sent again yet.
-    to_send_again: u64,
-    /// Of these there may be other frames that are not in this file.
-    has_moved: bool,
+    again: SendAgain,
     /// The last frame came from another node.
     was_from_elsewhere: bool,
     /// The place of the log that is looked at first.
@@ -303,17 +321,18 @@ pub struct NodeLogs {
 
 impl NodeLogs {
     /// Closes the logs between two polls, and reports to the agent how far they have come.
-    pub fn close(self) -> ClosedLogs {
-        let positions = covered_by_image(&self);
-        let report = report_at(self.open.owner.process) as usize;
-        for (place, word) in positions.words().enumerate() {
-            self.open.head.word(report + 8 * place).store(word, Ordering::Release);
-        }
+    pub fn close(mut self) -> ClosedLogs {
+        // A log of which the image says nothing must be empty. If it cannot be opened, the image
+        // does not fit to that of its sender.
+        let changed = self.open.head.word(self.open.owner.control() + SOURCES_CHANGED_AT);
+        let _ = self.open.open_sources(changed.load(Ordering::Acquire));
+        report_for_image(&self);
         let writers = self.open.writers.into_iter().map(|(to, target)| (to, target.log.chain));
         let readers = self.open.readers.into_iter().map(|(from, reader)| (from, reader.cursor));
         let remote = self.remote.into_iter().map(|(process, remote)| (process, remote.close()));
         ClosedLogs {
-            file: Some(self.open.head.word(AGENT_BELL_AT as usize).load(Ordering::Relaxed)),
+            file: Some(FileState::of(&self.open.head)),
+            unit_sent: self.again.unit_sent,
             owner: self.open.owner,
             address: Some(self.open.window.address()),
             has_addresses: false,
@@ -340,6 +359,24 @@ impl NodeLogs {
             self.open_other_node(process)?;
             self.open.reader(process)?;
         }
+        Ok(())
+    }
+
+    /// Finds out what earlier incarnations have sent. `may_lack`: some of that may not be in this
+    /// file, if the process has moved to this node.
+    fn find_sent(&mut self, may_lack: bool) -> io::Result<()> {
+        let outside = self.open.writers.iter().filter(|(_, target)| !target.is_in_unit);
+        let (mut sent, mut own) = (0, 0);
+        for (_, target) in outside {
+            sent += target.log.frames()?;
+            own += target.log.chain.cursor().frames();
+        }
+        let control = self.open.owner.control();
+        let word = |at: usize| self.open.head.word(control + at).load(Ordering::Relaxed);
+        self.again.outside = sent - own;
+        self.again.has_moved = may_lack && word(MOVED_AT) != 0;
+        self.again.unit_earlier = word(UNIT_SENT_AT).max(self.again.unit_sent);
+        self.counts.sent = sent + self.again.unit_earlier;
         Ok(())
     }
 
@@ -374,16 +411,21 @@ impl NodeLogs {
         let own = self.open.owner.process;
         let confirmed = if target.is_remote { confirmed() } else { None };
         let words = FileWords { head: &self.open.head, from: own, to, confirmed };
-        let releases = PairReleases { words, is_full: self.is_full, notice: &self.notice, own };
-        if self.to_send_again > 0 {
-            match target.log.is_at_end()? {
-                false => self.to_send_again -= 1,
-                true if self.has_moved => (),
-                // An earlier incarnation has sent other frames, to other processes.
-                true => return Err(unexpected_frame(front, payload)),
+        let is_in_unit = target.is_in_unit;
+        let (is_full, notice) = (self.is_full, &self.notice);
+        let releases = PairReleases { words, is_in_unit, is_full, notice, own };
+        let mut is_new = true;
+        if is_in_unit {
+            is_new = self.again.note_in_unit();
+            if is_new {
+                let word = self.open.head.word(self.open.owner.control() + UNIT_SENT_AT);
+                word.store(self.again.unit_sent, Ordering::Relaxed);
             }
+        } else if !self.again.note_outside(&target.log)? {
+            // An earlier incarnation has sent other frames, to other processes.
+            return Err(unexpected_frame(front, payload));
         }
-        let is_new = target.log.append(front, payload, releases)?;
+        is_new &= target.log.append(front, payload, releases)?;
         let (has_grown, is_remote) = (target.log.chain.taken() != taken, target.is_remote);
         self.open.count(LogCount::SentFrames, is_new.into());
         if has_grown {
@@ -553,7 +595,7 @@ pub fn awaits_other_node(logs: &NodeLogs) -> bool {
 
 /// Whether earlier incarnations have sent frames that this one has not sent yet.
 pub fn is_behind(logs: &NodeLogs) -> bool {
-    logs.to_send_again > 0
+    logs.again.is_behind()
 }
 
 /// The byte from which on the deliveries of a process are kept.
@@ -568,74 +610,6 @@ fn unexpected_frame(front: &[u8], payload: &[IoSlice<'_>]) -> io::Error {
     let pieces = payload.iter().map(|piece| &piece[..]);
     let is = std::iter::once(front).chain(pieces).collect::<Vec<_>>().concat();
     io::Error::new(io::ErrorKind::InvalidData, OtherFrame { was: Vec::new(), is })
-}
-
-/// Memory of the logs that a process writes, in bytes.
-#[derive(Default)]
-struct LogMemory {
-    taken: u64,
-    /// The part that is not released.
-    needed: u64,
-    /// The part of the longest log that is not released.
-    longest: u64,
-}
-
-impl LogMemory {
-    fn add(&mut self, log: &mut LogWriter, released: u64, gives_back: bool) {
-        if gives_back {
-            log.give_back(released);
-        }
-        let needed = log.chain.needed(released) as u64;
-        self.taken += log.chain.taken() as u64;
-        self.needed += needed;
-        self.longest = self.longest.max(needed);
-    }
-}
-
-/// The memory of all logs that a process writes. `gives_back`: that of released segments is given
-/// back first.
-fn log_memory(logs: &mut NodeLogs, gives_back: bool) -> LogMemory {
-    let own = logs.open.owner.process;
-    let released = |from, to| logs.open.head.release(release_at(from, to) as usize, 0);
-    let mut memory = LogMemory::default();
-    for (to, target) in logs.open.writers.iter_mut() {
-        memory.add(&mut target.log, released(own, to), gives_back);
-    }
-    for (from, remote) in logs.remote.iter_mut() {
-        memory.add(&mut remote.arrivals, released(from, own), gives_back);
-    }
-    memory
-}
-
-/// Asks the agent for images of this process, and of that of this node whose log from here is
-/// the longest: a log is released up to what both cover.
-fn ask_for_images(logs: &NodeLogs) {
-    let local = logs.open.writers.iter().filter(|(_, target)| !target.is_remote);
-    let longest = local.max_by_key(|(_, target)| target.log.chain.touched());
-    let wanted = longest.map_or(1, |(to, _)| to as u64 + 2);
-    let at = logs.open.owner.control() + IMAGES_WANTED_AT;
-    logs.open.head.word(at).store(wanted, Ordering::Release);
-    logs.ring_agent();
-}
-
-/// What an image of this process covers.
-fn covered_by_image(logs: &NodeLogs) -> LogPositions {
-    let mut positions =
-        LogPositions { deliveries: logs.deliveries.cursor.position, ..LogPositions::default() };
-    let mut pair = |process, set: &dyn Fn(&mut PairPositions)| {
-        set(positions.pairs.entry(process).or_default());
-    };
-    for (to, target) in logs.open.writers.iter() {
-        // A later incarnation may have to send to another node what that node has not
-        // confirmed.
-        let confirmed = logs.remote.get(to).map(|remote| remote.confirmed.position());
-        let sent = confirmed.unwrap_or_else(|| target.log.chain.cursor().position());
-        pair(to, &|pair| pair.sent = sent);
-    }
-    for (from, reader) in logs.open.readers.iter() {
-        pair(from, &|pair| pair.received = reader.cursor.position());
-    }
-    positions
 }
 
 impl std::fmt::Debug for NodeLogs {

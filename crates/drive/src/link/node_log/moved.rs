@@ -1,9 +1,9 @@
-//! Logs of a process whose image was taken on another node.
+//! Logs of a process whose image was taken on another node, or whose recovery unit begins again.
 //!
-//! The file of this node has, for each log of the process, what images hold of it: the log begins
-//! at some position, and its frames lie from the start of its region on
-//! ([`landbridge_proto::log::image_logs`]). So the places that the image has of the log are those
-//! of another file; positions are the same.
+//! The file of this node has, for each log of the process, or for each inside of the unit, what
+//! images hold of it: the log begins at some position, and its frames lie from the start of its
+//! region on ([`landbridge_proto::log::image_logs`]). So the places that the image has of the log
+//! are those of another file, or of an earlier time; positions are the same.
 //!
 //! What enters: how far the logs had come in the image. What leaves: the same positions, at their
 //! places in this file. What may never happen: a process goes on where frames are missing.
@@ -16,14 +16,16 @@ use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 
 use super::between_nodes::ClosedRemote;
 use super::log_end::LogWriter;
-use super::open_logs::not_kept;
+use super::open_logs::{are_in_unit, not_kept};
 use super::window::{Mapped, Window};
 
-/// The file of another node than before.
+/// The file of another node than before, or this node's after its unit has begun again.
 pub(super) struct Moved<'a> {
     pub head: &'a Mapped,
     pub window: &'a Window,
     pub own: usize,
+    /// Logs to and from processes outside of the unit are where they were.
+    pub only_in_unit: bool,
 }
 
 impl Moved<'_> {
@@ -37,19 +39,27 @@ impl Moved<'_> {
     ) -> io::Result<()> {
         self.writers(writers)?;
         self.readers(readers)?;
-        self.remote(remote, writers);
+        if !self.only_in_unit {
+            self.remote(remote, writers);
+        }
         Ok(())
     }
 
+    fn has_moved(&self, other: usize) -> bool {
+        !self.only_in_unit || are_in_unit(self.head, self.own, other)
+    }
+
     fn writers(&self, writers: &mut [(usize, SegmentChain)]) -> io::Result<()> {
-        writers.iter_mut().try_for_each(|(to, chain)| {
+        let mut moved = writers.iter_mut().filter(|(to, _)| self.has_moved(*to));
+        moved.try_for_each(|(to, chain)| {
             *chain = self.log(self.own, *to, chain.cursor())?.chain;
             Ok(())
         })
     }
 
     fn readers(&self, readers: &mut [(usize, LogCursor)]) -> io::Result<()> {
-        readers.iter_mut().try_for_each(|(from, cursor)| {
+        let mut moved = readers.iter_mut().filter(|(from, _)| self.has_moved(*from));
+        moved.try_for_each(|(from, cursor)| {
             *cursor = *self.log(*from, self.own, cursor)?.chain.cursor();
             Ok(())
         })

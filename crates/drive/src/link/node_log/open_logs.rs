@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
-    BELL_AT, LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT,
-    begins_at, control_at, discarded_at, log_at,
+    BELL_AT, IN_UNIT, LOCAL_AT, LOGGED_PROCESSES_MAX, PARKED_AT, SOURCES_AT, SOURCES_CHANGED_AT,
+    TARGETS_AT, begins_at, control_at, discarded_at, log_at,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
 use rustix::net::SocketAddrUnix;
@@ -44,6 +44,8 @@ impl LogOwner {
 pub(super) struct LogTarget {
     pub log: LogWriter,
     pub is_remote: bool,
+    /// Both are of the node's recovery unit.
+    pub is_in_unit: bool,
 }
 
 /// The logs of this process that are open.
@@ -79,7 +81,9 @@ impl OpenLogs {
         if !is_remote {
             self.announce(self.owner.process, to);
         }
-        self.writers.insert(to, LogTarget { log: LogWriter::new(log, chain), is_remote });
+        let is_in_unit = self.is_in_unit(to);
+        self.writers
+            .insert(to, LogTarget { log: LogWriter::new(log, chain), is_remote, is_in_unit });
         Ok(())
     }
 
@@ -171,6 +175,20 @@ impl OpenLogs {
     pub fn is_local(&self, process: usize) -> bool {
         self.head.word(control_at(process) as usize + LOCAL_AT).load(Ordering::Relaxed) != 0
     }
+
+    /// Whether this process and another one begin again together.
+    pub fn is_in_unit(&self, other: usize) -> bool {
+        are_in_unit(&self.head, self.owner.process, other)
+    }
+}
+
+/// Whether two processes begin again together.
+pub(super) fn are_in_unit(head: &Mapped, one: usize, other: usize) -> bool {
+    let is_in_unit = |process| {
+        let word = head.word(control_at(process) as usize + LOCAL_AT);
+        word.load(Ordering::Relaxed) == IN_UNIT
+    };
+    is_in_unit(one) && is_in_unit(other)
 }
 
 /// The address of a process's doorbell. `number`: its number.

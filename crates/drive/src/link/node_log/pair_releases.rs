@@ -11,7 +11,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 
-use landbridge_proto::log::layout::{consumed_at, discarded_at, release_at};
+use landbridge_proto::log::layout::{UNIT_KEEPS_AT, consumed_at, discarded_at, release_at};
 
 use super::log_end::Releases;
 use super::window::Mapped;
@@ -58,6 +58,18 @@ pub(super) struct FileWords<'a> {
     pub confirmed: Option<u64>,
 }
 
+/// Up to where the log of one process to another is needed no more. `is_in_unit`: both are of the
+/// node's recovery unit ([`landbridge_proto::log::unit`]), so they need only what was not read, but
+/// while images of the unit are taken.
+pub(super) fn released(head: &Mapped, (from, to): (usize, usize), is_in_unit: bool) -> u64 {
+    let released = head.release(release_at(from, to) as usize, 0);
+    let keeps = || head.word(UNIT_KEEPS_AT as usize).load(Ordering::Acquire) != 0;
+    if !is_in_unit || keeps() {
+        return released;
+    }
+    released.max(head.word(consumed_at(from, to) as usize).load(Ordering::Acquire))
+}
+
 impl PairWords for FileWords<'_> {
     fn load_consumed(&self) -> u64 {
         let word = self.head.word(consumed_at(self.from, self.to) as usize);
@@ -85,6 +97,7 @@ impl PairWords for FileWords<'_> {
 
 pub(super) struct PairReleases<'a> {
     pub words: FileWords<'a>,
+    pub is_in_unit: bool,
     /// Memory is full.
     pub is_full: bool,
     /// Gets the process on the other side of a log that was discarded.
@@ -95,7 +108,7 @@ pub(super) struct PairReleases<'a> {
 impl Releases for PairReleases<'_> {
     fn released(&self) -> u64 {
         let FileWords { head, from, to, .. } = self.words;
-        head.release(release_at(from, to) as usize, 0)
+        released(head, (from, to), self.is_in_unit)
     }
 
     #[cold]
@@ -114,7 +127,10 @@ impl Releases for PairReleases<'_> {
             return before.min(self.words.load_consumed());
         }
         let FileWords { from, to, .. } = self.words;
-        self.notice.set(Some(if from == self.own { to } else { from }));
+        // Of a log inside of the unit only images need this that are being taken.
+        if !self.is_in_unit {
+            self.notice.set(Some(if from == self.own { to } else { from }));
+        }
         consumed
     }
 }

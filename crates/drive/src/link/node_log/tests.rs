@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 
 use landbridge_proto::log::layout::{
-    FILE_BYTES, LOCAL_AT, NOTHING_WAITS, STABLE_AT, control_at, release_at,
+    FILE_BYTES, IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, NOTHING_WAITS, STABLE_AT,
+    UNIT_KEEPS_AT, control_at, release_at, report_at,
 };
+use landbridge_proto::log::release::LogPositions;
+use landbridge_proto::log::unit::emptied_log;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::*;
@@ -31,10 +34,28 @@ impl Node {
     /// These processes are on this node, and no others.
     pub fn set_local(&self, local: &[usize]) {
         for process in 0..self.processes {
-            let word = u64::from(local.contains(&process)).to_ne_bytes();
-            let at = control_at(process) + LOCAL_AT as u64;
-            rustix::io::pwrite(&self.file, &word, at).unwrap();
+            let word = if local.contains(&process) { IS_LOCAL } else { 0 };
+            self.write(control_at(process) + LOCAL_AT as u64, word);
         }
+    }
+
+    /// These processes begin again together.
+    fn set_unit(&self, unit: &[usize]) {
+        unit.iter().for_each(|process| self.write(control_at(*process) + LOCAL_AT as u64, IN_UNIT));
+    }
+
+    /// No process of the unit runs: they begin again with their programs.
+    fn roll_back(&self, unit: &[usize]) {
+        for from in unit {
+            for to in unit.iter().filter(|to| *to != from) {
+                emptied_log((*from, *to), 0).iter().for_each(|(at, word)| self.write(*at, *word));
+            }
+        }
+        self.write(ROLLBACKS_AT, 1);
+    }
+
+    fn write(&self, at: u64, word: u64) {
+        rustix::io::pwrite(&self.file, &word.to_ne_bytes(), at).unwrap();
     }
 
     pub fn begin(&self, process: usize, bytes_max: u64) -> NodeLogs {
@@ -53,9 +74,7 @@ impl Node {
     }
 
     fn write_twice(&self, at: u64, position: u64) {
-        for at in [at, at + 8] {
-            rustix::io::pwrite(&self.file, &position.to_ne_bytes(), at).unwrap();
-        }
+        [at, at + 8].iter().for_each(|at| self.write(*at, position));
     }
 
     pub fn report(&self, process: usize) -> LogPositions {
@@ -319,6 +338,69 @@ fn released_memory_is_given_back_before_anything_is_discarded() {
     }
     assert_eq!(zero.take_discard_notice(), None);
     assert!(mebibytes(&node) < 10, "{} MiB", mebibytes(&node));
+}
+
+/// Inside of a recovery unit a log is used again as soon as it was read.
+#[test]
+fn what_was_read_is_used_again_unless_images_are_taken() {
+    let node = Node::new("unit-memory", 3);
+    node.set_unit(&[0, 1]);
+    let [mut zero, mut one, mut two] = [0, 1, 2].map(|process| node.begin(process, 1 << 30));
+    for number in 0..40_000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    assert!(mebibytes(&node) < 2, "{} MiB", mebibytes(&node));
+    node.write(UNIT_KEEPS_AT, 1);
+    for number in 0..8_000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    let kept = mebibytes(&node);
+    assert!(kept >= 8, "{kept} MiB");
+    node.write(UNIT_KEEPS_AT, 0);
+    for number in 0..40_000 {
+        exchange(&mut zero, &mut one, number);
+    }
+    assert!(mebibytes(&node) < kept + 2, "{} MiB", mebibytes(&node));
+    for _ in 0..8_000 {
+        send(&mut zero, 2, &[2; 1000]).unwrap();
+        assert_eq!(receive(&mut two).unwrap(), [2; 1000]);
+    }
+    assert!(mebibytes(&node) >= kept + 8, "process 2 begins again alone");
+}
+
+#[test]
+fn a_unit_that_begins_again_produces_its_frames_once_more() {
+    let node = Node::new("unit-again", 3);
+    node.set_unit(&[0, 1]);
+    let begin = |process| node.begin(process, 1 << 30);
+    let (mut zero, mut one, mut two) = (begin(0), begin(1), begin(2));
+    send(&mut zero, 1, b"question").unwrap();
+    assert_eq!(receive(&mut one).unwrap(), b"question");
+    one.note_delivery(1, 0);
+    send(&mut one, 0, b"answer").unwrap();
+    send(&mut one, 2, b"to the outside").unwrap();
+    assert_eq!(receive(&mut two).unwrap(), b"to the outside");
+    drop((zero, one));
+    node.roll_back(&[0, 1]);
+    let (mut zero, mut one) = (begin(0), begin(1));
+    assert_eq!([zero.earlier().sent, one.earlier().sent], [1, 2]);
+    assert!(is_behind(&zero) && is_behind(&one));
+    assert_eq!(one.next_delivery().unwrap(), Some([1, 1, 0]));
+    assert_eq!(receive(&mut one), None, "it is to be sent again first");
+    // What nobody outside has seen may be another one.
+    send(&mut zero, 1, b"other question").unwrap();
+    assert!(!is_behind(&zero));
+    assert_eq!(receive(&mut one).unwrap(), b"other question");
+    send(&mut one, 0, b"answer").unwrap();
+    assert!(is_behind(&one));
+    let error = send(&mut one, 2, b"another").unwrap_err();
+    assert!(error.to_string().contains("is not what it sent there before"), "{error}");
+    send(&mut one, 2, b"to the outside").unwrap();
+    assert!(!is_behind(&one));
+    assert_eq!(receive(&mut zero).unwrap(), b"answer");
+    assert_eq!(receive(&mut two), None);
+    send(&mut one, 0, b"more").unwrap();
+    assert_eq!(receive(&mut zero).unwrap(), b"more");
 }
 
 /// A reader that begins again before anything was given up gets everything, however full it is.

@@ -14,12 +14,13 @@ use landbridge_proto::log::contact::{CONTACT_BYTES, Contact};
 use landbridge_proto::log::image_logs::{ImageLogs, LogStarts, NodeFile, lay_frames};
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, CONTACTS_CHANGED_AT, DELIVERIES_END_AT, DELIVERIES_RELEASED_AT, FILE_BYTES,
-    IMAGES_WANTED_AT, LOCAL_AT, MOVED_AT, NOTHING_WAITS, RELEASE_BYTES, STABLE_AT,
-    STABLE_WANTED_AT, begins_at, contact_at, control_at, deliveries_at, discarded_at, log_at,
-    release_at, report_at,
+    IMAGES_WANTED_AT, IN_UNIT, IS_LOCAL, LOCAL_AT, MOVED_AT, NOTHING_WAITS, RELEASE_BYTES,
+    REPORT_WORDS, ROLLBACKS_AT, STABLE_AT, STABLE_WANTED_AT, UNIT_KEEPS_AT, begins_at, contact_at,
+    control_at, deliveries_at, discarded_at, log_at, release_at, report_at,
 };
-use landbridge_proto::log::release::{LogPositions, LogReleases};
+use landbridge_proto::log::release::{LogPositions, LogReleases, PairPositions};
 use landbridge_proto::log::segment::LogCursor;
+use landbridge_proto::log::unit::{UnitCursors, emptied_log};
 use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{pread, pwrite};
 
@@ -64,7 +65,7 @@ impl SimulatedNode {
         let mut releases = LogReleases::default();
         moving.iter().for_each(|process| releases.add(*process));
         for process in local {
-            pwrite(&file, &1_u64.to_ne_bytes(), control_at(*process) + LOCAL_AT as u64)?;
+            pwrite(&file, &IS_LOCAL.to_ne_bytes(), control_at(*process) + LOCAL_AT as u64)?;
             releases.add(*process);
         }
         let images = BTreeMap::new();
@@ -210,6 +211,68 @@ impl SimulatedNode {
         lay_frames(frames, begins, write).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
+    // --- processes that begin again together
+
+    /// These processes begin again together.
+    pub fn set_unit(&self, unit: &[usize]) -> io::Result<()> {
+        unit.iter().try_for_each(|process| {
+            let at = control_at(*process) + LOCAL_AT as u64;
+            pwrite(&self.file, &IN_UNIT.to_ne_bytes(), at).map(drop)
+        })?;
+        Ok(())
+    }
+
+    /// Whether logs inside of the unit are kept although they were read.
+    pub fn set_keeps(&self, keeps: bool) -> io::Result<()> {
+        pwrite(&self.file, &u64::from(keeps).to_ne_bytes(), UNIT_KEEPS_AT)?;
+        Ok(())
+    }
+
+    /// Where a process that was closed for its image is in the logs inside of its unit.
+    pub fn unit_cursors(&self, process: usize) -> io::Result<UnitCursors> {
+        let word = |place: usize| {
+            let at = report_at(process) + 8 * (REPORT_WORDS + place) as u64;
+            self.word(at).unwrap_or(u64::MAX)
+        };
+        UnitCursors::from_words(word).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// What the image of a process that was closed for it holds of the logs inside of its unit, and
+    /// the frames. `round`: the cursors of all processes that have stood still in this round.
+    pub fn unit_image_logs(
+        &self,
+        (process, number): (usize, u64),
+        round: &BTreeMap<usize, UnitCursors>,
+    ) -> io::Result<(ImageLogs, Vec<u8>)> {
+        let own = round.get(&process).cloned().unwrap_or_default();
+        let mut positions = self.images.get(&(process, number)).cloned().unwrap_or_default();
+        positions.pairs.retain(|peer, _| own.pairs.contains_key(peer));
+        let logs = UnitFile { node: self, starts: own.starts(process, round) };
+        let from_start = |_| PairPositions::default();
+        let measured = ImageLogs::measure(process, positions, &logs, from_start, u64::MAX);
+        let (image, cursors) = measured.ok_or(io::ErrorKind::InvalidData)?;
+        let mut frames = Vec::new();
+        let copied = image.copy(&cursors, &logs, |bytes| {
+            frames.extend_from_slice(bytes);
+            Some(())
+        });
+        copied.ok_or(io::ErrorKind::InvalidData)?;
+        Ok((image, frames))
+    }
+
+    /// Empties the logs inside of a unit, of which no process runs.
+    pub fn begin_unit_again(&self, unit: &[usize]) -> io::Result<()> {
+        for from in unit {
+            for to in unit.iter().filter(|to| *to != from) {
+                for (at, word) in emptied_log((*from, *to), 0) {
+                    pwrite(&self.file, &word.to_ne_bytes(), at)?;
+                }
+            }
+        }
+        pwrite(&self.file, &(self.word(ROLLBACKS_AT)? + 1).to_ne_bytes(), ROLLBACKS_AT)?;
+        Ok(())
+    }
+
     fn region(&self, pair: (usize, usize)) -> LogRegion {
         // The file lives as long as the node.
         LogRegion { file: self.file.try_clone().ok(), start: log_at(pair.0, pair.1) }
@@ -303,6 +366,26 @@ impl NodeFile<LogRegion> for SimulatedNode {
 
     fn is_discarded(&self, (from, to): (usize, usize), position: u64) -> bool {
         self.word(discarded_at(from, to)).is_ok_and(|discarded| discarded > position)
+    }
+}
+
+/// The file of a node, for an image of a process of its unit.
+struct UnitFile<'a> {
+    node: &'a SimulatedNode,
+    starts: LogStarts,
+}
+
+impl NodeFile<LogRegion> for UnitFile<'_> {
+    fn log(&self, pair: (usize, usize)) -> LogRegion {
+        self.node.region(pair)
+    }
+
+    fn start(&self, pair: (usize, usize)) -> Option<LogCursor> {
+        self.starts.start(pair)
+    }
+
+    fn is_discarded(&self, pair: (usize, usize), position: u64) -> bool {
+        self.node.is_discarded(pair, position)
     }
 }
 

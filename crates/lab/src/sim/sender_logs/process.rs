@@ -175,8 +175,9 @@ pub struct LoggedProcess {
     next: Option<[u64; 3]>,
     /// Frames of the delivery that is replayed which have not arrived on this node yet.
     awaited: u64,
-    /// The process has begun on another node: what it receives again comes once more.
-    has_moved: bool,
+    /// The process has begun on another node, or with others of its unit: what it receives again
+    /// comes once more.
+    awaits_frames: bool,
     pub replayed: u64,
 }
 
@@ -214,14 +215,14 @@ impl LoggedProcess {
             polls,
             next: None,
             awaited: 0,
-            has_moved: false,
+            awaits_frames: false,
             replayed: 0,
         })
     }
 
-    /// The process has begun on another node.
-    pub fn note_move(&mut self) {
-        self.has_moved = true;
+    /// The process has begun on another node, or with others of its unit.
+    pub fn awaits_frames(&mut self) {
+        self.awaits_frames = true;
     }
 
     /// Takes an image, and goes on.
@@ -322,7 +323,7 @@ impl LoggedProcess {
         while self.awaited > 0 {
             if !self.receive()? {
                 let index = self.program.task.index;
-                require!(self.has_moved, "a frame of a delivery of {index} is missing");
+                require!(self.awaits_frames, "a frame of a delivery of {index} is missing");
                 return Ok(StepEnd::Alive);
             }
             self.awaited -= 1;
