@@ -19,6 +19,8 @@ pub const SENDER_LOG_RANKS_MAX: u32 = LOGGED_PROCESSES_MAX as u32 / 2;
 pub struct LogWishes<'a> {
     /// The text of the setting `recover_log`.
     pub log: &'a str,
+    /// The text of the setting `recover_unit`.
+    pub unit: &'a str,
     pub ranks: u32,
     /// A spare node may take the ranks of a lost one.
     pub has_spares: bool,
@@ -34,9 +36,14 @@ pub struct LogWishes<'a> {
 /// The value of `recover_log` for the job: `sender` or `relay`.
 ///
 /// # Errors
-/// The user wants `sender`, and the job needs something that only `relay` can do.
+/// The user wants `sender`, and the job needs something that only `relay` can do; or wants
+/// `recover_unit=node`, which does not go with what else is wanted.
 pub fn choose(wishes: LogWishes<'_>) -> Result<&'static str> {
     match wishes.log {
+        "relay" if wishes.unit == "node" => {
+            bail!("recover_unit=node needs recover_log=sender: leave one of the two settings out")
+        }
+        "auto" if wishes.unit == "node" => check(wishes).map(|()| "sender"),
         "relay" => Ok("relay"),
         "sender" => check(wishes).map(|()| "sender"),
         _ => {
@@ -48,6 +55,9 @@ pub fn choose(wishes: LogWishes<'_>) -> Result<&'static str> {
 }
 
 fn check(wishes: LogWishes<'_>) -> Result<()> {
+    if wishes.unit == "node" && wishes.has_spares {
+        bail!("recover_unit=node does not go with spare nodes yet: leave --spares out");
+    }
     if wishes.ranks as usize > LOGGED_PROCESSES_MAX {
         bail!(
             "recover_log=sender works with at most {LOGGED_PROCESSES_MAX} ranks: use \
@@ -69,6 +79,7 @@ mod tests {
 
     const PLAIN: LogWishes<'_> = LogWishes {
         log: "auto",
+        unit: "process",
         ranks: 4,
         has_spares: false,
         records_clocks: true,
@@ -97,6 +108,18 @@ mod tests {
             assert_eq!(choose(wishes).unwrap(), "relay", "{wishes:?}");
             assert_eq!(choose(LogWishes { log: "sender", ..wishes }).unwrap(), "sender");
         }
+    }
+
+    #[test]
+    fn nodes_begin_again_together_where_senders_log() {
+        let node = LogWishes { unit: "node", ..PLAIN };
+        for log in ["auto", "sender"] {
+            assert_eq!(choose(LogWishes { log, has_limits: true, ..node }).unwrap(), "sender");
+            let refused = choose(LogWishes { log, has_spares: true, ..node }).unwrap_err();
+            assert!(refused.to_string().contains("leave --spares out"), "{refused}");
+            assert!(choose(LogWishes { log, has_disk: true, ..node }).is_err());
+        }
+        assert!(choose(LogWishes { log: "relay", ..node }).is_err());
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub struct IncarnationRecord {
     pub stage: Stage,
     /// The process has reported that it cannot go on.
     pub has_fatal_notice: bool,
+    /// The process was ended because another one of its recovery unit was to begin again.
+    pub has_gone_back: bool,
     pub point: ProgressPoint,
 }
 
@@ -140,7 +142,8 @@ pub fn decide(incarnations: &[IncarnationRecord], limits: RestartLimits) -> Deci
     let recent = incarnations[..incarnations.len() - 1]
         .iter()
         .rev()
-        .take_while(|incarnation| end(incarnation) >= since);
+        .take_while(|incarnation| end(incarnation) >= since)
+        .filter(|incarnation| !incarnation.has_gone_back);
     if recent.count() >= limits.restarts_max as usize {
         return Decision::GiveUp(GiveUpReason::TooManyRestarts);
     }
@@ -231,6 +234,7 @@ mod tests {
             ending,
             stage: Stage::Joined,
             has_fatal_notice: false,
+            has_gone_back: false,
             point: ProgressPoint { asked: 3, printed, polls: 7 },
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use landbridge_proto::setting::{self, RECOVER_DIR, RECOVER_LOG};
+use landbridge_proto::setting::{self, RECOVER_DIR, RECOVER_LOG, RECOVER_UNIT};
 use rustix::process::{Resource, getrlimit};
 
 use crate::allocation;
@@ -87,6 +87,7 @@ fn message_logs(
     }
     let logger = message_logs::choose(LogWishes {
         log: settings.text(&RECOVER_LOG),
+        unit: settings.text(&RECOVER_UNIT),
         ranks: plan.size,
         has_spares: plan.has_spares(),
         records_clocks: settings.records_clocks(),

@@ -96,16 +96,23 @@ impl CheckpointRound<'_> {
     /// Whether an image of the rank is due and may be requested.
     fn check_due(&mut self) -> Result<CheckpointStep> {
         let rank = &mut *self.rank;
-        // Before its first poll the rank does not know yet from which request on it must quiesce.
-        let has_begun = rank.poll_counts().is_none_or(|polls| polls.present > 0);
         let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(CheckpointStep::Nothing) };
         let read = || rank.recording.as_ref().map_or(0, |recording| recording.recorded());
         if !scheduler.is_due(read, Instant::now()) {
             return Ok(CheckpointStep::Nothing);
         }
+        Ok(if self.is_possible()? { CheckpointStep::Due } else { CheckpointStep::Nothing })
+    }
+
+    /// Whether an image of the rank, which is due, can be taken now; if not, it is due later.
+    pub fn is_possible(&mut self) -> Result<bool> {
+        let rank = &mut *self.rank;
+        // Before its first poll the rank does not know yet from which request on it must quiesce.
+        let has_begun = rank.poll_counts().is_none_or(|polls| polls.present > 0);
+        let Some(scheduler) = rank.scheduler.as_mut() else { return Ok(false) };
         if !has_begun {
             scheduler.wait_for_first_poll();
-            return Ok(CheckpointStep::Nothing);
+            return Ok(false);
         }
         let refusal = rank.recording.as_ref().and_then(|recording| recording.refusal());
         let skipped = match refusal {
@@ -117,24 +124,28 @@ impl CheckpointRound<'_> {
         };
         if let Some(notice) = skipped {
             self.report_skipped(notice);
-            return Ok(CheckpointStep::Nothing);
+            return Ok(false);
         }
         if scheduler.is_disk_stuck() {
             bail!("older ones are not gone yet: their disk does not answer");
         }
-        Ok(CheckpointStep::Due)
+        Ok(true)
     }
 
     /// Requests an image of the rank, if there is space for it. `taken`: the bytes of all images of
     /// this node.
     pub fn request(&mut self, taken: u64) {
-        if !self.has_space(taken) {
-            return;
+        if self.has_space(taken) {
+            self.begin_request(None);
         }
+    }
+
+    /// Requests an image of the rank, which is to belong to this round.
+    pub fn begin_request(&mut self, round: Option<u64>) {
         if let (Some(scheduler), Some(recording)) =
             (self.rank.scheduler.as_mut(), &self.rank.recording)
         {
-            recording.request_checkpoint(scheduler.begin_request());
+            recording.request_checkpoint(scheduler.begin_request(round));
         }
     }
 
@@ -221,7 +232,7 @@ impl CheckpointRound<'_> {
 
     /// Whether the images of this node stay within `checkpoint_space` with one more; if not, the
     /// user is notified once until there is space again.
-    fn has_space(&mut self, taken: u64) -> bool {
+    pub fn has_space(&mut self, taken: u64) -> bool {
         // An image takes as much as the process until it is compressed.
         let more = sys::resident_bytes(self.rank.pid);
         let rank = &mut *self.rank;
@@ -381,7 +392,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let config = CheckpointConfig::sample(1, Path::new("/"));
         let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
-        scheduler.begin_request();
+        scheduler.begin_request(None);
         let mut rank = LocalRank::vacant(2, None, SharedMemory::default());
         rank.scheduler = Some(scheduler);
         rank.quiesce_socket =

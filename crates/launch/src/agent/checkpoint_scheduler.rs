@@ -179,7 +179,8 @@ impl CheckpointScheduler {
         let folder = config.job_folder.join(name);
         let half = config.every / 2;
         let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
-        let images = KeptImages::new(config.object_store.clone());
+        let mut images = KeptImages::new(config.object_store.clone());
+        images.whole_round = config.in_rounds.then_some(0);
         CheckpointScheduler {
             config,
             folder,
@@ -265,6 +266,26 @@ impl CheckpointScheduler {
                 | CheckpointState::Dumping(_)
                 | CheckpointState::Sealing { .. }
         )
+    }
+
+    /// Whether the rank stands still for an image, or is to.
+    pub fn is_stopping(&self) -> bool {
+        matches!(
+            self.state,
+            CheckpointState::Requested { .. }
+                | CheckpointState::Preparing { .. }
+                | CheckpointState::Dumping(_)
+        )
+    }
+
+    /// Whether nothing is being done about an image.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, CheckpointState::Idle) && self.failures < FAILURES_MAX
+    }
+
+    /// Lets the image that is due wait.
+    pub fn postpone(&mut self) {
+        self.due = Instant::now() + CHILD_RETRY;
     }
 
     /// Number of the newest image that was reported to the launcher, if no image is being taken or

@@ -1,5 +1,5 @@
 //! What checkpoint images hold of the message logs of this node's ranks, and with which images
-//! ranks of a lost node begin here ([`landbridge_proto::log::image_logs`]).
+//! ranks of a lost node, or of this one, begin here ([`landbridge_proto::log::image_logs`]).
 //!
 //! In: the file of this node's logs, a rank that stands still for its image; images that another
 //! node has taken. Out: a file in the folder of the image; images that fit together, and in the
@@ -21,9 +21,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use landbridge_proto::log::image_logs::{
     BegunLog, ImageChoice, ImageLogs, LogStarts, NodeFile, UnfitImages, choose_images, lay_frames,
 };
-use landbridge_proto::log::layout::{begins_at, discarded_at, log_at};
+use landbridge_proto::log::layout::{ROLLBACKS_AT, UNIT_KEEPS_AT, begins_at, discarded_at, log_at};
 use landbridge_proto::log::release::{LogPositions, PairPositions};
 use landbridge_proto::log::segment::LogCursor;
+use landbridge_proto::log::unit::emptied_log;
 use landbridge_proto::log::walk::ReadLog;
 use rustix::io::{pread, pwrite};
 
@@ -34,7 +35,7 @@ use crate::control::rank_state::CheckpointLocation;
 /// The name of the file in the folder of an image.
 const FILE_NAME: &str = "message-logs";
 /// All that is kept of the logs of a rank goes into its image if it takes at most so many bytes.
-const WHOLE_BYTES_MAX: u64 = 64 << 20;
+pub const WHOLE_BYTES_MAX: u64 = 64 << 20;
 /// How often the logs are read that other ranks write meanwhile.
 const ATTEMPTS: u32 = 5;
 
@@ -47,6 +48,8 @@ pub struct LogsToCopy {
     /// By rank: how far its logs to and from this rank had come in its newest image.
     pub newest: BTreeMap<usize, PairPositions>,
     pub starts: LogStarts,
+    /// All that is kept of the logs goes into the image if it takes at most so many bytes.
+    pub whole_bytes_max: u64,
     /// Counts those that live.
     pub _copying: Arc<()>,
 }
@@ -72,7 +75,7 @@ impl LogsToCopy {
             self.positions.clone(),
             self,
             newest,
-            WHOLE_BYTES_MAX,
+            self.whole_bytes_max,
         )?;
         to.write_all(&image.emit()).ok()?;
         image.copy(&cursors, self, |bytes| to.write_all(bytes).ok())
@@ -159,23 +162,16 @@ impl MovedRanks {
         let fitting = self.fitting(1, deadline).or_else(|_| self.fitting(usize::MAX, deadline));
         let Fitting { candidates, choice, unreadable } = fitting?;
         let mut chosen = ChosenImages { unreadable, ..ChosenImages::default() };
-        for log in choice.logs.iter().filter(|log| log.frames.is_none()) {
-            self.lay(log, &[])?;
-        }
+        let mut images = Vec::new();
         for (rank, number) in &choice.images {
             let Some(read) = candidates.get(rank).and_then(|all| all.get(*number)) else {
                 continue;
             };
-            // The excerpts of one image are in memory at once.
-            let bytes = read_logs(&read.image, &self.config, deadline)?;
-            for log in &choice.logs {
-                if let Some((_, excerpt)) = log.frames.filter(|(of, _)| of == rank) {
-                    self.lay(log, read.frames(&bytes, excerpt)?)?;
-                }
-            }
+            images.push((*rank, read));
             let positions = read.logs.positions.clone();
             chosen.images.insert(*rank as u32, (read.image.clone(), positions));
         }
+        lay_all(&self.file, &choice.logs, &images, &self.config, deadline)?;
         chosen.logs = choice.logs;
         Ok(chosen)
     }
@@ -211,20 +207,99 @@ impl MovedRanks {
         })?;
         Ok(Fitting { candidates, choice, unreadable })
     }
+}
 
-    /// Begins a log with these frames.
-    fn lay(&self, log: &BegunLog, frames: &[u8]) -> Result<()> {
-        let start = log_at(log.from, log.to);
-        let write = |at: usize, bytes: &[u8]| {
-            let mut done = 0;
-            while done < bytes.len() {
-                done += pwrite(&self.file, &bytes[done..], start + (at + done) as u64).ok()?;
+/// Empties the logs between these ranks, of which none runs, so that they begin again.
+fn empty_logs(file: &OwnedFd, ranks: &[u32]) -> Result<()> {
+    for from in ranks {
+        for to in ranks.iter().filter(|to| *to != from) {
+            for (at, word) in emptied_log((*from as usize, *to as usize), 0) {
+                pwrite(file, &word.to_ne_bytes(), at)?;
             }
-            Some(())
-        };
-        lay_frames(frames, log.begins, write).context("no memory for its message logs")?;
-        pwrite(&self.file, &log.begins.to_ne_bytes(), begins_at(log.from, log.to))?;
-        Ok(())
+        }
+    }
+    let mut word = [0; 8];
+    pread(file, &mut word, ROLLBACKS_AT)?;
+    let rollbacks = u64::from_ne_bytes(word) + 1;
+    pwrite(file, &rollbacks.to_ne_bytes(), ROLLBACKS_AT)?;
+    pwrite(file, &0_u64.to_ne_bytes(), UNIT_KEEPS_AT)?;
+    Ok(())
+}
+
+/// Begins a log with these frames in the file of this node.
+fn lay(file: &OwnedFd, log: &BegunLog, frames: &[u8]) -> Result<()> {
+    let start = log_at(log.from, log.to);
+    let write = |at: usize, bytes: &[u8]| {
+        let mut done = 0;
+        while done < bytes.len() {
+            done += pwrite(file, &bytes[done..], start + (at + done) as u64).ok()?;
+        }
+        Some(())
+    };
+    lay_frames(frames, log.begins, write).context("no memory for its message logs")?;
+    pwrite(file, &log.begins.to_ne_bytes(), begins_at(log.from, log.to))?;
+    Ok(())
+}
+
+/// Lays what images hold of the logs of their ranks.
+fn lay_all(
+    file: &OwnedFd,
+    logs: &[BegunLog],
+    images: &[(usize, &ReadImage)],
+    config: &CheckpointConfig,
+    deadline: Instant,
+) -> Result<()> {
+    for log in logs.iter().filter(|log| log.frames.is_none()) {
+        lay(file, log, &[])?;
+    }
+    for (rank, read) in images {
+        // The excerpts of one image are in memory at once.
+        let bytes = read_logs(&read.image, config, deadline)?;
+        for log in logs {
+            if let Some((_, excerpt)) = log.frames.filter(|(of, _)| of == rank) {
+                lay(file, log, read.frames(&bytes, excerpt)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rounds of images with which ranks of this node can begin again together.
+pub struct RoundsToLay {
+    /// The file of this node's logs.
+    pub file: OwnedFd,
+    pub ranks: Vec<u32>,
+    /// Number, and the image of each rank; the newest round first.
+    pub rounds: Vec<(u64, Vec<CheckpointImage>)>,
+    pub config: Option<CheckpointConfig>,
+}
+
+impl RoundsToLay {
+    /// Empties the logs between the ranks, none of which runs, and lays what the newest usable round
+    /// holds of them. Returns its place; none: the ranks begin with their programs. Notes why
+    /// others cannot be used.
+    pub fn lay(&self, deadline: Instant, notes: &mut Vec<String>) -> Result<Option<usize>> {
+        for (place, (number, images)) in self.rounds.iter().enumerate() {
+            empty_logs(&self.file, &self.ranks)?;
+            match self.lay_round(images, deadline) {
+                Ok(()) => return Ok(Some(place)),
+                Err(error) => notes.push(format!("round {number} of images: {error:#}")),
+            }
+        }
+        empty_logs(&self.file, &self.ranks).map(|()| None)
+    }
+
+    fn lay_round(&self, images: &[CheckpointImage], deadline: Instant) -> Result<()> {
+        let config = self.config.as_ref().context("no images are taken")?;
+        let read = |image: &CheckpointImage| ReadImage::read(image.clone(), config, deadline);
+        let read = images.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let ranks = || self.ranks.iter().map(|rank| *rank as usize);
+        let logs = ranks().zip(&read).map(|(rank, read)| (rank, vec![read.logs.clone()]));
+        let choice = choose_images(&logs.collect()).map_err(|UnfitImages { from, to }| {
+            anyhow!("the images of ranks {from} and {to} do not hold all of their messages")
+        })?;
+        let images: Vec<_> = ranks().zip(&read).collect();
+        lay_all(&self.file, &choice.logs, &images, config, deadline)
     }
 }
 
@@ -318,6 +393,7 @@ mod tests {
             positions: LogPositions { pairs: [(5, pair)].into(), deliveries: 7 },
             newest: [(5, PairPositions { sent: 45 * 64, received: 90 * 64 })].into(),
             starts: LogStarts::default(),
+            whole_bytes_max: WHOLE_BYTES_MAX,
             _copying: Arc::default(),
         };
         let folder = std::env::temp_dir().join(format!("landbridge-logs-{}", std::process::id()));
@@ -345,14 +421,14 @@ mod tests {
         };
         let frames_of_last = &bytes[ends[1] as usize + 40 * 64..ends[2] as usize];
         let log = BegunLog { from: 5, to: 3, begins: 40 * 64, frames: Some((3, 1)) };
-        moved.lay(&log, frames_of_last).unwrap();
+        super::lay(&there, &log, frames_of_last).unwrap();
         let mut word = [0; 8];
         pread(&there, &mut word, begins_at(5, 3)).unwrap();
         assert_eq!(u64::from_ne_bytes(word), 40 * 64);
         let mut found = vec![0; 640];
         pread(&there, &mut found, log_at(5, 3)).unwrap();
         assert_eq!(found, frames(50)[40 * 64..]);
-        assert!(moved.lay(&log, &frames_of_last[..600]).is_err(), "a part of a frame");
+        assert!(super::lay(&there, &log, &frames_of_last[..600]).is_err(), "a part of a frame");
         // Nobody has images: all begin with their program.
         let chosen = moved.image_of(3, Instant::now());
         assert!(chosen.is_empty() && !moved.had_images(3));
@@ -372,6 +448,7 @@ mod tests {
             },
             newest: BTreeMap::new(),
             starts: LogStarts::default(),
+            whole_bytes_max: WHOLE_BYTES_MAX,
             _copying: Arc::default(),
         };
         assert!(logs.is_discarded((3, 5), 256) && !logs.is_discarded((3, 5), 320));

@@ -32,6 +32,7 @@
 //! | `restore` | the return of a rank from an image |
 //! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
 //! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
+//! | `recovery_unit` | ranks of this node that begin again together |
 //! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
 //! | `path_query`, `log_report` | queries for paths and for message logs |
 //! | `poll_set` | what the loop waits for |
@@ -69,6 +70,7 @@ mod process_manager;
 pub mod rank;
 mod rank_recording;
 mod rank_supervisor;
+mod recovery_unit;
 mod refusals;
 pub mod relay;
 mod replicated_rank_state;
@@ -170,6 +172,7 @@ impl Agent {
             }
             self.drain_servers();
             self.advance_restores();
+            self.advance_unit();
             self.supervisor.note_presence();
             self.supervisor.report_replayed(&mut self.parent);
             self.advance_checkpoints();
@@ -230,6 +233,8 @@ impl Agent {
                     .then(|| self.children.next_loss(self.parent.node_patience()))
                     .flatten();
                 let frames = self.supervisor.frames_time();
+                let unit = self.supervisor.unit.as_ref().and_then(|unit| unit.next_time());
+                let frames = frames.into_iter().chain(unit);
                 let times = notice.into_iter().chain(path_query).chain(images).chain(transfer);
                 let notice = times.chain(returns).chain(contacts).chain(loss).chain(frames).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
@@ -334,6 +339,9 @@ impl Agent {
         for index in std::mem::take(&mut self.course.unreported) {
             let Some(ending) = self.supervisor.ranks[index].ending else { continue };
             self.read_rank(index);
+            if self.supervisor.ranks[index].reported {
+                continue;
+            }
             let rank = &mut self.supervisor.ranks[index];
             rank.reported = true;
             rank.streams.input.close();
@@ -384,12 +392,19 @@ impl Agent {
                 RestoreOutcome::Busy => self.supervisor.put_back_restore(index, restore),
                 RestoreOutcome::Restored(rank, image, early) => {
                     self.supervisor.put_in_place(index, *rank, &mut self.parent);
-                    let (how, outcome) = (restore.how.as_deref(), Ok(Some(image)));
-                    self.supervisor.report_restart(index, how, outcome, &mut self.parent);
+                    let outcome = Ok(Some(image));
+                    self.supervisor.report_restart(
+                        index,
+                        &restore.cause,
+                        outcome,
+                        &mut self.parent,
+                    );
                     if let Some(ending) = early {
                         self.handle_ending(index, ending);
                     }
                 }
+                RestoreOutcome::NoUsableImage
+                    if recovery_unit::note_unusable(&mut self.supervisor, index, &restore) => {}
                 RestoreOutcome::NoUsableImage => {
                     let outcome = self.supervisor.restart_from_start(
                         index,
@@ -397,12 +412,23 @@ impl Agent {
                         &self.relay.address,
                         &mut self.parent,
                     );
-                    let (how, outcome) = (restore.how.as_deref(), outcome.map(|()| None));
-                    if !self.supervisor.report_restart(index, how, outcome, &mut self.parent) {
+                    let outcome = outcome.map(|()| None);
+                    let (cause, parent) = (&restore.cause, &mut self.parent);
+                    if !self.supervisor.report_restart(index, cause, outcome, parent) {
                         self.course.unreported.push(index);
                     }
                 }
             }
+        }
+    }
+
+    /// Lets the ranks of this node begin again together, if one of them has to.
+    fn advance_unit(&mut self) {
+        if self.course.phase == Phase::Working {
+            let (relay, parent) = (&self.relay.address, &mut self.parent);
+            let failed =
+                recovery_unit::advance(&mut self.supervisor, &self.processes, relay, parent);
+            self.course.unreported.extend(failed);
         }
     }
 
@@ -427,11 +453,31 @@ impl Agent {
             let outcome = self.advance_checkpoint(index);
             self.checkpoint_round(index).end(outcome);
         }
+        recovery_unit::advance_round(&mut self.supervisor, &mut self.parent);
+    }
+
+    /// Requests an image of each rank of the recovery unit, if all can be taken.
+    fn begin_round(&mut self) -> Result<()> {
+        let ranks = recovery_unit::ranks(&self.supervisor);
+        let mut taken = self.supervisor.image_bytes();
+        for index in ranks.iter().copied() {
+            let is_ready = recovery_unit::is_ready(&self.supervisor.ranks[index]);
+            let is_possible = is_ready && self.checkpoint_round(index).is_possible()?;
+            if !is_possible || !self.checkpoint_round(index).has_space(taken) {
+                recovery_unit::postpone(&mut self.supervisor);
+                return Ok(());
+            }
+            taken += sys::resident_bytes(self.supervisor.ranks[index].pid);
+        }
+        let round = recovery_unit::begin_round(&mut self.supervisor)?;
+        ranks.into_iter().for_each(|index| self.checkpoint_round(index).begin_request(Some(round)));
+        Ok(())
     }
 
     fn advance_checkpoint(&mut self, index: usize) -> Result<()> {
         match self.checkpoint_round(index).advance()? {
             CheckpointStep::Nothing => Ok(()),
+            CheckpointStep::Due if self.supervisor.unit.is_some() => self.begin_round(),
             CheckpointStep::Due => {
                 let taken = self.supervisor.image_bytes();
                 self.checkpoint_round(index).request(taken);

@@ -26,7 +26,7 @@ use super::rank_recording::RankRecording;
 use super::rank_supervisor::RankSupervisor;
 use super::relay::RelayService;
 use super::replicated_rank_state::ReplicatedRankStates;
-use super::restore::ImageSource;
+use super::restore::{ImageSource, RestartCause};
 use super::state_transfer::{StateTransfer, TransferOutcome};
 use crate::agent_state::{AgentEvent, AgentState};
 use crate::control::rank_state::{Adoption, Moved, RecordingUpdate, Spares};
@@ -381,7 +381,7 @@ impl NodeFailover {
                 Some(moved) => ImageSource::Chosen(moved.clone()),
                 None => ImageSource::Located(one.images.clone()),
             };
-            supervisor.begin_restore(supervisor.ranks.len() - 1, None, images);
+            supervisor.begin_restore(supervisor.ranks.len() - 1, RestartCause::Moved, images);
         }
         Ok(())
     }

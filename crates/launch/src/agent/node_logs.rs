@@ -6,12 +6,14 @@
 //! incarnations, in which the ranks read up to where their logs are needed no more; where the ranks
 //! of this node can be reached.
 //!
-//! The module `moves` has what is kept for ranks that may move to another node.
+//! The module `moves` has what is kept for ranks that may move to another node, and `unit` what
+//! ranks need that begin again together.
 //!
 //! What may never happen: the file ends before the agent; something is released that an incarnation
 //! from a kept image may need; an older contact replaces a newer one.
 
 mod moves;
+pub mod unit;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,11 +28,12 @@ use landbridge_proto::log::counts::LogCounts;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, CONTACTS_CHANGED_AT, COUNTS_AT, CUT_AT, CUT_IS_OVER, DELIVERIES_BYTES,
     DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT, DELIVERIES_RELEASED_AT,
-    FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IS_CUTTING, LOCAL_AT, LOGGED_PROCESSES_MAX,
-    MEMORY_MAX_AT, NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES, STABLE_ASKED_AT, STABLE_AT,
-    STABLE_WANTED_AT, contact_at, control_at, deliveries_at, report_at,
+    FILE_BYTES, HUGE_PAGES_AT, IMAGES_WANTED_AT, IN_UNIT, IS_CUTTING, IS_LOCAL, LOCAL_AT,
+    LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, NOTHING_WAITS, RELEASE_BYTES, REPORT_BYTES, REPORT_WORDS,
+    STABLE_ASKED_AT, STABLE_AT, STABLE_WANTED_AT, contact_at, control_at, deliveries_at, report_at,
 };
 use landbridge_proto::log::release::{LogPositions, LogReleases};
+use landbridge_proto::log::unit::UnitCursors;
 use landbridge_proto::setting::RECOVER_MEMORY;
 use rustix::fs::FallocateFlags;
 use rustix::io::{pread, pwrite};
@@ -46,6 +49,7 @@ use crate::control::{Job, Node};
 use crate::memory_limit::memory_limit;
 use crate::{mpi, sys};
 use moves::MoveState;
+use unit::UnitLogs;
 
 /// The message logs of one node.
 pub struct NodeLogs {
@@ -64,6 +68,8 @@ pub struct NodeLogs {
     tickets: Cell<(u64, u64)>,
     /// If ranks may move to another node.
     for_moves: Option<RefCell<MoveState>>,
+    /// If the ranks of this node begin again together.
+    unit: Option<UnitLogs>,
 }
 
 /// What the images of the ranks cover.
@@ -101,7 +107,11 @@ impl NodeLogs {
             let releases = &mut logs.state.borrow_mut().releases;
             (0..job.size).for_each(|rank| releases.add(rank as usize));
         }
-        logs.add(node.first_rank..node.first_rank + node.rank_count)?;
+        let ranks = node.first_rank..node.first_rank + node.rank_count;
+        if mpi::begin_again_together(&job.environment) {
+            logs.unit = Some(UnitLogs::new(ranks.clone()));
+        }
+        logs.add(ranks)?;
         // A spare node may take as many ranks as it has slots.
         let here = if node.rank_count > 0 { node.rank_count } else { node.slots };
         let ranks = here.max(node.machine_ranks);
@@ -132,6 +142,7 @@ impl NodeLogs {
             job: job.to_owned(),
             tickets: Cell::default(),
             for_moves: None,
+            unit: None,
         })
     }
 
@@ -145,7 +156,9 @@ impl NodeLogs {
                 );
             }
             let at = control_at(process as usize) + LOCAL_AT as u64;
-            pwrite(&self.file, &1_u64.to_ne_bytes(), at)?;
+            let is_in_unit = self.unit.as_ref().is_some_and(|unit| unit.ranks.contains(&process));
+            let word = if is_in_unit { IN_UNIT } else { IS_LOCAL };
+            pwrite(&self.file, &word.to_ne_bytes(), at)?;
             self.state.borrow_mut().releases.add(process as usize);
             self.local.borrow_mut().insert(process);
         }
@@ -328,7 +341,15 @@ impl NodeLogs {
         let positions = LogPositions::from_words(word).context("its logs are not as they were")?;
         let covered = (positions.clone(), self.counts(rank));
         self.state.borrow_mut().images.insert((rank, number), covered);
-        self.logs_to_copy(rank, positions)
+        match &self.unit {
+            Some(unit) => {
+                let cursors = UnitCursors::from_words(|place| word(REPORT_WORDS + place));
+                let cursors = cursors.context("its logs are not as they were")?;
+                let file = self.file.try_clone()?;
+                Ok(Some(unit.logs_to_copy(file, rank, (positions, cursors))))
+            }
+            None => self.logs_to_copy(rank, positions),
+        }
     }
 
     /// Releases what no incarnation of a rank needs whose oldest kept image is `number`.

@@ -194,9 +194,17 @@ impl PmiReplay {
             ending,
             stage,
             has_fatal_notice,
+            has_gone_back: false,
             point,
         });
         &self.incarnations
+    }
+
+    /// Records that the present process was ended because another one of its recovery unit is to
+    /// begin again.
+    pub fn go_back(&mut self, ending: Ending, polls: Option<PollCounts>, now: Instant) {
+        self.end(ending, polls, now);
+        self.incarnations.iter_mut().last().into_iter().for_each(|last| last.has_gone_back = true);
     }
 
     /// How far the present process is.
@@ -537,7 +545,15 @@ mod tests {
         let (stage, has_fatal_notice) = (Stage::Silent, true);
         assert_eq!(
             incarnations[1],
-            IncarnationRecord { began, lasted, ending, stage, has_fatal_notice, point }
+            IncarnationRecord {
+                began,
+                lasted,
+                ending,
+                stage,
+                has_fatal_notice,
+                has_gone_back: false,
+                point,
+            }
         );
     }
 

@@ -118,6 +118,8 @@ pub struct LocalRank {
     pub group_rank: u32,
     pub pid: u32,
     pub ending: Option<Ending>,
+    /// The agent above knows that the rank has ended. It may be executed again with others of its
+    /// recovery unit.
     pub reported: bool,
     /// PMI replay of a rank that may be restarted.
     pub replay: Option<PmiReplay>,
@@ -289,6 +291,7 @@ impl LocalRank {
             replay.begin_at(replay_position.asked, replay_position.stage, replay_position.printed);
         }
         self.scheduler = old.scheduler.take();
+        self.reported = old.reported;
         self.inherit_input(old, replay_position.read);
         self
     }

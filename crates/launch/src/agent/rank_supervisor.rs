@@ -27,8 +27,9 @@ use super::prepare::{plan, plans};
 use super::process_manager::ProcessManager;
 use super::rank::{LaunchSpec, LocalRank, NodeSpecificError, SharedMemory, usual_pid};
 use super::rank_recording::RankRecording;
+use super::recovery_unit::RecoveryUnit;
 use super::refusals::{check_program, check_replayable, forbid_unseen};
-use super::restore::{ImageSource, Restore};
+use super::restore::{ImageSource, RestartCause, Restore};
 use super::statistics_page::StatisticsPage;
 use crate::cleanup;
 use crate::control::rank_state::RankUpdate;
@@ -88,6 +89,8 @@ pub struct RankSupervisor {
     node_logs: Option<Rc<NodeLogs>>,
     node_cut: Option<Rc<NodeCut>>,
     frame_carrier: Option<FrameCarrier>,
+    /// The ranks of this node, if they begin again together.
+    pub unit: Option<RecoveryUnit>,
     /// When the replay progress of the ranks was reported last.
     progress_reported_at: Instant,
 }
@@ -104,6 +107,7 @@ impl RankSupervisor {
             node_logs: None,
             node_cut: None,
             frame_carrier: None,
+            unit: None,
             progress_reported_at: Instant::now(),
         }
     }
@@ -153,8 +157,8 @@ impl RankSupervisor {
     }
 
     /// Begins to restore a rank without a process: see [`Restore::begin`].
-    pub fn begin_restore(&mut self, index: usize, how: Option<String>, images: ImageSource) {
-        let restore = Restore::begin(&mut self.ranks[index], how, images);
+    pub fn begin_restore(&mut self, index: usize, cause: RestartCause, images: ImageSource) {
+        let restore = Restore::begin(&mut self.ranks[index], cause, images);
         self.put_back_restore(index, restore);
     }
 
@@ -227,6 +231,10 @@ impl RankSupervisor {
     ) -> Result<()> {
         let Assignment { job, node } = assignment;
         self.node_logs = NodeLogs::new(job, node)?;
+        if mpi::begin_again_together(&job.environment) {
+            let ranks = node.first_rank..node.first_rank + node.rank_count;
+            self.unit = Some(RecoveryUnit::new(ranks));
+        }
         let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         self.node_cut = self.node_logs.clone().filter(|_| waits_for_replica).map(NodeCut::new);
         let carrier = |logs| FrameCarrier::new(logs, self.node_cut.clone());
@@ -421,15 +429,12 @@ impl RankSupervisor {
         relay: &str,
         parent: &mut ParentAgent,
     ) -> bool {
+        if self.goes_back(index, ending) {
+            return true;
+        }
         if !self.decide_restart(index, ending, parent) {
             return false;
         }
-        // Processes that the ended process has started would repeat their work, and as long as one
-        // is there the process id is not free.
-        sys::end_group(self.ranks[index].pid, GROUP_WAIT_MAX);
-        // The ended process may not have removed the name of its shared memory, which its next
-        // incarnation uses as well.
-        processes.remove_files_of(&self.ranks[index]);
         let has_lost_relay =
             self.ranks[index].replay.as_ref().is_some_and(PmiReplay::has_lost_relay);
         let how = match ending {
@@ -437,15 +442,56 @@ impl RankSupervisor {
             Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
             Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
         };
-        let outcome = match self.ranks[index].prepare_restart(parent) {
-            Ok(()) if self.ranks[index].scheduler.is_some() => {
-                self.begin_restore(index, Some(how), ImageSource::Own);
+        if let Some(unit) = self.unit.as_mut().filter(|unit| unit.has(self.ranks[index].rank)) {
+            unit.begin_again(self.ranks[index].rank, how);
+            return true;
+        }
+        let cause = RestartCause::Ended(how);
+        self.begin_incarnation(index, (cause, Some(ImageSource::Own)), processes, relay, parent)
+    }
+
+    /// Whether the end of this process belongs to a recovery unit that begins again.
+    fn goes_back(&mut self, index: usize, ending: Ending) -> bool {
+        let rank = &mut self.ranks[index];
+        let is_going_back = self.unit.as_ref().is_some_and(|unit| unit.ends(rank.rank));
+        let is_ours = is_going_back && ending == Ending::Killed(libc::SIGKILL);
+        if is_ours {
+            let polls = rank.poll_counts();
+            let now = Instant::now();
+            rank.replay.iter_mut().for_each(|replay| replay.go_back(ending, polls, now));
+        }
+        is_ours
+    }
+
+    /// Begins another incarnation of a rank whose process has ended: from `images`, if images of
+    /// it are taken, or with its program. Returns false if the rank cannot be restarted and stays on
+    /// this node.
+    pub fn begin_incarnation(
+        &mut self,
+        index: usize,
+        (cause, images): (RestartCause, Option<ImageSource>),
+        processes: &ProcessManager,
+        relay: &str,
+        parent: &mut ParentAgent,
+    ) -> bool {
+        // Processes that the ended process has started would repeat their work, and as long as one
+        // is there the process id is not free.
+        sys::end_group(self.ranks[index].pid, GROUP_WAIT_MAX);
+        // The ended process may not have removed the name of its shared memory, which its next
+        // incarnation uses as well.
+        processes.remove_files_of(&self.ranks[index]);
+        let images = images.filter(|_| self.ranks[index].scheduler.is_some());
+        let outcome = match (self.ranks[index].prepare_restart(parent), images) {
+            (Ok(()), Some(images)) => {
+                self.begin_restore(index, cause, images);
                 return true;
             }
-            Ok(()) => self.restart_from_start(index, processes, relay, parent).map(|()| None),
-            Err(error) => Err(error),
+            (Ok(()), None) => {
+                self.restart_from_start(index, processes, relay, parent).map(|()| None)
+            }
+            (Err(error), _) => Err(error),
         };
-        self.report_restart(index, Some(&how), outcome, parent)
+        self.report_restart(index, &cause, outcome, parent)
     }
 
     /// Applies the restart rule; notes to the user why a rank is given up.
@@ -530,6 +576,7 @@ impl RankSupervisor {
         };
         let rank = LocalRank::start(job, node, relay, &start);
         let mut rank = rank.map_err(NodeSpecificError::error)?;
+        rank.reported = old.reported;
         rank.replay = old.replay.take();
         rank.scheduler = old.scheduler.take();
         rank.inherit_input(old, 0);
@@ -538,43 +585,47 @@ impl RankSupervisor {
     }
 
     /// Reports a restart to the user: from the image of this number, or from the start of the
-    /// program. Returns false if the rank could not be restarted and stays on this node. `how`: how
-    /// the last incarnation has ended; `None` for a rank that comes from another node, because its
-    /// move is reported already.
+    /// program. Returns false if the rank could not be restarted and stays on this node.
     pub fn report_restart(
         &mut self,
         index: usize,
-        how: Option<&str>,
+        cause: &RestartCause,
         outcome: Result<Option<u64>>,
         parent: &mut ParentAgent,
     ) -> bool {
         let number = self.ranks[index].rank;
         let node = parent.node_name().to_string();
-        let text = match (&outcome, how) {
-            (Ok(None), Some(how)) => format!("rank {number} {how}: restarted"),
-            (Ok(Some(image)), Some(how)) => {
+        let text = match (&outcome, cause) {
+            (Ok(None), RestartCause::Ended(how)) => format!("rank {number} {how}: restarted"),
+            (Ok(Some(image)), RestartCause::Ended(how)) => {
                 format!("rank {number} {how}: restarted from checkpoint {image}")
             }
-            (Err(error), how)
+            (Err(error), cause)
                 if error.is::<NodeSpecificError>() && parent.is_replicated_for_spare() =>
             {
-                let why = match how {
-                    Some(how) => {
+                let why = match cause {
+                    RestartCause::Ended(how) => {
                         format!("rank {number} {how} and cannot be restarted there: {error:#}")
                     }
-                    None => format!("on node {node}: rank {number} cannot be started: {error:#}"),
+                    _ => format!("on node {node}: rank {number} cannot be started: {error:#}"),
                 };
                 parent.request_other_node(number, why);
                 return true;
             }
-            (Err(error), Some(how)) => {
+            (Err(error), RestartCause::Ended(how)) => {
                 format!("rank {number} {how} and cannot be restarted: {error:#}")
             }
-            (Ok(None), None) => return true,
-            (Ok(Some(image)), None) => {
+            (Ok(_), RestartCause::OfUnit) | (Ok(None), RestartCause::Moved) => return true,
+            (Ok(Some(image)), RestartCause::Moved) => {
                 format!("rank {number} is restored from checkpoint {image} on {node}")
             }
-            (Err(error), None) => {
+            (Err(error), RestartCause::OfUnit) => {
+                format!(
+                    "rank {number} is to begin again with the others of its node \
+                     (recover_unit=node), and cannot be restarted: {error:#}"
+                )
+            }
+            (Err(error), RestartCause::Moved) => {
                 format!("rank {number} cannot be started on {node}: {error:#}")
             }
         };
@@ -585,7 +636,9 @@ impl RankSupervisor {
     /// Replaces a rank by its next incarnation.
     pub fn put_in_place(&mut self, index: usize, rank: LocalRank, parent: &mut ParentAgent) {
         self.exits.watch(rank.pid);
-        parent.send(&alive_message(&rank, false));
+        if !rank.reported {
+            parent.send(&alive_message(&rank, false));
+        }
         self.ranks[index] = rank;
         self.ranks[index].write_input(parent);
     }
@@ -595,7 +648,8 @@ impl RankSupervisor {
     pub fn report_replayed(&mut self, parent: &mut ParentAgent) {
         let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
         let mut is_reported = false;
-        for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
+        let replaying = |rank: &&mut LocalRank| rank.is_replaying() && !rank.reported;
+        for rank in self.ranks.iter_mut().filter(replaying) {
             let polls = rank.poll_counts();
             if rank.replay.as_mut().is_some_and(|replay| replay.take_replayed(polls)) {
                 parent.send(&alive_message(rank, true));

@@ -266,6 +266,7 @@ fn lost_with_its_node(
         ending: Ending::Killed(libc::SIGKILL),
         stage: questions.fold(Stage::Silent, Stage::after),
         has_fatal_notice: false,
+        has_gone_back: false,
         point,
     }
 }

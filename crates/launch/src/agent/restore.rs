@@ -52,9 +52,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A restore in progress; the states are in the module head.
 pub struct Restore {
-    /// How the last incarnation has ended, in words for the user; `None` for a rank that comes from
-    /// another node, because the launcher reports its move.
-    pub how: Option<String>,
+    pub cause: RestartCause,
     deadline: Instant,
     /// Images that are not tried yet, newest first.
     remaining: VecDeque<CheckpointImage>,
@@ -62,11 +60,26 @@ pub struct Restore {
     pids: Vec<u32>,
     /// The rank comes from another node, with others, and senders keep messages.
     moved: Option<Arc<MovedRanks>>,
+    /// The number of the only image that may be used.
+    only_image: Option<u64>,
     step: RestoreStep,
+}
+
+/// Why another incarnation of a rank begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RestartCause {
+    /// How the last one has ended, in words for the user.
+    Ended(String),
+    /// Another rank of its recovery unit has ended.
+    OfUnit,
+    /// The rank comes from another node, as the launcher reports.
+    Moved,
 }
 
 /// Where the images of a rank are.
 pub enum ImageSource {
+    /// This image is to be used, and no other one.
+    One(Box<CheckpointImage>),
     /// On this node.
     Own,
     /// Images that another node has taken, oldest first.
@@ -123,7 +136,7 @@ pub struct RestoreContext<'a> {
 
 impl Restore {
     /// Begins the restore of `old`.
-    pub fn begin(old: &mut LocalRank, how: Option<String>, images: ImageSource) -> Restore {
+    pub fn begin(old: &mut LocalRank, cause: RestartCause, images: ImageSource) -> Restore {
         let deadline = Instant::now() + RESTORE_TOTAL_MAX;
         let mut step = RestoreStep::AwaitingSeal;
         if let Some(scheduler) = old.scheduler.as_mut().filter(|scheduler| !scheduler.is_sealing())
@@ -131,8 +144,13 @@ impl Restore {
             scheduler.end_incarnation();
         }
         let config = old.scheduler.as_ref().map(|scheduler| scheduler.config().clone());
-        let mut moved = None;
+        let (mut moved, mut only_image, mut remaining) = (None, None, VecDeque::new());
         match (images, config) {
+            (ImageSource::One(image), _) => {
+                only_image = Some(image.header.number);
+                remaining.push_back(*image);
+                step = RestoreStep::Choosing;
+            }
             (ImageSource::Located(locations), Some(config)) if !locations.is_empty() => {
                 step = in_thread(move || config.locate(&locations, deadline))
                     .map_or(RestoreStep::Choosing, RestoreStep::Finding);
@@ -148,7 +166,12 @@ impl Restore {
         // A process that the last incarnation has started may hold a process id that the rank's
         // images need.
         let pids = Vec::from_iter((old.pid > 0).then_some(old.pid));
-        Restore { how, deadline, remaining: VecDeque::new(), pids, moved, step }
+        Restore { cause, deadline, remaining, pids, moved, only_image, step }
+    }
+
+    /// The number of the image of a round that may be used alone.
+    pub fn only_image(&self) -> Option<u64> {
+        self.only_image
     }
 
     /// When to call [`Restore::advance`] again if no process ends before.

@@ -35,6 +35,7 @@ use landbridge_proto::setting::{
 use crate::control::Job;
 use crate::control::rank_state::CheckpointLocation;
 use crate::folder;
+use crate::mpi;
 use crate::ps::status_socket;
 use checkpoint_image::CheckpointImage;
 use lease::Lease;
@@ -65,6 +66,8 @@ pub struct CheckpointConfig {
     /// The object store, once the job is known.
     pub object_store: Option<ObjectStore>,
     pub job: String,
+    /// Images of all ranks of a node are taken together (`recover_unit=node`).
+    pub in_rounds: bool,
     /// Lease numbers of the living nodes that may take over ranks: their lease files are visible in
     /// `folder` if these nodes share the folder.
     pub spares: Vec<u32>,
@@ -173,6 +176,7 @@ impl CheckpointConfig {
             allows_cleartext,
             object_store,
             job: String::new(),
+            in_rounds: mpi::begin_again_together(environment),
             spares: Vec::new(),
         };
         (!every.is_zero()).then_some(config)

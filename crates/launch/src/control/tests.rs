@@ -264,6 +264,7 @@ fn adoption() -> Adoption {
         ending: Ending::Killed(9),
         stage: Stage::Joined,
         has_fatal_notice: true,
+        has_gone_back: true,
         point: crate::restart::ProgressPoint { asked: 1, printed: 2, polls: 3 },
     };
     let (incarnations, age) = (vec![incarnation, incarnation], Duration::from_secs(70));

@@ -19,7 +19,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use landbridge_proto::setting::{RECOVER_LOG, Value};
+use landbridge_proto::setting::{RECOVER_LOG, RECOVER_UNIT, Value};
 
 use crate::control::Job;
 use crate::control::spawn_order::Task;
@@ -190,6 +190,14 @@ pub fn senders_keep_logs(settings: &[(String, String)]) -> bool {
     let stated = settings.iter().find(|(name, _)| *name == RECOVER_LOG.variable());
     let is_sender = |text: &str| RECOVER_LOG.parse(text) == Ok(Value::Word("sender"));
     recovers(settings) && stated.is_some_and(|(_, text)| is_sender(text))
+}
+
+/// Whether the ranks of a node begin again together if one of them is killed. `settings`: the job's
+/// environment.
+pub fn begin_again_together(settings: &[(String, String)]) -> bool {
+    let stated = settings.iter().find(|(name, _)| *name == RECOVER_UNIT.variable());
+    let is_node = |text: &str| RECOVER_UNIT.parse(text) == Ok(Value::Word("node"));
+    senders_keep_logs(settings) && stated.is_some_and(|(_, text)| is_node(text))
 }
 
 /// Refuses `--recover` with other MPI libraries than MPICH: only MPICH is known to replay, and

@@ -310,6 +310,19 @@ pub const RECOVER_LOG: Setting = Setting {
                limit of address space or of files (`ulimit -v`, `ulimit -f`) where the launcher \
                runs, else `relay`.",
 };
+pub const RECOVER_UNIT: Setting = Setting {
+    name: "recover_unit",
+    default: "process",
+    unit: "process or node",
+    kind: SettingKind::Choice(&["process", "node"]),
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    description: "With `recover`: what begins again if a rank is killed. `process`: this rank alone. \
+               `node`: all ranks of its node, also those that have ended; then messages inside of \
+               a node are kept only until they are read, and memory for them stays small. Ranks \
+               of other nodes see nothing of it in either case. `node` needs `recover_log=sender` \
+               (which `auto` then chooses) and goes without spare nodes.",
+};
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",
     default: "4GiB",
@@ -520,6 +533,7 @@ pub const SETTINGS: &[&Setting] = &[
     &CHECKPOINT_LEVEL,
     &CRIU,
     &RECOVER_LOG,
+    &RECOVER_UNIT,
     &RECOVER_MEMORY,
     &RECOVER_DIR,
     &RECOVER_DISK,

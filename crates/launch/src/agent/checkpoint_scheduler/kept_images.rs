@@ -2,8 +2,9 @@
 //!
 //! In: sealed images, ended uploads, the nodes that may take over the rank. Out: images to restore
 //! from, locations for the agent above, the position up to which the rank's log may be trimmed. An
-//! image is *usable* once every node that may take over the rank can get it. The newest
-//! [`KEPT_IMAGES`] images stay, and the newest [`KEPT_IMAGES`] usable ones.
+//! image is *usable* once every node that may take over the rank can get it; an image of a round
+//! ([`landbridge_proto::log::unit`]) once the round is whole. The newest [`KEPT_IMAGES`] images
+//! stay, and the newest [`KEPT_IMAGES`] usable ones.
 //!
 //! What may never happen: an image is deleted, or a log trimmed, before as many newer images are
 //! usable.
@@ -30,6 +31,10 @@ pub struct KeptImages {
     /// Numbers of the images that are not usable yet, with the nodes that may need the image and
     /// cannot get it.
     pub(super) unavailable_to: BTreeMap<u64, Vec<u32>>,
+    /// Images count once the rounds are whole to which they belong; this is the newest whole round.
+    pub(super) whole_round: Option<u64>,
+    /// Rounds that will never be whole.
+    broken_rounds: BTreeSet<u64>,
     /// The locations of usable images that were reported to the agent above last.
     reported_locations: Vec<CheckpointLocation>,
     /// An upload thread that was stopped and has not ended yet.
@@ -75,7 +80,14 @@ impl KeptImages {
 
     /// The usable images, oldest first.
     fn usable(&self) -> impl DoubleEndedIterator<Item = &CheckpointImage> {
-        self.images.iter().filter(|image| !self.unavailable_to.contains_key(&image.header.number))
+        let is_in_whole_round = |number: u64| {
+            let is_whole = self.whole_round.is_none_or(|newest| number <= newest);
+            is_whole && !self.broken_rounds.contains(&number)
+        };
+        self.images.iter().filter(move |image| {
+            let number = image.header.number;
+            !self.unavailable_to.contains_key(&number) && is_in_whole_round(number)
+        })
     }
 
     /// Locations of the newest [`KEPT_IMAGES`] usable images, oldest first, if they differ from the
@@ -87,6 +99,30 @@ impl KeptImages {
         let is_new = all != self.reported_locations;
         self.reported_locations.clone_from(&all);
         is_new.then_some(all)
+    }
+
+    /// The image of a whole round, if it is kept.
+    pub fn of_round(&self, number: u64) -> Option<&CheckpointImage> {
+        self.usable().find(|image| image.header.number == number)
+    }
+
+    /// Numbers of the whole rounds of which the images are kept.
+    pub fn rounds(&self) -> BTreeSet<u64> {
+        self.usable().map(|image| image.header.number).collect()
+    }
+
+    /// A round has ended: all of its images are there, or it will never be whole.
+    pub fn end_round(&mut self, number: u64, is_whole: bool) {
+        match is_whole {
+            true => self.whole_round = Some(number),
+            false => drop(self.broken_rounds.insert(number)),
+        }
+        self.drop_surplus();
+    }
+
+    /// Whether the image of this number is kept, of whatever use it is.
+    pub fn has(&self, number: u64) -> bool {
+        self.images.iter().any(|image| image.header.number == number)
     }
 
     /// Drops the image of this number, which is torn.
@@ -154,6 +190,7 @@ impl KeptImages {
             all.into_iter().partition(|image| needed.contains(&image.header.number));
         self.images = kept.into();
         self.unavailable_to.retain(|number, _| needed.contains(number));
+        self.broken_rounds.retain(|number| needed.contains(number));
         self.discard(old);
     }
 

@@ -135,8 +135,9 @@ impl CheckpointScheduler {
     }
 
     /// Notes that the rank is asked to quiesce for an image; returns the number of the image.
-    pub fn begin_request(&mut self) -> u64 {
-        self.number += 1;
+    /// `round`: the number of the round to which the image belongs, if it belongs to one.
+    pub fn begin_request(&mut self, round: Option<u64>) -> u64 {
+        self.number = round.unwrap_or(self.number + 1);
         self.state = CheckpointState::Requested { since: Instant::now() };
         self.number
     }

@@ -20,7 +20,7 @@ use landbridge_proto::log::segment::LogCursor;
 use rustix::io::pwrite;
 
 use super::NodeLogs;
-use crate::agent::image_logs::{LogRegion, LogsToCopy, MovedRanks};
+use crate::agent::image_logs::{LogRegion, LogsToCopy, MovedRanks, WHOLE_BYTES_MAX};
 use crate::checkpoint::CheckpointConfig;
 use crate::control::LogImages;
 use crate::control::rank_state::TransferredRank;
@@ -74,6 +74,7 @@ impl NodeLogs {
             newest: positions.pairs.keys().filter_map(of_peer).collect(),
             positions,
             starts: moves.starts.clone(),
+            whole_bytes_max: WHOLE_BYTES_MAX,
             _copying: moves.copying.clone(),
         }))
     }

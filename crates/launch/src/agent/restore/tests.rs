@@ -71,7 +71,7 @@ fn ended(scheduler: CheckpointScheduler) -> LocalRank {
 
 /// Runs a restore of `old` to its end, as the agent does.
 fn run_restore(old: &mut LocalRank, mut report: impl FnMut(String)) -> Option<(LocalRank, u64)> {
-    let mut restore = Restore::begin(old, None, ImageSource::Own);
+    let mut restore = Restore::begin(old, RestartCause::Moved, ImageSource::Own);
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let mut context = RestoreContext { unrelated: &[], report: &mut report };
@@ -154,7 +154,7 @@ fn what_does_not_answer_is_not_waited_for() {
     let (mut rank, _) = place.rank();
     let mut notes = Vec::new();
     let mut report = |text| notes.push(text);
-    let mut restore = Restore::begin(&mut rank, None, ImageSource::Own);
+    let mut restore = Restore::begin(&mut rank, RestartCause::Moved, ImageSource::Own);
     // An object store that does not answer.
     let image = rank.scheduler.as_ref().unwrap().images.newest_first().remove(0);
     let (hold, wait) = std::sync::mpsc::channel::<()>();
@@ -185,7 +185,7 @@ fn images_of_another_node_are_located_and_missing_ones_reported() {
     known[1].path = "rank-2/2".into();
     let mut notes = Vec::new();
     let mut report = |text| notes.push(text);
-    let mut restore = Restore::begin(&mut rank, None, ImageSource::Located(known));
+    let mut restore = Restore::begin(&mut rank, RestartCause::Moved, ImageSource::Located(known));
     let mut context = RestoreContext { unrelated: &[], report: &mut report };
     loop {
         match restore.advance(&mut rank, &mut context) {
