@@ -749,7 +749,7 @@ def check_same(checks, name: str, outcome, undisturbed, kills: int) -> None:
     is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
     starts, taken = restores(output), len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
     measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} restarts from one"
-    checks.check(name, code == 0 and is_same and starts == kills and taken > RANKS, measured, output)
+    checks.check(name, code == 0 and is_same and common.fits(starts, kills) and taken > RANKS, measured, output)
 
 
 def no_criu(tool: Path) -> str:

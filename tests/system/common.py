@@ -34,6 +34,13 @@ SETTINGS: list[str] = []
 REPEATED_LINES = 60
 
 
+def fits(restarts: int, kills: int, words=()) -> bool:
+    """Whether so many restarts follow from so many kills. Ranks of a node that begin again together
+    (`recover_unit=node`) begin once if several are killed at once."""
+    is_together = "recover_unit=node" in [*SETTINGS, *words]
+    return restarts == kills or is_together and 1 <= restarts <= kills
+
+
 class Checks:
     """Prints one line for each check, with the seconds since the check before, and remembers
     failures."""

@@ -128,6 +128,28 @@ struct AgentTraffic {
     images: Vec<ImageNotice>,
 }
 
+/// How often something happens, in a thousand steps of a process.
+struct EventRates {
+    kills: u64,
+    images: u64,
+    replaced_transports: u64,
+}
+
+impl EventRates {
+    fn new(random: &mut Random, planted: Option<LogFault>, has_units: bool) -> EventRates {
+        let (kills, images) = match planted {
+            Some(LogFault::LeavesAtOnce | LogFault::SplitCut | LogFault::CarriedBeforeCut) => {
+                (20, 0)
+            }
+            Some(_) => (20, 50),
+            // A round is whole only if all processes of a node live long enough.
+            None if has_units => (random.pick(&[1, 5]), random.pick(&[0, 50, 200])),
+            None => (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 1, 10, 30])),
+        };
+        EventRates { kills, images, replaced_transports: random.pick(&[0, 1, 10]) }
+    }
+}
+
 struct LogWorld {
     random: Random,
     nodes: Vec<SimulatedNode>,
@@ -137,9 +159,7 @@ struct LogWorld {
     losses: NodeLosses,
     units: UnitRounds,
     bytes_max: u64,
-    kill_permille: u64,
-    image_permille: u64,
-    replace_permille: u64,
+    rates: EventRates,
     kills_left: u32,
     planted: Option<LogFault>,
     /// A killed process cannot be restarted, so the job has ended.
@@ -211,7 +231,7 @@ impl LogWorld {
         };
         let is_tight = planted.is_none() && seed.is_multiple_of(4);
         let has_units = planted.map_or(seed % 4 == 2, LogFault::has_units);
-        let mut world = LogWorld {
+        let world = LogWorld {
             nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
             ranks,
             network: Network::default(),
@@ -227,26 +247,15 @@ impl LogWorld {
             },
             units: UnitRounds::new(has_units),
             bytes_max: if is_tight { TIGHT_LOG_MEMORY } else { LOG_MEMORY },
-            kill_permille: random.pick(&[1, 5, 20, 100]),
-            image_permille: random.pick(&[0, 1, 10, 30]),
-            replace_permille: random.pick(&[0, 1, 10]),
-            kills_left: random.pick(&[1, 3, 10, 30]),
+            rates: EventRates::new(&mut random, planted, has_units),
+            kills_left: if planted.is_some() { 30 } else { random.pick(&[1, 3, 10, 30]) },
             planted,
             has_ended: false,
             random,
             counts: EventCounts::default(),
             trace,
         };
-        if planted.is_some() {
-            (world.kill_permille, world.image_permille, world.kills_left) = (20, 50, 30);
-        }
-        if is_moving && planted.is_some_and(|fault| fault != LogFault::ImageBeforeCut) {
-            world.image_permille = 0;
-        }
         if has_units {
-            // A round is whole only if all processes live long enough.
-            world.image_permille = world.random.pick(&[0, 50, 200]);
-            world.kill_permille = world.random.pick(&[1, 5]);
             for node in 0..node_count {
                 world.nodes[node].set_unit(&world.local(node))?;
             }
@@ -397,7 +406,7 @@ impl LogWorld {
     }
 
     fn work(&mut self, rank: usize) -> Result<(), Violation> {
-        let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kill_permille;
+        let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.rates.kills;
         let chance = Chance {
             frames_max: self.random.pick(&[0, 1, 1, 2, 10]),
             micros: self.random.pick(&[0, 0, 0, 1, 500]),
@@ -429,12 +438,12 @@ impl LogWorld {
         if process.logs.take_discard_notice().is_some() {
             self.counts.count("logs discarded");
         }
-        if self.random.below(1_000) < self.replace_permille {
+        if self.random.below(1_000) < self.rates.replaced_transports {
             self.replace_transport(rank)?;
         }
         let wants_image = self.nodes[self.ranks[rank].node].take_image_wish(rank);
         let wants_image = wants_image.map_err(|error| failed(&error))? && self.random.percent(30);
-        let is_due = wants_image || self.random.below(1_000) < self.image_permille;
+        let is_due = wants_image || self.random.below(1_000) < self.rates.images;
         if is_again {
             return Ok(());
         }

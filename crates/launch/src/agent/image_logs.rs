@@ -275,8 +275,8 @@ pub struct RoundsToLay {
 }
 
 impl RoundsToLay {
-    /// Empties the logs between the ranks, none of which runs, and lays what the newest usable round
-    /// holds of them. Returns its place; none: the ranks begin with their programs. Notes why
+    /// Empties the logs between the ranks, none of which runs, and lays what the newest usable
+    /// round holds of them. Returns its place; none: the ranks begin with their programs. Notes why
     /// others cannot be used.
     pub fn lay(&self, deadline: Instant, notes: &mut Vec<String>) -> Result<Option<usize>> {
         for (place, (number, images)) in self.rounds.iter().enumerate() {

@@ -31,8 +31,9 @@
 //! | `checkpoint_round` | one round of a rank's checkpoint |
 //! | `restore` | the return of a rank from an image |
 //! | `stdio`, `refusals` | the streams of a rank; why it cannot be replayed |
-//! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
 //! | `recovery_unit` | ranks of this node that begin again together |
+//! | `process_manager`, `rank_supervisor` | PMI servers of groups; starts and restarts of ranks |
+//! | `unit_rollback` | the steps by which they do |
 //! | `durable_effects`, `node_failover` | lost nodes, and ranks that come from them |
 //! | `path_query`, `log_report` | queries for paths and for message logs |
 //! | `poll_set` | what the loop waits for |
@@ -80,6 +81,7 @@ mod state_transfer;
 mod statistics_page;
 mod stdio;
 mod tagged_output;
+mod unit_rollback;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -172,7 +174,7 @@ impl Agent {
             }
             self.drain_servers();
             self.advance_restores();
-            self.advance_unit();
+            advance_unit(self);
             self.supervisor.note_presence();
             self.supervisor.report_replayed(&mut self.parent);
             self.advance_checkpoints();
@@ -404,7 +406,7 @@ impl Agent {
                     }
                 }
                 RestoreOutcome::NoUsableImage
-                    if recovery_unit::note_unusable(&mut self.supervisor, index, &restore) => {}
+                    if unit_rollback::note_unusable(&mut self.supervisor, index, &restore) => {}
                 RestoreOutcome::NoUsableImage => {
                     let outcome = self.supervisor.restart_from_start(
                         index,
@@ -419,16 +421,6 @@ impl Agent {
                     }
                 }
             }
-        }
-    }
-
-    /// Lets the ranks of this node begin again together, if one of them has to.
-    fn advance_unit(&mut self) {
-        if self.course.phase == Phase::Working {
-            let (relay, parent) = (&self.relay.address, &mut self.parent);
-            let failed =
-                recovery_unit::advance(&mut self.supervisor, &self.processes, relay, parent);
-            self.course.unreported.extend(failed);
         }
     }
 
@@ -453,31 +445,13 @@ impl Agent {
             let outcome = self.advance_checkpoint(index);
             self.checkpoint_round(index).end(outcome);
         }
-        recovery_unit::advance_round(&mut self.supervisor, &mut self.parent);
-    }
-
-    /// Requests an image of each rank of the recovery unit, if all can be taken.
-    fn begin_round(&mut self) -> Result<()> {
-        let ranks = recovery_unit::ranks(&self.supervisor);
-        let mut taken = self.supervisor.image_bytes();
-        for index in ranks.iter().copied() {
-            let is_ready = recovery_unit::is_ready(&self.supervisor.ranks[index]);
-            let is_possible = is_ready && self.checkpoint_round(index).is_possible()?;
-            if !is_possible || !self.checkpoint_round(index).has_space(taken) {
-                recovery_unit::postpone(&mut self.supervisor);
-                return Ok(());
-            }
-            taken += sys::resident_bytes(self.supervisor.ranks[index].pid);
-        }
-        let round = recovery_unit::begin_round(&mut self.supervisor)?;
-        ranks.into_iter().for_each(|index| self.checkpoint_round(index).begin_request(Some(round)));
-        Ok(())
+        unit_rollback::advance_round(&mut self.supervisor, &mut self.parent);
     }
 
     fn advance_checkpoint(&mut self, index: usize) -> Result<()> {
         match self.checkpoint_round(index).advance()? {
             CheckpointStep::Nothing => Ok(()),
-            CheckpointStep::Due if self.supervisor.unit.is_some() => self.begin_round(),
+            CheckpointStep::Due if self.supervisor.unit.is_some() => begin_round(self),
             CheckpointStep::Due => {
                 let taken = self.supervisor.image_bytes();
                 self.checkpoint_round(index).request(taken);
@@ -519,6 +493,34 @@ impl Agent {
             self.children.forget_group(number);
         }
     }
+}
+
+/// Lets the ranks of this node begin again together, if one of them has to.
+fn advance_unit(agent: &mut Agent) {
+    if agent.course.phase == Phase::Working {
+        let (relay, parent) = (&agent.relay.address, &mut agent.parent);
+        let supervisor = &mut agent.supervisor;
+        let failed = unit_rollback::advance(supervisor, &agent.processes, relay, parent);
+        agent.course.unreported.extend(failed);
+    }
+}
+
+/// Requests an image of each rank of the recovery unit, if all can be taken.
+fn begin_round(agent: &mut Agent) -> Result<()> {
+    let ranks = unit_rollback::ranks(&agent.supervisor);
+    let mut taken = agent.supervisor.image_bytes();
+    for index in ranks.iter().copied() {
+        let is_ready = unit_rollback::is_ready(&agent.supervisor.ranks[index]);
+        let is_possible = is_ready && agent.checkpoint_round(index).is_possible()?;
+        if !is_possible || !agent.checkpoint_round(index).has_space(taken) {
+            unit_rollback::postpone(&mut agent.supervisor);
+            return Ok(());
+        }
+        taken += sys::resident_bytes(agent.supervisor.ranks[index].pid);
+    }
+    let round = unit_rollback::begin_round(&mut agent.supervisor)?;
+    ranks.into_iter().for_each(|index| agent.checkpoint_round(index).begin_request(Some(round)));
+    Ok(())
 }
 
 /// Opens `/dev/null` as stdin and stdout: the control stream has moved to other descriptors, and no

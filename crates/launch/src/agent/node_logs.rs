@@ -6,8 +6,10 @@
 //! incarnations, in which the ranks read up to where their logs are needed no more; where the ranks
 //! of this node can be reached.
 //!
-//! The module `moves` has what is kept for ranks that may move to another node, and `unit` what
-//! ranks need that begin again together.
+//! | module | has what is needed by |
+//! |---|---|
+//! | `moves` | ranks that may move to another node |
+//! | `unit` | ranks that begin again together |
 //!
 //! What may never happen: the file ends before the agent; something is released that an incarnation
 //! from a kept image may need; an older contact replaces a newer one.

@@ -185,17 +185,14 @@ impl PmiReplay {
     ) -> &[IncarnationRecord] {
         self.detect_last_words(ending, polls);
         let [first, present] = self.began;
-        let point = self.point(polls);
-        let (began, lasted) = (present - first, now - present);
-        let (stage, has_fatal_notice) = (self.stage, self.has_fatal_notice);
         self.incarnations.push(IncarnationRecord {
-            began,
-            lasted,
+            began: present - first,
+            lasted: now - present,
             ending,
-            stage,
-            has_fatal_notice,
+            stage: self.stage,
+            has_fatal_notice: self.has_fatal_notice,
             has_gone_back: false,
-            point,
+            point: self.point(polls),
         });
         &self.incarnations
     }
@@ -541,20 +538,10 @@ mod tests {
         let point = |asked, printed, polls| ProgressPoint { asked, printed, polls };
         assert_eq!(incarnations[0].point, point(1, 3, 5));
         let [began, lasted] = [3, 4].map(Duration::from_secs);
-        let (ending, point) = (Ending::Exited(3), point(0, 1, 4));
-        let (stage, has_fatal_notice) = (Stage::Silent, true);
-        assert_eq!(
-            incarnations[1],
-            IncarnationRecord {
-                began,
-                lasted,
-                ending,
-                stage,
-                has_fatal_notice,
-                has_gone_back: false,
-                point,
-            }
-        );
+        let known = &incarnations[1];
+        assert_eq!((known.began, known.lasted, known.ending), (began, lasted, Ending::Exited(3)));
+        assert_eq!((known.stage, known.point), (Stage::Silent, point(0, 1, 4)));
+        assert!(known.has_fatal_notice && !known.has_gone_back);
     }
 
     #[test]

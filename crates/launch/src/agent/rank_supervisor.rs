@@ -453,18 +453,18 @@ impl RankSupervisor {
     /// Whether the end of this process belongs to a recovery unit that begins again.
     fn goes_back(&mut self, index: usize, ending: Ending) -> bool {
         let rank = &mut self.ranks[index];
-        let is_going_back = self.unit.as_ref().is_some_and(|unit| unit.ends(rank.rank));
-        let is_ours = is_going_back && ending == Ending::Killed(libc::SIGKILL);
-        if is_ours {
+        let is_ended = self.unit.as_ref().is_some_and(|unit| unit.has_ended(rank.rank));
+        let goes_back = is_ended && ending == Ending::Killed(libc::SIGKILL);
+        if goes_back {
             let polls = rank.poll_counts();
             let now = Instant::now();
             rank.replay.iter_mut().for_each(|replay| replay.go_back(ending, polls, now));
         }
-        is_ours
+        goes_back
     }
 
-    /// Begins another incarnation of a rank whose process has ended: from `images`, if images of
-    /// it are taken, or with its program. Returns false if the rank cannot be restarted and stays on
+    /// Begins another incarnation of a rank whose process has ended: from `images`, if images of it
+    /// are taken, or with its program. Returns false if the rank cannot be restarted and stays on
     /// this node.
     pub fn begin_incarnation(
         &mut self,
@@ -595,40 +595,14 @@ impl RankSupervisor {
     ) -> bool {
         let number = self.ranks[index].rank;
         let node = parent.node_name().to_string();
-        let text = match (&outcome, cause) {
-            (Ok(None), RestartCause::Ended(how)) => format!("rank {number} {how}: restarted"),
-            (Ok(Some(image)), RestartCause::Ended(how)) => {
-                format!("rank {number} {how}: restarted from checkpoint {image}")
-            }
-            (Err(error), cause)
-                if error.is::<NodeSpecificError>() && parent.is_replicated_for_spare() =>
-            {
-                let why = match cause {
-                    RestartCause::Ended(how) => {
-                        format!("rank {number} {how} and cannot be restarted there: {error:#}")
-                    }
-                    _ => format!("on node {node}: rank {number} cannot be started: {error:#}"),
-                };
-                parent.request_other_node(number, why);
-                return true;
-            }
-            (Err(error), RestartCause::Ended(how)) => {
-                format!("rank {number} {how} and cannot be restarted: {error:#}")
-            }
-            (Ok(_), RestartCause::OfUnit) | (Ok(None), RestartCause::Moved) => return true,
-            (Ok(Some(image)), RestartCause::Moved) => {
-                format!("rank {number} is restored from checkpoint {image} on {node}")
-            }
-            (Err(error), RestartCause::OfUnit) => {
-                format!(
-                    "rank {number} is to begin again with the others of its node \
-                     (recover_unit=node), and cannot be restarted: {error:#}"
-                )
-            }
-            (Err(error), RestartCause::Moved) => {
-                format!("rank {number} cannot be started on {node}: {error:#}")
-            }
-        };
+        if let Err(error) = &outcome
+            && error.is::<NodeSpecificError>()
+            && parent.is_replicated_for_spare()
+        {
+            parent.request_other_node(number, cause.cannot_here(number, &node, error));
+            return true;
+        }
+        let Some(text) = cause.text(number, &node, &outcome) else { return true };
         parent.note(limits::advise(text));
         outcome.is_ok()
     }

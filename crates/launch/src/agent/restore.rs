@@ -76,6 +76,43 @@ pub enum RestartCause {
     Moved,
 }
 
+impl RestartCause {
+    /// What the user reads of a restart: from the image of this number, or from the start of the
+    /// program. `None`: another line says it.
+    pub fn text(&self, number: u32, node: &str, outcome: &Result<Option<u64>>) -> Option<String> {
+        Some(match (outcome, self) {
+            (Ok(None), RestartCause::Ended(how)) => format!("rank {number} {how}: restarted"),
+            (Ok(Some(image)), RestartCause::Ended(how)) => {
+                format!("rank {number} {how}: restarted from checkpoint {image}")
+            }
+            (Err(error), RestartCause::Ended(how)) => {
+                format!("rank {number} {how} and cannot be restarted: {error:#}")
+            }
+            (Ok(_), RestartCause::OfUnit) | (Ok(None), RestartCause::Moved) => return None,
+            (Err(error), RestartCause::OfUnit) => format!(
+                "rank {number} is to begin again with the others of its node (recover_unit=node), \
+                 and cannot be restarted: {error:#}"
+            ),
+            (Ok(Some(image)), RestartCause::Moved) => {
+                format!("rank {number} is restored from checkpoint {image} on {node}")
+            }
+            (Err(error), RestartCause::Moved) => {
+                format!("rank {number} cannot be started on {node}: {error:#}")
+            }
+        })
+    }
+
+    /// Why another node has to start the rank.
+    pub fn cannot_here(&self, number: u32, node: &str, error: &anyhow::Error) -> String {
+        match self {
+            RestartCause::Ended(how) => {
+                format!("rank {number} {how} and cannot be restarted there: {error:#}")
+            }
+            _ => format!("on node {node}: rank {number} cannot be started: {error:#}"),
+        }
+    }
+}
+
 /// Where the images of a rank are.
 pub enum ImageSource {
     /// This image is to be used, and no other one.

@@ -9,7 +9,7 @@
 //! | control words, a page a process | the process and the agent | see the constants |
 //! | pairs, a row a process | see the functions | up to where each of its logs is released |
 //! | mailboxes, one a process | the agent | frames carried by agents ([`super::agent_transfer`]) |
-//! | reports, one a process | the process, for an image | [`super::release::LogPositions`], [`super::unit::UnitCursors`] |
+//! | reports, one a process | the process, for an image | how far its logs have come |
 //! | deliveries, a ring a process | the process | [`super::delivery`] |
 //! | logs, one an ordered pair of processes | the sender | frames ([`super::segment`]) |
 //!

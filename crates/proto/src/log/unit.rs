@@ -8,8 +8,8 @@
 //!
 //! A unit begins again from its programs, or from a *round* of images, one of each process. The
 //! images of a round are taken at different moments, and until all are there, nothing of the logs
-//! inside of the unit is written over. Of the two images at the ends of a log the later one holds an
-//! excerpt ([`super::image_logs`]) that begins where the side was that had come less far.
+//! inside of the unit is written over. Of the two images at the ends of a log the later one holds
+//! an excerpt ([`super::image_logs`]) that begins where the side was that had come less far.
 //!
 //! ```text
 //! log of A to B:  ──[ A stands still for its image ── … ── B stands still for its image ]──
@@ -81,8 +81,8 @@ impl UnitCursors {
         self.pairs.get(&other).copied().unwrap_or_default()
     }
 
-    /// Where the excerpts of an image of `process`, of which this is, begin. `round`: the cursors of
-    /// all processes of the unit that stand still or have stood still in this round.
+    /// Where the excerpts of an image of `process`, of which this is, begin. `round`: the cursors
+    /// of all processes of the unit that stand still or have stood still in this round.
     pub fn starts(&self, process: usize, round: &BTreeMap<usize, UnitCursors>) -> LogStarts {
         let mut starts = LogStarts::default();
         for peer in self.pairs.keys().copied() {
@@ -109,8 +109,8 @@ impl UnitCursors {
     }
 }
 
-/// What the agent writes into the file so that the log of one process to another is empty and begins
-/// at this position: places and words. None of both may run.
+/// What the agent writes into the file so that the log of one process to another is empty and
+/// begins at this position: places and words. None of both may run.
 pub fn emptied_log((from, to): (usize, usize), begins: u64) -> [(u64, u64); 6] {
     let release = release_at(from, to);
     [

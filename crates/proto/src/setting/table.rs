@@ -317,7 +317,7 @@ pub const RECOVER_UNIT: Setting = Setting {
     kind: SettingKind::Choice(&["process", "node"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    description: "With `recover`: what begins again if a rank is killed. `process`: this rank alone. \
+    description: "With `recover`: what begins again if a rank is killed. `process`: it alone. \
                `node`: all ranks of its node, also those that have ended; then messages inside of \
                a node are kept only until they are read, and memory for them stays small. Ranks \
                of other nodes see nothing of it in either case. `node` needs `recover_log=sender` \

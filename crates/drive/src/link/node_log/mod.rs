@@ -61,7 +61,7 @@ use landbridge_proto::log::contact::agent_bell;
 use landbridge_proto::log::counts::LogCount;
 use landbridge_proto::log::layout::{
     AGENT_BELL_AT, BELL_AT, DELIVERIES_DISCARDED_AT, DELIVERIES_END_AT, DELIVERIES_PUNCHED_AT,
-    DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, MOVED_AT, ROLLBACKS_AT,
+    DELIVERIES_RELEASED_AT, LOG_BYTES, LOGGED_PROCESSES_MAX, MEMORY_MAX_AT, ROLLBACKS_AT,
     SOURCES_AT, SOURCES_CHANGED_AT, TARGETS_AT, UNIT_SENT_AT,
 };
 use landbridge_proto::log::segment::{LogCursor, SegmentChain};
@@ -186,25 +186,17 @@ impl ClosedLogs {
 
     /// Opens the logs in the agent's file. What earlier incarnations have sent and delivered from
     /// here on is done again. The file of another node than before has what images hold of the logs
-    /// ([`landbridge_proto::log::image_logs`]), and so has this one of the logs inside of a recovery
-    /// unit that begins again.
+    /// ([`landbridge_proto::log::image_logs`]), and so has this file of the logs inside of a
+    /// recovery unit that begins again.
     ///
     /// # Errors
     /// The file is another one, memory or addresses are short, or the file holds what cannot be
     /// there.
     pub fn open(self, file: BorrowedFd<'_>) -> io::Result<NodeLogs> {
-        let ClosedLogs {
-            mut owner,
-            mut writers,
-            mut readers,
-            mut remote,
-            deliveries,
-            turn,
-            unit_sent,
-            ..
-        } = self;
+        let ClosedLogs { deliveries, turn, unit_sent, peers_max, .. } = self;
+        let ClosedLogs { mut owner, mut writers, mut readers, mut remote, .. } = self;
         let mut window = match self.address {
-            None => Window::new(file, LOGS_PER_PEER * self.peers_max)?,
+            None => Window::new(file, LOGS_PER_PEER * peers_max)?,
             Some(address) => {
                 if !self.has_addresses {
                     address.take()?;
@@ -233,7 +225,7 @@ impl ClosedLogs {
         let mut logs = NodeLogs {
             doorbell: Doorbell::new(&owner, &head)?,
             counts: EarlierCounts { sent: 0, deliveries: count },
-            again: SendAgain { outside: 0, has_moved: false, unit_sent, unit_earlier: unit_sent },
+            again: SendAgain::default(),
             was_from_elsewhere: false,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
@@ -243,7 +235,7 @@ impl ClosedLogs {
             stability: Stability::default(),
             deliveries,
             turn,
-            peers_max: self.peers_max,
+            peers_max,
             shown: None,
         };
         for (to, chain) in writers {
@@ -257,7 +249,8 @@ impl ClosedLogs {
         }
         logs.open_earlier()?;
         // An image that was taken here holds all that was sent.
-        logs.find_sent(self.file.is_none_or(is_elsewhere))?;
+        let may_lack = self.file.is_none_or(is_elsewhere);
+        (logs.again, logs.counts.sent) = SendAgain::find(&logs.open, unit_sent, may_lack)?;
         logs.open.count_word(LogCount::SentFrames).store(logs.counts.sent, Ordering::Relaxed);
         logs.open.count_word(LogCount::Deliveries).store(count, Ordering::Relaxed);
         Ok(logs)
@@ -359,24 +352,6 @@ impl NodeLogs {
             self.open_other_node(process)?;
             self.open.reader(process)?;
         }
-        Ok(())
-    }
-
-    /// Finds out what earlier incarnations have sent. `may_lack`: some of that may not be in this
-    /// file, if the process has moved to this node.
-    fn find_sent(&mut self, may_lack: bool) -> io::Result<()> {
-        let outside = self.open.writers.iter().filter(|(_, target)| !target.is_in_unit);
-        let (mut sent, mut own) = (0, 0);
-        for (_, target) in outside {
-            sent += target.log.frames()?;
-            own += target.log.chain.cursor().frames();
-        }
-        let control = self.open.owner.control();
-        let word = |at: usize| self.open.head.word(control + at).load(Ordering::Relaxed);
-        self.again.outside = sent - own;
-        self.again.has_moved = may_lack && word(MOVED_AT) != 0;
-        self.again.unit_earlier = word(UNIT_SENT_AT).max(self.again.unit_sent);
-        self.counts.sent = sent + self.again.unit_earlier;
         Ok(())
     }
 

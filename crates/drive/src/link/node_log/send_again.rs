@@ -9,8 +9,12 @@
 //! may never happen: a process that has yet to send something again delivers what is new.
 
 use std::io;
+use std::sync::atomic::Ordering;
+
+use landbridge_proto::log::layout::{MOVED_AT, UNIT_SENT_AT};
 
 use super::log_end::LogWriter;
+use super::open_logs::OpenLogs;
 
 /// What earlier incarnations have done, from the beginning of the process on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,7 @@ pub struct EarlierCounts {
 }
 
 /// What is to be sent again.
+#[derive(Default)]
 pub(super) struct SendAgain {
     /// Frames to processes outside of the unit.
     pub outside: u64,
@@ -29,11 +34,27 @@ pub(super) struct SendAgain {
     pub has_moved: bool,
     /// Frames inside of the unit that this incarnation has sent, with those before it began.
     pub unit_sent: u64,
-    /// The same of the incarnation that got furthest before this one.
+    /// As many as the incarnation had sent that got furthest before this one.
     pub unit_earlier: u64,
 }
 
 impl SendAgain {
+    /// What is to be sent again by a process whose earlier logs are open, and all that was sent.
+    /// `may_lack`: some of that may not be in this file, if the process has moved to this node.
+    pub fn find(open: &OpenLogs, unit_sent: u64, may_lack: bool) -> io::Result<(SendAgain, u64)> {
+        let outside = open.writers.iter().filter(|(_, target)| !target.is_in_unit);
+        let (mut sent, mut own) = (0, 0);
+        for (_, target) in outside {
+            sent += target.log.frames()?;
+            own += target.log.chain.cursor().frames();
+        }
+        let word = |at: usize| open.head.word(open.owner.control() + at).load(Ordering::Relaxed);
+        let has_moved = may_lack && word(MOVED_AT) != 0;
+        let unit_earlier = word(UNIT_SENT_AT).max(unit_sent);
+        let again = SendAgain { outside: sent - own, has_moved, unit_sent, unit_earlier };
+        Ok((again, sent + unit_earlier))
+    }
+
     /// Whether something is left to be sent again.
     #[inline]
     pub fn is_behind(&self) -> bool {
