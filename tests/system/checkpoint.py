@@ -95,6 +95,7 @@ def main() -> int:
         is_one = heard == printed and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
         checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
+    ranks_together(checks, options, [*program, "--rounds"], moment)
     little_memory(checks, options, [*program, "--rounds"], moment)
     logs_of_relays(checks, options, [*program, "--rounds"], moment)
     recorded_nondeterminism(checks, options, program[0])
@@ -130,6 +131,20 @@ def main() -> int:
     corrupt_checkpoints(checks, options, ring)
     without_criu(checks, options, ring)
     return checks.end()
+
+
+def ranks_together(checks, options, ring, moment) -> None:
+    """All ranks of a node begin again from one round of images (`recover_unit=node`)."""
+    together = ["--set", "recover_unit=node"]
+    cases = {
+        "ranks of a node together": ([(moment(), 1), (0.8, 2), (0.8, 2)], []),
+        "ranks of a node together, two clusters": ([(moment(), 1), (0.8, 2)], recovery.TWO_CLUSTERS),
+    }
+    for name, (kills, words) in cases.items():
+        if checks.wants(name):
+            undisturbed = sorted(recovery.job(options, [*ring, "1500"], [])[1])
+            outcome = job(options, [*ring, "1500"], kills, *together, *words)
+            check_same(checks, name, outcome, undisturbed, len(kills))
 
 
 def little_memory(checks, options, ring, moment) -> None:

@@ -46,9 +46,12 @@ BAD = ["--loss 1%", "--corrupt 1%", "--repair-checksums true", "--reorder 5%", "
 PLACES = {"one cluster": [], "two clusters": recovery.TWO_CLUSTERS}
 # Elsewhere the senders log messages.
 RELAYS = {"logs of relays": recovery.RELAY, "logs of relays, two clusters": [*recovery.TWO_CLUSTERS, *recovery.RELAY]}
+# All ranks of a node begin again if one is killed.
+TOGETHER = ["--set", "recover_unit=node"]
+UNITS = {"ranks of a node together": TOGETHER, "ranks of a node together, two clusters": [*recovery.TWO_CLUSTERS, *TOGETHER]}
 # Programs run that many times as fast with logs of the senders on one node; between nodes they run
 # as through a relay.
-FASTER = {"one cluster": 4}
+FASTER = {"one cluster": 4, "ranks of a node together": 4}
 CUT_S = 3.0
 # Largest number of seconds until a killed rank is killed again.
 BACK_S = 10.0
@@ -108,10 +111,10 @@ def every_case(options) -> list[Case]:
     kinds = list(KINDS) if options.all else ["a storm"]
     cases = []
     for has_images in (False, True):
-        for clusters, words in (PLACES | RELAYS).items():
+        for clusters, words in (PLACES | RELAYS | UNITS).items():
             for program in programs(options, FASTER.get(clusters, 1)):
                 # What can happen to one rank is the same on one node.
-                for kind in kinds if clusters != "logs of relays, two clusters" else ["a storm"]:
+                for kind in kinds if clusters in ("one cluster", "two clusters", "logs of relays") else ["a storm"]:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
     bad = [heat(options, STEPS // 24), wildcards(options, MESSAGES // 3), benchmark(options, PATTERNS, REPEATS // 20)]

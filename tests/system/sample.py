@@ -32,6 +32,8 @@ SAMPLES = {
         "where it cannot be",
         "logs of the senders, which are full",
         "logs of the senders, with little memory in a control group",
+        "ranks of a node together, two clusters",
+        "ranks of a node together, and some have ended",
         "who receive from ranks that do nothing meanwhile, who are killed",
         "logs of relays, the same again while it comes back",
         "logs of relays, who does something else than before",
@@ -59,6 +61,7 @@ SAMPLES = {
     # folder and with a store; corrupt checkpoints.
     "checkpoint": [
         "one after another, one twice",
+        "ranks of a node together, two clusters",
         "logs that ask for images",
         "logs of relays, all",
         "logs of the senders of two clusters",
@@ -98,6 +101,7 @@ SAMPLES = {
         "wildcards and probes, one cluster, from images, a storm",
         "IMB-MPI1 Sendrecv Allreduce Alltoall, one cluster, from the start, a storm",
         "heat, logs of relays, from images, a storm",
+        "wildcards and probes, ranks of a node together, two clusters, from images, a storm",
         "heat, a bad network over UDP, from images",
     ],
     # Each fault once over TCP and once over UDP, with both libraries, and the faults of relays and
