@@ -219,6 +219,11 @@ fn begin_all(
         }
     };
     note_unit(supervisor, &all, &causes, parent);
+    let number = round.as_ref().map_or(0, |(number, _)| *number);
+    for index in all.iter().copied() {
+        let scheduler = supervisor.ranks[index].scheduler.iter_mut();
+        scheduler.for_each(|scheduler| scheduler.images.break_rounds_after(number));
+    }
     let mut failed = Vec::new();
     for (place, index) in all.into_iter().enumerate() {
         let rank = &supervisor.ranks[index];

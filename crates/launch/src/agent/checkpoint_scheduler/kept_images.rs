@@ -120,6 +120,14 @@ impl KeptImages {
         self.drop_surplus();
     }
 
+    /// The unit has begun again with this round, so newer ones are of no use: one of their images
+    /// cannot be used.
+    pub fn break_rounds_after(&mut self, number: u64) {
+        let numbers = self.images.iter().map(|image| image.header.number);
+        self.broken_rounds.extend(numbers.filter(|newer| *newer > number));
+        self.drop_surplus();
+    }
+
     /// Whether the image of this number is kept, of whatever use it is.
     pub fn has(&self, number: u64) -> bool {
         self.images.iter().any(|image| image.header.number == number)

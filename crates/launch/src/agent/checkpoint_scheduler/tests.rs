@@ -204,6 +204,30 @@ fn an_image_counts_once_other_nodes_find_it() {
 }
 
 #[test]
+fn an_image_of_a_round_counts_once_the_round_is_whole() {
+    let mut scheduler = scheduler(CheckpointState::Idle);
+    scheduler.images.whole_round = Some(0);
+    let rounds = |images: &KeptImages| images.rounds().into_iter().collect::<Vec<_>>();
+    add_images(&mut scheduler, 1..=2);
+    let images = &mut scheduler.images;
+    assert!(rounds(images).is_empty() && images.oldest().is_none() && images.has(2));
+    images.end_round(1, true);
+    images.end_round(2, true);
+    assert_eq!((rounds(images), images.oldest().unwrap().number), (vec![1, 2], 1));
+    // Another rank has no image in round 3, and the unit begins again with round 1.
+    add_images(&mut scheduler, 3..=3);
+    let images = &mut scheduler.images;
+    images.end_round(3, false);
+    assert!(images.of_round(3).is_none() && images.of_round(2).is_some());
+    images.break_rounds_after(1);
+    assert_eq!((rounds(images), images.oldest()), (vec![1], None));
+    add_images(&mut scheduler, 4..=4);
+    let images = &mut scheduler.images;
+    images.end_round(4, true);
+    assert_eq!((rounds(images), images.oldest().unwrap().number), (vec![1, 4], 1));
+}
+
+#[test]
 fn a_rank_without_determinants_does_not_begin_again_once_its_images_count() {
     let config = CheckpointConfig::sample(1, &std::env::temp_dir());
     let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
