@@ -52,7 +52,7 @@ pub struct NodeLosses {
     pub cuts: Vec<NodeCut>,
     /// Nodes are lost in this run: their agents carry nothing.
     pub may_be: bool,
-    /// Some image could not be read, and others may count on it.
+    /// Some image could not be read, or lacks what was discarded, and others may count on it.
     pub has_torn: bool,
     /// Images hold all that is kept of logs, if it takes at most so many bytes.
     pub whole_bytes_max: u64,
