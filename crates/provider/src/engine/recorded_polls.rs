@@ -5,14 +5,19 @@
 //! (`recorded_uplink`). What may never happen: a frame is delivered, or the protocol clock
 //! advances, outside of a poll.
 
-use landbridge_proto::path::time::Time;
+use landbridge_proto::path::time::{MILLISECOND, Time};
 
 use super::Engine;
+use super::carrier::Carrier;
 use super::data_path::DataPath;
 use super::link_table::FRAMES_PER_TURN;
 use super::recorded_uplink::RecordedUplink;
 use super::replay::{PollAction, Replay};
+use super::wait::PARK_MILLIS;
 use crate::interposer;
+
+/// How often a replay looks for a frame before it sleeps until somebody sends it.
+const LOOKS_BEFORE_SLEEP: u32 = 16;
 
 impl Engine {
     /// Whether deliveries of this process are recorded.
@@ -77,20 +82,19 @@ impl Engine {
     }
 
     fn replay_frames(&mut self, id: usize, wanted: u32) -> usize {
-        let mut left = wanted as usize;
+        let (mut left, mut looks) = (wanted as usize, 0);
         while left > 0 {
             self.connections.data.links.frames_per_turn = left;
             match self.connections.poll_ring(id) {
                 0 => {
-                    // A process that has moved to another node gets its frames once more.
+                    // A process that has moved to another node, or begins again with others, gets
+                    // its frames once more.
                     self.other_nodes.progress(&mut self.connections);
-                    self.connections
-                        .recorded_uplink()
-                        .iter_mut()
-                        .for_each(RecordedUplink::wait_for_relay);
+                    looks += 1;
+                    self.wait_for_frame(id, looks);
                 }
                 frames => {
-                    left -= frames;
+                    (left, looks) = (left - frames, 0);
                     interposer::note_replayed(frames as u64);
                 }
             }
@@ -100,6 +104,22 @@ impl Engine {
             replay.log_if_complete();
         }
         wanted as usize
+    }
+
+    /// Waits for a frame that the replay needs next, after so many `looks` without result.
+    #[cold]
+    fn wait_for_frame(&mut self, id: usize, looks: u32) {
+        let link = self.connections.data.links[id].as_ref();
+        let has_logs = link.is_some_and(|link| matches!(link.carrier, Carrier::Logs(_)));
+        if !has_logs || looks < LOOKS_BEFORE_SLEEP {
+            let mut recorded = self.connections.recorded_uplink();
+            return recorded.iter_mut().for_each(RecordedUplink::wait_for_relay);
+        }
+        // Who has to send it again may need this processor.
+        if self.prepare_park() {
+            self.poll_epoll(PARK_MILLIS as u64 * MILLISECOND);
+        }
+        self.unpark();
     }
 }
 
