@@ -202,11 +202,9 @@ impl LogWorld {
         let is_lossy = planted.is_some_and(LogFault::loses_nodes);
         let node_count = if is_lossy { 2 } else { random.pick(&[1, 1, 2, 3]) };
         let count = if is_lossy { 5 } else { random.within(2..=5) as usize };
-        let mut bytes_max = random.pick(&[10, 500, 3_000, 20_000]);
-        let mut each = random.pick(&[3, 20, 60]).min(400_000 / bytes_max);
-        if planted.is_some() {
-            (bytes_max, each) = (3_000, 60);
-        }
+        let bytes_max = random.pick(&[10, 500, 3_000, 20_000]);
+        let each = random.pick(&[3, 20, 60]).min(400_000 / bytes_max);
+        let (bytes_max, each) = if planted.is_some() { (3_000, 60) } else { (bytes_max, each) };
         let rank = |index: usize| LoggedRank {
             task: LoggedTask { index, count, each, bytes_max, seed, planted },
             node: index % node_count,

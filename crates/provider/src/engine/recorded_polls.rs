@@ -13,11 +13,12 @@ use super::data_path::DataPath;
 use super::link_table::FRAMES_PER_TURN;
 use super::recorded_uplink::RecordedUplink;
 use super::replay::{PollAction, Replay};
-use super::wait::PARK_MILLIS;
 use crate::interposer;
 
 /// How often a replay looks for a frame before it sleeps until somebody sends it.
 const LOOKS_BEFORE_SLEEP: u32 = 16;
+/// The longest such sleep, in nanoseconds: frames of other nodes come by the transport.
+const FRAME_SLEEP: u64 = MILLISECOND;
 
 impl Engine {
     /// Whether deliveries of this process are recorded.
@@ -91,7 +92,7 @@ impl Engine {
                     // its frames once more.
                     self.other_nodes.progress(&mut self.connections);
                     looks += 1;
-                    self.wait_for_frame(id, looks);
+                    wait_for_frame(self, id, looks);
                 }
                 frames => {
                     (left, looks) = (left - frames, 0);
@@ -105,22 +106,22 @@ impl Engine {
         }
         wanted as usize
     }
+}
 
-    /// Waits for a frame that the replay needs next, after so many `looks` without result.
-    #[cold]
-    fn wait_for_frame(&mut self, id: usize, looks: u32) {
-        let link = self.connections.data.links[id].as_ref();
-        let has_logs = link.is_some_and(|link| matches!(link.carrier, Carrier::Logs(_)));
-        if !has_logs || looks < LOOKS_BEFORE_SLEEP {
-            let mut recorded = self.connections.recorded_uplink();
-            return recorded.iter_mut().for_each(RecordedUplink::wait_for_relay);
-        }
-        // Who has to send it again may need this processor.
-        if self.prepare_park() {
-            self.poll_epoll(PARK_MILLIS as u64 * MILLISECOND);
-        }
-        self.unpark();
+/// Waits for a frame that the replay needs next, after so many `looks` without result.
+#[cold]
+fn wait_for_frame(engine: &mut Engine, id: usize, looks: u32) {
+    let link = engine.connections.data.links[id].as_ref();
+    let has_logs = link.is_some_and(|link| matches!(link.carrier, Carrier::Logs(_)));
+    if !has_logs || looks < LOOKS_BEFORE_SLEEP {
+        let mut recorded = engine.connections.recorded_uplink();
+        return recorded.iter_mut().for_each(RecordedUplink::wait_for_relay);
     }
+    // Who has to send it again may need this processor.
+    if engine.prepare_park() {
+        engine.poll_epoll(FRAME_SLEEP);
+    }
+    engine.unpark();
 }
 
 impl DataPath {

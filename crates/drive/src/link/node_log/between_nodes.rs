@@ -205,7 +205,7 @@ impl NodeLogs {
         let releases = || PairReleases {
             words: FileWords { head: &self.open.head, from, to: own, confirmed: None },
             is_in_unit: false,
-            is_full: self.is_full,
+            fill: self.fill,
             notice: &self.notice,
             own,
         };

@@ -28,7 +28,13 @@ pub(super) trait Releases {
 
     /// As [`Self::discarded`], because the region of the log is full.
     fn discarded_at_once(&self) -> u64;
+
+    /// Whether small segments are not used again as long as larger ones can be had.
+    fn may_grow(&self) -> bool;
 }
+
+/// A segment for a frame of this many bytes is large.
+const LARGE_BYTES: usize = 32 << 10;
 
 /// A frame is another one than an earlier incarnation has sent: the content of the [`io::Error`].
 #[derive(Debug)]
@@ -110,9 +116,14 @@ impl LogWriter {
         bytes: usize,
         releases: &impl Releases,
     ) -> io::Result<()> {
-        let to = self
-            .chain
-            .released_segment(bytes, releases.released())
+        let released = releases.released();
+        let mut larger = || {
+            let larger = self.chain.released_segment(bytes.max(LARGE_BYTES), released);
+            larger.or_else(|| self.chain.new_segment(bytes))
+        };
+        let larger = if releases.may_grow() { larger() } else { None };
+        let to = larger
+            .or_else(|| self.chain.released_segment(bytes, released))
             .or_else(|| self.chain.released_segment(bytes, releases.discarded()))
             .or_else(|| self.chain.new_segment(bytes))
             .or_else(|| self.chain.released_segment(bytes, releases.discarded_at_once()))

@@ -83,7 +83,7 @@ use memory::{ask_for_images, log_memory};
 use moved::Moved;
 pub use open_logs::not_kept;
 use open_logs::{LogOwner, OpenLogs, bell_of, no_such_process};
-use pair_releases::{FileWords, PairReleases};
+use pair_releases::{FileWords, MemoryFill, PairReleases};
 pub use send_again::EarlierCounts;
 use send_again::SendAgain;
 pub use stability::clear_frames;
@@ -229,7 +229,7 @@ impl ClosedLogs {
             was_from_elsewhere: false,
             open: OpenLogs::new(owner, head, window),
             has_unsent: true,
-            is_full: false,
+            fill: MemoryFill::Little,
             notice: Cell::default(),
             remote: ByProcess::default(),
             stability: Stability::default(),
@@ -295,8 +295,7 @@ pub struct NodeLogs {
     stability: Stability,
     /// There may be frames for processes of other nodes that were not sent.
     has_unsent: bool,
-    /// Logs and deliveries take more than they may.
-    is_full: bool,
+    fill: MemoryFill,
     /// What [`NodeLogs::take_discard_notice`] returns.
     notice: Cell<Option<usize>>,
     deliveries: Deliveries,
@@ -387,8 +386,8 @@ impl NodeLogs {
         let confirmed = if target.is_remote { confirmed() } else { None };
         let words = FileWords { head: &self.open.head, from: own, to, confirmed };
         let is_in_unit = target.is_in_unit;
-        let (is_full, notice) = (self.is_full, &self.notice);
-        let releases = PairReleases { words, is_in_unit, is_full, notice, own };
+        let (fill, notice) = (self.fill, &self.notice);
+        let releases = PairReleases { words, is_in_unit, fill, notice, own };
         let mut is_new = true;
         if is_in_unit {
             is_new = self.again.note_in_unit();
@@ -429,7 +428,7 @@ impl NodeLogs {
             memory = log_memory(self, true);
         }
         self.open.count_word(LogCount::LogBytes).store(memory.taken, Ordering::Relaxed);
-        self.is_full = memory.taken + deliveries > bytes_max;
+        self.fill = MemoryFill::of(memory.taken + deliveries, bytes_max);
         if memory.needed + deliveries > bytes_max / 2 || memory.longest > LOG_BYTES as u64 / 2 {
             ask_for_images(self);
         }

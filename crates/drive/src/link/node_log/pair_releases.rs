@@ -95,11 +95,30 @@ impl PairWords for FileWords<'_> {
     }
 }
 
+/// How much of their memory logs and deliveries of a process take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryFill {
+    /// Less than a quarter.
+    Little,
+    Some,
+    /// More than they may.
+    Full,
+}
+
+impl MemoryFill {
+    pub fn of(taken: u64, bytes_max: u64) -> MemoryFill {
+        match taken {
+            _ if taken > bytes_max => MemoryFill::Full,
+            _ if taken < bytes_max / 4 => MemoryFill::Little,
+            _ => MemoryFill::Some,
+        }
+    }
+}
+
 pub(super) struct PairReleases<'a> {
     pub words: FileWords<'a>,
     pub is_in_unit: bool,
-    /// Memory is full.
-    pub is_full: bool,
+    pub fill: MemoryFill,
     /// Gets the process on the other side of a log that was discarded.
     pub notice: &'a Cell<Option<usize>>,
     pub own: usize,
@@ -113,7 +132,7 @@ impl Releases for PairReleases<'_> {
 
     #[cold]
     fn discarded(&self) -> u64 {
-        match self.is_full {
+        match self.fill == MemoryFill::Full {
             true => self.discarded_at_once(),
             false => self.words.load_discarded().min(self.words.load_consumed()),
         }
@@ -132,5 +151,12 @@ impl Releases for PairReleases<'_> {
             self.notice.set(Some(if from == self.own { to } else { from }));
         }
         consumed
+    }
+
+    /// Where a log is soon released, its segments are used again and again, and small ones are left
+    /// every few frames.
+    #[cold]
+    fn may_grow(&self) -> bool {
+        self.is_in_unit && self.fill == MemoryFill::Little
     }
 }
