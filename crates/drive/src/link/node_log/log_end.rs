@@ -34,7 +34,7 @@ pub(super) trait Releases {
 }
 
 /// A segment for a frame of this many bytes is large.
-const LARGE_BYTES: usize = 32 << 10;
+const LARGE_BYTES: usize = 480 << 10;
 
 /// A frame is another one than an earlier incarnation has sent: the content of the [`io::Error`].
 #[derive(Debug)]
