@@ -188,17 +188,24 @@ def nodes_together(options, checks, ring) -> None:
             starts = output.count(": restarted")
             measured = f"exit code {code}, {'the same' if sorted(lines) == undisturbed else 'other'} output, {starts} restarts, with {sorted(who)}"
             checks.check(name, is_right and starts == len(kills), measured, output)
-    name = "ranks of a node together, and some have ended"
+    # What ranks that have ended had sent is needed again, and kept nowhere.
+    program = [common.python(options), str(common.PROGRAMS / "ends_apart.py"), "3"]
+    for place, words in (("", []), (", two clusters", TWO_CLUSTERS)):
+        name = f"ranks of a node together, and some have ended{place}"
+        if checks.wants(name):
+            undisturbed = sorted(job(options, program, [])[1])
+            have_ended = lambda output: "rank 0 has ended" in output and "rank 2 has ended" in output  # noqa: E731
+            kills = [(have_ended, 3), (1.0, 1)]
+            code, lines, output = job(options, program, kills, *together, *words)
+            is_same = sorted(lines) == undisturbed and len(lines) > RANKS
+            is_again = output.count("that begin again with rank") == 2
+            measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {output.count(': restarted')} restarts"
+            checks.check(name, code == 0 and is_same and is_again and output.count(": restarted") == 2, measured, output)
+    name = "ranks of a node together, and one that has ended does something else"
     if checks.wants(name):
-        # What they have sent is needed again, and kept nowhere.
-        program = [common.python(options), str(common.PROGRAMS / "ends_apart.py"), "3"]
-        undisturbed = sorted(job(options, program, [])[1])
-        kills = [(after_output("rank 0 has ended"), 2), (1.0, 3)]
-        code, lines, output = job(options, program, kills, *together)
-        is_same = sorted(lines) == undisturbed and len(lines) > RANKS
-        is_again = "that begin again with rank 2 (recover_unit=node): 0, 1, 3" in output
-        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {output.count(': restarted')} restarts"
-        checks.check(name, code == 0 and is_same and is_again and output.count(": restarted") == 2, measured, output)
+        code, _, output = job(options, [*program, "drift"], [(after_output("rank 0 has ended"), 1)], *together)
+        is_right = "rank 0 had ended, is needed again, and does not end as before" in output
+        checks.check(name, code == 1 and is_right, f"exit code {code}, {'says' if is_right else 'does not say'} why", output)
 
 
 def logs_of_senders(options, checks, ring) -> None:

@@ -34,6 +34,7 @@ SAMPLES = {
         "logs of the senders, with little memory in a control group",
         "ranks of a node together, two clusters",
         "ranks of a node together, and some have ended",
+        "ranks of a node together, and one that has ended does something else",
         "who receive from ranks that do nothing meanwhile, who are killed",
         "logs of relays, the same again while it comes back",
         "logs of relays, who does something else than before",

@@ -76,7 +76,7 @@ impl Agent {
         }
         // A process that still runs after that hangs in the kernel; the agent does not wait for it.
         let given_up = matches!(self.course.phase, Phase::Killing(deadline) if now >= deadline);
-        let ranks_gone = self.supervisor.ranks.iter().all(|rank| rank.reported);
+        let ranks_gone = self.supervisor.ranks.iter().all(|rank| rank.reported.is_some());
         let children_gone = self.children.all.iter().all(|child| child.state().is_over());
         let all_gone = ranks_gone && children_gone;
         if self.course.done || !(given_up || all_gone) {

@@ -341,11 +341,15 @@ impl Agent {
         for index in std::mem::take(&mut self.course.unreported) {
             let Some(ending) = self.supervisor.ranks[index].ending else { continue };
             self.read_rank(index);
-            if self.supervisor.ranks[index].reported {
+            let rank = &self.supervisor.ranks[index];
+            if let Some(before) = rank.reported {
+                if before != ending {
+                    self.parent.fail(unit_rollback::ended_otherwise(rank.rank));
+                }
                 continue;
             }
             let rank = &mut self.supervisor.ranks[index];
-            rank.reported = true;
+            rank.reported = Some(ending);
             rank.streams.input.close();
             self.failover.effects.release(&self.supervisor.ranks[index]);
             let rank = &mut self.supervisor.ranks[index];

@@ -242,7 +242,9 @@ impl ProcessManager {
     pub fn retire(&mut self, ranks: &[LocalRank]) -> Vec<u32> {
         let is_over = |number: u32, group: &AgentGroup| {
             let own = || ranks.iter().filter(|rank| rank.group == number);
-            number != 0 && (group.revoked || group.living == 0) && own().all(|rank| rank.reported)
+            number != 0
+                && (group.revoked || group.living == 0)
+                && own().all(|rank| rank.reported.is_some())
         };
         let all = self.groups.iter().filter(|&(&number, group)| is_over(number, group));
         let over: Vec<u32> = all.map(|(&number, _)| number).collect();

@@ -118,9 +118,9 @@ pub struct LocalRank {
     pub group_rank: u32,
     pub pid: u32,
     pub ending: Option<Ending>,
-    /// The agent above knows that the rank has ended. It may be executed again with others of its
-    /// recovery unit.
-    pub reported: bool,
+    /// How the rank has ended, if the agent above knows it. The rank may be executed again with
+    /// others of its recovery unit, and has to end in the same way.
+    pub reported: Option<Ending>,
     /// PMI replay of a rank that may be restarted.
     pub replay: Option<PmiReplay>,
     pub recording: Option<Rc<RankRecording>>,
@@ -209,7 +209,7 @@ impl LocalRank {
             group_rank: start.rank,
             pid,
             ending: None,
-            reported: false,
+            reported: None,
             replay: start.incarnation.map(|_| PmiReplay::new(Instant::now())),
             recording: start.recording.clone(),
             shared: start.shared.clone(),
@@ -309,7 +309,7 @@ impl LocalRank {
             group_rank: rank,
             pid: 0,
             ending: Some(Ending::Killed(libc::SIGKILL)),
-            reported: false,
+            reported: None,
             replay: None,
             recording,
             shared,

@@ -139,7 +139,7 @@ impl RankSupervisor {
 
     /// Notifies the ranks that each of them has a process again, or has none for good.
     pub fn note_presence(&mut self) {
-        let is_absent = |rank: &LocalRank| rank.ending.is_some() && !rank.reported;
+        let is_absent = |rank: &LocalRank| rank.ending.is_some() && rank.reported.is_none();
         if self.has_absent && !self.ranks.iter().any(is_absent) {
             note_absence(&self.ranks, false);
             self.has_absent = false;
@@ -610,7 +610,7 @@ impl RankSupervisor {
     /// Replaces a rank by its next incarnation.
     pub fn put_in_place(&mut self, index: usize, rank: LocalRank, parent: &mut ParentAgent) {
         self.exits.watch(rank.pid);
-        if !rank.reported {
+        if rank.reported.is_none() {
             parent.send(&alive_message(&rank, false));
         }
         self.ranks[index] = rank;
@@ -622,7 +622,7 @@ impl RankSupervisor {
     pub fn report_replayed(&mut self, parent: &mut ParentAgent) {
         let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
         let mut is_reported = false;
-        let replaying = |rank: &&mut LocalRank| rank.is_replaying() && !rank.reported;
+        let replaying = |rank: &&mut LocalRank| rank.is_replaying() && rank.reported.is_none();
         for rank in self.ranks.iter_mut().filter(replaying) {
             let polls = rank.poll_counts();
             if rank.replay.as_mut().is_some_and(|replay| replay.take_replayed(polls)) {

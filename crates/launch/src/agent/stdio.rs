@@ -16,7 +16,7 @@ impl LocalRank {
     /// Forwards what the rank has printed.
     pub fn handle_output(&mut self, parent: &mut ParentAgent) {
         // The pipes of an ended rank are emptied: only an orphan of the rank can still write there.
-        let has_ended = self.ending.is_some() && !self.reported;
+        let has_ended = self.ending.is_some() && self.reported.is_none();
         self.forward_output(has_ended, parent);
     }
 

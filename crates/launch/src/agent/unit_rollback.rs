@@ -227,19 +227,24 @@ fn begin_all(
     let mut failed = Vec::new();
     for (place, index) in all.into_iter().enumerate() {
         let rank = &supervisor.ranks[index];
-        let (number, was_reported) = (rank.rank, rank.reported);
+        let (number, was_reported) = (rank.rank, rank.reported.is_some());
         let cause = causes.get(&number).cloned().map_or(RestartCause::OfUnit, RestartCause::Ended);
         let image = round.as_ref().map(|(_, images)| Box::new(images[place].clone()));
         let how = (cause, image.map(ImageSource::One));
         if !supervisor.begin_incarnation(index, how, processes, relay, parent) {
             if was_reported {
                 // The agent above knows it as a rank that has ended as it should.
-                parent.fail(format!("rank {number} has ended, and others need it again"));
+                parent.fail(ended_otherwise(number));
             }
             failed.push(index);
         }
     }
     failed
+}
+
+/// A rank that has ended does not come to the same end again: others wait for what it had sent.
+pub fn ended_otherwise(rank: u32) -> String {
+    format!("rank {rank} had ended, is needed again, and does not end as before")
 }
 
 fn cannot_empty(error: &anyhow::Error) -> String {
