@@ -60,8 +60,10 @@ use units::UnitRounds;
 const STEPS_MAX: usize = 400_000;
 /// Images of a process that are kept at most.
 const IMAGES_MAX: usize = 2;
-/// Memory for the logs of a process, in bytes: enough, and so little that logs are discarded.
+/// Memory for the logs of a process, in bytes: enough; so little that logs inside a unit use small
+/// segments again; and so little that most logs are discarded.
 const LOG_MEMORY: u64 = 1 << 30;
+const SMALL_LOG_MEMORY: u64 = 60_000;
 const TIGHT_LOG_MEMORY: u64 = 40_000;
 
 /// A fault that the simulation must find.
@@ -231,6 +233,12 @@ impl LogWorld {
         let is_tight =
             planted.is_none() && (seed.is_multiple_of(4) || [5, 6].contains(&(seed % 16)));
         let has_units = planted.map_or(seed % 4 == 2, LogFault::has_units);
+        let log_memory = match () {
+            () if is_tight => TIGHT_LOG_MEMORY,
+            () if planted == Some(LogFault::UnitKeepsNothing) => SMALL_LOG_MEMORY,
+            () if has_units && seed.is_multiple_of(3) => SMALL_LOG_MEMORY,
+            () => LOG_MEMORY,
+        };
         let world = LogWorld {
             nodes: (0..node_count).map(node).collect::<io::Result<_>>()?,
             ranks,
@@ -247,7 +255,7 @@ impl LogWorld {
                 run,
             },
             units: UnitRounds::new(has_units),
-            bytes_max: if is_tight { TIGHT_LOG_MEMORY } else { LOG_MEMORY },
+            bytes_max: log_memory,
             rates: EventRates::new(&mut random, planted, has_units),
             kills_left: if planted.is_some() { 30 } else { random.pick(&[1, 3, 10, 30]) },
             planted,
@@ -629,6 +637,7 @@ mod tests {
             "rounds of images",
             "rounds torn",
             "rounds given up",
+            "rounds that little memory has ended",
             "units begun again with a round of images",
         ];
         find_nothing(0..SEEDS, Mode::SenderLogs, &events);

@@ -50,6 +50,8 @@ pub struct LogsToCopy {
     pub starts: LogStarts,
     /// All that is kept of the logs goes into the image if it takes at most so many bytes.
     pub whole_bytes_max: u64,
+    /// An image is of no use if a log of known start was discarded.
+    pub must_be_whole: bool,
     /// Counts those that live.
     pub _copying: Arc<()>,
 }
@@ -60,15 +62,20 @@ impl LogsToCopy {
         let path = folder.join(FILE_NAME);
         for _ in 0..ATTEMPTS {
             let mut to = File::create(&path)?;
-            if self.try_write(&mut to).is_some() {
-                return Ok(());
+            let Some(image) = self.try_write(&mut to) else { continue };
+            match image.missing(&self.starts).filter(|_| self.must_be_whole) {
+                Some((from, to)) => bail!(
+                    "messages of rank {from} to rank {to} were discarded while the ranks of this \
+                     node had their images taken, because recover_memory is full"
+                ),
+                None => return Ok(()),
             }
         }
         bail!("its message logs cannot be read")
     }
 
     /// `None`: a word was being written, or the file cannot be written.
-    fn try_write(&self, to: &mut File) -> Option<()> {
+    fn try_write(&self, to: &mut File) -> Option<ImageLogs> {
         let newest = |peer: usize| self.newest.get(&peer).copied().unwrap_or_default();
         let (image, cursors) = ImageLogs::measure(
             self.rank as usize,
@@ -78,7 +85,8 @@ impl LogsToCopy {
             self.whole_bytes_max,
         )?;
         to.write_all(&image.emit()).ok()?;
-        image.copy(&cursors, self, |bytes| to.write_all(bytes).ok())
+        image.copy(&cursors, self, |bytes| to.write_all(bytes).ok())?;
+        Some(image)
     }
 }
 
@@ -394,6 +402,7 @@ mod tests {
             newest: [(5, PairPositions { sent: 45 * 64, received: 90 * 64 })].into(),
             starts: LogStarts::default(),
             whole_bytes_max: WHOLE_BYTES_MAX,
+            must_be_whole: false,
             _copying: Arc::default(),
         };
         let folder = std::env::temp_dir().join(format!("landbridge-logs-{}", std::process::id()));
@@ -449,11 +458,22 @@ mod tests {
             newest: BTreeMap::new(),
             starts: LogStarts::default(),
             whole_bytes_max: WHOLE_BYTES_MAX,
+            must_be_whole: false,
             _copying: Arc::default(),
         };
         assert!(logs.is_discarded((3, 5), 256) && !logs.is_discarded((3, 5), 320));
         let newest = |_| PairPositions::default();
         let measured = ImageLogs::measure(3, logs.positions.clone(), &logs, newest, 0).unwrap().0;
         assert_eq!(measured.excerpts.iter().map(|it| it.from).collect::<Vec<_>>(), [5]);
+        // Ranks that begin again together have no older image of one of them.
+        let folder = std::env::temp_dir().join(format!("landbridge-part-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        logs.write(&folder).unwrap();
+        let mut starts = LogStarts::default();
+        [(3, 5), (5, 3)].iter().for_each(|pair| starts.begin(*pair, 0));
+        let logs = LogsToCopy { starts, must_be_whole: true, ..logs };
+        let error = logs.write(&folder).unwrap_err().to_string();
+        assert!(error.contains("rank 3 to rank 5 were discarded"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -266,6 +266,14 @@ impl ImageLogs {
         Some(())
     }
 
+    /// A log that has a place in `starts`, and of which there is no excerpt because it was
+    /// discarded.
+    pub fn missing(&self, starts: &LogStarts) -> Option<(usize, usize)> {
+        let known = starts.0.iter().filter(|(_, start)| start.is_some());
+        let mut pairs = known.map(|(pair, _)| *pair);
+        pairs.find(|(from, to)| self.excerpt(*from, *to).is_none())
+    }
+
     fn excerpt(&self, from: usize, to: usize) -> Option<(usize, Excerpt)> {
         let mut all = self.excerpts.iter().copied().enumerate();
         all.find(|(_, excerpt)| (excerpt.from, excerpt.to) == (from, to))

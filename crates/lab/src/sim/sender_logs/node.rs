@@ -238,12 +238,13 @@ impl SimulatedNode {
     }
 
     /// What the image of a process that was closed for it holds of the logs inside of its unit, and
-    /// the frames. `round`: the cursors of all processes that have stood still in this round.
+    /// the frames. `round`: the cursors of all processes that have stood still in this round. None:
+    /// what the image needs was discarded.
     pub fn unit_image_logs(
         &self,
         (process, number): (usize, u64),
         round: &BTreeMap<usize, UnitCursors>,
-    ) -> io::Result<(ImageLogs, Vec<u8>)> {
+    ) -> io::Result<Option<(ImageLogs, Vec<u8>)>> {
         let own = round.get(&process).cloned().unwrap_or_default();
         let mut positions = self.images.get(&(process, number)).cloned().unwrap_or_default();
         positions.pairs.retain(|peer, _| own.pairs.contains_key(peer));
@@ -257,7 +258,7 @@ impl SimulatedNode {
             Some(())
         });
         copied.ok_or(io::ErrorKind::InvalidData)?;
-        Ok((image, frames))
+        Ok(image.missing(&logs.starts).is_none().then_some((image, frames)))
     }
 
     /// Empties the logs inside of a unit, of which no process runs.

@@ -85,9 +85,13 @@ impl LogWorld {
         let cursors = its.unit_cursors(rank).map_err(|error| failed(&error))?;
         round.cursors.insert(rank, cursors);
         match its.unit_image_logs((rank, number), &round.cursors) {
-            Ok((logs, frames)) => {
+            Ok(Some((logs, frames))) => {
                 round.images.insert(rank, KeptImage { image, logs, frames });
                 self.counts.count("images of rounds taken");
+            }
+            Ok(None) => {
+                self.counts.count("rounds that little memory has ended");
+                self.end_round(node)?;
             }
             // What the image needs was written over.
             Err(_) if self.planted == Some(LogFault::UnitKeepsNothing) => self.end_round(node)?,

@@ -75,6 +75,7 @@ impl NodeLogs {
             positions,
             starts: moves.starts.clone(),
             whole_bytes_max: WHOLE_BYTES_MAX,
+            must_be_whole: false,
             _copying: moves.copying.clone(),
         }))
     }

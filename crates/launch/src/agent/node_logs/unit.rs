@@ -1,9 +1,8 @@
 //! The logs between ranks of this node that begin again together (`recover_unit=node`,
 //! [`landbridge_proto::log::unit`]).
 //!
-//! In: a round of images, one of each rank. Out: what each image is to
-//! hold of these logs. What may never happen: a log is written over while an image of the round may
-//! need it.
+//! In: a round of images, one of each rank. Out: what each image is to hold of these logs. What may
+//! never happen: an image counts as whole although a log that it needs was written over.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -51,6 +50,7 @@ impl UnitLogs {
             newest: BTreeMap::new(),
             starts,
             whole_bytes_max: u64::MAX,
+            must_be_whole: true,
             _copying: Arc::default(),
         }
     }
